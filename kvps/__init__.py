@@ -1,0 +1,74 @@
+"""kvps: a parameter server whose whole state is a Redis keyspace.
+
+    store = kvps.connect()
+    job = store.create_job("name", params, staleness=0, optimizer=kvps.SGD(lr=0.1), workers=2)
+    with job.join("w0") as session:
+        params = session.pull()
+        session.push(grads)
+"""
+
+from kvps.config import JobConfig
+from kvps.errors import (
+    CorruptData,
+    InvalidName,
+    InvalidSetting,
+    InvalidTask,
+    JobError,
+    JobExists,
+    JobNotFound,
+    KvpsError,
+    LayoutMismatch,
+    LeaseLost,
+    NoServer,
+    NotFinite,
+    ServerError,
+    ServerLost,
+    ServerUnfit,
+    UsageError,
+    WorkerAlive,
+    WorkerError,
+    WorkerEvicted,
+    WrongOrder,
+)
+from kvps.job import Job
+from kvps.optim import SGD, Adagrad, Adam, AdamW, Cosine, Exponential, Linear, Step
+from kvps.session import Session
+from kvps.store import Store, connect
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "SGD",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "CorruptData",
+    "Cosine",
+    "Exponential",
+    "InvalidName",
+    "InvalidSetting",
+    "InvalidTask",
+    "Job",
+    "JobConfig",
+    "JobError",
+    "JobExists",
+    "JobNotFound",
+    "KvpsError",
+    "LayoutMismatch",
+    "LeaseLost",
+    "Linear",
+    "NoServer",
+    "NotFinite",
+    "ServerError",
+    "ServerLost",
+    "ServerUnfit",
+    "Session",
+    "Step",
+    "Store",
+    "UsageError",
+    "WorkerAlive",
+    "WorkerError",
+    "WorkerEvicted",
+    "WrongOrder",
+    "connect",
+]

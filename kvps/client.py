@@ -1,0 +1,163 @@
+"""A connection to one Redis server: commands that are repeated while it is away, chunks, and waiting for the bell.
+
+redis-py's retries are off. What goes through `Client.call` may be repeated blindly: reads, SETs of immutable
+names, and scripts that answer a repeat with their first answer. Nothing else may go through it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar, cast
+
+import redis
+from redis.connection import Connection, ConnectionPool, SSLConnection, UnixDomainSocketConnection
+from redis.exceptions import AuthenticationError, AuthorizationError, ResponseError
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from kvps import keys
+from kvps.errors import NoServer, ServerError, ServerLost, ServerUnfit
+from kvps.transport import ArrayPool, connection_settings, redacted
+from kvps.wire import Buffers
+
+OLDEST_SERVER = (6, 2)
+BELL_MS = 1000  # the longest a wait goes without looking again
+_PATIENCE_S = 10.0
+
+_T = TypeVar("_T")
+
+
+class Client:
+    """One server. May be used from several threads."""
+
+    def __init__(self, url: str, patience_s: float = _PATIENCE_S) -> None:
+        settings = connection_settings(url) | {"decode_responses": True}
+        kind: dict[str, Any] = {"redis": Connection, "rediss": SSLConnection, "unix": UnixDomainSocketConnection}
+        pool = ConnectionPool(connection_class=kind[url.split(":", 1)[0]], **settings)
+        self.url = url
+        self._redis = redis.Redis(connection_pool=pool)
+        self._arrays = ArrayPool(url)
+        self._patience_s = patience_s
+
+    def __repr__(self) -> str:
+        return f"Client({redacted(self.url)})"
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._redis.connection_pool.disconnect()
+        self._arrays.close()
+
+    # -- commands ---------------------------------------------------------------------------------------------
+
+    def call(self, *command: Any) -> Any:
+        """The reply to one command, sent again after a cut. Raises ServerLost, ServerError."""
+        return self._repeat(lambda: self._redis.execute_command(*command))
+
+    def together(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """The replies to several reads as of one instant (MULTI). Raises ServerLost, ServerError."""
+
+        def run() -> list[Any]:
+            with self._redis.pipeline(transaction=True) as pipe:
+                for command in commands:
+                    pipe.execute_command(*command)
+                return cast(list[Any], pipe.execute())
+
+        return self._repeat(run)
+
+    def wait(self, streams: Mapping[str, str], timeout_ms: int = BELL_MS) -> dict[str, str]:
+        """Wait for an entry behind the given ids: stream -> the newest id now, {} if none came in time.
+
+        Ends after `timeout_ms` at the latest; who waits longer looks at the state again in between, for the
+        stream is only a bell and the hashes are the truth.
+        """
+        command = ("XREAD", "BLOCK", max(1, timeout_ms), "STREAMS", *streams.keys(), *streams.values())
+        reply = self._repeat(lambda: self._redis.execute_command(*command)) or []
+        pairs = reply.items() if isinstance(reply, dict) else reply
+        return {stream: entries[-1][0] for stream, entries in pairs if entries}
+
+    def scan(self, pattern: str) -> Iterator[str]:
+        """Names of keys, found without stopping the server."""
+        return iter(self._repeat(lambda: list(self._redis.scan_iter(match=pattern, count=1000))))
+
+    # -- chunks -----------------------------------------------------------------------------------------------
+
+    def put(self, items: Sequence[tuple[str, Buffers]]) -> None:
+        """SET each key to its pieces of memory, and wait for every OK. Raises ServerLost, ServerError."""
+        self._repeat(lambda: self._arrays.put(items))
+
+    def put_once(self, items: Sequence[tuple[str, Buffers]]) -> None:
+        """Like `put`, but a cut is the caller's to judge: raises redis-py's ConnectionError or TimeoutError."""
+        try:
+            self._arrays.put(items)
+        except ResponseError as error:
+            raise self._refused(error) from None
+
+    def get(self, items: Sequence[tuple[str, memoryview]]) -> None:
+        """GET each key into its buffer. Raises ChunkGone, ServerLost, ServerError."""
+        self._repeat(lambda: self._arrays.get(items))
+
+    # -- failure ----------------------------------------------------------------------------------------------
+
+    def _repeat(self, run: Callable[[], _T]) -> _T:
+        deadline, delay = time.monotonic() + self._patience_s, 0.01
+        while True:
+            try:
+                return run()
+            except (AuthenticationError, AuthorizationError) as error:
+                raise NoServer(f"{redacted(self.url)} refuses the login: {error}") from None
+            except (RedisConnectionError, RedisTimeoutError) as error:
+                if time.monotonic() + delay > deadline:
+                    raise ServerLost(
+                        f"no answer from {redacted(self.url)} for {self._patience_s:g} s ({error}): "
+                        f"what was acknowledged is as safe as that server's data"
+                    ) from None
+                # A server that is away rings no bell: this is the one wait that has no event to wait for.
+                time.sleep(delay)
+                delay = min(delay * 2, 0.5)
+            except ResponseError as error:
+                raise self._refused(error) from None
+
+    def _refused(self, error: ResponseError) -> Exception:
+        if isinstance(error, redis.exceptions.NoScriptError):
+            return error
+        return ServerError(f"{redacted(self.url)} answers: {error}")
+
+    # -- preflight --------------------------------------------------------------------------------------------
+
+    def preflight(self) -> None:
+        """Make sure that this server can be trained on. Raises NoServer or ServerUnfit, saying what to do."""
+        where = redacted(self.url)
+        try:
+            info = cast(dict[str, Any], self._redis.info())
+        except (AuthenticationError, AuthorizationError) as error:
+            raise NoServer(f"{where} refuses the login: {error}") from None
+        except (RedisConnectionError, RedisTimeoutError) as error:
+            raise NoServer(f"no Redis server answers at {where} ({error}): start it, or check the URL") from None
+        except ResponseError as error:
+            raise ServerUnfit(f"{where} does not let kvps look at it: {error}") from None
+        version = str(info.get("redis_version", "0"))
+        if tuple(int(n) for n in version.split(".")[:2]) < OLDEST_SERVER:
+            raise ServerUnfit(f"{where} is Redis {version}: kvps needs 6.2 or newer")
+        policy = info.get("maxmemory_policy", "noeviction")
+        if policy != "noeviction":
+            raise ServerUnfit(
+                f"{where} evicts keys when memory is full (maxmemory-policy {policy}), which would delete weights: "
+                f"set it to noeviction, as with CONFIG SET maxmemory-policy noeviction"
+            )
+        try:
+            self._redis.execute_command("SET", keys.PREFLIGHT, "ok", "PX", 1000)
+        except ResponseError as error:
+            raise ServerUnfit(f"{where} cannot be written: {error}; give the URL of a primary with room") from None
+
+    def run_id(self) -> str:
+        """The server's own name for its present life."""
+        return str(cast(dict[str, Any], self._repeat(lambda: self._redis.info("server")))["run_id"])
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(Exception):
+            self.close()

@@ -1,0 +1,95 @@
+"""A job's settings: typed, bounded, and kept in Redis as one readable field each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from kvps import clocks, optim
+from kvps.errors import InvalidSetting
+
+REDUCTIONS = ("mean", "sum")
+NONFINITE = ("reject", "skip")
+_ASP_PENDING = 4
+
+
+@dataclass(frozen=True)
+class JobConfig:
+    """What a job is created with. Raises InvalidSetting for a value out of its range.
+
+    staleness          -1 is ASP, 0 BSP, N SSP
+    workers            how many must have joined once before the first commit
+    shards             into how many parts the layout is cut
+    optimizer          kvps.SGD, kvps.Adagrad, kvps.Adam or kvps.AdamW
+    reduction          "mean" divides the sum of contributions by the number of members, "sum" does not
+    nonfinite          a gradient with NaN or Inf is refused ("reject") or counts as zeros ("skip")
+    max_pending        accepted contributions of one worker that may wait for their commit; 0 chooses
+    worker_timeout_ms  silence after which a worker is evicted from the vector clock
+    lease_ms           silence after which an aggregator loses its shards
+    task, seed, batch_size, epochs   for `kvps worker`; a job made through the Python API has no task
+    """
+
+    staleness: int = 0
+    workers: int = 1
+    shards: int = 1
+    optimizer: optim.Optimizer = field(default_factory=optim.SGD)
+    reduction: str = "mean"
+    nonfinite: str = "reject"
+    max_pending: int = 0
+    worker_timeout_ms: int = 10_000
+    lease_ms: int = 3_000
+    task: str = ""
+    seed: int = 0
+    batch_size: int = 0
+    epochs: int = 0
+
+    def __post_init__(self) -> None:
+        bounds: dict[str, tuple[int, int]] = {
+            "staleness": (-1, 1_000_000),
+            "workers": (1, 4_096),
+            "shards": (1, 1_000),
+            "max_pending": (0, 10_000),
+            "worker_timeout_ms": (100, 86_400_000),
+            "lease_ms": (100, 86_400_000),
+            "seed": (0, 2**32 - 1),
+            "batch_size": (0, 2**31),
+            "epochs": (0, 2**31),
+        }
+        for name, (low, high) in bounds.items():
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+                meaning = " (-1 is ASP, 0 BSP, N SSP)" if name == "staleness" else ""
+                raise InvalidSetting(f"{name} must be a whole number from {low} to {high}{meaning}, not {value!r}")
+        if not isinstance(self.optimizer, optim.Optimizer):
+            raise InvalidSetting(f"optimizer must be kvps.SGD(...) or its like, not {self.optimizer!r}")
+        for name, allowed in (("reduction", REDUCTIONS), ("nonfinite", NONFINITE)):
+            if getattr(self, name) not in allowed:
+                raise InvalidSetting(f"{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}")
+        if self.max_pending == 0:
+            # The bound itself lets a worker have s + 1 contributions on the way; ASP has none, but memory has.
+            pending = _ASP_PENDING if self.staleness == clocks.ASP else self.staleness + 1
+            object.__setattr__(self, "max_pending", min(pending, 10_000))
+
+    @property
+    def mode(self) -> str:
+        """BSP, SSP(N) or ASP."""
+        return clocks.mode_name(self.staleness)
+
+    def to_hash(self) -> dict[str, str]:
+        """The fields of the job's config hash."""
+        out = {f.name: str(getattr(self, f.name)) for f in fields(self)}
+        out["optimizer"] = json.dumps(self.optimizer.to_json())
+        return out
+
+    @classmethod
+    def from_hash(cls, stored: Mapping[str, str]) -> JobConfig:
+        """The settings that `to_hash` wrote. Fields of a newer kvps are passed over."""
+        values: dict[str, Any] = {}
+        for f in fields(cls):
+            if f.name in stored:
+                text = stored[f.name]
+                values[f.name] = int(text) if f.type == "int" else text
+        values["optimizer"] = optim.from_json(json.loads(stored["optimizer"]))
+        return cls(**values)

@@ -1,0 +1,112 @@
+"""What can go wrong, as one tree. Every message says what happened and what to do.
+
+    KvpsError
+    ├── UsageError            what the caller passed is wrong; nothing was changed
+    │   ├── InvalidName       a job or worker name outside [A-Za-z0-9_-]{1,64}
+    │   ├── InvalidSetting    a setting out of its range
+    │   ├── InvalidTask       a task that cannot be found, or is no task
+    │   ├── LayoutMismatch    missing or extra parameter, wrong dtype or shape
+    │   ├── NotFinite         a gradient or parameter with NaN or Inf
+    │   └── WrongOrder        push without pull, a closed session, another thread's session
+    ├── ServerError
+    │   ├── NoServer          nothing answers there, or nothing could be started
+    │   ├── ServerUnfit       too old, evicting, read-only, or not the user's own
+    │   └── ServerLost        it answered before and does not any more
+    ├── JobError
+    │   ├── JobNotFound
+    │   ├── JobExists
+    │   └── CorruptData       bytes in Redis are not what their digest says
+    ├── WorkerError
+    │   ├── WorkerAlive       the id belongs to a living worker
+    │   └── WorkerEvicted     this incarnation was evicted or replaced; it must join again
+    └── LeaseLost             another aggregator holds the shard now
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+class KvpsError(Exception):
+    """Base of all errors that kvps raises on purpose."""
+
+
+class UsageError(KvpsError, ValueError):
+    """What the caller passed is wrong; nothing was changed."""
+
+
+class InvalidName(UsageError):
+    """A job or worker name that is not 1 to 64 of A-Z, a-z, 0-9, _ and -."""
+
+
+class InvalidSetting(UsageError):
+    """A setting out of its range."""
+
+
+class InvalidTask(UsageError):
+    """A task that cannot be found, cannot be loaded, or lacks what a task must have."""
+
+
+class LayoutMismatch(UsageError):
+    """Arrays that do not fit the job's layout: a name, a dtype or a shape."""
+
+
+class NotFinite(UsageError):
+    """An array that holds NaN or Inf."""
+
+
+class WrongOrder(UsageError):
+    """A call that cannot be made now: push without pull, a closed session, a foreign thread."""
+
+
+class ServerError(KvpsError):
+    """Something about the Redis server."""
+
+
+class NoServer(ServerError):
+    """No server answers there, or none could be started."""
+
+
+class ServerUnfit(ServerError):
+    """A server that kvps must not train on: too old, evicting, read-only, or somebody else's."""
+
+
+class ServerLost(ServerError):
+    """The server answered before and does not any more."""
+
+
+class JobError(KvpsError):
+    """Something about one job."""
+
+
+class JobNotFound(JobError):
+    """No job of that name is on this server."""
+
+
+class JobExists(JobError):
+    """A job of that name is already on this server."""
+
+
+class CorruptData(JobError):
+    """Bytes under the job's keys are missing or differ from their digest."""
+
+
+class WorkerError(KvpsError):
+    """Something about one worker."""
+
+
+class WorkerAlive(WorkerError):
+    """The worker id belongs to a process that lives; `entry` is what the job knows of it (host, pid, ...)."""
+
+    def __init__(self, message: str, entry: Mapping[str, Any]) -> None:
+        super().__init__(message)
+        self.entry = entry
+
+
+class WorkerEvicted(WorkerError):
+    """This incarnation was evicted or replaced. What it had acknowledged still counts; join again to go on."""
+
+
+class LeaseLost(KvpsError):
+    """Another aggregator holds the shard now; nothing of this one's can be committed any more."""

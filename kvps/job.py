@@ -1,0 +1,128 @@
+"""A job seen from outside: its state, its weights, its log; and the door for workers."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvps import process
+from kvps.client import Client
+from kvps.config import JobConfig
+from kvps.errors import JobNotFound, UsageError, WorkerAlive
+from kvps.keys import JobKeys, check_name
+from kvps.layout import DTYPE, Array, Layout
+from kvps.reader import Reader
+from kvps.scripts import JobScripts, Joined
+from kvps.session import Session
+from kvps.state import Commit, State
+
+_LOG_PAGE = 500
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What a worker last said of itself: its loss, and of its time since it began the share spent waiting."""
+
+    loss: float | None
+    waiting: float
+
+
+class Job:
+    """One job on a server. May be used from several threads. `Store.job` and `Store.create_job` make one."""
+
+    def __init__(self, client: Client, name: str) -> None:
+        self.client = client
+        self.keys = JobKeys(name)
+        self.name = name
+        stored, layout = client.together([("HGETALL", self.keys.config), ("GET", self.keys.layout)])
+        if not stored or not layout:
+            raise JobNotFound(f"no job {name!r} on this server: kvps jobs lists those there are")
+        self.config = JobConfig.from_hash(stored)
+        self.layout = Layout.from_json(layout)
+        self.scripts = JobScripts(client.call, self.keys, self.layout.shards)
+        self.reader = Reader(client, self.keys, self.layout, self.scripts)
+
+    def __repr__(self) -> str:
+        return f"Job({self.name!r}, {self.config.mode}, {self.layout.size} float32)"
+
+    def state(self) -> State:
+        """Version, vector clock and members at one instant. Raises JobNotFound."""
+        return self.reader.state()
+
+    def clock(self) -> dict[str, int]:
+        """The vector clock: worker -> contributions committed."""
+        return dict(self.state().clock)
+
+    def snapshot(self) -> tuple[int, dict[str, Array]]:
+        """The newest version and its weights, name -> read-only array. Whole and consistent; blocks nobody."""
+        flat: Array = np.empty(self.layout.size, DTYPE)
+        version = self.reader.weights(self.state(), flat)
+        return version, self.layout.views(flat)
+
+    def join(self, worker: str | None = None, *, device: str = "cpu", takeover: bool = False) -> Session:
+        """Become a worker: of this id, or of the first free one of w0, w1, ...
+
+        An id belongs to one process at a time. It is free if its process has left, is silent for longer than
+        the job's worker_timeout_ms, or is on this machine and dead. With `takeover` it is taken from a living
+        one, whose next call raises WorkerEvicted. Raises WorkerAlive, InvalidName.
+        """
+        if worker is None:
+            worker, joined = self._join_any(device)
+        else:
+            joined = self._join(check_name("worker", worker), device, takeover)
+        return Session(self.client, self.keys, self.config, self.layout, self.scripts, worker, joined)
+
+    def _join(self, worker: str, device: str, takeover: bool) -> Joined:
+        nonce = secrets.token_hex(4)
+        me = process.identity(device)
+        try:
+            return self.scripts.join(worker, nonce, "*" if takeover else "", me)
+        except WorkerAlive as alive:
+            if not process.is_dead(alive.entry):
+                raise
+            # Only that incarnation is replaced: if another was quicker, the script refuses.
+            return self.scripts.join(worker, nonce, alive.entry["incarnation"], me)
+
+    def _join_any(self, device: str) -> tuple[str, Joined]:
+        members = self.state().members
+        for number in range(len(members) + self.config.workers):
+            worker = f"w{number}"
+            if worker in members and members[worker].finished:
+                continue
+            try:
+                return worker, self._join(worker, device, takeover=False)
+            except WorkerAlive:
+                continue
+        raise UsageError(f"all {self.config.workers} workers of job {self.name!r} are there or have finished")
+
+    def log(self) -> Iterator[Commit]:
+        """The commits in the commit log, oldest first."""
+        start = "-"
+        while entries := self.client.call("XRANGE", self.keys.commits, start, "+", "COUNT", _LOG_PAGE):
+            for _, fields in entries:
+                if fields["kind"] == "commit":
+                    yield Commit.of(fields)
+            start = "(" + entries[-1][0]
+
+    def holders(self) -> list[str]:
+        """For each shard the aggregator that holds its lease, or ""."""
+        keys = [self.keys.lease(shard) for shard in range(self.layout.shards)]
+        return [holder or "" for holder in self.client.call("MGET", *keys)]
+
+    def traces(self, last: int = 200) -> dict[str, Trace]:
+        """For each worker a summary of its last `last` iterations."""
+        workers = sorted(self.state().members)
+        if not workers:
+            return {}
+        replies = self.client.together([("XREVRANGE", self.keys.trace(w), "+", "-", "COUNT", last) for w in workers])
+        out = {}
+        for worker, entries in zip(workers, replies, strict=True):
+            spans = [{k: float(v) for k, v in fields.items()} for _, fields in entries]
+            losses = [span["loss"] for span in spans if "loss" in span]
+            waited = sum(span["wait_ms"] for span in spans)
+            spent = sum(sum(v for k, v in span.items() if k.endswith("_ms")) for span in spans)
+            out[worker] = Trace(losses[0] if losses else None, waited / spent if spent else 0.0)
+        return out

@@ -1,0 +1,152 @@
+"""Every key kvps uses, and nobody else's business to spell one.
+
+``{job}`` and ``{job/shard}`` are Redis Cluster hash tags: all that must change together lies in the slot of
+the job, bytes lie in the slot of their shard.
+
+    key                                    type    written by          what it holds
+    kvps:jobs                              set     store               names of jobs, for listing only
+    kvps:{job}:config                      hash    create.lua          one readable field a setting
+    kvps:{job}:layout                      string  create.lua          JSON: parameters, dtype, shapes, shards
+    kvps:{job}:version                     hash    create, ready.lua   version, head, history, plan_id, server;
+                                                                       shard:<i> and before:<i>: staged name now
+                                                                       and one version ago
+    kvps:{job}:clock                       hash    join, ready.lua     worker -> contributions committed
+    kvps:{job}:workers                     hash    join, push, ready,  worker -> JSON: rank, incarnation, state
+                                                   leave, evict.lua    (active, draining, gone), accepted,
+                                                                       pending, skip, finished, host, pid, device
+    kvps:{job}:heartbeat                   zset    join, push,         worker -> server time of its last sign of
+                                                   heartbeat.lua       life, ms; "" -> of the last look by an
+                                                                       aggregator
+    kvps:{job}:lease:<shard>               string  acquire, renew.lua  the holder, expiring: liveness
+    kvps:{job}:term:<shard>                string  acquire.lua         the fencing token, never expiring: safety
+    kvps:{job}:inbox                       stream  push.lua            accepted contributions that wait
+    kvps:{job}:plan                        string  plan.lua            JSON: the one open plan
+    kvps:{job}:ready                       hash    ready.lua           shard -> term and digest staged for it
+    kvps:{job}:commits                     stream  ready.lua (commit), the commit log; joins and leaves stand in
+                                                   join, leave, evict  it too; and the bell that wakes who waits
+    kvps:{job}:pin                         string  pin.lua             JSON: a version a slow reader holds, expiring
+    kvps:{job}:trace:<who>                 stream  session             capped: what each iteration cost, its loss
+    kvps:{job/shard}:owner                 string  own.lua             the term that may delete in this slot
+    kvps:{job/shard}:w:<name>:<chunk>      string  aggregator          weights, raw little-endian
+    kvps:{job/shard}:opt.<slot>:<name>:<chunk>  string  aggregator     optimizer state
+    kvps:{job/shard}:m:<name>              string  aggregator          JSON manifest, staged last
+    kvps:{job/shard}:g:<worker>.<incarnation>:<seq>:<chunk>  string  session  a gradient
+
+``<name>`` is the staged name ``<version>.<term>``. Terms and incarnations carry a nonce, so no name is ever
+used twice and what a paused process writes late, it writes where nobody reads.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from kvps.errors import InvalidName
+
+JOBS = "kvps:jobs"
+PREFLIGHT = "kvps:preflight"
+
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+def check_name(kind: str, name: str) -> str:
+    """Return `name` if it can be part of a key. Raises InvalidName; `kind` ("job", "worker") is for its message."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InvalidName(
+            f"{kind} name {name!r} is not allowed: use 1 to 64 characters out of A-Z, a-z, 0-9, _ and -"
+        )
+    return name
+
+
+@dataclass(frozen=True)
+class JobKeys:
+    """The keys of one job. Raises InvalidName for a name that cannot be one."""
+
+    job: str
+
+    def __post_init__(self) -> None:
+        check_name("job", self.job)
+
+    def _control(self, what: str) -> str:
+        return f"kvps:{{{self.job}}}:{what}"
+
+    def _bytes(self, shard: int, what: str) -> str:
+        return f"kvps:{{{self.job}/{shard}}}:{what}"
+
+    @property
+    def config(self) -> str:
+        return self._control("config")
+
+    @property
+    def layout(self) -> str:
+        return self._control("layout")
+
+    @property
+    def version(self) -> str:
+        return self._control("version")
+
+    @property
+    def clock(self) -> str:
+        return self._control("clock")
+
+    @property
+    def workers(self) -> str:
+        return self._control("workers")
+
+    @property
+    def heartbeat(self) -> str:
+        return self._control("heartbeat")
+
+    @property
+    def inbox(self) -> str:
+        return self._control("inbox")
+
+    @property
+    def plan(self) -> str:
+        return self._control("plan")
+
+    @property
+    def ready(self) -> str:
+        return self._control("ready")
+
+    @property
+    def commits(self) -> str:
+        return self._control("commits")
+
+    @property
+    def pin(self) -> str:
+        return self._control("pin")
+
+    def lease(self, shard: int) -> str:
+        return self._control(f"lease:{shard}")
+
+    def term(self, shard: int) -> str:
+        return self._control(f"term:{shard}")
+
+    def trace(self, who: str) -> str:
+        return self._control(f"trace:{who}")
+
+    def owner(self, shard: int) -> str:
+        return self._bytes(shard, "owner")
+
+    def weights(self, shard: int, name: str, chunk: int) -> str:
+        return self._bytes(shard, f"w:{name}:{chunk}")
+
+    def state(self, shard: int, slot: str, name: str, chunk: int) -> str:
+        return self._bytes(shard, f"opt.{slot}:{name}:{chunk}")
+
+    def manifest(self, shard: int, name: str) -> str:
+        return self._bytes(shard, f"m:{name}")
+
+    def gradient(self, shard: int, worker: str, incarnation: str, seq: int, chunk: int) -> str:
+        return self._bytes(shard, f"g:{worker}.{incarnation}:{seq}:{chunk}")
+
+    @property
+    def everything(self) -> tuple[str, str]:
+        """Glob patterns (names hold no glob characters) that match all keys of the job and of nothing else."""
+        return f"kvps:{{{self.job}}}:*", f"kvps:{{{self.job}/*}}:*"
+
+
+def staged_name(version: int, term: str) -> str:
+    """The name under which a term stages a version."""
+    return f"{version}.{term}"

@@ -1,0 +1,190 @@
+"""How a job's parameters lie in one flat, contiguous float32 buffer, cut into shards and chunks. Pure.
+
+    flat       [ W1 ............ | b1 | W2 ........ | b2 ]     parameters, in the order they were given
+    shards     [ 0 ................. | 1 ............... ]     even parts, each with one holder
+    chunks     [ 0:0 | 0:1 | 0:2 | 0:3 | 1:0 | 1:1 | 1:2 ]     at most 1 MiB, each one Redis string
+
+A chunk does not care where parameters begin, so a model of 160 tensors travels like a model of one.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvps.errors import InvalidSetting, LayoutMismatch
+
+Array = NDArray[np.float32]
+
+DTYPE = np.dtype("<f4")
+CHUNK_BYTES = 1 << 20
+CHUNK_ITEMS = CHUNK_BYTES // DTYPE.itemsize
+
+
+class Parameter(NamedTuple):
+    """One named array: `shape`, and where it begins in the flat buffer (`start`, in items)."""
+
+    name: str
+    shape: tuple[int, ...]
+    start: int
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.size
+
+
+class Chunk(NamedTuple):
+    """Items `start` to `stop` of the flat buffer: the `index`-th string of its shard."""
+
+    shard: int
+    index: int
+    start: int
+    stop: int
+
+
+class Piece(NamedTuple):
+    """Items `start` to `stop` of the `number`-th parameter."""
+
+    number: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The parameters of a job and the number of shards. `size` is in float32 items, `nbytes` in bytes."""
+
+    parameters: tuple[Parameter, ...]
+    shards: int
+
+    @classmethod
+    def of(cls, params: Mapping[str, Any], shards: int = 1) -> Layout:
+        """The layout of `params` (name -> array), in the mapping's order. Raises LayoutMismatch, InvalidSetting."""
+        if not params:
+            raise LayoutMismatch("a job needs at least one parameter")
+        start, out = 0, []
+        for name, value in params.items():
+            if not isinstance(name, str) or not name:
+                raise LayoutMismatch(f"parameter names must be non-empty strings, not {name!r}")
+            shape = _checked_shape(name, value)
+            out.append(Parameter(name, shape, start))
+            start = out[-1].stop
+        if start < shards:
+            raise InvalidSetting(f"shards must not exceed the {start} items of the model, it is {shards}")
+        return cls(tuple(out), shards)
+
+    @property
+    def size(self) -> int:
+        return self.parameters[-1].stop
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * DTYPE.itemsize
+
+    def shard_range(self, shard: int) -> tuple[int, int]:
+        """First item of a shard, and the item behind its last."""
+        return self.size * shard // self.shards, self.size * (shard + 1) // self.shards
+
+    @cached_property
+    def chunks(self) -> tuple[tuple[Chunk, ...], ...]:
+        """For each shard its chunks, all of CHUNK_ITEMS but the last."""
+        out = []
+        for shard in range(self.shards):
+            low, high = self.shard_range(shard)
+            starts = range(low, high, CHUNK_ITEMS)
+            out.append(tuple(Chunk(shard, i, s, min(s + CHUNK_ITEMS, high)) for i, s in enumerate(starts)))
+        return tuple(out)
+
+    def views(self, flat: Array) -> dict[str, Array]:
+        """Name -> read-only view into `flat` (shape (size,), float32)."""
+        out = {}
+        for p in self.parameters:
+            view = flat[p.start : p.stop].reshape(p.shape)
+            view.flags.writeable = False
+            out[p.name] = view
+        return out
+
+    def hosted(self, arrays: Mapping[str, Any], what: str) -> list[Array]:
+        """The arrays in layout order, in host memory and contiguous; copied only where they are not.
+
+        `what` ("gradient", "parameter") is for messages. Raises LayoutMismatch when a name is missing or
+        extra, or a dtype or shape differs.
+        """
+        names = {p.name for p in self.parameters}
+        missing = [p.name for p in self.parameters if p.name not in arrays]
+        extra = [str(name) for name in arrays if name not in names]
+        if missing or extra:
+            parts = [f"missing {', '.join(missing)}"] * bool(missing) + [f"unknown {', '.join(extra)}"] * bool(extra)
+            raise LayoutMismatch(f"{what}s do not fit the job: {'; '.join(parts)}")
+        out = []
+        for p in self.parameters:
+            shape = _checked_shape(p.name, arrays[p.name], what)
+            if shape != p.shape:
+                raise LayoutMismatch(f"{what} {p.name!r} has shape {shape}, the job's has {p.shape}")
+            out.append(np.ascontiguousarray(to_host(arrays[p.name])).reshape(-1))
+        return out
+
+    @cached_property
+    def pieces(self) -> tuple[tuple[tuple[Piece, ...], ...], ...]:
+        """For each shard, for each of its chunks: the pieces of parameters it is made of."""
+        starts = [p.start for p in self.parameters]
+
+        def of(chunk: Chunk) -> Iterator[Piece]:
+            for number in range(bisect_right(starts, chunk.start) - 1, len(starts)):
+                p = self.parameters[number]
+                if p.start >= chunk.stop:
+                    return
+                low, high = max(chunk.start, p.start), min(chunk.stop, p.stop)
+                yield Piece(number, low - p.start, high - p.start)
+
+        return tuple(tuple(tuple(of(chunk)) for chunk in chunks) for chunks in self.chunks)
+
+    def to_json(self) -> str:
+        """What stands under the job's layout key."""
+        return json.dumps(
+            {
+                "dtype": DTYPE.str,
+                "size": self.size,
+                "shards": [self.shard_range(i) for i in range(self.shards)],
+                "chunk_bytes": CHUNK_BYTES,
+                "parameters": [{"name": p.name, "shape": p.shape, "start": p.start} for p in self.parameters],
+            }
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> Layout:
+        """The layout that `to_json` wrote. Raises LayoutMismatch for one this kvps cannot read."""
+        value = json.loads(text)
+        if value["dtype"] != DTYPE.str or value["chunk_bytes"] != CHUNK_BYTES:
+            raise LayoutMismatch(f"layout of dtype {value['dtype']} and {value['chunk_bytes']} byte chunks is not known")
+        parameters = tuple(Parameter(p["name"], tuple(p["shape"]), p["start"]) for p in value["parameters"])
+        return cls(parameters, len(value["shards"]))
+
+
+def to_host(array: Any) -> NDArray[Any]:
+    """A NumPy array of the same values; no copy if the array is in host memory already."""
+    if hasattr(array, "__cuda_array_interface__"):
+        return np.asarray(array.get() if hasattr(array, "get") else array.cpu())
+    return np.asarray(array)
+
+
+def _checked_shape(name: str, value: Any, what: str = "parameter") -> tuple[int, ...]:
+    dtype = str(getattr(value, "dtype", type(value).__name__)).removeprefix("torch.")
+    if dtype != "float32":
+        raise LayoutMismatch(f"{what} {name!r} is {dtype}: kvps moves float32, convert it with .astype('float32')")
+    shape = tuple(int(n) for n in value.shape)
+    if math.prod(shape) == 0:
+        raise LayoutMismatch(f"{what} {name!r} of shape {shape} has no items")
+    return shape

@@ -1,0 +1,56 @@
+-- join: begin a new incarnation of a worker id, admitted at a round that no open plan has passed.
+-- KEYS[1] config hash, [2] workers hash, [3] clock hash, [4] heartbeat zset, [5] plan string, [6] commits stream
+-- ARGV[1] worker   [2] nonce of this call   [3] incarnation judged dead, '*' to take over, '' for neither
+--     [4] JSON: host, pid, ... of the process
+-- Returns {OK, rank, incarnation, round, clock, pending} also when repeated | {ALIVE, JSON entry} | {NOJOB}
+--     | {WRONGTYPE, key, is, want}
+local bad = wrong_type({ 'hash', 'hash', 'hash', 'zset', 'string', 'stream' })
+if bad then return bad end
+local timeout = whole(redis.call('HGET', KEYS[1], 'worker_timeout_ms') or '')
+if not timeout then return { 'NOJOB' } end
+local worker, now = ARGV[1], now_ms()
+local entry = worker_entry(KEYS[2], worker)
+local function clock_of(name) return tonumber(redis.call('HGET', KEYS[3], name) or '0') end
+local function answer()
+  local clock = clock_of(worker)
+  return { 'OK', entry.rank, entry.incarnation, clock + entry.skip + entry.pending, clock, entry.pending }
+end
+
+if entry and entry.nonce == ARGV[2] then return answer() end
+if entry and entry.state == 'active' and ARGV[3] ~= '*' and ARGV[3] ~= entry.incarnation then
+  local seen = tonumber(redis.call('ZSCORE', KEYS[4], worker) or '0')
+  if now - seen <= timeout then return { 'ALIVE', cjson.encode(entry) } end
+end
+
+-- Rounds that the others have behind them, the open plan included, were not there for this worker to do.
+local planned = {}
+local plan = redis.call('GET', KEYS[5])
+for _, c in ipairs(plan and cjson.decode(plan).contributions or {}) do
+  planned[c.worker] = (planned[c.worker] or 0) + 1
+end
+local least, most = nil, 0
+local all = redis.call('HGETALL', KEYS[2])
+for i = 1, #all, 2 do
+  local other = cjson.decode(all[i + 1])
+  local round = clock_of(all[i]) + other.skip + (planned[all[i]] or 0)
+  most = math.max(most, round)
+  if all[i] ~= worker and other.state ~= 'gone' then least = math.min(least or round, round) end
+end
+local clock = clock_of(worker)
+local pending = entry and entry.pending or 0
+local own = entry and clock + entry.skip + pending or 0
+local round = math.max(own, least or most)
+
+local fresh = cjson.decode(ARGV[4])
+fresh.rank = entry and entry.rank or #all / 2
+fresh.life = (entry and entry.life or 0) + 1
+fresh.nonce, fresh.incarnation = ARGV[2], count(fresh.life) .. '-' .. ARGV[2]
+fresh.state, fresh.accepted, fresh.pending, fresh.skip = 'active', 0, pending, round - clock - pending
+fresh.finished = false
+entry = fresh
+redis.call('HSET', KEYS[2], worker, cjson.encode(entry))
+redis.call('HSETNX', KEYS[3], worker, 0)
+redis.call('ZADD', KEYS[4], now, worker)
+redis.call('XADD', KEYS[6], '*', 'kind', 'join', 'worker', worker, 'incarnation', entry.incarnation,
+  'rank', entry.rank, 'round', count(round), 'clock', count(clock))
+return answer()

@@ -1,0 +1,33 @@
+-- push: accept a contribution whose bytes the server has confirmed; a repeat gets the first answer.
+-- KEYS[1] config hash, [2] version hash, [3] workers hash, [4] clock hash, [5] heartbeat zset, [6] inbox stream
+-- ARGV[1] worker   [2] incarnation   [3] seq   [4] base version   [5] weight (1, or 0: counts as zeros)
+--     [6] digests, a shard each, or '-'   [7] history   [8] 'ask': only say whether it was accepted before
+-- Returns {ACK, clock, round} | {NEW} (to 'ask') | {FULL, pending} | {EVICTED, state} | {SEQUENCE, accepted}
+--     | {BASE, version} | {HISTORY, history} | {BAD}: a digest or weight that is none | {NOJOB} | {WRONGTYPE, key, is, want}
+local bad = wrong_type({ 'hash', 'hash', 'hash', 'hash', 'zset', 'stream' })
+if bad then return bad end
+local limit = whole(redis.call('HGET', KEYS[1], 'max_pending') or '')
+if not limit then return { 'NOJOB' } end
+local worker, seq, base = ARGV[1], whole(ARGV[3]), whole(ARGV[4])
+local entry = worker_entry(KEYS[3], worker)
+if not entry or entry.incarnation ~= ARGV[2] then return { 'EVICTED', entry and 'replaced' or 'unknown' } end
+-- Before the state: what was accepted stays acknowledged, also to one who was evicted since.
+if seq and seq == entry.accepted and seq > 0 then return { 'ACK', entry.acked, entry.round } end
+if entry.state ~= 'active' then return { 'EVICTED', entry.state } end
+if ARGV[8] == 'ask' then return { 'NEW' } end
+if seq ~= entry.accepted + 1 then return { 'SEQUENCE', entry.accepted } end
+local at = redis.call('HMGET', KEYS[2], 'version', 'history')
+if at[2] ~= ARGV[7] then return { 'HISTORY', at[2] } end
+if not base or base > whole(at[1]) then return { 'BASE', at[1] } end
+if not ARGV[6]:find('^[%x,-]+$') or not ARGV[5]:find('^[01]$') then return { 'BAD' } end
+if entry.pending >= limit then return { 'FULL', entry.pending } end
+
+local clock = tonumber(redis.call('HGET', KEYS[4], worker) or '0')
+entry.accepted, entry.pending = seq, entry.pending + 1
+entry.acked = clock + entry.pending
+entry.round = entry.acked + entry.skip
+redis.call('XADD', KEYS[6], '*', 'worker', worker, 'incarnation', entry.incarnation, 'seq', ARGV[3],
+  'rank', entry.rank, 'round', count(entry.round), 'base', ARGV[4], 'weight', ARGV[5], 'digest', ARGV[6])
+redis.call('HSET', KEYS[3], worker, cjson.encode(entry))
+redis.call('ZADD', KEYS[5], now_ms(), worker)
+return { 'ACK', entry.acked, entry.round }

@@ -1,0 +1,256 @@
+"""Optimizers and learning-rate schedules as settings that travel with the job as JSON.
+
+Only what a user chooses stands here; the arithmetic of a step is `kvps_aggregator.optimizers`. Schedules run
+over *progress*: committed contributions per worker (the sum of the vector clock / workers), so that a schedule
+means the same in BSP, SSP and ASP.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
+
+from kvps.errors import InvalidSetting
+
+
+_T = TypeVar("_T", bound="_Setting")
+
+
+def _require(ok: bool, message: str) -> None:
+    if not ok:
+        raise InvalidSetting(message)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+class _Setting:
+    """What optimizers and schedules share: a `kind`, a check of every number, JSON and back."""
+
+    kind: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            if field.type == "bool":
+                _require(isinstance(value, bool), f"{self.kind}: {field.name} must be true or false, not {value!r}")
+            elif not isinstance(value, Schedule):
+                _require(_is_number(value), f"{self.kind}: {field.name} must be a finite number, not {value!r}")
+
+    def to_json(self) -> dict[str, Any]:
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
+        return {"kind": self.kind} | {k: v.to_json() if isinstance(v, _Setting) else v for k, v in values.items()}
+
+    def __str__(self) -> str:
+        fields = dataclasses.fields(self)  # type: ignore[arg-type]
+        return f"{self.kind}({', '.join(f'{f.name}={getattr(self, f.name)}' for f in fields)})"
+
+
+class Schedule(_Setting):
+    """A learning rate that changes with progress."""
+
+    def at(self, progress: float) -> float:
+        """The learning rate after `progress` committed contributions per worker."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, repr=True)
+class Step(Schedule):
+    """``initial * factor ** floor(progress / every)``."""
+
+    initial: float
+    every: float
+    factor: float = 0.1
+    kind: ClassVar[str] = "step"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require(self.every > 0, "step: every must be above 0 contributions per worker")
+
+    def at(self, progress: float) -> float:
+        return self.initial * self.factor ** math.floor(progress / self.every)
+
+
+@dataclass(frozen=True)
+class Exponential(Schedule):
+    """``initial * factor ** (progress / every)``."""
+
+    initial: float
+    every: float
+    factor: float = 0.1
+    kind: ClassVar[str] = "exponential"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require(self.every > 0, "exponential: every must be above 0 contributions per worker")
+        _require(self.factor > 0, "exponential: factor must be above 0")
+
+    def at(self, progress: float) -> float:
+        return float(self.initial * self.factor ** (progress / self.every))
+
+
+@dataclass(frozen=True)
+class Linear(Schedule):
+    """From `initial` to `final` in a straight line over the first `over` contributions per worker; then `final`.
+
+    With ``initial=0`` it is a warm-up.
+    """
+
+    initial: float
+    final: float
+    over: float
+    kind: ClassVar[str] = "linear"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require(self.over > 0, "linear: over must be above 0 contributions per worker")
+
+    def at(self, progress: float) -> float:
+        done = min(progress / self.over, 1.0)
+        return self.initial + (self.final - self.initial) * done
+
+
+@dataclass(frozen=True)
+class Cosine(Schedule):
+    """``final + (initial - final) * (1 + cos(pi * progress / over)) / 2``, then `final`.
+
+    Loshchilov and Hutter, "SGDR: Stochastic Gradient Descent with Warm Restarts", 2017, without restarts.
+    """
+
+    initial: float
+    over: float
+    final: float = 0.0
+    kind: ClassVar[str] = "cosine"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require(self.over > 0, "cosine: over must be above 0 contributions per worker")
+
+    def at(self, progress: float) -> float:
+        done = min(progress / self.over, 1.0)
+        return self.final + (self.initial - self.final) * (1 + math.cos(math.pi * done)) / 2
+
+
+class Optimizer(_Setting):
+    """What the aggregator does with a reduced gradient. `lr` is a number or a `Schedule`."""
+
+    lr: float | Schedule
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.lr, Schedule):
+            _require(self.lr >= 0, f"{self.kind}: lr must not be negative, it is {self.lr}")
+        if hasattr(self, "weight_decay"):
+            _require(self.weight_decay >= 0, f"{self.kind}: weight_decay must not be negative")
+
+    def lr_at(self, progress: float) -> float:
+        """The learning rate after `progress` committed contributions per worker."""
+        return self.lr.at(progress) if isinstance(self.lr, Schedule) else float(self.lr)
+
+
+@dataclass(frozen=True)
+class SGD(Optimizer):
+    """Stochastic gradient descent, with momentum, Nesterov's momentum and L2 weight decay as PyTorch has them."""
+
+    lr: float | Schedule = 0.1
+    momentum: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+    kind: ClassVar[str] = "sgd"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require(0 <= self.momentum < 1, f"sgd: momentum must be in [0, 1), it is {self.momentum}")
+        _require(self.momentum > 0 or not self.nesterov, "sgd: nesterov needs a momentum above 0")
+
+
+@dataclass(frozen=True)
+class Adagrad(Optimizer):
+    """Duchi, Hazan and Singer, "Adaptive Subgradient Methods", JMLR 2011, as PyTorch has it."""
+
+    lr: float | Schedule = 0.01
+    eps: float = 1e-10
+    weight_decay: float = 0.0
+    kind: ClassVar[str] = "adagrad"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require(self.eps > 0, "adagrad: eps must be above 0")
+
+
+@dataclass(frozen=True)
+class Adam(Optimizer):
+    """Kingma and Ba, "Adam: A Method for Stochastic Optimization", 2015; weight decay is added to the gradient."""
+
+    lr: float | Schedule = 0.001
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    kind: ClassVar[str] = "adam"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("beta1", "beta2"):
+            _require(0 <= getattr(self, name) < 1, f"{self.kind}: {name} must be in [0, 1)")
+        _require(self.eps > 0, f"{self.kind}: eps must be above 0")
+
+
+@dataclass(frozen=True)
+class AdamW(Adam):
+    """Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019."""
+
+    weight_decay: float = 0.01
+    kind: ClassVar[str] = "adamw"
+
+
+OPTIMIZERS: dict[str, type[Optimizer]] = {c.kind: c for c in (SGD, Adagrad, Adam, AdamW)}
+SCHEDULES: dict[str, type[Schedule]] = {c.kind: c for c in (Step, Exponential, Linear, Cosine)}
+
+
+def from_json(value: dict[str, Any]) -> Optimizer:
+    """The optimizer that `to_json` wrote. Raises InvalidSetting."""
+    known = dict(value)
+    kind = OPTIMIZERS.get(known.pop("kind", None))
+    if kind is None:
+        raise InvalidSetting(f"optimizer {value.get('kind')!r} is unknown: use one of {', '.join(OPTIMIZERS)}")
+    lr = known.get("lr")
+    if isinstance(lr, dict):
+        lr = dict(lr)
+        schedule = SCHEDULES.get(lr.pop("kind", None))
+        if schedule is None:
+            raise InvalidSetting(f"schedule is unknown: use one of {', '.join(SCHEDULES)}")
+        known["lr"] = _build(schedule, lr)
+    return _build(kind, known)
+
+
+def parse(text: str, lr: float | None = None) -> Optimizer:
+    """An optimizer from the command line: ``sgd`` or ``sgd:momentum=0.9,nesterov=true``. Raises InvalidSetting."""
+    kind, _, rest = text.partition(":")
+    settings: dict[str, Any] = {"kind": kind}
+    for part in filter(None, rest.split(",")):
+        name, equals, number = part.partition("=")
+        try:
+            settings[name] = json.loads(number)
+        except ValueError:
+            equals = ""
+        if not equals:
+            raise InvalidSetting(f"optimizer {text!r}: write settings as name=number, as in sgd:momentum=0.9")
+    if lr is not None:
+        settings["lr"] = lr
+    return from_json(settings)
+
+
+def _build(kind: type[_T], values: dict[str, Any]) -> _T:
+    allowed = [f.name for f in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    for name in values:
+        if name not in allowed:
+            raise InvalidSetting(f"{kind.kind} has no setting {name!r}: it has {', '.join(allowed)}")
+    try:
+        return kind(**values)
+    except TypeError as missing:
+        raise InvalidSetting(f"{kind.kind}: {missing}") from None

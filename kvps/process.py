@@ -1,0 +1,61 @@
+"""Which process a worker is, so that the job can tell a dead one from a silent one. Linux says more than others."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+_PR_SET_PDEATHSIG = 1
+
+
+def identity(device: str = "cpu") -> dict[str, Any]:
+    """What a worker says of its process: host, pid, and what makes the pid unique (boot, namespace, start time)."""
+    pid = os.getpid()
+    return {
+        "host": socket.gethostname(),
+        "pid": pid,
+        "start": _start_time(pid),
+        "space": _space(),
+        "device": device,
+    }
+
+
+def is_dead(process: Mapping[str, Any]) -> bool:
+    """Whether the process that gave this identity is surely gone. Of another machine's nothing is sure."""
+    if not process.get("space") or process["space"] != _space():
+        return False
+    return _start_time(int(process["pid"])) != process["start"]
+
+
+def die_with_parent(parent: int) -> None:
+    """Have this process sent SIGTERM when `parent`, which started it, ends however it ends (Linux only)."""
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:  # it ended before the request was made
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _space() -> str:
+    """The boot and the pid namespace in which pids mean something; "" where that is not known."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
+
+
+def _start_time(pid: int) -> str:
+    """When the process began, in ticks since boot; "" if there is none (a zombie counts as none)."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return ""
+    fields = stat.rpartition(")")[2].split()  # the command's name may hold spaces and parentheses
+    return "" if fields[0] in "ZX" else fields[19]

@@ -1,0 +1,336 @@
+"""The Lua scripts as typed methods: the one place that knows their keys, arguments and answers.
+
+Each `.lua` file says in its header what it does and what it may answer; here every answer becomes a value or
+an error of `kvps.errors`. Every script answers a repeat as it answered the first time, so a call whose reply
+was lost is simply made again (`Call` does; redis-py's own retries are off).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any, NamedTuple
+
+from redis.exceptions import NoScriptError
+
+from kvps.config import JobConfig
+from kvps.errors import (
+    CorruptData,
+    JobExists,
+    JobNotFound,
+    LeaseLost,
+    WorkerAlive,
+    WorkerEvicted,
+    WrongOrder,
+)
+from kvps.keys import JobKeys
+from kvps.layout import Layout
+
+Call = Callable[..., Any]
+"""Runs a Redis command, again and again while the server cannot be reached, and returns its reply."""
+
+
+@dataclass(frozen=True)
+class Script:
+    """The text of one script, and the name the server knows it by."""
+
+    name: str
+    text: str
+
+    @property
+    def sha(self) -> str:
+        return hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
+
+
+def _load(name: str) -> Script:
+    folder = resources.files("kvps") / "lua"
+    prelude = (folder / "_prelude.lua").read_text("utf-8")
+    return Script(name, prelude + (folder / f"{name}.lua").read_text("utf-8"))
+
+
+NAMES = "acquire create evict free heartbeat join leave own pin plan push ready reject remove renew".split()
+SCRIPTS = {name: _load(name) for name in NAMES}
+_SHAS = {name: script.sha for name, script in SCRIPTS.items()}
+
+
+class Joined(NamedTuple):
+    """What a worker is told when it joins. `round` is the last it need not do any more."""
+
+    rank: int
+    incarnation: str
+    round: int
+    clock: int
+    pending: int
+
+
+class Accepted(NamedTuple):
+    """An acknowledged contribution: the clock it was acknowledged as, and its round."""
+
+    clock: int
+    round: int
+
+
+class Contribution(NamedTuple):
+    """One worker's gradient for one round, as an open plan or the commit log names it."""
+
+    worker: str
+    incarnation: str
+    seq: int
+    round: int
+    base: int
+    weight: int
+    digest: str
+    id: str
+
+    @property
+    def digests(self) -> list[str]:
+        """The digest of each shard's part."""
+        return self.digest.split(",")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What makes the next version. `progress` is the sum of the vector clock before it."""
+
+    id: int
+    version: int
+    head: str
+    history: str
+    divisor: int
+    progress: int
+    members: tuple[str, ...]
+    contributions: tuple[Contribution, ...]
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        value = json.loads(text)
+        value["members"] = tuple(value["members"])
+        value["contributions"] = tuple(Contribution(**c) for c in value["contributions"])
+        return cls(**value)
+
+
+class Planned(NamedTuple):
+    """The version that is committed, the pin as JSON or "", and the open plan if there is one."""
+
+    version: int
+    pin: str
+    plan: Plan | None
+    waits_for_workers: bool
+
+
+class Flip(NamedTuple):
+    """What `ready` did: `flipped` if this call made the version visible (`commit_id` is its log entry)."""
+
+    flipped: bool
+    pin: str
+    commit_id: str
+
+
+class PlanGone(Exception):
+    """The plan was committed or replaced meanwhile: look again."""
+
+
+class InboxFull(Exception):
+    """The worker has as many contributions waiting as the job allows: wait for a commit."""
+
+
+class JobScripts:
+    """The scripts of one job. Every method may be repeated; all raise JobNotFound once the job is removed."""
+
+    def __init__(self, call: Call, keys: JobKeys, shards: int) -> None:
+        self._call = call
+        self._keys = keys
+        self._shards = shards
+
+    def _run(self, script: str, keys: Sequence[str], *args: object) -> list[Any]:
+        reply = evaluate(self._call, script, keys, *args)
+        if reply[0] == "NOJOB":
+            raise JobNotFound(f"job {self._keys.job!r} is not on this server (any more)")
+        if reply[0] == "WRONGTYPE":
+            _, key, found, want = reply
+            raise CorruptData(f"key {key} is a {found}, not a {want}: another program wrote there")
+        return reply
+
+    def create(self, config: JobConfig, layout: Layout, history: str, name: str, server: str) -> None:
+        """Make the job, its version 0 staged under `name`. Raises JobExists."""
+        k = self._keys
+        fields = [part for pair in config.to_hash().items() for part in pair]
+        reply = self._run(
+            "create",
+            [k.config, k.layout, k.version, k.commits],
+            *(history, layout.to_json(), server, name, layout.shards),
+            *fields,
+        )
+        if reply[0] == "EXISTS":
+            raise job_exists(k.job)
+
+    def join(self, worker: str, nonce: str, replaces: str, process: Mapping[str, Any]) -> Joined:
+        """Begin an incarnation. Raises WorkerAlive."""
+        k = self._keys
+        reply = self._run(
+            "join",
+            [k.config, k.workers, k.clock, k.heartbeat, k.plan, k.commits],
+            *(worker, nonce, replaces, json.dumps(process)),
+        )
+        if reply[0] == "ALIVE":
+            entry = json.loads(reply[1])
+            raise WorkerAlive(
+                f"worker {worker!r} of job {k.job!r} lives (process {entry['pid']} on {entry['host']}): "
+                f"choose another id, or stop that one first",
+                entry,
+            )
+        return Joined(*reply[1:])
+
+    def push(
+        self, worker: str, incarnation: str, seq: int, base: int, weight: int, digest: str, history: str
+    ) -> Accepted:
+        """Have a contribution accepted whose bytes are stored. Raises WorkerEvicted, InboxFull, WrongOrder."""
+        reply = self._push(worker, incarnation, seq, base, weight, digest, history, "")
+        assert reply is not None
+        return reply
+
+    def ask(self, worker: str, incarnation: str, seq: int) -> Accepted | None:
+        """Whether a push whose reply was lost had been accepted; changes nothing."""
+        return self._push(worker, incarnation, seq, 0, 0, "-", "", "ask")
+
+    def _push(self, worker: str, incarnation: str, seq: int, *rest: object) -> Accepted | None:
+        k = self._keys
+        reply = self._run(
+            "push",
+            [k.config, k.version, k.workers, k.clock, k.heartbeat, k.inbox],
+            *(worker, incarnation, seq, *rest),
+        )
+        match reply:
+            case ["ACK", clock, round_]:
+                return Accepted(clock, round_)
+            case ["NEW"]:
+                return None
+            case ["FULL", *_]:
+                raise InboxFull
+            case ["EVICTED", state]:
+                raise evicted(worker, k.job, state)
+            case ["HISTORY", _]:
+                raise evicted(worker, k.job, "the job was made anew under its name")
+        raise WrongOrder(f"push {seq} of worker {worker!r} does not follow what was accepted: {reply}")
+
+    def plan(self) -> Planned:
+        """Open the next plan if the mode's condition holds, and say what is."""
+        k = self._keys
+        reply = self._run("plan", [k.config, k.version, k.workers, k.clock, k.inbox, k.plan, k.pin])
+        plan = Plan.from_json(reply[3]) if reply[0] == "OPEN" else None
+        return Planned(reply[1], reply[2], plan, reply[0] == "EARLY")
+
+    def ready(self, shard: int, term: str, plan: Plan, digest: str) -> Flip:
+        """Say that a shard has staged its part. Raises LeaseLost, or PlanGone if the plan is not open any more."""
+        k = self._keys
+        reply = self._run(
+            "ready",
+            [k.version, k.clock, k.workers, k.inbox, k.plan, k.ready, k.commits, k.pin]
+            + [k.term(i) for i in range(self._shards)],
+            *(shard, term, plan.id, plan.version, plan.head, plan.history, digest),
+        )
+        match reply:
+            case ["FLIPPED", _, pin, commit_id]:
+                return Flip(True, pin, commit_id)
+            case ["READY" | "ALREADY", _]:
+                return Flip(False, "", "")
+            case ["TERM", holds]:
+                raise lease_lost(shard, k.job, holds)
+            case ["NOPLAN" | "PLAN" | "HEAD" | "HISTORY", *_]:
+                raise PlanGone
+        raise CorruptData(f"shard {shard} of job {k.job!r} was staged twice by one term: {reply}")
+
+    def reject(self, shard: int, term: str, plan: Plan, contribution: Contribution, reason: str) -> None:
+        """Take a bad contribution out of the plan, with its reason in the log. Raises LeaseLost, PlanGone."""
+        k = self._keys
+        reply = self._run(
+            "reject",
+            [k.version, k.workers, k.inbox, k.plan, k.ready, k.commits, k.term(shard)],
+            *(term, plan.id, contribution.id, reason),
+        )
+        if reply[0] == "TERM":
+            raise lease_lost(shard, k.job, reply[1])
+        if reply[0] == "PLAN":
+            raise PlanGone
+
+    def acquire(self, shard: int, holder: str, lease_ms: int, nonce: str) -> tuple[str, str]:
+        """Take a shard's lease: (term, ""), or ("", who holds it)."""
+        k = self._keys
+        keys = [k.lease(shard), k.term(shard), k.version, k.ready]
+        reply = self._run("acquire", keys, holder, lease_ms, nonce, shard)
+        return (reply[1], "") if reply[0] == "OK" else ("", reply[1])
+
+    def own(self, shard: int, term: str) -> None:
+        """Become the one who may delete in the shard's slot. Raises LeaseLost."""
+        reply = self._run("own", [self._keys.owner(shard)], term)
+        if reply[0] == "LOST":
+            raise lease_lost(shard, self._keys.job, reply[1])
+
+    def renew(self, shard: int, holder: str, term: str, lease_ms: int) -> bool:
+        """Keep a lease, or with 0 give it up. False if it is another's."""
+        k = self._keys
+        return bool(self._run("renew", [k.lease(shard), k.term(shard)], holder, term, lease_ms)[0] == "OK")
+
+    def free(self, shard: int, term: str, dead: Sequence[str]) -> None:
+        """Delete `dead` keys of the shard's slot. Raises LeaseLost; then nothing was deleted."""
+        for i in range(0, len(dead), 1000):
+            reply = self._run("free", [self._keys.owner(shard), *dead[i : i + 1000]], term)
+            if reply[0] == "LOST":
+                raise lease_lost(shard, self._keys.job, reply[1])
+
+    def pin(self, ms: int) -> str:
+        """Keep the bytes of a version for a slow reader: the pin as JSON."""
+        k = self._keys
+        return str(self._run("pin", [k.pin, k.version, k.clock], ms)[1])
+
+    def heartbeat(self, worker: str, incarnation: str) -> None:
+        """Raises WorkerEvicted."""
+        reply = self._run("heartbeat", [self._keys.workers, self._keys.heartbeat], worker, incarnation)
+        if reply[0] == "EVICTED":
+            raise evicted(worker, self._keys.job, reply[1])
+
+    def leave(self, worker: str, incarnation: str, finished: bool) -> None:
+        """Leave the vector clock; what was pushed still commits. Nothing happens if the id is another's by now."""
+        k = self._keys
+        self._run("leave", [k.workers, k.heartbeat, k.commits], worker, incarnation, int(finished))
+
+    def evict(self) -> list[str]:
+        """Take silent workers out of the vector clock: who they were."""
+        k = self._keys
+        return self._run("evict", [k.config, k.workers, k.heartbeat, k.commits])[1:]
+
+    def remove(self, traces: Sequence[str]) -> None:
+        """Delete all control keys in one step; from then on the job does not exist."""
+        k = self._keys
+        keys = [k.config, k.layout, k.version, k.clock, k.workers, k.heartbeat, k.inbox, k.plan, k.ready]
+        keys += [k.commits, k.pin, *traces]
+        for shard in range(self._shards):
+            keys += [k.lease(shard), k.term(shard)]
+        self._run("remove", keys)
+
+
+def evaluate(call: Call, script: str, keys: Sequence[str], *args: object) -> list[Any]:
+    """Run a script by its digest, loading it if the server has lost it (a restart forgets all scripts)."""
+    try:
+        reply = call("EVALSHA", _SHAS[script], len(keys), *keys, *args)
+    except NoScriptError:
+        call("SCRIPT LOAD", SCRIPTS[script].text)
+        reply = call("EVALSHA", _SHAS[script], len(keys), *keys, *args)
+    return list(reply)
+
+
+def job_exists(job: str) -> JobExists:
+    return JobExists(f"job {job!r} exists: choose another name, or remove it with: kvps rm {job}")
+
+
+def lease_lost(shard: int, job: str, holds: str) -> LeaseLost:
+    return LeaseLost(f"shard {shard} of job {job!r} is held by another aggregator now (term {holds or 'none'})")
+
+
+def evicted(worker: str, job: str, why: str) -> WorkerEvicted:
+    return WorkerEvicted(
+        f"worker {worker!r} is no longer in job {job!r} ({why}): what it had acknowledged counts, join again to go on"
+    )

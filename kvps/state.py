@@ -1,0 +1,110 @@
+"""What a job is at one instant, read in one MULTI: version, clocks, members. And its log, entry by entry."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kvps import clocks
+from kvps.scripts import Plan
+
+
+@dataclass(frozen=True)
+class Member:
+    """A worker as the job knows it."""
+
+    worker: str
+    rank: int
+    incarnation: str
+    state: str
+    pending: int
+    skip: int
+    finished: bool
+    clock: int
+    host: str
+    pid: int
+    device: str
+
+    @property
+    def round(self) -> int:
+        """Its last committed round."""
+        return self.clock + self.skip
+
+
+@dataclass(frozen=True)
+class State:
+    """A job at one instant. `names` are the staged names of its shards, `bell` the newest log id."""
+
+    version: int
+    head: str
+    history: str
+    names: tuple[str, ...]
+    clock: Mapping[str, int]
+    members: Mapping[str, Member]
+    bell: str
+
+    @classmethod
+    def of(cls, version: Mapping[str, str], clock: Mapping[str, str], workers: Mapping[str, str], log: Any) -> State:
+        """From the replies to HGETALL of version, clock and workers, and XREVRANGE COUNT 1 of commits."""
+        counts = {worker: int(n) for worker, n in clock.items()}
+        members = {}
+        for worker, text in workers.items():
+            e = json.loads(text)
+            members[worker] = Member(
+                *(worker, e["rank"], e["incarnation"], e["state"], e["pending"], e["skip"], e["finished"]),
+                *(counts.get(worker, 0), e["host"], e["pid"], e["device"]),
+            )
+        shards = sum(1 for field in version if field.startswith("shard:"))
+        return cls(
+            *(int(version["version"]), version["head"], version["history"]),
+            tuple(version[f"shard:{i}"] for i in range(shards)),
+            *(counts, members, log[0][0] if log else "0-0"),
+        )
+
+    def admits(self, rounds_done: int, staleness: int) -> bool:
+        """Whether a worker that has done `rounds_done` rounds may compute on these weights."""
+        return clocks.admits(rounds_done, (m.round for m in self.members.values() if m.state != "gone"), staleness)
+
+    def finished(self, workers: int) -> bool:
+        """Whether as many workers as the job wants have done all their rounds, and nothing of theirs waits."""
+        done = sum(1 for m in self.members.values() if m.finished)
+        return done >= workers and all(m.state == "gone" for m in self.members.values())
+
+
+@dataclass(frozen=True)
+class Commit:
+    """One entry of the commit log: `plan` made `version`; `shards` are "<term> <digest of the weights>"."""
+
+    version: int
+    head: str
+    plan: Plan
+    shards: tuple[str, ...]
+    plan_text: str
+
+    @classmethod
+    def of(cls, fields: Mapping[str, str]) -> Commit:
+        text = fields["plan"]
+        shards = tuple(fields["shards"].split(","))
+        return cls(int(fields["version"]), fields["head"], Plan.from_json(text), shards, text)
+
+    def follows(self, head: str) -> bool:
+        """Whether this entry continues the chain whose head is `head`."""
+        return self.head == chained(head, self.plan_text, self.shards) and self.plan.head == head
+
+
+def first_head(history: str) -> str:
+    """The head of a job's version 0."""
+    return _sha1(history)
+
+
+def chained(head: str, plan_text: str, shards: tuple[str, ...]) -> str:
+    """The head after a commit: sha1 of the head before, the plan and what was staged, letter by letter as logged."""
+    return _sha1(f"{head}\n{plan_text}\n{','.join(shards)}")
+
+
+def _sha1(text: str) -> str:
+    # The only digest that Lua in Redis offers. It chains a log against accidents; it signs nothing.
+    return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()

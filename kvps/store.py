@@ -1,0 +1,133 @@
+"""Connects to a server, and creates, lists and removes jobs."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+from kvps import embedded, wire
+from kvps.client import Client
+from kvps.config import JobConfig
+from kvps.errors import InvalidSetting, KvpsError, NotFinite, ServerLost
+from kvps.job import Job
+from kvps.keys import JOBS, JobKeys, staged_name
+from kvps.layout import Layout
+from kvps.scripts import JobScripts, job_exists
+
+_UNLINK_BATCH = 500
+
+
+def connect(url: str | None = None) -> Store:
+    """A store on the server at `url` (redis, rediss, unix), or for None on the user's own private server.
+
+    That one is started if it does not run, and then ends with this process. Raises NoServer, ServerUnfit,
+    InvalidSetting.
+    """
+    server = None
+    if url is None:
+        server = embedded.ensure()
+        url = server.url
+    client = Client(url)
+    try:
+        client.preflight()
+    except BaseException:
+        client.close()
+        if server:
+            server.stop()
+        raise
+    return Store(client, server)
+
+
+class Store:
+    """The jobs of one server. May be used from several threads."""
+
+    def __init__(self, client: Client, server: embedded.Server | None = None) -> None:
+        self.client = client
+        self._server = server
+
+    @property
+    def url(self) -> str:
+        """Where the server is, with its password if it has one."""
+        return self.client.url
+
+    def create_job(
+        self,
+        name: str,
+        params: Mapping[str, Any],
+        *,
+        config: JobConfig | None = None,
+        **settings: Any,
+    ) -> Job:
+        """Make a job that begins with `params` (name -> float32 array) as version 0.
+
+        `settings` are those of `JobConfig`: staleness, workers, shards, optimizer, reduction, nonfinite, ...;
+        or give a whole `config`. Raises JobExists, InvalidName, InvalidSetting, LayoutMismatch, NotFinite; then
+        nothing was changed.
+        """
+        keys = JobKeys(name)
+        if config is None:
+            try:
+                config = JobConfig(**settings)
+            except TypeError as error:
+                raise InvalidSetting(f"create_job: {str(error).removeprefix('JobConfig.__init__() ')}") from None
+        layout = Layout.of(params, config.shards)
+        arrays = layout.hosted(params, "parameter")
+        for parameter, array in zip(layout.parameters, arrays, strict=True):
+            if not wire.finite(array):
+                raise NotFinite(f"parameter {parameter.name!r} holds NaN or Inf")
+        if self.client.call("EXISTS", keys.config):
+            raise job_exists(name)
+
+        # Staged under a name of its own: what another creator of the same job stages is never touched.
+        history = secrets.token_hex(4)
+        staged = staged_name(0, f"{history}-0-{secrets.token_hex(4)}")
+        chunks = wire.chunked(layout, arrays)
+        items = [(keys.weights(i, staged, j), c) for i, shard in enumerate(chunks) for j, c in enumerate(shard)]
+        scripts = JobScripts(self.client.call, keys, layout.shards)
+        try:
+            self.client.put(items)
+            scripts.create(config, layout, history, staged, self.client.run_id())
+        except ServerLost:
+            raise  # it may have been created all the same: whose bytes these are is not known
+        except KvpsError:
+            self._unlink([key for key, _ in items])
+            raise
+        self.client.call("SADD", JOBS, name)
+        return Job(self.client, name)
+
+    def job(self, name: str) -> Job:
+        """The job of that name. Raises JobNotFound, InvalidName."""
+        return Job(self.client, name)
+
+    def jobs(self) -> list[str]:
+        """Names of all jobs, sorted."""
+        return sorted(self.client.call("SMEMBERS", JOBS))
+
+    def remove_job(self, name: str) -> None:
+        """Delete a job and all its bytes. Who works on it is told that it does not exist. Raises JobNotFound."""
+        job = self.job(name)
+        traces = [job.keys.trace(worker) for worker in job.state().members]
+        job.scripts.remove(traces)
+        self.client.call("SREM", JOBS, name)
+        for pattern in job.keys.everything:
+            self._unlink(list(self.client.scan(pattern)))
+
+    def _unlink(self, keys: list[str]) -> None:
+        for i in range(0, len(keys), _UNLINK_BATCH):
+            self.client.call("UNLINK", *keys[i : i + _UNLINK_BATCH])
+
+    def close(self) -> None:
+        """Close the connections, and the server if this store started it."""
+        self.client.close()
+        if self._server:
+            self._server.stop()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,242 @@
+"""Arrays over redis-py connections, without a copy on the way.
+
+redis-py packs a value into its own buffers and parses replies through them; for a 1 MiB chunk both cost more
+than the kernel's part. Here a connection stays redis-py's in all that is about connecting (URL, auth, TLS,
+Unix sockets, errors), and only bulk values go another way: out, as pieces of the arrays' own memory between
+two short headers; in, by `recv_into` right into a given buffer. Lengths are known beforehand from the layout,
+so each reply is read exactly and nothing is ever read ahead.
+
+A connection on which anything went wrong in the middle is closed, never given back to the pool: the next
+caller cannot read another's half reply.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+from redis.backoff import NoBackoff
+from redis.connection import (
+    Connection,
+    ConnectionPool,
+    PythonRespSerializer,
+    SSLConnection,
+    UnixDomainSocketConnection,
+    parse_url,
+)
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import InvalidResponse, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.retry import Retry
+
+from kvps.errors import InvalidSetting
+from kvps.wire import Buffers
+
+SOCKET_TIMEOUT_S = 10.0
+CONNECT_TIMEOUT_S = 5.0
+_COALESCE_BYTES = 16 << 10  # smaller pieces are joined: a copy of them is cheaper than a system call each
+_SET_WINDOW = 64  # replies to SET that may wait to be read; each is 5 bytes
+_GET_WINDOW = 8  # chunks that the server may have to hold ready for one reader
+
+try:  # redis-py with hiredis would parse and pack through it: one more copy of each value
+    from redis._parsers import _RESP2Parser as _PythonParser
+except ImportError:  # pragma: no cover
+    from redis.connection import PythonParser as _PythonParser  # type: ignore[attr-defined,no-redef]
+
+
+class ChunkGone(Exception):
+    """A chunk is not there (any more), or has another length than its layout says."""
+
+
+class _Bulk:
+    """What a redis-py connection needs to move arrays; mixed into each of its kinds."""
+
+    _sock: socket.socket
+
+    def write_set(self, key: str, value: Buffers) -> None:
+        """Send ``SET key value``, the value straight from the memory of its pieces."""
+        nbytes = sum(piece.nbytes for piece in value)
+        name = key.encode()
+        head = b"*3\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n" % (len(name), name, nbytes)
+        self._send([head, *value, b"\r\n"])
+
+    def write_gets(self, keys: Sequence[str]) -> None:
+        """Send ``GET`` for each key, in one piece."""
+        names = [key.encode() for key in keys]
+        self._send([b"".join(b"*2\r\n$3\r\nGET\r\n$%d\r\n%b\r\n" % (len(n), n) for n in names)])
+
+    def read_get(self, target: memoryview) -> None:
+        """Read one reply to ``GET`` into `target`. Raises ChunkGone unless it is as long as `target`."""
+        expected = b"$%d\r\n" % target.nbytes
+        head = bytearray(len(expected))
+        self._read_exactly(memoryview(head))
+        if head != expected:
+            raise self._other_reply(bytes(head), target.nbytes)
+        self._read_exactly(target)
+        end = bytearray(2)
+        self._read_exactly(memoryview(end))
+        if end != b"\r\n":
+            raise InvalidResponse("a chunk did not end where its length says")
+
+    def _other_reply(self, head: bytes, nbytes: int) -> Exception:
+        """The error that an unexpected reply stands for; what follows it is never read (see `using`)."""
+        while b"\r\n" not in head:
+            byte = bytearray(1)
+            self._read_exactly(memoryview(byte))
+            head += byte
+        line = head.split(b"\r\n", 1)[0].decode(errors="replace")
+        if line.startswith("$"):
+            return ChunkGone("a chunk is gone" if line == "$-1" else f"a chunk has {line[1:]} bytes, not {nbytes}")
+        if line.startswith("-"):
+            # redis-py's parser knows which class an error code has (LOADING, READONLY, OOM, NOPERM ...)
+            return cast(Exception, cast(Any, self)._parser.parse_error(line[1:]))
+        return InvalidResponse(f"not a reply to GET: {line[:80]!r}")
+
+    def _send(self, pieces: list[bytes | memoryview]) -> None:
+        cast(Connection, self).send_packed_command(cast(Any, list(_coalesced(pieces))))
+
+    def _read_exactly(self, target: memoryview) -> None:
+        got = 0
+        try:
+            while got < target.nbytes:
+                n = self._sock.recv_into(target[got:])
+                if n == 0:
+                    raise RedisConnectionError("the server closed the connection in the middle of a reply")
+                got += n
+        except TimeoutError:
+            raise RedisTimeoutError("the server did not answer in time") from None
+        except OSError as error:
+            raise RedisConnectionError(f"the connection broke while reading: {error}") from None
+
+
+class BulkTCP(_Bulk, Connection):
+    """A bulk connection over TCP."""
+
+
+class BulkTLS(_Bulk, SSLConnection):
+    """A bulk connection over TLS."""
+
+
+class BulkUnix(_Bulk, UnixDomainSocketConnection):
+    """A bulk connection over a Unix socket."""
+
+
+_KINDS: dict[str, type[Connection | UnixDomainSocketConnection]] = {
+    "redis": BulkTCP,
+    "rediss": BulkTLS,
+    "unix": BulkUnix,
+}
+
+
+def connection_settings(url: str) -> dict[str, Any]:
+    """What a redis-py connection is made with for `url` (redis, rediss or unix). Raises InvalidSetting.
+
+    redis-py's own retries are off: it repeats what must not be repeated. Who calls knows what may be.
+    """
+    try:
+        settings: dict[str, Any] = dict(parse_url(url))
+    except ValueError as error:
+        raise InvalidSetting(f"not a Redis URL: {redacted(url)!r} ({error}); use redis://, rediss:// or unix://") from None
+    settings.pop("connection_class", None)
+    settings.setdefault("socket_timeout", SOCKET_TIMEOUT_S)
+    if not url.startswith("unix:"):
+        settings.setdefault("socket_connect_timeout", CONNECT_TIMEOUT_S)
+    if url.startswith("rediss:"):
+        settings.setdefault("ssl_cert_reqs", "required")
+        settings.setdefault("ssl_check_hostname", True)
+    return settings | {"protocol": 2, "retry": Retry(NoBackoff(), 0)}
+
+
+def redacted(url: str) -> str:
+    """The URL without its password, for people to see."""
+    shown = re.sub(r"(://[^:/@]*):[^@]*@", r"\1:***@", url)
+    return re.sub(r"(password=)[^&]*", r"\1***", shown)
+
+
+class ArrayPool:
+    """Connections that move chunks; one is taken for each call, so that threads do not wait for each other."""
+
+    def __init__(self, url: str) -> None:
+        settings = connection_settings(url) | {
+            "parser_class": _PythonParser,
+            "command_packer": PythonRespSerializer(_COALESCE_BYTES, _encode),
+        }
+        self._pool = ConnectionPool(connection_class=cast(Any, _KINDS[url.split(":", 1)[0]]), **settings)
+
+    def put(self, items: Sequence[tuple[str, Buffers]]) -> None:
+        """SET each (key, value) and wait until the server has answered OK to all of them.
+
+        Raises redis-py's ResponseError (OOM, READONLY ...) of the first that was refused, and its
+        ConnectionError or TimeoutError when cut: then any of them may have been stored.
+        """
+        with self.using() as connection:
+            waiting, refused = 0, None
+            for number, (key, value) in enumerate(items):
+                connection.write_set(key, value)
+                waiting += 1
+                while waiting and (waiting == _SET_WINDOW or number == len(items) - 1):
+                    waiting -= 1
+                    try:
+                        cast(Any, connection).read_response()
+                    except ResponseError as error:
+                        refused = refused or error
+        if refused:
+            raise refused
+
+    def get(self, items: Sequence[tuple[str, memoryview]]) -> None:
+        """GET each key into its buffer.
+
+        Raises ChunkGone if a key is missing or of another length (the buffers' contents are then undefined),
+        and redis-py's errors as they come.
+        """
+        with self.using() as connection:
+            asked = 0
+            for number, (_, target) in enumerate(items):
+                if asked < len(items) and asked - number <= _GET_WINDOW // 2:
+                    ahead = [key for key, _ in items[asked : number + _GET_WINDOW]]
+                    connection.write_gets(ahead)
+                    asked += len(ahead)
+                connection.read_get(target)
+
+    @contextmanager
+    def using(self) -> Iterator[_Bulk]:
+        """A connection of the pool; closed if the block is left by any exception, an interrupt included."""
+        connection = cast(Any, self._pool.get_connection())
+        try:
+            yield connection
+        except BaseException:
+            connection.disconnect()
+            raise
+        finally:
+            self._pool.release(connection)
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._pool.disconnect()
+
+
+def _coalesced(pieces: Sequence[bytes | memoryview]) -> Iterator[bytes | memoryview]:
+    """The same bytes with neighbouring small pieces joined, so that 160 tensors cost few system calls."""
+    small: list[bytes | memoryview] = []
+    held = 0
+    for piece in pieces:
+        if len(piece) >= _COALESCE_BYTES:
+            if small:
+                yield b"".join(small)
+                small, held = [], 0
+            yield piece
+        else:
+            small.append(piece)
+            held += len(piece)
+            if held >= _COALESCE_BYTES:
+                yield b"".join(small)
+                small, held = [], 0
+    if small:
+        yield b"".join(small)
+
+
+def _encode(value: Any) -> bytes:
+    return value if isinstance(value, bytes) else str(value).encode()

@@ -1,0 +1,55 @@
+"""What bytes are trusted by: xxh3 digests of chunks, folded to one a shard. Pure.
+
+xxh3 finds accidents (lost, cut, mixed bytes) at memory speed; it is no defence against forgery.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import xxhash
+
+from kvps.layout import DTYPE, Array, Layout
+
+Buffers = Sequence[memoryview]
+"""Pieces of memory that are one value when laid end to end."""
+
+
+def digest(buffers: Buffers) -> str:
+    """xxh3-64 of the pieces laid end to end, 16 hex digits."""
+    state = xxhash.xxh3_64()
+    for piece in buffers:
+        state.update(piece)
+    return state.hexdigest()
+
+
+def fold(digests: Iterable[str]) -> str:
+    """One digest of several, in their order."""
+    return xxhash.xxh3_64_hexdigest("".join(digests).encode())
+
+
+def view(array: Array) -> memoryview:
+    """The bytes of a contiguous array, without a copy."""
+    return memoryview(array).cast("B")
+
+
+def chunked(layout: Layout, arrays: Sequence[Array]) -> list[list[Buffers]]:
+    """For each shard, for each of its chunks: the memory it is made of. `arrays` are flat, in layout order."""
+    memory, size = [view(array) for array in arrays], DTYPE.itemsize
+    return [
+        [[memory[p.number][p.start * size : p.stop * size] for p in pieces] for pieces in chunks]
+        for chunks in layout.pieces
+    ]
+
+
+def finite(array: Array) -> bool:
+    """Whether a flat array holds neither NaN nor Inf, looked at in pieces that stay in the cache."""
+    step = 1 << 16
+    return all(bool(np.isfinite(array[i : i + step]).all()) for i in range(0, array.size, step))
+
+
+def weights_sha256(flat: Array) -> str:
+    """sha256 of all parameters' bytes in layout order: what two runs are compared by."""
+    return hashlib.sha256(view(flat)).hexdigest()
