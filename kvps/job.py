@@ -88,7 +88,7 @@ class Job:
 
     def _join_any(self, device: str) -> tuple[str, Joined]:
         members = self.state().members
-        for number in range(len(members) + self.config.workers):
+        for number in range(self.config.workers):
             worker = f"w{number}"
             if worker in members and members[worker].finished:
                 continue
@@ -106,6 +106,17 @@ class Job:
                 if fields["kind"] == "commit":
                     yield Commit.of(fields)
             start = "(" + entries[-1][0]
+
+    def training_seconds(self) -> float:
+        """From the first join to the last commit, by the server's clock."""
+        log = self.keys.commits
+        first, last = self.client.together(
+            [("XRANGE", log, "-", "+", "COUNT", 2), ("XREVRANGE", log, "+", "-", "COUNT", 2 * self.config.workers + 1)]
+        )
+        commits = [entry for entry, fields in last if fields["kind"] == "commit"]
+        if len(first) < 2 or not commits:
+            return 0.0
+        return (int(commits[0].split("-")[0]) - int(first[1][0].split("-")[0])) / 1000
 
     def holders(self) -> list[str]:
         """For each shard the aggregator that holds its lease, or ""."""

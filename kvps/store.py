@@ -19,15 +19,15 @@ from kvps.scripts import JobScripts, job_exists
 _UNLINK_BATCH = 500
 
 
-def connect(url: str | None = None) -> Store:
+def connect(url: str | None = None, listen: str | None = None) -> Store:
     """A store on the server at `url` (redis, rediss, unix), or for None on the user's own private server.
 
-    That one is started if it does not run, and then ends with this process. Raises NoServer, ServerUnfit,
-    InvalidSetting.
+    That one is started if it does not run, and then ends with this process; `listen` is HOST:PORT of a TCP port
+    it opens as well, behind a password. Raises NoServer, ServerUnfit, InvalidSetting.
     """
     server = None
     if url is None:
-        server = embedded.ensure()
+        server = embedded.ensure(listen)
         url = server.url
     client = Client(url)
     try:
@@ -51,6 +51,11 @@ class Store:
     def url(self) -> str:
         """Where the server is, with its password if it has one."""
         return self.client.url
+
+    @property
+    def started_server(self) -> bool:
+        """Whether this store started the server, which then ends with it."""
+        return self._server is not None and self._server.guard is not None
 
     def create_job(
         self,

@@ -1,0 +1,5 @@
+"""The process that averages and commits: it polls contributions, reduces them, steps the optimizer, flips the version."""
+
+from kvps_aggregator.loop import Aggregator, serve
+
+__all__ = ["Aggregator", "serve"]

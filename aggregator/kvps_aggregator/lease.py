@@ -1,0 +1,82 @@
+"""What must go on while a round takes long, on a thread of its own: renewing leases, and looking for silent workers.
+
+The lease only says who works (liveness). Whoever loses one without noticing can do no harm: every commit and
+every deletion is checked against the shard's term (safety).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+import threading
+
+from kvps.errors import KvpsError
+from kvps.job import Job
+
+log = logging.getLogger("kvps.lease")
+
+_RENEWALS_PER_LEASE = 3
+_LOOKS_PER_TIMEOUT = 5
+
+
+class Leases:
+    """The leases of one aggregator process on one job. `holder` is what others see of it."""
+
+    def __init__(self, job: Job) -> None:
+        self.holder = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
+        self._job = job
+        self._terms: dict[int, str] = {}
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._keep, name=f"kvps-lease-{job.name}", daemon=True)
+        self._thread.start()
+
+    def take(self, shard: int) -> tuple[str, str]:
+        """Take a shard under a new term: (term, ""), or ("", the other holder)."""
+        term, other = self._job.scripts.acquire(shard, self.holder, self._job.config.lease_ms, secrets.token_hex(4))
+        if term:
+            self._job.scripts.own(shard, term)
+            with self._lock:
+                self._terms[shard] = term
+            log.info("job %s: holds shard %d under term %s", self._job.name, shard, term)
+        return term, other
+
+    def held(self) -> dict[int, str]:
+        """Shard -> term of what is still this aggregator's, as far as it knows."""
+        with self._lock:
+            return dict(self._terms)
+
+    def drop(self, shard: int) -> None:
+        """Forget a shard that turned out to be another's."""
+        with self._lock:
+            self._terms.pop(shard, None)
+
+    def release(self) -> None:
+        """Give all shards up, so that a standby need not wait for their leases to expire."""
+        self._stopped.set()
+        self._thread.join()
+        for shard, term in self.held().items():
+            self._job.scripts.renew(shard, self.holder, term, 0)
+            self.drop(shard)
+
+    def _keep(self) -> None:
+        config = self._job.config
+        interval_ms = min(config.lease_ms / _RENEWALS_PER_LEASE, config.worker_timeout_ms / _LOOKS_PER_TIMEOUT)
+        while not self._stopped.wait(interval_ms / 1000):
+            try:
+                self._renew()
+                for worker in self._job.scripts.evict():
+                    log.warning("job %s: worker %s fell silent and was evicted", self._job.name, worker)
+            except KvpsError:
+                continue  # the loop meets the same error, and it can say it
+
+    def _renew(self) -> None:
+        for shard, term in self.held().items():
+            if self._job.scripts.renew(shard, self.holder, term, self._job.config.lease_ms):
+                continue
+            with self._lock:
+                if self._terms.get(shard) == term:
+                    del self._terms[shard]
+            log.warning("job %s: lost shard %d, another aggregator holds it", self._job.name, shard)

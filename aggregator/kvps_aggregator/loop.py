@@ -1,0 +1,166 @@
+"""The aggregator's loop: hold shards, ask for the plan, reduce, step, stage, say ready; the last ready commits.
+
+It decides nothing: `plan.lua` says what makes the next version and `ready.lua` when it is whole. So any number
+of aggregators may serve one job, each shard with one of them, the rest standing by.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from contextlib import suppress
+
+from kvps.client import BELL_MS
+from kvps.errors import JobNotFound, KvpsError, LeaseLost
+from kvps.job import Job
+from kvps.scripts import Plan, PlanGone
+from kvps_aggregator.lease import Leases
+from kvps_aggregator.shard import BadContribution, Shard
+
+log = logging.getLogger("kvps.commit")
+
+
+def serve(job: Job, *, stop: threading.Event | None = None, until_finished: bool = True) -> None:
+    """Aggregate for `job` until it is finished or removed, or `stop` is set.
+
+    A job is finished when as many workers as it was made for have left with all their rounds done, and all
+    they pushed is committed. With ``until_finished=False`` it goes on for those who may still join. May run in
+    any number of processes and threads: one holds each shard, the others stand by. Raises ServerLost,
+    CorruptData.
+    """
+    Aggregator(job, stop or threading.Event()).run(until_finished)
+
+
+class Aggregator:
+    """One aggregator of one job. `shards` restricts which it may hold; None is all."""
+
+    def __init__(self, job: Job, stop: threading.Event, shards: list[int] | None = None) -> None:
+        self._job = job
+        self._stop = stop
+        self._eligible = list(range(job.layout.shards)) if shards is None else shards
+        self._leases = Leases(job)
+        self._shards: dict[int, Shard] = {}
+        self._next_try = 0.0
+        self._said = ""
+
+    def run(self, until_finished: bool) -> None:
+        """See `serve`."""
+        job, stream = self._job, self._job.keys
+        try:
+            seen = {stream.inbox: "0-0", stream.commits: job.state().bell}
+            changed = True
+            while not self._stop.is_set():
+                self._hold()
+                commit_id = self._work()
+                if commit_id:
+                    seen[stream.commits] = commit_id  # its own bell need not wake it
+                    changed = True
+                elif commit_id is None:
+                    if until_finished and changed and job.state().finished(job.config.workers):
+                        return
+                    rung = job.client.wait(seen, self._patience_ms())
+                    changed = stream.inbox not in rung
+                    seen |= rung
+        except JobNotFound:
+            log.info("job %s was removed", job.name)
+        finally:
+            with suppress(KvpsError):
+                self._leases.release()
+
+    # -- shards ------------------------------------------------------------------------------------------------
+
+    def _hold(self) -> None:
+        """Drop shards that were lost, and now and then try to take those that are free."""
+        held = self._leases.held()
+        self._shards = {n: s for n, s in self._shards.items() if held.get(n) == s.term}
+        missing = [n for n in self._eligible if n not in self._shards]
+        if not missing or time.monotonic() < self._next_try:
+            return
+        self._next_try = time.monotonic() + self._job.config.lease_ms / 1000 / 3
+        for number in missing:
+            with suppress(LeaseLost):
+                self._take(number)
+
+    def _take(self, number: int) -> None:
+        term, other = self._leases.take(number)
+        if other:
+            self._say(f"stands by: shard {number} is held by {other}")
+            return
+        # Nobody flips between the two reads: that would take this term's own word.
+        before = self._job.client.call("HGET", self._job.keys.version, f"before:{number}")
+        shard = Shard(self._job, number, term)
+        shard.load(self._job.state(), before)
+        self._shards[number] = shard
+
+    def _patience_ms(self) -> int:
+        if len(self._shards) == len(self._eligible):
+            return BELL_MS
+        return max(10, min(BELL_MS, self._job.config.lease_ms // 3))
+
+    # -- versions ----------------------------------------------------------------------------------------------
+
+    def _work(self) -> str | None:
+        """Bring the open plan forward: the id of a commit made, "" for less than that, None if nothing is to do."""
+        planned = self._job.scripts.plan()
+        self._settle(planned.version, planned.pin)
+        if planned.waits_for_workers:
+            self._say(f"waits until {self._job.config.workers} workers have joined")
+        plan = planned.plan
+        todo = [s for s in self._shards.values() if plan and s.staged != plan]
+        if plan is None or not todo:
+            return None
+        done = ""
+        for shard in todo:
+            try:
+                done = self._advance(shard, plan) or done
+            except LeaseLost as lost:
+                log.warning("%s", lost)
+                self._leases.drop(shard.number)
+            except PlanGone:
+                return ""
+            except BadContribution as bad:
+                self._reject(shard, plan, bad)
+                return ""
+        return done
+
+    def _advance(self, shard: Shard, plan: Plan) -> str:
+        """Stage a shard's part of the plan and say ready; the id of the commit if that made one."""
+        if shard.staged:
+            # This term has staged this version for a plan that was replaced. A late write of those bytes must
+            # not land among the new ones, so they go under a new name.
+            shard.term, other = self._leases.take(shard.number)
+            if other:
+                raise LeaseLost(f"shard {shard.number} is held by {other} now")
+        shard.compute(plan)
+        digest = shard.stage(plan)
+        flip = self._job.scripts.ready(shard.number, shard.term, plan, digest)
+        if flip.flipped:
+            self._settle(plan.version, flip.pin)
+        return flip.commit_id
+
+    def _settle(self, version: int, pin: str) -> None:
+        """Let shards whose staged version is committed go on from it."""
+        pinned = json.loads(pin)["version"] if pin else None
+        for number, shard in list(self._shards.items()):
+            if shard.staged and shard.staged.version <= version:
+                shard.promote(pinned)
+                try:
+                    shard.free()
+                except LeaseLost:
+                    self._leases.drop(number)
+            if shard.version < version:  # somebody else committed: what this one has in memory is old
+                self._leases.drop(number)
+                del self._shards[number]
+
+    def _reject(self, shard: Shard, plan: Plan, bad: BadContribution) -> None:
+        c = bad.contribution
+        log.warning("job %s: rejects %s of %s: %s", self._job.name, c.seq, c.worker, bad.reason)
+        with suppress(LeaseLost, PlanGone):
+            self._job.scripts.reject(shard.number, shard.term, plan, c, bad.reason)
+
+    def _say(self, message: str) -> None:
+        if message != self._said:
+            log.info("job %s: %s", self._job.name, message)
+            self._said = message

@@ -1,0 +1,80 @@
+"""One optimizer step on one stretch of a shard. Pure: reads weights and state, writes the next ones elsewhere.
+
+Every operation is elementwise and in float32, in the order PyTorch's single-tensor optimizers have, so that a
+run can be held against DistributedDataParallel, and so that cutting a shard into stretches changes no bit.
+
+    weights, gradient, out: (n,) float32;  state, state_out: slot name -> (n,) float32
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from kvps.layout import Array
+from kvps.optim import SGD, Adagrad, Adam, AdamW, Optimizer
+
+State = Mapping[str, Array]
+_f = np.float32
+
+
+def slots(settings: Optimizer) -> tuple[str, ...]:
+    """Names of the optimizer's state arrays, each as large as the weights; all begin as zeros."""
+    if isinstance(settings, SGD):
+        return ("momentum",) if settings.momentum else ()
+    return ("sum",) if isinstance(settings, Adagrad) else ("m", "v")
+
+
+def update(
+    settings: Optimizer, lr: float, step: int, weights: Array, gradient: Array, state: State, out: Array, state_out: State
+) -> None:
+    """One step, the `step`-th from 1, with learning rate `lr`. `gradient` is scratch afterwards."""
+    _RULES[type(settings)](settings, lr, step, weights, gradient, state, out, state_out)
+
+
+def _sgd(s: SGD, lr: float, step: int, w: Array, g: Array, state: State, out: Array, state_out: State) -> None:
+    """``b = mu*b + g``; ``p = p - lr*b``, or with Nesterov ``p = p - lr*(g + mu*b)``. (torch.optim.SGD)"""
+    if s.weight_decay:
+        g += _f(s.weight_decay) * w
+    if s.momentum:
+        buf = state_out["momentum"]
+        np.multiply(state["momentum"], _f(s.momentum), out=buf)
+        buf += g
+        if s.nesterov:
+            g += _f(s.momentum) * buf
+        else:
+            g = buf
+    np.subtract(w, _f(lr) * g, out=out)
+
+
+def _adagrad(s: Adagrad, lr: float, step: int, w: Array, g: Array, state: State, out: Array, state_out: State) -> None:
+    """``h = h + g*g``; ``p = p - lr*g/(sqrt(h) + eps)``. (torch.optim.Adagrad, lr_decay 0)"""
+    if s.weight_decay:
+        g += _f(s.weight_decay) * w
+    total = state_out["sum"]
+    np.add(state["sum"], g * g, out=total)
+    scale = np.sqrt(total)
+    scale += _f(s.eps)
+    np.subtract(w, _f(lr) * (g / scale), out=out)
+
+
+def _adam(s: Adam, lr: float, step: int, w: Array, g: Array, state: State, out: Array, state_out: State) -> None:
+    """``m = m + (1-b1)(g-m)``; ``v = b2*v + (1-b2)g*g``;
+    ``p = p - lr/(1-b1^t) * m / (sqrt(v)/sqrt(1-b2^t) + eps)``. (torch.optim.Adam and AdamW; Kingma and Ba, 2015)"""
+    if isinstance(s, AdamW):
+        w = w * _f(1 - lr * s.weight_decay)
+    elif s.weight_decay:
+        g += _f(s.weight_decay) * w
+    m, v = state_out["m"], state_out["v"]
+    np.add(state["m"], (g - state["m"]) * _f(1 - s.beta1), out=m)
+    np.multiply(state["v"], _f(s.beta2), out=v)
+    v += g * g * _f(1 - s.beta2)
+    scale = np.sqrt(v)
+    scale /= _f(math.sqrt(1 - s.beta2**step))
+    scale += _f(s.eps)
+    np.subtract(w, _f(lr / (1 - s.beta1**step)) * (m / scale), out=out)
+
+
+_RULES: dict[type[Optimizer], Callable[..., None]] = {SGD: _sgd, Adagrad: _adagrad, Adam: _adam, AdamW: _adam}

@@ -1,0 +1,188 @@
+"""A shard in the hands of its holder: weights and optimizer state in memory, the next version, the bytes to free.
+
+The next version is computed beside the present one, never over it: if the plan is replaced, or another holder
+commits, the present one is still what is committed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+
+import numpy as np
+
+from kvps import wire
+from kvps.errors import CorruptData
+from kvps.job import Job
+from kvps.keys import staged_name
+from kvps.layout import DTYPE, Array
+from kvps.scripts import Contribution, Plan
+from kvps.state import State
+from kvps.transport import ChunkGone
+from kvps.wire import Buffers, view
+from kvps_aggregator import optimizers, reduce
+
+_STRETCH = 1 << 16  # items stepped at a time: what a step touches stays in the cache
+
+
+class BadContribution(Exception):
+    """A planned contribution that cannot be applied: its bytes are gone, damaged or not finite."""
+
+    def __init__(self, contribution: Contribution, reason: str) -> None:
+        super().__init__(reason)
+        self.contribution = contribution
+        self.reason = reason
+
+
+class Shard:
+    """One shard, held under `term`. Used by the aggregator's loop alone."""
+
+    def __init__(self, job: Job, number: int, term: str) -> None:
+        self.number = number
+        self.term = term
+        self.version = 0
+        self.staged: Plan | None = None
+        self._job = job
+        self._chunks = job.layout.chunks[number]
+        low, high = job.layout.shard_range(number)
+        self._low, self._size = low, high - low
+        self._slots = optimizers.slots(job.config.optimizer)
+        self._weights, self._next_weights = self._empty(), self._empty()
+        self._state = {slot: self._empty() for slot in self._slots}
+        self._next_state = {slot: self._empty() for slot in self._slots}
+        self._total, self._incoming = self._empty(), self._empty()
+        self._names: dict[int, str] = {}  # versions whose bytes are still there
+        self._dead: list[str] = []
+
+    def _empty(self) -> Array:
+        return np.empty(self._size, DTYPE)
+
+    # -- what the last holder left -----------------------------------------------------------------------------
+
+    def load(self, state: State, before: str) -> None:
+        """Read the committed weights and optimizer state. Raises CorruptData if they are not what was committed.
+
+        `before` is the shard's staged name one version ago.
+        """
+        self.version, name = state.version, state.names[self.number]
+        try:
+            self._read(self._weights, self._weight_keys(name))
+            for slot in self._slots:
+                if self.version:
+                    self._read(self._state[slot], self._slot_keys(slot, name))
+                else:
+                    self._state[slot].fill(0)
+        except ChunkGone as gone:
+            raise CorruptData(f"version {self.version} of job {self._job.name!r}, shard {self.number}: {gone}") from None
+        if self.version:
+            self._check_manifest(name)
+        self._names = {self.version - 1: before, self.version: name} if self.version else {0: name}
+        self.staged = None
+
+    def _check_manifest(self, name: str) -> None:
+        text = self._job.client.call("GET", self._job.keys.manifest(self.number, name))
+        digests = {"w": self._digest(self._weights)} | {s: self._digest(self._state[s]) for s in self._slots}
+        if not text or json.loads(text)["digests"] != digests:
+            raise CorruptData(
+                f"version {self.version} of job {self._job.name!r}, shard {self.number}: the bytes differ from what "
+                f"was committed; something else wrote under {self._job.keys.weights(self.number, name, 0)}"
+            )
+
+    # -- the next version --------------------------------------------------------------------------------------
+
+    def compute(self, plan: Plan) -> None:
+        """Reduce the plan's contributions and step the optimizer. Raises BadContribution."""
+        for part, contribution in enumerate(c for c in plan.contributions if c.weight):
+            target = self._incoming if part else self._total
+            self._fetch(contribution, target)
+            if part:
+                reduce.add(self._total, self._incoming)
+        if not any(c.weight for c in plan.contributions):
+            self._total.fill(0)
+        if not plan.contributions:  # all were rejected: a version without a step
+            np.copyto(self._next_weights, self._weights)
+            for slot in self._slots:
+                np.copyto(self._next_state[slot], self._state[slot])
+            return
+        config = self._job.config
+        reduce.finish(self._total, config.reduction, plan.divisor)
+        lr = config.optimizer.lr_at(plan.progress / config.workers)
+        for i in range(0, self._size, _STRETCH):
+            part_of = slice(i, i + _STRETCH)
+            optimizers.update(
+                *(config.optimizer, lr, plan.version, self._weights[part_of], self._total[part_of]),
+                {slot: array[part_of] for slot, array in self._state.items()},
+                self._next_weights[part_of],
+                {slot: array[part_of] for slot, array in self._next_state.items()},
+            )
+
+    def _fetch(self, contribution: Contribution, target: Array) -> None:
+        try:
+            self._read(target, self._gradient_keys(contribution))
+        except ChunkGone as gone:
+            raise BadContribution(contribution, str(gone)) from None
+        if self._digest(target) != contribution.digests[self.number]:
+            raise BadContribution(contribution, "its bytes differ from its digest")
+        if not wire.finite(target):
+            raise BadContribution(contribution, "it holds NaN or Inf")
+
+    def stage(self, plan: Plan) -> str:
+        """Store the next version under this term's name, manifest last; the digest of its weights."""
+        name = staged_name(plan.version, self.term)
+        items = self._encoded(self._next_weights, self._weight_keys(name))
+        for slot in self._slots:
+            items += self._encoded(self._next_state[slot], self._slot_keys(slot, name))
+        digests = {"w": self._digest(self._next_weights)} | {s: self._digest(self._next_state[s]) for s in self._slots}
+        manifest = {"plan": plan.id, "version": plan.version, "head": plan.head, "bytes": self._size * DTYPE.itemsize}
+        text = json.dumps(manifest | {"digests": digests}).encode()
+        items.append((self._job.keys.manifest(self.number, name), [memoryview(text)]))
+        self._job.client.put(items)
+        self.staged = plan
+        return digests["w"]
+
+    def promote(self, pinned_version: int | None) -> None:
+        """The staged version is committed: go on from it, and free what no reader can want any more."""
+        plan = self.staged
+        assert plan is not None
+        self._weights, self._next_weights = self._next_weights, self._weights
+        self._state, self._next_state = self._next_state, self._state
+        self.version, self.staged = plan.version, None
+        self._names[plan.version] = staged_name(plan.version, self.term)
+        for contribution in plan.contributions:
+            if contribution.weight:
+                self._dead += self._gradient_keys(contribution)
+        for version in [v for v in self._names if v <= self.version - 2 and v != pinned_version]:
+            name = self._names.pop(version)
+            self._dead += [*self._weight_keys(name), self._job.keys.manifest(self.number, name)]
+            for slot in self._slots:
+                self._dead += self._slot_keys(slot, name)
+
+    def free(self) -> None:
+        """Delete the bytes that died. Raises LeaseLost if another may do that now; then it is left to him."""
+        dead, self._dead = self._dead, []
+        self._job.scripts.free(self.number, self.term, dead)
+
+    # -- bytes -------------------------------------------------------------------------------------------------
+
+    def _weight_keys(self, name: str) -> list[str]:
+        return [self._job.keys.weights(self.number, name, c.index) for c in self._chunks]
+
+    def _slot_keys(self, slot: str, name: str) -> list[str]:
+        return [self._job.keys.state(self.number, slot, name, c.index) for c in self._chunks]
+
+    def _gradient_keys(self, c: Contribution) -> list[str]:
+        keys = self._job.keys
+        return [keys.gradient(self.number, c.worker, c.incarnation, c.seq, chunk.index) for chunk in self._chunks]
+
+    def _stretches(self, array: Array) -> Iterable[memoryview]:
+        """The memory of each chunk in an array of this shard."""
+        return (view(array[c.start - self._low : c.stop - self._low]) for c in self._chunks)
+
+    def _read(self, target: Array, keys: list[str]) -> None:
+        self._job.client.get(list(zip(keys, self._stretches(target), strict=True)))
+
+    def _encoded(self, array: Array, keys: list[str]) -> list[tuple[str, Buffers]]:
+        return [(key, [stretch]) for key, stretch in zip(keys, self._stretches(array), strict=True)]
+
+    def _digest(self, array: Array) -> str:
+        return wire.fold(wire.digest([stretch]) for stretch in self._stretches(array))

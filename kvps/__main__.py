@@ -1,0 +1,5 @@
+"""``python -m kvps`` is ``kvps``."""
+
+from kvps.cli import main
+
+main()

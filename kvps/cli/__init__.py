@@ -1,0 +1,76 @@
+"""The command line: the only place that wires store, aggregator and workers together."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from types import FrameType
+from typing import Any
+
+import typer
+
+from kvps import process
+from kvps.cli import jobs, parts, server, up
+from kvps.errors import KvpsError, UsageError
+
+app = typer.Typer(
+    name="kvps",
+    help="A parameter server whose whole state is a Redis keyspace.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("up")(up.up)
+app.command("create")(parts.create)
+app.add_typer(parts.aggregator, name="aggregator")
+app.command("worker")(parts.worker)
+app.command("jobs")(jobs.jobs)
+app.command("status")(jobs.status)
+app.command("rm")(jobs.rm)
+app.add_typer(server.app, name="server")
+app.command("cli", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(server.cli)
+
+_received: list[int] = []
+
+
+def main() -> None:
+    """Run the command line. Errors are one line on stderr: exit code 2 for usage, 1 for all else."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
+    if parent := os.environ.get("KVPS_PARENT_PID"):
+        process.die_with_parent(int(parent))
+    sys.exit(_run())
+
+
+def _run() -> int:
+    try:
+        code: Any = app(standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except (KeyboardInterrupt, typer.Abort):
+        return 128 + (_received[0] if _received else signal.SIGINT)
+    except KvpsError as error:
+        return _fail(str(error), 2 if isinstance(error, UsageError) else 1)
+    except BrokenPipeError:  # the reader of our output (head, less) has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 0
+    except Exception as error:
+        # Typer's own exceptions know their exit code and message; the base class is not a public name.
+        if not hasattr(error, "format_message"):
+            raise
+        if type(error).__name__ == "NoArgsIsHelpError":
+            return 2
+        return _fail(error.format_message(), 2)
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"kvps: error: {' '.join(message.split())}", file=sys.stderr)
+    return code
+
+
+def _interrupt(number: int, _: FrameType | None) -> None:
+    """Ctrl-C and SIGTERM leave through the same `finally`s; a second one ends at once."""
+    _received.append(number)
+    signal.signal(number, signal.SIG_DFL)
+    raise KeyboardInterrupt

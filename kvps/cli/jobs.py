@@ -1,0 +1,114 @@
+"""Looking at jobs and removing them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from kvps.cli import common
+from kvps.errors import InvalidSetting, JobNotFound
+from kvps.job import Job
+from kvps.state import State
+
+
+def jobs(redis: common.Redis = None) -> None:
+    """List the jobs of the server."""
+    with common.existing_store(redis) as store:
+        table = Table("job", "task", "mode", "workers", "version", "state", box=None, pad_edge=False)
+        for name in store.jobs():
+            try:
+                job = store.job(name)
+                state = job.state()
+            except JobNotFound:
+                continue
+            c = job.config
+            row = (name, c.task or "-", c.mode, f"{_active(state)}/{c.workers}", str(state.version), _word(job, state))
+            table.add_row(*row)
+        if table.row_count:
+            Console().print(table)
+        else:
+            print("no jobs: kvps up digits, or kvps create TASK --job NAME", file=sys.stderr)
+
+
+def status(
+    job: common.JobName,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+    redis: common.Redis = None,
+) -> None:
+    """Show one job: version, vector clock, workers, who holds its shards."""
+    with common.existing_store(redis) as store:
+        found = store.job(job)
+        state, holders, traces = found.state(), found.holders(), found.traces()
+        waiting = found.client.call("XLEN", found.keys.inbox)
+    if as_json:
+        print(json.dumps(_as_dict(found, state, holders, waiting)))
+        return
+    console, c = Console(), found.config
+    console.print(f"[bold]{job}[/]  {_word(found, state)}  {c.task or 'made in Python'}  {c.mode}  {c.optimizer}")
+    console.print(f"version {state.version}  head {state.head[:12]}  {waiting} contributions waiting")
+    for shard, holder in enumerate(holders):
+        console.print(f"shard {shard}  {holder or 'no aggregator: kvps aggregator start'}")
+    table = Table("worker", "rank", "state", "clock", "loss", "waiting", "device", "process", box=None, pad_edge=False)
+    for m in sorted(state.members.values(), key=lambda m: m.rank):
+        trace = traces.get(m.worker)
+        loss = f"{trace.loss:.4f}" if trace and trace.loss is not None else "-"
+        share = f"{trace.waiting:.0%}" if trace else "-"
+        table.add_row(m.worker, str(m.rank), m.state, str(m.clock), loss, share, m.device, f"{m.host}:{m.pid}")
+    console.print(table if state.members else f"no worker has joined: kvps worker --job {job}")
+
+
+def rm(
+    job: common.JobName,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    redis: common.Redis = None,
+) -> None:
+    """Remove a job and all its bytes."""
+    with common.existing_store(redis) as store:
+        found = store.job(job)
+        state = found.state()
+        if not yes:
+            if not sys.stdin.isatty():
+                raise InvalidSetting(f"kvps rm asks before it removes job {job!r}: give --yes where nobody can answer")
+            typer.confirm(f"Remove job {job} at version {state.version}, with {_active(state)} workers in it?", abort=True)
+        store.remove_job(job)
+    common.say(f"job {job}: removed")
+
+
+def _active(state: State) -> int:
+    return sum(1 for m in state.members.values() if m.state == "active")
+
+
+def _word(job: Job, state: State) -> str:
+    if state.finished(job.config.workers):
+        return "finished"
+    if len(state.members) < job.config.workers:
+        return "waits for workers"
+    return "runs" if any(job.holders()) else "waits for an aggregator"
+
+
+def _as_dict(job: Job, state: State, holders: list[str], waiting: int) -> dict[str, Any]:
+    c = job.config
+    return {
+        "job": job.name,
+        "task": c.task,
+        "state": _word(job, state),
+        "mode": c.mode,
+        "staleness": c.staleness,
+        "workers": c.workers,
+        "shards": c.shards,
+        "optimizer": c.optimizer.to_json(),
+        "version": state.version,
+        "head": state.head,
+        "clock": dict(state.clock),
+        "waiting_contributions": waiting,
+        "holders": holders,
+        "members": {
+            m.worker: {"rank": m.rank, "state": m.state, "round": m.round, "device": m.device, "host": m.host, "pid": m.pid}
+            for m in state.members.values()
+        },
+    }

@@ -1,0 +1,167 @@
+"""The parts by hand: create, aggregator start, worker. In any order, on any machines; who is early waits."""
+
+from __future__ import annotations
+
+import threading
+from typing import Annotated
+
+import typer
+
+from kvps.cli import common
+from kvps.cli.common import say
+from kvps.errors import InvalidSetting, JobNotFound, KvpsError
+from kvps.job import Job
+from kvps.keys import check_name
+from kvps.store import Store
+from kvps_aggregator import serve
+from kvps_workers import load_task
+from kvps_workers.device import open_device
+from kvps_workers.loop import train
+
+_NEW_JOBS_S = 0.5
+Quiet = Annotated[bool, typer.Option("--quiet", hidden=True)]
+
+aggregator = typer.Typer(help="The process that averages gradients and commits weights.", no_args_is_help=True)
+
+
+def create(
+    task: common.TaskName,
+    job: Annotated[str, typer.Option("--job", metavar="NAME", help="Name of the new job.")],
+    workers: common.Workers = 3,
+    staleness: common.Staleness = 0,
+    shards: common.Shards = 1,
+    optimizer: common.OptimizerName = "sgd",
+    lr: common.LearningRate = None,
+    batch_size: common.BatchSize = None,
+    epochs: common.Epochs = None,
+    seed: common.Seed = 0,
+    reduction: common.Reduction = "mean",
+    nonfinite: common.NonFinite = "reject",
+    redis: common.Redis = None,
+) -> None:
+    """Create a job, for aggregators and workers that run already or will be started."""
+    check_name("job", job)
+    found = load_task(task)
+    config = common.job_config(
+        task,
+        found,
+        workers=workers,
+        staleness=staleness,
+        shards=shards,
+        optimizer=optimizer,
+        lr=lr,
+        batch_size=batch_size,
+        epochs=epochs,
+        seed=seed,
+        reduction=reduction,
+        nonfinite=nonfinite,
+    )
+    common.wait_for_server(redis)
+    with common.existing_store(redis) as store:
+        common.create_job(store, job, found, config)
+    say(f"job {job}: {task}, {config.mode}, {workers} workers, {config.optimizer}")
+
+
+@aggregator.callback()
+def _aggregator() -> None:
+    """The process that averages gradients and commits weights."""
+
+
+@aggregator.command("start")
+def start(
+    job: Annotated[
+        str | None, typer.Option("--job", metavar="NAME", help="Serve this job until it is finished.  [default: every job]")
+    ] = None,
+    redis: common.Redis = None,
+    listen: common.Listen = None,
+    quiet: Quiet = False,
+) -> None:
+    """Serve a job until it is finished, or every job, later ones too, until stopped.
+
+    Start as many as you like: one holds each shard, the others stand by and take over.
+    """
+    if job is not None:
+        check_name("job", job)
+    common.log_to_stderr(quiet)
+    with common.serving_store(redis, listen, quiet) as store:
+        if job is None:
+            _serve_all(store)
+        else:
+            found = common.wait_for_job(store, job)
+            _announce(found, quiet)
+            serve(found)
+            if not quiet:
+                say(f"job {found.name}: finished")
+
+
+def worker(
+    job: Annotated[
+        str | None, typer.Option("--job", metavar="NAME", help="The job to work on.  [default: the only open one]")
+    ] = None,
+    id: Annotated[str | None, typer.Option("--id", help="This worker's id.  [default: the first free of w0, w1, ...]")] = None,
+    gpu: Annotated[int | None, typer.Option(metavar="N", help="Compute on this CUDA device, with CuPy.  [default: NumPy]")] = None,
+    slow: Annotated[str, typer.Option(metavar="Nx", help="Stretch this worker's steps, as in 5x, to study stragglers.")] = "1x",
+    redis: common.Redis = None,
+    listen: common.Listen = None,
+    quiet: Quiet = False,
+) -> None:
+    """Train: pull weights, compute gradients, push them, until all rounds are done."""
+    factor = parse_slow(slow)
+    for kind, name in (("job", job), ("worker", id)):
+        if name is not None:
+            check_name(kind, name)
+    device = open_device(gpu)
+    common.log_to_stderr(quiet)
+    with common.serving_store(redis, listen, quiet) as store:
+        found = common.wait_for_job(store, job)
+        _announce(found, quiet)
+        train(found, device, id, factor)
+        if not quiet:
+            say(f"job {found.name}: this worker has done its rounds")
+
+
+def parse_slow(text: str) -> float:
+    """5.0 for "5x" or "5". Raises InvalidSetting."""
+    try:
+        factor = float(text.removesuffix("x"))
+    except ValueError:
+        factor = 0.0
+    if not 1 <= factor <= 1000:
+        raise InvalidSetting(f"--slow wants a factor from 1x to 1000x, not {text!r}")
+    return factor
+
+
+def _announce(job: Job, quiet: bool) -> None:
+    if not quiet:
+        c = job.config
+        say(f"job {job.name}: {c.task or 'made in Python'}, {c.mode}, {c.workers} workers, {c.optimizer}")
+
+
+def _serve_all(store: Store) -> None:
+    """One thread a job, and a look now and then for new ones."""
+    stop, threads = threading.Event(), dict[str, threading.Thread]()
+    say("serving every job of this server; Ctrl-C ends it")
+
+    def run(job: Job) -> None:
+        try:
+            serve(job, stop=stop, until_finished=False)
+        except KvpsError as error:
+            say(f"kvps: error: {error}")
+
+    try:
+        while not stop.wait(_NEW_JOBS_S):
+            threads = {name: t for name, t in threads.items() if t.is_alive()}
+            for name in store.jobs():
+                if name in threads:
+                    continue
+                try:
+                    job = store.job(name)
+                except JobNotFound:
+                    continue
+                _announce(job, quiet=False)
+                threads[name] = threading.Thread(target=run, args=(job,), name=f"kvps-serve-{name}")
+                threads[name].start()
+    finally:
+        stop.set()
+        for thread in threads.values():
+            thread.join()

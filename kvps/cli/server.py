@@ -1,0 +1,51 @@
+"""The private server by hand, and redis-cli on it."""
+
+from __future__ import annotations
+
+import os
+
+import typer
+
+from kvps import embedded
+from kvps.cli import common
+from kvps.cli.common import say
+from kvps.errors import NoServer
+from kvps.transport import redacted
+
+app = typer.Typer(help="Your own private Redis server, when it shall outlive a command.", no_args_is_help=True)
+
+
+@app.command()
+def start(listen: common.Listen = None) -> None:
+    """Start the private server, to run until kvps server stop."""
+    url = embedded.start(listen)
+    say(f"private server {redacted(url)} runs until: kvps server stop")
+    say("look inside: kvps cli")
+    if listen:
+        say(f"join from elsewhere: {embedded.join_line(url, listen)}")
+
+
+@app.command()
+def stop() -> None:
+    """End the private server. Its jobs are gone with it."""
+    if not embedded.stop():
+        raise NoServer("no private server runs")
+    say("private server ended")
+
+
+@app.command()
+def status() -> None:
+    """Say whether the private server runs, and where."""
+    url = embedded.running()
+    if url is None:
+        raise NoServer("no private server runs: kvps server start")
+    print(redacted(url))
+
+
+def cli(context: typer.Context, redis: common.Redis = None) -> None:
+    """Open redis-cli on the server; what follows is passed to it, as in: kvps cli hgetall 'kvps:{digits}:clock'."""
+    url = redis or embedded.running()
+    if url is None:
+        raise NoServer("no private server runs: start one with kvps up, kvps aggregator start or kvps server start")
+    command, environment = embedded.client_command(url)
+    os.execvpe(command[0], [*command, *context.args], os.environ | environment)

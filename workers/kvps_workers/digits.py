@@ -1,0 +1,77 @@
+"""The built-in task: an MLP on scikit-learn's 1,797 handwritten digits of 8 x 8 pixels, a fifth held out.
+
+    x (n, 64) -> W1 (64, 64), b1 -> ReLU -> W2 (64, 10), b2 -> softmax -> cross-entropy with y (n,)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+_HIDDEN = 64
+_SPLIT_SEED = 20  # which samples are held out is part of the task, not of a run
+
+
+class Digits:
+    """A multilayer perceptron that reads digits. Needs scikit-learn for its bundled data."""
+
+    batch_size = 32
+    epochs = 20
+    lr = 0.2
+
+    def __init__(self) -> None:
+        try:
+            from sklearn.datasets import load_digits
+        except ImportError:
+            raise ImportError("digits needs scikit-learn's data: pip install 'kvps[demo]'") from None
+        x, y = load_digits(return_X_y=True)
+        order = np.random.default_rng(_SPLIT_SEED).permutation(len(x))
+        held_out = len(x) // 5
+        self._x = (x[order] / 16).astype(np.float32)
+        self._y = y[order].astype(np.int64)
+        self._test = slice(0, held_out)
+        self._train = slice(held_out, None)
+
+    def parameters(self, seed: int) -> dict[str, Any]:
+        """He's initialisation for the ReLU layer, Glorot's for the last."""
+        rng = np.random.default_rng(seed)
+        return {
+            "W1": rng.normal(0, np.sqrt(2 / 64), (64, _HIDDEN)).astype(np.float32),
+            "b1": np.zeros(_HIDDEN, np.float32),
+            "W2": rng.normal(0, np.sqrt(1 / _HIDDEN), (_HIDDEN, 10)).astype(np.float32),
+            "b2": np.zeros(10, np.float32),
+        }
+
+    def data(self, rank: int, workers: int, xp: ModuleType) -> tuple[Any, ...]:
+        """Every `workers`-th training sample, beginning with the `rank`-th."""
+        return xp.asarray(self._x[self._train][rank::workers]), xp.asarray(self._y[self._train][rank::workers])
+
+    def gradient(
+        self, params: Mapping[str, Any], batch: tuple[Any, ...], xp: ModuleType
+    ) -> tuple[float, dict[str, Any]]:
+        """Cross-entropy and its gradient by hand, so that the task needs no framework."""
+        x, y = batch
+        rows = xp.arange(len(y))
+        hidden = xp.maximum(x @ params["W1"] + params["b1"], 0)
+        p = _softmax(hidden @ params["W2"] + params["b2"], xp)
+        loss = -float(xp.log(p[rows, y] + 1e-12).mean())
+        p[rows, y] -= 1
+        p /= len(y)
+        back = (p @ params["W2"].T) * (hidden > 0)
+        return loss, {"W1": x.T @ back, "b1": back.sum(0), "W2": hidden.T @ p, "b2": p.sum(0)}
+
+    def evaluate(self, params: Mapping[str, Any], xp: ModuleType) -> dict[str, float]:
+        """Loss and accuracy on the held-out fifth."""
+        x, y = xp.asarray(self._x[self._test]), xp.asarray(self._y[self._test])
+        hidden = xp.maximum(x @ params["W1"] + params["b1"], 0)
+        p = _softmax(hidden @ params["W2"] + params["b2"], xp)
+        loss = -float(xp.log(p[xp.arange(len(y)), y] + 1e-12).mean())
+        return {"loss": loss, "accuracy": float((p.argmax(1) == y).mean())}
+
+
+def _softmax(z: Any, xp: ModuleType) -> Any:
+    e = xp.exp(z - z.max(1, keepdims=True))
+    return e / e.sum(1, keepdims=True)

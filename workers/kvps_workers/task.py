@@ -1,0 +1,95 @@
+"""What a worker trains: the task protocol, and finding a task by its name.
+
+A task is written once, over `xp`, which is NumPy or CuPy:
+
+    class Mine:
+        batch_size, epochs, lr = 32, 10, 0.1
+        def parameters(self, seed): ...                    # name -> float32 NumPy array
+        def data(self, rank, workers, xp): ...             # arrays with one row a sample
+        def gradient(self, params, batch, xp): ...         # (loss, name -> gradient)
+        def evaluate(self, params, xp): ...                # {"loss": ..., "accuracy": ...}
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.machinery
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol, runtime_checkable
+
+from kvps.errors import InvalidTask
+
+BUILT_IN = {"digits": "kvps_workers.digits:Digits"}
+
+
+@runtime_checkable
+class Task(Protocol):
+    """One training problem. `batch_size`, `epochs` and `lr` are what it wants when the user says nothing."""
+
+    batch_size: int
+    epochs: int
+    lr: float
+
+    def parameters(self, seed: int) -> Mapping[str, Any]:
+        """Initial parameters, name -> float32 NumPy array; the same for the same seed."""
+
+    def data(self, rank: int, workers: int, xp: ModuleType) -> tuple[Any, ...]:
+        """The training samples of worker `rank` of `workers`: arrays of equal length, one row a sample."""
+
+    def gradient(self, params: Mapping[str, Any], batch: tuple[Any, ...], xp: ModuleType) -> tuple[float, Mapping[str, Any]]:
+        """Mean loss of a batch (rows of `data`), and its gradient, name -> float32 array."""
+
+    def evaluate(self, params: Mapping[str, Any], xp: ModuleType) -> Mapping[str, float]:
+        """Figures over samples that no worker trains on; `loss`, and `accuracy` where there is one."""
+
+
+def load_task(name: str) -> Task:
+    """The task called `name`: built in, or ``module:attribute`` of a module in the current directory.
+
+    The attribute is a task or a class of one. Only the user's own directory is looked at, so that a name from
+    Redis cannot make a worker import something else. Raises InvalidTask.
+    """
+    if name in BUILT_IN:
+        module_name, _, attribute = BUILT_IN[name].partition(":")
+        return _instance(name, getattr(importlib.import_module(module_name), attribute))
+    module_name, colon, attribute = name.partition(":")
+    if not colon or not attribute.isidentifier() or not all(part.isidentifier() for part in module_name.split(".")):
+        raise InvalidTask(
+            f"task {name!r} is unknown: built in are {', '.join(BUILT_IN)}; your own is module:attribute, "
+            f"for a module in this directory"
+        )
+    module = _import_from_here(module_name, name)
+    if not hasattr(module, attribute):
+        raise InvalidTask(f"task {name!r}: {module.__file__} has no {attribute!r}")
+    return _instance(name, getattr(module, attribute))
+
+
+def _import_from_here(module_name: str, name: str) -> ModuleType:
+    here = str(Path.cwd())
+    top = module_name.split(".")[0]
+    if importlib.machinery.PathFinder.find_spec(top, [here]) is None:
+        raise InvalidTask(f"task {name!r}: there is no module {top!r} in {here}; run kvps where your task is")
+    loaded = sys.modules.get(top)
+    if loaded is not None and not str(getattr(loaded, "__file__", None) or "").startswith(here):
+        raise InvalidTask(f"task {name!r}: a module {top!r} is loaded already from elsewhere; rename yours")
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(module_name)
+    except Exception as error:
+        raise InvalidTask(f"task {name!r}: importing {module_name} failed: {type(error).__name__}: {error}") from error
+
+
+def _instance(name: str, found: Any) -> Task:
+    try:
+        task = found() if isinstance(found, type) else found
+    except ImportError as error:
+        raise InvalidTask(f"task {name!r}: {error}") from None
+    if not isinstance(task, Task):
+        wanted = ("batch_size", "epochs", "lr", "parameters", "data", "gradient", "evaluate")
+        missing = [n for n in wanted if not hasattr(task, n)]
+        raise InvalidTask(f"task {name!r} is no task: it lacks {', '.join(missing)}")
+    return task
