@@ -1,10 +1,10 @@
 """kvps: a parameter server whose whole state is a Redis keyspace.
 
-    store = kvps.connect()
-    job = store.create_job("name", params, staleness=0, optimizer=kvps.SGD(lr=0.1), workers=2)
-    with job.join("w0") as session:
-        params = session.pull()
-        session.push(grads)
+store = kvps.connect()
+job = store.create_job("name", params, staleness=0, optimizer=kvps.SGD(lr=0.1), workers=2)
+with job.join("w0") as session:
+    params = session.pull()
+    session.push(grads)
 """
 
 from kvps.config import JobConfig

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import redis
 from redis.connection import Connection, ConnectionPool, SSLConnection, UnixDomainSocketConnection
@@ -34,10 +34,14 @@ class Client:
 
     def __init__(self, url: str, patience_s: float = _PATIENCE_S) -> None:
         settings = connection_settings(url) | {"decode_responses": True}
-        kind: dict[str, Any] = {"redis": Connection, "rediss": SSLConnection, "unix": UnixDomainSocketConnection}
+        kind: dict[str, Any] = {
+            "redis": Connection,
+            "rediss": SSLConnection,
+            "unix": UnixDomainSocketConnection,
+        }
         pool = ConnectionPool(connection_class=kind[url.split(":", 1)[0]], **settings)
         self.url = url
-        self._redis = redis.Redis(connection_pool=pool)
+        self._redis: Any = redis.Redis(connection_pool=pool)
         self._arrays = ArrayPool(url)
         self._patience_s = patience_s
 
@@ -62,7 +66,7 @@ class Client:
             with self._redis.pipeline(transaction=True) as pipe:
                 for command in commands:
                     pipe.execute_command(*command)
-                return cast(list[Any], pipe.execute())
+                return list(pipe.execute())
 
         return self._repeat(run)
 
@@ -130,7 +134,7 @@ class Client:
         """Make sure that this server can be trained on. Raises NoServer or ServerUnfit, saying what to do."""
         where = redacted(self.url)
         try:
-            info = cast(dict[str, Any], self._redis.info())
+            info = self._redis.info()
         except (AuthenticationError, AuthorizationError) as error:
             raise NoServer(f"{where} refuses the login: {error}") from None
         except (RedisConnectionError, RedisTimeoutError) as error:
@@ -153,7 +157,7 @@ class Client:
 
     def run_id(self) -> str:
         """The server's own name for its present life."""
-        return str(cast(dict[str, Any], self._repeat(lambda: self._redis.info("server")))["run_id"])
+        return str(self._repeat(lambda: self._redis.info("server"))["run_id"])
 
     def __enter__(self) -> Client:
         return self

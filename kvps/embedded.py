@@ -21,10 +21,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import redis
 
 from kvps.errors import InvalidSetting, NoServer, ServerUnfit
+from kvps.transport import connection_settings
 
 _BINARIES = ("redis-server", "valkey-server")
 _CLIENTS = ("redis-cli", "valkey-cli")
@@ -63,7 +65,9 @@ def runtime_dir() -> Path:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = path.lstat()
     except OSError as error:
-        raise ServerUnfit(f"{path} cannot hold the private server ({error}): set KVPS_RUNTIME_DIR to a directory") from None
+        raise ServerUnfit(
+            f"{path} cannot hold the private server ({error}): set KVPS_RUNTIME_DIR to a directory"
+        ) from None
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise ServerUnfit(f"{path} must be a directory of yours with mode 0700: mend it, or set KVPS_RUNTIME_DIR")
     if len(str(_socket(path))) > _SOCKET_PATH_MAX:
@@ -90,7 +94,9 @@ def ensure(listen: str | None = None) -> Server:
         if url is None:
             return _start(listen, lasting=False)
         if listen:
-            raise NoServer("your private server runs already: end what started it (or kvps server stop) to use --listen")
+            raise NoServer(
+                "your private server runs already: end what started it (or kvps server stop) to use --listen"
+            )
         return Server(url)
 
 
@@ -108,9 +114,9 @@ def stop() -> bool:
         url = running()
         if url is None:
             return False
-        connection = redis.Redis.from_url(url)
+        connection: Any = redis.Redis.from_url(url)
         try:
-            pid = int(connection.info("server")["process_id"])  # type: ignore[index,unused-ignore]
+            pid = int(connection.info("server")["process_id"])
             connection.execute_command("SHUTDOWN", "NOSAVE")
         except redis.exceptions.ConnectionError:
             pass  # that is how a server answers that it ends
@@ -137,7 +143,7 @@ def client_command(url: str) -> tuple[list[str], dict[str, str]]:
     plain, _, password = url.partition("?password=")
     if plain.startswith("unix://"):
         return [binary, "-s", plain.removeprefix("unix://")], {"REDISCLI_AUTH": password} if password else {}
-    login = redis.connection.parse_url(url).get("password")
+    login = connection_settings(url).get("password")
     return [binary, "-u", url.replace(f":{login}@", "@") if login else url], {"REDISCLI_AUTH": login} if login else {}
 
 
@@ -170,7 +176,9 @@ def _start(listen: str | None, lasting: bool) -> Server:
     if not lasting:
         text += b"end\n"
     # A session of its own: Ctrl-C in the terminal is for the workers first, which still need the server to leave.
-    command = [binary, "-"] if lasting else [sys.executable, "-S", "-E", str(Path(__file__).with_name("guard.py")), binary]
+    command = (
+        [binary, "-"] if lasting else [sys.executable, "-S", "-E", str(Path(__file__).with_name("guard.py")), binary]
+    )
     with open(log, "w") as said:
         child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=said, stderr=said, start_new_session=True)
     assert child.stdin is not None
@@ -253,5 +261,3 @@ def _alone() -> Iterator[None]:
     with open(runtime_dir() / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
-
-

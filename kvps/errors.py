@@ -1,25 +1,25 @@
 """What can go wrong, as one tree. Every message says what happened and what to do.
 
-    KvpsError
-    ├── UsageError            what the caller passed is wrong; nothing was changed
-    │   ├── InvalidName       a job or worker name outside [A-Za-z0-9_-]{1,64}
-    │   ├── InvalidSetting    a setting out of its range
-    │   ├── InvalidTask       a task that cannot be found, or is no task
-    │   ├── LayoutMismatch    missing or extra parameter, wrong dtype or shape
-    │   ├── NotFinite         a gradient or parameter with NaN or Inf
-    │   └── WrongOrder        push without pull, a closed session, another thread's session
-    ├── ServerError
-    │   ├── NoServer          nothing answers there, or nothing could be started
-    │   ├── ServerUnfit       too old, evicting, read-only, or not the user's own
-    │   └── ServerLost        it answered before and does not any more
-    ├── JobError
-    │   ├── JobNotFound
-    │   ├── JobExists
-    │   └── CorruptData       bytes in Redis are not what their digest says
-    ├── WorkerError
-    │   ├── WorkerAlive       the id belongs to a living worker
-    │   └── WorkerEvicted     this incarnation was evicted or replaced; it must join again
-    └── LeaseLost             another aggregator holds the shard now
+KvpsError
+├── UsageError            what the caller passed is wrong; nothing was changed
+│   ├── InvalidName       a job or worker name outside [A-Za-z0-9_-]{1,64}
+│   ├── InvalidSetting    a setting out of its range
+│   ├── InvalidTask       a task that cannot be found, or is no task
+│   ├── LayoutMismatch    missing or extra parameter, wrong dtype or shape
+│   ├── NotFinite         a gradient or parameter with NaN or Inf
+│   └── WrongOrder        push without pull, a closed session, another thread's session
+├── ServerError
+│   ├── NoServer          nothing answers there, or nothing could be started
+│   ├── ServerUnfit       too old, evicting, read-only, or not the user's own
+│   └── ServerLost        it answered before and does not any more
+├── JobError
+│   ├── JobNotFound
+│   ├── JobExists
+│   └── CorruptData       bytes in Redis are not what their digest says
+├── WorkerError
+│   ├── WorkerAlive       the id belongs to a living worker
+│   └── WorkerEvicted     this incarnation was evicted or replaced; it must join again
+└── LeaseLost             another aggregator holds the shard now
 """
 
 from __future__ import annotations

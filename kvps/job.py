@@ -111,7 +111,10 @@ class Job:
         """From the first join to the last commit, by the server's clock."""
         log = self.keys.commits
         first, last = self.client.together(
-            [("XRANGE", log, "-", "+", "COUNT", 2), ("XREVRANGE", log, "+", "-", "COUNT", 2 * self.config.workers + 1)]
+            [
+                ("XRANGE", log, "-", "+", "COUNT", 2),
+                ("XREVRANGE", log, "+", "-", "COUNT", 2 * self.config.workers + 1),
+            ]
         )
         commits = [entry for entry, fields in last if fields["kind"] == "commit"]
         if len(first) < 2 or not commits:

@@ -52,9 +52,7 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 def check_name(kind: str, name: str) -> str:
     """Return `name` if it can be part of a key. Raises InvalidName; `kind` ("job", "worker") is for its message."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise InvalidName(
-            f"{kind} name {name!r} is not allowed: use 1 to 64 characters out of A-Z, a-z, 0-9, _ and -"
-        )
+        raise InvalidName(f"{kind} name {name!r} is not allowed: use 1 to 64 characters out of A-Z, a-z, 0-9, _ and -")
     return name
 
 

@@ -46,10 +46,10 @@ class Parameter(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Items `start` to `stop` of the flat buffer: the `index`-th string of its shard."""
+    """Items `start` to `stop` of the flat buffer: the `number`-th string of its shard."""
 
     shard: int
-    index: int
+    number: int
     start: int
     stop: int
 
@@ -168,7 +168,9 @@ class Layout:
         """The layout that `to_json` wrote. Raises LayoutMismatch for one this kvps cannot read."""
         value = json.loads(text)
         if value["dtype"] != DTYPE.str or value["chunk_bytes"] != CHUNK_BYTES:
-            raise LayoutMismatch(f"layout of dtype {value['dtype']} and {value['chunk_bytes']} byte chunks is not known")
+            raise LayoutMismatch(
+                f"layout of dtype {value['dtype']} and {value['chunk_bytes']} byte chunks is not known"
+            )
         parameters = tuple(Parameter(p["name"], tuple(p["shape"]), p["start"]) for p in value["parameters"])
         return cls(parameters, len(value["shards"]))
 

@@ -15,7 +15,6 @@ from typing import Any, ClassVar, TypeVar
 
 from kvps.errors import InvalidSetting
 
-
 _T = TypeVar("_T", bound="_Setting")
 
 

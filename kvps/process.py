@@ -30,7 +30,7 @@ def is_dead(process: Mapping[str, Any]) -> bool:
     """Whether the process that gave this identity is surely gone. Of another machine's nothing is sure."""
     if not process.get("space") or process["space"] != _space():
         return False
-    return _start_time(int(process["pid"])) != process["start"]
+    return _start_time(int(process["pid"])) != str(process["start"])
 
 
 def die_with_parent(parent: int) -> None:

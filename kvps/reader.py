@@ -61,14 +61,14 @@ class Reader:
                     raise CorruptData(f"version {version} of job {self._keys.job!r}: {gone}") from None
             pin = json.loads(self._scripts.pin(_PIN_MS + self._layout.nbytes // _SLOW_BYTES_PER_MS))
             if pin["version"] >= state.version:
-                version, names = pin["version"], [pin["names"][str(i)] for i in range(self._layout.shards)]
+                version, names = pin["version"], tuple(pin["names"][str(i)] for i in range(self._layout.shards))
             else:  # another reader's, too old for this one
                 version, names = now.version, now.names
 
     def _read(self, names: Sequence[str], flat: Array) -> None:
         self._client.get(
             [
-                (self._keys.weights(c.shard, names[c.shard], c.index), view(flat[c.start : c.stop]))
+                (self._keys.weights(c.shard, names[c.shard], c.number), view(flat[c.start : c.stop]))
                 for chunks in self._layout.chunks
                 for c in chunks
             ]

@@ -51,7 +51,23 @@ def _load(name: str) -> Script:
     return Script(name, prelude + (folder / f"{name}.lua").read_text("utf-8"))
 
 
-NAMES = "acquire create evict free heartbeat join leave own pin plan push ready reject remove renew".split()
+NAMES = [
+    "acquire",
+    "create",
+    "evict",
+    "free",
+    "heartbeat",
+    "join",
+    "leave",
+    "own",
+    "pin",
+    "plan",
+    "push",
+    "ready",
+    "reject",
+    "remove",
+    "renew",
+]
 SCRIPTS = {name: _load(name) for name in NAMES}
 _SHAS = {name: script.sha for name, script in SCRIPTS.items()}
 

@@ -13,7 +13,6 @@ caller cannot read another's half reply.
 from __future__ import annotations
 
 import re
-import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
@@ -47,6 +46,9 @@ except ImportError:  # pragma: no cover
     from redis.connection import PythonParser as _PythonParser  # type: ignore[attr-defined,no-redef]
 
 
+_parse_url: Any = parse_url  # untyped in redis-py
+
+
 class ChunkGone(Exception):
     """A chunk is not there (any more), or has another length than its layout says."""
 
@@ -54,7 +56,7 @@ class ChunkGone(Exception):
 class _Bulk:
     """What a redis-py connection needs to move arrays; mixed into each of its kinds."""
 
-    _sock: socket.socket
+    _sock: Any
 
     def write_set(self, key: str, value: Buffers) -> None:
         """Send ``SET key value``, the value straight from the memory of its pieces."""
@@ -96,7 +98,7 @@ class _Bulk:
         return InvalidResponse(f"not a reply to GET: {line[:80]!r}")
 
     def _send(self, pieces: list[bytes | memoryview]) -> None:
-        cast(Connection, self).send_packed_command(cast(Any, list(_coalesced(pieces))))
+        cast(Any, self).send_packed_command(list(_coalesced(pieces)))
 
     def _read_exactly(self, target: memoryview) -> None:
         got = 0
@@ -137,9 +139,11 @@ def connection_settings(url: str) -> dict[str, Any]:
     redis-py's own retries are off: it repeats what must not be repeated. Who calls knows what may be.
     """
     try:
-        settings: dict[str, Any] = dict(parse_url(url))
+        settings: dict[str, Any] = dict(_parse_url(url))
     except ValueError as error:
-        raise InvalidSetting(f"not a Redis URL: {redacted(url)!r} ({error}); use redis://, rediss:// or unix://") from None
+        raise InvalidSetting(
+            f"not a Redis URL: {redacted(url)!r} ({error}); use redis://, rediss:// or unix://"
+        ) from None
     settings.pop("connection_class", None)
     settings.setdefault("socket_timeout", SOCKET_TIMEOUT_S)
     if not url.startswith("unix:"):

@@ -32,7 +32,7 @@ def fold(digests: Iterable[str]) -> str:
 
 def view(array: Array) -> memoryview:
     """The bytes of a contiguous array, without a copy."""
-    return memoryview(array).cast("B")
+    return array.data.cast("B")
 
 
 def chunked(layout: Layout, arrays: Sequence[Array]) -> list[list[Buffers]]:

@@ -1,4 +1,4 @@
-"""The process that averages and commits: it polls contributions, reduces them, steps the optimizer, flips the version."""
+"""The process that averages and commits: polls contributions, reduces them, steps the optimizer, flips the version."""
 
 from kvps_aggregator.loop import Aggregator, serve
 

@@ -28,7 +28,14 @@ def slots(settings: Optimizer) -> tuple[str, ...]:
 
 
 def update(
-    settings: Optimizer, lr: float, step: int, weights: Array, gradient: Array, state: State, out: Array, state_out: State
+    settings: Optimizer,
+    lr: float,
+    step: int,
+    weights: Array,
+    gradient: Array,
+    state: State,
+    out: Array,
+    state_out: State,
 ) -> None:
     """One step, the `step`-th from 1, with learning rate `lr`. `gradient` is scratch afterwards."""
     _RULES[type(settings)](settings, lr, step, weights, gradient, state, out, state_out)

@@ -73,7 +73,9 @@ class Shard:
                 else:
                     self._state[slot].fill(0)
         except ChunkGone as gone:
-            raise CorruptData(f"version {self.version} of job {self._job.name!r}, shard {self.number}: {gone}") from None
+            raise CorruptData(
+                f"version {self.version} of job {self._job.name!r}, shard {self.number}: {gone}"
+            ) from None
         if self.version:
             self._check_manifest(name)
         self._names = {self.version - 1: before, self.version: name} if self.version else {0: name}
@@ -133,7 +135,12 @@ class Shard:
         for slot in self._slots:
             items += self._encoded(self._next_state[slot], self._slot_keys(slot, name))
         digests = {"w": self._digest(self._next_weights)} | {s: self._digest(self._next_state[s]) for s in self._slots}
-        manifest = {"plan": plan.id, "version": plan.version, "head": plan.head, "bytes": self._size * DTYPE.itemsize}
+        manifest = {
+            "plan": plan.id,
+            "version": plan.version,
+            "head": plan.head,
+            "bytes": self._size * DTYPE.itemsize,
+        }
         text = json.dumps(manifest | {"digests": digests}).encode()
         items.append((self._job.keys.manifest(self.number, name), [memoryview(text)]))
         self._job.client.put(items)
@@ -165,14 +172,14 @@ class Shard:
     # -- bytes -------------------------------------------------------------------------------------------------
 
     def _weight_keys(self, name: str) -> list[str]:
-        return [self._job.keys.weights(self.number, name, c.index) for c in self._chunks]
+        return [self._job.keys.weights(self.number, name, c.number) for c in self._chunks]
 
     def _slot_keys(self, slot: str, name: str) -> list[str]:
-        return [self._job.keys.state(self.number, slot, name, c.index) for c in self._chunks]
+        return [self._job.keys.state(self.number, slot, name, c.number) for c in self._chunks]
 
     def _gradient_keys(self, c: Contribution) -> list[str]:
         keys = self._job.keys
-        return [keys.gradient(self.number, c.worker, c.incarnation, c.seq, chunk.index) for chunk in self._chunks]
+        return [keys.gradient(self.number, c.worker, c.incarnation, c.seq, chunk.number) for chunk in self._chunks]
 
     def _stretches(self, array: Array) -> Iterable[memoryview]:
         """The memory of each chunk in an array of this shard."""

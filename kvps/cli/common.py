@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Annotated
 
 import typer
+from kvps_workers import Task
 
 import kvps
 from kvps import embedded, optim
@@ -18,7 +19,6 @@ from kvps.errors import InvalidSetting, JobNotFound, NoServer
 from kvps.job import Job
 from kvps.store import Store
 from kvps.transport import redacted
-from kvps_workers import Task, load_task
 
 _LOOK_AGAIN_S = 0.3
 
@@ -48,15 +48,22 @@ Shards = Annotated[int, typer.Option(help="Into how many parts the parameters ar
 OptimizerName = Annotated[
     str,
     typer.Option(
-        "--optimizer", metavar="NAME[:K=V,...]", help="sgd, adagrad, adam or adamw, as in sgd:momentum=0.9,nesterov=true."
+        "--optimizer",
+        metavar="NAME[:K=V,...]",
+        help="sgd, adagrad, adam or adamw, as in sgd:momentum=0.9,nesterov=true.",
     ),
 ]
-LearningRate = Annotated[float | None, typer.Option("--lr", help="Learning rate.  [default: the task's for sgd, else the optimizer's]")]
+LearningRate = Annotated[
+    float | None,
+    typer.Option("--lr", help="Learning rate.  [default: the task's for sgd, else the optimizer's]"),
+]
 BatchSize = Annotated[int | None, typer.Option(help="Samples a worker takes for one gradient.  [default: the task's]")]
 Epochs = Annotated[int | None, typer.Option(help="Passes over the data.  [default: the task's]")]
 Seed = Annotated[int, typer.Option(help="For the initial parameters and the order of the samples.")]
 Reduction = Annotated[str, typer.Option(help="mean or sum of the contributions.")]
-NonFinite = Annotated[str, typer.Option("--nonfinite", help="A gradient with NaN or Inf: reject it, or skip (count as zeros).")]
+NonFinite = Annotated[
+    str, typer.Option("--nonfinite", help="A gradient with NaN or Inf: reject it, or skip (count as zeros).")
+]
 
 
 def job_config(
@@ -78,7 +85,10 @@ def job_config(
     for name, value in (("--batch-size", batch_size), ("--epochs", epochs)):
         if value is not None and value < 1:
             raise InvalidSetting(f"{name} must be 1 or more, not {value}")
-    chosen = optim.parse(optimizer, task.lr if lr is None and optimizer.partition(":")[0] == "sgd" and "lr=" not in optimizer else lr)
+    chosen = optim.parse(
+        optimizer,
+        task.lr if lr is None and optimizer.partition(":")[0] == "sgd" and "lr=" not in optimizer else lr,
+    )
     return JobConfig(
         task=task_name,
         workers=workers,
@@ -133,7 +143,7 @@ def wait_for_server(redis: str | None) -> None:
 
 
 def wait_for_job(store: Store, name: str | None) -> Job:
-    """The job of that name, or the only open one; waits for it, saying so once. Raises InvalidSetting if several are."""
+    """The job of that name, or the only open one; waits for it, saying so once. Raises InvalidSetting for several."""
     said = False
     while True:
         if name is not None:
@@ -146,7 +156,9 @@ def wait_for_job(store: Store, name: str | None) -> Job:
             if len(found) == 1:
                 return found[0]
             if found:
-                raise InvalidSetting(f"several jobs are open ({', '.join(j.name for j in found)}): say which with --job")
+                raise InvalidSetting(
+                    f"several jobs are open ({', '.join(j.name for j in found)}): say which with --job"
+                )
         if not said:
             wanted = f"job {name!r}" if name else "a job"
             say(f"waiting for {wanted}: kvps create TASK --job {name or 'NAME'}")
@@ -175,5 +187,3 @@ def say(message: str) -> None:
 def log_to_stderr(quiet: bool) -> None:
     """Show what the parts log: all that changes hands, or with `quiet` only what is wrong."""
     logging.basicConfig(format="%(message)s", level=logging.WARNING if quiet else logging.INFO, stream=sys.stderr)
-
-

@@ -27,7 +27,14 @@ def jobs(redis: common.Redis = None) -> None:
             except JobNotFound:
                 continue
             c = job.config
-            row = (name, c.task or "-", c.mode, f"{_active(state)}/{c.workers}", str(state.version), _word(job, state))
+            row = (
+                name,
+                c.task or "-",
+                c.mode,
+                f"{_active(state)}/{c.workers}",
+                str(state.version),
+                _word(job, state),
+            )
             table.add_row(*row)
         if table.row_count:
             Console().print(table)
@@ -74,7 +81,10 @@ def rm(
         if not yes:
             if not sys.stdin.isatty():
                 raise InvalidSetting(f"kvps rm asks before it removes job {job!r}: give --yes where nobody can answer")
-            typer.confirm(f"Remove job {job} at version {state.version}, with {_active(state)} workers in it?", abort=True)
+            typer.confirm(
+                f"Remove job {job} at version {state.version}, with {_active(state)} workers in it?",
+                abort=True,
+            )
         store.remove_job(job)
     common.say(f"job {job}: removed")
 
@@ -108,7 +118,14 @@ def _as_dict(job: Job, state: State, holders: list[str], waiting: int) -> dict[s
         "waiting_contributions": waiting,
         "holders": holders,
         "members": {
-            m.worker: {"rank": m.rank, "state": m.state, "round": m.round, "device": m.device, "host": m.host, "pid": m.pid}
+            m.worker: {
+                "rank": m.rank,
+                "state": m.state,
+                "round": m.round,
+                "device": m.device,
+                "host": m.host,
+                "pid": m.pid,
+            }
             for m in state.members.values()
         },
     }

@@ -6,6 +6,10 @@ import threading
 from typing import Annotated
 
 import typer
+from kvps_aggregator import serve
+from kvps_workers import load_task
+from kvps_workers.device import open_device
+from kvps_workers.loop import train
 
 from kvps.cli import common
 from kvps.cli.common import say
@@ -13,10 +17,6 @@ from kvps.errors import InvalidSetting, JobNotFound, KvpsError
 from kvps.job import Job
 from kvps.keys import check_name
 from kvps.store import Store
-from kvps_aggregator import serve
-from kvps_workers import load_task
-from kvps_workers.device import open_device
-from kvps_workers.loop import train
 
 _NEW_JOBS_S = 0.5
 Quiet = Annotated[bool, typer.Option("--quiet", hidden=True)]
@@ -70,7 +70,8 @@ def _aggregator() -> None:
 @aggregator.command("start")
 def start(
     job: Annotated[
-        str | None, typer.Option("--job", metavar="NAME", help="Serve this job until it is finished.  [default: every job]")
+        str | None,
+        typer.Option("--job", metavar="NAME", help="Serve this job until it is finished.  [default: every job]"),
     ] = None,
     redis: common.Redis = None,
     listen: common.Listen = None,
@@ -96,11 +97,19 @@ def start(
 
 def worker(
     job: Annotated[
-        str | None, typer.Option("--job", metavar="NAME", help="The job to work on.  [default: the only open one]")
+        str | None,
+        typer.Option("--job", metavar="NAME", help="The job to work on.  [default: the only open one]"),
     ] = None,
-    id: Annotated[str | None, typer.Option("--id", help="This worker's id.  [default: the first free of w0, w1, ...]")] = None,
-    gpu: Annotated[int | None, typer.Option(metavar="N", help="Compute on this CUDA device, with CuPy.  [default: NumPy]")] = None,
-    slow: Annotated[str, typer.Option(metavar="Nx", help="Stretch this worker's steps, as in 5x, to study stragglers.")] = "1x",
+    id: Annotated[
+        str | None, typer.Option("--id", help="This worker's id.  [default: the first free of w0, w1, ...]")
+    ] = None,
+    gpu: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Compute on this CUDA device, with CuPy.  [default: NumPy]"),
+    ] = None,
+    slow: Annotated[
+        str, typer.Option(metavar="Nx", help="Stretch this worker's steps, as in 5x, to study stragglers.")
+    ] = "1x",
     redis: common.Redis = None,
     listen: common.Listen = None,
     quiet: Quiet = False,

@@ -14,6 +14,8 @@ from typing import Annotated
 
 import numpy as np
 import typer
+from kvps_workers import Task, load_task
+from kvps_workers.loop import rounds_of
 
 from kvps.cli import common
 from kvps.cli.display import Display
@@ -23,8 +25,6 @@ from kvps.job import Job
 from kvps.keys import check_name
 from kvps.store import Store
 from kvps.wire import weights_sha256
-from kvps_workers import Task, load_task
-from kvps_workers.loop import rounds_of
 
 _LOOK_S = 0.2
 _END_S = 10.0
@@ -42,12 +42,16 @@ def up(
     seed: common.Seed = 0,
     reduction: common.Reduction = "mean",
     nonfinite: common.NonFinite = "reject",
-    job: Annotated[str | None, typer.Option("--job", metavar="NAME", help="Name of the job.  [default: the task's]")] = None,
+    job: Annotated[
+        str | None, typer.Option("--job", metavar="NAME", help="Name of the job.  [default: the task's]")
+    ] = None,
     slow: Annotated[
         list[str] | None,
         typer.Option(metavar="ID=Nx", help="Slow a worker down, as in w0=5x; may be given several times."),
     ] = None,
-    report: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the figures of the run to FILE as JSON.")] = None,
+    report: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the figures of the run to FILE as JSON.")
+    ] = None,
     redis: common.Redis = None,
     listen: common.Listen = None,
 ) -> None:
@@ -86,7 +90,9 @@ def _slow_factors(options: list[str], workers: int) -> dict[str, float]:
     for option in options:
         worker, equals, factor = option.partition("=")
         if not equals or worker not in {f"w{i}" for i in range(workers)}:
-            raise InvalidSetting(f"--slow wants ID=Nx with an ID from w0 to w{workers - 1}, as in w0=5x, not {option!r}")
+            raise InvalidSetting(
+                f"--slow wants ID=Nx with an ID from w0 to w{workers - 1}, as in w0=5x, not {option!r}"
+            )
         factors[worker] = parse_slow(factor)
     return factors
 
@@ -169,7 +175,9 @@ def _train(store: Store, job: Job, task: Task, factors: dict[str, float]) -> lis
     try:
         children.start("aggregator", "aggregator", "start", "--job", job.name)
         for worker in workers:
-            children.start(worker, "worker", "--job", job.name, "--id", worker, "--slow", f"{factors.get(worker, 1):g}x")
+            children.start(
+                worker, "worker", "--job", job.name, "--id", worker, "--slow", f"{factors.get(worker, 1):g}x"
+            )
         with Display(job, rounds) as display:
             while any(c.process.poll() is None for c in children.all[1:]) or not _settled(job, children.all[0]):
                 _wait_for_any(children)
@@ -177,7 +185,9 @@ def _train(store: Store, job: Job, task: Task, factors: dict[str, float]) -> lis
                     display.message(line)
                 display.show(job.state(), job.traces())
                 if children.all[0].process.poll() not in (None, 0):
-                    raise KvpsError(f"the aggregator of job {job.name} failed: {' '.join(children.said()) or 'see above'}")
+                    raise KvpsError(
+                        f"the aggregator of job {job.name} failed: {' '.join(children.said()) or 'see above'}"
+                    )
             for child in children.all:
                 child.process.wait()
                 child.reader.join()

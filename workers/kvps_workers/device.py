@@ -45,7 +45,9 @@ def open_device(gpu: int | None) -> Device:
     try:
         found = int(cupy.cuda.runtime.getDeviceCount())
     except cupy.cuda.runtime.CUDARuntimeError as error:
-        raise InvalidSetting(f"--gpu {gpu}: CUDA finds no device ({error}); leave --gpu out to compute with NumPy") from None
+        raise InvalidSetting(
+            f"--gpu {gpu}: CUDA finds no device ({error}); leave --gpu out to compute with NumPy"
+        ) from None
     if gpu >= found:
         limit = f", CUDA_VISIBLE_DEVICES is {visible}" if visible is not None else ""
         raise InvalidSetting(f"--gpu {gpu}: this machine has {found} CUDA device(s), numbered from 0{limit}")

@@ -1,6 +1,6 @@
 """The built-in task: an MLP on scikit-learn's 1,797 handwritten digits of 8 x 8 pixels, a fifth held out.
 
-    x (n, 64) -> W1 (64, 64), b1 -> ReLU -> W2 (64, 10), b2 -> softmax -> cross-entropy with y (n,)
+x (n, 64) -> W1 (64, 64), b1 -> ReLU -> W2 (64, 10), b2 -> softmax -> cross-entropy with y (n,)
 """
 
 from __future__ import annotations

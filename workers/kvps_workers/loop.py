@@ -17,7 +17,7 @@ import numpy as np
 from kvps.errors import InvalidSetting, InvalidTask, UsageError
 from kvps.job import Job
 from kvps_workers.device import Device
-from kvps_workers.task import Task, load_task
+from kvps_workers.task import load_task
 
 
 def train(job: Job, device: Device, worker: str | None = None, slow: float = 1.0) -> None:
@@ -35,7 +35,9 @@ def train(job: Job, device: Device, worker: str | None = None, slow: float = 1.0
     xp = device.xp
     members = job.state().members
     if worker is not None and worker not in members and len(members) >= config.workers:
-        raise UsageError(f"job {job.name!r} has its {config.workers} workers ({', '.join(sorted(members))}): be one of them")
+        raise UsageError(
+            f"job {job.name!r} has its {config.workers} workers ({', '.join(sorted(members))}): be one of them"
+        )
     with job.join(worker, device=device.name) as session:
         data = task.data(session.rank, config.workers, xp)
         rounds = rounds_of(len(data[0]), config.batch_size, config.epochs)

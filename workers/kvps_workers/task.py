@@ -39,7 +39,9 @@ class Task(Protocol):
     def data(self, rank: int, workers: int, xp: ModuleType) -> tuple[Any, ...]:
         """The training samples of worker `rank` of `workers`: arrays of equal length, one row a sample."""
 
-    def gradient(self, params: Mapping[str, Any], batch: tuple[Any, ...], xp: ModuleType) -> tuple[float, Mapping[str, Any]]:
+    def gradient(
+        self, params: Mapping[str, Any], batch: tuple[Any, ...], xp: ModuleType
+    ) -> tuple[float, Mapping[str, Any]]:
         """Mean loss of a batch (rows of `data`), and its gradient, name -> float32 array."""
 
     def evaluate(self, params: Mapping[str, Any], xp: ModuleType) -> Mapping[str, float]:

