@@ -139,6 +139,10 @@ class JobKeys:
     def gradient(self, shard: int, worker: str, incarnation: str, seq: int, chunk: int) -> str:
         return self._bytes(shard, f"g:{worker}.{incarnation}:{seq}:{chunk}")
 
+    def staged(self, shard: int, kind: str) -> str:
+        """Glob pattern of a shard's staged bytes of one kind: "w", "opt.*" or "m". Their fourth part is the name."""
+        return self._bytes(shard, f"{kind}:*")
+
     @property
     def everything(self) -> tuple[str, str]:
         """Glob patterns (names hold no glob characters) that match all keys of the job and of nothing else."""

@@ -138,6 +138,24 @@ def test_the_weights_are_exactly_the_sum_of_what_was_acknowledged(store: Store, 
         np.testing.assert_array_equal(value, -acknowledged[name])
 
 
+def test_redis_holds_few_versions_whoever_aggregates(store: Store) -> None:
+    """Two versions, and at the most one staged; no gradient outlives its commit; no expiry on what counts."""
+    job = store.create_job("few", {"x": np.zeros(800_000, np.float32)}, optimizer=kvps.SGD(momentum=0.9), shards=2)
+    with job.join("w0") as session:
+        for _ in range(3):
+            with aggregating(job):
+                for _ in range(4):
+                    params = session.pull()
+                    session.push({"x": params["x"] + 1})
+                _until_committed(job, session.clock)
+    names = [key.split(":") for key in store.client.scan("kvps:{few/*}:*")]
+    assert {parts[2] for parts in names} == {"w", "opt.momentum", "m", "owner"}, "no gradients"
+    for shard in ("{few/0}", "{few/1}"):
+        assert len({parts[3] for parts in names if parts[1] == shard and parts[2] != "owner"}) == 2
+    lasting = [k for k in store.client.scan("*") if store.client.call("PTTL", k) != -1]
+    assert lasting in ([], ["kvps:preflight"])
+
+
 def test_schedules_run_over_progress(store: Store) -> None:
     """The n-th commit of BSP steps with the rate at n - 1 contributions per worker."""
     schedule = kvps.Linear(1.0, 0.0, over=4)

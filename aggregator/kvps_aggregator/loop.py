@@ -89,9 +89,10 @@ class Aggregator:
             self._say(f"stands by: shard {number} is held by {other}")
             return
         # Nobody flips between the two reads: that would take this term's own word.
-        before = self._job.client.call("HGET", self._job.keys.version, f"before:{number}")
+        keys = self._job.keys
+        before, pin = self._job.client.together([("HGET", keys.version, f"before:{number}"), ("GET", keys.pin)])
         shard = Shard(self._job, number, term)
-        shard.load(self._job.state(), before)
+        shard.load(self._job.state(), before, _pinned(pin))
         self._shards[number] = shard
 
     def _patience_ms(self) -> int:
@@ -142,7 +143,7 @@ class Aggregator:
 
     def _settle(self, version: int, pin: str) -> None:
         """Let shards whose staged version is committed go on from it."""
-        pinned = json.loads(pin)["version"] if pin else None
+        pinned = _pinned(pin)
         for number, shard in list(self._shards.items()):
             if shard.staged and shard.staged.version <= version:
                 shard.promote(pinned)
@@ -164,3 +165,8 @@ class Aggregator:
         if message != self._said:
             log.info("job %s: %s", self._job.name, message)
             self._said = message
+
+
+def _pinned(pin: str | None) -> int | None:
+    """The version that a slow reader holds."""
+    return int(json.loads(pin)["version"]) if pin else None

@@ -7,7 +7,7 @@ commits, the present one is still what is committed.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -23,6 +23,8 @@ from kvps.wire import Buffers, view
 from kvps_aggregator import optimizers, reduce
 
 _STRETCH = 1 << 16  # items stepped at a time: what a step touches stays in the cache
+_LINGER_BYTES = 2 << 20  # what old versions of a small shard may take, beyond the two that are always kept
+_LINGER_VERSIONS = 64
 
 
 class BadContribution(Exception):
@@ -51,6 +53,10 @@ class Shard:
         self._state = {slot: self._empty() for slot in self._slots}
         self._next_state = {slot: self._empty() for slot in self._slots}
         self._total, self._incoming = self._empty(), self._empty()
+        # A small model is two versions further within a millisecond, and a reader that lost its processor for a
+        # moment would chase it: its old versions stay a little longer.
+        nbytes = self._size * DTYPE.itemsize * (1 + len(self._slots))
+        self._kept_versions = max(2, min(_LINGER_VERSIONS, _LINGER_BYTES // nbytes))
         self._names: dict[int, str] = {}  # versions whose bytes are still there
         self._dead: list[str] = []
 
@@ -59,10 +65,10 @@ class Shard:
 
     # -- what the last holder left -----------------------------------------------------------------------------
 
-    def load(self, state: State, before: str) -> None:
+    def load(self, state: State, before: str, pinned: int | None) -> None:
         """Read the committed weights and optimizer state. Raises CorruptData if they are not what was committed.
 
-        `before` is the shard's staged name one version ago.
+        `before` is the shard's staged name one version ago, `pinned` the version that a slow reader holds.
         """
         self.version, name = state.version, state.names[self.number]
         try:
@@ -79,7 +85,16 @@ class Shard:
         if self.version:
             self._check_manifest(name)
         self._names = {self.version - 1: before, self.version: name} if self.version else {0: name}
+        self._dead = list(self._left_behind(pinned))
         self.staged = None
+
+    def _left_behind(self, pinned: int | None) -> Iterator[str]:
+        """Keys of versions that an earlier holder had not freed yet, or had staged and can commit no more."""
+        for kind in ("w", "opt.*", "m"):
+            for key in self._job.client.scan(self._job.keys.staged(self.number, kind)):
+                name = key.split(":")[3]
+                if name not in self._names.values() and int(name.split(".")[0]) != pinned:
+                    yield key
 
     def _check_manifest(self, name: str) -> None:
         text = self._job.client.call("GET", self._job.keys.manifest(self.number, name))
@@ -158,7 +173,7 @@ class Shard:
         for contribution in plan.contributions:
             if contribution.weight:
                 self._dead += self._gradient_keys(contribution)
-        for version in [v for v in self._names if v <= self.version - 2 and v != pinned_version]:
+        for version in [v for v in self._names if v <= self.version - self._kept_versions and v != pinned_version]:
             name = self._names.pop(version)
             self._dead += [*self._weight_keys(name), self._job.keys.manifest(self.number, name)]
             for slot in self._slots:
