@@ -60,7 +60,7 @@ def running_server(binary: str, *arguments: str, socket: str | None = None) -> I
         command = [binary, "--port", "0", "--unixsocket", path, "--save", "", "--dir", str(folder), *arguments]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
-            with redis.Redis(unix_socket_path=path, retry=None) as client:
+            with redis.Redis(unix_socket_path=path, retry=None, protocol=2) as client:
                 for _ in range(1000):
                     try:
                         client.ping()
@@ -79,6 +79,16 @@ def running_server(binary: str, *arguments: str, socket: str | None = None) -> I
 def server_url(request: pytest.FixtureRequest) -> Iterator[str]:
     """The URL of a server of each kind: a test that uses it runs on all of them."""
     with running_server(BINARIES[request.param]) as url:
+        yield url
+
+
+@pytest.fixture
+def old_server() -> Iterator[str]:
+    """A real server older than kvps supports, which `make test` fetches where it is built for (Linux x86-64)."""
+    binary = os.environ.get("KVPS_OLD_REDIS_SERVER", "")
+    if not Path(binary).is_file():
+        pytest.skip("KVPS_OLD_REDIS_SERVER names no server program; make test sets it on Linux x86-64")
+    with running_server(binary) as url:
         yield url
 
 

@@ -29,7 +29,8 @@ elseif left:sub(-1) == ',' then
   left = left:sub(1, -2)
 end
 local id = count(redis.call('HINCRBY', KEYS[1], 'plan_id', 1))
-redis.call('SET', KEYS[4], (left .. right):gsub('^{"id":%d+', '{"id":' .. id, 1))
+local rest = (left .. right):gsub('^{"id":%d+', '{"id":' .. id, 1)
+redis.call('SET', KEYS[4], rest)
 redis.call('DEL', KEYS[5])
 redis.call('XDEL', KEYS[3], out.id)
 local entry = worker_entry(KEYS[2], out.worker)

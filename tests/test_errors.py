@@ -1,0 +1,284 @@
+"""Wrong input gets one clear line that says what and what to do, and changes nothing."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import redis
+from conftest import BINARIES, running_server
+from harness import aggregating
+
+import kvps
+import kvps_aggregator
+from kvps.store import Store
+
+PARAMS = {"W": np.ones((2, 3), np.float32), "b": np.ones(3, np.float32)}
+
+
+def _refuses(
+    store: Store, error: type[kvps.KvpsError], call: Callable[[], object], *words: str
+) -> None:
+    before = _everything(store)
+    with pytest.raises(error) as caught:
+        call()
+    message = str(caught.value)
+    assert "\n" not in message
+    for word in words:
+        assert word in message, message
+    assert _everything(store) == before
+
+
+def _everything(store: Store) -> dict[str, bytes]:
+    """All that is stored, but for who is alive."""
+    with redis.Redis.from_url(store.url) as client:
+        keys = sorted(k for k in client.scan_iter() if b"heartbeat" not in k and k != b"kvps:preflight")
+        return {key: client.dump(key) for key in keys}
+
+
+def test_jobs(store: Store) -> None:
+    store.create_job("there", PARAMS)
+    _refuses(store, kvps.JobNotFound, lambda: store.job("missing"), "missing", "kvps jobs")
+    _refuses(store, kvps.JobNotFound, lambda: store.remove_job("missing"), "missing")
+    _refuses(store, kvps.JobExists, lambda: store.create_job("there", PARAMS), "there", "kvps rm there")
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a/b", "{x}", "a*", "ä", "x" * 65, "a\n", "a:b", "\0"])
+def test_names(store: Store, name: str) -> None:
+    _refuses(store, kvps.InvalidName, lambda: store.create_job(name, PARAMS), "1 to 64")
+    _refuses(store, kvps.InvalidName, lambda: store.job(name), "1 to 64")
+    job = store.create_job("job", PARAMS)
+    _refuses(store, kvps.InvalidName, lambda: job.join(name), "1 to 64")
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"staleness": -2},
+        {"staleness": 1.5},
+        {"staleness": True},
+        {"workers": 0},
+        {"shards": 0},
+        {"shards": 10},
+        {"reduction": "median"},
+        {"nonfinite": "ignore"},
+        {"optimizer": "sgd"},
+        {"no_such_setting": 1},
+    ],
+    ids=str,
+)
+def test_settings(store: Store, setting: dict[str, Any]) -> None:
+    name = next(iter(setting))
+    _refuses(store, kvps.InvalidSetting, lambda: store.create_job("job", PARAMS, **setting), name)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: kvps.SGD(lr=-1), "lr"),
+        (lambda: kvps.SGD(lr=float("nan")), "lr"),
+        (lambda: kvps.SGD(momentum=1.0), "momentum"),
+        (lambda: kvps.SGD(nesterov=True), "nesterov"),
+        (lambda: kvps.Adam(beta1=1.0), "beta1"),
+        (lambda: kvps.AdamW(eps=0), "eps"),
+        (lambda: kvps.Adagrad(weight_decay=-1), "weight_decay"),
+        (lambda: kvps.Step(0.1, every=0), "every"),
+        (lambda: kvps.Cosine(0.1, over=-5), "over"),
+    ],
+)
+def test_optimizers(make: Callable[[], object], words: str) -> None:
+    with pytest.raises(kvps.InvalidSetting, match=words):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("params", "error", "words"),
+    [
+        ({}, kvps.LayoutMismatch, "at least one"),
+        ({"W": np.ones(3)}, kvps.LayoutMismatch, "float64"),
+        ({"W": [1.0, 2.0]}, kvps.LayoutMismatch, "list"),
+        ({"W": np.ones((0, 3), np.float32)}, kvps.LayoutMismatch, "no items"),
+        ({"": np.ones(3, np.float32)}, kvps.LayoutMismatch, "non-empty"),
+        ({"W": np.array([1, np.nan], np.float32)}, kvps.NotFinite, "'W'"),
+    ],
+)
+def test_parameters(store: Store, params: dict[str, Any], error: type[kvps.KvpsError], words: str) -> None:
+    _refuses(store, error, lambda: store.create_job("job", params), words)
+
+
+@pytest.mark.parametrize(
+    ("grads", "error", "words"),
+    [
+        ({"W": PARAMS["W"]}, kvps.LayoutMismatch, "missing b"),
+        (PARAMS | {"c": PARAMS["b"]}, kvps.LayoutMismatch, "unknown c"),
+        (PARAMS | {"b": np.ones(4, np.float32)}, kvps.LayoutMismatch, "shape (4,)"),
+        (PARAMS | {"b": np.ones(3, np.float64)}, kvps.LayoutMismatch, "float64"),
+        (PARAMS | {"b": np.array([1, np.nan, 1], np.float32)}, kvps.NotFinite, "'b'"),
+        (PARAMS | {"b": np.array([1, -np.inf, 1], np.float32)}, kvps.NotFinite, "nonfinite='skip'"),
+    ],
+)
+def test_gradients(store: Store, grads: dict[str, Any], error: type[kvps.KvpsError], words: str) -> None:
+    job = store.create_job("job", PARAMS)
+    with job.join("w0") as session:
+        session.pull()
+        _refuses(store, error, lambda: session.push(grads), words)
+        assert session.push(PARAMS) == 1, "the push may be made again"
+
+
+def test_the_order_of_calls(store: Store) -> None:
+    job = store.create_job("job", PARAMS, workers=2)
+    with job.join("w0") as session:
+        _refuses(store, kvps.WrongOrder, lambda: session.push(PARAMS), "pull()")
+        session.pull()
+        failures: list[Exception] = []
+
+        def push() -> None:
+            try:
+                session.push(PARAMS)
+            except kvps.WrongOrder as error:
+                failures.append(error)
+
+        thread = threading.Thread(target=push)
+        thread.start()
+        thread.join()
+        assert "thread" in str(failures[0])
+        session.push(PARAMS)
+        _refuses(store, kvps.WrongOrder, lambda: session.push(PARAMS), "pull()")
+    _refuses(store, kvps.WrongOrder, session.pull, "closed")
+
+
+def test_the_id_of_a_living_worker(store: Store) -> None:
+    job = store.create_job("job", PARAMS)
+    with job.join("w0") as first:
+        _refuses(store, kvps.WorkerAlive, lambda: job.join("w0"), "w0", "lives", "another id")
+        first.pull()
+        with job.join("w0", takeover=True) as second:
+            assert second.rank == first.rank
+            assert second.incarnation != first.incarnation
+            with pytest.raises(kvps.WorkerEvicted, match="join again"):
+                first.push(PARAMS)
+            second.pull()
+            assert second.push(PARAMS) == 1
+
+
+def test_a_gradient_that_is_not_finite_may_count_as_zeros(store: Store) -> None:
+    job = store.create_job("job", PARAMS, nonfinite="skip", reduction="sum", optimizer=kvps.SGD(lr=1.0))
+    bad = PARAMS | {"b": np.array([1, np.nan, 1], np.float32)}
+    with aggregating(job), job.join("w0") as session:
+        for grads in (PARAMS, bad, PARAMS):
+            session.pull()
+            session.push(grads)
+        last = session.pull()
+        assert session.version == 3
+        np.testing.assert_array_equal(last["b"], PARAMS["b"] - 2)
+    assert [c.plan.contributions[0].weight for c in job.log()] == [1, 0, 1]
+
+
+def test_the_aggregator_rejects_damaged_bytes_and_goes_on(store: Store) -> None:
+    """One contribution is damaged in Redis after it was acknowledged: it leaves by the log, the others count."""
+    job = store.create_job("job", PARAMS, workers=2, shards=2, reduction="sum", optimizer=kvps.SGD(lr=1.0))
+    with job.join("w0") as good, job.join("w1") as damaged:
+        for session in (good, damaged):
+            session.pull()
+            session.push(PARAMS)
+        key = job.keys.gradient(1, "w1", damaged.incarnation, 1, 0)
+        store.client.call("SETRANGE", key, 0, "damage")
+        with aggregating(job):
+            for session in (good, damaged):
+                weights = session.pull()
+                assert session.version == 1
+                np.testing.assert_array_equal(weights["b"], PARAMS["b"] - 1)
+                session.push(PARAMS)
+            np.testing.assert_array_equal(good.pull()["b"], PARAMS["b"] - 3)
+    assert job.clock() == {"w0": 2, "w1": 1}
+    rejected = [f for _, f in store.client.call("XRANGE", job.keys.commits, "-", "+") if f["kind"] == "reject"]
+    assert [(f["worker"], f["seq"], f["reason"]) for f in rejected] == [("w1", "1", "its bytes differ from its digest")]
+
+
+def test_a_round_whose_only_contribution_is_rejected_still_ends(store: Store) -> None:
+    job = store.create_job("job", PARAMS, optimizer=kvps.SGD(lr=1.0))
+    with job.join("w0") as session:
+        session.pull()
+        session.push(PARAMS)
+        store.client.call("DEL", job.keys.gradient(0, "w0", session.incarnation, 1, 0))
+        with aggregating(job):
+            np.testing.assert_array_equal(session.pull()["b"], PARAMS["b"])
+            session.push(PARAMS)
+            np.testing.assert_array_equal(session.pull()["b"], PARAMS["b"] - 1)
+    assert [len(c.plan.contributions) for c in job.log()] == [0, 1]
+
+
+def test_weights_changed_by_another_program_are_noticed(store: Store) -> None:
+    job = store.create_job("job", PARAMS)
+    with aggregating(job), job.join("w0") as session:
+        session.pull()
+        session.push(PARAMS)
+        session.pull()
+    name = job.state().names[0]
+    store.client.call("SETRANGE", job.keys.weights(0, name, 0), 0, "damage")
+    with pytest.raises(kvps.CorruptData, match="differ"):
+        kvps_aggregator.serve(job)
+    store.client.call("DEL", job.keys.weights(0, name, 0))
+    with pytest.raises(kvps.CorruptData, match="gone"):
+        job.snapshot()
+
+
+def test_a_removed_job_is_gone_for_those_who_work_on_it(store: Store) -> None:
+    job = store.create_job("job", PARAMS, workers=2)
+    session = job.join("w0")
+    session.pull()
+    store.remove_job("job")
+    with pytest.raises(kvps.JobNotFound, match="job"):
+        session.push(PARAMS)
+    assert [k for k in store.client.scan("*") if k != "kvps:preflight" and ":g:" not in k] == []
+
+
+def test_no_server() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+        with pytest.raises(kvps.NoServer, match=f"127.0.0.1:{port}"):
+            kvps.connect(f"redis://:secret@127.0.0.1:{port}")
+    with pytest.raises(kvps.NoServer) as caught:
+        kvps.connect("unix:///nowhere/redis.sock?password=secret")
+    assert "secret" not in str(caught.value)
+    with pytest.raises(kvps.InvalidSetting, match="redis://"):
+        kvps.connect("http://localhost")
+
+
+def test_a_server_that_evicts() -> None:
+    binary = next(iter(BINARIES.values()))
+    with (
+        running_server(binary, "--maxmemory", "64mb", "--maxmemory-policy", "allkeys-lru") as url,
+        pytest.raises(kvps.ServerUnfit, match="noeviction"),
+    ):
+        kvps.connect(url)
+
+
+def test_a_server_that_cannot_be_written() -> None:
+    binary = next(iter(BINARIES.values()))
+    with (
+        running_server(binary, "--replicaof", "127.0.0.1", "1") as url,
+        pytest.raises(kvps.ServerUnfit, match="cannot be written"),
+    ):
+        kvps.connect(url)
+
+
+def test_a_server_with_a_wrong_password() -> None:
+    binary = next(iter(BINARIES.values()))
+    with running_server(binary) as url:
+        with kvps.connect(url) as store:
+            store.client.call("CONFIG", "SET", "requirepass", "right")
+            with pytest.raises(kvps.NoServer, match="login"):
+                kvps.connect(f"{url}?password=wrong")
+            with kvps.connect(f"{url}?password=right") as good:
+                assert good.jobs() == []
+
+
+def test_an_old_server(old_server: str) -> None:
+    with pytest.raises(kvps.ServerUnfit, match=r"Redis 5\.0\.\d+.*6\.2 or newer"):
+        kvps.connect(old_server)
