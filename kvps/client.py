@@ -126,6 +126,10 @@ class Client:
     def _refused(self, error: ResponseError) -> Exception:
         if isinstance(error, redis.exceptions.NoScriptError):
             return error
+        if isinstance(error, redis.exceptions.OutOfMemoryError):
+            return ServerError(
+                f"{redacted(self.url)} is out of memory and stored nothing: raise its maxmemory, or remove jobs (kvps rm)"
+            )
         return ServerError(f"{redacted(self.url)} answers: {error}")
 
     # -- preflight --------------------------------------------------------------------------------------------

@@ -22,11 +22,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import redis
 
 from kvps.errors import InvalidSetting, NoServer, ServerUnfit
-from kvps.transport import connection_settings
 
 _BINARIES = ("redis-server", "valkey-server")
 _CLIENTS = ("redis-cli", "valkey-cli")
@@ -143,8 +143,12 @@ def client_command(url: str) -> tuple[list[str], dict[str, str]]:
     plain, _, password = url.partition("?password=")
     if plain.startswith("unix://"):
         return [binary, "-s", plain.removeprefix("unix://")], {"REDISCLI_AUTH": password} if password else {}
-    login = connection_settings(url).get("password")
-    return [binary, "-u", url.replace(f":{login}@", "@") if login else url], {"REDISCLI_AUTH": login} if login else {}
+    # Without the password, which ps would show; redis-cli takes a URL with a login for the whole login.
+    user, at, place = plain.removeprefix("redis://").removeprefix("rediss://").rpartition("@")
+    name, _, password = user.partition(":")
+    tls = plain.startswith("rediss://")
+    command = [binary, "-u", f"{'rediss' if tls else 'redis'}://{place}", *(["--user", name] if name else [])]
+    return command, {"REDISCLI_AUTH": unquote(password)} if at else {}
 
 
 def _start(listen: str | None, lasting: bool) -> Server:

@@ -17,6 +17,7 @@ KvpsError
 │   ├── JobExists
 │   └── CorruptData       bytes in Redis are not what their digest says
 ├── WorkerError
+│   ├── TaskFailed        the user's task raised an error, which is its cause
 │   ├── WorkerAlive       the id belongs to a living worker
 │   └── WorkerEvicted     this incarnation was evicted or replaced; it must join again
 └── LeaseLost             another aggregator holds the shard now
@@ -94,6 +95,10 @@ class CorruptData(JobError):
 
 class WorkerError(KvpsError):
     """Something about one worker."""
+
+
+class TaskFailed(WorkerError):
+    """A task raised an error, which is this one's ``__cause__``."""
 
 
 class WorkerAlive(WorkerError):

@@ -7,8 +7,8 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -102,9 +102,33 @@ def store(server_url: str) -> Iterator[Store]:
 
 @pytest.fixture
 def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
-    """A user with a runtime directory and a working directory of his own, and no server."""
+    """A user with a runtime directory and a working directory of his own, and no server; nothing of his is left."""
     with private_directory() as folder:
         monkeypatch.setenv("KVPS_RUNTIME_DIR", str(folder))
         monkeypatch.delenv("KVPS_REDIS_URL", raising=False)
         monkeypatch.chdir(tmp_path)
         yield folder
+        assert eventually(lambda: processes_of(folder) == []), processes_of(folder)
+
+
+def processes_of(home: Path) -> list[str]:
+    """The command lines of all living processes that were started with this runtime directory, but for our own."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        with suppress(OSError):
+            alive = (entry / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+            command = (entry / "cmdline").read_text().replace("\0", " ")
+            mine = f"KVPS_RUNTIME_DIR={home}".encode() in (entry / "environ").read_bytes().split(b"\0")
+            if alive and (mine or f"{home}/redis.sock" in command):  # Redis writes its title over its environment
+                found.append(command)
+    return found
+
+
+def eventually(holds: Callable[[], bool], seconds: float = 20) -> bool:
+    """Whether it comes to hold: for what other processes do, which give no sign to wait for."""
+    deadline = time.monotonic() + seconds
+    while not (held := holds()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return held

@@ -9,11 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import numpy as np
+from kvps_aggregator import Aggregator
 
 from kvps.job import Job
 from kvps.session import Session
 from kvps.state import first_head
-from kvps_aggregator import Aggregator
 
 Params = dict[str, np.ndarray]
 

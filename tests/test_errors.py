@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import kvps_aggregator
 import numpy as np
 import pytest
 import redis
@@ -14,15 +15,12 @@ from conftest import BINARIES, running_server
 from harness import aggregating
 
 import kvps
-import kvps_aggregator
 from kvps.store import Store
 
 PARAMS = {"W": np.ones((2, 3), np.float32), "b": np.ones(3, np.float32)}
 
 
-def _refuses(
-    store: Store, error: type[kvps.KvpsError], call: Callable[[], object], *words: str
-) -> None:
+def _refuses(store: Store, error: type[kvps.KvpsError], call: Callable[[], object], *words: str) -> None:
     before = _everything(store)
     with pytest.raises(error) as caught:
         call()
@@ -270,13 +268,12 @@ def test_a_server_that_cannot_be_written() -> None:
 
 def test_a_server_with_a_wrong_password() -> None:
     binary = next(iter(BINARIES.values()))
-    with running_server(binary) as url:
-        with kvps.connect(url) as store:
-            store.client.call("CONFIG", "SET", "requirepass", "right")
-            with pytest.raises(kvps.NoServer, match="login"):
-                kvps.connect(f"{url}?password=wrong")
-            with kvps.connect(f"{url}?password=right") as good:
-                assert good.jobs() == []
+    with running_server(binary) as url, kvps.connect(url) as store:
+        store.client.call("CONFIG", "SET", "requirepass", "right")
+        with pytest.raises(kvps.NoServer, match="login"):
+            kvps.connect(f"{url}?password=wrong")
+        with kvps.connect(f"{url}?password=right") as good:
+            assert good.jobs() == []
 
 
 def test_an_old_server(old_server: str) -> None:

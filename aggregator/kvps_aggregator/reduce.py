@@ -1,7 +1,7 @@
 """How contributions become one gradient. Pure, and the order is part of the result.
 
-Added in rank order, in float32, beginning with the first; `mean` then divides by float32(members). Any process
-that adds in this order gets the same bits.
+Added in rank order, in float32, beginning with the first; `mean` then divides by float32(divisor): the workers
+that are there or have done all their rounds. Any process that adds in this order gets the same bits.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import traceback
 from types import FrameType
 from typing import Any
 
@@ -47,10 +48,13 @@ def main() -> None:
 def _run() -> int:
     try:
         code: Any = app(standalone_mode=False)
-        return code if isinstance(code, int) else 0
+        # Typer turns an interrupt into 130, whichever signal it came from.
+        return 128 + _received[0] if _received else code if isinstance(code, int) else 0
     except (KeyboardInterrupt, typer.Abort):
         return 128 + (_received[0] if _received else signal.SIGINT)
     except KvpsError as error:
+        if os.environ.get("KVPS_TRACEBACK"):
+            traceback.print_exception(error)
         return _fail(str(error), 2 if isinstance(error, UsageError) else 1)
     except BrokenPipeError:  # the reader of our output (head, less) has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

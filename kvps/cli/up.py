@@ -16,6 +16,7 @@ import numpy as np
 import typer
 from kvps_workers import Task, load_task
 from kvps_workers.loop import rounds_of
+from kvps_workers.task import blamed
 
 from kvps.cli import common
 from kvps.cli.display import Display
@@ -152,7 +153,8 @@ class _Children:
     def end(self) -> None:
         """End what still runs: asked first, made to after a while."""
         for child in self.all:
-            child.process.terminate()
+            if child.process.poll() is None:
+                child.process.terminate()
         for child in self.all:
             try:
                 child.process.wait(_END_S)
@@ -168,48 +170,38 @@ def _train(store: Store, job: Job, task: Task, factors: dict[str, float]) -> lis
     """Run the job's processes until its workers have ended; the names of those that failed."""
     children = _Children(store)
     workers = [f"w{i}" for i in range(job.config.workers)]
-    rounds = {
-        worker: rounds_of(len(task.data(rank, len(workers), np)[0]), job.config.batch_size, job.config.epochs)
-        for rank, worker in enumerate(workers)
-    }
+    with blamed(job.config.task):
+        samples = {worker: len(task.data(rank, len(workers), np)[0]) for rank, worker in enumerate(workers)}
+    rounds = {worker: rounds_of(n, job.config.batch_size, job.config.epochs) for worker, n in samples.items()}
     try:
         children.start("aggregator", "aggregator", "start", "--job", job.name)
         for worker in workers:
             children.start(
                 worker, "worker", "--job", job.name, "--id", worker, "--slow", f"{factors.get(worker, 1):g}x"
             )
+        aggregator, *others = children.all
         with Display(job, rounds) as display:
-            while any(c.process.poll() is None for c in children.all[1:]) or not _settled(job, children.all[0]):
+            while any(child.process.poll() is None for child in others) or not _settled(job):
                 _wait_for_any(children)
                 for line in children.said():
                     display.message(line)
                 display.show(job.state(), job.traces())
-                if children.all[0].process.poll() not in (None, 0):
-                    raise KvpsError(
-                        f"the aggregator of job {job.name} failed: {' '.join(children.said()) or 'see above'}"
-                    )
-            for child in children.all:
-                child.process.wait()
-                child.reader.join()
+                if aggregator.process.poll():
+                    aggregator.reader.join()
+                    raise KvpsError(f"job {job.name} ends: {' '.join(children.said()) or 'its aggregator failed'}")
+            children.end()
             for line in children.said():
                 display.message(line)
             display.show(job.state(), job.traces(), last=True)
-        return [c.name for c in children.all if c.process.returncode]
+        return [child.name for child in others if child.process.returncode]
     finally:
         children.end()
 
 
-def _settled(job: Job, aggregator: _Child) -> bool:
-    """Whether all that was pushed is committed; if no worker failed, the aggregator ends by itself then."""
-    if aggregator.process.poll() is not None:
-        return True
-    state = job.state()
-    if state.finished(job.config.workers):
-        return False
-    idle = all(m.state == "gone" for m in state.members.values()) and bool(state.members)
-    if idle:
-        aggregator.process.terminate()
-    return False
+def _settled(job: Job) -> bool:
+    """Whether all workers have gone and all that they pushed is committed."""
+    members = job.state().members.values()
+    return all(m.state == "gone" for m in members)
 
 
 def _wait_for_any(children: _Children) -> None:
@@ -224,7 +216,8 @@ def _wait_for_any(children: _Children) -> None:
 
 def _finish(job: Job, task: Task, report: Path | None) -> None:
     version, params = job.snapshot()
-    figures = task.evaluate(params, np)
+    with blamed(job.config.task):
+        figures = task.evaluate(params, np)
     seconds = job.training_seconds()
     config = job.config
     steps_per_s = version / seconds if seconds else 0.0

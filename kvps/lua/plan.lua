@@ -26,12 +26,15 @@ for order, item in ipairs(redis.call('XRANGE', KEYS[5], '-', '+')) do
 end
 if #chosen == 0 then return { 'IDLE', version, pin } end
 
-local members, progress = {}, 0
+-- Who has done all its rounds still counts in the divisor, or the last contributions of a run would weigh more.
+local members, divisor, progress = {}, 0, 0
 local all = redis.call('HGETALL', KEYS[3])
 for i = 1, #all, 2 do
   local entry = cjson.decode(all[i + 1])
   if entry.state == 'active' and config[1] == '0' and not there[all[i]] then return { 'IDLE', version, pin } end
-  if entry.state == 'active' or there[all[i]] then members[#members + 1] = { all[i], entry.rank } end
+  local member = entry.state == 'active' or there[all[i]]
+  if member then members[#members + 1] = { all[i], entry.rank } end
+  if member or entry.finished then divisor = divisor + 1 end
   progress = progress + tonumber(redis.call('HGET', KEYS[4], all[i]) or '0')
 end
 table.sort(members, function(a, b) return a[2] < b[2] end)
@@ -48,7 +51,7 @@ for i, c in ipairs(chosen) do
 end
 local id = redis.call('HINCRBY', KEYS[2], 'plan_id', 1)
 open = string.format('{"id":%s,"version":%s,"head":"%s","history":"%s","divisor":%s,"progress":%s,'
-  .. '"members":[%s],"contributions":[%s]}', count(id), count(version + 1), at[2], at[3], count(#members),
+  .. '"members":[%s],"contributions":[%s]}', count(id), count(version + 1), at[2], at[3], count(divisor),
   count(progress), table.concat(names, ','), table.concat(parts, ','))
 redis.call('SET', KEYS[6], open)
 return { 'OPEN', version, pin, open }

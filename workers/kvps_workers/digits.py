@@ -19,8 +19,8 @@ class Digits:
     """A multilayer perceptron that reads digits. Needs scikit-learn for its bundled data."""
 
     batch_size = 32
-    epochs = 20
-    lr = 0.2
+    epochs = 30
+    lr = 0.5
 
     def __init__(self) -> None:
         try:

@@ -17,14 +17,14 @@ import numpy as np
 from kvps.errors import InvalidSetting, InvalidTask, UsageError
 from kvps.job import Job
 from kvps_workers.device import Device
-from kvps_workers.task import load_task
+from kvps_workers.task import blamed, load_task
 
 
 def train(job: Job, device: Device, worker: str | None = None, slow: float = 1.0) -> None:
     """Work on `job` as worker `worker` (None: the first free id) until all its rounds are done.
 
     `slow` stretches the worker's own part of each round, to study stragglers: 5.0 is a machine five times as
-    slow. Raises InvalidTask, InvalidSetting, WorkerAlive, WorkerEvicted, ServerLost.
+    slow. Raises InvalidTask, InvalidSetting, TaskFailed, WorkerAlive, WorkerEvicted, ServerLost.
     """
     config = job.config
     if not config.task:
@@ -39,13 +39,15 @@ def train(job: Job, device: Device, worker: str | None = None, slow: float = 1.0
             f"job {job.name!r} has its {config.workers} workers ({', '.join(sorted(members))}): be one of them"
         )
     with job.join(worker, device=device.name) as session:
-        data = task.data(session.rank, config.workers, xp)
+        with blamed(config.task):
+            data = task.data(session.rank, config.workers, xp)
         rounds = rounds_of(len(data[0]), config.batch_size, config.epochs)
         batches = Batches(data, config.batch_size, (config.seed, session.rank), xp)
         while session.round < rounds:
             params = {name: device.upload(array) for name, array in session.pull().items()}
             began = time.perf_counter()
-            loss, grads = task.gradient(params, batches[session.round], xp)
+            with blamed(config.task):
+                loss, grads = task.gradient(params, batches[session.round], xp)
             session.push(grads, loss)
             if slow > 1:
                 # Not a wait for anything: the slowness itself, of computing and sending alike.

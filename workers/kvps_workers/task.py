@@ -15,12 +15,14 @@ from __future__ import annotations
 import importlib
 import importlib.machinery
 import sys
-from collections.abc import Mapping
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol, runtime_checkable
 
-from kvps.errors import InvalidTask
+from kvps.errors import InvalidTask, KvpsError, TaskFailed
 
 BUILT_IN = {"digits": "kvps_workers.digits:Digits"}
 
@@ -67,6 +69,21 @@ def load_task(name: str) -> Task:
     if not hasattr(module, attribute):
         raise InvalidTask(f"task {name!r}: {module.__file__} has no {attribute!r}")
     return _instance(name, getattr(module, attribute))
+
+
+@contextmanager
+def blamed(name: str) -> Iterator[None]:
+    """Errors of the task inside the block become TaskFailed, in one line that says where in the task."""
+    try:
+        yield
+    except KvpsError:
+        raise
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        where = f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}"
+        raise TaskFailed(
+            f"task {name!r} failed: {type(error).__name__}: {error} ({where}; KVPS_TRACEBACK=1 shows all of it)"
+        ) from error
 
 
 def _import_from_here(module_name: str, name: str) -> ModuleType:

@@ -1,0 +1,141 @@
+"""Optimizers, schedules, layout: pure things, held against their formulas."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kvps_aggregator import optimizers
+
+import kvps
+from kvps import optim
+from kvps.config import JobConfig
+from kvps.layout import CHUNK_ITEMS, Layout
+from kvps.wire import chunked, weights_sha256
+
+STEPS = 25
+
+
+def _reference(o: optim.Optimizer, lr: float, t: int, p: float, g: float, s: dict[str, float]) -> float:
+    """The textbook's formula for one number, in float64."""
+    wd = getattr(o, "weight_decay", 0.0)
+    if isinstance(o, kvps.AdamW):
+        p *= 1 - lr * wd
+    else:
+        g += wd * p
+    if isinstance(o, kvps.SGD):
+        if o.momentum:
+            s["momentum"] = o.momentum * s["momentum"] + g
+            g = g + o.momentum * s["momentum"] if o.nesterov else s["momentum"]
+        return p - lr * g
+    if isinstance(o, kvps.Adagrad):
+        s["sum"] += g * g
+        return p - lr * g / (math.sqrt(s["sum"]) + o.eps)
+    assert isinstance(o, kvps.Adam)
+    s["m"] = o.beta1 * s["m"] + (1 - o.beta1) * g
+    s["v"] = o.beta2 * s["v"] + (1 - o.beta2) * g * g
+    m, v = s["m"] / (1 - o.beta1**t), s["v"] / (1 - o.beta2**t)
+    return p - lr * m / (math.sqrt(v) + o.eps)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        kvps.SGD(0.1),
+        kvps.SGD(0.1, weight_decay=0.01),
+        kvps.SGD(0.1, momentum=0.9),
+        kvps.SGD(0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
+        kvps.Adagrad(0.1),
+        kvps.Adagrad(0.1, weight_decay=0.01),
+        kvps.Adam(0.01),
+        kvps.Adam(0.01, weight_decay=0.01, beta1=0.8),
+        kvps.AdamW(0.01, weight_decay=0.1),
+    ],
+    ids=str,
+)
+def test_each_optimizer_is_its_formula(optimizer: optim.Optimizer) -> None:
+    rng = np.random.default_rng(0)
+    weights = rng.normal(size=9).astype(np.float32)
+    state = {slot: np.zeros(9, np.float32) for slot in optimizers.slots(optimizer)}
+    want = weights.astype(np.float64)
+    memory = [dict.fromkeys(state, 0.0) for _ in want]
+    for step in range(1, STEPS + 1):
+        gradient = rng.normal(size=9).astype(np.float32)
+        for i, g in enumerate(gradient.astype(np.float64)):
+            want[i] = _reference(optimizer, optimizer.lr_at(0), step, want[i], g, memory[i])
+        before, out = weights.copy(), np.empty_like(weights)
+        state_out = {slot: np.empty_like(array) for slot, array in state.items()}
+        optimizers.update(optimizer, optimizer.lr_at(0), step, weights, gradient, state, out, state_out)
+        np.testing.assert_array_equal(weights, before, "the present weights are only read")
+        assert out.dtype == np.float32
+        weights, state = out, state_out
+    np.testing.assert_allclose(weights, want, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("optimizer", [kvps.SGD(0.1, 0.9, True, 0.1), kvps.Adagrad(), kvps.Adam(), kvps.AdamW()])
+def test_cutting_a_shard_changes_no_bit(optimizer: optim.Optimizer) -> None:
+    rng = np.random.default_rng(1)
+    weights, gradient = rng.normal(size=(2, 1001)).astype(np.float32)
+    state = {slot: np.abs(rng.normal(size=1001)).astype(np.float32) for slot in optimizers.slots(optimizer)}
+
+    def stepped(cuts: list[int]) -> bytes:
+        out, grad = np.empty_like(weights), gradient.copy()
+        state_out = {slot: np.empty_like(array) for slot, array in state.items()}
+        for low, high in zip([0, *cuts], [*cuts, 1001], strict=True):
+            parts = ({k: v[low:high] for k, v in s.items()} for s in (state, state_out))
+            old, new = parts
+            optimizers.update(optimizer, 0.1, 3, weights[low:high], grad[low:high], old, out[low:high], new)
+        return out.tobytes() + b"".join(v.tobytes() for v in state_out.values())
+
+    assert stepped([]) == stepped([1, 7, 500, 999])
+
+
+@pytest.mark.parametrize(
+    ("schedule", "points"),
+    [
+        (kvps.Step(1.0, every=10, factor=0.5), {0: 1.0, 9.9: 1.0, 10: 0.5, 25: 0.25}),
+        (kvps.Exponential(1.0, every=10, factor=0.25), {0: 1.0, 5: 0.5, 10: 0.25}),
+        (kvps.Linear(0.0, 1.0, over=10), {0: 0.0, 5: 0.5, 10: 1.0, 99: 1.0}),
+        (kvps.Cosine(1.0, over=10, final=0.5), {0: 1.0, 5: 0.75, 10: 0.5, 99: 0.5}),
+    ],
+    ids=str,
+)
+def test_schedules(schedule: optim.Schedule, points: dict[float, float]) -> None:
+    for progress, rate in points.items():
+        assert schedule.at(progress) == pytest.approx(rate)
+
+
+@pytest.mark.parametrize("optimizer", [kvps.SGD(kvps.Cosine(0.1, over=5), 0.9, True), kvps.AdamW(), kvps.Adagrad(0.5)])
+def test_settings_survive_redis(optimizer: optim.Optimizer) -> None:
+    config = JobConfig(staleness=3, workers=4, optimizer=optimizer, reduction="sum", task="digits", seed=9)
+    assert JobConfig.from_hash(config.to_hash()) == config
+
+
+@settings(max_examples=60, deadline=None)
+@given(sizes=st.lists(st.integers(1, 3 * CHUNK_ITEMS // 2), min_size=1, max_size=6), shards=st.integers(1, 9))
+def test_chunks_tile_the_parameters_in_order(sizes: list[int], shards: int) -> None:
+    rng = np.random.default_rng(sum(sizes))
+    params = {f"p{i}": rng.integers(0, 99, n).astype(np.float32) for i, n in enumerate(sizes)}
+    if sum(sizes) < shards:
+        with pytest.raises(kvps.InvalidSetting):
+            Layout.of(params, shards)
+        return
+    layout = Layout.of(params, shards)
+    assert Layout.from_json(layout.to_json()) == layout
+    flat = np.concatenate(list(params.values()))
+    parts = chunked(layout, layout.hosted(params, "parameter"))
+    assert len(parts) == shards
+    assert all(sum(p.nbytes for p in chunk) <= 1 << 20 for shard in parts for chunk in shard)
+    assert b"".join(piece for shard in parts for chunk in shard for piece in chunk) == flat.tobytes()
+    ends = [(c.start, c.stop) for shard in layout.chunks for c in shard]
+    assert ends[0][0] == 0
+    assert ends[-1][1] == layout.size
+    assert all(a[1] == b[0] for a, b in pairwise(ends))
+    for name, value in layout.views(flat).items():
+        np.testing.assert_array_equal(value, params[name])
+        assert not value.flags.writeable
+    assert weights_sha256(flat) == weights_sha256(flat.copy())

