@@ -128,7 +128,7 @@ class Client:
             return error
         if isinstance(error, redis.exceptions.OutOfMemoryError):
             return ServerError(
-                f"{redacted(self.url)} is out of memory and stored nothing: raise its maxmemory, or remove jobs (kvps rm)"
+                f"{redacted(self.url)} is out of memory and refused it: raise its maxmemory, or remove jobs (kvps rm)"
             )
         return ServerError(f"{redacted(self.url)} answers: {error}")
 

@@ -26,6 +26,7 @@ from urllib.parse import unquote
 
 import redis
 
+from kvps import process
 from kvps.errors import InvalidSetting, NoServer, ServerUnfit
 
 _BINARIES = ("redis-server", "valkey-server")
@@ -122,7 +123,7 @@ def stop() -> bool:
             pass  # that is how a server answers that it ends
         finally:
             connection.close()
-        _until(lambda: not Path(f"/proc/{pid}").exists() and not _answers(url), "the server does not end")
+        _until(lambda: not process.runs(pid) and not _answers(url), "the server does not end")
         return True
 
 

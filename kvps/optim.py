@@ -46,7 +46,10 @@ class _Setting:
 
     def __str__(self) -> str:
         fields = dataclasses.fields(self)  # type: ignore[arg-type]
-        return f"{self.kind}({', '.join(f'{f.name}={getattr(self, f.name)}' for f in fields)})"
+        said = [
+            f"{f.name}={getattr(self, f.name)}" for f in fields if f.name == "lr" or getattr(self, f.name) != f.default
+        ]
+        return f"{self.kind}({', '.join(said)})"
 
 
 class Schedule(_Setting):

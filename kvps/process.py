@@ -33,6 +33,11 @@ def is_dead(process: Mapping[str, Any]) -> bool:
     return _start_time(int(process["pid"])) != str(process["start"])
 
 
+def runs(pid: int) -> bool:
+    """Whether a process of this machine runs; a zombie does not. Elsewhere than on Linux nothing is known: False."""
+    return _start_time(pid) != ""
+
+
 def die_with_parent(parent: int) -> None:
     """Have this process sent SIGTERM when `parent`, which started it, ends however it ends (Linux only)."""
     if sys.platform != "linux":

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from conftest import BINARIES, eventually, processes_of
+from harness import staleness_used
 
 import kvps
 from kvps import embedded
@@ -103,6 +104,21 @@ def test_up_in_the_other_modes_with_a_straggler(home: Path, tmp_path: Path, mode
     report = json.loads((tmp_path / "r.json").read_text())
     assert report["accuracy"] >= 0.95
     assert report["staleness"] == int(mode)
+
+
+def test_the_log_of_processes_tells_the_modes_apart(home: Path) -> None:
+    """`--slow w0=5x` under each bound: the lag of the weights that contributions were computed on, from the log."""
+    assert kvps_run("server", "start").returncode == 0
+    try:
+        with _store() as store:
+            for staleness in (0, 1, 3, -1):
+                name = f"s{staleness}".replace("-", "m")
+                options = ["--job", name, "-s", str(staleness), "--slow", "w0=5x", "--epochs", "6"]
+                assert kvps_run("up", "digits", *options).returncode == 0
+                used = staleness_used(store.job(name), 3)
+                assert used == staleness if staleness >= 0 else used > 3
+    finally:
+        assert kvps_run("server", "stop").returncode == 0
 
 
 def test_the_seed_decides_the_weights(home: Path, tmp_path: Path) -> None:

@@ -158,18 +158,22 @@ def test_a_read_cut_at_every_byte_is_made_again(server_url: str, store: Store) -
 def test_a_push_cut_at_every_byte_counts_once(server_url: str, store: Store) -> None:
     """The answers to a push are cut after each of their bytes: acknowledged exactly once, in order."""
     job = store.create_job("cut", {"a": np.zeros(5, np.float32)}, shards=2, staleness=-1, max_pending=1000)
-    with private_directory() as tmp, cutter(server_url, tmp) as (relay, url), kvps.connect(url) as through:
-        with through.job("cut").join("w0") as session:
-            for number in (1, 2):
-                session.pull()
-                relay.passed = 0
-                assert session.push({"a": np.ones(5, np.float32)}) == number
-            length = relay.passed
-            for number, at in enumerate(range(length), start=3):
-                session.pull()
-                relay.passed, relay.cut_after = 0, at
-                assert session.push({"a": np.ones(5, np.float32)}) == number
-            assert relay.cuts == length
+    with (
+        private_directory() as tmp,
+        cutter(server_url, tmp) as (relay, url),
+        kvps.connect(url) as through,
+        through.job("cut").join("w0") as session,
+    ):
+        for number in (1, 2):
+            session.pull()
+            relay.passed = 0
+            assert session.push({"a": np.ones(5, np.float32)}) == number
+        length = relay.passed
+        for number, at in enumerate(range(length), start=3):
+            session.pull()
+            relay.passed, relay.cut_after = 0, at
+            assert session.push({"a": np.ones(5, np.float32)}) == number
+        assert relay.cuts == length
     inbox = [fields["seq"] for _, fields in store.client.call("XRANGE", job.keys.inbox, "-", "+")]
     assert inbox == [str(n) for n in range(1, length + 3)]
 

@@ -41,13 +41,16 @@ class Display:
 
     def show(self, state: State, traces: dict[str, Trace], last: bool = False) -> None:
         """Show the job as it is now; `last` forces a line where lines are rationed."""
-        now = time.monotonic()
-        self._seen.append((now, state.version))
+        self.observe(state)
         if self._live:
             self._live.update(self.render(state, traces), refresh=True)
-        elif last or now >= self._next_line:
-            self._next_line = now + _LINE_EVERY_S
+        elif last or time.monotonic() >= self._next_line:
+            self._next_line = time.monotonic() + _LINE_EVERY_S
             self.console.print(self.line(state, traces), highlight=False, soft_wrap=True)
+
+    def observe(self, state: State) -> None:
+        """Note when the job was at which version, for its rate."""
+        self._seen.append((time.monotonic(), state.version))
 
     def message(self, text: str) -> None:
         """A line above the table."""
@@ -79,7 +82,7 @@ class Display:
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
         for name in ("worker", "clock", "", "loss", "waiting", "state"):
             table.add_column(name, justify="right" if name in ("clock", "loss", "waiting") else "left")
-        for m in sorted(state.members.values(), key=lambda m: m.rank):
+        for m in sorted(state.members.values(), key=lambda m: (len(m.worker), m.worker)):
             trace = traces.get(m.worker, Trace(None, 0.0))
             total = self._rounds.get(m.worker, 0)
             table.add_row(

@@ -1,0 +1,95 @@
+"""Draws docs/images/up.svg: what `kvps up` shows, recorded from a real run on this machine. Run by `make picture`."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+
+import kvps
+from kvps import embedded
+from kvps.cli.display import Display
+
+COMMAND = ["up", "digits", "--staleness", "2", "--slow", "w0=3x"]
+FRAMES, FRAME_S, WIDTH = 14, 0.6, 84
+
+
+def record() -> list[str]:
+    """Run the command on a server of its own and record the display as SVG frames; the last holds the result."""
+    frames: list[str] = []
+    embedded.start()
+    try:
+        with kvps.connect() as store:
+            run = subprocess.Popen([sys.executable, "-m", "kvps", *COMMAND], stdout=subprocess.PIPE, text=True)
+            name = _first_job(store)
+            job = store.job(name)
+            display = Display(job, dict.fromkeys(("w0", "w1", "w2"), 450))
+            while run.poll() is None:
+                state = job.state()
+                if len(state.clock) == 3 and min(state.clock.values()) >= len(frames) * 450 / FRAMES:
+                    frames.append(_frame(display, job, len(frames), "\n"))
+                job.client.wait({job.keys.commits: state.bell}, 50)
+            said = run.stdout.read() if run.stdout else ""
+            frames.append(_frame(display, job, len(frames), "\n".join(said.splitlines()[-2:])))
+    finally:
+        embedded.stop()
+    return frames
+
+
+def _first_job(store: kvps.Store) -> str:
+    while not (names := store.jobs()):
+        store.client.wait({"kvps:preflight:none": "$"}, 50)
+    return names[0]
+
+
+def _frame(display: Display, job: kvps.Job, number: int, result: str) -> str:
+    state, traces = job.state(), job.traces()
+    display.observe(state)
+    console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True)
+    console.print(f"[bold green]$[/] kvps {' '.join(COMMAND)}\n", highlight=False)
+    console.print(display.render(state, traces))
+    console.print(f"\n{result}", highlight=False)
+    drawn = console.export_svg(title="kvps up", unique_id=f"kvps{number}")
+    return re.sub(
+        r"@font-face \{.*?\}", "", drawn, flags=re.DOTALL
+    )  # a picture in a README loads no fonts from elsewhere
+
+
+def animated(frames: list[str]) -> str:
+    """One SVG that shows the frames in turn and rests on the last; where nothing moves, the last is shown."""
+    head = re.match(r"<svg[^>]*>", frames[-1])
+    assert head
+    seconds = FRAME_S * (len(frames) + 6)
+    out, styles = [], []
+    for i, frame in enumerate(frames):
+        body = frame[frame.index(">") + 1 : frame.rindex("</svg>")]
+        last = int(i == len(frames) - 1)
+        begin = 100 * FRAME_S * i / seconds
+        end = 100 * FRAME_S * (i + 1) / seconds if not last else 100
+        styles.append(
+            f"@keyframes f{i} {{ {'' if i == 0 else '0% { opacity: 0 } '}{begin:.2f}% {{ opacity: 1 }} "
+            f"{end:.2f}% {{ opacity: {last} }} 100% {{ opacity: {last} }} }}\n"
+            f".f{i} {{ animation: f{i} {seconds:.1f}s step-end infinite; opacity: {last} }}"
+        )
+        out.append(f'<g class="f{i}">{body}</g>')
+    return f"{head.group()}<style>{chr(10).join(styles)}</style>{''.join(out)}</svg>\n"
+
+
+def main() -> None:
+    target = Path(__file__).parent / "images" / "up.svg"
+    with tempfile.TemporaryDirectory(prefix="kvps-") as folder:
+        os.environ["KVPS_RUNTIME_DIR"] = folder
+        frames = record()
+    target.parent.mkdir(exist_ok=True)
+    target.write_text(animated(frames))
+    print(f"{target}: {len(frames)} frames, {target.stat().st_size // 1024} KiB")
+
+
+if __name__ == "__main__":
+    main()
