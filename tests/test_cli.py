@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import signal
@@ -261,6 +262,7 @@ def test_a_task_of_the_user(home: Path, tmp_path: Path) -> None:
         (["upp", "digits"], "upp"),
         (["up", "digits", "--no-such"], "--no-such"),
         (["worker", "--gpu", "-1"], "--gpu"),
+        (["worker", "--slow", "0x"], "factor"),
         (["worker", "--id", "a/b"], "1 to 64"),
         (["create", "digits"], "--job"),
     ],
@@ -273,6 +275,13 @@ def test_usage_errors_are_one_line_and_exit_2(home: Path, arguments: list[str], 
     assert last.startswith("kvps: error: ")
     assert words in last
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(importlib.util.find_spec("cupy") is not None, reason="CuPy is installed here")
+def test_a_gpu_without_cupy_is_refused_in_one_line(home: Path) -> None:
+    done = kvps_run("worker", "--gpu", "0")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "kvps[cuda12]" in done.stderr
 
 
 def test_other_errors_are_one_line_and_exit_1(home: Path) -> None:

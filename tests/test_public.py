@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
-from conftest import BINARIES, eventually, processes_of
+from conftest import BINARIES, eventually, private_directory, processes_of
 
 import kvps
 from kvps import embedded
@@ -23,6 +25,26 @@ def test_import_kvps_loads_nothing_that_only_parts_need() -> None:
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert "kvps" in loaded
     assert not {"kvps_aggregator", "kvps_workers", "cupy", "rq", "typer", "sklearn", "torch"} & set(loaded)
+
+
+def test_the_wheel_is_whole(tmp_path: Path) -> None:
+    """Built, unpacked elsewhere and used there: scripts, guard and all three packages are in it."""
+    here = Path(__file__).parent.parent
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(here)]
+    subprocess.run(build, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("kvps-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "site")
+    code = (
+        "import kvps, kvps_aggregator, kvps_workers; print(kvps.__file__)\n"
+        "with kvps.connect() as store: print(store.jobs(), store.started_server)"
+    )
+    with private_directory() as folder:
+        environment = os.environ | {"PYTHONPATH": str(tmp_path / "site"), "KVPS_RUNTIME_DIR": str(folder)}
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=tmp_path
+        )
+    assert done.stdout.splitlines() == [str(tmp_path / "site/kvps/__init__.py"), "[] True"], done.stderr
 
 
 PROGRAM = """

@@ -148,13 +148,14 @@ def _announce(job: Job, quiet: bool) -> None:
 
 def _serve_all(store: Store) -> None:
     """One thread a job, and a look now and then for new ones."""
-    stop, threads = threading.Event(), dict[str, threading.Thread]()
+    stop, threads, failed = threading.Event(), dict[str, threading.Thread](), set[str]()
     say("serving every job of this server; Ctrl-C ends it")
 
-    def run(job: Job) -> None:
+    def run(job: Job, history: str) -> None:
         try:
             serve(job, stop=stop, until_finished=False)
         except KvpsError as error:
+            failed.add(history)
             say(f"kvps: error: {error}")
 
     try:
@@ -165,10 +166,13 @@ def _serve_all(store: Store) -> None:
                     continue
                 try:
                     job = store.job(name)
+                    history = job.state().history
                 except JobNotFound:
                     continue
+                if history in failed:
+                    continue
                 _announce(job, quiet=False)
-                threads[name] = threading.Thread(target=run, args=(job,), name=f"kvps-serve-{name}")
+                threads[name] = threading.Thread(target=run, args=(job, history), name=f"kvps-serve-{name}")
                 threads[name].start()
     finally:
         stop.set()
