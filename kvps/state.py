@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvps import clocks
-from kvps.scripts import Plan
+from kvps.plan import Plan
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import pytest
 import kvps
 from kvps.errors import CorruptData, LeaseLost, WorkerEvicted
 from kvps.job import Job
+from kvps.plan import Plan
 from kvps.scripts import SCRIPTS, InboxFull, PlanGone
 from kvps.store import Store
 
@@ -106,7 +107,7 @@ def test_the_inbox_is_bounded(job: Job) -> None:
         job.scripts.push("w0", me.incarnation, 3, 0, 1, "0,0", job.state().history)
 
 
-def _planned(job: Job) -> tuple[kvps.scripts.Plan, list[str]]:
+def _planned(job: Job) -> tuple[Plan, list[str]]:
     """A job with an open plan, and the terms of its two shards."""
     for worker in ("w0", "w1"):
         me = job.scripts.join(worker, f"{worker}n", "", ME)
@@ -147,7 +148,7 @@ def test_ready_is_fenced(job: Job) -> None:
         job.scripts.ready(0, terms[1], plan, "d0")
     for changed in ({"id": 99}, {"version": 2}, {"head": "x"}, {"history": "x"}):
         with pytest.raises(PlanGone):
-            job.scripts.ready(0, terms[0], kvps.scripts.Plan(**(plan.__dict__ | changed)), "d0")
+            job.scripts.ready(0, terms[0], Plan(**(plan.__dict__ | changed)), "d0")
     # A successor of shard 1 has staged nothing yet: its predecessor's word does not count any more.
     job.scripts.renew(1, "holder", terms[1], 0)
     successor, _ = job.scripts.acquire(1, "another", 10_000, "n9")

@@ -15,7 +15,8 @@ from contextlib import suppress
 from kvps.client import BELL_MS
 from kvps.errors import JobNotFound, KvpsError, LeaseLost
 from kvps.job import Job
-from kvps.scripts import Plan, PlanGone
+from kvps.plan import Plan
+from kvps.scripts import PlanGone
 from kvps_aggregator.lease import Leases
 from kvps_aggregator.shard import BadContribution, Shard
 

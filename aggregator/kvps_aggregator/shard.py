@@ -16,7 +16,7 @@ from kvps.errors import CorruptData
 from kvps.job import Job
 from kvps.keys import staged_name
 from kvps.layout import DTYPE, Array
-from kvps.scripts import Contribution, Plan
+from kvps.plan import Contribution, Plan
 from kvps.state import State
 from kvps.transport import ChunkGone
 from kvps.wire import Buffers, view

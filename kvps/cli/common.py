@@ -85,16 +85,14 @@ def job_config(
     for name, value in (("--batch-size", batch_size), ("--epochs", epochs)):
         if value is not None and value < 1:
             raise InvalidSetting(f"{name} must be 1 or more, not {value}")
-    chosen = optim.parse(
-        optimizer,
-        task.lr if lr is None and optimizer.partition(":")[0] == "sgd" and "lr=" not in optimizer else lr,
-    )
+    if lr is None and optimizer.startswith("sgd") and "lr=" not in optimizer:
+        lr = task.lr  # a task knows a good rate for plain SGD; the other optimizers have theirs
     return JobConfig(
         task=task_name,
         workers=workers,
         staleness=staleness,
         shards=shards,
-        optimizer=chosen,
+        optimizer=optim.parse(optimizer, lr),
         batch_size=batch_size or task.batch_size,
         epochs=epochs or task.epochs,
         seed=seed,

@@ -44,7 +44,7 @@ class Display:
         self.observe(state)
         if self._live:
             self._live.update(self.render(state, traces), refresh=True)
-        elif last or time.monotonic() >= self._next_line:
+        elif last or (state.members and time.monotonic() >= self._next_line):
             self._next_line = time.monotonic() + _LINE_EVERY_S
             self.console.print(self.line(state, traces), highlight=False, soft_wrap=True)
 

@@ -188,7 +188,10 @@ def _train(store: Store, job: Job, task: Task, factors: dict[str, float]) -> lis
                 display.show(job.state(), job.traces())
                 if aggregator.process.poll():
                     aggregator.reader.join()
-                    raise KvpsError(f"job {job.name} ends: {' '.join(children.said()) or 'its aggregator failed'}")
+                    said = (
+                        " ".join(children.said()) or f"its aggregator ended with code {aggregator.process.returncode}"
+                    )
+                    raise KvpsError(f"job {job.name} ends: {said}")
             children.end()
             for line in children.said():
                 display.message(line)
