@@ -27,7 +27,10 @@ class Contribution(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """What makes the next version. `progress` is the sum of the vector clock before it."""
+    """What makes the next version. `progress` is the sum of the vector clock before it.
+
+    `rejected` were planned and turned out bad: they make no part of the version, but their rounds end with it.
+    """
 
     id: int
     version: int
@@ -37,10 +40,12 @@ class Plan:
     progress: int
     members: tuple[str, ...]
     contributions: tuple[Contribution, ...]
+    rejected: tuple[Contribution, ...]
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
         value = json.loads(text)
         value["members"] = tuple(value["members"])
-        value["contributions"] = tuple(Contribution(**c) for c in value["contributions"])
+        for name in ("contributions", "rejected"):
+            value[name] = tuple(Contribution(**c) for c in value[name])
         return cls(**value)

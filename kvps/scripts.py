@@ -226,7 +226,7 @@ class JobScripts:
         k = self._keys
         reply = self._run(
             "reject",
-            [k.version, k.workers, k.inbox, k.plan, k.ready, k.commits, k.term(shard)],
+            [k.version, k.inbox, k.plan, k.ready, k.commits, k.term(shard)],
             *(term, plan.id, contribution.id, reason),
         )
         if reply[0] == "TERM":

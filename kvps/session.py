@@ -70,6 +70,7 @@ class Session:
         self._reader = Reader(client, keys, layout, scripts)
         self._history = ""
         self._seq = 0
+        self._tried = 0  # the last sequence number of which bytes may have been sent
         self._pulled = False
         self._closed = False
         self._flat: Array = np.empty(layout.size, DTYPE)
@@ -171,12 +172,12 @@ class Session:
         """
         seq = self._seq + 1
         while True:
-            try:
+            if self._tried == seq and (accepted := self._scripts.ask(self.worker, self.incarnation, seq)):
+                return accepted
+            self._tried = seq
+            with contextlib.suppress(RedisConnectionError, RedisTimeoutError):
                 self._client.put_once(items)
                 break
-            except (RedisConnectionError, RedisTimeoutError):
-                if accepted := self._scripts.ask(self.worker, self.incarnation, seq):
-                    return accepted
         while True:
             try:
                 return self._scripts.push(

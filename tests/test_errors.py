@@ -205,9 +205,11 @@ def test_a_round_whose_only_contribution_is_rejected_still_ends(store: Store) ->
         store.client.call("DEL", job.keys.gradient(0, "w0", session.incarnation, 1, 0))
         with aggregating(job):
             np.testing.assert_array_equal(session.pull()["b"], PARAMS["b"])
+            assert session.version == 1
             session.push(PARAMS)
             np.testing.assert_array_equal(session.pull()["b"], PARAMS["b"] - 1)
-    assert [len(c.plan.contributions) for c in job.log()] == [0, 1]
+            session.push(PARAMS)
+    assert [(len(c.plan.contributions), len(c.plan.rejected)) for c in job.log()][:2] == [(0, 1), (1, 0)]
 
 
 def test_weights_changed_by_another_program_are_noticed(store: Store) -> None:

@@ -119,7 +119,7 @@ class Aggregator:
                 done = self._advance(shard, plan) or done
             except LeaseLost as lost:
                 log.warning("%s", lost)
-                self._leases.drop(shard.number)
+                self._drop(shard)
             except PlanGone:
                 return ""
             except BadContribution as bad:
@@ -130,37 +130,51 @@ class Aggregator:
     def _advance(self, shard: Shard, plan: Plan) -> str:
         """Stage a shard's part of the plan and say ready; the id of the commit if that made one."""
         if shard.staged:
-            # This term has staged this version for a plan that was replaced. A late write of those bytes must
-            # not land among the new ones, so they go under a new name.
-            shard.term, other = self._leases.take(shard.number)
-            if other:
-                raise LeaseLost(f"shard {shard.number} is held by {other} now")
+            # This term has staged this version for a plan that was replaced. A late write of those bytes must not
+            # land among the new ones, so a new term stages them; and what is committed is read again under it, for
+            # another may have held the shard in between.
+            del self._shards[shard.number]
+            self._take(shard.number)
+            return ""
         shard.compute(plan)
         digest = shard.stage(plan)
         flip = self._job.scripts.ready(shard.number, shard.term, plan, digest)
         if flip.flipped:
-            self._settle(plan.version, flip.pin)
+            for held in [s for s in self._shards.values() if s.staged == plan]:
+                self._promote(held, flip.pin)
         return flip.commit_id
 
     def _settle(self, version: int, pin: str) -> None:
-        """Let shards whose staged version is committed go on from it."""
-        pinned = _pinned(pin)
-        for number, shard in list(self._shards.items()):
-            if shard.staged and shard.staged.version <= version:
-                shard.promote(pinned)
-                try:
-                    shard.free()
-                except LeaseLost:
-                    self._leases.drop(number)
-            if shard.version < version:  # somebody else committed: what this one has in memory is old
-                self._leases.drop(number)
-                del self._shards[number]
+        """Go on from a version that another's call has committed: with what was staged, if that is what it names."""
+        behind = [shard for shard in self._shards.values() if shard.version < version]
+        names = self._job.state().names if behind else ()
+        for shard in behind:
+            if shard.staged and shard.staged_as == names[shard.number]:
+                self._promote(shard, pin)
+            else:
+                self._drop(shard)
+
+    def _promote(self, shard: Shard, pin: str) -> None:
+        shard.promote(_pinned(pin))
+        try:
+            shard.free()
+        except LeaseLost:
+            self._drop(shard)
+
+    def _drop(self, shard: Shard) -> None:
+        """Forget a shard: it is another's, or what is in memory is not what is committed."""
+        self._leases.drop(shard.number)
+        self._shards.pop(shard.number, None)
 
     def _reject(self, shard: Shard, plan: Plan, bad: BadContribution) -> None:
         c = bad.contribution
         log.warning("job %s: rejects %s of %s: %s", self._job.name, c.seq, c.worker, bad.reason)
-        with suppress(LeaseLost, PlanGone):
+        try:
             self._job.scripts.reject(shard.number, shard.term, plan, c, bad.reason)
+        except LeaseLost:
+            self._drop(shard)
+        except PlanGone:
+            return
 
     def _say(self, message: str) -> None:
         if message != self._said:

@@ -162,6 +162,12 @@ class Shard:
         self.staged = plan
         return digests["w"]
 
+    @property
+    def staged_as(self) -> str:
+        """The name under which the next version is staged."""
+        assert self.staged is not None
+        return staged_name(self.staged.version, self.term)
+
     def promote(self, pinned_version: int | None) -> None:
         """The staged version is committed: go on from it, and free what no reader can want any more."""
         plan = self.staged
@@ -170,7 +176,7 @@ class Shard:
         self._state, self._next_state = self._next_state, self._state
         self.version, self.staged = plan.version, None
         self._names[plan.version] = staged_name(plan.version, self.term)
-        for contribution in plan.contributions:
+        for contribution in plan.contributions + plan.rejected:
             if contribution.weight:
                 self._dead += self._gradient_keys(contribution)
         for version in [v for v in self._names if v <= self.version - self._kept_versions and v != pinned_version]:

@@ -25,8 +25,9 @@ end
 -- Rounds that the others have behind them, the open plan included, were not there for this worker to do.
 local planned = {}
 local plan = redis.call('GET', KEYS[5])
-for _, c in ipairs(plan and cjson.decode(plan).contributions or {}) do
-  planned[c.worker] = (planned[c.worker] or 0) + 1
+plan = plan and cjson.decode(plan) or { contributions = {}, rejected = {} }
+for _, list in ipairs({ plan.contributions, plan.rejected }) do
+  for _, c in ipairs(list) do planned[c.worker] = (planned[c.worker] or 0) + 1 end
 end
 local least, most = nil, 0
 local all = redis.call('HGETALL', KEYS[2])
@@ -39,7 +40,8 @@ end
 local clock = clock_of(worker)
 local pending = entry and entry.pending or 0
 local own = entry and clock + entry.skip + pending or 0
-local round = math.max(own, least or most)
+-- With contributions still waiting it goes on where it was: to skip ahead would say that those are committed.
+local round = pending > 0 and own or math.max(own, least or most)
 
 local fresh = cjson.decode(ARGV[4])
 fresh.rank = entry and entry.rank or #all / 2

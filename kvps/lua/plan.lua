@@ -51,7 +51,7 @@ for i, c in ipairs(chosen) do
 end
 local id = redis.call('HINCRBY', KEYS[2], 'plan_id', 1)
 open = string.format('{"id":%s,"version":%s,"head":"%s","history":"%s","divisor":%s,"progress":%s,'
-  .. '"members":[%s],"contributions":[%s]}', count(id), count(version + 1), at[2], at[3], count(divisor),
+  .. '"members":[%s],"contributions":[%s],"rejected":[]}', count(id), count(version + 1), at[2], at[3], count(divisor),
   count(progress), table.concat(names, ','), table.concat(parts, ','))
 redis.call('SET', KEYS[6], open)
 return { 'OPEN', version, pin, open }

@@ -30,12 +30,17 @@ for i = 0, shards - 1 do
 end
 
 local entries, done = {}, {}
-for _, c in ipairs(plan.contributions) do
-  local entry = entries[c.worker] or worker_entry(KEYS[3], c.worker)
-  entry.pending = entry.pending - 1
+local function settle(author, skipped)
+  local entry = entries[author] or worker_entry(KEYS[3], author)
+  entry.pending, entry.skip = entry.pending - 1, entry.skip + skipped
   if entry.state == 'draining' and entry.pending == 0 then entry.state = 'gone' end
-  entries[c.worker], done[#done + 1] = entry, c.id
+  entries[author] = entry
 end
+for i, c in ipairs(plan.contributions) do
+  settle(c.worker, 0)
+  done[i] = c.id
+end
+for _, c in ipairs(plan.rejected) do settle(c.worker, 1) end
 
 redis.call('HDEL', KEYS[6], shard) -- first, since it is allowed when memory is full: a commit is what frees it
 redis.call('HSET', KEYS[6], shard, mine)
