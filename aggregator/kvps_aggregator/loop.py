@@ -53,8 +53,8 @@ class Aggregator:
             seen = {stream.inbox: "0-0", stream.commits: job.state().bell}
             changed = True
             while not self._stop.is_set():
-                self._hold()
-                commit_id = self._work()
+                self.hold()
+                commit_id = self.work()
                 if commit_id:
                     seen[stream.commits] = commit_id  # its own bell need not wake it
                     changed = True
@@ -68,16 +68,20 @@ class Aggregator:
             log.info("job %s was removed", job.name)
         finally:
             with suppress(KvpsError):
-                self._leases.release()
+                self.release()
+
+    def release(self) -> None:
+        """Give up all shards, so that a standby can take them at once."""
+        self._leases.release()
 
     # -- shards ------------------------------------------------------------------------------------------------
 
-    def _hold(self) -> None:
-        """Drop shards that were lost, and now and then try to take those that are free."""
+    def hold(self, at_once: bool = False) -> None:
+        """Drop shards that were lost, and now and then (or `at_once`) try to take those that are free."""
         held = self._leases.held()
         self._shards = {n: s for n, s in self._shards.items() if held.get(n) == s.term}
         missing = [n for n in self._eligible if n not in self._shards]
-        if not missing or time.monotonic() < self._next_try:
+        if not missing or (time.monotonic() < self._next_try and not at_once):
             return
         self._next_try = time.monotonic() + self._job.config.lease_ms / 1000 / 3
         for number in missing:
@@ -103,7 +107,7 @@ class Aggregator:
 
     # -- versions ----------------------------------------------------------------------------------------------
 
-    def _work(self) -> str | None:
+    def work(self) -> str | None:
         """Bring the open plan forward: the id of a commit made, "" for less than that, None if nothing is to do."""
         planned = self._job.scripts.plan()
         self._settle(planned.version, planned.pin)

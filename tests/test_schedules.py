@@ -1,0 +1,89 @@
+"""Schedules that once broke the protocol, step by step on a real server. The model found them; see protocol_model."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+from kvps_aggregator import Aggregator
+
+import kvps
+from kvps.session import Session
+from kvps.store import Store
+
+ONE = {"x": np.ones(2, np.float32)}
+
+
+def _push(session: Session, value: float = 1.0) -> None:
+    session.pull()
+    session.push({"x": np.full(2, value, np.float32)})
+
+
+def test_a_rejected_round_is_over_with_the_version_that_leaves_it_out(store: Store) -> None:
+    """w1 has two rounds in one plan; that the second is rejected must not count the first as committed."""
+    job = store.create_job("job", ONE, staleness=1)
+    with job.join("w0") as session:
+        _push(session)
+        _push(session)
+        plan = job.scripts.plan().plan
+        assert plan
+        term, _ = job.scripts.acquire(0, "holder", 10_000, "nonce")
+        job.scripts.reject(0, term, plan, plan.contributions[1], "because")
+        assert job.state().members["w0"].round == 0
+        assert not job.state().admits(2, 1)
+        rest = job.scripts.plan().plan
+        assert rest
+        assert [(c.seq, r.seq) for c, r in zip(rest.contributions, rest.rejected, strict=True)] == [(1, 2)]
+        assert job.scripts.ready(0, term, rest, "digest").flipped
+        after = job.state().members["w0"]
+        assert (after.clock, after.round, after.pending) == (1, 2, 0)
+
+
+def test_who_joins_anew_does_not_skip_past_what_still_waits(store: Store) -> None:
+    """w1's first round waits while w0 is two rounds ahead: its next life must not tell w0 that it is committed."""
+    job = store.create_job("job", ONE, staleness=1, workers=2)
+    with job.join("w0") as ahead, job.join("w1") as behind:
+        _push(ahead)
+        _push(ahead)
+        plan = job.scripts.plan().plan
+        _push(behind)
+        with job.join("w1", takeover=True) as again:
+            assert again.round == 1
+            assert job.state().members["w1"].round == 0
+            assert plan
+            term, _ = job.scripts.acquire(0, "holder", 10_000, "nonce")
+            assert job.scripts.ready(0, term, plan, "digest").flipped
+            assert not job.state().admits(2, 1), "w0 waits for w1's first round"
+
+
+def test_a_holder_that_overslept_does_not_go_on_from_what_was_rejected(store: Store) -> None:
+    """It staged a plan that was then replaced, slept while another committed the new one, and wakes."""
+    job = store.create_job(
+        "job", {"x": np.zeros(2, np.float32)}, workers=2, shards=2, reduction="sum", optimizer=kvps.SGD(lr=1.0)
+    )
+    stop = threading.Event()
+    sleeper, other, successor = Aggregator(job, stop, [0]), Aggregator(job, stop, [1]), Aggregator(job, stop, [0])
+    with job.join("w0") as w0, job.join("w1") as w1:
+        _push(w0, 1)
+        _push(w1, 10)
+        store.client.call("SETRANGE", job.keys.gradient(1, "w0", w0.incarnation, 1, 0), 0, "bad!")
+        for aggregator in (sleeper, other):
+            aggregator.hold()
+            aggregator.work()  # the sleeper stages shard 0; the other finds w0's part of shard 1 bad and rejects it
+        assert job.scripts.plan().plan.rejected  # type: ignore[union-attr]
+        store.client.call("DEL", job.keys.lease(0))
+        successor.hold()
+        successor.work()
+        assert other.work(), "this commits version 1, without w0's"
+        successor.release()
+        sleeper.work()
+        _push(w0, 100)
+        _push(w1, 1000)
+        # Its lease renewal may have told it meanwhile; either way it reads what is committed before it goes on.
+        while job.state().version < 2:
+            for aggregator in (sleeper, other):
+                aggregator.hold(at_once=True)
+                aggregator.work()
+        np.testing.assert_array_equal(job.snapshot()[1]["x"], [-1110, -1110])
+    for aggregator in (sleeper, other):
+        aggregator.release()
