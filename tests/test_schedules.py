@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 import numpy as np
+import pytest
 from kvps_aggregator import Aggregator
 
 import kvps
@@ -56,13 +57,16 @@ def test_who_joins_anew_does_not_skip_past_what_still_waits(store: Store) -> Non
             assert not job.state().admits(2, 1), "w0 waits for w1's first round"
 
 
-def test_a_holder_that_overslept_does_not_go_on_from_what_was_rejected(store: Store) -> None:
+def test_a_holder_that_overslept_does_not_go_on_from_what_was_rejected(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It staged a plan that was then replaced, slept while another committed the new one, and wakes."""
     job = store.create_job(
         "job", {"x": np.zeros(2, np.float32)}, workers=2, shards=2, reduction="sum", optimizer=kvps.SGD(lr=1.0)
     )
     stop = threading.Event()
-    sleeper, other, successor = Aggregator(job, stop, [0]), Aggregator(job, stop, [1]), Aggregator(job, stop, [0])
+    drowsy = store.job("job")
+    sleeper, other, successor = Aggregator(drowsy, stop, [0]), Aggregator(job, stop, [1]), Aggregator(job, stop, [0])
     with job.join("w0") as w0, job.join("w1") as w1:
         _push(w0, 1)
         _push(w1, 10)
@@ -70,12 +74,18 @@ def test_a_holder_that_overslept_does_not_go_on_from_what_was_rejected(store: St
         for aggregator in (sleeper, other):
             aggregator.hold()
             aggregator.work()  # the sleeper stages shard 0; the other finds w0's part of shard 1 bad and rejects it
-        assert job.scripts.plan().plan.rejected  # type: ignore[union-attr]
+        seen = job.scripts.plan()
+        assert seen.plan
+        assert seen.plan.rejected
         store.client.call("DEL", job.keys.lease(0))
         successor.hold()
         successor.work()
         assert other.work(), "this commits version 1, without w0's"
+        successor.work()  # it goes on from version 1 and frees the gradients
         successor.release()
+        with monkeypatch.context() as slept:  # it had looked at the plan before it fell asleep
+            slept.setattr(drowsy.scripts, "plan", lambda: seen)
+            sleeper.work()
         sleeper.work()
         _push(w0, 100)
         _push(w1, 1000)
