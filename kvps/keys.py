@@ -5,6 +5,7 @@ the job, bytes lie in the slot of their shard.
 
     key                                    type    written by          what it holds
     kvps:jobs                              set     store               names of jobs, for listing only
+    kvps:preflight                         string  client              nothing: it was writable, a second ago at most
     kvps:{job}:config                      hash    create.lua          one readable field a setting
     kvps:{job}:layout                      string  create.lua          JSON: parameters, dtype, shapes, shards
     kvps:{job}:version                     hash    create, ready.lua   version, head, history, plan_id, server;

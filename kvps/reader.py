@@ -1,6 +1,6 @@
 """Reads whole versions of a job: never half of one, and never waiting for anybody.
 
-Bytes are immutable and live until two versions later. A reader slower than that finds a chunk gone; it then
+Bytes are immutable and live until two versions later at least. A reader slower than that finds a chunk gone; it then
 pins a version and reads that, so that no storm of commits can starve it.
 """
 

@@ -140,7 +140,7 @@ def test_the_weights_are_exactly_the_sum_of_what_was_acknowledged(store: Store, 
 
 def test_redis_holds_few_versions_whoever_aggregates(store: Store) -> None:
     """Two versions, and at the most one staged; no gradient outlives its commit; no expiry on what counts."""
-    job = store.create_job("few", {"x": np.zeros(800_000, np.float32)}, optimizer=kvps.SGD(momentum=0.9), shards=2)
+    job = store.create_job("few", {"x": np.zeros(4_500_000, np.float32)}, optimizer=kvps.SGD(momentum=0.9), shards=2)
     with job.join("w0") as session:
         for _ in range(3):
             with aggregating(job):

@@ -23,7 +23,7 @@ from kvps.wire import Buffers, view
 from kvps_aggregator import optimizers, reduce
 
 _STRETCH = 1 << 16  # items stepped at a time: what a step touches stays in the cache
-_LINGER_BYTES = 2 << 20  # what old versions of a small shard may take, beyond the two that are always kept
+_LINGER_BYTES = 32 << 20  # what the versions of a small job may take together; of a large one two are kept
 _LINGER_VERSIONS = 64
 
 
@@ -55,7 +55,7 @@ class Shard:
         self._total, self._incoming = self._empty(), self._empty()
         # A small model is two versions further within a millisecond, and a reader that lost its processor for a
         # moment would chase it: its old versions stay a little longer.
-        nbytes = self._size * DTYPE.itemsize * (1 + len(self._slots))
+        nbytes = job.layout.nbytes * (1 + len(self._slots))
         self._kept_versions = max(2, min(_LINGER_VERSIONS, _LINGER_BYTES // nbytes))
         self._names: dict[int, str] = {}  # versions whose bytes are still there
         self._dead: list[str] = []

@@ -59,13 +59,18 @@ def status(
     console.print(f"[bold]{job}[/]  {_word(found, state)}  {c.task or 'made in Python'}  {c.mode}  {c.optimizer}")
     console.print(f"version {state.version}  head {state.head[:12]}  {waiting} contributions waiting")
     for shard, holder in enumerate(holders):
-        console.print(f"shard {shard}  {holder or 'no aggregator: kvps aggregator start'}")
-    table = Table("worker", "rank", "state", "clock", "loss", "waiting", "device", "process", box=None, pad_edge=False)
+        missing = "-" if state.finished(c.workers) else "no aggregator: kvps aggregator start"
+        console.print(f"shard {shard}  {holder or missing}")
+    table = Table(
+        "worker", "rank", "state", "clock", "round", "loss", "waiting", "device", "process", box=None, pad_edge=False
+    )
     for m in sorted(state.members.values(), key=lambda m: m.rank):
         trace = traces.get(m.worker)
         loss = f"{trace.loss:.4f}" if trace and trace.loss is not None else "-"
         share = f"{trace.waiting:.0%}" if trace else "-"
-        table.add_row(m.worker, str(m.rank), m.state, str(m.clock), loss, share, m.device, f"{m.host}:{m.pid}")
+        table.add_row(
+            m.worker, str(m.rank), m.state, str(m.clock), str(m.round), loss, share, m.device, f"{m.host}:{m.pid}"
+        )
     console.print(table if state.members else f"no worker has joined: kvps worker --job {job}")
 
 

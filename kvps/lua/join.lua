@@ -6,8 +6,8 @@
 --     | {WRONGTYPE, key, is, want}
 local bad = wrong_type({ 'hash', 'hash', 'hash', 'zset', 'string', 'stream' })
 if bad then return bad end
-local timeout = whole(redis.call('HGET', KEYS[1], 'worker_timeout_ms') or '')
-if not timeout then return { 'NOJOB' } end
+local config = redis.call('HMGET', KEYS[1], 'worker_timeout_ms', 'workers')
+if not config[1] then return { 'NOJOB' } end
 local worker, now = ARGV[1], now_ms()
 local entry = worker_entry(KEYS[2], worker)
 local function clock_of(name) return tonumber(redis.call('HGET', KEYS[3], name) or '0') end
@@ -19,7 +19,7 @@ end
 if entry and entry.nonce == ARGV[2] then return answer() end
 if entry and entry.state == 'active' and ARGV[3] ~= '*' and ARGV[3] ~= entry.incarnation then
   local seen = tonumber(redis.call('ZSCORE', KEYS[4], worker) or '0')
-  if now - seen <= timeout then return { 'ALIVE', cjson.encode(entry) } end
+  if now - seen <= whole(config[1]) then return { 'ALIVE', cjson.encode(entry) } end
 end
 
 -- Rounds that the others have behind them, the open plan included, were not there for this worker to do.
@@ -29,12 +29,12 @@ plan = plan and cjson.decode(plan) or { contributions = {}, rejected = {} }
 for _, list in ipairs({ plan.contributions, plan.rejected }) do
   for _, c in ipairs(list) do planned[c.worker] = (planned[c.worker] or 0) + 1 end
 end
-local least, most = nil, 0
+local least, most, taken = nil, 0, {}
 local all = redis.call('HGETALL', KEYS[2])
 for i = 1, #all, 2 do
   local other = cjson.decode(all[i + 1])
   local round = clock_of(all[i]) + other.skip + (planned[all[i]] or 0)
-  most = math.max(most, round)
+  most, taken[other.rank] = math.max(most, round), true
   if all[i] ~= worker and other.state ~= 'gone' then least = math.min(least or round, round) end
 end
 local clock = clock_of(worker)
@@ -44,7 +44,13 @@ local own = entry and clock + entry.skip + pending or 0
 local round = pending > 0 and own or math.max(own, least or most)
 
 local fresh = cjson.decode(ARGV[4])
-fresh.rank = entry and entry.rank or #all / 2
+-- w3 gets rank 3 if it can, others the least that is free: so names and numbers agree where nobody asked for less.
+local wished = tonumber(worker:match('^w(%d%d?%d?)$'))
+if not wished or wished >= whole(config[2]) or taken[wished] then
+  wished = 0
+  while taken[wished] do wished = wished + 1 end
+end
+fresh.rank = entry and entry.rank or wished
 fresh.life = (entry and entry.life or 0) + 1
 fresh.nonce, fresh.incarnation = ARGV[2], count(fresh.life) .. '-' .. ARGV[2]
 fresh.state, fresh.accepted, fresh.pending, fresh.skip = 'active', 0, pending, round - clock - pending

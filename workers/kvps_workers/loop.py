@@ -6,6 +6,7 @@ rejoins goes on where the worker id had come to.
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from functools import lru_cache
@@ -18,6 +19,8 @@ from kvps.errors import InvalidSetting, InvalidTask, UsageError
 from kvps.job import Job
 from kvps_workers.device import Device
 from kvps_workers.task import blamed, load_task
+
+log = logging.getLogger("kvps.worker")
 
 
 def train(job: Job, device: Device, worker: str | None = None, slow: float = 1.0) -> None:
@@ -39,6 +42,7 @@ def train(job: Job, device: Device, worker: str | None = None, slow: float = 1.0
             f"job {job.name!r} has its {config.workers} workers ({', '.join(sorted(members))}): be one of them"
         )
     with job.join(worker, device=device.name) as session:
+        log.info("job %s: joined as %s, rank %d, on %s", job.name, session.worker, session.rank, device.name)
         with blamed(config.task):
             data = task.data(session.rank, config.workers, xp)
         rounds = rounds_of(len(data[0]), config.batch_size, config.epochs)
