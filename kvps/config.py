@@ -12,7 +12,7 @@ from kvps.errors import InvalidSetting
 
 REDUCTIONS = ("mean", "sum")
 NONFINITE = ("reject", "skip")
-_ASP_PENDING = 4
+_ASP_PENDING = 2  # one that waits while the next is computed; more would only be older
 
 
 @dataclass(frozen=True)

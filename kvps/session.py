@@ -103,7 +103,7 @@ class Session:
     def _await_turn(self) -> State:
         """The first state that holds enough of everybody's rounds for this worker's next one."""
         state = self._look()
-        while not state.admits(self.round, self._config.staleness):
+        while not state.admits(self.round, self._config.staleness, self._config.workers):
             self._client.wait({self._keys.commits: state.bell})
             state = self._look()
         return state

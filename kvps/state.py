@@ -64,8 +64,14 @@ class State:
             *(counts, members, log[0][0] if log else "0-0"),
         )
 
-    def admits(self, rounds_done: int, staleness: int) -> bool:
-        """Whether a worker that has done `rounds_done` rounds may compute on these weights."""
+    def admits(self, rounds_done: int, staleness: int, workers: int) -> bool:
+        """Whether a worker that has done `rounds_done` rounds may compute on these weights.
+
+        Until all `workers` have joined once nothing is committed, and nobody goes past the first round: or
+        gradients of version 0 would pile up, and be applied all at once.
+        """
+        if rounds_done > 0 and len(self.members) < workers:
+            return False
         return clocks.admits(rounds_done, (m.round for m in self.members.values() if m.state != "gone"), staleness)
 
     def finished(self, workers: int) -> bool:

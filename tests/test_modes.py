@@ -156,6 +156,28 @@ def test_redis_holds_few_versions_whoever_aggregates(store: Store) -> None:
     assert lasting in ([], ["kvps:preflight"])
 
 
+@pytest.mark.parametrize("staleness", [3, -1])
+def test_nobody_runs_ahead_before_all_have_joined(store: Store, staleness: int) -> None:
+    """Or gradients of version 0 pile up, and the first version applies them all at once."""
+    job = store.create_job("early", {"x": np.zeros(1, np.float32)}, staleness=staleness, workers=2)
+    done = threading.Event()
+
+    def early() -> None:
+        with job.join("w0") as session:
+            for _ in range(3):
+                session.push(session.pull())
+            done.set()
+
+    with aggregating(job):
+        thread = threading.Thread(target=early)
+        thread.start()
+        assert not done.wait(0.3)
+        assert job.client.call("XLEN", job.keys.inbox) == 1
+        with job.join("w1"):
+            assert done.wait(30)
+        thread.join()
+
+
 def test_schedules_run_over_progress(store: Store) -> None:
     """The n-th commit of BSP steps with the rate at n - 1 contributions per worker."""
     schedule = kvps.Linear(1.0, 0.0, over=4)
