@@ -177,6 +177,8 @@ class Layout:
 
 def to_host(array: Any) -> NDArray[Any]:
     """A NumPy array of the same values; no copy if the array is in host memory already."""
+    if hasattr(array, "detach"):  # a torch tensor that requires grad is refused by NumPy as it is
+        array = array.detach()
     if hasattr(array, "__cuda_array_interface__"):
         return np.asarray(array.get() if hasattr(array, "get") else array.cpu())
     return np.asarray(array)
