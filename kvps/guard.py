@@ -13,7 +13,11 @@ import sys
 
 def main() -> int:
     binary = sys.argv[1]
-    settings = b"".join(iter(sys.stdin.buffer.readline, b"end\n"))
+    settings = b""
+    while (line := sys.stdin.buffer.readline()) != b"end\n":
+        if not line:  # the starter is gone before it had said all
+            return 1
+        settings += line
     server = subprocess.Popen([binary, "-"], stdin=subprocess.PIPE, preexec_fn=_end_with_guard)
     assert server.stdin is not None
     server.stdin.write(settings)

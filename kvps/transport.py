@@ -74,7 +74,12 @@ class _Bulk:
         """Read one reply to ``GET`` into `target`. Raises ChunkGone unless it is as long as `target`."""
         expected = b"$%d\r\n" % target.nbytes
         head = bytearray(len(expected))
-        self._read_exactly(memoryview(head))
+        # No reply is shorter than "$-1\r\n": asking for more before looking would wait for bytes that never come.
+        begun = min(5, len(head))
+        self._read_exactly(memoryview(head)[:begun])
+        if head[:begun] != expected[:begun]:
+            raise self._other_reply(bytes(head[:begun]), target.nbytes)
+        self._read_exactly(memoryview(head)[begun:])
         if head != expected:
             raise self._other_reply(bytes(head), target.nbytes)
         self._read_exactly(target)

@@ -121,6 +121,13 @@ def test_a_chunk_that_is_gone_or_has_another_length(small: ArrayPool, store: Sto
     small.get(_items(arrays))
 
 
+@pytest.mark.parametrize("size", [1, 24, 25, 250, 262_144])
+def test_a_lone_chunk_that_is_gone_is_noticed_at_once(small: ArrayPool, store: Store, size: int) -> None:
+    """Whatever its length: no more is waited for than the server says."""
+    with pytest.raises(ChunkGone, match="gone"):
+        small.get(_items(_arrays([size])))
+
+
 def test_refused_sets_are_all_read_and_said() -> None:
     """The first refusal is raised, and the connection still answers the right question afterwards."""
     with running_server(next(iter(BINARIES.values())), "--maxmemory", "6mb") as url:

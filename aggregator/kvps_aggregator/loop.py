@@ -45,11 +45,13 @@ class Aggregator:
         self._shards: dict[int, Shard] = {}
         self._next_try = 0.0
         self._said = ""
+        self._history = ""
 
     def run(self, until_finished: bool) -> None:
         """See `serve`."""
         job, stream = self._job, self._job.keys
         try:
+            self._history = job.state().history
             seen = {stream.inbox: "0-0", stream.commits: job.state().bell}
             changed = True
             while not self._stop.is_set():
@@ -97,7 +99,10 @@ class Aggregator:
         keys = self._job.keys
         before, pin = self._job.client.together([("HGET", keys.version, f"before:{number}"), ("GET", keys.pin)])
         shard = Shard(self._job, number, term)
-        shard.load(self._job.state(), before, _pinned(pin))
+        state = self._job.state()
+        if self._history and state.history != self._history:  # made anew under its name, with other settings
+            raise JobNotFound(f"job {self._job.name!r} was removed and made anew")
+        shard.load(state, before, _pinned(pin))
         self._shards[number] = shard
 
     def _patience_ms(self) -> int:

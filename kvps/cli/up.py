@@ -185,7 +185,10 @@ def _train(store: Store, job: Job, task: Task, factors: dict[str, float]) -> lis
                 _wait_for_any(children)
                 for line in children.said():
                     display.message(line)
-                display.show(job.state(), job.traces())
+                state = job.state()
+                display.show(state, job.traces())
+                if never := [c.name for c in others if c.process.poll() and c.name not in state.members]:
+                    raise KvpsError(f"job {job.name} ends: {', '.join(never)} failed before it had joined")
                 if aggregator.process.poll():
                     aggregator.reader.join()
                     said = (
