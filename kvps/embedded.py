@@ -223,6 +223,8 @@ def _answers(url: str) -> bool:
     connection = redis.Redis.from_url(url, socket_timeout=2)
     try:
         return bool(connection.ping())
+    except redis.exceptions.TimeoutError:  # slow is not absent: another server in its place would bury its jobs
+        raise NoServer("your private server does not answer: wait, or end it, before you start another") from None
     except redis.exceptions.RedisError:
         return False
     finally:

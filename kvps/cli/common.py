@@ -55,10 +55,10 @@ OptimizerName = Annotated[
 ]
 LearningRate = Annotated[
     float | None,
-    typer.Option("--lr", help="Learning rate.  [default: the task's for sgd, else the optimizer's]"),
+    typer.Option("--lr", help="Learning rate.  (default: the task's for sgd, else the optimizer's)"),
 ]
-BatchSize = Annotated[int | None, typer.Option(help="Samples a worker takes for one gradient.  [default: the task's]")]
-Epochs = Annotated[int | None, typer.Option(help="Passes over the data.  [default: the task's]")]
+BatchSize = Annotated[int | None, typer.Option(help="Samples a worker takes for one gradient.  (default: the task's)")]
+Epochs = Annotated[int | None, typer.Option(help="Passes over the data.  (default: the task's)")]
 Seed = Annotated[int, typer.Option(help="For the initial parameters and the order of the samples.")]
 Reduction = Annotated[str, typer.Option(help="mean or sum of the contributions.")]
 NonFinite = Annotated[

@@ -71,7 +71,7 @@ def _aggregator() -> None:
 def start(
     job: Annotated[
         str | None,
-        typer.Option("--job", metavar="NAME", help="Serve this job until it is finished.  [default: every job]"),
+        typer.Option("--job", metavar="NAME", help="Serve this job until it is finished.  (default: every job)"),
     ] = None,
     redis: common.Redis = None,
     listen: common.Listen = None,
@@ -98,14 +98,14 @@ def start(
 def worker(
     job: Annotated[
         str | None,
-        typer.Option("--job", metavar="NAME", help="The job to work on.  [default: the only open one]"),
+        typer.Option("--job", metavar="NAME", help="The job to work on.  (default: the only open one)"),
     ] = None,
     id: Annotated[
-        str | None, typer.Option("--id", help="This worker's id.  [default: the first free of w0, w1, ...]")
+        str | None, typer.Option("--id", help="This worker's id.  (default: the first free of w0, w1, ...)")
     ] = None,
     gpu: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Compute on this CUDA device, with CuPy.  [default: NumPy]"),
+        typer.Option(metavar="N", help="Compute on this CUDA device, with CuPy.  (default: NumPy)"),
     ] = None,
     slow: Annotated[
         str, typer.Option(metavar="Nx", help="Stretch this worker's steps, as in 5x, to study stragglers.")

@@ -44,7 +44,7 @@ def up(
     reduction: common.Reduction = "mean",
     nonfinite: common.NonFinite = "reject",
     job: Annotated[
-        str | None, typer.Option("--job", metavar="NAME", help="Name of the job.  [default: the task's]")
+        str | None, typer.Option("--job", metavar="NAME", help="Name of the job.  (default: the task's)")
     ] = None,
     slow: Annotated[
         list[str] | None,
