@@ -25,6 +25,7 @@ from kvps.wire import Buffers
 OLDEST_SERVER = (6, 2)
 BELL_MS = 1000  # the longest a wait goes without looking again
 _PATIENCE_S = 10.0
+_UNLINK_BATCH = 500
 
 _T = TypeVar("_T")
 
@@ -84,6 +85,11 @@ class Client:
     def scan(self, pattern: str) -> Iterator[str]:
         """Names of keys, found without stopping the server."""
         return iter(self._repeat(lambda: list(self._redis.scan_iter(match=pattern, count=1000))))
+
+    def unlink(self, keys: Sequence[str]) -> None:
+        """Delete keys, some hundreds a command, so that the server is never held up."""
+        for i in range(0, len(keys), _UNLINK_BATCH):
+            self.call("UNLINK", *keys[i : i + _UNLINK_BATCH])
 
     # -- chunks -----------------------------------------------------------------------------------------------
 

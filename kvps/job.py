@@ -11,11 +11,11 @@ import numpy as np
 from kvps import process
 from kvps.client import Client
 from kvps.config import JobConfig
-from kvps.errors import JobNotFound, UsageError, WorkerAlive
+from kvps.errors import UsageError, WorkerAlive
 from kvps.keys import JobKeys, check_name
 from kvps.layout import DTYPE, Array, Layout
 from kvps.reader import Reader
-from kvps.scripts import JobScripts, Joined
+from kvps.scripts import JobScripts, Joined, job_not_found
 from kvps.session import Session
 from kvps.state import Commit, State
 
@@ -39,7 +39,7 @@ class Job:
         self.name = name
         stored, layout = client.together([("HGETALL", self.keys.config), ("GET", self.keys.layout)])
         if not stored or not layout:
-            raise JobNotFound(f"no job {name!r} on this server: kvps jobs lists those there are")
+            raise job_not_found(name)
         self.config = JobConfig.from_hash(stored)
         self.layout = Layout.from_json(layout)
         self.scripts = JobScripts(client.call, self.keys, self.layout.shards)
@@ -88,10 +88,9 @@ class Job:
 
     def _join_any(self, device: str) -> tuple[str, Joined]:
         members = self.state().members
-        for number in range(self.config.workers):
-            worker = f"w{number}"
-            if worker in members and members[worker].finished:
-                continue
+        there = [m.worker for m in sorted(members.values(), key=lambda m: m.rank) if not m.finished]
+        fresh = [worker for worker in (f"w{i}" for i in range(self.config.workers)) if worker not in members]
+        for worker in there + fresh[: max(0, self.config.workers - len(members))]:
             try:
                 return worker, self._join(worker, device, takeover=False)
             except WorkerAlive:

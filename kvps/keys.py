@@ -26,7 +26,9 @@ the job, bytes lie in the slot of their shard.
     kvps:{job}:commits                     stream  ready.lua (commit), the commit log; joins and leaves stand in
                                                    join, leave, evict  it too; and the bell that wakes who waits
     kvps:{job}:pin                         string  pin.lua             JSON: a version a slow reader holds, expiring
-    kvps:{job}:trace:<who>                 stream  session             capped: what each iteration cost, its loss
+    kvps:{job}:removed                     string  remove.lua          since when (ms) the job is gone and its bytes
+                                                                       are being unlinked; ends with them
+    kvps:{job}:trace:<who>                 stream  push, leave.lua     capped: what each iteration cost, its loss
     kvps:{job/shard}:owner                 string  own.lua             the term that may delete in this slot
     kvps:{job/shard}:w:<name>:<chunk>      string  aggregator          weights, raw little-endian
     kvps:{job/shard}:opt.<slot>:<name>:<chunk>  string  aggregator     optimizer state
@@ -116,6 +118,10 @@ class JobKeys:
     def pin(self) -> str:
         return self._control("pin")
 
+    @property
+    def removed(self) -> str:
+        return self._control("removed")
+
     def lease(self, shard: int) -> str:
         return self._control(f"lease:{shard}")
 
@@ -140,14 +146,14 @@ class JobKeys:
     def gradient(self, shard: int, worker: str, incarnation: str, seq: int, chunk: int) -> str:
         return self._bytes(shard, f"g:{worker}.{incarnation}:{seq}:{chunk}")
 
-    def staged(self, shard: int, kind: str) -> str:
-        """Glob pattern of a shard's staged bytes of one kind: "w", "opt.*" or "m". Their fourth part is the name."""
-        return self._bytes(shard, f"{kind}:*")
+    def slot(self, shard: int) -> str:
+        """What all keys in a shard's slot begin with. The third part of each is its kind, the fourth its name."""
+        return self._bytes(shard, "")
 
     @property
-    def everything(self) -> tuple[str, str]:
-        """Glob patterns (names hold no glob characters) that match all keys of the job and of nothing else."""
-        return f"kvps:{{{self.job}}}:*", f"kvps:{{{self.job}/*}}:*"
+    def all_bytes(self) -> str:
+        """Glob pattern (names hold no glob characters) of all keys in the slots of the job's shards."""
+        return f"kvps:{{{self.job}/*}}:*"
 
 
 def staged_name(version: int, term: str) -> str:

@@ -122,6 +122,8 @@ class Layout:
         `what` ("gradient", "parameter") is for messages. Raises LayoutMismatch when a name is missing or
         extra, or a dtype or shape differs.
         """
+        if not isinstance(arrays, Mapping):
+            raise LayoutMismatch(f"{what}s must be a mapping of names to arrays, not {type(arrays).__name__}")
         names = {p.name for p in self.parameters}
         missing = [p.name for p in self.parameters if p.name not in arrays]
         extra = [str(name) for name in arrays if name not in names]

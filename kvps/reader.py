@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
 
 from kvps.client import Client
-from kvps.errors import CorruptData, JobNotFound
+from kvps.errors import CorruptData
 from kvps.keys import JobKeys
 from kvps.layout import Array, Layout
-from kvps.scripts import JobScripts
+from kvps.scripts import JobScripts, job_not_found
 from kvps.state import State
 from kvps.transport import ChunkGone
 from kvps.wire import view
@@ -34,14 +33,14 @@ class Reader:
         self.reads = 0
         self.restarts = 0
 
-    def state(self, *also: tuple[Any, ...]) -> State:
-        """The job at one instant; `also` are commands to send along. Raises JobNotFound."""
+    def state(self) -> State:
+        """The job at one instant. Raises JobNotFound."""
         k = self._keys
         reads = [("HGETALL", k.version), ("HGETALL", k.clock), ("HGETALL", k.workers)]
-        replies = self._client.together([*reads, ("XREVRANGE", k.commits, "+", "-", "COUNT", 1), *also])
+        replies = self._client.together([*reads, ("XREVRANGE", k.commits, "+", "-", "COUNT", 1)])
         if not replies[0]:
-            raise JobNotFound(f"job {k.job!r} is not on this server (any more)")
-        return State.of(*replies[:4])
+            raise job_not_found(k.job)
+        return State.of(*replies)
 
     def weights(self, state: State, flat: Array) -> int:
         """Read the weights of `state`, or of a newer version, into `flat` (shape (size,), float32).
@@ -49,7 +48,7 @@ class Reader:
         Returns the version that was read. Raises CorruptData if bytes that must be there are not.
         """
         self.reads += 1
-        version, names = state.version, state.names
+        version, names, patience_ms = state.version, state.names, _PIN_MS + self._layout.nbytes // _SLOW_BYTES_PER_MS
         while True:
             try:
                 self._read(names, flat)
@@ -59,7 +58,8 @@ class Reader:
                 now = self.state()
                 if now.version <= version + 1:  # nobody frees these yet
                     raise CorruptData(f"version {version} of job {self._keys.job!r}: {gone}") from None
-            pin = json.loads(self._scripts.pin(_PIN_MS + self._layout.nbytes // _SLOW_BYTES_PER_MS))
+            pin = json.loads(self._scripts.pin(patience_ms))
+            patience_ms *= 2  # the link may be slower than that
             if pin["version"] >= state.version:
                 version, names = pin["version"], tuple(pin["names"][str(i)] for i in range(self._layout.shards))
             else:  # another reader's, too old for this one

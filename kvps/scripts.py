@@ -22,6 +22,7 @@ from kvps.errors import (
     JobExists,
     JobNotFound,
     LeaseLost,
+    UsageError,
     WorkerAlive,
     WorkerEvicted,
     WrongOrder,
@@ -126,7 +127,7 @@ class JobScripts:
     def _run(self, script: str, keys: Sequence[str], *args: object) -> list[Any]:
         reply = evaluate(self._call, script, keys, *args)
         if reply[0] == "NOJOB":
-            raise JobNotFound(f"job {self._keys.job!r} is not on this server (any more)")
+            raise job_not_found(self._keys.job)
         if reply[0] == "WRONGTYPE":
             _, key, found, want = reply
             raise CorruptData(f"key {key} is a {found}, not a {want}: another program wrote there")
@@ -138,15 +139,17 @@ class JobScripts:
         fields = [part for pair in config.to_hash().items() for part in pair]
         reply = self._run(
             "create",
-            [k.config, k.layout, k.version, k.commits],
+            [k.config, k.layout, k.version, k.commits, k.removed],
             *(history, layout.to_json(), server, name, layout.shards),
             *fields,
         )
         if reply[0] == "EXISTS":
             raise job_exists(k.job)
+        if reply[0] == "REMOVED":
+            raise JobExists(f"job {k.job!r} is being removed: wait, or if that was cut short: kvps rm {k.job}")
 
     def join(self, worker: str, nonce: str, replaces: str, process: Mapping[str, Any]) -> Joined:
-        """Begin an incarnation. Raises WorkerAlive."""
+        """Begin an incarnation. Raises WorkerAlive, UsageError if the job has all its workers."""
         k = self._keys
         reply = self._run(
             "join",
@@ -160,13 +163,26 @@ class JobScripts:
                 f"choose another id, or stop that one first",
                 entry,
             )
+        if reply[0] == "COMPLETE":
+            raise UsageError(f"job {k.job!r} has its workers ({', '.join(sorted(reply[1:]))}): be one of them")
         return Joined(*reply[1:])
 
     def push(
-        self, worker: str, incarnation: str, seq: int, base: int, weight: int, digest: str, history: str
+        self,
+        worker: str,
+        incarnation: str,
+        seq: int,
+        base: int,
+        weight: int,
+        digest: str,
+        history: str,
+        trace: Sequence[object] = (),
     ) -> Accepted:
-        """Have a contribution accepted whose bytes are stored. Raises WorkerEvicted, InboxFull, WrongOrder."""
-        reply = self._push(worker, incarnation, seq, base, weight, digest, history, "")
+        """Have a contribution accepted whose bytes are stored, and note `trace` with it.
+
+        Raises WorkerEvicted, InboxFull, WrongOrder.
+        """
+        reply = self._push(worker, incarnation, seq, base, weight, digest, history, "", *trace)
         assert reply is not None
         return reply
 
@@ -178,7 +194,7 @@ class JobScripts:
         k = self._keys
         reply = self._run(
             "push",
-            [k.config, k.version, k.workers, k.clock, k.heartbeat, k.inbox],
+            [k.config, k.version, k.workers, k.clock, k.heartbeat, k.inbox, k.trace(worker)],
             *(worker, incarnation, seq, *rest),
         )
         match reply:
@@ -270,21 +286,22 @@ class JobScripts:
         if reply[0] == "EVICTED":
             raise evicted(worker, self._keys.job, reply[1])
 
-    def leave(self, worker: str, incarnation: str, finished: bool) -> None:
+    def leave(self, worker: str, incarnation: str, finished: bool, trace: Sequence[object] = ()) -> None:
         """Leave the vector clock; what was pushed still commits. Nothing happens if the id is another's by now."""
         k = self._keys
-        self._run("leave", [k.workers, k.heartbeat, k.commits], worker, incarnation, int(finished))
+        keys = [k.workers, k.heartbeat, k.commits, k.trace(worker)]
+        self._run("leave", keys, worker, incarnation, int(finished), *trace)
 
     def evict(self) -> list[str]:
         """Take silent workers out of the vector clock: who they were."""
         k = self._keys
         return self._run("evict", [k.config, k.workers, k.heartbeat, k.commits])[1:]
 
-    def remove(self, traces: Sequence[str]) -> None:
-        """Delete all control keys in one step; from then on the job does not exist."""
+    def remove(self, workers: Sequence[str]) -> None:
+        """Delete all control keys in one step; from then on the job does not exist, and only its name is taken."""
         k = self._keys
-        keys = [k.config, k.layout, k.version, k.clock, k.workers, k.heartbeat, k.inbox, k.plan, k.ready]
-        keys += [k.commits, k.pin, *traces]
+        keys = [k.removed, k.config, k.layout, k.version, k.clock, k.workers, k.heartbeat, k.inbox, k.plan, k.ready]
+        keys += [k.commits, k.pin, *(k.trace(worker) for worker in workers)]
         for shard in range(self._shards):
             keys += [k.lease(shard), k.term(shard)]
         self._run("remove", keys)
@@ -298,6 +315,10 @@ def evaluate(call: Call, script: str, keys: Sequence[str], *args: object) -> lis
         call("SCRIPT LOAD", SCRIPTS[script].text)
         reply = call("EVALSHA", _SHAS[script], len(keys), *keys, *args)
     return list(reply)
+
+
+def job_not_found(job: str) -> JobNotFound:
+    return JobNotFound(f"no job {job!r} on this server (any more): kvps jobs lists those there are")
 
 
 def job_exists(job: str) -> JobExists:

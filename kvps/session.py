@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+import weakref
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
@@ -25,7 +26,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from kvps.client import Client
 from kvps.config import JobConfig
-from kvps.errors import KvpsError, NotFinite, WorkerEvicted, WrongOrder
+from kvps.errors import JobNotFound, KvpsError, NotFinite, WorkerEvicted, WrongOrder
 from kvps.keys import JobKeys
 from kvps.layout import DTYPE, Array, Layout
 from kvps.reader import Reader
@@ -33,7 +34,6 @@ from kvps.scripts import Accepted, InboxFull, JobScripts, Joined, evicted
 from kvps.state import State
 from kvps.wire import Buffers, chunked, digest, finite, fold
 
-_TRACE_LENGTH = 1000
 _BEATS_PER_TIMEOUT = 5
 
 
@@ -77,10 +77,11 @@ class Session:
         self._views = layout.views(self._flat)
         self._spans: dict[str, float] = {}
         self._since = time.perf_counter()
-        self._unsent_trace: list[tuple[Any, ...]] = []
+        self._trace: list[object] = []  # of the last iteration; goes with the next call that writes anyway
         self._thread = threading.get_ident()
         self._heart = _Heart(scripts, worker, joined.incarnation, config.worker_timeout_ms / 1000)
         self._heart.start()
+        weakref.finalize(self, self._heart.stop)  # who drops a session without leaving falls silent
 
     # -- pull -------------------------------------------------------------------------------------------------
 
@@ -109,9 +110,7 @@ class Session:
         return state
 
     def _look(self) -> State:
-        # A trace sent twice after a cut is one line too many in a display; nothing counts them.
-        trace, self._unsent_trace = self._unsent_trace, []
-        state = self._reader.state(*trace)
+        state = self._reader.state()
         me = state.members.get(self.worker)
         if me is None or me.incarnation != self.incarnation:
             raise evicted(self.worker, self._keys.job, "replaced")
@@ -139,7 +138,7 @@ class Session:
         self._seq += 1
         self._pulled = False
         self.clock, self.round = accepted
-        self._trace(began - self._since, time.perf_counter() - began, loss)
+        self._trace = self._measured(began - self._since, time.perf_counter() - began, loss)
         return self.clock
 
     def _counts(self, arrays: list[Array]) -> bool:
@@ -181,21 +180,23 @@ class Session:
         while True:
             try:
                 return self._scripts.push(
-                    self.worker, self.incarnation, seq, self.version, weight, digests, self._history
+                    self.worker, self.incarnation, seq, self.version, weight, digests, self._history, self._trace
                 )
+            except JobNotFound:
+                self._client.unlink([key for key, _ in items])  # who removed it may have looked for bytes before
+                raise
             except InboxFull:
                 state = self._look()
                 if state.members[self.worker].pending >= self._config.max_pending:
                     self._client.wait({self._keys.commits: state.bell})
 
-    def _trace(self, compute_s: float, push_s: float, loss: float | None) -> None:
+    def _measured(self, compute_s: float, push_s: float, loss: float | None) -> list[object]:
         fields: list[object] = ["round", self.round, "version", self.version]
         for name, seconds in (self._spans | {"compute": compute_s, "push": push_s}).items():
             fields += [f"{name}_ms", f"{seconds * 1000:.3f}"]
         if loss is not None:
             fields += ["loss", f"{loss:.6g}"]
-        key = self._keys.trace(self.worker)
-        self._unsent_trace = [("XADD", key, "MAXLEN", "~", _TRACE_LENGTH, "*", *fields)]
+        return fields
 
     # -- life -------------------------------------------------------------------------------------------------
 
@@ -208,9 +209,7 @@ class Session:
             return
         self._closed = True
         self._heart.stop()
-        if self._unsent_trace:
-            self._client.together(self._unsent_trace)
-        self._scripts.leave(self.worker, self.incarnation, finished)
+        self._scripts.leave(self.worker, self.incarnation, finished, self._trace)
 
     def __enter__(self) -> Session:
         return self

@@ -20,6 +20,7 @@ class Member:
     rank: int
     incarnation: str
     state: str
+    accepted: int
     pending: int
     skip: int
     finished: bool
@@ -27,6 +28,11 @@ class Member:
     host: str
     pid: int
     device: str
+
+    @property
+    def active(self) -> bool:
+        """Whether it is in the vector clock: neither has left nor was evicted."""
+        return self.state == "active"
 
     @property
     def round(self) -> int:
@@ -54,8 +60,8 @@ class State:
         for worker, text in workers.items():
             e = json.loads(text)
             members[worker] = Member(
-                *(worker, e["rank"], e["incarnation"], e["state"], e["pending"], e["skip"], e["finished"]),
-                *(counts.get(worker, 0), e["host"], e["pid"], e["device"]),
+                *(worker, e["rank"], e["incarnation"], e["state"], e["accepted"], e["pending"], e["skip"]),
+                *(e["finished"], counts.get(worker, 0), e["host"], e["pid"], e["device"]),
             )
         shards = sum(1 for field in version if field.startswith("shard:"))
         return cls(

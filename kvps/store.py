@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
@@ -10,13 +11,13 @@ from typing import Any
 from kvps import embedded, wire
 from kvps.client import Client
 from kvps.config import JobConfig
-from kvps.errors import InvalidSetting, KvpsError, NotFinite, ServerLost
+from kvps.errors import InvalidSetting, KvpsError, LayoutMismatch, NotFinite, ServerLost
 from kvps.job import Job
 from kvps.keys import JOBS, JobKeys, staged_name
 from kvps.layout import Layout
-from kvps.scripts import JobScripts, job_exists
+from kvps.scripts import JobScripts, job_exists, job_not_found
 
-_UNLINK_BATCH = 500
+_SETTLE_S = 1.0
 
 
 def connect(url: str | None = None, listen: str | None = None) -> Store:
@@ -72,6 +73,10 @@ class Store:
         nothing was changed.
         """
         keys = JobKeys(name)
+        if not isinstance(params, Mapping):
+            raise LayoutMismatch(
+                f"parameters must be a mapping of names to float32 arrays, not {type(params).__name__}"
+            )
         if config is None:
             try:
                 config = JobConfig(**settings)
@@ -93,13 +98,13 @@ class Store:
         scripts = JobScripts(self.client.call, keys, layout.shards)
         try:
             self.client.put(items)
+            self.client.call("SADD", JOBS, name)  # first: a job that nobody lists would be there for ever
             scripts.create(config, layout, history, staged, self.client.run_id())
         except ServerLost:
             raise  # it may have been created all the same: whose bytes these are is not known
         except KvpsError:
-            self._unlink([key for key, _ in items])
+            self.client.unlink([key for key, _ in items])
             raise
-        self.client.call("SADD", JOBS, name)
         return Job(self.client, name)
 
     def job(self, name: str) -> Job:
@@ -111,17 +116,34 @@ class Store:
         return sorted(self.client.call("SMEMBERS", JOBS))
 
     def remove_job(self, name: str) -> None:
-        """Delete a job and all its bytes. Who works on it is told that it does not exist. Raises JobNotFound."""
-        job = self.job(name)
-        traces = [job.keys.trace(worker) for worker in job.state().members]
-        job.scripts.remove(traces)
-        self.client.call("SREM", JOBS, name)
-        for pattern in job.keys.everything:
-            self._unlink(list(self.client.scan(pattern)))
+        """Delete a job and all its bytes, damaged ones too. Who works on it is told that it does not exist.
 
-    def _unlink(self, keys: list[str]) -> None:
-        for i in range(0, len(keys), _UNLINK_BATCH):
-            self.client.call("UNLINK", *keys[i : i + _UNLINK_BATCH])
+        Goes on where an earlier call was cut short. Raises JobNotFound.
+        """
+        keys = JobKeys(name)
+        control = (keys.config, keys.layout, keys.version, keys.removed)
+        fields, workers, there = self.client.together(
+            [("HKEYS", keys.version), ("HKEYS", keys.workers), ("EXISTS", *control)]
+        )
+        if not there:
+            self.client.call("SREM", JOBS, name)
+            raise job_not_found(name)
+        shards = sum(field.startswith("shard:") for field in fields)
+        JobScripts(self.client.call, keys, shards).remove(workers)
+        self._unlink_all(keys)
+        while workers:
+            # A worker may have been sending a gradient, and one that was killed leaves it on the way: there is no
+            # sign to wait for when a closed connection's last bytes arrive.
+            time.sleep(_SETTLE_S)
+            if not self._unlink_all(keys):
+                break
+        self.client.call("SREM", JOBS, name)
+        self.client.call("DEL", keys.removed)
+
+    def _unlink_all(self, keys: JobKeys) -> int:
+        found = list(self.client.scan(keys.all_bytes))
+        self.client.unlink(found)
+        return len(found)
 
     def close(self) -> None:
         """Close the connections, and the server if this store started it."""

@@ -9,6 +9,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from kvps.clocks import ASP
+
 ACTIVE, DRAINING, GONE = "active", "draining", "gone"
 AGGREGATORS = (0, 1)
 
@@ -220,7 +222,8 @@ class Scripts:
         least = min((r for w, r in rounds.items() if w != worker and entry_of(s, w).state != GONE), default=most)
         pending = entry.pending if entry and self.has("join-pending") else 0
         own = clock + entry.skip + pending if entry else 0
-        round_ = max(own if self.has("join-own") else 0, least if self.has("join-others") else 0)
+        due = 0 if self.staleness == ASP else least - self.staleness
+        round_ = max(own if self.has("join-own") else 0, due if self.has("join-others") else 0)
         if pending and self.has("join-waits"):
             round_ = own  # a skip would count as committed before what waits is
         life = entry.incarnation + 1 if entry else 1

@@ -77,7 +77,7 @@ SEEN = {  # the mutant, and where it shows
     "join-others": ((1, 0), {"evictions": 1}),
     "join-plan": ((1, 0), {"evictions": 1}),
     "join-pending": ((1, 0), {"evictions": 1}),
-    "join-waits": ((1, 1), {"evictions": 1, "rounds": 3}),
+    "join-waits": ((1, 1), {"evictions": 2, "rounds": 4}),
     "leave-incarnation": ((1, 0), {"evictions": 1}),
     "leave-drains": ((1, 0), {}),
     "evict-drains": ((1, 0), {"evictions": 1}),

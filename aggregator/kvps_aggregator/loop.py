@@ -19,6 +19,7 @@ from kvps.plan import Plan
 from kvps.scripts import PlanGone
 from kvps_aggregator.lease import Leases
 from kvps_aggregator.shard import BadContribution, Shard
+from kvps_aggregator.sweep import sweep
 
 log = logging.getLogger("kvps.commit")
 
@@ -43,7 +44,7 @@ class Aggregator:
         self._eligible = list(range(job.layout.shards)) if shards is None else shards
         self._leases = Leases(job)
         self._shards: dict[int, Shard] = {}
-        self._next_try = 0.0
+        self._next_try = self._next_sweep = 0.0
         self._said = ""
         self._history = ""
 
@@ -56,12 +57,15 @@ class Aggregator:
             changed = True
             while not self._stop.is_set():
                 self.hold()
+                if time.monotonic() >= self._next_sweep:
+                    self.sweep()
                 commit_id = self.work()
                 if commit_id:
                     seen[stream.commits] = commit_id  # its own bell need not wake it
                     changed = True
                 elif commit_id is None:
                     if until_finished and changed and job.state().finished(job.config.workers):
+                        self.sweep()
                         return
                     rung = job.client.wait(seen, self._patience_ms())
                     changed = stream.inbox not in rung
@@ -89,6 +93,15 @@ class Aggregator:
         for number in missing:
             with suppress(LeaseLost):
                 self._take(number)
+                self._next_sweep = 0.0
+
+    def sweep(self) -> None:
+        """Delete what dead processes have left in the slots of the shards held."""
+        self._next_sweep = time.monotonic() + self._job.config.worker_timeout_ms / 1000
+        try:
+            sweep(self._job, self._shards.values())
+        except LeaseLost as lost:
+            log.warning("%s", lost)
 
     def _take(self, number: int) -> None:
         term, other = self._leases.take(number)
@@ -97,12 +110,13 @@ class Aggregator:
             return
         # Nobody flips between the two reads: that would take this term's own word.
         keys = self._job.keys
-        before, pin = self._job.client.together([("HGET", keys.version, f"before:{number}"), ("GET", keys.pin)])
+        before, text = self._job.client.together([("HGET", keys.version, f"before:{number}"), ("GET", keys.pin)])
         shard = Shard(self._job, number, term)
         state = self._job.state()
         if self._history and state.history != self._history:  # made anew under its name, with other settings
             raise JobNotFound(f"job {self._job.name!r} was removed and made anew")
-        shard.load(state, before, _pinned(pin))
+        pin = json.loads(text) if text else None
+        shard.load(state, before, pin and (pin["version"], pin["names"][str(number)]))
         self._shards[number] = shard
 
     def _patience_ms(self) -> int:

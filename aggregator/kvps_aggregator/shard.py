@@ -7,7 +7,7 @@ commits, the present one is still what is committed.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -65,10 +65,10 @@ class Shard:
 
     # -- what the last holder left -----------------------------------------------------------------------------
 
-    def load(self, state: State, before: str, pinned: int | None) -> None:
+    def load(self, state: State, before: str, pinned: tuple[int, str] | None) -> None:
         """Read the committed weights and optimizer state. Raises CorruptData if they are not what was committed.
 
-        `before` is the shard's staged name one version ago, `pinned` the version that a slow reader holds.
+        `before` is the shard's staged name one version ago, `pinned` version and name that a slow reader holds.
         """
         self.version, name = state.version, state.names[self.number]
         try:
@@ -85,16 +85,17 @@ class Shard:
         if self.version:
             self._check_manifest(name)
         self._names = {self.version - 1: before, self.version: name} if self.version else {0: name}
-        self._dead = list(self._left_behind(pinned))
+        if pinned:
+            self._names.setdefault(pinned[0], pinned[1])
         self.staged = None
 
-    def _left_behind(self, pinned: int | None) -> Iterator[str]:
-        """Keys of versions that an earlier holder had not freed yet, or had staged and can commit no more."""
-        for kind in ("w", "opt.*", "m"):
-            for key in self._job.client.scan(self._job.keys.staged(self.number, kind)):
-                name = key.split(":")[3]
-                if name not in self._names.values() and int(name.split(".")[0]) != pinned:
-                    yield key
+    def live_names(self) -> set[str]:
+        """The staged names that may still be read, or become a version."""
+        return set(self._names.values()) | ({self.staged_as} if self.staged else set())
+
+    def bury(self, keys: Sequence[str]) -> None:
+        """Have keys of this slot deleted with the next `free`."""
+        self._dead += keys
 
     def _check_manifest(self, name: str) -> None:
         text = self._job.client.call("GET", self._job.keys.manifest(self.number, name))

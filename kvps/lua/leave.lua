@@ -1,9 +1,9 @@
 -- leave: take an incarnation out of the vector clock. What it has pushed still commits (draining), then it is gone.
--- KEYS[1] workers hash, [2] heartbeat zset, [3] commits stream
--- ARGV[1] worker   [2] incarnation   [3] '1' if it has done all its rounds, else '0'
+-- KEYS[1] workers hash, [2] heartbeat zset, [3] commits stream, [4] trace stream
+-- ARGV[1] worker   [2] incarnation   [3] '1' if it has done all its rounds, else '0'   [4...] field, value, ... of the trace of its last iteration
 -- Returns {OK, state} also when repeated | {EVICTED, state}: it is not this incarnation's any more | {NOJOB}
 --     | {WRONGTYPE, key, is, want}
-local bad = wrong_type({ 'hash', 'zset', 'stream' })
+local bad = wrong_type({ 'hash', 'zset', 'stream', 'stream' })
 if bad then return bad end
 local entry = worker_entry(KEYS[1], ARGV[1])
 if not entry then return { 'NOJOB' } end
@@ -14,4 +14,5 @@ entry.finished = ARGV[3] == '1'
 redis.call('HSET', KEYS[1], ARGV[1], cjson.encode(entry))
 redis.call('ZREM', KEYS[2], ARGV[1])
 redis.call('XADD', KEYS[3], '*', 'kind', 'leave', 'worker', ARGV[1], 'incarnation', ARGV[2], 'state', entry.state)
+if #ARGV > 3 then redis.call('XADD', KEYS[4], 'MAXLEN', '~', 1000, '*', unpack(ARGV, 4)) end
 return { 'OK', entry.state }

@@ -1,10 +1,12 @@
 -- push: accept a contribution whose bytes the server has confirmed; a repeat gets the first answer.
--- KEYS[1] config hash, [2] version hash, [3] workers hash, [4] clock hash, [5] heartbeat zset, [6] inbox stream
+-- KEYS[1] config hash, [2] version hash, [3] workers hash, [4] clock hash, [5] heartbeat zset, [6] inbox stream,
+--     [7] trace stream
 -- ARGV[1] worker   [2] incarnation   [3] seq   [4] base version   [5] weight (1, or 0: counts as zeros)
 --     [6] digests, a shard each, or '-'   [7] history   [8] 'ask': only say whether it was accepted before
+--     [9...] field, value, ... of the trace of the worker's iteration before this one
 -- Returns {ACK, clock, round} | {NEW} (to 'ask') | {FULL, pending} | {EVICTED, state} | {SEQUENCE, accepted}
 --     | {BASE, version} | {HISTORY, history} | {BAD}: a digest or weight that is none | {NOJOB} | {WRONGTYPE, key, is, want}
-local bad = wrong_type({ 'hash', 'hash', 'hash', 'hash', 'zset', 'stream' })
+local bad = wrong_type({ 'hash', 'hash', 'hash', 'hash', 'zset', 'stream', 'stream' })
 if bad then return bad end
 local limit = whole(redis.call('HGET', KEYS[1], 'max_pending') or '')
 if not limit then return { 'NOJOB' } end
@@ -30,4 +32,5 @@ redis.call('XADD', KEYS[6], '*', 'worker', worker, 'incarnation', entry.incarnat
   'rank', entry.rank, 'round', count(entry.round), 'base', ARGV[4], 'weight', ARGV[5], 'digest', ARGV[6])
 redis.call('HSET', KEYS[3], worker, cjson.encode(entry))
 redis.call('ZADD', KEYS[5], now_ms(), worker)
+if #ARGV > 8 then redis.call('XADD', KEYS[7], 'MAXLEN', '~', 1000, '*', unpack(ARGV, 9)) end
 return { 'ACK', entry.acked, entry.round }

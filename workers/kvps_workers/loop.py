@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from kvps.errors import InvalidSetting, InvalidTask, UsageError
+from kvps.errors import InvalidSetting, InvalidTask
 from kvps.job import Job
 from kvps_workers.device import Device
 from kvps_workers.task import blamed, load_task
@@ -36,11 +36,6 @@ def train(job: Job, device: Device, worker: str | None = None, slow: float = 1.0
         raise InvalidSetting(f"slow must be 1 or more, not {slow:g}")
     task = load_task(config.task)
     xp = device.xp
-    members = job.state().members
-    if worker is not None and worker not in members and len(members) >= config.workers:
-        raise UsageError(
-            f"job {job.name!r} has its {config.workers} workers ({', '.join(sorted(members))}): be one of them"
-        )
     with job.join(worker, device=device.name) as session:
         log.info("job %s: joined as %s, rank %d, on %s", job.name, session.worker, session.rank, device.name)
         with blamed(config.task):

@@ -1,0 +1,50 @@
+"""Finds the bytes that nobody will ever want and no living process will free.
+
+A worker killed while it sends leaves chunks that were never accepted; a holder killed while it stages leaves a
+version that is never committed; and what a dead process's connection still held may land at any time later. So who
+holds a shard looks now and then at all keys in its slot. Names are never used twice: what is dead stays dead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+
+from kvps.job import Job
+from kvps.state import Member
+from kvps_aggregator.shard import Shard
+
+
+def sweep(job: Job, shards: Iterable[Shard]) -> None:
+    """Delete what is dead in the slots of these shards. Raises LeaseLost; then the rest is its new holder's."""
+    keys = sorted(job.client.scan(job.keys.all_bytes))
+    if not keys:
+        return
+    # Read behind the keys: what is in the inbox now, or may still be accepted, covers every gradient seen before.
+    members = job.state().members
+    waiting = {
+        (fields["worker"], fields["incarnation"], int(fields["seq"]))
+        for _, fields in job.client.call("XRANGE", job.keys.inbox, "-", "+")
+    }
+    for shard in shards:
+        mine = [key for key in keys if key.startswith(job.keys.slot(shard.number))]
+        shard.bury(list(dead(mine, shard.live_names(), members, waiting)))
+        shard.free()
+
+
+def dead(
+    keys: Iterable[str],
+    live_names: Collection[str],
+    members: Mapping[str, Member],
+    waiting: Collection[tuple[str, str, int]],
+) -> Iterator[str]:
+    """Those of a slot's keys that are neither of a live version, nor of a contribution that waits or may come. Pure."""
+    for key in keys:
+        kind, *rest = key.split(":")[2:]
+        if kind == "g":
+            worker, _, incarnation = rest[0].partition(".")
+            seq, member = int(rest[1]), members.get(worker)
+            may_come = member and member.incarnation == incarnation and member.active and seq > member.accepted
+            if not may_come and (worker, incarnation, seq) not in waiting:
+                yield key
+        elif kind != "owner" and rest[0] not in live_names:
+            yield key
