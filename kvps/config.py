@@ -28,6 +28,9 @@ class JobConfig:
     max_pending        accepted contributions of one worker that may wait for their commit; 0 chooses
     worker_timeout_ms  silence after which a worker is evicted from the vector clock
     lease_ms           silence after which an aggregator loses its shards
+    min_workers        with fewer workers, there or finished, nothing is committed until more join
+    units              of data to hand out, one for each contribution, each counted once; 0: none are handed out, and
+                       each worker has a part of the data of its own
     task, seed, batch_size, epochs   for `kvps worker`; a job made through the Python API has no task
     """
 
@@ -40,6 +43,8 @@ class JobConfig:
     max_pending: int = 0
     worker_timeout_ms: int = 10_000
     lease_ms: int = 3_000
+    min_workers: int = 0
+    units: int = 0
     task: str = ""
     seed: int = 0
     batch_size: int = 0
@@ -53,6 +58,8 @@ class JobConfig:
             "max_pending": (0, 10_000),
             "worker_timeout_ms": (100, 86_400_000),
             "lease_ms": (100, 86_400_000),
+            "min_workers": (0, self.workers),
+            "units": (0, 2**50),
             "seed": (0, 2**32 - 1),
             "batch_size": (0, 2**31),
             "epochs": (0, 2**31),

@@ -90,12 +90,28 @@ class Job:
         members = self.state().members
         there = [m.worker for m in sorted(members.values(), key=lambda m: m.rank) if not m.finished]
         fresh = [worker for worker in (f"w{i}" for i in range(self.config.workers)) if worker not in members]
-        for worker in there + fresh[: max(0, self.config.workers - len(members))]:
+        room = self.config.workers - len(members)
+        if self.config.units and room < 1:  # the data is not divided among them: there is work for any number
+            fresh, room = [f"w{i}" for i in range(len(members) + 1) if f"w{i}" not in members], 1
+        for worker in there + fresh[: max(0, room)]:
             try:
                 return worker, self._join(worker, device, takeover=False)
             except WorkerAlive:
                 continue
         raise UsageError(f"all {self.config.workers} workers of job {self.name!r} are there or have finished")
+
+    def await_unit(self) -> bool:
+        """Wait until a unit of data is free: others may still compute the last, and die. False once all are committed.
+
+        Do not wait as a worker, or others wait for you: leave, and join again for what is free.
+        """
+        while True:
+            state = self.state()
+            if state.units_done >= self.config.units:
+                return False
+            if state.unit_is_free(self.config.units):
+                return True
+            self.client.wait({self.keys.commits: state.bell})
 
     def log(self) -> Iterator[Commit]:
         """The commits in the commit log, oldest first."""

@@ -8,19 +8,23 @@ the job, bytes lie in the slot of their shard.
     kvps:preflight                         string  client              nothing: it was writable, a second ago at most
     kvps:{job}:config                      hash    create.lua          one readable field a setting
     kvps:{job}:layout                      string  create.lua          JSON: parameters, dtype, shapes, shards
-    kvps:{job}:version                     hash    create, ready.lua   version, head, history, plan_id, server;
+    kvps:{job}:version                     hash    create, ready,      version, head, id, history, server (the run
+                                                   recover.lua         id with which that began), plan_id;
                                                                        shard:<i> and before:<i>: staged name now
                                                                        and one version ago
     kvps:{job}:clock                       hash    join, ready.lua     worker -> contributions committed
     kvps:{job}:workers                     hash    join, push, ready,  worker -> JSON: rank, incarnation, state
-                                                   leave, evict.lua    (active, draining, gone), accepted,
-                                                                       pending, skip, finished, host, pid, device
+                                                   leave, evict,       (active, rejoining, draining, gone), accepted,
+                                                   recover.lua         pending, skip, finished, host, pid, device
     kvps:{job}:heartbeat                   zset    join, push,         worker -> server time of its last sign of
                                                    heartbeat.lua       life, ms; "" -> of the last look by an
                                                                        aggregator
     kvps:{job}:lease:<shard>               string  acquire, renew.lua  the holder, expiring: liveness
     kvps:{job}:term:<shard>                string  acquire.lua         the fencing token, never expiring: safety
     kvps:{job}:inbox                       stream  push.lua            accepted contributions that wait
+    kvps:{job}:units                       hash    take, push, ready,  next: the first unit never handed out; done: how
+                                                   leave, evict.lua    many are committed; and for each between them
+                                                                       who computes or has pushed it, or "free"
     kvps:{job}:plan                        string  plan.lua            JSON: the one open plan
     kvps:{job}:ready                       hash    ready.lua           shard -> term and digest staged for it
     kvps:{job}:commits                     stream  ready.lua (commit), the commit log; joins and leaves stand in
@@ -101,6 +105,10 @@ class JobKeys:
     @property
     def inbox(self) -> str:
         return self._control("inbox")
+
+    @property
+    def units(self) -> str:
+        return self._control("units")
 
     @property
     def plan(self) -> str:

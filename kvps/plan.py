@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Contribution(NamedTuple):
-    """One worker's gradient for one round, as an open plan or the commit log names it."""
+    """One worker's gradient for one round, as an open plan or the commit log names it; `unit` is the data it used."""
 
     worker: str
     incarnation: str
@@ -18,6 +18,7 @@ class Contribution(NamedTuple):
     weight: int
     digest: str
     id: str
+    unit: int | None = None
 
     @property
     def digests(self) -> list[str]:

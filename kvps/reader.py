@@ -36,8 +36,8 @@ class Reader:
     def state(self) -> State:
         """The job at one instant. Raises JobNotFound."""
         k = self._keys
-        reads = [("HGETALL", k.version), ("HGETALL", k.clock), ("HGETALL", k.workers)]
-        replies = self._client.together([*reads, ("XREVRANGE", k.commits, "+", "-", "COUNT", 1)])
+        hashes = [("HGETALL", key) for key in (k.version, k.clock, k.workers, k.units)]
+        replies = self._client.together([*hashes, ("XREVRANGE", k.commits, "+", "-", "COUNT", 1)])
         if not replies[0]:
             raise job_not_found(k.job)
         return State.of(*replies)
@@ -56,7 +56,7 @@ class Reader:
             except ChunkGone as gone:
                 self.restarts += 1
                 now = self.state()
-                if now.version <= version + 1:  # nobody frees these yet
+                if version <= now.version <= version + 1:  # nobody frees these yet
                     raise CorruptData(f"version {version} of job {self._keys.job!r}: {gone}") from None
             pin = json.loads(self._scripts.pin(patience_ms))
             patience_ms *= 2  # the link may be slower than that

@@ -66,9 +66,11 @@ NAMES = [
     "plan",
     "push",
     "ready",
+    "recover",
     "reject",
     "remove",
     "renew",
+    "take",
 ]
 SCRIPTS = {name: _load(name) for name in NAMES}
 _SHAS = {name: script.sha for name, script in SCRIPTS.items()}
@@ -98,6 +100,13 @@ class Planned(NamedTuple):
     pin: str
     plan: Plan | None
     waits_for_workers: bool
+
+
+class Handed(NamedTuple):
+    """What `take` gave: a unit, or None; `done` says that then all units are committed, else others have the rest."""
+
+    unit: int | None
+    done: bool
 
 
 class Flip(NamedTuple):
@@ -153,7 +162,7 @@ class JobScripts:
         k = self._keys
         reply = self._run(
             "join",
-            [k.config, k.workers, k.clock, k.heartbeat, k.plan, k.commits],
+            [k.config, k.workers, k.clock, k.heartbeat, k.plan, k.commits, k.units],
             *(worker, nonce, replaces, json.dumps(process)),
         )
         if reply[0] == "ALIVE":
@@ -176,26 +185,40 @@ class JobScripts:
         weight: int,
         digest: str,
         history: str,
+        unit: int | None = None,
         trace: Sequence[object] = (),
     ) -> Accepted:
         """Have a contribution accepted whose bytes are stored, and note `trace` with it.
 
         Raises WorkerEvicted, InboxFull, WrongOrder.
         """
-        reply = self._push(worker, incarnation, seq, base, weight, digest, history, "", *trace)
+        reply = self._push(worker, incarnation, seq, base, weight, digest, history, unit, "", trace)
         assert reply is not None
         return reply
 
     def ask(self, worker: str, incarnation: str, seq: int) -> Accepted | None:
         """Whether a push whose reply was lost had been accepted; changes nothing."""
-        return self._push(worker, incarnation, seq, 0, 0, "-", "", "ask")
+        return self._push(worker, incarnation, seq, 0, 0, "-", "", None, "ask", ())
 
-    def _push(self, worker: str, incarnation: str, seq: int, *rest: object) -> Accepted | None:
+    def _push(
+        self,
+        worker: str,
+        incarnation: str,
+        seq: int,
+        base: int,
+        weight: int,
+        digest: str,
+        history: str,
+        unit: int | None,
+        ask: str,
+        trace: Sequence[object],
+    ) -> Accepted | None:
         k = self._keys
         reply = self._run(
             "push",
-            [k.config, k.version, k.workers, k.clock, k.heartbeat, k.inbox, k.trace(worker)],
-            *(worker, incarnation, seq, *rest),
+            [k.config, k.version, k.workers, k.clock, k.heartbeat, k.inbox, k.trace(worker), k.units],
+            *(worker, incarnation, seq, base, weight, digest, history, "" if unit is None else unit, ask),
+            *trace,
         )
         match reply:
             case ["ACK", clock, round_]:
@@ -207,7 +230,7 @@ class JobScripts:
             case ["EVICTED", state]:
                 raise evicted(worker, k.job, state)
             case ["HISTORY", _]:
-                raise evicted(worker, k.job, "the job was made anew under its name")
+                raise evicted(worker, k.job, "its server began a new life, or the job was made anew under its name")
         raise WrongOrder(f"push {seq} of worker {worker!r} does not follow what was accepted: {reply}")
 
     def plan(self) -> Planned:
@@ -222,7 +245,7 @@ class JobScripts:
         k = self._keys
         reply = self._run(
             "ready",
-            [k.version, k.clock, k.workers, k.inbox, k.plan, k.ready, k.commits, k.pin]
+            [k.version, k.clock, k.workers, k.inbox, k.plan, k.ready, k.commits, k.pin, k.units]
             + [k.term(i) for i in range(self._shards)],
             *(shard, term, plan.id, plan.version, plan.head, plan.history, digest),
         )
@@ -287,21 +310,44 @@ class JobScripts:
             raise evicted(worker, self._keys.job, reply[1])
 
     def leave(self, worker: str, incarnation: str, finished: bool, trace: Sequence[object] = ()) -> None:
-        """Leave the vector clock; what was pushed still commits. Nothing happens if the id is another's by now."""
-        k = self._keys
-        keys = [k.workers, k.heartbeat, k.commits, k.trace(worker)]
-        self._run("leave", keys, worker, incarnation, int(finished), *trace)
+        """Leave the vector clock; what was pushed still commits.
 
-    def evict(self) -> list[str]:
-        """Take silent workers out of the vector clock: who they were."""
+        Raises WorkerEvicted if it was out of it before, and nobody has taken its place.
+        """
         k = self._keys
-        return self._run("evict", [k.config, k.workers, k.heartbeat, k.commits])[1:]
+        keys = [k.workers, k.heartbeat, k.commits, k.trace(worker), k.units]
+        reply = self._run("leave", keys, worker, incarnation, int(finished), *trace)
+        if reply[0] == "EVICTED":
+            raise evicted(worker, k.job, reply[1])
+
+    def take(self, worker: str, incarnation: str) -> Handed:
+        """Have a unit of the data handed out, or the one that the worker has already. Raises WorkerEvicted."""
+        k = self._keys
+        reply = self._run("take", [k.config, k.workers, k.units], worker, incarnation)
+        if reply[0] == "EVICTED":
+            raise evicted(worker, k.job, reply[1])
+        return Handed(reply[1] if reply[0] == "OK" else None, reply[0] == "DONE")
+
+    def evict(self, worker: str = "", incarnation: str = "") -> list[str]:
+        """Take silent workers out of the vector clock, and this one, known to be dead: who they were."""
+        k = self._keys
+        keys = [k.config, k.workers, k.heartbeat, k.commits, k.units]
+        return self._run("evict", keys, worker, incarnation)[1:]
+
+    def recover(self, server: str, history: str, remembered: int) -> tuple[int, str]:
+        """Begin a new history on a server with a new life, unless another did: (version, history) from here on."""
+        k = self._keys
+        shards = range(self._shards)
+        keys = [k.version, k.workers, k.heartbeat, k.plan, k.ready, k.commits, k.units, k.pin]
+        keys += [k.lease(i) for i in shards] + [k.term(i) for i in shards]
+        reply = self._run("recover", keys, server, history, remembered)
+        return reply[1], reply[2]
 
     def remove(self, workers: Sequence[str]) -> None:
         """Delete all control keys in one step; from then on the job does not exist, and only its name is taken."""
         k = self._keys
         keys = [k.removed, k.config, k.layout, k.version, k.clock, k.workers, k.heartbeat, k.inbox, k.plan, k.ready]
-        keys += [k.commits, k.pin, *(k.trace(worker) for worker in workers)]
+        keys += [k.commits, k.pin, k.units, *(k.trace(worker) for worker in workers)]
         for shard in range(self._shards):
             keys += [k.lease(shard), k.term(shard)]
         self._run("remove", keys)

@@ -13,6 +13,7 @@ first time or the third makes no difference.
 from __future__ import annotations
 
 import contextlib
+import secrets
 import threading
 import time
 import weakref
@@ -70,6 +71,7 @@ class Session:
         self._reader = Reader(client, keys, layout, scripts)
         self._history = ""
         self._seq = 0
+        self._unit: int | None = None
         self._tried = 0  # the last sequence number of which bytes may have been sent
         self._pulled = False
         self._closed = False
@@ -115,8 +117,29 @@ class Session:
         if me is None or me.incarnation != self.incarnation:
             raise evicted(self.worker, self._keys.job, "replaced")
         if me.state != "active":
-            raise evicted(self.worker, self._keys.job, "evicted after a silence")
+            raise evicted(self.worker, self._keys.job, "evicted after a silence, or its server began a new life")
+        if me.accepted < self._seq:
+            raise self._forgotten()
         return state
+
+    def _forgotten(self) -> WorkerEvicted:
+        """The server remembers less than this session was told: it has begun a new life, which all must know."""
+        self._scripts.recover(self._client.run_id(), secrets.token_hex(4), self.version)
+        return evicted(self.worker, self._keys.job, "its server has lost its last writes")
+
+    # -- units ------------------------------------------------------------------------------------------------
+
+    def take(self) -> int | None:
+        """The unit of data that the next push will have used; the same until then.
+
+        None says that none is free: all have been handed out. Leave then, and see `Job.await_unit` for those that
+        may come back from workers who died. Raises WorkerEvicted, WrongOrder for a job that hands out none.
+        """
+        self._check_usable()
+        if not self._config.units:
+            raise WrongOrder(f"job {self._keys.job!r} hands out no units: create it with units=N")
+        self._unit = self._scripts.take(self.worker, self.incarnation).unit
+        return self._unit
 
     # -- push -------------------------------------------------------------------------------------------------
 
@@ -131,12 +154,14 @@ class Session:
         if not self._pulled:
             raise WrongOrder("push() needs a pull() before it: a gradient belongs to the weights it was computed on")
         began = time.perf_counter()
+        if self._config.units and self._unit is None:
+            raise WrongOrder("push() needs a take() before it: this job counts each unit of data once")
         arrays = self._layout.hosted(grads, "gradient")
         counts = self._counts(arrays)
         items, digests = self._encoded(arrays) if counts else ([], "-")
         accepted = self._deliver(items, int(counts), digests)
         self._seq += 1
-        self._pulled = False
+        self._pulled, self._unit = False, None
         self.clock, self.round = accepted
         self._trace = self._measured(began - self._since, time.perf_counter() - began, loss)
         return self.clock
@@ -180,8 +205,18 @@ class Session:
         while True:
             try:
                 return self._scripts.push(
-                    self.worker, self.incarnation, seq, self.version, weight, digests, self._history, self._trace
+                    self.worker,
+                    self.incarnation,
+                    seq,
+                    self.version,
+                    weight,
+                    digests,
+                    self._history,
+                    self._unit,
+                    self._trace,
                 )
+            except WrongOrder:  # the numbers are this session's own, and it does not miscount
+                raise self._forgotten() from None
             except JobNotFound:
                 self._client.unlink([key for key, _ in items])  # who removed it may have looked for bytes before
                 raise
@@ -203,7 +238,8 @@ class Session:
     def leave(self, finished: bool = True) -> None:
         """Leave the vector clock: nobody waits for this worker any more, and what it pushed still commits.
 
-        `finished` says that it has done all its rounds; a job is finished when all its workers are.
+        `finished` says that it has done all its rounds; a job is finished when all its workers are. Raises
+        WorkerEvicted if it was evicted before and not replaced, for then the job does not know that.
         """
         if self._closed:
             return

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvps import clocks
+from kvps.config import JobConfig
 from kvps.plan import Plan
 
 
@@ -42,19 +43,33 @@ class Member:
 
 @dataclass(frozen=True)
 class State:
-    """A job at one instant. `names` are the staged names of its shards, `bell` the newest log id."""
+    """A job at one instant. `names` are the staged names of its shards, `bell` the newest log id.
+
+    `id` is the job's own for ever, `history` new with each life of the server that may have lost writes, `server`
+    that life. `units` is the hash of that name.
+    """
 
     version: int
     head: str
+    id: str
     history: str
+    server: str
     names: tuple[str, ...]
     clock: Mapping[str, int]
     members: Mapping[str, Member]
+    units: Mapping[str, str]
     bell: str
 
     @classmethod
-    def of(cls, version: Mapping[str, str], clock: Mapping[str, str], workers: Mapping[str, str], log: Any) -> State:
-        """From the replies to HGETALL of version, clock and workers, and XREVRANGE COUNT 1 of commits."""
+    def of(
+        cls,
+        version: Mapping[str, str],
+        clock: Mapping[str, str],
+        workers: Mapping[str, str],
+        units: Mapping[str, str],
+        log: Any,
+    ) -> State:
+        """From the replies to HGETALL of version, clock, workers and units, and XREVRANGE COUNT 1 of commits."""
         counts = {worker: int(n) for worker, n in clock.items()}
         members = {}
         for worker, text in workers.items():
@@ -65,9 +80,10 @@ class State:
             )
         shards = sum(1 for field in version if field.startswith("shard:"))
         return cls(
-            *(int(version["version"]), version["head"], version["history"]),
+            *(int(version["version"]), version["head"]),
+            *(version["id"], version["history"], version["server"]),
             tuple(version[f"shard:{i}"] for i in range(shards)),
-            *(counts, members, log[0][0] if log else "0-0"),
+            *(counts, members, units, log[0][0] if log else "0-0"),
         )
 
     def admits(self, rounds_done: int, staleness: int, workers: int) -> bool:
@@ -80,10 +96,26 @@ class State:
             return False
         return clocks.admits(rounds_done, (m.round for m in self.members.values() if m.state != "gone"), staleness)
 
-    def finished(self, workers: int) -> bool:
-        """Whether as many workers as the job wants have done all their rounds, and nothing of theirs waits."""
-        done = sum(1 for m in self.members.values() if m.finished)
-        return done >= workers and all(m.state == "gone" for m in self.members.values())
+    @property
+    def units_done(self) -> int:
+        """How many units of data are committed."""
+        return int(self.units.get("done", 0))
+
+    def unit_is_free(self, units: int) -> bool:
+        """Whether one of so many units has not been handed out, or has come back."""
+        return int(self.units.get("next", 0)) < units or "free" in self.units.values()
+
+    def finished(self, config: JobConfig) -> bool:
+        """Whether all is done and nothing waits.
+
+        That is when all units are committed; where none are handed out, when as many workers as the job wants have
+        done all their rounds.
+        """
+        if not all(m.state == "gone" for m in self.members.values()):
+            return False
+        if config.units:
+            return self.units_done == config.units
+        return sum(m.finished for m in self.members.values()) >= config.workers
 
 
 @dataclass(frozen=True)
@@ -107,9 +139,9 @@ class Commit:
         return self.head == chained(head, self.plan_text, self.shards) and self.plan.head == head
 
 
-def first_head(history: str) -> str:
+def first_head(id: str) -> str:
     """The head of a job's version 0."""
-    return _sha1(history)
+    return _sha1(id)
 
 
 def chained(head: str, plan_text: str, shards: tuple[str, ...]) -> str:

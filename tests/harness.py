@@ -11,6 +11,7 @@ from contextlib import contextmanager
 import numpy as np
 from kvps_aggregator import Aggregator
 
+import kvps
 from kvps.job import Job
 from kvps.session import Session
 from kvps.state import first_head
@@ -55,9 +56,23 @@ def work(job: Job, rounds: int, step: Callable[[Session, Params, int], Params], 
             result.result()
 
 
+def work_on(job: Job, worker: str, rounds: int) -> list[int]:
+    """Do `rounds` rounds as one worker, joining again when evicted; the clocks that were acknowledged, in order."""
+    clocks = []
+    while True:
+        try:
+            with job.join(worker) as session:
+                while session.round < rounds:
+                    params = session.pull()
+                    clocks.append(session.push(gradient(params, session.rank, session.round)))
+                return clocks
+        except kvps.WorkerEvicted:
+            continue
+
+
 def check_chain(job: Job) -> int:
     """Assert that the commit log is one unbroken chain from version 0 to the job's head; its length."""
-    head, version = first_head(job.state().history), 0
+    head, version = first_head(job.state().id), 0
     for commit in job.log():
         assert commit.follows(head), f"version {commit.version} does not follow {head}"
         assert commit.version == version + 1
@@ -79,3 +94,35 @@ def staleness_used(job: Job, workers: int) -> int:
             assert now[c.worker] == c.round, "without anyone leaving, rounds are clocks"
         clocks.append(now)
     return worst
+
+
+def model(seed: int = 0) -> Params:
+    rng = np.random.default_rng(seed)
+    return {
+        "W": rng.normal(size=(37, 11)).astype(np.float32),
+        "b": rng.normal(size=11).astype(np.float32),
+        "scale": np.float32(rng.normal(size=())).reshape(()),
+    }
+
+
+def gradient(params: Params, rank: int, round_: int) -> Params:
+    """Depends on the weights, so that any wrong bit or wrong version grows; deterministic."""
+    rng = np.random.default_rng((rank, round_))
+    return {
+        name: np.asarray(0.1 * value + rng.normal(size=value.shape).astype(np.float32), np.float32)
+        for name, value in params.items()
+    }
+
+
+def plain_loop(params: Params, workers: int, rounds: int, lr: float) -> Params:
+    """What BSP promises to equal, in a few lines of NumPy."""
+    for round_ in range(rounds):
+        grads = [gradient(params, rank, round_) for rank in range(workers)]
+        for name in params:
+            total = grads[0][name].copy()
+            for other in grads[1:]:
+                total = total + other[name]
+            if workers > 1:
+                total = total / np.float32(workers)
+            params = params | {name: params[name] - np.float32(lr) * total}
+    return params

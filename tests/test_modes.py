@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 import pytest
-from harness import aggregating, check_chain, staleness_used, work
+from harness import aggregating, check_chain, gradient, model, plain_loop, staleness_used, work
 
 import kvps
 from kvps.session import Session
@@ -16,47 +16,15 @@ from kvps.store import Store
 ROUNDS = 50
 
 
-def _model(seed: int = 0) -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(seed)
-    return {
-        "W": rng.normal(size=(37, 11)).astype(np.float32),
-        "b": rng.normal(size=11).astype(np.float32),
-        "scale": np.float32(rng.normal(size=())).reshape(()),
-    }
-
-
-def _gradient(params: dict[str, np.ndarray], rank: int, round_: int) -> dict[str, np.ndarray]:
-    """Depends on the weights, so that any wrong bit or wrong version grows; deterministic."""
-    rng = np.random.default_rng((rank, round_))
-    return {
-        name: np.asarray(0.1 * value + rng.normal(size=value.shape).astype(np.float32), np.float32)
-        for name, value in params.items()
-    }
-
-
-def _plain_loop(params: dict[str, np.ndarray], workers: int, rounds: int, lr: float) -> dict[str, np.ndarray]:
-    """What BSP promises to equal, in a few lines of NumPy."""
-    for round_ in range(rounds):
-        grads = [_gradient(params, rank, round_) for rank in range(workers)]
-        for name in params:
-            total = grads[0][name].copy()
-            for other in grads[1:]:
-                total = total + other[name]
-            if workers > 1:
-                total = total / np.float32(workers)
-            params = params | {name: params[name] - np.float32(lr) * total}
-    return params
-
-
 @pytest.mark.parametrize("shards", [1, 3])
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_bsp_equals_the_plain_loop_bit_for_bit(store: Store, workers: int, shards: int) -> None:
-    job = store.create_job("bits", _model(), workers=workers, shards=shards, optimizer=kvps.SGD(lr=0.05))
+    job = store.create_job("bits", model(), workers=workers, shards=shards, optimizer=kvps.SGD(lr=0.05))
     with aggregating(job):
-        work(job, ROUNDS, lambda session, params, r: _gradient(params, session.rank, r), workers)
+        work(job, ROUNDS, lambda session, params, r: gradient(params, session.rank, r), workers)
         _until_committed(job, ROUNDS * workers)
     version, weights = job.snapshot()
-    want = _plain_loop(_model(), workers, ROUNDS, 0.05)
+    want = plain_loop(model(), workers, ROUNDS, 0.05)
     assert version == ROUNDS
     for name in want:
         assert weights[name].tobytes() == want[name].tobytes(), name
@@ -64,11 +32,11 @@ def test_bsp_equals_the_plain_loop_bit_for_bit(store: Store, workers: int, shard
 
 
 def test_two_aggregators_with_a_shard_each_give_the_same_bits(store: Store) -> None:
-    job = store.create_job("two", _model(), workers=2, shards=2, optimizer=kvps.SGD(lr=0.05))
+    job = store.create_job("two", model(), workers=2, shards=2, optimizer=kvps.SGD(lr=0.05))
     with aggregating(job, [0]), aggregating(job, [1]):
-        work(job, ROUNDS, lambda session, params, r: _gradient(params, session.rank, r), 2)
+        work(job, ROUNDS, lambda session, params, r: gradient(params, session.rank, r), 2)
         _until_committed(job, ROUNDS * 2)
-    want = _plain_loop(_model(), 2, ROUNDS, 0.05)
+    want = plain_loop(model(), 2, ROUNDS, 0.05)
     for name, value in job.snapshot()[1].items():
         assert value.tobytes() == want[name].tobytes()
 
@@ -78,12 +46,12 @@ def test_an_aggregator_goes_on_with_the_optimizer_state_of_another(store: Store,
     """One run with one aggregator, one whose aggregator is replaced in the middle: the same weights."""
     results = []
     for name, breaks in (("whole", 1), ("broken", 3)):
-        job = store.create_job(name, _model(), optimizer=optimizer, shards=2)
+        job = store.create_job(name, model(), optimizer=optimizer, shards=2)
         with job.join("w0") as session:
             for part in range(breaks):
                 with aggregating(job):
                     for round_ in range(part * 12 // breaks, (part + 1) * 12 // breaks):
-                        session.push(_gradient(session.pull(), 0, round_))
+                        session.push(gradient(session.pull(), 0, round_))
                     _until_committed(job, (part + 1) * 12 // breaks)
         results.append([value.tobytes() for value in job.snapshot()[1].values()])
     assert results[0] == results[1]
@@ -93,12 +61,12 @@ def test_an_aggregator_goes_on_with_the_optimizer_state_of_another(store: Store,
 def test_the_bound_holds_and_asp_goes_past_it(store: Store, staleness: int, reaches_past: int | None) -> None:
     """One of three workers is five times as slow. Read from the log, not from the workers' word."""
     workers, rounds = 3, 40
-    job = store.create_job("bound", _model(), staleness=staleness, workers=workers, optimizer=kvps.SGD(lr=0.01))
+    job = store.create_job("bound", model(), staleness=staleness, workers=workers, optimizer=kvps.SGD(lr=0.01))
     slowness = {0: 0.010}
 
     def step(session: Session, params: dict[str, np.ndarray], r: int) -> dict[str, np.ndarray]:
         time.sleep(slowness.get(session.rank, 0.002))  # the slowness under test
-        return _gradient(params, session.rank, r)
+        return gradient(params, session.rank, r)
 
     with aggregating(job):
         work(job, rounds, step, workers)

@@ -43,7 +43,8 @@ def test_a_rejected_round_is_over_with_the_version_that_leaves_it_out(store: Sto
 def test_who_joins_anew_does_not_skip_past_what_still_waits(store: Store) -> None:
     """w1's first round waits while w0 is two rounds ahead: its next life must not tell w0 that it is committed."""
     job = store.create_job("job", ONE, staleness=1, workers=2)
-    with job.join("w0") as ahead, job.join("w1") as behind:
+    behind = job.join("w1")
+    with job.join("w0") as ahead:
         _push(ahead)
         _push(ahead)
         plan = job.scripts.plan().plan

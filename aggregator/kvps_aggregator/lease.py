@@ -25,8 +25,10 @@ class Leases:
     """The leases of one aggregator process on one job. `holder` is what others see of it."""
 
     def __init__(self, job: Job) -> None:
+        self.newest = 0  # the newest version that this process has seen
         self.holder = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
         self._job = job
+        self._life = job.state().server
         self._terms: dict[int, str] = {}
         self._lock = threading.Lock()
         self._stopped = threading.Event()
@@ -42,6 +44,20 @@ class Leases:
                 self._terms[shard] = term
             log.info("job %s: holds shard %d under term %s", self._job.name, shard, term)
         return term, other
+
+    def watch(self) -> None:
+        """Have a new history begun if the server has begun a new life, for it may have lost its last writes.
+
+        Whoever is first does it for all. All shards are lost then, and have to be taken and read again.
+        """
+        life = self._job.client.run_id()
+        if life == self._life:
+            return
+        version, history = self._job.scripts.recover(life, secrets.token_hex(4), self.newest)
+        log.warning("job %s: its server began a new life: history %s from version %d", self._job.name, history, version)
+        with self._lock:
+            self._life = life
+            self._terms.clear()
 
     def held(self) -> dict[int, str]:
         """Shard -> term of what is still this aggregator's, as far as it knows."""
@@ -66,6 +82,7 @@ class Leases:
         interval_ms = min(config.lease_ms / _RENEWALS_PER_LEASE, config.worker_timeout_ms / _LOOKS_PER_TIMEOUT)
         while not self._stopped.wait(interval_ms / 1000):
             try:
+                self.watch()
                 self._renew()
                 for worker in self._job.scripts.evict():
                     log.warning("job %s: worker %s fell silent and was evicted", self._job.name, worker)

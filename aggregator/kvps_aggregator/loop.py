@@ -46,13 +46,14 @@ class Aggregator:
         self._shards: dict[int, Shard] = {}
         self._next_try = self._next_sweep = 0.0
         self._said = ""
-        self._history = ""
+        self._id = ""
 
     def run(self, until_finished: bool) -> None:
         """See `serve`."""
         job, stream = self._job, self._job.keys
         try:
-            self._history = job.state().history
+            self._id = job.state().id
+            self._leases.watch()
             seen = {stream.inbox: "0-0", stream.commits: job.state().bell}
             changed = True
             while not self._stop.is_set():
@@ -64,7 +65,7 @@ class Aggregator:
                     seen[stream.commits] = commit_id  # its own bell need not wake it
                     changed = True
                 elif commit_id is None:
-                    if until_finished and changed and job.state().finished(job.config.workers):
+                    if until_finished and changed and job.state().finished(job.config):
                         self.sweep()
                         return
                     rung = job.client.wait(seen, self._patience_ms())
@@ -113,7 +114,7 @@ class Aggregator:
         before, text = self._job.client.together([("HGET", keys.version, f"before:{number}"), ("GET", keys.pin)])
         shard = Shard(self._job, number, term)
         state = self._job.state()
-        if self._history and state.history != self._history:  # made anew under its name, with other settings
+        if self._id and state.id != self._id:  # made anew under its name, with other settings
             raise JobNotFound(f"job {self._job.name!r} was removed and made anew")
         pin = json.loads(text) if text else None
         shard.load(state, before, pin and (pin["version"], pin["names"][str(number)]))
@@ -168,11 +169,17 @@ class Aggregator:
         return flip.commit_id
 
     def _settle(self, version: int, pin: str) -> None:
-        """Go on from a version that another's call has committed: with what was staged, if that is what it names."""
-        behind = [shard for shard in self._shards.values() if shard.version < version]
-        names = self._job.state().names if behind else ()
-        for shard in behind:
-            if shard.staged and shard.staged_as == names[shard.number]:
+        """Go on from a version that another's call has committed: with what was staged, if that is what it names.
+
+        A version older than what is in memory is a server that has lost its last writes.
+        """
+        if lost := max(0, self._leases.newest - version):
+            log.warning("job %s: the last %d versions are lost and will be computed again", self._job.name, lost)
+        self._leases.newest = version
+        astray = [shard for shard in self._shards.values() if shard.version != version]
+        names = self._job.state().names if astray else ()
+        for shard in astray:
+            if shard.version < version and shard.staged and shard.staged_as == names[shard.number]:
                 self._promote(shard, pin)
             else:
                 self._drop(shard)

@@ -170,7 +170,7 @@ def open_jobs(store: Store) -> list[Job]:
     for name in store.jobs():
         try:
             job = store.job(name)
-            if not job.state().finished(job.config.workers):
+            if not job.state().finished(job.config):
                 found.append(job)
         except JobNotFound:
             continue

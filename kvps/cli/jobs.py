@@ -59,7 +59,7 @@ def status(
     console.print(f"[bold]{job}[/]  {_word(found, state)}  {c.task or 'made in Python'}  {c.mode}  {c.optimizer}")
     console.print(f"version {state.version}  head {state.head[:12]}  {waiting} contributions waiting")
     for shard, holder in enumerate(holders):
-        missing = "-" if state.finished(c.workers) else "no aggregator: kvps aggregator start"
+        missing = "-" if state.finished(c) else "no aggregator: kvps aggregator start"
         console.print(f"shard {shard}  {holder or missing}")
     table = Table(
         "worker", "rank", "state", "clock", "round", "loss", "waiting", "device", "process", box=None, pad_edge=False
@@ -99,7 +99,7 @@ def _active(state: State) -> int:
 
 
 def _word(job: Job, state: State) -> str:
-    if state.finished(job.config.workers):
+    if state.finished(job.config):
         return "finished"
     if len(state.members) < job.config.workers:
         return "waits for workers"

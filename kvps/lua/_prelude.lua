@@ -27,4 +27,19 @@ local function worker_entry(key, worker)
   return text and cjson.decode(text)
 end
 
+-- The unit that was taken and not pushed goes to another.
+local function drop_unit(entry, units)
+  if entry.unit then redis.call('HSET', units, entry.unit, 'free') end
+  entry.unit = nil
+end
+
+-- In the vector clock. Who is rejoining had its process cut off by a new life of the server: the others wait for it.
+local function counts(entry) return entry.state == 'active' or entry.state == 'rejoining' end
+
+-- Out of the vector clock; what waits still commits.
+local function depart(entry, units)
+  entry.state = entry.pending > 0 and 'draining' or 'gone'
+  drop_unit(entry, units)
+end
+
 local function count(number) return string.format('%.0f', number) end

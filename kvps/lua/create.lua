@@ -15,7 +15,7 @@ redis.call('HSET', KEYS[1], unpack(ARGV, 6))
 redis.call('SET', KEYS[2], ARGV[2])
 -- The chain begins with the history, so that two jobs of one name never share a head.
 local head = redis.sha1hex(ARGV[1])
-redis.call('HSET', KEYS[3], 'version', 0, 'head', head, 'history', ARGV[1], 'plan_id', 0, 'server', ARGV[3])
+redis.call('HSET', KEYS[3], 'version', 0, 'head', head, 'history', ARGV[1], 'id', ARGV[1], 'plan_id', 0, 'server', ARGV[3])
 for shard = 0, ARGV[5] - 1 do
   redis.call('HSET', KEYS[3], 'shard:' .. count(shard), ARGV[4], 'before:' .. count(shard), ARGV[4])
 end

@@ -1,12 +1,13 @@
 -- join: begin a new incarnation of a worker id, admitted at a round that no open plan has passed.
--- KEYS[1] config hash, [2] workers hash, [3] clock hash, [4] heartbeat zset, [5] plan string, [6] commits stream
+-- KEYS[1] config hash, [2] workers hash, [3] clock hash, [4] heartbeat zset, [5] plan string, [6] commits stream,
+--     [7] units hash
 -- ARGV[1] worker   [2] nonce of this call   [3] incarnation judged dead, '*' to take over, '' for neither
 --     [4] JSON: host, pid, ... of the process
 -- Returns {OK, rank, incarnation, round, clock, pending} also when repeated | {ALIVE, JSON entry}
 --     | {COMPLETE, worker...}: all among whom the task's data is divided have joined | {NOJOB} | {WRONGTYPE, key, is, want}
-local bad = wrong_type({ 'hash', 'hash', 'hash', 'zset', 'string', 'stream' })
+local bad = wrong_type({ 'hash', 'hash', 'hash', 'zset', 'string', 'stream', 'hash' })
 if bad then return bad end
-local config = redis.call('HMGET', KEYS[1], 'worker_timeout_ms', 'workers', 'staleness', 'task')
+local config = redis.call('HMGET', KEYS[1], 'worker_timeout_ms', 'workers', 'staleness', 'task', 'units')
 if not config[1] then return { 'NOJOB' } end
 local worker, now = ARGV[1], now_ms()
 local entry = worker_entry(KEYS[2], worker)
@@ -21,12 +22,12 @@ if entry and entry.state == 'active' and ARGV[3] ~= '*' and ARGV[3] ~= entry.inc
   local seen = tonumber(redis.call('ZSCORE', KEYS[4], worker) or '0')
   if now - seen <= whole(config[1]) then return { 'ALIVE', cjson.encode(entry) } end
 end
-if not entry and config[4] ~= '' and redis.call('HLEN', KEYS[2]) >= whole(config[2]) then
+if not entry and config[4] ~= '' and config[5] == '0' and redis.call('HLEN', KEYS[2]) >= whole(config[2]) then
   return { 'COMPLETE', unpack(redis.call('HKEYS', KEYS[2])) }
 end
 
 -- In BSP, rounds that the others have behind them, the open plan included, are closed: they were not there for this
--- worker to do. SSP closes none, but the others must not have to wait for more than the bound lets it lag; ASP never waits.
+-- worker to do. SSP closes none, but it may not come back further behind than the bound lets one fall; ASP never waits.
 local planned = {}
 local plan = redis.call('GET', KEYS[5])
 plan = plan and cjson.decode(plan) or { contributions = {}, rejected = {} }
@@ -46,9 +47,11 @@ local pending = entry and entry.pending or 0
 local own = entry and clock + entry.skip + pending or 0
 -- With contributions still waiting it goes on where it was: to skip ahead would say that those are committed.
 local staleness = tonumber(config[3])
-local due = staleness < 0 and 0 or (least or most) - staleness
+local lag = staleness > 0 and staleness + 1 or 0
+local due = staleness < 0 and 0 or (least or most) - lag
 local round = pending > 0 and own or math.max(own, due)
 
+if entry then drop_unit(entry, KEYS[7]) end
 local fresh = cjson.decode(ARGV[4])
 -- w3 gets rank 3 if it can, others the least that is free: so names and numbers agree where nobody asked for less.
 local wished = tonumber(worker:match('^w(%d%d?%d?)$'))

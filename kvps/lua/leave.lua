@@ -1,16 +1,20 @@
 -- leave: take an incarnation out of the vector clock. What it has pushed still commits (draining), then it is gone.
--- KEYS[1] workers hash, [2] heartbeat zset, [3] commits stream, [4] trace stream
--- ARGV[1] worker   [2] incarnation   [3] '1' if it has done all its rounds, else '0'   [4...] field, value, ... of the trace of its last iteration
--- Returns {OK, state} also when repeated | {EVICTED, state}: it is not this incarnation's any more | {NOJOB}
+-- KEYS[1] workers hash, [2] heartbeat zset, [3] commits stream, [4] trace stream,
+--     [5] units hash
+-- ARGV[1] worker   [2] incarnation   [3] '1' if it has done all its rounds, else '0'
+--     [4...] field, value, ... of the trace of its last iteration
+-- Returns {OK, state} also when repeated, or when another has the id by now | {EVICTED, state}: it was out of the
+--     clock before, and nobody has taken its place | {NOJOB}
 --     | {WRONGTYPE, key, is, want}
-local bad = wrong_type({ 'hash', 'zset', 'stream', 'stream' })
+local bad = wrong_type({ 'hash', 'zset', 'stream', 'stream', 'hash' })
 if bad then return bad end
 local entry = worker_entry(KEYS[1], ARGV[1])
 if not entry then return { 'NOJOB' } end
-if entry.incarnation ~= ARGV[2] then return { 'EVICTED', entry.state } end
-if entry.state ~= 'active' then return { 'OK', entry.state } end
-entry.state = entry.pending > 0 and 'draining' or 'gone'
-entry.finished = ARGV[3] == '1'
+if entry.incarnation ~= ARGV[2] then return { 'OK', 'replaced' } end
+if entry.state == 'rejoining' then return { 'EVICTED', entry.state } end
+if entry.state ~= 'active' then return { entry.left and 'OK' or 'EVICTED', entry.state } end
+depart(entry, KEYS[5])
+entry.finished, entry.left = ARGV[3] == '1', true
 redis.call('HSET', KEYS[1], ARGV[1], cjson.encode(entry))
 redis.call('ZREM', KEYS[2], ARGV[1])
 redis.call('XADD', KEYS[3], '*', 'kind', 'leave', 'worker', ARGV[1], 'incarnation', ARGV[2], 'state', entry.state)

@@ -1,7 +1,7 @@
 """A worker's training loop: join, then for every batch pull, compute, push; leave when all rounds are done.
 
-Which samples a round takes follows from (seed, rank, round) alone, so a run can be repeated, and whoever
-rejoins goes on where the worker id had come to.
+Which samples a contribution is made of follows from the seed and its unit, or from seed, rank and round, so a run
+can be repeated, and whoever rejoins goes on where the worker id had come to.
 """
 
 from __future__ import annotations
@@ -15,19 +15,22 @@ from typing import Any
 
 import numpy as np
 
-from kvps.errors import InvalidSetting, InvalidTask
+from kvps.config import JobConfig
+from kvps.errors import InvalidSetting, InvalidTask, WorkerEvicted
 from kvps.job import Job
+from kvps.session import Session
 from kvps_workers.device import Device
-from kvps_workers.task import blamed, load_task
+from kvps_workers.task import Task, blamed, load_task
 
 log = logging.getLogger("kvps.worker")
 
 
 def train(job: Job, device: Device, worker: str | None = None, slow: float = 1.0) -> None:
-    """Work on `job` as worker `worker` (None: the first free id) until all its rounds are done.
+    """Work on `job` as worker `worker` (None: the first free id) until nothing is left for it.
 
-    `slow` stretches the worker's own part of each round, to study stragglers: 5.0 is a machine five times as
-    slow. Raises InvalidTask, InvalidSetting, TaskFailed, WorkerAlive, WorkerEvicted, ServerLost.
+    Joins again when it was evicted without being replaced. `slow` stretches the worker's own part of each round, to
+    study stragglers: 5.0 is a machine five times as slow.
+    Raises InvalidTask, InvalidSetting, TaskFailed, WorkerAlive, ServerLost.
     """
     config = job.config
     if not config.task:
@@ -35,22 +38,53 @@ def train(job: Job, device: Device, worker: str | None = None, slow: float = 1.0
     if slow < 1:
         raise InvalidSetting(f"slow must be 1 or more, not {slow:g}")
     task = load_task(config.task)
-    xp = device.xp
-    with job.join(worker, device=device.name) as session:
-        log.info("job %s: joined as %s, rank %d, on %s", job.name, session.worker, session.rank, device.name)
+    acknowledged = 0
+    while True:
+        try:
+            with job.join(worker, device=device.name) as session:
+                worker = session.worker
+                log.info("job %s: joined as %s, rank %d, on %s", job.name, worker, session.rank, device.name)
+                if session.clock < acknowledged:
+                    lost = acknowledged - session.clock
+                    log.warning("job %s: the server lost %d acknowledged contributions of %s", job.name, lost, worker)
+                try:
+                    _work(session, task, config, device, slow)
+                finally:
+                    acknowledged = session.clock
+        except WorkerEvicted as error:
+            # It was silent for too long, or the server began a new life. If another has the id by now, join says so.
+            log.warning("%s", error)
+            continue
+        if not config.units or not job.await_unit():
+            return
+
+
+def _work(session: Session, task: Task, config: JobConfig, device: Device, slow: float) -> None:
+    """Pull, compute and push until no batch is left for this worker."""
+    with blamed(config.task):
+        batches = batches_of(task, config, session.rank, device.xp)
+    while (batch := _next(session, batches, config)) is not None:
+        params = {name: device.upload(array) for name, array in session.pull().items()}
+        began = time.perf_counter()
         with blamed(config.task):
-            data = task.data(session.rank, config.workers, xp)
-        rounds = rounds_of(len(data[0]), config.batch_size, config.epochs)
-        batches = Batches(data, config.batch_size, (config.seed, session.rank), xp)
-        while session.round < rounds:
-            params = {name: device.upload(array) for name, array in session.pull().items()}
-            began = time.perf_counter()
-            with blamed(config.task):
-                loss, grads = task.gradient(params, batches[session.round], xp)
-            session.push(grads, loss)
-            if slow > 1:
-                # Not a wait for anything: the slowness itself, of computing and sending alike.
-                time.sleep((slow - 1) * (time.perf_counter() - began))
+            loss, grads = task.gradient(params, batches[batch], device.xp)
+        session.push(grads, loss)
+        if slow > 1:
+            # Not a wait for anything: the slowness itself, of computing and sending alike.
+            time.sleep((slow - 1) * (time.perf_counter() - began))
+
+
+def _next(session: Session, batches: Batches, config: JobConfig) -> int | None:
+    if config.units:
+        return session.take()
+    return session.round if session.round < config.epochs * batches.per_epoch else None
+
+
+def batches_of(task: Task, config: JobConfig, rank: int, xp: ModuleType) -> Batches:
+    """What the worker of that rank trains on: numbered by units if the job hands out any, else by its own rounds."""
+    if config.units:
+        return Batches(task.data(0, 1, xp), config.batch_size, (config.seed,), xp)
+    return Batches(task.data(rank, config.workers, xp), config.batch_size, (config.seed, rank), xp)
 
 
 def rounds_of(samples: int, batch_size: int, epochs: int) -> int:
@@ -59,18 +93,18 @@ def rounds_of(samples: int, batch_size: int, epochs: int) -> int:
 
 
 class Batches:
-    """The batches of one worker by round: each epoch all its samples once, in an order of its own."""
+    """Batches of some samples by number: in each epoch every sample once, in an order of the epoch's own."""
 
     def __init__(self, data: tuple[Any, ...], batch_size: int, seed: tuple[int, ...], xp: ModuleType) -> None:
         self._data = data
         self._xp = xp
         self._batch_size = batch_size
-        self._per_epoch = rounds_of(len(data[0]), batch_size, 1)
+        self.per_epoch = rounds_of(len(data[0]), batch_size, 1)
         self._order = lru_cache(1)(lambda epoch: np.random.default_rng((*seed, epoch)).permutation(len(data[0])))
 
-    def __getitem__(self, round_: int) -> tuple[Any, ...]:
-        """What the round after `round_` rounds done trains on: the rows of each array of the data."""
-        epoch, batch = divmod(round_, self._per_epoch)
+    def __getitem__(self, number: int) -> tuple[Any, ...]:
+        """Batch `number`, counted from 0 over all epochs: the rows of each array of the data."""
+        epoch, batch = divmod(number, self.per_epoch)
         rows = self._order(epoch)[batch * self._batch_size : (batch + 1) * self._batch_size]
         rows = self._xp.asarray(rows)
         return tuple(array[rows] for array in self._data)

@@ -1,0 +1,63 @@
+"""What tests break on purpose: servers that are killed and lose what they had not written yet."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from pathlib import Path
+from types import TracebackType
+
+import redis
+
+
+class MortalServer:
+    """A Redis with an append-only file in `folder`, that can be killed and started again in the same place."""
+
+    def __init__(self, binary: str, folder: Path, *arguments: str, fsync: str = "always") -> None:
+        self.url = f"unix://{folder}/s"
+        self.folder = folder
+        self._command = [binary, "--port", "0", "--unixsocket", f"{folder}/s", "--save", "", "--dir", str(folder)]
+        self._command += [
+            "--appendonly",
+            "yes",
+            "--appendfsync",
+            fsync,
+            "--auto-aof-rewrite-percentage",
+            "0",
+            *arguments,
+        ]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        with redis.Redis(unix_socket_path=f"{self.folder}/s", retry=None, protocol=2) as client:
+            for _ in range(2000):
+                try:
+                    client.ping()
+                    return
+                except redis.exceptions.ConnectionError:  # also while it loads its file
+                    if self._process.poll() is not None:
+                        raise RuntimeError(f"{self._command} ended with {self._process.returncode}") from None
+                    time.sleep(0.005)  # a starting server gives no sign but its socket
+        raise RuntimeError("the server did not start")
+
+    def kill(self) -> None:
+        """As the kernel would: what it had handed to the kernel is in its file, the rest is lost."""
+        assert self._process
+        self._process.send_signal(signal.SIGKILL)
+        self._process.wait()
+
+    def log(self) -> Path:
+        """The file to which it appends. Redis 7 keeps several, the last of which grows."""
+        parts = sorted(self.folder.glob("appendonlydir/*.incr.aof"))
+        return parts[-1] if parts else self.folder / "appendonly.aof"
+
+    def __enter__(self) -> MortalServer:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()

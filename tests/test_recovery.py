@@ -1,0 +1,156 @@
+"""Redis is killed, restarted, and loses what it had not written: the job goes on, and what was lost is said."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from conftest import BINARIES, eventually, private_directory
+from faults import MortalServer
+from harness import aggregating, check_chain, gradient, model, plain_loop, work_on
+from kvps_aggregator import Aggregator
+
+import kvps
+from kvps.job import Job
+
+ROUNDS = 40
+PATIENT = {"worker_timeout_ms": 60_000, "lease_ms": 300}
+
+
+@pytest.fixture(params=list(BINARIES))
+def mortal(request: pytest.FixtureRequest) -> Iterator[MortalServer]:
+    with private_directory() as folder, MortalServer(BINARIES[request.param], folder) as server:
+        yield server
+
+
+def test_bsp_goes_on_bit_for_bit_when_redis_is_killed(mortal: MortalServer) -> None:
+    with kvps.connect(mortal.url) as store:
+        job = store.create_job(
+            "job", model(), workers=2, shards=2, optimizer=kvps.SGD(lr=0.05, momentum=0.9), **PATIENT
+        )
+        with aggregating(job), ThreadPoolExecutor(2) as pool:
+            done = [pool.submit(work_on, job, f"w{i}", ROUNDS) for i in range(2)]
+            for version in (5, 17, 29):
+                assert eventually(lambda v=version: job.state().version >= v)
+                mortal.kill()
+                mortal.start()
+            clocks = [d.result() for d in done]
+            assert eventually(lambda: job.state().finished(job.config))
+        histories = [
+            f["history"] for _, f in job.client.call("XRANGE", job.keys.commits, "-", "+") if f["kind"] == "recover"
+        ]
+        assert len(set(histories)) == 3, "each life of the server is a new history"
+        assert check_chain(job) == ROUNDS
+        assert job.clock() == {"w0": ROUNDS, "w1": ROUNDS}, "with appendfsync always nothing acknowledged is lost"
+        assert all(c == sorted(set(c)) for c in clocks)
+        store.create_job("plain", model(), workers=2, shards=2, optimizer=kvps.SGD(lr=0.05, momentum=0.9), **PATIENT)
+        plain = store.job("plain")
+        with aggregating(plain), ThreadPoolExecutor(2) as pool:
+            for d in [pool.submit(work_on, plain, f"w{i}", ROUNDS) for i in range(2)]:
+                d.result()
+            assert eventually(lambda: plain.state().finished(plain.config))
+        for name, array in plain.snapshot()[1].items():
+            np.testing.assert_array_equal(job.snapshot()[1][name], array)
+
+
+def test_a_log_cut_anywhere_is_an_earlier_whole_state_and_the_loss_is_said(
+    mortal: MortalServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The append-only file ends at every so many bytes of the last commits, as after a power cut."""
+    caplog.set_level(logging.WARNING, "kvps.lease")
+    with kvps.connect(mortal.url) as store:
+        job = store.create_job(
+            "job", {"x": np.zeros(3, np.float32)}, shards=2, reduction="sum", optimizer=kvps.SGD(lr=1.0), **PATIENT
+        )
+        sizes = []
+        with job.join("w0") as session:
+            aggregator = Aggregator(job, threading.Event())
+            aggregator.hold()
+            for round_ in range(6):
+                session.pull()
+                session.push({"x": np.full(3, 2.0**round_, np.float32)})
+                assert aggregator.work()
+                sizes.append(mortal.log().stat().st_size)
+            aggregator.release()
+        mortal.kill()
+        whole = mortal.log().read_bytes()
+        mixed, cuts = [], range(sizes[3], sizes[5], max(1, (sizes[5] - sizes[3]) // 25))
+        for cut in cuts:
+            mortal.log().write_bytes(whole[:cut])
+            mortal.start()
+            here = store.job("job")
+            version, weights = here.snapshot()
+            want = np.full(3, 1.0 - 2.0**version, np.float32)
+            state = here.state()
+            if check_chain(here) != version or not np.array_equal(weights["x"], want) or state.clock["w0"] != version:
+                mixed.append(cut)
+            # Who remembers version 6 finds it gone, and says how much.
+            witness = Aggregator(here, threading.Event())
+            witness._leases.newest = 6
+            witness._leases.watch()
+            assert here.state().history != state.history
+            witness.hold()
+            witness.work()  # commits what is left of version + 1, if it had been accepted
+            after, weights = here.snapshot()
+            assert np.array_equal(weights["x"], np.full(3, 1.0 - 2.0**after, np.float32))
+            assert version == 6 or f"the last {6 - version} versions are lost" in caplog.text
+            witness.release()
+            caplog.clear()
+            mortal.kill()
+        assert len(cuts) >= 25
+        assert mixed == []
+        mortal.start()
+
+
+def test_a_holder_that_remembers_more_does_not_go_on_from_it(mortal: MortalServer) -> None:
+    """Redis loses a commit; holder and worker live on, and the worker's lost rounds are done again."""
+    with kvps.connect(mortal.url) as store:
+        job = store.create_job("job", model(), optimizer=kvps.SGD(lr=0.05), **PATIENT)
+        aggregator = Aggregator(job, threading.Event())
+        session = job.join("w0")
+        cut = 0
+        for round_ in range(5):
+            if round_ == 3:
+                cut = mortal.log().stat().st_size
+            session.push(gradient(session.pull(), 0, round_))
+            aggregator.hold()
+            assert aggregator.work()
+        mortal.kill()
+        mortal.log().write_bytes(mortal.log().read_bytes()[:cut])
+        mortal.start()
+        with pytest.raises(kvps.WorkerEvicted, match="lost its last writes"):
+            session.pull()
+        aggregator.release()
+        with aggregating(job):
+            assert work_on(job, "w0", 10) == [4, 5, 6, 7, 8, 9, 10]
+            assert eventually(lambda: job.state().version == 10)
+        check_chain(job)
+        for name, array in plain_loop(model(), 1, 10, 0.05).items():
+            np.testing.assert_array_equal(job.snapshot()[1][name], array)
+
+
+def test_what_was_acknowledged_in_a_lost_life_is_refused_and_not_mixed_in(mortal: MortalServer) -> None:
+    with kvps.connect(mortal.url) as store:
+        job = store.create_job("job", model(), staleness=3, **PATIENT)
+        session = job.join("w0")
+        cut = mortal.log().stat().st_size
+        for round_ in range(3):
+            session.push(gradient(session.pull(), 0, round_))
+        session.pull()
+        mortal.kill()
+        mortal.log().write_bytes(mortal.log().read_bytes()[:cut])
+        mortal.start()
+        with pytest.raises(kvps.WorkerEvicted, match="lost"):
+            session.push(gradient(model(), 0, 3))
+        assert _waiting(job) == 0
+        Aggregator(job, threading.Event())._leases.watch()
+        with job.join("w0") as again:
+            assert again.clock == 0
+
+
+def _waiting(job: Job) -> int:
+    return int(job.client.call("XLEN", job.keys.inbox))
