@@ -24,42 +24,22 @@ Quiet = Annotated[bool, typer.Option("--quiet", hidden=True)]
 aggregator = typer.Typer(help="The process that averages gradients and commits weights.", no_args_is_help=True)
 
 
+@common.with_settings
 def create(
     task: common.TaskName,
     job: Annotated[str, typer.Option("--job", metavar="NAME", help="Name of the new job.")],
-    workers: common.Workers = 3,
-    staleness: common.Staleness = 0,
-    shards: common.Shards = 1,
-    optimizer: common.OptimizerName = "sgd",
-    lr: common.LearningRate = None,
-    batch_size: common.BatchSize = None,
-    epochs: common.Epochs = None,
-    seed: common.Seed = 0,
-    reduction: common.Reduction = "mean",
-    nonfinite: common.NonFinite = "reject",
+    settings: common.Settings,
     redis: common.Redis = None,
 ) -> None:
     """Create a job, for aggregators and workers that run already or will be started."""
     check_name("job", job)
     found = load_task(task)
-    config = common.job_config(
-        task,
-        found,
-        workers=workers,
-        staleness=staleness,
-        shards=shards,
-        optimizer=optimizer,
-        lr=lr,
-        batch_size=batch_size,
-        epochs=epochs,
-        seed=seed,
-        reduction=reduction,
-        nonfinite=nonfinite,
-    )
+    config = settings.job_config(task, found)
+    params = found.parameters(config.seed)
     common.wait_for_server(redis)
     with common.existing_store(redis) as store:
-        common.create_job(store, job, found, config)
-    say(f"job {job}: {task}, {config.mode}, {workers} workers, {config.optimizer}")
+        store.create_job(job, params, config=config)
+    say(f"job {job}: {task}, {config.mode}, {config.workers} workers, {config.optimizer}")
 
 
 @aggregator.callback()

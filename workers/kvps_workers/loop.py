@@ -43,15 +43,15 @@ def train(job: Job, device: Device, worker: str | None = None, slow: float = 1.0
         )
     with job.join(worker, device=device.name) as session:
         log.info("job %s: joined as %s, rank %d, on %s", job.name, session.worker, session.rank, device.name)
-        with blamed(config.task):
-            data = task.data(session.rank, config.workers, xp)
+        data = task.data(session.rank, config.workers, xp)
         rounds = rounds_of(len(data[0]), config.batch_size, config.epochs)
         batches = Batches(data, config.batch_size, (config.seed, session.rank), xp)
         while session.round < rounds:
             params = {name: device.upload(array) for name, array in session.pull().items()}
             began = time.perf_counter()
-            with blamed(config.task):
-                loss, grads = task.gradient(params, batches[session.round], xp)
+            with blamed(config.task):  # its arrays may not be such that rows can be taken from
+                batch = batches[session.round]
+            loss, grads = task.gradient(params, batch, xp)
             session.push(grads, loss)
             if slow > 1:
                 # Not a wait for anything: the slowness itself, of computing and sending alike.
