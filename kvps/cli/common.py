@@ -6,7 +6,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import wraps
 from inspect import Signature, signature
@@ -18,8 +18,9 @@ from kvps_workers import Task
 import kvps
 from kvps import embedded, optim
 from kvps.config import JobConfig
-from kvps.errors import InvalidSetting, JobNotFound, NoServer
+from kvps.errors import CorruptData, InvalidName, InvalidSetting, JobNotFound, KvpsError, NoServer, ServerLost
 from kvps.job import Job
+from kvps.state import State
 from kvps.store import Store
 from kvps.transport import redacted
 
@@ -143,15 +144,14 @@ def wait_for_server(redis: str | None) -> None:
 
 def wait_for_job(store: Store, name: str | None) -> Job:
     """The job of that name, or the only open one; waits for it, saying so once. Raises InvalidSetting for several."""
-    said = False
+    said, passed_over = False, set[str]()
     while True:
         if name is not None:
-            try:
-                return store.job(name)
-            except JobNotFound:
-                pass
+            with suppress(JobNotFound):
+                return read_job(store, name)[0]
         else:
-            found = [job for job in open_jobs(store) if job.config.task]
+            jobs = all_jobs(store, passed_over)
+            found = [j for j, state in jobs if j.config.task and not state.finished(j.config.workers)]
             if len(found) == 1:
                 return found[0]
             if found:
@@ -165,17 +165,42 @@ def wait_for_job(store: Store, name: str | None) -> Job:
         time.sleep(_LOOK_AGAIN_S)  # the set of jobs has no bell: it is for listing only
 
 
-def open_jobs(store: Store) -> list[Job]:
-    """All jobs that are not finished."""
-    found = []
+def all_jobs(store: Store, passed_over: set[str]) -> Iterator[tuple[Job, State]]:
+    """Every job of the server, and its state. Why one cannot be read is said, once, and noted in `passed_over`."""
     for name in store.jobs():
         try:
-            job = store.job(name)
-            if not job.state().finished(job.config.workers):
-                found.append(job)
+            found = read_job(store, name)
         except JobNotFound:
+            continue  # removed meanwhile
+        except (NoServer, ServerLost):
+            raise
+        except KvpsError as error:
+            if str(error) not in passed_over:
+                passed_over.add(str(error))
+                say(f"passed over: {error}")
             continue
-    return found
+        yield found
+
+
+def read_job(store: Store, name: str) -> tuple[Job, State]:
+    """The job of that name, and its state. Raises JobNotFound, CorruptData."""
+    with readable(name):
+        job = store.job(name)
+        return job, job.state()
+
+
+@contextmanager
+def readable(name: str) -> Iterator[None]:
+    """What stands in Redis for a job may be a newer kvps's, or another program's: then CorruptData is raised."""
+    try:
+        yield
+    except InvalidName:
+        raise
+    except (ValueError, LookupError, TypeError, AttributeError) as error:  # as reading JSON and hashes raises them
+        why = str(error) if isinstance(error, KvpsError) else f"{type(error).__name__}: {error}"
+        raise CorruptData(
+            f"job {name!r} cannot be read ({why}): a newer kvps made it, or another program wrote under kvps:{{{name}}}"
+        ) from error
 
 
 def say(message: str) -> None:

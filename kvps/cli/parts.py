@@ -13,7 +13,7 @@ from kvps_workers.loop import train
 
 from kvps.cli import common
 from kvps.cli.common import say
-from kvps.errors import InvalidSetting, JobNotFound, KvpsError
+from kvps.errors import InvalidSetting, KvpsError, ServerLost
 from kvps.job import Job
 from kvps.keys import check_name
 from kvps.store import Store
@@ -127,34 +127,36 @@ def _announce(job: Job, quiet: bool) -> None:
 
 
 def _serve_all(store: Store) -> None:
-    """One thread a job, and a look now and then for new ones."""
-    stop, threads, failed = threading.Event(), dict[str, threading.Thread](), set[str]()
+    """One thread for each open job, and a look now and then for new ones and for those that are open again."""
+    stop, threads, lost = threading.Event(), dict[str, threading.Thread](), list[ServerLost]()
+    failed, passed_over = set[str](), set[str]()
     say("serving every job of this server; Ctrl-C ends it")
 
     def run(job: Job, history: str) -> None:
+        failed.add(history)  # until it has ended well: what failed is not tried again and again
         try:
-            serve(job, stop=stop, until_finished=False)
+            serve(job, stop=stop)
+            failed.discard(history)
+        except ServerLost as error:
+            lost.append(error)
+            stop.set()
         except KvpsError as error:
-            failed.add(history)
             say(f"kvps: error: {error}")
 
     try:
         while not stop.wait(_NEW_JOBS_S):
             threads = {name: t for name, t in threads.items() if t.is_alive()}
-            for name in store.jobs():
-                if name in threads:
-                    continue
-                try:
-                    job = store.job(name)
-                    history = job.state().history
-                except JobNotFound:
-                    continue
-                if history in failed:
+            for job, state in common.all_jobs(store, passed_over):
+                finished = state.finished(job.config.workers)
+                if finished or job.name in threads or state.history in failed:
                     continue
                 _announce(job, quiet=False)
-                threads[name] = threading.Thread(target=run, args=(job, history), name=f"kvps-serve-{name}")
-                threads[name].start()
+                threads[job.name] = threading.Thread(
+                    target=run, args=(job, state.history), name=f"kvps-serve-{job.name}"
+                )
+                threads[job.name].start()
     finally:
         stop.set()
         for thread in threads.values():
             thread.join()
+    raise lost[0]
