@@ -12,6 +12,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 from conftest import BINARIES, eventually, running_server
+from harness import aggregating
 
 import kvps
 from kvps.cli import parts
@@ -178,3 +179,17 @@ def test_a_finished_job_is_let_go_and_taken_up_again(capsys: pytest.CaptureFixtu
         assert eventually(lambda: job.state().version == 2)
         np.testing.assert_array_equal(job.snapshot()[1]["x"], -ONE["x"])
         assert eventually(lambda: not _serving(job))
+
+
+# -- who waits, and for whom --------------------------------------------------------------------------------------
+
+
+def test_a_worker_that_waits_long_says_for_whom(store: Store) -> None:
+    assert kvps_run(store, "create", "digits", "--job", "slow", "--workers", "2").returncode == 0
+    job = store.job("slow")
+    with beside(store, "worker") as worker:
+        line = _until(worker, "waits").splitlines()[-1]
+        assert line.startswith("job slow: w0 waits: 1 of 2 workers have joined: kvps worker --job slow; ")
+        assert "no aggregator holds shard 0: kvps aggregator start" in line
+        with aggregating(job), job.join("w1"):
+            assert _until(worker, "behind").splitlines()[-1] == "job slow: w0 waits: w1 is behind"

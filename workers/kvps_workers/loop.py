@@ -18,6 +18,7 @@ import numpy as np
 from kvps.errors import InvalidSetting, InvalidTask, UsageError
 from kvps.job import Job
 from kvps_workers.device import Device
+from kvps_workers.patience import Patience
 from kvps_workers.task import blamed, load_task
 
 log = logging.getLogger("kvps.worker")
@@ -46,16 +47,20 @@ def train(job: Job, device: Device, worker: str | None = None, slow: float = 1.0
         data = task.data(session.rank, config.workers, xp)
         rounds = rounds_of(len(data[0]), config.batch_size, config.epochs)
         batches = Batches(data, config.batch_size, (config.seed, session.rank), xp)
-        while session.round < rounds:
-            params = {name: device.upload(array) for name, array in session.pull().items()}
-            began = time.perf_counter()
-            with blamed(config.task):  # its arrays may not be such that rows can be taken from
-                batch = batches[session.round]
-            loss, grads = task.gradient(params, batch, xp)
-            session.push(grads, loss)
-            if slow > 1:
-                # Not a wait for anything: the slowness itself, of computing and sending alike.
-                time.sleep((slow - 1) * (time.perf_counter() - began))
+        with Patience(job, session) as patience:
+            while session.round < rounds:
+                with patience.waiting():
+                    weights = session.pull()
+                params = {name: device.upload(array) for name, array in weights.items()}
+                began = time.perf_counter()
+                with blamed(config.task):  # its arrays may not be such that rows can be taken from
+                    batch = batches[session.round]
+                loss, grads = task.gradient(params, batch, xp)
+                with patience.waiting():
+                    session.push(grads, loss)
+                if slow > 1:
+                    # Not a wait for anything: the slowness itself, of computing and sending alike.
+                    time.sleep((slow - 1) * (time.perf_counter() - began))
 
 
 def rounds_of(samples: int, batch_size: int, epochs: int) -> int:
