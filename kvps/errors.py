@@ -17,7 +17,7 @@ KvpsError
 │   ├── JobExists
 │   └── CorruptData       bytes in Redis are not what their digest says
 ├── WorkerError
-│   ├── TaskFailed        the user's task raised an error, which is its cause
+│   ├── TaskFailed        the user's task raised an error, or returned what it must not
 │   ├── WorkerAlive       the id belongs to a living worker
 │   └── WorkerEvicted     this incarnation was evicted or replaced; it must join again
 └── LeaseLost             another aggregator holds the shard now
@@ -98,7 +98,7 @@ class WorkerError(KvpsError):
 
 
 class TaskFailed(WorkerError):
-    """A task raised an error, which is this one's ``__cause__``."""
+    """A task raised an error, which is this one's ``__cause__``, or returned what a task must not."""
 
 
 class WorkerAlive(WorkerError):

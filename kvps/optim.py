@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import sys
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
@@ -24,7 +25,8 @@ def _require(ok: bool, message: str) -> None:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    # Not math.isfinite, which cannot be asked about a whole number that no float can hold.
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 class _Setting:
@@ -60,7 +62,7 @@ class Schedule(_Setting):
         raise NotImplementedError
 
 
-@dataclass(frozen=True, repr=True)
+@dataclass(frozen=True)
 class Step(Schedule):
     """``initial * factor ** floor(progress / every)``."""
 
@@ -217,42 +219,48 @@ SCHEDULES: dict[str, type[Schedule]] = {c.kind: c for c in (Step, Exponential, L
 def from_json(value: dict[str, Any]) -> Optimizer:
     """The optimizer that `to_json` wrote. Raises InvalidSetting."""
     known = dict(value)
-    kind = OPTIMIZERS.get(known.pop("kind", None))
-    if kind is None:
-        raise InvalidSetting(f"optimizer {value.get('kind')!r} is unknown: use one of {', '.join(OPTIMIZERS)}")
+    kind = _optimizer(known.pop("kind", None))
     lr = known.get("lr")
     if isinstance(lr, dict):
         lr = dict(lr)
-        schedule = SCHEDULES.get(lr.pop("kind", None))
+        name = lr.pop("kind", None)
+        schedule = SCHEDULES.get(name)
         if schedule is None:
-            raise InvalidSetting(f"schedule is unknown: use one of {', '.join(SCHEDULES)}")
+            raise InvalidSetting(f"schedule {name!r} is unknown: use one of {', '.join(SCHEDULES)}")
         known["lr"] = _build(schedule, lr)
     return _build(kind, known)
 
 
 def parse(text: str, lr: float | None = None) -> Optimizer:
     """An optimizer from the command line: ``sgd`` or ``sgd:momentum=0.9,nesterov=true``. Raises InvalidSetting."""
-    kind, _, rest = text.partition(":")
-    settings: dict[str, Any] = {"kind": kind}
-    for part in filter(None, rest.split(",")):
-        name, equals, number = part.partition("=")
+    kind, colon, rest = text.partition(":")
+    settings: dict[str, Any] = {} if lr is None else {"lr": lr}
+    for part in rest.split(",") if colon else []:
+        name, _, written = part.partition("=")
         try:
-            settings[name] = json.loads(number)
+            value = json.loads(written)
         except ValueError:
-            equals = ""
-        if not equals:
+            value = None
+        if not name or not isinstance(value, int | float):
             raise InvalidSetting(f"optimizer {text!r}: write settings as name=number, as in sgd:momentum=0.9")
-    if lr is not None:
-        settings["lr"] = lr
-    return from_json(settings)
+        if name in settings:
+            raise InvalidSetting(f"optimizer {text!r}: {name} is given twice")
+        settings[name] = value
+    return _build(_optimizer(kind), settings)
+
+
+def _optimizer(kind: object) -> type[Optimizer]:
+    if not isinstance(kind, str) or kind not in OPTIMIZERS:
+        raise InvalidSetting(f"optimizer {kind!r} is unknown: use one of {', '.join(OPTIMIZERS)}")
+    return OPTIMIZERS[kind]
 
 
 def _build(kind: type[_T], values: dict[str, Any]) -> _T:
-    allowed = [f.name for f in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    fields = dataclasses.fields(kind)  # type: ignore[arg-type]
+    allowed = [f.name for f in fields]
     for name in values:
         if name not in allowed:
             raise InvalidSetting(f"{kind.kind} has no setting {name!r}: it has {', '.join(allowed)}")
-    try:
-        return kind(**values)
-    except TypeError as missing:
-        raise InvalidSetting(f"{kind.kind}: {missing}") from None
+    if missing := [f.name for f in fields if f.default is dataclasses.MISSING and f.name not in values]:
+        raise InvalidSetting(f"{kind.kind} needs {', '.join(missing)}")
+    return kind(**values)

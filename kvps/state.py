@@ -80,10 +80,16 @@ class State:
             )
         shards = sum(1 for field in version if field.startswith("shard:"))
         return cls(
-            *(int(version["version"]), version["head"]),
-            *(version["id"], version["history"], version["server"]),
-            tuple(version[f"shard:{i}"] for i in range(shards)),
-            *(counts, members, units, log[0][0] if log else "0-0"),
+            version=int(version["version"]),
+            head=version["head"],
+            id=version["id"],
+            history=version["history"],
+            server=version["server"],
+            names=tuple(version[f"shard:{i}"] for i in range(shards)),
+            clock=counts,
+            members=members,
+            units=units,
+            bell=log[0][0] if log else "0-0",
         )
 
     def admits(self, rounds_done: int, staleness: int, workers: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import threading
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from conftest import BINARIES, running_server
 from harness import aggregating
 
 import kvps
+from kvps import optim
 from kvps.store import Store
 
 PARAMS = {"W": np.ones((2, 3), np.float32), "b": np.ones(3, np.float32)}
@@ -91,6 +93,53 @@ def test_settings(store: Store, setting: dict[str, Any]) -> None:
 def test_optimizers(make: Callable[[], object], words: str) -> None:
     with pytest.raises(kvps.InvalidSetting, match=words):
         make()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "optimizer '' is unknown"),
+        ("sgd:", "name=number"),
+        ("sgd:lr", "name=number"),
+        ("sgd:lr=", "name=number"),
+        ("sgd:=1", "name=number"),
+        ("sgd:lr=1,", "name=number"),
+        ("sgd:lr=nan", "name=number"),
+        ("sgd:kind=adam", "name=number"),
+        ('sgd:kind="adam"', "name=number"),
+        ('sgd:lr={"kind":"step"}', "name=number"),
+        ("sgd:kind=1", "no setting 'kind'"),
+        ("sgd:lr=NaN", "finite"),
+        ("sgd:lr=1e999", "finite"),
+        ("sgd:lr=1" + 400 * "0", "finite"),
+        ("sgd:lr=true", "finite number"),
+        ("sgd:lr=1,lr=2", "lr is given twice"),
+        ("sgd:momentum=0.9,nesterov=1", "true or false"),
+        ("adam:beta1=2", "beta1"),
+    ],
+)
+def test_the_optimizer_option(text: str, words: str) -> None:
+    with pytest.raises(kvps.InvalidSetting, match=re.escape(words)) as caught:
+        optim.parse(text)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_learning_rate_is_given_once() -> None:
+    with pytest.raises(kvps.InvalidSetting, match="lr is given twice"):
+        optim.parse("sgd:lr=0.1", 0.2)
+    assert optim.parse("sgd:momentum=0.9,nesterov=true", 0.2) == kvps.SGD(0.2, 0.9, True)
+
+
+def test_stored_optimizers_that_this_kvps_cannot_read() -> None:
+    for stored, words in [
+        ({"kind": "lion", "lr": 0.1}, "'lion' is unknown"),
+        ({"kind": ["sgd"]}, "unknown"),
+        ({"lr": 0.1}, "None is unknown"),
+        ({"kind": "sgd", "lr": {"kind": "weekly"}}, "schedule 'weekly' is unknown"),
+        ({"kind": "sgd", "lr": {"kind": "step", "initial": 1}}, "step needs every"),
+    ]:
+        with pytest.raises(kvps.InvalidSetting, match=words):
+            optim.from_json(stored)
 
 
 @pytest.mark.parametrize(

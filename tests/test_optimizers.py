@@ -139,3 +139,10 @@ def test_chunks_tile_the_parameters_in_order(sizes: list[int], shards: int) -> N
         np.testing.assert_array_equal(value, params[name])
         assert not value.flags.writeable
     assert weights_sha256(flat) == weights_sha256(flat.copy())
+
+
+def test_settings_say_what_was_chosen_in_one_line() -> None:
+    step = kvps.SGD(lr=kvps.Step(0.1, every=100), momentum=0.9, nesterov=True)
+    assert str(step) == "sgd(lr=step(initial=0.1, every=100), momentum=0.9, nesterov=True)"
+    assert str(kvps.Adam(lr=kvps.Cosine(0.1, over=10))) == "adam(lr=cosine(initial=0.1, over=10))"
+    assert str(kvps.AdamW()) == "adamw(lr=0.001)"

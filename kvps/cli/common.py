@@ -5,9 +5,12 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Annotated
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from functools import wraps
+from inspect import Signature, signature
+from typing import Annotated, Any
 
 import typer
 from kvps_workers import Task
@@ -15,8 +18,9 @@ from kvps_workers import Task
 import kvps
 from kvps import embedded, optim
 from kvps.config import JobConfig
-from kvps.errors import InvalidSetting, JobNotFound, NoServer
+from kvps.errors import CorruptData, InvalidName, InvalidSetting, JobNotFound, KvpsError, NoServer, ServerLost
 from kvps.job import Job
+from kvps.state import State
 from kvps.store import Store
 from kvps.transport import redacted
 
@@ -42,68 +46,66 @@ TaskName = Annotated[
     str, typer.Argument(metavar="TASK", help="digits, or module:attribute of a module in this directory.")
 ]
 JobName = Annotated[str, typer.Argument(metavar="JOB", help="Name of the job.")]
-Workers = Annotated[int, typer.Option("--workers", "-w", help="How many workers train.")]
-Staleness = Annotated[int, typer.Option("--staleness", "-s", help="0 is BSP, N is SSP, -1 is ASP.")]
-Shards = Annotated[int, typer.Option(help="Into how many parts the parameters are cut.")]
-OptimizerName = Annotated[
-    str,
-    typer.Option(
-        "--optimizer",
-        metavar="NAME[:K=V,...]",
-        help="sgd, adagrad, adam or adamw, as in sgd:momentum=0.9,nesterov=true.",
-    ),
-]
-LearningRate = Annotated[
-    float | None,
-    typer.Option("--lr", help="Learning rate.  (default: the task's for sgd, else the optimizer's)"),
-]
-BatchSize = Annotated[int | None, typer.Option(help="Samples a worker takes for one gradient.  (default: the task's)")]
-Epochs = Annotated[int | None, typer.Option(help="Passes over the data.  (default: the task's)")]
-Seed = Annotated[int, typer.Option(help="For the initial parameters and the order of the samples.")]
-Reduction = Annotated[str, typer.Option(help="mean or sum of the contributions.")]
-NonFinite = Annotated[
-    str, typer.Option("--nonfinite", help="A gradient with NaN or Inf: reject it, or skip (count as zeros).")
-]
 
 
-def job_config(
-    task_name: str,
-    task: Task,
-    *,
-    workers: int,
-    staleness: int,
-    shards: int,
-    optimizer: str,
-    lr: float | None,
-    batch_size: int | None,
-    epochs: int | None,
-    seed: int,
-    reduction: str,
-    nonfinite: str,
-) -> JobConfig:
-    """The settings of a job that trains a task; what the user left out is the task's choice."""
-    for name, value in (("--batch-size", batch_size), ("--epochs", epochs)):
-        if value is not None and value < 1:
-            raise InvalidSetting(f"{name} must be 1 or more, not {value}")
-    if lr is None and optimizer.startswith("sgd") and "lr=" not in optimizer:
-        lr = task.lr  # a task knows a good rate for plain SGD; the other optimizers have theirs
-    return JobConfig(
-        task=task_name,
-        workers=workers,
-        staleness=staleness,
-        shards=shards,
-        optimizer=optim.parse(optimizer, lr),
-        batch_size=batch_size or task.batch_size,
-        epochs=epochs or task.epochs,
-        seed=seed,
-        reduction=reduction,
-        nonfinite=nonfinite,
-    )
+@dataclass(frozen=True)
+class Settings:
+    """A new job's settings as options of a command, see `with_settings`."""
+
+    workers: Annotated[int, typer.Option("--workers", "-w", help="How many workers train.")] = 3
+    staleness: Annotated[int, typer.Option("--staleness", "-s", help="0 is BSP, N is SSP, -1 is ASP.")] = 0
+    shards: Annotated[int, typer.Option(help="Into how many parts the parameters are cut.")] = 1
+    optimizer: Annotated[
+        str,
+        typer.Option(
+            "--optimizer",
+            metavar="NAME[:K=V,...]",
+            help="sgd, adagrad, adam or adamw, as in sgd:momentum=0.9,nesterov=true.",
+        ),
+    ] = "sgd"
+    lr: Annotated[
+        float | None,
+        typer.Option("--lr", help="Learning rate.  (default: the task's for sgd, else the optimizer's)"),
+    ] = None
+    batch_size: Annotated[
+        int | None, typer.Option(help="Samples a worker takes for one gradient.  (default: the task's)")
+    ] = None
+    epochs: Annotated[int | None, typer.Option(help="Passes over the data.  (default: the task's)")] = None
+    seed: Annotated[int, typer.Option(help="For the initial parameters and the order of the samples.")] = 0
+    reduction: Annotated[str, typer.Option(help="mean or sum of the contributions.")] = "mean"
+    nonfinite: Annotated[
+        str, typer.Option("--nonfinite", help="A gradient with NaN or Inf: reject it, or skip (count as zeros).")
+    ] = "reject"
+
+    def job_config(self, name: str, task: Task) -> JobConfig:
+        """The settings of a job that trains a task; what the user left out is the task's choice."""
+        for option, value in (("--batch-size", self.batch_size), ("--epochs", self.epochs)):
+            if value is not None and value < 1:
+                raise InvalidSetting(f"{option} must be 1 or more, not {value}")
+        lr = self.lr
+        if lr is None and self.optimizer.startswith("sgd") and "lr=" not in self.optimizer:
+            lr = task.lr  # a task knows a good rate for plain SGD; the other optimizers have theirs
+        chosen = asdict(self)
+        del chosen["lr"]
+        chosen["optimizer"] = optim.parse(self.optimizer, lr)
+        chosen["batch_size"] = self.batch_size or task.batch_size
+        chosen["epochs"] = self.epochs or task.epochs
+        return JobConfig(task=name, **chosen)
 
 
-def create_job(store: Store, name: str, task: Task, config: JobConfig) -> Job:
-    """Make a job that trains a task."""
-    return store.create_job(name, task.parameters(config.seed), config=config)
+def with_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """Let a command that takes `settings: Settings` have an option for each of them in its place."""
+    options = [p.replace(kind=p.KEYWORD_ONLY) for p in signature(Settings, eval_str=True).parameters.values()]
+
+    @wraps(command)
+    def run(**given: Any) -> None:
+        command(settings=Settings(**{o.name: given.pop(o.name) for o in options}), **given)
+
+    own = [p.replace(kind=p.KEYWORD_ONLY) for p in signature(command, eval_str=True).parameters.values()]
+    shown = [option for p in own for option in (options if p.name == "settings" else [p])]
+    run.__signature__ = Signature(shown)  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in shown}
+    return run
 
 
 @contextmanager
@@ -142,15 +144,14 @@ def wait_for_server(redis: str | None) -> None:
 
 def wait_for_job(store: Store, name: str | None) -> Job:
     """The job of that name, or the only open one; waits for it, saying so once. Raises InvalidSetting for several."""
-    said = False
+    said, passed_over = False, set[str]()
     while True:
         if name is not None:
-            try:
-                return store.job(name)
-            except JobNotFound:
-                pass
+            with suppress(JobNotFound):
+                return read_job(store, name)[0]
         else:
-            found = [job for job in open_jobs(store) if job.config.task]
+            jobs = all_jobs(store, passed_over)
+            found = [j for j, state in jobs if j.config.task and not state.finished(j.config)]
             if len(found) == 1:
                 return found[0]
             if found:
@@ -164,17 +165,42 @@ def wait_for_job(store: Store, name: str | None) -> Job:
         time.sleep(_LOOK_AGAIN_S)  # the set of jobs has no bell: it is for listing only
 
 
-def open_jobs(store: Store) -> list[Job]:
-    """All jobs that are not finished."""
-    found = []
+def all_jobs(store: Store, passed_over: set[str]) -> Iterator[tuple[Job, State]]:
+    """Every job of the server, and its state. Why one cannot be read is said, once, and noted in `passed_over`."""
     for name in store.jobs():
         try:
-            job = store.job(name)
-            if not job.state().finished(job.config):
-                found.append(job)
+            found = read_job(store, name)
         except JobNotFound:
+            continue  # removed meanwhile
+        except (NoServer, ServerLost):
+            raise
+        except KvpsError as error:
+            if str(error) not in passed_over:
+                passed_over.add(str(error))
+                say(f"passed over: {error}")
             continue
-    return found
+        yield found
+
+
+def read_job(store: Store, name: str) -> tuple[Job, State]:
+    """The job of that name, and its state. Raises JobNotFound, CorruptData."""
+    with readable(name):
+        job = store.job(name)
+        return job, job.state()
+
+
+@contextmanager
+def readable(name: str) -> Iterator[None]:
+    """What stands in Redis for a job may be a newer kvps's, or another program's: then CorruptData is raised."""
+    try:
+        yield
+    except InvalidName:
+        raise
+    except (ValueError, LookupError, TypeError, AttributeError) as error:  # as reading JSON and hashes raises them
+        why = str(error) if isinstance(error, KvpsError) else f"{type(error).__name__}: {error}"
+        raise CorruptData(
+            f"job {name!r} cannot be read ({why}): a newer kvps made it, or another program wrote under kvps:{{{name}}}"
+        ) from error
 
 
 def say(message: str) -> None:

@@ -54,7 +54,7 @@ class Display:
 
     def message(self, text: str) -> None:
         """A line above the table."""
-        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+        self.console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
     def line(self, state: State, traces: dict[str, Trace]) -> str:
         """The state in one plain line."""

@@ -9,37 +9,27 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from kvps.cli import common
-from kvps.errors import InvalidSetting, JobNotFound
+from kvps.errors import InvalidSetting
 from kvps.job import Job
 from kvps.state import State
 
 
 def jobs(redis: common.Redis = None) -> None:
     """List the jobs of the server."""
+    table = Table("job", "task", "mode", "workers", "version", "state", box=None, pad_edge=False)
+    passed_over = set[str]()
     with common.existing_store(redis) as store:
-        table = Table("job", "task", "mode", "workers", "version", "state", box=None, pad_edge=False)
-        for name in store.jobs():
-            try:
-                job = store.job(name)
-                state = job.state()
-            except JobNotFound:
-                continue
+        for job, state in common.all_jobs(store, passed_over):
             c = job.config
-            row = (
-                name,
-                c.task or "-",
-                c.mode,
-                f"{_active(state)}/{c.workers}",
-                str(state.version),
-                _word(job, state),
-            )
-            table.add_row(*row)
-        if table.row_count:
-            Console().print(table)
-        else:
-            print("no jobs: kvps up digits, or kvps create TASK --job NAME", file=sys.stderr)
+            active = f"{_active(state)}/{c.workers}"
+            table.add_row(job.name, c.task or "-", c.mode, active, str(state.version), _word(job, state))
+    if table.row_count:
+        _console().print(table)
+    elif not passed_over:
+        print("no jobs: kvps up digits, or kvps create TASK --job NAME", file=sys.stderr)
 
 
 def status(
@@ -48,15 +38,16 @@ def status(
     redis: common.Redis = None,
 ) -> None:
     """Show one job: version, vector clock, workers, who holds its shards."""
-    with common.existing_store(redis) as store:
+    with common.existing_store(redis) as store, common.readable(job):
         found = store.job(job)
         state, holders, traces = found.state(), found.holders(), found.traces()
         waiting = found.client.call("XLEN", found.keys.inbox)
     if as_json:
         print(json.dumps(_as_dict(found, state, holders, waiting)))
         return
-    console, c = Console(), found.config
-    console.print(f"[bold]{job}[/]  {_word(found, state)}  {c.task or 'made in Python'}  {c.mode}  {c.optimizer}")
+    console, c = _console(), found.config
+    rest = f"  {_word(found, state)}  {c.task or 'made in Python'}  {c.mode}  {c.optimizer}"
+    console.print(Text.assemble((job, "bold"), rest))
     console.print(f"version {state.version}  head {state.head[:12]}  {waiting} contributions waiting")
     for shard, holder in enumerate(holders):
         missing = "-" if state.finished(c) else "no aggregator: kvps aggregator start"
@@ -81,8 +72,7 @@ def rm(
 ) -> None:
     """Remove a job and all its bytes."""
     with common.existing_store(redis) as store:
-        found = store.job(job)
-        state = found.state()
+        _, state = common.read_job(store, job)
         if not yes:
             if not sys.stdin.isatty():
                 raise InvalidSetting(f"kvps rm asks before it removes job {job!r}: give --yes where nobody can answer")
@@ -92,6 +82,11 @@ def rm(
             )
         store.remove_job(job)
     common.say(f"job {job}: removed")
+
+
+def _console() -> Console:
+    """A console for what stands in Redis: names in brackets are no markup, `:100:` is no emoji."""
+    return Console(markup=False, emoji=False)
 
 
 def _active(state: State) -> int:

@@ -13,7 +13,7 @@ from kvps_workers.loop import train
 
 from kvps.cli import common
 from kvps.cli.common import say
-from kvps.errors import InvalidSetting, JobNotFound, KvpsError
+from kvps.errors import InvalidSetting, KvpsError, ServerLost
 from kvps.job import Job
 from kvps.keys import check_name
 from kvps.store import Store
@@ -24,42 +24,22 @@ Quiet = Annotated[bool, typer.Option("--quiet", hidden=True)]
 aggregator = typer.Typer(help="The process that averages gradients and commits weights.", no_args_is_help=True)
 
 
+@common.with_settings
 def create(
     task: common.TaskName,
     job: Annotated[str, typer.Option("--job", metavar="NAME", help="Name of the new job.")],
-    workers: common.Workers = 3,
-    staleness: common.Staleness = 0,
-    shards: common.Shards = 1,
-    optimizer: common.OptimizerName = "sgd",
-    lr: common.LearningRate = None,
-    batch_size: common.BatchSize = None,
-    epochs: common.Epochs = None,
-    seed: common.Seed = 0,
-    reduction: common.Reduction = "mean",
-    nonfinite: common.NonFinite = "reject",
+    settings: common.Settings,
     redis: common.Redis = None,
 ) -> None:
     """Create a job, for aggregators and workers that run already or will be started."""
     check_name("job", job)
     found = load_task(task)
-    config = common.job_config(
-        task,
-        found,
-        workers=workers,
-        staleness=staleness,
-        shards=shards,
-        optimizer=optimizer,
-        lr=lr,
-        batch_size=batch_size,
-        epochs=epochs,
-        seed=seed,
-        reduction=reduction,
-        nonfinite=nonfinite,
-    )
+    config = settings.job_config(task, found)
+    params = found.parameters(config.seed)
     common.wait_for_server(redis)
     with common.existing_store(redis) as store:
-        common.create_job(store, job, found, config)
-    say(f"job {job}: {task}, {config.mode}, {workers} workers, {config.optimizer}")
+        store.create_job(job, params, config=config)
+    say(f"job {job}: {task}, {config.mode}, {config.workers} workers, {config.optimizer}")
 
 
 @aggregator.callback()
@@ -147,34 +127,36 @@ def _announce(job: Job, quiet: bool) -> None:
 
 
 def _serve_all(store: Store) -> None:
-    """One thread a job, and a look now and then for new ones."""
-    stop, threads, failed = threading.Event(), dict[str, threading.Thread](), set[str]()
+    """One thread for each open job, and a look now and then for new ones and for those that are open again."""
+    stop, threads, lost = threading.Event(), dict[str, threading.Thread](), list[ServerLost]()
+    failed, passed_over = set[str](), set[str]()
     say("serving every job of this server; Ctrl-C ends it")
 
     def run(job: Job, history: str) -> None:
+        failed.add(history)  # until it has ended well: what failed is not tried again and again
         try:
-            serve(job, stop=stop, until_finished=False)
+            serve(job, stop=stop)
+            failed.discard(history)
+        except ServerLost as error:
+            lost.append(error)
+            stop.set()
         except KvpsError as error:
-            failed.add(history)
             say(f"kvps: error: {error}")
 
     try:
         while not stop.wait(_NEW_JOBS_S):
             threads = {name: t for name, t in threads.items() if t.is_alive()}
-            for name in store.jobs():
-                if name in threads:
-                    continue
-                try:
-                    job = store.job(name)
-                    history = job.state().history
-                except JobNotFound:
-                    continue
-                if history in failed:
+            for job, state in common.all_jobs(store, passed_over):
+                finished = state.finished(job.config)
+                if finished or job.name in threads or state.history in failed:
                     continue
                 _announce(job, quiet=False)
-                threads[name] = threading.Thread(target=run, args=(job, history), name=f"kvps-serve-{name}")
-                threads[name].start()
+                threads[job.name] = threading.Thread(
+                    target=run, args=(job, state.history), name=f"kvps-serve-{job.name}"
+                )
+                threads[job.name].start()
     finally:
         stop.set()
         for thread in threads.values():
             thread.join()
+    raise lost[0]

@@ -8,6 +8,7 @@ import queue
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -16,12 +17,12 @@ import numpy as np
 import typer
 from kvps_workers import Task, load_task
 from kvps_workers.loop import rounds_of
-from kvps_workers.task import blamed
 
 from kvps.cli import common
 from kvps.cli.display import Display
 from kvps.cli.parts import parse_slow
-from kvps.errors import InvalidSetting, KvpsError
+from kvps.config import JobConfig
+from kvps.errors import InvalidSetting, KvpsError, TaskFailed
 from kvps.job import Job
 from kvps.keys import check_name
 from kvps.store import Store
@@ -31,18 +32,10 @@ _LOOK_S = 0.2
 _END_S = 10.0
 
 
+@common.with_settings
 def up(
     task: common.TaskName,
-    workers: common.Workers = 3,
-    staleness: common.Staleness = 0,
-    shards: common.Shards = 1,
-    optimizer: common.OptimizerName = "sgd",
-    lr: common.LearningRate = None,
-    batch_size: common.BatchSize = None,
-    epochs: common.Epochs = None,
-    seed: common.Seed = 0,
-    reduction: common.Reduction = "mean",
-    nonfinite: common.NonFinite = "reject",
+    settings: common.Settings,
     job: Annotated[
         str | None, typer.Option("--job", metavar="NAME", help="Name of the job.  (default: the task's)")
     ] = None,
@@ -57,33 +50,42 @@ def up(
     listen: common.Listen = None,
 ) -> None:
     """Train a task on this machine: server, aggregator and workers with one command."""
-    factors = _slow_factors(slow or [], workers)
+    factors = _slow_factors(slow or [], settings.workers)
     if job is not None:
         check_name("job", job)
-    if report is not None and not report.resolve().parent.is_dir():
-        raise InvalidSetting(f"--report {report}: there is no directory {report.resolve().parent}")
+    if report is not None:
+        _check_report(report)
     found = load_task(task)
-    config = common.job_config(
-        task,
-        found,
-        workers=workers,
-        staleness=staleness,
-        shards=shards,
-        optimizer=optimizer,
-        lr=lr,
-        batch_size=batch_size,
-        epochs=epochs,
-        seed=seed,
-        reduction=reduction,
-        nonfinite=nonfinite,
-    )
+    config = settings.job_config(task, found)
+    # All that can be asked of the task is asked before anything is started or stored.
+    rounds = _rounds(found, config)
+    params = found.parameters(config.seed)
     with common.serving_store(redis, listen) as store:
         name = job or _free_name(store, task.rpartition(":")[2])
-        made = common.create_job(store, name, found, config)
-        failed = _train(store, made, found, factors)
+        made = store.create_job(name, params, config=config)
+        failed = _train(store, made, rounds, factors)
         _finish(made, found, report)
+    if len(failed) == config.workers:
+        raise KvpsError(f"job {name}: all its workers failed; the figures above are of what they had done by then")
     if failed:
         raise KvpsError(f"job {name}: {', '.join(failed)} failed; the others went on, their figures are above")
+
+
+def _check_report(report: Path) -> None:
+    """Find out before the training whether the report can be written after it."""
+    folder = report.resolve().parent
+    if not folder.is_dir():
+        raise InvalidSetting(f"--report {report}: there is no directory {folder}")
+    if report.is_dir():
+        raise InvalidSetting(f"--report {report}: that is a directory; give the name of a file")
+    if not os.access(report if report.exists() else folder, os.W_OK):
+        raise InvalidSetting(f"--report {report}: that cannot be written; give a file of your own")
+
+
+def _rounds(task: Task, config: JobConfig) -> dict[str, int]:
+    """Worker -> how many rounds it will do."""
+    samples = [len(task.data(rank, config.workers, np)[0]) for rank in range(config.workers)]
+    return {f"w{rank}": rounds_of(n, config.batch_size, config.epochs) for rank, n in enumerate(samples)}
 
 
 def _slow_factors(options: list[str], workers: int) -> dict[str, float]:
@@ -132,6 +134,7 @@ class _Children:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            errors="replace",  # a task prints what it likes, and must never find its pipe full
             start_new_session=True,
         )
         reader = threading.Thread(target=self._read, args=(name, process), daemon=True)
@@ -166,16 +169,12 @@ class _Children:
                 child.process.stdout.close()
 
 
-def _train(store: Store, job: Job, task: Task, factors: dict[str, float]) -> list[str]:
+def _train(store: Store, job: Job, rounds: dict[str, int], factors: dict[str, float]) -> list[str]:
     """Run the job's processes until its workers have ended; the names of those that failed."""
     children = _Children(store)
-    workers = [f"w{i}" for i in range(job.config.workers)]
-    with blamed(job.config.task):
-        samples = {worker: len(task.data(rank, len(workers), np)[0]) for rank, worker in enumerate(workers)}
-    rounds = {worker: rounds_of(n, job.config.batch_size, job.config.epochs) for worker, n in samples.items()}
     try:
         children.start("aggregator", "aggregator", "start", "--job", job.name)
-        for worker in workers:
+        for worker in rounds:
             children.start(
                 worker, "worker", "--job", job.name, "--id", worker, "--slow", f"{factors.get(worker, 1):g}x"
             )
@@ -185,9 +184,10 @@ def _train(store: Store, job: Job, task: Task, factors: dict[str, float]) -> lis
                 _wait_for_any(children)
                 for line in children.said():
                     display.message(line)
+                failed = [child.name for child in others if child.process.poll()]  # first: who fails may have joined
                 state = job.state()
                 display.show(state, job.traces())
-                if never := [c.name for c in others if c.process.poll() and c.name not in state.members]:
+                if never := [name for name in failed if name not in state.members]:
                     raise KvpsError(f"job {job.name} ends: {', '.join(never)} failed before it had joined")
                 if aggregator.process.poll():
                     aggregator.reader.join()
@@ -221,30 +221,40 @@ def _wait_for_any(children: _Children) -> None:
 
 
 def _finish(job: Job, task: Task, report: Path | None) -> None:
+    """Say what came out of the training, and write the report. Raises TaskFailed, but only then."""
     version, params = job.snapshot()
-    with blamed(job.config.task):
+    figures: Mapping[str, float] = {}
+    failed: TaskFailed | None = None
+    try:
         figures = task.evaluate(params, np)
+    except TaskFailed as error:
+        failed = error
     seconds = job.training_seconds()
     config = job.config
     steps_per_s = version / seconds if seconds else 0.0
-    print(f"{version} steps in {seconds:.1f} s, {steps_per_s:.0f} steps/s, test loss {figures['loss']:.4f}")
+    tested = f"test loss {figures['loss']:.4f}" if figures else f"version {version}, not tested"
+    print(f"{version} steps in {seconds:.1f} s, {steps_per_s:.0f} steps/s, {tested}")
     if "accuracy" in figures:
         print(f"test accuracy {figures['accuracy']:.4f}")
-    if report is None:
-        return
-    result = {
-        "job": job.name,
-        "task": config.task,
-        "workers": config.workers,
-        "staleness": config.staleness,
-        "shards": config.shards,
-        "optimizer": config.optimizer.to_json(),
-        "version": version,
-        "clock": job.clock(),
-        "steps_per_s": steps_per_s,
-        "wall_s": seconds,
-        "loss": figures["loss"],
-        "accuracy": figures.get("accuracy"),
-        "weights_sha256": weights_sha256(np.concatenate([array.reshape(-1) for array in params.values()])),
-    }
-    report.write_text(json.dumps(result, indent=2) + "\n")
+    if report is not None:
+        result = {
+            "job": job.name,
+            "task": config.task,
+            "workers": config.workers,
+            "staleness": config.staleness,
+            "shards": config.shards,
+            "optimizer": config.optimizer.to_json(),
+            "version": version,
+            "clock": job.clock(),
+            "steps_per_s": steps_per_s,
+            "wall_s": seconds,
+            "loss": figures.get("loss"),
+            "accuracy": figures.get("accuracy"),
+            "weights_sha256": weights_sha256(np.concatenate([array.reshape(-1) for array in params.values()])),
+        }
+        try:
+            report.write_text(json.dumps(result, indent=2) + "\n")
+        except OSError as error:
+            raise KvpsError(f"--report {report} could not be written: {error.strerror}") from error
+    if failed:
+        raise failed

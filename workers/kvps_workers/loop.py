@@ -20,6 +20,7 @@ from kvps.errors import InvalidSetting, InvalidTask, WorkerEvicted
 from kvps.job import Job
 from kvps.session import Session
 from kvps_workers.device import Device
+from kvps_workers.patience import Patience
 from kvps_workers.task import Task, blamed, load_task
 
 log = logging.getLogger("kvps.worker")
@@ -48,7 +49,7 @@ def train(job: Job, device: Device, worker: str | None = None, slow: float = 1.0
                     lost = acknowledged - session.clock
                     log.warning("job %s: the server lost %d acknowledged contributions of %s", job.name, lost, worker)
                 try:
-                    _work(session, task, config, device, slow)
+                    _work(job, session, task, device, slow)
                 finally:
                     acknowledged = session.clock
         except WorkerEvicted as error:
@@ -59,19 +60,23 @@ def train(job: Job, device: Device, worker: str | None = None, slow: float = 1.0
             return
 
 
-def _work(session: Session, task: Task, config: JobConfig, device: Device, slow: float) -> None:
+def _work(job: Job, session: Session, task: Task, device: Device, slow: float) -> None:
     """Pull, compute and push until no batch is left for this worker."""
-    with blamed(config.task):
-        batches = batches_of(task, config, session.rank, device.xp)
-    while (batch := _next(session, batches, config)) is not None:
-        params = {name: device.upload(array) for name, array in session.pull().items()}
-        began = time.perf_counter()
-        with blamed(config.task):
-            loss, grads = task.gradient(params, batches[batch], device.xp)
-        session.push(grads, loss)
-        if slow > 1:
-            # Not a wait for anything: the slowness itself, of computing and sending alike.
-            time.sleep((slow - 1) * (time.perf_counter() - began))
+    batches = batches_of(task, job.config, session.rank, device.xp)
+    with Patience(job, session) as patience:
+        while (number := _next(session, batches, job.config)) is not None:
+            with patience.waiting():
+                weights = session.pull()
+            params = {name: device.upload(array) for name, array in weights.items()}
+            began = time.perf_counter()
+            with blamed(job.config.task):  # its arrays may not be such that rows can be taken from
+                batch = batches[number]
+            loss, grads = task.gradient(params, batch, device.xp)
+            with patience.waiting():
+                session.push(grads, loss)
+            if slow > 1:
+                # Not a wait for anything: the slowness itself, of computing and sending alike.
+                time.sleep((slow - 1) * (time.perf_counter() - began))
 
 
 def _next(session: Session, batches: Batches, config: JobConfig) -> int | None:

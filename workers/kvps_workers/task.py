@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import importlib
 import importlib.machinery
+import math
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NoReturn, Protocol, runtime_checkable
 
 from kvps.errors import InvalidTask, KvpsError, TaskFailed
 
@@ -50,11 +51,89 @@ class Task(Protocol):
         """Figures over samples that no worker trains on; `loss`, and `accuracy` where there is one."""
 
 
-def load_task(name: str) -> Task:
+class CheckedTask:
+    """A task held to the protocol: what it raises, or returns and must not, is TaskFailed and one line."""
+
+    def __init__(self, name: str, task: Task) -> None:
+        self._name = name
+        self._task = task
+        self.batch_size, self.epochs, self.lr = task.batch_size, task.epochs, task.lr
+        for setting in ("batch_size", "epochs"):
+            value = getattr(task, setting)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise InvalidTask(f"task {name!r}: {setting} must be a whole number from 1, not {value!r}")
+        if not isinstance(self.lr, int | float) or isinstance(self.lr, bool) or not 0 <= self.lr < math.inf:
+            raise InvalidTask(f"task {name!r}: lr must be a finite Python number from 0, not {self.lr!r}")
+
+    def parameters(self, seed: int) -> Mapping[str, Any]:
+        """See `Task`."""
+        with blamed(self._name):
+            params = self._task.parameters(seed)
+        return params if isinstance(params, Mapping) else self._wrong("parameters", "name -> array", params)
+
+    def data(self, rank: int, workers: int, xp: ModuleType) -> tuple[Any, ...]:
+        """See `Task`."""
+        with blamed(self._name):
+            data = self._task.data(rank, workers, xp)
+        if not isinstance(data, tuple | list) or not data or not all(hasattr(array, "shape") for array in data):
+            self._wrong("data", "a tuple of arrays", data)
+        with blamed(self._name):
+            lengths = [len(array) for array in data]
+        if len(set(lengths)) > 1:
+            self._fail(f"data({rank}, {workers}) must return arrays of equal length, not {lengths}")
+        if lengths[0] == 0:
+            self._fail(f"data({rank}, {workers}) returned no samples: take fewer workers, or give each some")
+        return tuple(data)
+
+    def gradient(
+        self, params: Mapping[str, Any], batch: tuple[Any, ...], xp: ModuleType
+    ) -> tuple[float, Mapping[str, Any]]:
+        """See `Task`."""
+        with blamed(self._name):
+            pair = self._task.gradient(params, batch, xp)
+        if not isinstance(pair, tuple | list) or len(pair) != 2 or not isinstance(pair[1], Mapping):
+            self._wrong("gradient", "(loss, name -> gradient)", pair)
+        return self._number("gradient", "loss", pair[0]), pair[1]
+
+    def evaluate(self, params: Mapping[str, Any], xp: ModuleType) -> Mapping[str, float]:
+        """See `Task`; of the figures only those that kvps knows."""
+        with blamed(self._name):
+            figures = self._task.evaluate(params, xp)
+        if not isinstance(figures, Mapping) or "loss" not in figures:
+            self._wrong("evaluate", '{"loss": ...}', figures)
+        return {n: self._number("evaluate", n, figures[n]) for n in ("loss", "accuracy") if n in figures}
+
+    def _number(self, method: str, what: str, value: Any) -> float:
+        """A float, also from an array or tensor with one item."""
+        try:
+            return float(value.item() if hasattr(value, "item") else value)
+        except Exception:  # what else a framework's array may raise is not ours to know
+            self._fail(f"the {what} that {method} returned must be one number, not {_brief(value)}")
+
+    def _wrong(self, method: str, wanted: str, found: Any) -> NoReturn:
+        self._fail(f"{method} must return {wanted}, not {_brief(found)}")
+
+    def _fail(self, message: str) -> NoReturn:
+        raise TaskFailed(f"task {self._name!r} failed: {message}")
+
+
+def _brief(value: Any) -> str:
+    """What a value is, in a few words: its type, and of a container what is in it."""
+    kind = type(value).__name__
+    if isinstance(value, Mapping):
+        return f"a {kind} with {', '.join(map(repr, value)) or 'nothing in it'}"
+    if isinstance(value, tuple | list):
+        return f"a {kind} of {', '.join(type(item).__name__ for item in value) or 'nothing'}"
+    if hasattr(value, "shape"):
+        return f"{kind} of shape {tuple(value.shape)}"
+    return kind if value is not None else "None"
+
+
+def load_task(name: str) -> CheckedTask:
     """The task called `name`: built in, or ``module:attribute`` of a module in the current directory.
 
     The attribute is a task or a class of one. Only the user's own directory is looked at, so that a name from
-    Redis cannot make a worker import something else. Raises InvalidTask.
+    Redis cannot make a worker import something else. Raises InvalidTask, TaskFailed.
     """
     if name in BUILT_IN:
         module_name, _, attribute = BUILT_IN[name].partition(":")
@@ -102,13 +181,14 @@ def _import_from_here(module_name: str, name: str) -> ModuleType:
         raise InvalidTask(f"task {name!r}: importing {module_name} failed: {type(error).__name__}: {error}") from error
 
 
-def _instance(name: str, found: Any) -> Task:
-    try:
-        task = found() if isinstance(found, type) else found
-    except ImportError as error:
-        raise InvalidTask(f"task {name!r}: {error}") from None
+def _instance(name: str, found: Any) -> CheckedTask:
+    with blamed(name):
+        try:
+            task = found() if isinstance(found, type) else found
+        except ImportError as error:  # it says what to install
+            raise InvalidTask(f"task {name!r}: {error}") from None
     if not isinstance(task, Task):
         wanted = ("batch_size", "epochs", "lr", "parameters", "data", "gradient", "evaluate")
         missing = [n for n in wanted if not hasattr(task, n)]
         raise InvalidTask(f"task {name!r} is no task: it lacks {', '.join(missing)}")
-    return task
+    return CheckedTask(name, task)

@@ -1,0 +1,272 @@
+"""A user's task may do anything: each mistake is one line that names the task, and nothing is lost by it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from kvps_workers.task import CheckedTask, load_task
+
+import kvps
+from kvps.errors import InvalidTask, TaskFailed
+
+KVPS = [sys.executable, "-m", "kvps"]
+X = np.ones((6, 2), np.float32)
+
+
+class Good:
+    """A task without a mistake; each test makes one."""
+
+    batch_size, epochs, lr = 3, 2, 0.5
+
+    def parameters(self, seed: int) -> Any:
+        return {"x": np.zeros(3, np.float32)}
+
+    def data(self, rank: int, workers: int, xp: Any) -> Any:
+        return (X,)
+
+    def gradient(self, params: Mapping[str, Any], batch: Any, xp: Any) -> Any:
+        return 0.0, {"x": params["x"] - 1}
+
+    def evaluate(self, params: Mapping[str, Any], xp: Any) -> Any:
+        return {"loss": 0.25}
+
+
+def _with(**changes: Any) -> CheckedTask:
+    return CheckedTask("mine:Task", type("Task", (Good,), changes)())
+
+
+def _call(task: CheckedTask, method: str) -> Any:
+    arguments = {"parameters": (0,), "data": (1, 3, np), "gradient": ({"x": X}, (X,), np), "evaluate": ({}, np)}
+    return getattr(task, method)(*arguments[method])
+
+
+def _fails(*_: object) -> None:
+    raise RuntimeError("unlucky")
+
+
+@pytest.mark.parametrize("method", ["parameters", "data", "gradient", "evaluate"])
+def test_what_a_task_raises_is_said_in_one_line(method: str) -> None:
+    with pytest.raises(TaskFailed, match=r"^task 'mine:Task' failed: RuntimeError: unlucky \(test_tasks.py, line \d"):
+        _call(_with(**{method: _fails}), method)
+
+
+@pytest.mark.parametrize(
+    ("method", "returned", "words"),
+    [
+        ("parameters", None, "parameters must return name -> array, not None"),
+        ("parameters", [X], "not a list of ndarray"),
+        ("data", None, "data must return a tuple of arrays, not None"),
+        ("data", X, "not ndarray of shape (6, 2)"),
+        ("data", (), "not a tuple of nothing"),
+        ("data", ([1, 2],), "not a tuple of list"),
+        ("data", (X, X[:5]), "data(1, 3) must return arrays of equal length, not [6, 5]"),
+        ("data", (X[:0], X[:0]), "data(1, 3) returned no samples"),
+        ("data", (np.float32(1),), "TypeError"),
+        ("gradient", None, "gradient must return (loss, name -> gradient), not None"),
+        ("gradient", {"x": X}, "not a dict with 'x'"),
+        ("gradient", (0.0, X), "not a tuple of float, ndarray"),
+        ("gradient", (0.0, {}, 1), "not a tuple of float, dict, int"),
+        ("gradient", (None, {}), "the loss that gradient returned must be one number, not None"),
+        ("gradient", (X, {}), "one number, not ndarray of shape (6, 2)"),
+        ("gradient", ("low", {}), "one number, not str"),
+        ("evaluate", None, 'evaluate must return {"loss": ...}, not None'),
+        ("evaluate", 0.5, "not float"),
+        ("evaluate", {"accuracy": 1.0}, "not a dict with 'accuracy'"),
+        ("evaluate", {"loss": X}, "the loss that evaluate returned must be one number"),
+        ("evaluate", {"loss": 1.0, "accuracy": "high"}, "the accuracy that evaluate returned"),
+    ],
+)
+def test_what_a_task_must_not_return(method: str, returned: object, words: str) -> None:
+    with pytest.raises(TaskFailed) as caught:
+        _call(_with(**{method: lambda *_: returned}), method)
+    assert str(caught.value).startswith("task 'mine:Task' failed: ")
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+class _Scalar:
+    """What a framework's tensor of one item is to kvps."""
+
+    def item(self) -> float:
+        return 0.5
+
+
+@pytest.mark.parametrize("loss", [0.5, np.float32(0.5), np.array([0.5], np.float32), np.array(0.5), _Scalar()])
+def test_a_loss_may_be_any_one_number(loss: object) -> None:
+    task = _with(gradient=lambda *_: (loss, {}), evaluate=lambda *_: {"loss": loss, "accuracy": loss, "other": X})
+    found, _ = _call(task, "gradient")
+    assert (type(found), found) == (float, 0.5)
+    assert json.dumps(_call(task, "evaluate")) == '{"loss": 0.5, "accuracy": 0.5}'
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        *((name, value) for name in ("batch_size", "epochs") for value in (0, -1, 2.0, "8", None, True)),
+        *(("lr", value) for value in ("fast", None, -0.1, float("nan"), float("inf"), np.float32(0.1), True)),
+    ],
+)
+def test_what_a_task_must_not_want(setting: str, value: object) -> None:
+    with pytest.raises(InvalidTask, match=f"^task 'mine:Task': {setting} must be .*, not "):
+        _with(**{setting: value})
+
+
+def test_a_class_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "made.py").write_text(
+        "class Broken:\n    def __init__(self):\n        raise RuntimeError('unlucky')\n\n"
+        "class Bare:\n    def __init__(self):\n        raise ImportError('pip install it')\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(TaskFailed, match=r"RuntimeError: unlucky \(made.py, line 3"):
+        load_task("made:Broken")
+    with pytest.raises(InvalidTask, match=r"^task 'made:Bare': pip install it$"):
+        load_task("made:Bare")
+
+
+# -- the same, as a user of the command line meets it --------------------------------------------------------------
+
+MINE = """
+import os
+import sys
+
+import numpy as np
+
+X = np.ones((6, 2), np.float32)
+
+class Good:
+    batch_size, epochs, lr = 3, 2, 0.5
+
+    def parameters(self, seed):
+        return {"x": np.zeros(3, np.float32)}
+
+    def data(self, rank, workers, xp):
+        return (X,)
+
+    def gradient(self, params, batch, xp):
+        return np.float32(0.5), {"x": params["x"] - 1}
+
+    def evaluate(self, params, xp):
+        return {"loss": np.float32(0.25), "accuracy": np.array([0.5])}
+
+class NoParameters(Good):
+    def parameters(self, seed):
+        return None
+
+class NoData(Good):
+    def data(self, rank, workers, xp):
+        return X[:0] if rank else X,
+
+class NoBatch(Good):
+    batch_size = 0
+
+class Untested(Good):
+    def evaluate(self, params, xp):
+        return {}
+
+class AllFail(Good):
+    def gradient(self, params, batch, xp):
+        raise RuntimeError("unlucky")
+
+class DiesEarly(Good):
+    def __init__(self):
+        if "w1" in sys.argv:
+            raise RuntimeError("unlucky")
+
+class Loud(Good):
+    def gradient(self, params, batch, xp):
+        for _ in range(4):
+            os.write(1, b"\\xff" * 50_000 + b"\\n")
+        return super().gradient(params, batch, xp)
+"""
+
+
+@pytest.fixture
+def mine(home: Path, tmp_path: Path) -> Iterator[Any]:
+    """Runs a command where `mine.py` is, beside a server that outlives it."""
+    (tmp_path / "mine.py").write_text(MINE)
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([*KVPS, *arguments], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+
+    assert run("server", "start").returncode == 0
+    try:
+        with kvps.connect(f"unix://{home}/redis.sock") as store:
+            yield SimpleNamespace(run=run, store=store, folder=tmp_path)
+    finally:
+        run("server", "stop")
+
+
+@pytest.mark.parametrize(
+    ("task", "words"),
+    [
+        ("NoParameters", "parameters must return name -> array, not None"),
+        ("NoData", "data(1, 2) returned no samples"),
+        ("NoBatch", "batch_size must be a whole number from 1, not 0"),
+    ],
+)
+def test_nothing_is_begun_with_a_task_that_cannot_be_trained(mine: Any, task: str, words: str) -> None:
+    done = mine.run("up", f"mine:{task}", "--workers", "2")
+    assert (done.returncode, done.stderr.count("\n"), done.stdout) == (2 if task == "NoBatch" else 1, 1, "")
+    assert words in done.stderr
+    assert mine.store.jobs() == []
+
+
+def test_figures_of_numpy_can_be_reported(mine: Any) -> None:
+    done = mine.run("up", "mine:Good", "--workers", "2", "--report", "r.json")
+    assert done.returncode == 0, done.stderr
+    report = json.loads((mine.folder / "r.json").read_text())
+    assert (report["loss"], report["accuracy"], report["version"]) == (0.25, 0.5, 4)
+
+
+def test_what_was_trained_is_told_when_it_cannot_be_evaluated(mine: Any) -> None:
+    done = mine.run("up", "mine:Untested", "--workers", "2", "--report", "r.json")
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[-1].startswith("4 steps in ")
+    assert "version 4" in done.stdout.splitlines()[-1]
+    assert done.stderr.splitlines()[-1].startswith("kvps: error: task 'mine:Untested' failed: evaluate must return")
+    assert "Traceback" not in done.stderr
+    report = json.loads((mine.folder / "r.json").read_text())
+    assert (report["loss"], report["version"]) == (None, 4)
+
+
+def test_when_all_workers_fail_no_others_went_on(mine: Any) -> None:
+    done = mine.run("up", "mine:AllFail", "--workers", "2")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("kvps: error: job AllFail: all its workers failed")
+
+
+def test_a_worker_that_dies_before_it_has_joined_ends_the_job(mine: Any) -> None:
+    done = mine.run("up", "mine:DiesEarly", "--workers", "2")
+    assert done.returncode == 1
+    assert "w1: kvps: error: task 'mine:DiesEarly' failed: RuntimeError: unlucky" in done.stdout
+    assert done.stderr.splitlines()[-1] == "kvps: error: job DiesEarly ends: w1 failed before it had joined"
+
+
+def test_a_task_may_print_what_is_no_text(mine: Any) -> None:
+    done = mine.run("up", "mine:Loud", "--workers", "1", "--epochs", "1")
+    assert done.returncode == 0, done.stderr
+    assert "2 steps in " in done.stdout
+    assert done.stdout.count("w0: \N{REPLACEMENT CHARACTER}") == 8
+
+
+def test_whether_the_report_can_be_written_is_found_out_first(mine: Any) -> None:
+    (mine.folder / "folder").mkdir()
+    (mine.folder / "locked").write_text("mine")
+    (mine.folder / "locked").chmod(0o400)
+    for report, words in [("folder", "is a directory"), ("locked", "cannot be written"), ("no/r.json", "no directory")]:
+        if report == "locked" and os.access(mine.folder / report, os.W_OK):
+            continue  # nothing is closed to root
+        done = mine.run("up", "mine:Good", "--report", report)
+        assert (done.returncode, done.stderr.count("\n"), done.stdout) == (2, 1, "")
+        assert words in done.stderr
+    assert mine.store.jobs() == []
