@@ -141,6 +141,11 @@ class Job:
         keys = [self.keys.lease(shard) for shard in range(self.layout.shards)]
         return [holder or "" for holder in self.client.call("MGET", *keys)]
 
+    def terms(self) -> list[str]:
+        """For each shard the term of its last holder, or ""."""
+        keys = [self.keys.term(shard) for shard in range(self.layout.shards)]
+        return [term or "" for term in self.client.call("MGET", *keys)]
+
     def traces(self, last: int = 200) -> dict[str, Trace]:
         """For each worker a summary of its last `last` iterations."""
         workers = sorted(self.state().members)

@@ -21,6 +21,8 @@ the job, bytes lie in the slot of their shard.
                                                                        aggregator
     kvps:{job}:lease:<shard>               string  acquire, renew.lua  the holder, expiring: liveness
     kvps:{job}:term:<shard>                string  acquire.lua         the fencing token, never expiring: safety
+    kvps:{job}:leases                      stream  acquire, renew.lua  capped: who took and gave up which shard under
+                                                                       which term; the bell that wakes standbys
     kvps:{job}:inbox                       stream  push.lua            accepted contributions that wait
     kvps:{job}:units                       hash    take, push, ready,  next: the first unit never handed out; done: how
                                                    leave, evict.lua    many are committed; and for each between them
@@ -129,6 +131,10 @@ class JobKeys:
     @property
     def removed(self) -> str:
         return self._control("removed")
+
+    @property
+    def leases(self) -> str:
+        return self._control("leases")
 
     def lease(self, shard: int) -> str:
         return self._control(f"lease:{shard}")

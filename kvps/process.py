@@ -26,6 +26,11 @@ def identity(device: str = "cpu") -> dict[str, Any]:
     }
 
 
+def mark(pid: int) -> str:
+    """One process of this machine in a word: host:pid:start time, the last since pids are used again."""
+    return f"{socket.gethostname()}:{pid}:{_start_time(pid)}"
+
+
 def is_dead(process: Mapping[str, Any]) -> bool:
     """Whether the process that gave this identity is surely gone. Of another machine's nothing is sure."""
     if not process.get("space") or process["space"] != _space():

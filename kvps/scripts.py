@@ -276,7 +276,7 @@ class JobScripts:
     def acquire(self, shard: int, holder: str, lease_ms: int, nonce: str) -> tuple[str, str]:
         """Take a shard's lease: (term, ""), or ("", who holds it)."""
         k = self._keys
-        keys = [k.lease(shard), k.term(shard), k.version, k.ready]
+        keys = [k.lease(shard), k.term(shard), k.version, k.ready, k.leases]
         reply = self._run("acquire", keys, holder, lease_ms, nonce, shard)
         return (reply[1], "") if reply[0] == "OK" else ("", reply[1])
 
@@ -289,7 +289,8 @@ class JobScripts:
     def renew(self, shard: int, holder: str, term: str, lease_ms: int) -> bool:
         """Keep a lease, or with 0 give it up. False if it is another's."""
         k = self._keys
-        return bool(self._run("renew", [k.lease(shard), k.term(shard)], holder, term, lease_ms)[0] == "OK")
+        keys = [k.lease(shard), k.term(shard), k.leases]
+        return bool(self._run("renew", keys, holder, term, lease_ms)[0] == "OK")
 
     def free(self, shard: int, term: str, dead: Sequence[str]) -> None:
         """Delete `dead` keys of the shard's slot. Raises LeaseLost; then nothing was deleted."""
@@ -347,7 +348,7 @@ class JobScripts:
         """Delete all control keys in one step; from then on the job does not exist, and only its name is taken."""
         k = self._keys
         keys = [k.removed, k.config, k.layout, k.version, k.clock, k.workers, k.heartbeat, k.inbox, k.plan, k.ready]
-        keys += [k.commits, k.pin, k.units, *(k.trace(worker) for worker in workers)]
+        keys += [k.commits, k.pin, k.units, k.leases, *(k.trace(worker) for worker in workers)]
         for shard in range(self._shards):
             keys += [k.lease(shard), k.term(shard)]
         self._run("remove", keys)

@@ -43,6 +43,7 @@ class Session:
 
     rank      the worker's number in the job, kept across incarnations
     round     the last round it has done (or need not do)
+    sequence  how many contributions of this incarnation have been acknowledged
     clock     its contributions acknowledged so far, all incarnations together
     version   the version of the weights that the last pull returned
     """
@@ -70,7 +71,7 @@ class Session:
         self._scripts = scripts
         self._reader = Reader(client, keys, layout, scripts)
         self._history = ""
-        self._seq = 0
+        self.sequence = 0
         self._unit: int | None = None
         self._tried = 0  # the last sequence number of which bytes may have been sent
         self._pulled = False
@@ -118,7 +119,7 @@ class Session:
             raise evicted(self.worker, self._keys.job, "replaced")
         if me.state != "active":
             raise evicted(self.worker, self._keys.job, "evicted after a silence, or its server began a new life")
-        if me.accepted < self._seq:
+        if me.accepted < self.sequence:
             raise self._forgotten()
         return state
 
@@ -160,7 +161,7 @@ class Session:
         counts = self._counts(arrays)
         items, digests = self._encoded(arrays) if counts else ([], "-")
         accepted = self._deliver(items, int(counts), digests)
-        self._seq += 1
+        self.sequence += 1
         self._pulled, self._unit = False, None
         self.clock, self.round = accepted
         self._trace = self._measured(began - self._since, time.perf_counter() - began, loss)
@@ -184,7 +185,9 @@ class Session:
         digests = []
         for shard, chunks in enumerate(chunked(self._layout, arrays)):
             for index, chunk in enumerate(chunks):
-                items.append((self._keys.gradient(shard, self.worker, self.incarnation, self._seq + 1, index), chunk))
+                items.append(
+                    (self._keys.gradient(shard, self.worker, self.incarnation, self.sequence + 1, index), chunk)
+                )
             digests.append(fold(digest(chunk) for chunk in chunks))
         return items, ",".join(digests)
 
@@ -194,7 +197,7 @@ class Session:
         Never both in one pipeline: a refused SET before an accepted push would be an acknowledgement without
         bytes. After a cut it asks before it sends again, for a resend would recreate what a commit had freed.
         """
-        seq = self._seq + 1
+        seq = self.sequence + 1
         while True:
             if self._tried == seq and (accepted := self._scripts.ask(self.worker, self.incarnation, seq)):
                 return accepted

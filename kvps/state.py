@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from kvps import clocks
@@ -15,7 +15,7 @@ from kvps.plan import Plan
 
 @dataclass(frozen=True)
 class Member:
-    """A worker as the job knows it."""
+    """A worker as the job knows it; `process` is what it said of its process, see `process.identity`."""
 
     worker: str
     rank: int
@@ -29,6 +29,7 @@ class Member:
     host: str
     pid: int
     device: str
+    process: Mapping[str, Any] = field(repr=False)
 
     @property
     def active(self) -> bool:
@@ -76,7 +77,7 @@ class State:
             e = json.loads(text)
             members[worker] = Member(
                 *(worker, e["rank"], e["incarnation"], e["state"], e["accepted"], e["pending"], e["skip"]),
-                *(e["finished"], counts.get(worker, 0), e["host"], e["pid"], e["device"]),
+                *(e["finished"], counts.get(worker, 0), e["host"], e["pid"], e["device"], e),
             )
         shards = sum(1 for field in version if field.startswith("shard:"))
         return cls(

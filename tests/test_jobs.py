@@ -115,7 +115,7 @@ def test_a_job_that_cannot_be_read_stops_neither_workers_nor_aggregators(store: 
         assert made.returncode == 0
         seen = _until(aggregator, "job zebra")
         assert kvps_run(store, "worker").returncode == 0
-        assert eventually(lambda: store.job("zebra").state().finished(1))
+        assert eventually(lambda: store.job("zebra").state().finished(store.job("zebra").config))
         assert seen.count("passed over: ") == len(spoilt), "each is said once"
 
 
@@ -155,6 +155,17 @@ def _one_round(job: Job) -> None:
         session.push(ONE)
 
 
+def test_a_damaged_job_can_be_removed(store: Store) -> None:
+    store.create_job("damaged", {"x": np.ones(3, np.float32)}, shards=2)
+    store.client.call("HSET", store.job("damaged").keys.config, "optimizer", "nonsense")
+    done = kvps_run(store, "rm", "damaged", "--yes")
+    assert (done.returncode, done.stderr) == (0, "job damaged: removed\n")
+    assert [key for key in store.client.scan("*") if key != "kvps:preflight"] == []
+    done = kvps_run(store, "rm", "damaged")
+    assert done.returncode == 1
+    assert "no job 'damaged'" in done.stderr
+
+
 def test_a_lost_server_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
     raised: list[BaseException] = []
     with serving_all(raised) as store:
@@ -169,7 +180,7 @@ def test_a_finished_job_is_let_go_and_taken_up_again(capsys: pytest.CaptureFixtu
     with serving_all([]) as store:
         job = store.create_job("a", ONE, optimizer=kvps.SGD(lr=1.0))
         _one_round(job)
-        assert eventually(lambda: job.state().finished(1))
+        assert eventually(lambda: job.state().finished(job.config))
         assert eventually(lambda: not _serving(job)), "its model is in memory no more"
         other = store.create_job("b", ONE)
         assert eventually(lambda: _serving(other))

@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-import socket
 import threading
 
+from kvps import process
 from kvps.errors import KvpsError
 from kvps.job import Job
 
@@ -26,7 +26,7 @@ class Leases:
 
     def __init__(self, job: Job) -> None:
         self.newest = 0  # the newest version that this process has seen
-        self.holder = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
+        self.holder = f"{process.mark(os.getpid())}:{secrets.token_hex(3)}"
         self._job = job
         self._life = job.state().server
         self._terms: dict[int, str] = {}

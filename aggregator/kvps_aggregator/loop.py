@@ -54,10 +54,11 @@ class Aggregator:
         try:
             self._id = job.state().id
             self._leases.watch()
-            seen = {stream.inbox: "0-0", stream.commits: job.state().bell}
-            changed = True
+            seen = {stream.inbox: "0-0", stream.commits: job.state().bell, stream.leases: "0-0"}
+            changed = freed = True
             while not self._stop.is_set():
-                self.hold()
+                self.hold(at_once=freed)
+                freed = False
                 if time.monotonic() >= self._next_sweep:
                     self.sweep()
                 commit_id = self.work()
@@ -68,8 +69,8 @@ class Aggregator:
                     if until_finished and changed and job.state().finished(job.config):
                         self.sweep()
                         return
-                    rung = job.client.wait(seen, self._patience_ms())
-                    changed = stream.inbox not in rung
+                    rung = job.client.wait({key: seen[key] for key in self._bells()}, self._patience_ms())
+                    changed, freed = stream.inbox not in rung, stream.leases in rung
                     seen |= rung
         except JobNotFound:
             log.info("job %s was removed", job.name)
@@ -119,6 +120,12 @@ class Aggregator:
         pin = json.loads(text) if text else None
         shard.load(state, before, pin and (pin["version"], pin["names"][str(number)]))
         self._shards[number] = shard
+
+    def _bells(self) -> list[str]:
+        """What wakes it: who holds no shard has nothing to do with commits, only with leases that are given up."""
+        keys = self._job.keys
+        work = [keys.inbox, keys.commits] if self._shards else []
+        return work + ([keys.leases] if len(self._shards) < len(self._eligible) else [])
 
     def _patience_ms(self) -> int:
         if len(self._shards) == len(self._eligible):

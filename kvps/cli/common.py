@@ -12,8 +12,10 @@ from functools import wraps
 from inspect import Signature, signature
 from typing import Annotated, Any
 
+import numpy as np
 import typer
 from kvps_workers import Task
+from kvps_workers.loop import rounds_of
 
 import kvps
 from kvps import embedded, optim
@@ -77,6 +79,21 @@ class Settings:
         str, typer.Option("--nonfinite", help="A gradient with NaN or Inf: reject it, or skip (count as zeros).")
     ] = "reject"
 
+    data: Annotated[
+        str,
+        typer.Option(
+            help="static: each worker has a part of the samples of its own; units: they are handed out batch by batch, "
+            "and each counts once an epoch, whoever dies."
+        ),
+    ] = "static"
+    min_workers: Annotated[int, typer.Option(help="With fewer workers left the job pauses.")] = 0
+    worker_timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Silence after which a worker is evicted.")
+    ] = 10.0
+    lease: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Silence after which an aggregator loses its shards.")
+    ] = 3.0
+
     def job_config(self, name: str, task: Task) -> JobConfig:
         """The settings of a job that trains a task; what the user left out is the task's choice."""
         for option, value in (("--batch-size", self.batch_size), ("--epochs", self.epochs)):
@@ -85,12 +102,25 @@ class Settings:
         lr = self.lr
         if lr is None and self.optimizer.startswith("sgd") and "lr=" not in self.optimizer:
             lr = task.lr  # a task knows a good rate for plain SGD; the other optimizers have theirs
+        if self.data not in ("static", "units"):
+            raise InvalidSetting(f"--data must be static or units, not {self.data!r}")
         chosen = asdict(self)
-        del chosen["lr"]
+        for other in ("lr", "data", "worker_timeout", "lease"):
+            del chosen[other]
+        chosen["worker_timeout_ms"] = _milliseconds("--worker-timeout", self.worker_timeout)
+        chosen["lease_ms"] = _milliseconds("--lease", self.lease)
         chosen["optimizer"] = optim.parse(self.optimizer, lr)
         chosen["batch_size"] = self.batch_size or task.batch_size
         chosen["epochs"] = self.epochs or task.epochs
+        if self.data == "units":
+            chosen["units"] = rounds_of(len(task.data(0, 1, np)[0]), chosen["batch_size"], chosen["epochs"])
         return JobConfig(task=name, **chosen)
+
+
+def _milliseconds(option: str, seconds: float) -> int:
+    if not 0.1 <= seconds <= 86_400:
+        raise InvalidSetting(f"{option} must be from 0.1 to 86400 seconds, not {seconds:g}")
+    return round(seconds * 1000)
 
 
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvps.cli import common
-from kvps.errors import InvalidSetting
+from kvps.errors import CorruptData, InvalidSetting, JobNotFound
 from kvps.job import Job
 from kvps.state import State
 
@@ -72,14 +72,17 @@ def rm(
 ) -> None:
     """Remove a job and all its bytes."""
     with common.existing_store(redis) as store:
-        _, state = common.read_job(store, job)
+        try:
+            _, state = common.read_job(store, job)
+            what = f"job {job} at version {state.version}, with {_active(state)} workers in it"
+        except CorruptData:
+            what = f"job {job}, which is damaged"
+        except JobNotFound:
+            yes = True  # it was removed before; only if that was cut short is there anything left of it
         if not yes:
             if not sys.stdin.isatty():
                 raise InvalidSetting(f"kvps rm asks before it removes job {job!r}: give --yes where nobody can answer")
-            typer.confirm(
-                f"Remove job {job} at version {state.version}, with {_active(state)} workers in it?",
-                abort=True,
-            )
+            typer.confirm(f"Remove {what}?", abort=True)
         store.remove_job(job)
     common.say(f"job {job}: removed")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -90,6 +91,7 @@ def worker(
     slow: Annotated[
         str, typer.Option(metavar="Nx", help="Stretch this worker's steps, as in 5x, to study stragglers.")
     ] = "1x",
+    acks: Annotated[Path | None, typer.Option(hidden=True)] = None,
     redis: common.Redis = None,
     listen: common.Listen = None,
     quiet: Quiet = False,
@@ -104,7 +106,7 @@ def worker(
     with common.serving_store(redis, listen, quiet) as store:
         found = common.wait_for_job(store, job)
         _announce(found, quiet)
-        train(found, device, id, factor)
+        train(found, device, id, factor, acks)
         if not quiet:
             say(f"job {found.name}: this worker has done its rounds")
 

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import queue
-import subprocess
-import sys
-import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -21,6 +17,8 @@ from kvps_workers.loop import rounds_of
 from kvps.cli import common
 from kvps.cli.display import Display
 from kvps.cli.parts import parse_slow
+from kvps.cli.supervise import Child, Supervisor
+from kvps.cli.trial import Trial
 from kvps.config import JobConfig
 from kvps.errors import InvalidSetting, KvpsError, TaskFailed
 from kvps.job import Job
@@ -29,7 +27,8 @@ from kvps.store import Store
 from kvps.wire import weights_sha256
 
 _LOOK_S = 0.2
-_END_S = 10.0
+_FINISH_S = 5.0
+_MOST_AGGREGATORS = 64
 
 
 @common.with_settings
@@ -46,11 +45,27 @@ def up(
     report: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the figures of the run to FILE as JSON.")
     ] = None,
+    aggregators: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="How many aggregators: all but one stand by.  (default: 1, or 2 when killing)"),
+    ] = None,
+    kill_every: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            help="Kill a worker or aggregator at random about so often, start it again, and prove at the end that "
+            "nothing was lost.",
+        ),
+    ] = None,
     redis: common.Redis = None,
     listen: common.Listen = None,
 ) -> None:
     """Train a task on this machine: server, aggregator and workers with one command."""
     factors = _slow_factors(slow or [], settings.workers)
+    if aggregators is not None and not 1 <= aggregators <= _MOST_AGGREGATORS:
+        raise InvalidSetting(f"--aggregators must be from 1 to {_MOST_AGGREGATORS}, not {aggregators}")
+    if kill_every is not None and not kill_every >= 0.1:
+        raise InvalidSetting(f"--kill-every must be 0.1 seconds or more, not {kill_every:g}")
     if job is not None:
         check_name("job", job)
     if report is not None:
@@ -63,8 +78,11 @@ def up(
     with common.serving_store(redis, listen) as store:
         name = job or _free_name(store, task.rpartition(":")[2])
         made = store.create_job(name, params, config=config)
-        failed = _train(store, made, rounds, factors)
+        trial = Trial(kill_every, config.seed) if kill_every else None
+        failed = _train(store, made, rounds, factors, aggregators or (2 if trial else 1), trial)
         _finish(made, found, report)
+        if trial:
+            _judge(made, trial)
     if len(failed) == config.workers:
         raise KvpsError(f"job {name}: all its workers failed; the figures above are of what they had done by then")
     if failed:
@@ -83,7 +101,9 @@ def _check_report(report: Path) -> None:
 
 
 def _rounds(task: Task, config: JobConfig) -> dict[str, int]:
-    """Worker -> how many rounds it will do."""
+    """Worker -> how many rounds it will do, or about how many where units are handed out."""
+    if config.units:
+        return {f"w{rank}": -(-config.units // config.workers) for rank in range(config.workers)}
     samples = [len(task.data(rank, config.workers, np)[0]) for rank in range(config.workers)]
     return {f"w{rank}": rounds_of(n, config.batch_size, config.epochs) for rank, n in enumerate(samples)}
 
@@ -106,102 +126,50 @@ def _free_name(store: Store, task: str) -> str:
     return next(n for n in (base if i == 1 else f"{base}-{i}" for i in range(1, len(taken) + 2)) if n not in taken)
 
 
-@dataclass
-class _Child:
-    """A process of the job; its lines go to a queue, behind its name."""
-
-    name: str
-    process: subprocess.Popen[str]
-    reader: threading.Thread
-
-
-class _Children:
-    """The processes of a job: started with the server's URL in their environment, ended with this one."""
-
-    def __init__(self, store: Store) -> None:
-        self.lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self.all: list[_Child] = []
-        # Gradients of several workers at once: one thread each, or their thread pools fight for the cores.
-        self._environment = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"} | os.environ
-        self._environment |= {"KVPS_REDIS_URL": store.url, "KVPS_PARENT_PID": str(os.getpid())}
-
-    def start(self, name: str, *arguments: str) -> None:
-        # A session of its own, so that Ctrl-C comes to the children once, from here.
-        process = subprocess.Popen(
-            [sys.executable, "-m", "kvps", *arguments, "--quiet"],
-            env=self._environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",  # a task prints what it likes, and must never find its pipe full
-            start_new_session=True,
-        )
-        reader = threading.Thread(target=self._read, args=(name, process), daemon=True)
-        reader.start()
-        self.all.append(_Child(name, process, reader))
-
-    def _read(self, name: str, process: subprocess.Popen[str]) -> None:
-        assert process.stdout is not None
-        for line in process.stdout:
-            self.lines.put(f"{name}: {line.rstrip()}")
-
-    def said(self) -> list[str]:
-        """The lines that came since the last call."""
-        out = []
-        while not self.lines.empty():
-            out.append(self.lines.get())
-        return out
-
-    def end(self) -> None:
-        """End what still runs: asked first, made to after a while."""
-        for child in self.all:
-            if child.process.poll() is None:
-                child.process.terminate()
-        for child in self.all:
-            try:
-                child.process.wait(_END_S)
-            except subprocess.TimeoutExpired:
-                child.process.kill()
-                child.process.wait()
-            child.reader.join()
-            if child.process.stdout:
-                child.process.stdout.close()
-
-
-def _train(store: Store, job: Job, rounds: dict[str, int], factors: dict[str, float]) -> list[str]:
+def _train(
+    store: Store, job: Job, rounds: dict[str, int], factors: dict[str, float], aggregators: int, trial: Trial | None
+) -> list[str]:
     """Run the job's processes until its workers have ended; the names of those that failed."""
-    children = _Children(store)
+    supervisor = Supervisor(store, job, gives_up=trial is None)
     try:
-        children.start("aggregator", "aggregator", "start", "--job", job.name)
+        for number in range(aggregators):
+            supervisor.start(f"aggregator{number or ''}", "aggregator", "start", "--job", job.name)
+        serving = list(supervisor.children.values())
         for worker in rounds:
-            children.start(
-                worker, "worker", "--job", job.name, "--id", worker, "--slow", f"{factors.get(worker, 1):g}x"
-            )
-        aggregator, *others = children.all
-        with Display(job, rounds) as display:
-            while any(child.process.poll() is None for child in others) or not _settled(job):
-                _wait_for_any(children)
-                for line in children.said():
+            acks = ("--acks", str(trial.acks(worker))) if trial else ()
+            slow = f"{factors.get(worker, 1):g}x"
+            supervisor.start(worker, "worker", "--job", job.name, "--id", worker, "--slow", slow, *acks)
+        workers = [supervisor.children[worker] for worker in rounds]
+        with Display(job, rounds) as display, trial.killing(supervisor) if trial else nullcontext():
+            while any(child.running for child in workers) or not _settled(job):
+                supervisor.watch(_LOOK_S)
+                for line in supervisor.said():
                     display.message(line)
-                failed = [child.name for child in others if child.process.poll()]  # first: who fails may have joined
+                failed = [child.name for child in workers if child.failed]  # first: who fails may have joined
                 state = job.state()
                 display.show(state, job.traces())
                 if never := [name for name in failed if name not in state.members]:
                     raise KvpsError(f"job {job.name} ends: {', '.join(never)} failed before it had joined")
-                if aggregator.process.poll():
-                    aggregator.reader.join()
-                    said = (
-                        " ".join(children.said()) or f"its aggregator ended with code {aggregator.process.returncode}"
-                    )
-                    raise KvpsError(f"job {job.name} ends: {said}")
-            children.end()
-            for line in children.said():
-                display.message(line)
+                _check_served(job, serving, supervisor)
             display.show(job.state(), job.traces(), last=True)
-        return [child.name for child in others if child.process.returncode]
+        if job.state().finished(job.config):
+            supervisor.await_end([child.name for child in serving], _FINISH_S)  # they sweep up first
+        supervisor.end()
+        for line in supervisor.said():
+            display.message(line)
+        return [child.name for child in workers if child.failed]
     finally:
-        children.end()
+        supervisor.end()
+
+
+def _check_served(job: Job, serving: list[Child], supervisor: Supervisor) -> None:
+    """Raise what the aggregators said last, if none is left."""
+    if not all(child.failed for child in serving):
+        return
+    for child in serving:
+        child.reader.join()
+    said = " ".join(supervisor.said()) or f"its aggregator ended with code {serving[0].process.returncode}"
+    raise KvpsError(f"job {job.name} ends: {said}")
 
 
 def _settled(job: Job) -> bool:
@@ -210,14 +178,13 @@ def _settled(job: Job) -> bool:
     return all(m.state == "gone" for m in members)
 
 
-def _wait_for_any(children: _Children) -> None:
-    """Until a process ends, or it is time to look again."""
-    running = [c.process for c in children.all if c.process.poll() is None]
-    if running:
-        try:
-            running[-1].wait(_LOOK_S)
-        except subprocess.TimeoutExpired:
-            return
+def _judge(job: Job, trial: Trial) -> None:
+    """Say that nothing was lost or counted twice, however many were killed; or raise that it was."""
+    verdict = trial.judge(job)
+    trial.close()
+    print(f"{trial.kills} kills, {verdict.acknowledged} acknowledged, {verdict.lost} lost, {verdict.twice} twice")
+    if verdict.lost or verdict.twice:
+        raise KvpsError(f"job {job.name}: gradients were lost or counted twice; please report this")
 
 
 def _finish(job: Job, task: Task, report: Path | None) -> None:

@@ -11,6 +11,7 @@ if not timeout then return { 'NOJOB' } end
 local now, out = now_ms(), { 'OK' }
 local looked = tonumber(redis.call('ZSCORE', KEYS[3], '') or '0')
 local away = now - looked > timeout / 2
+redis.call('ZREM', KEYS[3], '') -- allowed when memory is full, and lets the script write
 local all = redis.call('HGETALL', KEYS[2])
 for i = 1, #all, 2 do
   local worker, entry = all[i], cjson.decode(all[i + 1])

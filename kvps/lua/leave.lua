@@ -13,10 +13,10 @@ if not entry then return { 'NOJOB' } end
 if entry.incarnation ~= ARGV[2] then return { 'OK', 'replaced' } end
 if entry.state == 'rejoining' then return { 'EVICTED', entry.state } end
 if entry.state ~= 'active' then return { entry.left and 'OK' or 'EVICTED', entry.state } end
+redis.call('ZREM', KEYS[2], ARGV[1]) -- allowed when memory is full, and lets the script write
 depart(entry, KEYS[5])
 entry.finished, entry.left = ARGV[3] == '1', true
 redis.call('HSET', KEYS[1], ARGV[1], cjson.encode(entry))
-redis.call('ZREM', KEYS[2], ARGV[1])
 redis.call('XADD', KEYS[3], '*', 'kind', 'leave', 'worker', ARGV[1], 'incarnation', ARGV[2], 'state', entry.state)
 if #ARGV > 3 then redis.call('XADD', KEYS[4], 'MAXLEN', '~', 1000, '*', unpack(ARGV, 4)) end
 return { 'OK', entry.state }

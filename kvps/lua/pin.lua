@@ -18,5 +18,6 @@ end
 local clock = redis.call('HGETALL', KEYS[3])
 for i = 1, #clock, 2 do now.clock[clock[i]] = whole(clock[i + 1]) end
 pin = cjson.encode(now)
+redis.call('DEL', KEYS[1]) -- allowed when memory is full, and lets the script write
 redis.call('SET', KEYS[1], pin, 'PX', ARGV[1])
 return { 'OK', pin }

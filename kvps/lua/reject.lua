@@ -29,11 +29,11 @@ if right:sub(1, 1) == ',' then
 elseif left:sub(-1) == ',' then
   left = left:sub(1, -2)
 end
+redis.call('DEL', KEYS[4]) -- allowed when memory is full, and lets the script write
 local id = count(redis.call('HINCRBY', KEYS[1], 'plan_id', 1))
 local rest = (left .. right):gsub('^{"id":%d+', '{"id":' .. id, 1)
 rest = rest:gsub('%]}$', (rest:find('"rejected":[]', 1, true) and '' or ',') .. part .. ']}', 1)
 redis.call('SET', KEYS[3], rest)
-redis.call('DEL', KEYS[4])
 redis.call('XDEL', KEYS[2], out.id)
 redis.call('XADD', KEYS[5], '*', 'kind', 'reject', 'worker', out.worker, 'incarnation', out.incarnation,
   'seq', count(out.seq), 'round', count(out.round), 'reason', ARGV[4], 'digest', out.digest)

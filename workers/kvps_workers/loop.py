@@ -10,6 +10,7 @@ import logging
 import math
 import time
 from functools import lru_cache
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -26,11 +27,11 @@ from kvps_workers.task import Task, blamed, load_task
 log = logging.getLogger("kvps.worker")
 
 
-def train(job: Job, device: Device, worker: str | None = None, slow: float = 1.0) -> None:
+def train(job: Job, device: Device, worker: str | None = None, slow: float = 1.0, acks: Path | None = None) -> None:
     """Work on `job` as worker `worker` (None: the first free id) until nothing is left for it.
 
     Joins again when it was evicted without being replaced. `slow` stretches the worker's own part of each round, to
-    study stragglers: 5.0 is a machine five times as slow.
+    study stragglers: 5.0 is a machine five times as slow. What is acknowledged is appended to `acks`, a line each.
     Raises InvalidTask, InvalidSetting, TaskFailed, WorkerAlive, ServerLost.
     """
     config = job.config
@@ -49,7 +50,7 @@ def train(job: Job, device: Device, worker: str | None = None, slow: float = 1.0
                     lost = acknowledged - session.clock
                     log.warning("job %s: the server lost %d acknowledged contributions of %s", job.name, lost, worker)
                 try:
-                    _work(job, session, task, device, slow)
+                    _work(job, session, task, device, slow, acks)
                 finally:
                     acknowledged = session.clock
         except WorkerEvicted as error:
@@ -60,7 +61,7 @@ def train(job: Job, device: Device, worker: str | None = None, slow: float = 1.0
             return
 
 
-def _work(job: Job, session: Session, task: Task, device: Device, slow: float) -> None:
+def _work(job: Job, session: Session, task: Task, device: Device, slow: float, acks: Path | None) -> None:
     """Pull, compute and push until no batch is left for this worker."""
     batches = batches_of(task, job.config, session.rank, device.xp)
     with Patience(job, session) as patience:
@@ -74,6 +75,9 @@ def _work(job: Job, session: Session, task: Task, device: Device, slow: float) -
             loss, grads = task.gradient(params, batch, device.xp)
             with patience.waiting():
                 session.push(grads, loss)
+            if acks:
+                with acks.open("a") as file:  # one write a line: a kill leaves whole lines, or a last one without end
+                    file.write(f"{session.worker} {session.incarnation} {session.sequence}\n")
             if slow > 1:
                 # Not a wait for anything: the slowness itself, of computing and sending alike.
                 time.sleep((slow - 1) * (time.perf_counter() - began))

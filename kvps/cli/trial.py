@@ -1,0 +1,78 @@
+"""What ``kvps up --kill-every`` adds: processes killed at random, and a judgement from outside of what was lost."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from kvps.cli.supervise import Supervisor
+from kvps.job import Job
+
+
+class Verdict(NamedTuple):
+    """How many contributions were acknowledged, how many of them are in no commit, how many commits have one again."""
+
+    acknowledged: int
+    lost: int
+    twice: int
+
+
+class Trial:
+    """One run under fire. Each worker appends what was acknowledged to it to a file of its own."""
+
+    def __init__(self, every_s: float, seed: int) -> None:
+        self.kills = 0
+        self._every_s = every_s
+        self._random = random.Random(seed)
+        self._folder = tempfile.TemporaryDirectory(prefix="kvps-acks-")
+
+    def acks(self, worker: str) -> Path:
+        """The file to which a worker appends."""
+        return Path(self._folder.name) / worker
+
+    @contextmanager
+    def killing(self, supervisor: Supervisor) -> Iterator[None]:
+        """Inside the block a running child is killed now and then, about every so many seconds."""
+        over = threading.Event()
+        killer = threading.Thread(target=self._kill, args=(supervisor, over), name="kvps-killer", daemon=True)
+        killer.start()
+        try:
+            yield
+        finally:
+            over.set()
+            killer.join()
+
+    def _kill(self, supervisor: Supervisor, over: threading.Event) -> None:
+        while not over.wait(self._random.uniform(0.5, 1.5) * self._every_s):
+            running = [child for _, child in sorted(supervisor.children.items()) if child.running]
+            if running:
+                self._random.choice(running).process.kill()
+                self.kills += 1
+
+    def judge(self, job: Job) -> Verdict:
+        """Hold the workers' files against the commit log of a job on which nobody works any more."""
+        return judge(Path(self._folder.name).iterdir(), job)
+
+    def close(self) -> None:
+        """Remove the files."""
+        self._folder.cleanup()
+
+
+def judge(files: Iterable[Path], job: Job) -> Verdict:
+    """Hold files of acknowledged contributions (a line each: worker, incarnation, number) against the commit log."""
+    committed = Counter((c.worker, c.incarnation, c.seq) for commit in job.log() for c in commit.plan.contributions)
+    rejected = {(c.worker, c.incarnation, c.seq) for commit in job.log() for c in commit.plan.rejected}
+    acknowledged = set()
+    for file in files:
+        # A line that its writer could not end is of a process killed while it wrote.
+        for line in file.read_text().split("\n")[:-1]:
+            worker, incarnation, number = line.split()
+            acknowledged.add((worker, incarnation, int(number)))
+    lost = acknowledged - set(committed) - rejected
+    return Verdict(len(acknowledged), len(lost), sum(count - 1 for count in committed.values()))
