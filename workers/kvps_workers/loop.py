@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from kvps.config import JobConfig
 from kvps.errors import InvalidSetting, InvalidTask
 from kvps.job import Job
 from kvps_workers.device import Device
-from kvps_workers.task import blamed, load_task
+from kvps_workers.task import Task, blamed, load_task
 
 log = logging.getLogger("kvps.worker")
 
@@ -38,15 +39,13 @@ def train(job: Job, device: Device, worker: str | None = None, slow: float = 1.0
     xp = device.xp
     with job.join(worker, device=device.name) as session:
         log.info("job %s: joined as %s, rank %d, on %s", job.name, session.worker, session.rank, device.name)
-        with blamed(config.task):
-            data = task.data(session.rank, config.workers, xp)
-        rounds = rounds_of(len(data[0]), config.batch_size, config.epochs)
-        batches = Batches(data, config.batch_size, (config.seed, session.rank), xp)
+        batches = batches_of(task, config, session.rank, xp)
+        rounds = rounds_of(batches.samples, config.batch_size, config.epochs)
         while session.round < rounds:
             params = {name: device.upload(array) for name, array in session.pull().items()}
             began = time.perf_counter()
             with blamed(config.task):
-                loss, grads = task.gradient(params, batches[session.round], xp)
+                loss, grads = task.gradient(params, batches[session.round + 1], xp)
             session.push(grads, loss)
             if slow > 1:
                 # Not a wait for anything: the slowness itself, of computing and sending alike.
@@ -58,19 +57,27 @@ def rounds_of(samples: int, batch_size: int, epochs: int) -> int:
     return epochs * math.ceil(samples / batch_size)
 
 
+def batches_of(task: Task, config: JobConfig, rank: int, xp: ModuleType) -> Batches:
+    """The batches of the job's worker of that rank. Who trains and who verifies both ask here. Raises TaskFailed."""
+    with blamed(config.task):
+        data = task.data(rank, config.workers, xp)
+    return Batches(data, config.batch_size, (config.seed, rank), xp)
+
+
 class Batches:
-    """The batches of one worker by round: each epoch all its samples once, in an order of its own."""
+    """The batches of one worker by round, from 1: each epoch all its samples once, in an order of its own."""
 
     def __init__(self, data: tuple[Any, ...], batch_size: int, seed: tuple[int, ...], xp: ModuleType) -> None:
+        self.samples = len(data[0])
         self._data = data
         self._xp = xp
         self._batch_size = batch_size
-        self._per_epoch = rounds_of(len(data[0]), batch_size, 1)
-        self._order = lru_cache(1)(lambda epoch: np.random.default_rng((*seed, epoch)).permutation(len(data[0])))
+        self._per_epoch = rounds_of(self.samples, batch_size, 1)
+        self._order = lru_cache(1)(lambda epoch: np.random.default_rng((*seed, epoch)).permutation(self.samples))
 
     def __getitem__(self, round_: int) -> tuple[Any, ...]:
-        """What the round after `round_` rounds done trains on: the rows of each array of the data."""
-        epoch, batch = divmod(round_, self._per_epoch)
+        """What a round trains on: the rows of each array of the data."""
+        epoch, batch = divmod(round_ - 1, self._per_epoch)
         rows = self._order(epoch)[batch * self._batch_size : (batch + 1) * self._batch_size]
         rows = self._xp.asarray(rows)
         return tuple(array[rows] for array in self._data)
