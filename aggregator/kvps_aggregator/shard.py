@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from kvps import wire
 from kvps.errors import CorruptData
@@ -19,6 +20,7 @@ from kvps.state import State
 from kvps.transport import ChunkGone
 from kvps.wire import Buffers
 from kvps_aggregator.part import Part
+from kvps_aggregator.record import Recorder
 
 _LINGER_BYTES = 32 << 20  # what the versions of a small job may take together; of a large one two are kept
 _LINGER_VERSIONS = 64
@@ -34,15 +36,17 @@ class BadContribution(Exception):
 
 
 class Shard:
-    """One shard, held under `term`. Used by the aggregator's loop alone."""
+    """One shard, held under `term`. Used by the aggregator's loop alone. `record` is where contributions are kept."""
 
-    def __init__(self, job: Job, number: int, term: str) -> None:
+    def __init__(self, job: Job, number: int, term: str, record: Path | None = None) -> None:
         self.number = number
         self.term = term
         self.version = 0
         self.staged: Plan | None = None
         self._job = job
         self._part = Part(job.config, job.layout, number)
+        self._record = record
+        self._recorder: Recorder | None = None
         # A small model is two versions further within a millisecond, and a reader that lost its processor for a
         # moment would chase it: its old versions stay a little longer.
         nbytes = job.layout.nbytes * (1 + len(self._part.slots))
@@ -69,8 +73,12 @@ class Shard:
             raise CorruptData(
                 f"version {self.version} of job {self._job.name!r}, shard {self.number}: {gone}"
             ) from None
+        if self._record:
+            self._recorder = Recorder(self._record, self._job.name, state.history, self.number)
         if self.version:
             self._check_manifest(name)
+        elif self._recorder:
+            self._recorder.initial(self._part.weights, self._part.digest(self._part.weights))
         self._names = {self.version - 1: before, self.version: name} if self.version else {0: name}
         if pinned:
             self._names.setdefault(pinned[0], pinned[1])
@@ -101,6 +109,8 @@ class Shard:
         for contribution in plan.contributions:
             if contribution.weight:
                 self._fetch(contribution)
+                if self._recorder:
+                    self._recorder.contribution(contribution, self._part.incoming)
                 self._part.add()
         self._part.step(plan)
 

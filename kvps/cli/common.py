@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -64,6 +65,13 @@ Reduction = Annotated[str, typer.Option(help="mean or sum of the contributions."
 NonFinite = Annotated[
     str, typer.Option("--nonfinite", help="A gradient with NaN or Inf: reject it, or skip (count as zeros).")
 ]
+Record = Annotated[
+    Path | None,
+    typer.Option("--record", metavar="DIR", help="Keep every contribution in a file there, for kvps verify --record."),
+]
+
+# Gradients of several workers at once: one thread each, or their thread pools fight for the cores.
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 def job_config(

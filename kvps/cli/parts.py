@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from kvps_aggregator import serve
+from kvps_aggregator.record import check_directory
 from kvps_workers import load_task
 from kvps_workers.device import open_device
 from kvps_workers.loop import train
@@ -73,6 +75,7 @@ def start(
         str | None,
         typer.Option("--job", metavar="NAME", help="Serve this job until it is finished.  (default: every job)"),
     ] = None,
+    record: common.Record = None,
     redis: common.Redis = None,
     listen: common.Listen = None,
     quiet: Quiet = False,
@@ -83,14 +86,16 @@ def start(
     """
     if job is not None:
         check_name("job", job)
+    if record is not None:
+        record = check_directory(record)
     common.log_to_stderr(quiet)
     with common.serving_store(redis, listen, quiet) as store:
         if job is None:
-            _serve_all(store)
+            _serve_all(store, record)
         else:
             found = common.wait_for_job(store, job)
             _announce(found, quiet)
-            serve(found)
+            serve(found, record=record)
             if not quiet:
                 say(f"job {found.name}: finished")
 
@@ -146,14 +151,14 @@ def _announce(job: Job, quiet: bool) -> None:
         say(f"job {job.name}: {c.task or 'made in Python'}, {c.mode}, {c.workers} workers, {c.optimizer}")
 
 
-def _serve_all(store: Store) -> None:
+def _serve_all(store: Store, record: Path | None) -> None:
     """One thread a job, and a look now and then for new ones."""
     stop, threads, failed = threading.Event(), dict[str, threading.Thread](), set[str]()
     say("serving every job of this server; Ctrl-C ends it")
 
     def run(job: Job, history: str) -> None:
         try:
-            serve(job, stop=stop, until_finished=False)
+            serve(job, stop=stop, until_finished=False, record=record)
         except KvpsError as error:
             failed.add(history)
             say(f"kvps: error: {error}")

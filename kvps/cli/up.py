@@ -14,6 +14,7 @@ from typing import Annotated
 
 import numpy as np
 import typer
+from kvps_aggregator.record import check_directory
 from kvps_workers import Task, load_task
 from kvps_workers.loop import rounds_of
 from kvps_workers.task import blamed
@@ -53,6 +54,7 @@ def up(
     report: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the figures of the run to FILE as JSON.")
     ] = None,
+    record: common.Record = None,
     redis: common.Redis = None,
     listen: common.Listen = None,
 ) -> None:
@@ -62,6 +64,8 @@ def up(
         check_name("job", job)
     if report is not None and not report.resolve().parent.is_dir():
         raise InvalidSetting(f"--report {report}: there is no directory {report.resolve().parent}")
+    if record is not None:
+        record = check_directory(record)
     found = load_task(task)
     config = common.job_config(
         task,
@@ -80,7 +84,7 @@ def up(
     with common.serving_store(redis, listen) as store:
         name = job or _free_name(store, task.rpartition(":")[2])
         made = common.create_job(store, name, found, config)
-        failed = _train(store, made, found, factors)
+        failed = _train(store, made, found, factors, record)
         _finish(made, found, report)
     if failed:
         raise KvpsError(f"job {name}: {', '.join(failed)} failed; the others went on, their figures are above")
@@ -119,8 +123,7 @@ class _Children:
     def __init__(self, store: Store) -> None:
         self.lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         self.all: list[_Child] = []
-        # Gradients of several workers at once: one thread each, or their thread pools fight for the cores.
-        self._environment = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"} | os.environ
+        self._environment = common.ONE_THREAD | os.environ
         self._environment |= {"KVPS_REDIS_URL": store.url, "KVPS_PARENT_PID": str(os.getpid())}
 
     def start(self, name: str, *arguments: str) -> None:
@@ -166,7 +169,7 @@ class _Children:
                 child.process.stdout.close()
 
 
-def _train(store: Store, job: Job, task: Task, factors: dict[str, float]) -> list[str]:
+def _train(store: Store, job: Job, task: Task, factors: dict[str, float], record: Path | None) -> list[str]:
     """Run the job's processes until its workers have ended; the names of those that failed."""
     children = _Children(store)
     workers = [f"w{i}" for i in range(job.config.workers)]
@@ -174,7 +177,8 @@ def _train(store: Store, job: Job, task: Task, factors: dict[str, float]) -> lis
         samples = {worker: len(task.data(rank, len(workers), np)[0]) for rank, worker in enumerate(workers)}
     rounds = {worker: rounds_of(n, job.config.batch_size, job.config.epochs) for worker, n in samples.items()}
     try:
-        children.start("aggregator", "aggregator", "start", "--job", job.name)
+        kept = ["--record", str(record)] if record else []
+        children.start("aggregator", "aggregator", "start", "--job", job.name, *kept)
         for worker in workers:
             children.start(
                 worker, "worker", "--job", job.name, "--id", worker, "--slow", f"{factors.get(worker, 1):g}x"
