@@ -223,13 +223,14 @@ class Replay:
         self._keep()
 
     def _gradient(self, c: Contribution) -> Array:
-        gradient = self._source.gradient(c, self._kept.get(c.base))
+        who = f"contribution {c.seq} of {c.worker} (round {c.round}, on version {c.base})"
+        try:
+            gradient = self._source.gradient(c, self._kept.get(c.base))
+        except Unproved as reason:
+            raise Unproved(f"{who}: {reason}") from reason
         for shard, (here, logged) in enumerate(zip(wire.digests(self._layout, gradient), c.digests, strict=True)):
             if here != logged:
-                raise Unproved(
-                    f"contribution {c.seq} of {c.worker} (round {c.round}, on version {c.base}), shard {shard}: "
-                    f"{self._source.otherwise(c, shard)}"
-                )
+                raise Unproved(f"{who}, shard {shard}: {self._source.otherwise(c, shard)}")
         return gradient
 
     def _keep(self) -> None:
