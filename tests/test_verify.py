@@ -225,8 +225,8 @@ TAMPERED = [  # how, whether the chain is then made anew, and what is said
     (lambda log: _edit(log, _twice), True, "commit 5: contribution 5 of w2 was committed before"),
     (_change_contribution(1, worker="w7"), True, "commit 5: it holds a contribution of 'w7', who never joined"),
     (_change_contribution(1, base=5), True, "commit 5: contribution 5 of w1 was computed on version 5, which was not"),
-    (_change_contribution(1, base=3), True, "commit 5: contribution 5 of w1 (round 5, on version 3), shard 0: task"),
-    (_change_contribution(1, round=4), True, "commit 5: contribution 5 of w1 (round 4, on version 4), shard 0: task"),
+    (_change_contribution(1, base=3), True, "commit 5: contribution 5 of w1 (round 5, on version 3): shard 0: task"),
+    (_change_contribution(1, round=4), True, "commit 5: contribution 5 of w1 (round 4, on version 4): shard 0: task"),
     (_change_contribution(1, digest=FORGED), True, "gives another gradient here. It or its data has changed"),
     (_change_contribution(1, digest="a,b"), True, "commit 5: contribution 5 of w1 has 2 digests, the job 1 shards"),
     (_change_contribution(1, weight=0), True, "commit 5: its contributions make other weights"),
@@ -252,7 +252,7 @@ def test_a_log_that_was_tampered_with_is_caught_at_its_first_entry(store: Store)
         before = {"commit 1:": 0, "commit 15:": 14}.get(words.partition(": ")[0] + ":", 4)
         assert (proof.replayed if proof.commits == ROUNDS else proof.commits) == before
     _write_log(job, [dict(fields) for _, fields in entries if fields["kind"] == "commit"], FORGED)
-    assert f"the job is at {FORGED[:12]}" in proof_of(job)[1].differs
+    assert f"the job at {FORGED[:12]}" in proof_of(job)[1].differs
 
 
 def _write_log(job: Job, log: list[Entry], head: str) -> None:
@@ -300,9 +300,15 @@ def test_a_damaged_record_is_caught_and_the_file_named(store: Store, tmp_path: P
 
 def test_what_cannot_be_kept_is_not_committed(store: Store, tmp_path: Path) -> None:
     job = store.create_job("job", {"x": np.zeros(2, np.float32)})
-    (tmp_path / f"job.{job.state().history}").write_text("in the way")
+    folder = tmp_path / f"job.{job.state().history}" / "shard0"
     with job.join("w0") as session:
+        in_the_way = folder / f"w0.{session.incarnation}.1.f32"
+        in_the_way.mkdir(parents=True)
         session.push(session.pull())
-        with pytest.raises(kvps.KvpsError, match=r"could not keep .*initial"):
+        with pytest.raises(kvps.KvpsError, match=rf"could not keep {in_the_way}: Is a directory"):
             serve(job, record=tmp_path)
-    assert job.state().version == 0
+        assert job.state().version == 0
+        assert not [path for path in folder.iterdir() if path.name.startswith(".")], "nothing is left aside"
+    in_the_way.rmdir()
+    serve(job, record=tmp_path)
+    assert _proved(job, tmp_path).replayed == 1

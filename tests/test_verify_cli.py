@@ -78,7 +78,7 @@ def test_a_task_that_changed_is_told_from_one_that_did_not(
     assert kvps_run("up", "mine:Task", "--job", "job", "--seed", "3", "--workers", "2").returncode == 0
     assert "15 of 15" in _verified("job")[1]
     for change, words in [
-        (("np.arange(40", "1 + np.arange(40"), "commit 1: contribution 1 of w0 (round 1, on version 0), shard 0: task"),
+        (("np.arange(40", "1 + np.arange(40"), "commit 1: contribution 1 of w0 (round 1, on version 0): shard 0: task"),
         (("rank::workers", "rank::1"), "commit 1: contribution 1 of w0"),
         (("seed, np", "1 + seed, np"), "commit 1: contribution 1 of w0"),
         (("- batch[0].mean()", "- batch[1]"), "task 'mine:Task' failed: IndexError"),

@@ -4,8 +4,9 @@
     DIR/<job>.<history>/shard<i>/<worker>.<incarnation>.<seq>.f32  one contribution's part, raw little-endian float32
 
 The holder of a shard writes each contribution before it says ready, so what is committed is here, whoever is killed
-when. The log says which of them counted. Files are written aside and renamed, so none is ever half of one; there is
-no fsync: a machine that loses power loses its last files, and the digests say which.
+when. The log says which of them counted. Files are written aside and renamed, so none is ever half of one; who is
+killed meanwhile leaves one whose name begins with a dot. There is no fsync: a machine that loses power loses its last
+files, and the digests say which.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ digest that comes out is held against the one logged.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
@@ -77,39 +78,49 @@ def prove(
     """
     version, flat = stored
     chain, replay, differs = Chain(state, layout.shards), None, ""
-    logged = made = None
-    at = "version 0"
+    logged: tuple[str, ...] = ()
+    made = None
     try:
         for commit in _until(log(), state.version):
-            at = f"commit {chain.version + 1}"
             chain.add(commit)
-            if commit.version == version:
-                logged = commit.shards
-        at = f"commit {chain.version + 1}"
+            logged = commit.shards if commit.version == version else logged
         chain.end(state)
         if source:
-            at = "version 0"
             replay = Replay(config, layout, source, chain.uses if source.wants_weights else {})
             made = replay.weights() if version == 0 else None
+            again = Chain(state, layout.shards)  # the log may have been cut since it was read first
             for commit in _until(log(), state.version):
-                at = f"commit {commit.version}"
+                again.add(commit)
                 replay.add(commit)
-                if commit.version == version:
-                    made = replay.weights()
-        at = f"version {version}"
-        for shard, digest in enumerate(wire.digests(layout, flat)):
-            if logged and digest != _digest(logged[shard]):
-                raise Unproved(f"the weights of shard {shard} in Redis are not those that were committed")
-        if made is not None and wire.weights_sha256(made) != wire.weights_sha256(flat):
-            raise Unproved("the weights in Redis are not those that the replay made")
+                made = replay.weights() if commit.version == version else made
+        with _at(f"version {version}"):
+            _compare(layout, flat, logged, made)
     except Unproved as reason:
-        differs = f"{at}: {reason}"
+        differs = str(reason)
     except CorruptData as unreadable:
         differs = str(unreadable)
     return Proof(
         *(chain.version, chain.contributions, chain.head, source.proof if source else ""),
         *(replay.version if replay else 0, version, wire.weights_sha256(flat), differs),
     )
+
+
+def _compare(layout: Layout, flat: Array, logged: tuple[str, ...], made: Array | None) -> None:
+    """Compare the weights in Redis with what their commit logged, and with what a replay made. Raises Unproved."""
+    for shard, (here, there) in enumerate(zip(wire.digests(layout, flat), logged, strict=False)):
+        if here != _digest(there):
+            raise Unproved(f"the weights of shard {shard} in Redis are not those that were committed")
+    if made is not None and wire.weights_sha256(made) != wire.weights_sha256(flat):
+        raise Unproved("the weights in Redis are not those that the replay made")
+
+
+@contextmanager
+def _at(where: str) -> Iterator[None]:
+    """Says where something is not proved."""
+    try:
+        yield
+    except Unproved as reason:
+        raise Unproved(f"{where}: {reason}") from reason
 
 
 def _until(log: Iterable[Commit], version: int) -> Iterator[Commit]:
@@ -138,14 +149,9 @@ class Chain:
 
     def add(self, commit: Commit) -> None:
         """Go on to the next entry. Raises Unproved."""
-        if commit.version != self.version + 1:
-            raise Unproved(f"it is missing from the log: commit {commit.version} stands in its place")
-        if not commit.follows(self.head):
-            raise Unproved("the chain is broken: its entry is not what was committed after the one before")
         for problem in self._problems(commit):
-            raise Unproved(problem)
+            raise Unproved(f"commit {self.version + 1}: {problem}")
         for c in commit.plan.contributions:
-            self._seqs[c.worker, c.incarnation] = c.seq
             if c.weight:
                 self.uses[c.base] = commit.version
         self.version, self.head = commit.version, commit.head
@@ -154,13 +160,19 @@ class Chain:
     def end(self, state: State) -> None:
         """Compare the last entry with the job. Raises Unproved."""
         if self.version != state.version:
-            raise Unproved(f"it is missing from the log, which ends before it; the job is at version {state.version}")
+            raise Unproved(f"commit {self.version + 1}: it is missing from the log, which ends before it")
         if self.head != state.head:
-            raise Unproved(f"the log ends at head {self.head[:12]} before it, the job is at {state.head[:12]}")
+            raise Unproved(
+                f"version {self.version}: the log ends at head {self.head[:12]}, the job at {state.head[:12]}"
+            )
 
     def _problems(self, commit: Commit) -> Iterator[str]:
-        """What no aggregator would have planned, though it is chained."""
+        """Why it is not the next entry; or though it is chained, not one that was planned by kvps."""
         plan = commit.plan
+        if commit.version != self.version + 1:
+            yield f"it is missing from the log: commit {commit.version} stands in its place"
+        if not commit.follows(self.head):
+            yield "the chain is broken: its entry is not what was committed after the one before"
         if plan.version != commit.version:
             yield f"its plan is for version {plan.version}"
         if plan.progress != self.contributions:
@@ -172,16 +184,15 @@ class Chain:
         order = [(self._ranks[c.worker], *map(int, c.id.split("-"))) for c in plan.contributions]
         if any(later <= earlier for earlier, later in pairwise(order)):
             yield "its contributions do not stand in rank order, and in the order of their arrival"
-        seqs = dict(self._seqs)
         for c in plan.contributions:
             who = f"contribution {c.seq} of {c.worker}"
-            if c.seq <= seqs.get((c.worker, c.incarnation), 0):
+            if c.seq <= self._seqs.get((c.worker, c.incarnation), 0):
                 yield f"{who} was committed before"
             if not 0 <= c.base < commit.version:
                 yield f"{who} was computed on version {c.base}, which was not yet"
             if c.weight and len(c.digests) != self._shards:
                 yield f"{who} has {len(c.digests)} digests, the job {self._shards} shards"
-            seqs[c.worker, c.incarnation] = c.seq
+            self._seqs[c.worker, c.incarnation] = c.seq
 
 
 class Replay:
@@ -194,7 +205,8 @@ class Replay:
         self._uses = uses
         self._kept: dict[int, Array] = {}
         self._parts = [Part(config, layout, shard) for shard in range(layout.shards)]
-        initial = source.initial()
+        with _at("version 0"):
+            initial = source.initial()
         for part in self._parts:
             np.copyto(part.weights, initial[part.low : part.high])
         self._keep()
@@ -205,33 +217,30 @@ class Replay:
 
     def add(self, commit: Commit) -> None:
         """Make the next version as its entry says. Raises Unproved."""
-        for part in self._parts:
-            part.begin()
-        for contribution in commit.plan.contributions:
-            if contribution.weight:
-                gradient = self._gradient(contribution)
-                for part in self._parts:
-                    np.copyto(part.incoming, gradient[part.low : part.high])
-                    part.add()
-        for shard, part in enumerate(self._parts):
-            part.step(commit.plan)
-            if part.digest(part.next_weights) != _digest(commit.shards[shard]):
-                raise Unproved(f"its contributions make other weights of shard {shard} than those logged")
+        with _at(f"commit {commit.version}"):
+            for part in self._parts:
+                part.begin()
+            for contribution in commit.plan.contributions:
+                if contribution.weight:
+                    self._apply(contribution)
+            for shard, part in enumerate(self._parts):
+                part.step(commit.plan)
+                if part.digest(part.next_weights) != _digest(commit.shards[shard]):
+                    raise Unproved(f"its contributions make other weights of shard {shard} than those logged")
         for part in self._parts:
             part.promote()
         self.version = commit.version
         self._keep()
 
-    def _gradient(self, c: Contribution) -> Array:
-        who = f"contribution {c.seq} of {c.worker} (round {c.round}, on version {c.base})"
-        try:
+    def _apply(self, c: Contribution) -> None:
+        with _at(f"contribution {c.seq} of {c.worker} (round {c.round}, on version {c.base})"):
             gradient = self._source.gradient(c, self._kept.get(c.base))
-        except Unproved as reason:
-            raise Unproved(f"{who}: {reason}") from reason
-        for shard, (here, logged) in enumerate(zip(wire.digests(self._layout, gradient), c.digests, strict=True)):
-            if here != logged:
-                raise Unproved(f"{who}, shard {shard}: {self._source.otherwise(c, shard)}")
-        return gradient
+            for shard, digest in enumerate(wire.digests(self._layout, gradient)):
+                if digest != c.digests[shard]:
+                    raise Unproved(f"shard {shard}: {self._source.otherwise(c, shard)}")
+        for part in self._parts:
+            np.copyto(part.incoming, gradient[part.low : part.high])
+            part.add()
 
     def _keep(self) -> None:
         self._kept = {base: flat for base, flat in self._kept.items() if self._uses[base] > self.version}
