@@ -10,6 +10,7 @@ from typing import Any
 
 from kvps import clocks
 from kvps.config import JobConfig
+from kvps.errors import CorruptData
 from kvps.plan import Plan
 
 
@@ -137,9 +138,14 @@ class Commit:
 
     @classmethod
     def of(cls, fields: Mapping[str, str]) -> Commit:
-        text = fields["plan"]
-        shards = tuple(fields["shards"].split(","))
-        return cls(int(fields["version"]), fields["head"], Plan.from_json(text), shards, text)
+        """From the fields of its entry. Raises CorruptData if those are not a commit's."""
+        try:
+            text, shards = fields["plan"], tuple(fields["shards"].split(","))
+            return cls(int(fields["version"]), fields["head"], Plan.from_json(text), shards, text)
+        except (KeyError, TypeError, ValueError) as error:
+            raise CorruptData(
+                f"commit {fields.get('version')} cannot be read from its log entry: {type(error).__name__}: {error}"
+            ) from None
 
     def follows(self, head: str) -> bool:
         """Whether this entry continues the chain whose head is `head`."""

@@ -44,6 +44,11 @@ def chunked(layout: Layout, arrays: Sequence[Array]) -> list[list[Buffers]]:
     ]
 
 
+def digests(layout: Layout, flat: Array) -> list[str]:
+    """The digest of each shard's part of a flat array (shape (size,), float32), as the commit log has them."""
+    return [fold(digest([view(flat[c.start : c.stop])]) for c in chunks) for chunks in layout.chunks]
+
+
 def finite(array: Array) -> bool:
     """Whether a flat array holds neither NaN nor Inf, looked at in pieces that stay in the cache."""
     step = 1 << 16

@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 from contextlib import suppress
+from pathlib import Path
 
 from kvps.client import BELL_MS
 from kvps.errors import JobNotFound, KvpsError, LeaseLost
@@ -24,22 +25,28 @@ from kvps_aggregator.sweep import sweep
 log = logging.getLogger("kvps.commit")
 
 
-def serve(job: Job, *, stop: threading.Event | None = None, until_finished: bool = True) -> None:
+def serve(
+    job: Job, *, stop: threading.Event | None = None, until_finished: bool = True, record: Path | None = None
+) -> None:
     """Aggregate for `job` until it is finished or removed, or `stop` is set.
 
     A job is finished when as many workers as it was made for have left with all their rounds done, and all
     they pushed is committed. With ``until_finished=False`` it goes on for those who may still join. May run in
-    any number of processes and threads: one holds each shard, the others stand by. Raises ServerLost,
-    CorruptData.
+    any number of processes and threads: one holds each shard, the others stand by. With `record` every
+    contribution is kept in a file under that directory. Raises ServerLost, CorruptData, and KvpsError if that
+    cannot be written.
     """
-    Aggregator(job, stop or threading.Event()).run(until_finished)
+    Aggregator(job, stop or threading.Event(), record=record).run(until_finished)
 
 
 class Aggregator:
     """One aggregator of one job. `shards` restricts which it may hold; None is all."""
 
-    def __init__(self, job: Job, stop: threading.Event, shards: list[int] | None = None) -> None:
+    def __init__(
+        self, job: Job, stop: threading.Event, shards: list[int] | None = None, record: Path | None = None
+    ) -> None:
         self._job = job
+        self._record = record
         self._stop = stop
         self._eligible = list(range(job.layout.shards)) if shards is None else shards
         self._leases = Leases(job)
@@ -113,7 +120,7 @@ class Aggregator:
         # Nobody flips between the two reads: that would take this term's own word.
         keys = self._job.keys
         before, text = self._job.client.together([("HGET", keys.version, f"before:{number}"), ("GET", keys.pin)])
-        shard = Shard(self._job, number, term)
+        shard = Shard(self._job, number, term, self._record)
         state = self._job.state()
         if self._id and state.id != self._id:  # made anew under its name, with other settings
             raise JobNotFound(f"job {self._job.name!r} was removed and made anew")

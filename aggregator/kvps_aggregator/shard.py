@@ -7,9 +7,8 @@ commits, the present one is still what is committed.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
-
-import numpy as np
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from kvps import wire
 from kvps.errors import CorruptData
@@ -19,10 +18,10 @@ from kvps.layout import DTYPE, Array
 from kvps.plan import Contribution, Plan
 from kvps.state import State
 from kvps.transport import ChunkGone
-from kvps.wire import Buffers, view
-from kvps_aggregator import optimizers, reduce
+from kvps.wire import Buffers
+from kvps_aggregator.part import Part
+from kvps_aggregator.record import Recorder
 
-_STRETCH = 1 << 16  # items stepped at a time: what a step touches stays in the cache
 _LINGER_BYTES = 32 << 20  # what the versions of a small job may take together; of a large one two are kept
 _LINGER_VERSIONS = 64
 
@@ -37,31 +36,23 @@ class BadContribution(Exception):
 
 
 class Shard:
-    """One shard, held under `term`. Used by the aggregator's loop alone."""
+    """One shard, held under `term`. Used by the aggregator's loop alone. `record` is where contributions are kept."""
 
-    def __init__(self, job: Job, number: int, term: str) -> None:
+    def __init__(self, job: Job, number: int, term: str, record: Path | None = None) -> None:
         self.number = number
         self.term = term
         self.version = 0
         self.staged: Plan | None = None
         self._job = job
-        self._chunks = job.layout.chunks[number]
-        low, high = job.layout.shard_range(number)
-        self._low, self._size = low, high - low
-        self._slots = optimizers.slots(job.config.optimizer)
-        self._weights, self._next_weights = self._empty(), self._empty()
-        self._state = {slot: self._empty() for slot in self._slots}
-        self._next_state = {slot: self._empty() for slot in self._slots}
-        self._total, self._incoming = self._empty(), self._empty()
+        self._part = Part(job.config, job.layout, number)
+        self._record = record
+        self._recorder: Recorder | None = None
         # A small model is two versions further within a millisecond, and a reader that lost its processor for a
         # moment would chase it: its old versions stay a little longer.
-        nbytes = job.layout.nbytes * (1 + len(self._slots))
+        nbytes = job.layout.nbytes * (1 + len(self._part.slots))
         self._kept_versions = max(2, min(_LINGER_VERSIONS, _LINGER_BYTES // nbytes))
         self._names: dict[int, str] = {}  # versions whose bytes are still there
         self._dead: list[str] = []
-
-    def _empty(self) -> Array:
-        return np.empty(self._size, DTYPE)
 
     # -- what the last holder left -----------------------------------------------------------------------------
 
@@ -72,18 +63,22 @@ class Shard:
         """
         self.version, name = state.version, state.names[self.number]
         try:
-            self._read(self._weights, self._weight_keys(name))
-            for slot in self._slots:
+            self._read(self._part.weights, self._weight_keys(name))
+            for slot in self._part.slots:
                 if self.version:
-                    self._read(self._state[slot], self._slot_keys(slot, name))
+                    self._read(self._part.state[slot], self._slot_keys(slot, name))
                 else:
-                    self._state[slot].fill(0)
+                    self._part.state[slot].fill(0)
         except ChunkGone as gone:
             raise CorruptData(
                 f"version {self.version} of job {self._job.name!r}, shard {self.number}: {gone}"
             ) from None
+        if self._record:
+            self._recorder = Recorder(self._record, self._job.name, state.id, self.number)
         if self.version:
             self._check_manifest(name)
+        elif self._recorder:
+            self._recorder.initial(self._part.weights, self._part.digest(self._part.weights))
         self._names = {self.version - 1: before, self.version: name} if self.version else {0: name}
         if pinned:
             self._names.setdefault(pinned[0], pinned[1])
@@ -99,7 +94,7 @@ class Shard:
 
     def _check_manifest(self, name: str) -> None:
         text = self._job.client.call("GET", self._job.keys.manifest(self.number, name))
-        digests = {"w": self._digest(self._weights)} | {s: self._digest(self._state[s]) for s in self._slots}
+        digests = self._digests(self._part.weights, self._part.state)
         if not text or json.loads(text)["digests"] != digests:
             raise CorruptData(
                 f"version {self.version} of job {self._job.name!r}, shard {self.number}: the bytes differ from what "
@@ -110,36 +105,22 @@ class Shard:
 
     def compute(self, plan: Plan) -> None:
         """Reduce the plan's contributions and step the optimizer. Raises BadContribution."""
-        for part, contribution in enumerate(c for c in plan.contributions if c.weight):
-            target = self._incoming if part else self._total
-            self._fetch(contribution, target)
-            if part:
-                reduce.add(self._total, self._incoming)
-        if not any(c.weight for c in plan.contributions):
-            self._total.fill(0)
-        if not plan.contributions:  # all were rejected: a version without a step
-            np.copyto(self._next_weights, self._weights)
-            for slot in self._slots:
-                np.copyto(self._next_state[slot], self._state[slot])
-            return
-        config = self._job.config
-        reduce.finish(self._total, config.reduction, plan.divisor)
-        lr = config.optimizer.lr_at(plan.progress / config.workers)
-        for i in range(0, self._size, _STRETCH):
-            part_of = slice(i, i + _STRETCH)
-            optimizers.update(
-                *(config.optimizer, lr, plan.version, self._weights[part_of], self._total[part_of]),
-                {slot: array[part_of] for slot, array in self._state.items()},
-                self._next_weights[part_of],
-                {slot: array[part_of] for slot, array in self._next_state.items()},
-            )
+        self._part.begin()
+        for contribution in plan.contributions:
+            if contribution.weight:
+                self._fetch(contribution)
+                if self._recorder:
+                    self._recorder.contribution(contribution, self._part.incoming)
+                self._part.add()
+        self._part.step(plan)
 
-    def _fetch(self, contribution: Contribution, target: Array) -> None:
+    def _fetch(self, contribution: Contribution) -> None:
+        target = self._part.incoming
         try:
             self._read(target, self._gradient_keys(contribution))
         except ChunkGone as gone:
             raise BadContribution(contribution, str(gone)) from None
-        if self._digest(target) != contribution.digests[self.number]:
+        if self._part.digest(target) != contribution.digests[self.number]:
             raise BadContribution(contribution, "its bytes differ from its digest")
         if not wire.finite(target):
             raise BadContribution(contribution, "it holds NaN or Inf")
@@ -147,15 +128,15 @@ class Shard:
     def stage(self, plan: Plan) -> str:
         """Store the next version under this term's name, manifest last; the digest of its weights."""
         name = staged_name(plan.version, self.term)
-        items = self._encoded(self._next_weights, self._weight_keys(name))
-        for slot in self._slots:
-            items += self._encoded(self._next_state[slot], self._slot_keys(slot, name))
-        digests = {"w": self._digest(self._next_weights)} | {s: self._digest(self._next_state[s]) for s in self._slots}
+        items = self._encoded(self._part.next_weights, self._weight_keys(name))
+        for slot in self._part.slots:
+            items += self._encoded(self._part.next_state[slot], self._slot_keys(slot, name))
+        digests = self._digests(self._part.next_weights, self._part.next_state)
         manifest = {
             "plan": plan.id,
             "version": plan.version,
             "head": plan.head,
-            "bytes": self._size * DTYPE.itemsize,
+            "bytes": self._part.size * DTYPE.itemsize,
         }
         text = json.dumps(manifest | {"digests": digests}).encode()
         items.append((self._job.keys.manifest(self.number, name), [memoryview(text)]))
@@ -173,8 +154,7 @@ class Shard:
         """The staged version is committed: go on from it, and free what no reader can want any more."""
         plan = self.staged
         assert plan is not None
-        self._weights, self._next_weights = self._next_weights, self._weights
-        self._state, self._next_state = self._next_state, self._state
+        self._part.promote()
         self.version, self.staged = plan.version, None
         self._names[plan.version] = staged_name(plan.version, self.term)
         for contribution in plan.contributions + plan.rejected:
@@ -183,7 +163,7 @@ class Shard:
         for version in [v for v in self._names if v <= self.version - self._kept_versions and v != pinned_version]:
             name = self._names.pop(version)
             self._dead += [*self._weight_keys(name), self._job.keys.manifest(self.number, name)]
-            for slot in self._slots:
+            for slot in self._part.slots:
                 self._dead += self._slot_keys(slot, name)
 
     def free(self) -> None:
@@ -194,24 +174,21 @@ class Shard:
     # -- bytes -------------------------------------------------------------------------------------------------
 
     def _weight_keys(self, name: str) -> list[str]:
-        return [self._job.keys.weights(self.number, name, c.number) for c in self._chunks]
+        return [self._job.keys.weights(self.number, name, c.number) for c in self._part.chunks]
 
     def _slot_keys(self, slot: str, name: str) -> list[str]:
-        return [self._job.keys.state(self.number, slot, name, c.number) for c in self._chunks]
+        return [self._job.keys.state(self.number, slot, name, c.number) for c in self._part.chunks]
 
     def _gradient_keys(self, c: Contribution) -> list[str]:
         keys = self._job.keys
-        return [keys.gradient(self.number, c.worker, c.incarnation, c.seq, chunk.number) for chunk in self._chunks]
-
-    def _stretches(self, array: Array) -> Iterable[memoryview]:
-        """The memory of each chunk in an array of this shard."""
-        return (view(array[c.start - self._low : c.stop - self._low]) for c in self._chunks)
+        return [keys.gradient(self.number, c.worker, c.incarnation, c.seq, chunk.number) for chunk in self._part.chunks]
 
     def _read(self, target: Array, keys: list[str]) -> None:
-        self._job.client.get(list(zip(keys, self._stretches(target), strict=True)))
+        self._job.client.get(list(zip(keys, self._part.stretches(target), strict=True)))
 
     def _encoded(self, array: Array, keys: list[str]) -> list[tuple[str, Buffers]]:
-        return [(key, [stretch]) for key, stretch in zip(keys, self._stretches(array), strict=True)]
+        return [(key, [stretch]) for key, stretch in zip(keys, self._part.stretches(array), strict=True)]
 
-    def _digest(self, array: Array) -> str:
-        return wire.fold(wire.digest([stretch]) for stretch in self._stretches(array))
+    def _digests(self, weights: Array, state: Mapping[str, Array]) -> dict[str, str]:
+        """What the manifest says of a version."""
+        return {name: self._part.digest(array) for name, array in {"w": weights, **state}.items()}

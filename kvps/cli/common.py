@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import wraps
 from inspect import Signature, signature
+from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
@@ -44,10 +45,17 @@ Listen = Annotated[
         help="Let the private server listen on TCP too, behind a password, for workers on other machines.",
     ),
 ]
+# Gradients of several workers at once: one thread each, or their thread pools fight for the cores.
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+
 TaskName = Annotated[
     str, typer.Argument(metavar="TASK", help="digits, or module:attribute of a module in this directory.")
 ]
 JobName = Annotated[str, typer.Argument(metavar="JOB", help="Name of the job.")]
+Record = Annotated[
+    Path | None,
+    typer.Option("--record", metavar="DIR", help="Keep every contribution in a file there, for kvps verify --record."),
+]
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 from kvps_aggregator import serve
+from kvps_aggregator.record import check_directory
 from kvps_workers import load_task
 from kvps_workers.device import open_device
 from kvps_workers.loop import train
@@ -54,6 +55,7 @@ def start(
         str | None,
         typer.Option("--job", metavar="NAME", help="Serve this job until it is finished.  (default: every job)"),
     ] = None,
+    record: common.Record = None,
     redis: common.Redis = None,
     listen: common.Listen = None,
     quiet: Quiet = False,
@@ -64,14 +66,16 @@ def start(
     """
     if job is not None:
         check_name("job", job)
+    if record is not None:
+        record = check_directory(record)
     common.log_to_stderr(quiet)
     with common.serving_store(redis, listen, quiet) as store:
         if job is None:
-            _serve_all(store)
+            _serve_all(store, record)
         else:
             found = common.wait_for_job(store, job)
             _announce(found, quiet)
-            serve(found)
+            serve(found, record=record)
             if not quiet:
                 say(f"job {found.name}: finished")
 
@@ -128,7 +132,7 @@ def _announce(job: Job, quiet: bool) -> None:
         say(f"job {job.name}: {c.task or 'made in Python'}, {c.mode}, {c.workers} workers, {c.optimizer}")
 
 
-def _serve_all(store: Store) -> None:
+def _serve_all(store: Store, record: Path | None) -> None:
     """One thread for each open job, and a look now and then for new ones and for those that are open again."""
     stop, threads, lost = threading.Event(), dict[str, threading.Thread](), list[ServerLost]()
     failed, passed_over = set[str](), set[str]()
@@ -137,7 +141,7 @@ def _serve_all(store: Store) -> None:
     def run(job: Job, history: str) -> None:
         failed.add(history)  # until it has ended well: what failed is not tried again and again
         try:
-            serve(job, stop=stop)
+            serve(job, stop=stop, record=record)
             failed.discard(history)
         except ServerLost as error:
             lost.append(error)

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from kvps import process
+from kvps.cli.common import ONE_THREAD
 from kvps.errors import KvpsError
 from kvps.job import Job
 from kvps.store import Store
@@ -55,8 +56,7 @@ class Supervisor:
         self._gives_up = gives_up
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._died = threading.Event()
-        # Gradients of several workers at once: one thread each, or their thread pools fight for the cores.
-        self._environment = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"} | os.environ
+        self._environment = ONE_THREAD | os.environ
         self._environment |= {"KVPS_REDIS_URL": store.url, "KVPS_PARENT_PID": str(os.getpid())}
 
     def start(self, name: str, *arguments: str) -> None:

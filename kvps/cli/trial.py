@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 import tempfile
 import threading
 from collections import Counter
@@ -11,8 +14,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from kvps.cli.common import ONE_THREAD
 from kvps.cli.supervise import Supervisor
 from kvps.job import Job
+from kvps.store import Store
 
 
 class Verdict(NamedTuple):
@@ -62,6 +67,17 @@ class Trial:
     def close(self) -> None:
         """Remove the files."""
         self._folder.cleanup()
+
+
+def replayed(store: Store, job: Job) -> str:
+    """Replay the whole job in a process of its own, with one thread as its workers had: "", or where it differs."""
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "kvps", "verify", job.name],
+        env=ONE_THREAD | os.environ | {"KVPS_REDIS_URL": store.url},
+        capture_output=True,
+        text=True,
+    )
+    return done.stderr.strip().removeprefix("kvps: error: ") if done.returncode else ""
 
 
 def judge(files: Iterable[Path], job: Job) -> Verdict:

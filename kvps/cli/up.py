@@ -11,6 +11,7 @@ from typing import Annotated
 
 import numpy as np
 import typer
+from kvps_aggregator.record import check_directory
 from kvps_workers import Task, load_task
 from kvps_workers.loop import rounds_of
 
@@ -18,7 +19,7 @@ from kvps.cli import common
 from kvps.cli.display import Display
 from kvps.cli.parts import parse_slow
 from kvps.cli.supervise import Child, Supervisor
-from kvps.cli.trial import Trial
+from kvps.cli.trial import Trial, replayed
 from kvps.config import JobConfig
 from kvps.errors import InvalidSetting, KvpsError, TaskFailed
 from kvps.job import Job
@@ -57,6 +58,7 @@ def up(
             "nothing was lost.",
         ),
     ] = None,
+    record: common.Record = None,
     redis: common.Redis = None,
     listen: common.Listen = None,
 ) -> None:
@@ -70,6 +72,8 @@ def up(
         check_name("job", job)
     if report is not None:
         _check_report(report)
+    if record is not None:
+        record = check_directory(record)
     found = load_task(task)
     config = settings.job_config(task, found)
     # All that can be asked of the task is asked before anything is started or stored.
@@ -79,10 +83,10 @@ def up(
         name = job or _free_name(store, task.rpartition(":")[2])
         made = store.create_job(name, params, config=config)
         trial = Trial(kill_every, config.seed) if kill_every else None
-        failed = _train(store, made, rounds, factors, aggregators or (2 if trial else 1), trial)
+        failed = _train(store, made, rounds, factors, aggregators or (2 if trial else 1), record, trial)
         _finish(made, found, report)
         if trial:
-            _judge(made, trial)
+            _judge(store, made, trial)
     if len(failed) == config.workers:
         raise KvpsError(f"job {name}: all its workers failed; the figures above are of what they had done by then")
     if failed:
@@ -127,13 +131,20 @@ def _free_name(store: Store, task: str) -> str:
 
 
 def _train(
-    store: Store, job: Job, rounds: dict[str, int], factors: dict[str, float], aggregators: int, trial: Trial | None
+    store: Store,
+    job: Job,
+    rounds: dict[str, int],
+    factors: dict[str, float],
+    aggregators: int,
+    record: Path | None,
+    trial: Trial | None,
 ) -> list[str]:
     """Run the job's processes until its workers have ended; the names of those that failed."""
     supervisor = Supervisor(store, job, gives_up=trial is None)
     try:
+        kept = ("--record", str(record)) if record else ()
         for number in range(aggregators):
-            supervisor.start(f"aggregator{number or ''}", "aggregator", "start", "--job", job.name)
+            supervisor.start(f"aggregator{number or ''}", "aggregator", "start", "--job", job.name, *kept)
         serving = list(supervisor.children.values())
         for worker in rounds:
             acks = ("--acks", str(trial.acks(worker))) if trial else ()
@@ -178,13 +189,16 @@ def _settled(job: Job) -> bool:
     return all(m.state == "gone" for m in members)
 
 
-def _judge(job: Job, trial: Trial) -> None:
+def _judge(store: Store, job: Job, trial: Trial) -> None:
     """Say that nothing was lost or counted twice, however many were killed; or raise that it was."""
-    verdict = trial.judge(job)
+    verdict, differs = trial.judge(job), replayed(store, job)
     trial.close()
-    print(f"{trial.kills} kills, {verdict.acknowledged} acknowledged, {verdict.lost} lost, {verdict.twice} twice")
-    if verdict.lost or verdict.twice:
-        raise KvpsError(f"job {job.name}: gradients were lost or counted twice; please report this")
+    print(
+        f"{trial.kills} kills, {verdict.acknowledged} acknowledged, {verdict.lost} lost, {verdict.twice} twice, "
+        f"replay {'differs' if differs else 'identical'}"
+    )
+    if verdict.lost or verdict.twice or differs:
+        raise KvpsError(f"job {job.name}: {differs or 'gradients were lost or counted twice'}; please report this")
 
 
 def _finish(job: Job, task: Task, report: Path | None) -> None:

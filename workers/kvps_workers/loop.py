@@ -19,6 +19,7 @@ import numpy as np
 from kvps.config import JobConfig
 from kvps.errors import InvalidSetting, InvalidTask, WorkerEvicted
 from kvps.job import Job
+from kvps.plan import Contribution
 from kvps.session import Session
 from kvps_workers.device import Device
 from kvps_workers.patience import Patience
@@ -90,7 +91,10 @@ def _next(session: Session, batches: Batches, config: JobConfig) -> int | None:
 
 
 def batches_of(task: Task, config: JobConfig, rank: int, xp: ModuleType) -> Batches:
-    """What the worker of that rank trains on: numbered by units if the job hands out any, else by its own rounds."""
+    """What the worker of that rank trains on: numbered by units if the job hands out any, else by its own rounds.
+
+    Who trains and who verifies both ask here. Raises TaskFailed.
+    """
     if config.units:
         return Batches(task.data(0, 1, xp), config.batch_size, (config.seed,), xp)
     return Batches(task.data(rank, config.workers, xp), config.batch_size, (config.seed, rank), xp)
@@ -101,15 +105,21 @@ def rounds_of(samples: int, batch_size: int, epochs: int) -> int:
     return epochs * math.ceil(samples / batch_size)
 
 
+def batch_number(contribution: Contribution) -> int:
+    """Which of its author's batches a contribution was computed on."""
+    return contribution.round - 1 if contribution.unit is None else contribution.unit
+
+
 class Batches:
     """Batches of some samples by number: in each epoch every sample once, in an order of the epoch's own."""
 
     def __init__(self, data: tuple[Any, ...], batch_size: int, seed: tuple[int, ...], xp: ModuleType) -> None:
+        self.samples = len(data[0])
         self._data = data
         self._xp = xp
         self._batch_size = batch_size
-        self.per_epoch = rounds_of(len(data[0]), batch_size, 1)
-        self._order = lru_cache(1)(lambda epoch: np.random.default_rng((*seed, epoch)).permutation(len(data[0])))
+        self.per_epoch = rounds_of(self.samples, batch_size, 1)
+        self._order = lru_cache(1)(lambda epoch: np.random.default_rng((*seed, epoch)).permutation(self.samples))
 
     def __getitem__(self, number: int) -> tuple[Any, ...]:
         """Batch `number`, counted from 0 over all epochs: the rows of each array of the data."""

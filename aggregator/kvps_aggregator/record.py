@@ -1,0 +1,120 @@
+"""Keeps the bytes of contributions in files, so that a job can be replayed whose gradients cannot be computed again.
+
+    DIR/<job>.<id>/shard<i>/initial.<digest>.f32              version 0
+    DIR/<job>.<id>/shard<i>/<worker>.<incarnation>.<seq>.f32  one contribution's part, raw little-endian float32
+
+The holder of a shard writes each contribution before it says ready, so what is committed is here, whoever is killed
+when. The log says which of them counted. Files are written aside and renamed, so none is ever half of one; who is
+killed meanwhile leaves one whose name begins with a dot. There is no fsync: a machine that loses power loses its last
+files, and the digests say which.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+
+from kvps import wire
+from kvps.errors import InvalidSetting, KvpsError
+from kvps.layout import DTYPE, Array, Layout
+from kvps.plan import Contribution
+from kvps.wire import view
+from kvps_aggregator.replay import Unproved
+
+
+def check_directory(directory: Path) -> Path:
+    """The directory, made if need be. Raises InvalidSetting if it cannot be written to."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidSetting(f"--record {directory}: {error.strerror}") from None
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise InvalidSetting(f"--record {directory}: no permission to write there")
+    return directory.resolve()
+
+
+class Recorder:
+    """Writes what the holder of one shard of a job reads. Raises KvpsError: what cannot be kept is not committed."""
+
+    def __init__(self, directory: Path, job: str, id: str, shard: int) -> None:
+        self._folder = _folder(directory, job, id, shard)
+
+    def initial(self, weights: Array, digest: str) -> None:
+        """Keep the shard's part of version 0."""
+        self._write(f"initial.{digest}.f32", weights)
+
+    def contribution(self, contribution: Contribution, part: Array) -> None:
+        """Keep the shard's part of a contribution."""
+        self._write(_name(contribution), part)
+
+    def _write(self, name: str, array: Array) -> None:
+        # Another holder may write the same file at the same time, so each has an aside of its own.
+        aside = self._folder / f".{name}.{secrets.token_hex(4)}"
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            aside.write_bytes(view(array))
+            aside.rename(self._folder / name)
+        except OSError as error:
+            with suppress(OSError):
+                aside.unlink()
+            raise KvpsError(f"could not keep {self._folder / name}: {error.strerror}") from None
+
+
+class Recorded:
+    """Contributions from the files that recorders have written: a source for a replay."""
+
+    proof = "recorded"
+    wants_weights = False
+
+    def __init__(self, directory: Path, job: str, id: str, layout: Layout) -> None:
+        self._folders = [_folder(directory, job, id, shard) for shard in range(layout.shards)]
+        self._layout = layout
+
+    def initial(self) -> Array:
+        """Version 0, (size,) float32. Raises Unproved."""
+        found = [next(iter(folder.glob("initial.*.f32")), folder / "initial.*.f32") for folder in self._folders]
+        flat = self._flat(found)
+        for path, digest in zip(found, wire.digests(self._layout, flat), strict=True):
+            if path.name.split(".")[1] != digest:
+                raise Unproved(_damaged(path))
+        return flat
+
+    def gradient(self, contribution: Contribution, weights: Array | None) -> Array:
+        """The contribution, (size,) float32. Raises Unproved."""
+        return self._flat([folder / _name(contribution) for folder in self._folders])
+
+    def otherwise(self, contribution: Contribution, shard: int) -> str:
+        """Why a shard's part of a contribution has another digest than the log says."""
+        return _damaged(self._folders[shard] / _name(contribution))
+
+    def _flat(self, paths: list[Path]) -> Array:
+        """What the files of all shards hold, end to end."""
+        flat: Array = np.empty(self._layout.size, DTYPE)
+        for shard, path in enumerate(paths):
+            target = view(flat[slice(*self._layout.shard_range(shard))])
+            try:
+                data = path.read_bytes()
+            except FileNotFoundError:
+                raise Unproved(f"{path} is missing: removed, or never kept by an aggregator without --record") from None
+            except OSError as error:
+                raise Unproved(f"{path} cannot be read: {error.strerror}") from None
+            if len(data) != len(target):
+                raise Unproved(_damaged(path))
+            target[:] = data
+        return flat
+
+
+def _folder(directory: Path, job: str, id: str, shard: int) -> Path:
+    return directory / f"{job}.{id}" / f"shard{shard}"
+
+
+def _name(c: Contribution) -> str:
+    return f"{c.worker}.{c.incarnation}.{c.seq}.f32"
+
+
+def _damaged(path: Path) -> str:
+    return f"{path} is damaged: it is not what was recorded"

@@ -1,0 +1,248 @@
+"""Proves a commit log in one process, without Redis: that it is one chain, and that its contributions make its weights.
+
+The chain is looked at first and whole, which also tells which old versions contributions were computed on. Then the
+job is computed again from version 0 by the code that its aggregators ran, with gradients from a `Source`, and every
+digest that comes out is held against the one logged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Protocol
+
+import numpy as np
+
+from kvps import wire
+from kvps.config import JobConfig
+from kvps.errors import CorruptData
+from kvps.layout import Array, Layout
+from kvps.plan import Contribution
+from kvps.state import Commit, State, first_head
+from kvps_aggregator.part import Part
+
+
+class Unproved(Exception):
+    """Why a log, or its replay, is not what it must be."""
+
+
+class Source(Protocol):
+    """Where a replay takes contributions from. `proof` is what it then proves: recomputed, recorded."""
+
+    proof: str
+    wants_weights: bool
+
+    def initial(self) -> Array:
+        """Version 0, (size,) float32. Raises Unproved."""
+
+    def gradient(self, contribution: Contribution, weights: Array | None) -> Array:
+        """A contribution, (size,) float32; `weights` are its base version if it wants them. Raises Unproved."""
+
+    def otherwise(self, contribution: Contribution, shard: int) -> str:
+        """Why a shard's part of what `gradient` returned may have another digest than the log says."""
+
+
+@dataclass(frozen=True)
+class Proof:
+    """How much of a log was proved.
+
+    commits, contributions, head   how far it is one chain
+    replayed                       how many commits came out bit for bit; `by` recomputed, recorded, or "" (neither)
+    weights_sha256                 of the weights of `weights_version` in Redis
+    differs                        the first commit that is not what it must be, and how; "" if there is none
+    """
+
+    commits: int
+    contributions: int
+    head: str
+    by: str
+    replayed: int
+    weights_version: int
+    weights_sha256: str
+    differs: str
+
+
+def prove(
+    log: Callable[[], Iterable[Commit]],
+    state: State,
+    config: JobConfig,
+    layout: Layout,
+    stored: tuple[int, Array],
+    source: Source | None,
+) -> Proof:
+    """Prove the log up to `state`, and that it made the weights `stored`: (version, (size,) float32).
+
+    `log` returns the entries from version 1 on, each time it is called; it may hold more than `state` knows of.
+    """
+    version, flat = stored
+    chain, replay, differs = Chain(state, layout.shards), None, ""
+    logged: tuple[str, ...] = ()
+    made = None
+    try:
+        for commit in _until(log(), state.version):
+            chain.add(commit)
+            logged = commit.shards if commit.version == version else logged
+        chain.end(state)
+        if source:
+            replay = Replay(config, layout, source, chain.uses if source.wants_weights else {})
+            made = replay.weights() if version == 0 else None
+            again = Chain(state, layout.shards)  # the log may have been cut since it was read first
+            for commit in _until(log(), state.version):
+                again.add(commit)
+                replay.add(commit)
+                made = replay.weights() if commit.version == version else made
+        with _at(f"version {version}"):
+            _compare(layout, flat, logged, made)
+    except Unproved as reason:
+        differs = str(reason)
+    except CorruptData as unreadable:
+        differs = str(unreadable)
+    return Proof(
+        *(chain.version, chain.contributions, chain.head, source.proof if source else ""),
+        *(replay.version if replay else 0, version, wire.weights_sha256(flat), differs),
+    )
+
+
+def _compare(layout: Layout, flat: Array, logged: tuple[str, ...], made: Array | None) -> None:
+    """Compare the weights in Redis with what their commit logged, and with what a replay made. Raises Unproved."""
+    for shard, (here, there) in enumerate(zip(wire.digests(layout, flat), logged, strict=False)):
+        if here != _digest(there):
+            raise Unproved(f"the weights of shard {shard} in Redis are not those that were committed")
+    if made is not None and wire.weights_sha256(made) != wire.weights_sha256(flat):
+        raise Unproved("the weights in Redis are not those that the replay made")
+
+
+@contextmanager
+def _at(where: str) -> Iterator[None]:
+    """Says where something is not proved."""
+    try:
+        yield
+    except Unproved as reason:
+        raise Unproved(f"{where}: {reason}") from reason
+
+
+def _until(log: Iterable[Commit], version: int) -> Iterator[Commit]:
+    """The entries up to a version: what is committed meanwhile is not looked at."""
+    if version:
+        for commit in log:
+            yield commit
+            if commit.version >= version:
+                return
+
+
+def _digest(shard: str) -> str:
+    """The digest in "<term> <digest>"."""
+    return shard.rpartition(" ")[2]
+
+
+class Chain:
+    """A log as far as it is one chain. `uses` is for each base version the last version it went into."""
+
+    def __init__(self, state: State, shards: int) -> None:
+        self.version, self.contributions, self.head = 0, 0, first_head(state.id)
+        self.uses: dict[int, int] = {}
+        self._ranks = {member.worker: member.rank for member in state.members.values()}
+        self._seqs: dict[tuple[str, str], int] = {}
+        self._shards = shards
+
+    def add(self, commit: Commit) -> None:
+        """Go on to the next entry. Raises Unproved."""
+        for problem in self._problems(commit):
+            raise Unproved(f"commit {self.version + 1}: {problem}")
+        for c in commit.plan.contributions:
+            if c.weight:
+                self.uses[c.base] = commit.version
+        self.version, self.head = commit.version, commit.head
+        self.contributions += len(commit.plan.contributions)
+
+    def end(self, state: State) -> None:
+        """Compare the last entry with the job. Raises Unproved."""
+        if self.version != state.version:
+            raise Unproved(f"commit {self.version + 1}: it is missing from the log, which ends before it")
+        if self.head != state.head:
+            raise Unproved(
+                f"version {self.version}: the log ends at head {self.head[:12]}, the job at {state.head[:12]}"
+            )
+
+    def _problems(self, commit: Commit) -> Iterator[str]:
+        """Why it is not the next entry; or though it is chained, not one that was planned by kvps."""
+        plan = commit.plan
+        if commit.version != self.version + 1:
+            yield f"it is missing from the log: commit {commit.version} stands in its place"
+        if not commit.follows(self.head):
+            yield "the chain is broken: its entry is not what was committed after the one before"
+        if plan.version != commit.version:
+            yield f"its plan is for version {plan.version}"
+        if plan.progress != self.contributions:
+            yield f"its progress is {plan.progress}, but {self.contributions} contributions were committed before it"
+        if len(commit.shards) != self._shards:
+            yield f"it names {len(commit.shards)} shards, the job has {self._shards}"
+        if strangers := [c.worker for c in plan.contributions if c.worker not in self._ranks]:
+            yield f"it holds a contribution of {strangers[0]!r}, who never joined"
+        order = [(self._ranks[c.worker], *map(int, c.id.split("-"))) for c in plan.contributions]
+        if any(later <= earlier for earlier, later in pairwise(order)):
+            yield "its contributions do not stand in rank order, and in the order of their arrival"
+        for c in plan.contributions:
+            who = f"contribution {c.seq} of {c.worker}"
+            if c.seq <= self._seqs.get((c.worker, c.incarnation), 0):
+                yield f"{who} was committed before"
+            if not 0 <= c.base < commit.version:
+                yield f"{who} was computed on version {c.base}, which was not yet"
+            if c.weight and len(c.digests) != self._shards:
+                yield f"{who} has {len(c.digests)} digests, the job {self._shards} shards"
+            self._seqs[c.worker, c.incarnation] = c.seq
+
+
+class Replay:
+    """A job computed again, up to `version`. Keeps of its old versions those in `uses`, as long as they are used."""
+
+    def __init__(self, config: JobConfig, layout: Layout, source: Source, uses: Mapping[int, int]) -> None:
+        self.version = 0
+        self._layout = layout
+        self._source = source
+        self._uses = uses
+        self._kept: dict[int, Array] = {}
+        self._parts = [Part(config, layout, shard) for shard in range(layout.shards)]
+        with _at("version 0"):
+            initial = source.initial()
+        for part in self._parts:
+            np.copyto(part.weights, initial[part.low : part.high])
+        self._keep()
+
+    def weights(self) -> Array:
+        """A copy of the weights, (size,) float32."""
+        return np.concatenate([part.weights for part in self._parts])
+
+    def add(self, commit: Commit) -> None:
+        """Make the next version as its entry says. Raises Unproved."""
+        with _at(f"commit {commit.version}"):
+            for part in self._parts:
+                part.begin()
+            for contribution in commit.plan.contributions:
+                if contribution.weight:
+                    self._apply(contribution)
+            for shard, part in enumerate(self._parts):
+                part.step(commit.plan)
+                if part.digest(part.next_weights) != _digest(commit.shards[shard]):
+                    raise Unproved(f"its contributions make other weights of shard {shard} than those logged")
+        for part in self._parts:
+            part.promote()
+        self.version = commit.version
+        self._keep()
+
+    def _apply(self, c: Contribution) -> None:
+        with _at(f"contribution {c.seq} of {c.worker} (round {c.round}, on version {c.base})"):
+            gradient = self._source.gradient(c, self._kept.get(c.base))
+            for shard, digest in enumerate(wire.digests(self._layout, gradient)):
+                if digest != c.digests[shard]:
+                    raise Unproved(f"shard {shard}: {self._source.otherwise(c, shard)}")
+        for part in self._parts:
+            np.copyto(part.incoming, gradient[part.low : part.high])
+            part.add()
+
+    def _keep(self) -> None:
+        self._kept = {base: flat for base, flat in self._kept.items() if self._uses[base] > self.version}
+        if self.version in self._uses:
+            self._kept[self.version] = self.weights()

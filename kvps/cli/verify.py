@@ -1,0 +1,147 @@
+"""`kvps verify`: proves the commit log of a job, and says how much it proved."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+from kvps_aggregator.record import Recorded
+from kvps_aggregator.replay import Proof, Source, Unproved, prove
+from kvps_workers import load_task
+from kvps_workers.loop import batch_number, batches_of
+from kvps_workers.task import blamed
+
+from kvps.cli import common
+from kvps.errors import KvpsError
+from kvps.job import Job
+from kvps.layout import DTYPE, Array
+from kvps.plan import Contribution
+from kvps.state import State
+
+
+def verify(
+    job: common.JobName,
+    record: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            exists=True,
+            file_okay=False,
+            help="Replay what kvps up or kvps aggregator start --record kept there, instead of computing it again.",
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+    redis: common.Redis = None,
+) -> None:
+    """Prove the commit log of a job: that it is one chain, and that replayed it makes the same weights, bit for bit.
+
+    Gradients are computed again if the job has a task, on the CPU with one thread as kvps up's workers do, or are
+    taken from a record.
+    """
+    if record is None:
+        _compute_as_workers_do()
+    with common.existing_store(redis) as store:
+        found = store.job(job)
+        state, proof = proof_of(found, record)
+    if as_json:
+        print(json.dumps({"job": job, "version": state.version} | dataclasses.asdict(proof)))
+    else:
+        _show(state, proof)
+    if proof.differs:
+        raise KvpsError(f"job {job}: {proof.differs}")
+
+
+def proof_of(job: Job, record: Path | None = None) -> tuple[State, Proof]:
+    """What can be proved of a job, and the state up to which that was tried; its workers may go on meanwhile."""
+    flat: Array = np.empty(job.layout.size, DTYPE)
+    version = job.reader.weights(job.state(), flat)
+    state = job.state()  # behind the weights: the log then reaches as far as they do
+    source: Source | None = None
+    if record is not None:
+        source = Recorded(record, job.name, state.id, job.layout)
+    elif job.config.task:
+        source = Recomputed(job, state)
+    return state, prove(job.log, state, job.config, job.layout, (version, flat), source)
+
+
+class Recomputed:
+    """Contributions computed again by the job's task, each on the weights and the batch it was computed on."""
+
+    proof = "recomputed"
+    wants_weights = True
+
+    def __init__(self, job: Job, state: State) -> None:
+        self._config = job.config
+        self._layout = job.layout
+        self._members = state.members
+
+    def initial(self) -> Array:
+        """Version 0, (size,) float32. Raises Unproved."""
+        with _unproved():
+            self._task = load_task(self._config.task)
+            self._batches = lru_cache(None)(lambda rank: batches_of(self._task, self._config, rank, np))
+            with blamed(self._config.task):
+                params = self._task.parameters(self._config.seed)
+            return np.concatenate(self._layout.hosted(params, "parameter"))
+
+    def gradient(self, contribution: Contribution, weights: Array | None) -> Array:
+        """The contribution, (size,) float32. Raises Unproved."""
+        assert weights is not None
+        with _unproved():
+            batches = self._batches(self._members[contribution.worker].rank)
+            with blamed(self._config.task):
+                _, grads = self._task.gradient(self._layout.views(weights), batches[batch_number(contribution)], np)
+            return np.concatenate(self._layout.hosted(grads, "gradient"))
+
+    def otherwise(self, contribution: Contribution, shard: int) -> str:
+        """Why the task gives another gradient here."""
+        member = self._members[contribution.worker]
+        return (
+            f"task {self._config.task!r} gives another gradient here. It or its data has changed, or it is not "
+            f"deterministic, or {member.worker} ({member.device} on {member.host}) had another GPU, processor, BLAS or "
+            f"number of threads; a job run with --record DIR can be replayed anywhere"
+        )
+
+
+@contextmanager
+def _unproved() -> Iterator[None]:
+    """What the task does wrong leaves a commit unproved."""
+    try:
+        yield
+    except KvpsError as error:
+        raise Unproved(str(error)) from error
+
+
+def _compute_as_workers_do() -> None:
+    """Begin this command anew with one thread for BLAS, as the workers of `kvps up` have it; or as the user says.
+
+    The number of threads decides how a matrix product is cut, and so its bits. BLAS reads it once, when NumPy is
+    loaded, which this process has done by now. The same process goes on, so nobody has to pass on its signals, its
+    output or its exit code.
+    """
+    environment = common.ONE_THREAD | os.environ
+    if environment != dict(os.environ):
+        sys.stdout.flush()
+        os.execve(sys.executable, [sys.executable, "-m", "kvps", *sys.argv[1:]], environment)
+
+
+def _show(state: State, proof: Proof) -> None:
+    whole = proof.commits == state.version
+    end = f"ends at the job's head {proof.head[:12]}" if whole else f"as far as commit {proof.commits}"
+    print(f"chain       {proof.commits} commits, {proof.contributions} contributions: unbroken, {end}")
+    if proof.by:
+        print(f"{proof.by:<12}{proof.replayed} of {state.version} commits bit-identical")
+    else:
+        print("replayed    nothing: no task computes its gradients again, and no --record DIR was given")
+    if not proof.differs and (proof.by or proof.weights_version):
+        equal = "made by the replay" if proof.by else "logged by its commit"
+        print(f"weights     version {proof.weights_version}, sha256 {proof.weights_sha256}: in Redis as {equal}")
