@@ -37,7 +37,7 @@ VARIES = [
     r"unix://\S+",
     r'"(?:host|space|start)": "[^"]*"',
     r'"pid": \d+',
-    r"[\w.-]+:\d+:[0-9a-f]{6}\b",  # the holder of a lease: host, process id, nonce
+    r"[\w.-]+:\d+:\d+:[0-9a-f]{6}\b",  # the holder of a lease: host, process id, start time, nonce
     r"(?<=  )[\w.-]+:\d+(?=\n)",  # a worker's process: host, process id
     r"(?<!\d)\d{13}(?:-\d+)?(?!\d)",  # server time in ms; with a number behind it an id in a stream
     *(rf"(?<![0-9a-f]){n}(?![0-9a-f])" for n in ("[0-9a-f]{40}", "[0-9a-f]{16}", "[0-9a-f]{12}")),
@@ -277,7 +277,7 @@ def test_the_walkthrough_shows_every_key() -> None:
         ("0.c1c20e65-1-12ad92a9 c1c20e65", "0.00000000-1-11111111 00000000", True),
         ("0.c1c20e65-1-12ad92a9 c1c20e65", "0.00000000-1-11111111 11111111", False),
         ("0.c1c20e65-1-12ad92a9", "0.c1c20e65-2-12ad92a9", False),
-        ("vm:27977:6a5ffb", "my.host:1:000000", True),
+        ("vm:27977:1234:6a5ffb", "my.host:1:7:000000", True),
         ("1795238263183-0 and …", "1895238263183-1 and so on", True),
         ("a\n…\nd", "a\nb\nc\nd", True),
         ("a\n…\nd", "a\nb\nc\ne", False),

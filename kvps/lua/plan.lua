@@ -50,7 +50,7 @@ for i, m in ipairs(members) do names[i] = '"' .. m[1] .. '"' end
 for i, c in ipairs(chosen) do
   parts[i] = string.format('{"worker":"%s","incarnation":"%s","seq":%s,"round":%s,"base":%s,"weight":%s,'
     .. '"unit":%s,"digest":"%s","id":"%s"}', c.worker, c.incarnation, c.seq, c.round, c.base, c.weight,
-    c.unit ~= '' and c.unit or 'null', c.digest, c.id)
+    c.unit ~= '-' and c.unit or 'null', c.digest, c.id)
 end
 redis.call('DEL', KEYS[6]) -- allowed when memory is full, and lets the script write: only commits free memory
 local id = redis.call('HINCRBY', KEYS[2], 'plan_id', 1)

@@ -33,7 +33,7 @@ entry.accepted, entry.pending = seq, entry.pending + 1
 entry.acked = clock + entry.pending
 entry.round = entry.acked + entry.skip
 redis.call('XADD', KEYS[6], '*', 'worker', worker, 'incarnation', entry.incarnation, 'seq', ARGV[3],
-  'rank', entry.rank, 'round', count(entry.round), 'base', ARGV[4], 'weight', ARGV[5], 'unit', ARGV[8], 'digest', ARGV[6])
+  'rank', entry.rank, 'round', count(entry.round), 'base', ARGV[4], 'weight', ARGV[5], 'unit', entry.unit or '-', 'digest', ARGV[6])
 if entry.unit then redis.call('HSET', KEYS[8], entry.unit, worker .. ' pushed') end
 entry.unit = nil
 redis.call('HSET', KEYS[3], worker, cjson.encode(entry))
