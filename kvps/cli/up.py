@@ -124,9 +124,10 @@ class _Children:
         self._environment |= {"KVPS_REDIS_URL": store.url, "KVPS_PARENT_PID": str(os.getpid())}
 
     def start(self, name: str, *arguments: str) -> None:
-        # A session of its own, so that Ctrl-C comes to the children once, from here.
+        # A session of its own, so that Ctrl-C comes to the children once, from here. -P, for a redis.py or random.py
+        # that lies in the user's directory is not meant.
         process = subprocess.Popen(
-            [sys.executable, "-m", "kvps", *arguments, "--quiet"],
+            [sys.executable, "-P", "-m", "kvps", *arguments, "--quiet"],
             env=self._environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
