@@ -91,13 +91,16 @@ def test_stores_of_one_process_share_the_server(home: Path) -> None:
 
 
 def test_it_ends_though_a_forked_child_lives(home: Path) -> None:
-    """The child holds the guard's input open; its own close ends nothing."""
+    """The one child's close ends nothing; the other holds the guard's input open."""
     code = """if True:
         import os, kvps
         store = kvps.connect()
-        ours, theirs = os.pipe()
         if os.fork() == 0:
             store._server.stop()
+            os._exit(0)
+        os.wait()
+        ours, theirs = os.pipe()
+        if os.fork() == 0:
             os.close(theirs)
             os.read(ours, 1)
             os._exit(0)
