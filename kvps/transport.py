@@ -12,7 +12,9 @@ caller cannot read another's half reply.
 
 from __future__ import annotations
 
+import os
 import re
+import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
@@ -27,7 +29,7 @@ from redis.connection import (
     parse_url,
 )
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import InvalidResponse, ResponseError
+from redis.exceptions import InvalidResponse, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
@@ -39,6 +41,7 @@ CONNECT_TIMEOUT_S = 5.0
 _COALESCE_BYTES = 16 << 10  # smaller pieces are joined: a copy of them is cheaper than a system call each
 _SET_WINDOW = 64  # replies to SET that may wait to be read; each is 5 bytes
 _GET_WINDOW = 8  # chunks that the server may have to hold ready for one reader
+_NONCE = secrets.token_hex(4)  # pids of several machines, or of containers, may be the same
 
 try:  # redis-py with hiredis would parse and pack through it: one more copy of each value
     from redis._parsers import _RESP2Parser as _PythonParser
@@ -146,22 +149,40 @@ def connection_settings(url: str) -> dict[str, Any]:
     try:
         settings: dict[str, Any] = dict(_parse_url(url))
     except ValueError as error:
+        # Neither the URL nor urllib's words for it: where the password ends in what cannot be parsed, nobody knows.
+        why = f" ({error})" if str(error).startswith("Invalid value for ") else ""
         raise InvalidSetting(
-            f"not a Redis URL: {redacted(url)!r} ({error}); use redis://, rediss:// or unix://"
+            f"not a Redis URL{why}: write redis://HOST:PORT, rediss://HOST:PORT or unix:///PATH; "
+            f"in a password, other characters than letters and digits as in %40 for @"
         ) from None
     settings.pop("connection_class", None)
+    settings.setdefault("client_name", client_name())
     settings.setdefault("socket_timeout", SOCKET_TIMEOUT_S)
+    if not settings["socket_timeout"] > 0:
+        raise InvalidSetting(f"{redacted(url)}: socket_timeout must be more than 0 seconds")
     if not url.startswith("unix:"):
         settings.setdefault("socket_connect_timeout", CONNECT_TIMEOUT_S)
     if url.startswith("rediss:"):
         settings.setdefault("ssl_cert_reqs", "required")
         settings.setdefault("ssl_check_hostname", True)
-    return settings | {"protocol": 2, "retry": Retry(NoBackoff(), 0)}
+    settings |= {"protocol": 2, "retry": Retry(NoBackoff(), 0)}
+    try:  # redis-py looks at the options only when it makes a connection, in the middle of a command
+        _KINDS[url.split(":", 1)[0]](**{name: v for name, v in settings.items() if name != "max_connections"})
+    except (TypeError, ValueError, RedisError) as error:
+        raise InvalidSetting(
+            f"{redacted(url)} has an option that is none: redis-py {str(error).rpartition('() ')[2]}"
+        ) from None
+    return settings
+
+
+def client_name() -> str:
+    """What this process's connections are called in CLIENT LIST, and no other process's."""
+    return f"kvps-{os.getpid()}-{_NONCE}"
 
 
 def redacted(url: str) -> str:
-    """The URL without its password, for people to see."""
-    shown = re.sub(r"(://[^:/@]*):[^@]*@", r"\1:***@", url)
+    """The URL without its password, for people to see. Rather too little is shown: the last @ ends the password."""
+    shown = re.sub(r"(://[^:/?]*):.*@", r"\1:***@", url)
     return re.sub(r"(password=)[^&]*", r"\1***", shown)
 
 

@@ -8,11 +8,13 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
+from commands import Started
 
 import kvps
 from kvps.store import Store
@@ -109,6 +111,19 @@ def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
         monkeypatch.chdir(tmp_path)
         yield folder
         assert eventually(lambda: processes_of(folder) == []), processes_of(folder)
+
+
+@pytest.fixture
+def start() -> Iterator[Any]:
+    """Starts commands, and ends them with the test."""
+    with ExitStack() as stack:
+
+        def begin(*arguments: str) -> Started:
+            started = Started(*arguments)
+            stack.callback(lambda: started.process.poll() is None and started.end())
+            return started
+
+        yield begin
 
 
 def processes_of(home: Path) -> list[str]:

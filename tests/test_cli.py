@@ -4,74 +4,20 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import signal
 import socket
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import TINY, kvps_run
 from conftest import BINARIES, eventually, processes_of
 from harness import staleness_used
 
 import kvps
 from kvps import embedded
 
-KVPS = [sys.executable, "-m", "kvps"]
-TINY = ["--epochs", "2", "--batch-size", "48"]
 LONG = ["--epochs", "5000"]
-
-
-def kvps_run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end."""
-    return subprocess.run(
-        [*KVPS, *arguments], capture_output=True, text=True, stdin=subprocess.DEVNULL, env=os.environ | environment
-    )
-
-
-class Started:
-    """A command that runs beside the test."""
-
-    def __init__(self, *arguments: str) -> None:
-        self.process = subprocess.Popen(
-            [*KVPS, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True
-        )
-
-    def until(self, words: str) -> str:
-        """Read its output up to a line with these words."""
-        assert self.process.stdout
-        seen = ""
-        for line in self.process.stdout:
-            seen += line
-            if words in line:
-                return seen
-        raise AssertionError(f"it ended without {words!r}: {seen}")
-
-    def end(self, number: int = signal.SIGTERM) -> int:
-        """Send it a signal and wait; its exit code."""
-        self.process.send_signal(number)
-        return self.wait()
-
-    def wait(self) -> int:
-        self.process.communicate(timeout=60)
-        return self.process.returncode
-
-
-@pytest.fixture
-def start() -> Iterator[Any]:
-    """Starts commands, and ends them with the test."""
-    with ExitStack() as stack:
-
-        def begin(*arguments: str) -> Started:
-            started = Started(*arguments)
-            stack.callback(lambda: started.process.poll() is None and started.end())
-            return started
-
-        yield begin
 
 
 def _store() -> kvps.Store:

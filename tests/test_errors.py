@@ -17,6 +17,7 @@ from harness import aggregating
 
 import kvps
 from kvps import optim
+from kvps.client import version_of
 from kvps.store import Store
 
 PARAMS = {"W": np.ones((2, 3), np.float32), "b": np.ones(3, np.float32)}
@@ -330,3 +331,56 @@ def test_a_server_with_a_wrong_password() -> None:
 def test_an_old_server(old_server: str) -> None:
     with pytest.raises(kvps.ServerUnfit, match=r"Redis 5\.0\.\d+.*6\.2 or newer"):
         kvps.connect(old_server)
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("redis://h/?foo=1", "'foo'"),
+        ("redis://h/?socket_timeout=soon", "'socket_timeout'"),
+        ("redis://h/?socket_timeout=-1", "socket_timeout"),
+        ("rediss://h/?ssl_cert_reqs=maybe", "ssl_cert_reqs=maybe"),
+    ],
+)
+def test_options_of_a_url(url: str, words: str) -> None:
+    with pytest.raises(kvps.InvalidSetting, match=words):
+        kvps.connect(url)
+
+
+def test_a_port_of_the_private_server_is_not_for_another(server_url: str) -> None:
+    with pytest.raises(kvps.InvalidSetting, match="listen"):
+        kvps.connect(server_url, listen="127.0.0.1:6400")
+
+
+@pytest.mark.parametrize("greeting", [b"220 mail\r\n", b"HTTP/1.1 400 Bad Request\r\n\r\n", b":x\r\n", b"+\xff\r\n"])
+def test_what_answers_is_no_redis_server(greeting: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def greet() -> None:
+            with server.accept()[0] as connection:
+                connection.sendall(greeting)
+                connection.recv(1 << 16)
+
+        thread = threading.Thread(target=greet)
+        thread.start()
+        with pytest.raises(kvps.NoServer, match="check the URL") as caught:
+            kvps.connect(f"redis://127.0.0.1:{server.getsockname()[1]}")
+        thread.join()
+    assert "\n" not in str(caught.value)
+
+
+def test_a_server_that_stops_answering_in_the_middle(server_url: str) -> None:
+    with kvps.connect(server_url) as store:
+        store.client.call("CLIENT", "PAUSE", 60_000, "WRITE")
+        try:
+            with pytest.raises(kvps.NoServer, match="no Redis server answers"):
+                kvps.connect(f"{server_url}?socket_timeout=0.2")
+        finally:
+            store.client.call("CLIENT", "UNPAUSE")
+
+
+@pytest.mark.parametrize(
+    ("text", "version"), [("7.4-rc1", (7, 4)), ("6.2.14", (6, 2)), ("7.0", (7, 0)), ("unstable", (0, 0))]
+)
+def test_versions(text: str, version: tuple[int, int]) -> None:
+    assert version_of(text) == version

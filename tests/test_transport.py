@@ -14,6 +14,7 @@ import redis
 from conftest import BINARIES, private_directory, running_server
 
 import kvps
+from kvps.client import Client
 from kvps.errors import ServerError
 from kvps.store import Store
 from kvps.transport import ArrayPool, ChunkGone, redacted
@@ -190,3 +191,18 @@ def test_urls_are_shown_without_their_password() -> None:
     assert redacted("rediss://:hush@host:1") == "rediss://:***@host:1"
     assert redacted("unix:///s?password=hush&db=1") == "unix:///s?password=***&db=1"
     assert "hush" not in repr(kvps.client.Client("redis://:hush@host:1"))
+    assert redacted("redis://me:hu@sh@host:1/0") == "redis://me:***@host:1/0"
+    assert redacted("redis://m@e:hu:/?#sh@host:1") == "redis://m@e:***@host:1"
+
+
+@pytest.mark.parametrize("url", ["redis://:hush/x@host", "redis://:hush", "redis://host:hush", "http://:hush@host"])
+def test_a_url_that_is_none_is_not_quoted(url: str) -> None:
+    """Where its password ends nobody knows, and urllib's errors quote it as a port."""
+    with pytest.raises(kvps.InvalidSetting, match="redis://HOST:PORT") as caught:
+        kvps.connect(url)
+    assert "hush" not in str(caught.value)
+
+
+def test_a_wait_ends_before_its_connection_gives_up(server_url: str) -> None:
+    with Client(f"{server_url}?socket_timeout=0.2", patience_s=0.1) as client:
+        assert client.wait({"no-such-stream": "0"}, 5000) == {}

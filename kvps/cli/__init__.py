@@ -41,7 +41,7 @@ def main() -> None:
     """Run the command line. Errors are one line on stderr: exit code 2 for usage, 1 for all else."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)
-    if parent := os.environ.get("KVPS_PARENT_PID"):
+    if parent := os.environ.pop("KVPS_PARENT_PID", None):  # what we start has another parent
         process.die_with_parent(int(parent))
     sys.exit(_run())
 

@@ -154,11 +154,33 @@ def serving_store(redis: str | None, listen: str | None = None, quiet: bool = Fa
     with kvps.connect(redis, listen) as store:
         if not quiet:
             what = "private server" if redis is None else "server"
-            say(f"{what} {redacted(store.url)}{' (ends with this command)' if store.started_server else ''}")
+            say(f"{what} {redacted(store.url)}{_end_of(store)}")
             say(f"look inside: {'kvps cli' if redis is None else f'kvps cli --redis {redacted(redis)}'}")
             if listen:
                 say(f"join from elsewhere: {embedded.join_line(store.url, listen)}")
-        yield store
+        try:
+            yield store
+        except KvpsError as error:
+            _leave(store, error)
+            raise
+        _leave(store)
+
+
+def _end_of(store: Store) -> str:
+    if store.started_server:
+        return " (ends with this command)"
+    return " (ends with the command that started it)" if store.borrowed_server else ""
+
+
+def _leave(store: Store, error: KvpsError | None = None) -> None:
+    """Close the store; a server that ends with it is not taken from others while they use it."""
+    said = False
+    while not store.close_unless_used():
+        if not said:
+            failed = f"{error}; " if error else ""
+            say(f"{failed}the private server is used by others: waiting for them (Ctrl-C ends it)")
+            said = True
+        time.sleep(_LOOK_AGAIN_S)  # a client that leaves rings no bell
 
 
 @contextmanager

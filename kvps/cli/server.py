@@ -10,7 +10,19 @@ from kvps import embedded
 from kvps.cli import common
 from kvps.cli.common import say
 from kvps.errors import NoServer
-from kvps.transport import redacted
+from kvps.places import client_program
+from kvps.transport import connection_settings, redacted
+
+_OPTIONS = {
+    "path": "-s",
+    "host": "-h",
+    "port": "-p",
+    "db": "-n",
+    "username": "--user",
+    "ssl_ca_certs": "--cacert",
+    "ssl_certfile": "--cert",
+    "ssl_keyfile": "--key",
+}
 
 app = typer.Typer(help="Your own private Redis server, when it shall outlive a command.", no_args_is_help=True)
 
@@ -47,5 +59,18 @@ def cli(context: typer.Context, redis: common.Redis = None) -> None:
     url = redis or embedded.running()
     if url is None:
         raise NoServer("no private server runs: start one with kvps up, kvps aggregator start or kvps server start")
-    command, environment = embedded.client_command(url)
+    command, environment = client_command(url)
     os.execvpe(command[0], [*command, *context.args], os.environ | environment)
+
+
+def client_command(url: str) -> tuple[list[str], dict[str, str]]:
+    """The redis-cli command for `url`, and the environment that holds its password, which ps would show.
+
+    Raises NoServer without a redis-cli, InvalidSetting.
+    """
+    settings = connection_settings(url)
+    command = [client_program(), *(["--tls"] if url.startswith("rediss:") else [])]
+    for name, option in _OPTIONS.items():
+        if name in settings:
+            command += [option, str(settings[name])]
+    return command, {"REDISCLI_AUTH": settings["password"]} if "password" in settings else {}

@@ -69,6 +69,7 @@ class Supervisor:
             child.process, child.mark, child.reader = popen, process.mark(popen.pid), reader
 
     def _run(self, name: str, arguments: tuple[str, ...]) -> tuple[subprocess.Popen[str], threading.Thread]:
+        # -P, for a redis.py or random.py that lies in the user's directory is not meant.
         popen = subprocess.Popen(
             [sys.executable, "-P", "-m", "kvps", *arguments, "--quiet"],
             env=self._environment,

@@ -1,0 +1,46 @@
+"""The command line as tests run it: to its end, or beside them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+KVPS = [sys.executable, "-m", "kvps"]
+TINY = ["--epochs", "2", "--batch-size", "48"]
+
+
+def kvps_run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end."""
+    return subprocess.run(
+        [*KVPS, *arguments], capture_output=True, text=True, stdin=subprocess.DEVNULL, env=os.environ | environment
+    )
+
+
+class Started:
+    """A command that runs beside the test."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.process = subprocess.Popen(
+            [*KVPS, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True
+        )
+
+    def until(self, words: str) -> str:
+        """Read its output up to a line with these words."""
+        assert self.process.stdout
+        seen = ""
+        for line in self.process.stdout:
+            seen += line
+            if words in line:
+                return seen
+        raise AssertionError(f"it ended without {words!r}: {seen}")
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        """Send it a signal and wait; its exit code."""
+        self.process.send_signal(number)
+        return self.wait()
+
+    def wait(self) -> int:
+        self.process.communicate(timeout=60)
+        return self.process.returncode
