@@ -19,7 +19,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from kvps import keys
-from kvps.errors import NoServer, ServerError, ServerLost, ServerUnfit
+from kvps.errors import NoServer, ServerError, ServerFull, ServerLost, ServerUnfit
 from kvps.transport import ArrayPool, connection_settings, redacted
 from kvps.wire import Buffers
 
@@ -27,6 +27,7 @@ OLDEST_SERVER = (6, 2)
 BELL_MS = 1000  # the longest a wait goes without looking again
 _PATIENCE_S = 10.0
 _UNLINK_BATCH = 500
+_PASSING = ("BUSY ", "MASTERDOWN", "NOREPLICAS", "MISCONF", "CLUSTERDOWN", "TRYAGAIN")
 
 _T = TypeVar("_T")
 
@@ -97,16 +98,13 @@ class Client:
 
     # -- chunks -----------------------------------------------------------------------------------------------
 
-    def put(self, items: Sequence[tuple[str, Buffers]]) -> None:
-        """SET each key to its pieces of memory, and wait for every OK. Raises ServerLost, ServerError."""
-        self._repeat(lambda: self._arrays.put(items))
+    def put(self, items: Sequence[tuple[str, Buffers]], patience_s: float | None = None) -> None:
+        """SET each key to its pieces of memory, and wait for every OK. Raises ServerLost, ServerFull, ServerError."""
+        self._repeat(lambda: self._arrays.put(items), patience_s)
 
     def put_once(self, items: Sequence[tuple[str, Buffers]]) -> None:
         """Like `put`, but a cut is the caller's to judge: raises redis-py's ConnectionError or TimeoutError."""
-        try:
-            self._arrays.put(items)
-        except ResponseError as error:
-            raise self._refused(error) from None
+        self._repeat(lambda: self._arrays.put(items), cuts=False)
 
     def get(self, items: Sequence[tuple[str, memoryview]]) -> None:
         """GET each key into its buffer. Raises ChunkGone, ServerLost, ServerError."""
@@ -114,34 +112,43 @@ class Client:
 
     # -- failure ----------------------------------------------------------------------------------------------
 
-    def _repeat(self, run: Callable[[], _T]) -> _T:
-        deadline, delay = time.monotonic() + self._patience_s, 0.01
+    def _repeat(self, run: Callable[[], _T], patience_s: float | None = None, cuts: bool = True) -> _T:
+        """Run until it is answered; with ``cuts=False`` only as long as the server says that it may answer later."""
+        patience_s = self._patience_s if patience_s is None else patience_s
+        deadline, delay = time.monotonic() + patience_s, 0.01
         while True:
             try:
                 return run()
             except (AuthenticationError, AuthorizationError) as error:
                 raise NoServer(f"{redacted(self.url)} refuses the login: {error}") from None
             except (RedisConnectionError, RedisTimeoutError) as error:
-                if time.monotonic() + delay > deadline:
-                    raise ServerLost(
-                        f"no answer from {redacted(self.url)} for {self._patience_s:g} s ({error}): "
-                        f"what was acknowledged is as safe as that server's data"
-                    ) from None
-                # A server that is away rings no bell: this is the one wait that has no event to wait for.
-                time.sleep(delay)
-                delay = min(delay * 2, 0.5)
+                if not cuts:
+                    raise
+                failure: Exception = ServerLost(
+                    f"no answer from {redacted(self.url)} for {patience_s:g} s ({error}): "
+                    f"what was acknowledged is as safe as that server's data"
+                )
             except ResponseError as error:
-                raise self._refused(error) from None
+                failure = self._refused(error)
+                if not _passing(error):
+                    raise failure from None
             except InvalidResponse as error:
                 raise ServerError(f"{redacted(self.url)} answers as no Redis server does: {error}") from None
+            if time.monotonic() + delay > deadline:
+                raise failure
+            # A server that is away or full rings no bell: this is the one wait that has no event to wait for.
+            time.sleep(delay)
+            delay = min(delay * 2, 0.5)
 
     def _refused(self, error: ResponseError) -> Exception:
         if isinstance(error, redis.exceptions.NoScriptError):
             return error
-        if isinstance(error, redis.exceptions.OutOfMemoryError):
-            return ServerError(
+        if _full(error):
+            return ServerFull(
                 f"{redacted(self.url)} is out of memory and refused it: raise its maxmemory, or remove jobs (kvps rm)"
             )
+        if isinstance(error, redis.exceptions.ReadOnlyError):
+            return ServerError(f"{redacted(self.url)} is a replica and cannot be written: give the URL of its primary")
         return ServerError(f"{redacted(self.url)} answers: {error}")
 
     # -- preflight --------------------------------------------------------------------------------------------
@@ -163,6 +170,11 @@ class Client:
         except (InvalidResponse, ValueError) as error:  # ValueError: what stands for a number or text is none
             raise NoServer(f"what answers at {where} is no Redis server ({error}): check the URL") from None
 
+    def memory(self) -> tuple[int, int]:
+        """Bytes that the server uses, and how many it may use; 0 is no limit."""
+        info = self._repeat(lambda: self._redis.info("memory"))
+        return int(info["used_memory"]), int(info["maxmemory"])
+
     def run_id(self) -> str:
         """The server's own name for its present life."""
         return str(self._repeat(lambda: self._redis.info("server"))["run_id"])
@@ -173,6 +185,16 @@ class Client:
     def __exit__(self, *_: object) -> None:
         with suppress(Exception):
             self.close()
+
+
+def _passing(error: ResponseError) -> bool:
+    """Whether the same command may well be answered later: memory is freed, a failover or a script comes to its end."""
+    return _full(error) or isinstance(error, redis.exceptions.ReadOnlyError) or str(error).startswith(_PASSING)
+
+
+def _full(error: ResponseError) -> bool:
+    # Redis 6.2 wraps what a script was refused in an error of the script's.
+    return isinstance(error, redis.exceptions.OutOfMemoryError) or "-OOM " in str(error)
 
 
 def _check(where: str, info: Mapping[str, Any]) -> None:

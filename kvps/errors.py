@@ -11,6 +11,7 @@ KvpsError
 ├── ServerError
 │   ├── NoServer          nothing answers there, or nothing could be started
 │   ├── ServerUnfit       too old, evicting, read-only, or not the user's own
+│   ├── ServerFull        its memory is full: nothing was stored, and the call may be made again
 │   └── ServerLost        it answered before and does not any more
 ├── JobError
 │   ├── JobNotFound
@@ -71,6 +72,10 @@ class NoServer(ServerError):
 
 class ServerUnfit(ServerError):
     """A server that kvps must not train on: too old, evicting, read-only, or somebody else's."""
+
+
+class ServerFull(ServerError):
+    """The server's memory is full, or would be. Nothing was changed; the call may be made again when there is room."""
 
 
 class ServerLost(ServerError):

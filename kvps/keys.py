@@ -39,6 +39,8 @@ the job, bytes lie in the slot of their shard.
     kvps:{job/shard}:w:<name>:<chunk>      string  aggregator          weights, raw little-endian
     kvps:{job/shard}:opt.<slot>:<name>:<chunk>  string  aggregator     optimizer state
     kvps:{job/shard}:m:<name>              string  aggregator          JSON manifest, staged last
+    kvps:{job/shard}:reserve:<part>        string  aggregator          zeros, as large as a version: given up when a
+                                                                       full server refuses to stage one
     kvps:{job/shard}:g:<worker>.<incarnation>:<seq>:<chunk>  string  session  a gradient
 
 ``<name>`` is the staged name ``<version>.<term>``. Terms and incarnations carry a nonce, so no name is ever
@@ -159,6 +161,9 @@ class JobKeys:
 
     def gradient(self, shard: int, worker: str, incarnation: str, seq: int, chunk: int) -> str:
         return self._bytes(shard, f"g:{worker}.{incarnation}:{seq}:{chunk}")
+
+    def reserve(self, shard: int, part: int) -> str:
+        return self._bytes(shard, f"reserve:{part}")
 
     def slot(self, shard: int) -> str:
         """What all keys in a shard's slot begin with. The third part of each is its kind, the fourth its name."""

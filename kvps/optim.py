@@ -151,6 +151,11 @@ class Optimizer(_Setting):
         if hasattr(self, "weight_decay"):
             _require(self.weight_decay >= 0, f"{self.kind}: weight_decay must not be negative")
 
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """Names of its state arrays, each as large as the weights; all begin as zeros."""
+        raise NotImplementedError
+
     def lr_at(self, progress: float) -> float:
         """The learning rate after `progress` committed contributions per worker."""
         return self.lr.at(progress) if isinstance(self.lr, Schedule) else float(self.lr)
@@ -171,6 +176,10 @@ class SGD(Optimizer):
         _require(0 <= self.momentum < 1, f"sgd: momentum must be in [0, 1), it is {self.momentum}")
         _require(self.momentum > 0 or not self.nesterov, "sgd: nesterov needs a momentum above 0")
 
+    @property
+    def slots(self) -> tuple[str, ...]:
+        return ("momentum",) if self.momentum else ()
+
 
 @dataclass(frozen=True)
 class Adagrad(Optimizer):
@@ -184,6 +193,10 @@ class Adagrad(Optimizer):
     def __post_init__(self) -> None:
         super().__post_init__()
         _require(self.eps > 0, "adagrad: eps must be above 0")
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        return ("sum",)
 
 
 @dataclass(frozen=True)
@@ -202,6 +215,10 @@ class Adam(Optimizer):
         for name in ("beta1", "beta2"):
             _require(0 <= getattr(self, name) < 1, f"{self.kind}: {name} must be in [0, 1)")
         _require(self.eps > 0, f"{self.kind}: eps must be above 0")
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        return ("m", "v")
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Reads whole versions of a job: never half of one, and never waiting for anybody.
 
-Bytes are immutable and live until two versions later at least. A reader slower than that finds a chunk gone; it then
-pins a version and reads that, so that no storm of commits can starve it.
+Bytes are immutable and live until two versions later, unless memory is full. A reader slower than that finds a chunk
+gone; it then pins a version and reads that, so that no storm of commits can starve it.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Reader:
             except ChunkGone as gone:
                 self.restarts += 1
                 now = self.state()
-                if version <= now.version <= version + 1:  # nobody frees these yet
+                if now.version == version:  # nobody frees this one
                     raise CorruptData(f"version {version} of job {self._keys.job!r}: {gone}") from None
             pin = json.loads(self._scripts.pin(patience_ms))
             patience_ms *= 2  # the link may be slower than that

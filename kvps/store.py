@@ -11,11 +11,12 @@ from typing import Any
 from kvps import embedded, wire
 from kvps.client import Client
 from kvps.config import JobConfig
-from kvps.errors import InvalidSetting, KvpsError, LayoutMismatch, NotFinite, ServerLost
+from kvps.errors import InvalidSetting, KvpsError, LayoutMismatch, NotFinite, ServerFull, ServerLost
 from kvps.job import Job
 from kvps.keys import JOBS, JobKeys, staged_name
-from kvps.layout import Layout
+from kvps.layout import CHUNK_BYTES, Layout
 from kvps.scripts import JobScripts, job_exists, job_not_found
+from kvps.transport import redacted
 
 _SETTLE_S = 1.0
 
@@ -99,6 +100,8 @@ class Store:
         if self.client.call("EXISTS", keys.config):
             raise job_exists(name)
 
+        self._check_room(name, config, layout)
+
         # Staged under a name of its own: what another creator of the same job stages is never touched.
         history = secrets.token_hex(4)
         staged = staged_name(0, f"{history}-0-{secrets.token_hex(4)}")
@@ -115,6 +118,18 @@ class Store:
             self.client.unlink([key for key, _ in items])
             raise
         return Job(self.client, name)
+
+    def _check_room(self, name: str, config: JobConfig, layout: Layout) -> None:
+        """Raise ServerFull for a job that a server with limited memory could not hold at its worst moment."""
+        used, limit = self.client.memory()
+        # Two versions, the one being staged and the reserve for it; and of each worker what may wait and one more.
+        versions = 4 * layout.nbytes * (1 + len(config.optimizer.slots)) + 2 * CHUNK_BYTES * layout.shards
+        gradients = config.workers * (config.max_pending + 1) * layout.nbytes
+        if limit and used + versions + gradients > limit:
+            raise ServerFull(
+                f"job {name!r} needs {_mb(versions + gradients)} and {redacted(self.url)} has {_mb(limit - used)} left "
+                f"of its maxmemory ({_mb(limit)}): raise that, remove jobs (kvps rm), or have fewer workers"
+            )
 
     def job(self, name: str) -> Job:
         """The job of that name. Raises JobNotFound, InvalidName."""
@@ -179,3 +194,7 @@ class Store:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _mb(nbytes: int) -> str:
+    return f"{max(0, nbytes) / 1e6:,.1f} MB"

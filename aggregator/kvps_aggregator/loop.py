@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from kvps.client import BELL_MS
-from kvps.errors import JobNotFound, KvpsError, LeaseLost
+from kvps.errors import JobNotFound, KvpsError, LeaseLost, ServerFull
 from kvps.job import Job
 from kvps.plan import Plan
 from kvps.scripts import PlanGone
@@ -109,6 +109,8 @@ class Aggregator:
         self._next_sweep = time.monotonic() + self._job.config.worker_timeout_ms / 1000
         try:
             sweep(self._job, self._shards.values())
+            for shard in self._shards.values():
+                shard.keep_reserve()
         except LeaseLost as lost:
             log.warning("%s", lost)
 
@@ -159,6 +161,9 @@ class Aggregator:
                 log.warning("%s", lost)
                 self._drop(shard)
             except PlanGone:
+                return ""
+            except ServerFull as full:  # the plan stays open: the same is staged again, until there is room
+                self._say(f"{full}; goes on when there is room")
                 return ""
             except BadContribution as bad:
                 self._reject(shard, plan, bad)

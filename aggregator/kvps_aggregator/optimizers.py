@@ -20,13 +20,6 @@ State = Mapping[str, Array]
 _f = np.float32
 
 
-def slots(settings: Optimizer) -> tuple[str, ...]:
-    """Names of the optimizer's state arrays, each as large as the weights; all begin as zeros."""
-    if isinstance(settings, SGD):
-        return ("momentum",) if settings.momentum else ()
-    return ("sum",) if isinstance(settings, Adagrad) else ("m", "v")
-
-
 def update(
     settings: Optimizer,
     lr: float,

@@ -30,7 +30,7 @@ class Part:
         self.chunks = layout.chunks[number]
         self.low, self.high = layout.shard_range(number)
         self.size = self.high - self.low
-        self.slots = optimizers.slots(config.optimizer)
+        self.slots = config.optimizer.slots
         self.weights, self.next_weights = self._empty(), self._empty()
         self.state = {slot: np.zeros(self.size, DTYPE) for slot in self.slots}
         self.next_state = {slot: self._empty() for slot in self.slots}

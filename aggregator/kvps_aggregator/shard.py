@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from kvps import wire
-from kvps.errors import CorruptData
+from kvps.errors import CorruptData, ServerFull
 from kvps.job import Job
 from kvps.keys import staged_name
-from kvps.layout import DTYPE, Array
+from kvps.layout import CHUNK_BYTES, DTYPE, Array
 from kvps.plan import Contribution, Plan
 from kvps.state import State
 from kvps.transport import ChunkGone
@@ -24,6 +25,7 @@ from kvps_aggregator.record import Recorder
 
 _LINGER_BYTES = 32 << 20  # what the versions of a small job may take together; of a large one two are kept
 _LINGER_VERSIONS = 64
+_RESERVE_PART = 64 << 20  # Redis fills this much in some ten milliseconds
 
 
 class BadContribution(Exception):
@@ -50,9 +52,12 @@ class Shard:
         # A small model is two versions further within a millisecond, and a reader that lost its processor for a
         # moment would chase it: its old versions stay a little longer.
         nbytes = job.layout.nbytes * (1 + len(self._part.slots))
+        # A version, and two chunks on their way through the server's own buffers, which count too.
+        self._reserve = self._part.size * DTYPE.itemsize * (1 + len(self._part.slots)) + 2 * CHUNK_BYTES
         self._kept_versions = max(2, min(_LINGER_VERSIONS, _LINGER_BYTES // nbytes))
         self._names: dict[int, str] = {}  # versions whose bytes are still there
         self._dead: list[str] = []
+        self._gave_up_reserve = False
 
     # -- what the last holder left -----------------------------------------------------------------------------
 
@@ -140,9 +145,34 @@ class Shard:
         }
         text = json.dumps(manifest | {"digests": digests}).encode()
         items.append((self._job.keys.manifest(self.number, name), [memoryview(text)]))
-        self._job.client.put(items)
+        try:
+            self._job.client.put(items, patience_s=0)
+        except ServerFull:
+            self._make_room()
+            self._job.client.put(items)
         self.staged = plan
         return digests["w"]
+
+    def _make_room(self) -> None:
+        """Give up what a commit can do without: only commits free the memory that gradients take."""
+        for version in [v for v in self._names if v < self.version]:
+            self._bury_version(version)  # its readers find it gone, and read the present one
+        self.bury(self._reserve_keys())
+        self.free()
+        self._gave_up_reserve = True
+
+    def keep_reserve(self) -> None:
+        """On a server whose memory is limited, hold room for one version more. Raises nothing if there is none."""
+        with suppress(ServerFull):
+            self._gave_up_reserve = False
+            used, limit = self._job.client.memory()
+            for part, key in enumerate(self._reserve_keys() if limit else []):
+                size = min(_RESERVE_PART, self._reserve - part * _RESERVE_PART)
+                if used + 2 * size < limit and not self._job.client.call("EXISTS", key):
+                    self._job.client.call("SETRANGE", key, size - 1, "\0")
+
+    def _reserve_keys(self) -> list[str]:
+        return [self._job.keys.reserve(self.number, part) for part in range(-(-self._reserve // _RESERVE_PART))]
 
     @property
     def staged_as(self) -> str:
@@ -161,15 +191,20 @@ class Shard:
             if contribution.weight:
                 self._dead += self._gradient_keys(contribution)
         for version in [v for v in self._names if v <= self.version - self._kept_versions and v != pinned_version]:
-            name = self._names.pop(version)
-            self._dead += [*self._weight_keys(name), self._job.keys.manifest(self.number, name)]
-            for slot in self._part.slots:
-                self._dead += self._slot_keys(slot, name)
+            self._bury_version(version)
+
+    def _bury_version(self, version: int) -> None:
+        name = self._names.pop(version)
+        self._dead += [*self._weight_keys(name), self._job.keys.manifest(self.number, name)]
+        for slot in self._part.slots:
+            self._dead += self._slot_keys(slot, name)
 
     def free(self) -> None:
         """Delete the bytes that died. Raises LeaseLost if another may do that now; then it is left to him."""
         dead, self._dead = self._dead, []
         self._job.scripts.free(self.number, self.term, dead)
+        if self._gave_up_reserve and not self.staged:  # before the next gradients take the room
+            self.keep_reserve()
 
     # -- bytes -------------------------------------------------------------------------------------------------
 

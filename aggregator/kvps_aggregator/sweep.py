@@ -46,5 +46,5 @@ def dead(
             may_come = member and member.incarnation == incarnation and member.active and seq > member.accepted
             if not may_come and (worker, incarnation, seq) not in waiting:
                 yield key
-        elif kind != "owner" and rest[0] not in live_names:
+        elif kind not in ("owner", "reserve") and rest[0] not in live_names:
             yield key

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from kvps.config import JobConfig
-from kvps.errors import InvalidSetting, InvalidTask, WorkerEvicted
+from kvps.errors import InvalidSetting, InvalidTask, ServerFull, WorkerEvicted
 from kvps.job import Job
 from kvps.plan import Contribution
 from kvps.session import Session
@@ -75,13 +76,23 @@ def _work(job: Job, session: Session, task: Task, device: Device, slow: float, a
                 batch = batches[number]
             loss, grads = task.gradient(params, batch, device.xp)
             with patience.waiting():
-                session.push(grads, loss)
+                _push(session, grads, loss)
             if acks:
                 with acks.open("a") as file:  # one write a line: a kill leaves whole lines, or a last one without end
                     file.write(f"{session.worker} {session.incarnation} {session.sequence}\n")
             if slow > 1:
                 # Not a wait for anything: the slowness itself, of computing and sending alike.
                 time.sleep((slow - 1) * (time.perf_counter() - began))
+
+
+def _push(session: Session, grads: Mapping[str, Any], loss: float) -> None:
+    """Push, however long the server's memory is full: others' commits make room, or somebody does."""
+    while True:
+        try:
+            session.push(grads, loss)
+            return
+        except ServerFull as full:
+            log.warning("%s; tries again", full)
 
 
 def _next(session: Session, batches: Batches, config: JobConfig) -> int | None:
