@@ -118,7 +118,7 @@ def test_the_guard_ends_with_its_server(home: Path) -> None:
     with kvps.connect() as store:
         assert embedded.stop()
         assert eventually(lambda: processes_of(home) == []), processes_of(home)
-        assert not store.started_server
+        assert eventually(lambda: not store.started_server)
 
 
 # -- what is said when it cannot be had -----------------------------------------------------------------------

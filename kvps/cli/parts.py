@@ -132,17 +132,17 @@ def _announce(job: Job, quiet: bool) -> None:
         say(f"job {job.name}: {c.task or 'made in Python'}, {c.mode}, {c.workers} workers, {c.optimizer}")
 
 
-def _serve_all(store: Store, record: Path | None) -> None:
+def _serve_all(store: Store, record: Path | None = None) -> None:
     """One thread for each open job, and a look now and then for new ones and for those that are open again."""
     stop, threads, lost = threading.Event(), dict[str, threading.Thread](), list[ServerLost]()
     failed, passed_over = set[str](), set[str]()
     say("serving every job of this server; Ctrl-C ends it")
 
-    def run(job: Job, history: str) -> None:
-        failed.add(history)  # until it has ended well: what failed is not tried again and again
+    def run(job: Job, id: str) -> None:
+        failed.add(id)  # until it has ended well: what failed is not tried again and again
         try:
             serve(job, stop=stop, record=record)
-            failed.discard(history)
+            failed.discard(id)
         except ServerLost as error:
             lost.append(error)
             stop.set()
@@ -154,12 +154,10 @@ def _serve_all(store: Store, record: Path | None) -> None:
             threads = {name: t for name, t in threads.items() if t.is_alive()}
             for job, state in common.all_jobs(store, passed_over):
                 finished = state.finished(job.config)
-                if finished or job.name in threads or state.history in failed:
+                if finished or job.name in threads or state.id in failed:
                     continue
                 _announce(job, quiet=False)
-                threads[job.name] = threading.Thread(
-                    target=run, args=(job, state.history), name=f"kvps-serve-{job.name}"
-                )
+                threads[job.name] = threading.Thread(target=run, args=(job, state.id), name=f"kvps-serve-{job.name}")
                 threads[job.name].start()
     finally:
         stop.set()
