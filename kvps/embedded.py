@@ -14,9 +14,10 @@ import secrets
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,11 +29,12 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from kvps import process
-from kvps.errors import InvalidSetting, NoServer
+from kvps.errors import InvalidSetting, NoServer, ServerUnfit
 from kvps.places import runtime_dir, server_program, socket_path
 from kvps.transport import client_name, connection_settings
 
 _START_S = 15.0
+_LOAD_S = 600.0  # a server with data reads them first
 _REPLY_S = 2.0
 
 
@@ -82,21 +84,22 @@ def running() -> str | None:
 
 
 @contextmanager
-def ensured(listen: str | None = None) -> Iterator[Server]:
+def ensured(listen: str | None = None, data_dir: Path | None = None) -> Iterator[Server]:
     """The user's private server; started if it does not run, and then ended with this process.
 
     Whoever looks whether it is used waits until the block is left, so connect inside. `listen` is HOST:PORT of a
-    TCP port to open as well. Raises NoServer, ServerUnfit, InvalidSetting.
+    TCP port to open as well, `data_dir` where it keeps its data. Raises NoServer, ServerUnfit, InvalidSetting.
     """
     with alone():
         with _counting:
             server = _found()
             if server is None:
-                server = _start(listen, lasting=False)
+                server = _start(listen, data_dir, lasting=False)
                 _started[server.url] = server
-            elif listen:
+            elif listen or data_dir:
                 raise NoServer(
-                    "your private server runs already: end what started it (or kvps server stop) to use --listen"
+                    f"your private server runs already: end what started it (or kvps server stop) to use "
+                    f"{'--listen' if listen else '--data-dir'}"
                 )
             elif (ours := _started.get(server.url)) and ours.started_here:
                 server = ours
@@ -108,12 +111,12 @@ def ensured(listen: str | None = None) -> Iterator[Server]:
             raise
 
 
-def start(listen: str | None = None) -> str:
+def start(listen: str | None = None, data_dir: Path | None = None) -> str:
     """Start the private server to stay until `stop`; its URL. Raises NoServer if it runs, or cannot."""
     with alone():
         if running():
             raise NoServer("your private server runs already: kvps server status")
-        return _start(listen, lasting=True).url
+        return _start(listen, data_dir, lasting=True).url
 
 
 def stop() -> bool:
@@ -145,7 +148,7 @@ def join_line(url: str, listen: str) -> str:
     return f"KVPS_REDIS_URL=redis://:{password}@{f'[{host}]' if ':' in host else host}:{port} kvps worker"
 
 
-def _start(listen: str | None, lasting: bool) -> Server:
+def _start(listen: str | None, data_dir: Path | None, lasting: bool) -> Server:
     folder = runtime_dir()
     binary = server_program()
     url, log = f"unix://{quote(str(socket_path(folder)))}", folder / "redis.log"
@@ -160,6 +163,8 @@ def _start(listen: str | None, lasting: bool) -> Server:
         "logfile": f'"{log}"',
         "daemonize": "no",
     }
+    if data_dir:
+        settings |= {"dir": f'"{_own_directory(data_dir)}"', "appendonly": "yes", "appendfsync": "everysec"}
     if _listens(url):
         raise NoServer(f"your private server runs, but {folder / 'url'} is gone: end it, before you start another")
     if listen:
@@ -188,7 +193,9 @@ def _start(listen: str | None, lasting: bool) -> Server:
     if lasting:
         child.stdin.close()
     try:
-        _until(lambda: _answers(url), "it does not answer", child, log)
+        _until(
+            lambda: _answers(url, loading=False), "it does not answer", child, log, _LOAD_S if data_dir else _START_S
+        )
     except BaseException:
         _end(child)
         raise
@@ -214,10 +221,25 @@ def _found() -> Server | None:
     return Server(url, lasting=rest.strip() == "lasting") if _answers(url) else None
 
 
-def _until(done: object, message: str, child: subprocess.Popen[bytes] | None = None, log: Path | None = None) -> None:
+def _own_directory(path: Path) -> Path:
+    """The directory for the data, made with mode 0700: gradients and weights are the user's. Raises ServerUnfit."""
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            return path.resolve()
+    except OSError as error:
+        raise ServerUnfit(f"--data-dir {path} cannot hold the server's data: {error.strerror}") from None
+
+
+def _until(
+    done: Callable[[], bool],
+    message: str,
+    child: subprocess.Popen[bytes] | None = None,
+    log: Path | None = None,
+    patience_s: float = _START_S,
+) -> None:
     """Wait for a server to come or go: it gives no sign of either but its socket."""
-    assert callable(done)
-    deadline = time.monotonic() + _START_S
+    deadline = time.monotonic() + patience_s
     while not done():
         over = time.monotonic() > deadline
         if over or (child and child.poll() is not None):
@@ -227,13 +249,18 @@ def _until(done: object, message: str, child: subprocess.Popen[bytes] | None = N
         time.sleep(0.01)
 
 
-def _answers(url: str) -> bool:
-    """Whether it runs. Absent is only whom no socket leads to: another server in its place would bury its jobs."""
+def _answers(url: str, loading: bool = True) -> bool:
+    """Whether it runs. Absent is only whom no socket leads to: another server in its place would bury its jobs.
+
+    `loading` is the answer for one that still reads its data.
+    """
     if not _listens(url):
         return False
     try:
         with _connection(url) as connection:
             return bool(connection.ping())
+    except redis.exceptions.BusyLoadingError:
+        return loading
     except redis.exceptions.RedisError as error:
         if not _listens(url):  # it has ended since
             return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -21,18 +22,20 @@ from kvps.transport import redacted
 _SETTLE_S = 1.0
 
 
-def connect(url: str | None = None, listen: str | None = None) -> Store:
+def connect(url: str | None = None, listen: str | None = None, data_dir: Path | None = None) -> Store:
     """A store on the server at `url` (redis, rediss, unix), or for None on the user's own private server.
 
     That one is started if it does not run, and then ends with this process, or with the last of its stores that is
-    closed; `listen` is HOST:PORT of a TCP port it opens as well, behind a password. Raises NoServer, ServerUnfit,
-    InvalidSetting.
+    closed; `listen` is HOST:PORT of a TCP port it opens as well, behind a password. It keeps nothing, or with
+    `data_dir` all but the last second in files there. Raises NoServer, ServerUnfit, InvalidSetting.
     """
     if url is None:
-        with embedded.ensured(listen) as server:
+        with embedded.ensured(listen, data_dir) as server:
             return Store(_client(server.url), server)
-    if listen:
-        raise InvalidSetting("listen is for the private server: leave it out, or the URL")
+    if listen or data_dir:
+        raise InvalidSetting(
+            f"{'listen' if listen else 'data_dir'} is for the private server: leave it out, or the URL"
+        )
     return Store(_client(url))
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from commands import TINY, kvps_run
-from conftest import eventually, processes_of
+from conftest import BINARIES, eventually, processes_of
 
 import kvps
 from kvps import embedded
@@ -247,3 +247,37 @@ def test_modules_of_the_user_do_not_stand_in_for_others(home: Path, tmp_path: Pa
     kvps_command = [str(Path(sys.executable).with_name("kvps")), "up", "mine:Task"]
     done = subprocess.run(kvps_command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+# -- data that outlive it -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", list(BINARIES))
+def test_a_server_with_a_data_directory_goes_on_where_it_was(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setenv("KVPS_REDIS_SERVER", BINARIES[kind])
+    data = tmp_path / "data"
+    with kvps.connect(data_dir=data) as store:
+        store.create_job("job", {"x": np.full(3, 7, np.float32)})
+        with pytest.raises(kvps.NoServer, match="to use --data-dir"):
+            kvps.connect(data_dir=data)
+    assert data.stat().st_mode & 0o777 == 0o700
+    assert embedded.running() is None
+    with kvps.connect() as store:
+        assert store.jobs() == [], "without the directory it keeps nothing"
+    assert kvps_run("server", "start", "--data-dir", str(data)).returncode == 0
+    with kvps.connect() as store:
+        np.testing.assert_array_equal(store.job("job").snapshot()[1]["x"], np.full(3, 7, np.float32))
+    assert embedded.stop()
+
+
+def test_a_data_directory_that_is_none(home: Path, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    done = kvps_run("server", "start", "--data-dir", str(file))
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert f"--data-dir {file} cannot hold" in done.stderr
+    done = kvps_run("up", "digits", "--redis", "redis://h", "--data-dir", str(tmp_path))
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "--data-dir is for the private server" in done.stderr

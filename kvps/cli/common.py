@@ -48,6 +48,13 @@ Listen = Annotated[
 # Gradients of several workers at once: one thread each, or their thread pools fight for the cores.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
+DataDir = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="Have the private server keep its data there, and go on from them.  (default: it keeps nothing)",
+    ),
+]
 TaskName = Annotated[
     str, typer.Argument(metavar="TASK", help="digits, or module:attribute of a module in this directory.")
 ]
@@ -147,11 +154,14 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @contextmanager
-def serving_store(redis: str | None, listen: str | None = None, quiet: bool = False) -> Iterator[Store]:
+def serving_store(
+    redis: str | None, listen: str | None = None, data_dir: Path | None = None, quiet: bool = False
+) -> Iterator[Store]:
     """A store for a command that starts something: it may start the private server, and says how to look inside."""
-    if redis and listen:
-        raise InvalidSetting("--listen is for the private server: leave it out with --redis")
-    with kvps.connect(redis, listen) as store:
+    if redis and (listen or data_dir):
+        option = "--listen" if listen else "--data-dir"
+        raise InvalidSetting(f"{option} is for the private server: leave it out with --redis")
+    with kvps.connect(redis, listen, data_dir) as store:
         if not quiet:
             what = "private server" if redis is None else "server"
             say(f"{what} {redacted(store.url)}{_end_of(store)}")

@@ -58,6 +58,7 @@ def start(
     record: common.Record = None,
     redis: common.Redis = None,
     listen: common.Listen = None,
+    data_dir: common.DataDir = None,
     quiet: Quiet = False,
 ) -> None:
     """Serve a job until it is finished, or every job, later ones too, until stopped.
@@ -69,7 +70,7 @@ def start(
     if record is not None:
         record = check_directory(record)
     common.log_to_stderr(quiet)
-    with common.serving_store(redis, listen, quiet) as store:
+    with common.serving_store(redis, listen, data_dir, quiet) as store:
         if job is None:
             _serve_all(store, record)
         else:
@@ -98,6 +99,7 @@ def worker(
     acks: Annotated[Path | None, typer.Option(hidden=True)] = None,
     redis: common.Redis = None,
     listen: common.Listen = None,
+    data_dir: common.DataDir = None,
     quiet: Quiet = False,
 ) -> None:
     """Train: pull weights, compute gradients, push them, until all rounds are done."""
@@ -107,7 +109,7 @@ def worker(
             check_name(kind, name)
     device = open_device(gpu)
     common.log_to_stderr(quiet)
-    with common.serving_store(redis, listen, quiet) as store:
+    with common.serving_store(redis, listen, data_dir, quiet) as store:
         found = common.wait_for_job(store, job)
         _announce(found, quiet)
         train(found, device, id, factor, acks)

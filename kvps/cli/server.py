@@ -28,9 +28,9 @@ app = typer.Typer(help="Your own private Redis server, when it shall outlive a c
 
 
 @app.command()
-def start(listen: common.Listen = None) -> None:
+def start(listen: common.Listen = None, data_dir: common.DataDir = None) -> None:
     """Start the private server, to run until kvps server stop."""
-    url = embedded.start(listen)
+    url = embedded.start(listen, data_dir)
     say(f"private server {redacted(url)} runs until: kvps server stop")
     say("look inside: kvps cli")
     if listen:
@@ -39,7 +39,7 @@ def start(listen: common.Listen = None) -> None:
 
 @app.command()
 def stop() -> None:
-    """End the private server. Its jobs are gone with it."""
+    """End the private server. Its jobs are gone with it, unless it keeps its data (--data-dir)."""
     if not embedded.stop():
         raise NoServer("no private server runs")
     say("private server ended")

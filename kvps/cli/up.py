@@ -61,6 +61,7 @@ def up(
     record: common.Record = None,
     redis: common.Redis = None,
     listen: common.Listen = None,
+    data_dir: common.DataDir = None,
 ) -> None:
     """Train a task on this machine: server, aggregator and workers with one command."""
     factors = _slow_factors(slow or [], settings.workers)
@@ -79,7 +80,7 @@ def up(
     # All that can be asked of the task is asked before anything is started or stored.
     rounds = _rounds(found, config)
     params = found.parameters(config.seed)
-    with common.serving_store(redis, listen) as store:
+    with common.serving_store(redis, listen, data_dir) as store:
         name = job or _free_name(store, task.rpartition(":")[2])
         made = store.create_job(name, params, config=config)
         trial = Trial(kill_every, config.seed) if kill_every else None
