@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from conftest import BINARIES, running_server
+import redis
+from conftest import BINARIES, eventually, running_server
 from harness import check_chain
 from kvps_aggregator import Aggregator
 
@@ -116,6 +117,31 @@ def test_a_job_that_cannot_fit_is_refused_before_anything_is_stored(impatient: S
         impatient.create_job("job", {"x": np.zeros(3_000_000, np.float32)})
     assert impatient.client.call("DBSIZE") == before
     assert impatient.jobs() == []
+
+
+@pytest.mark.parametrize("kind", list(BINARIES))
+def test_a_server_that_is_busy_with_a_script_is_waited_for(kind: str) -> None:
+    now = "local function now() local t = redis.call('TIME') return t[1] * 1000 + t[2] / 1000 end "
+    busy = now + "local begun = now() repeat until now() > begun + 400"
+    with running_server(BINARIES[kind]) as url, kvps.connect(url) as store, Client(url) as other:
+        store.client.call("CONFIG", "SET", "lua-time-limit", 20)
+        job = store.create_job("job", {"x": np.zeros(3, np.float32)})
+        with job.join("w0") as session:
+            session.pull()
+            thread = threading.Thread(target=other.call, args=("EVAL", busy, 0))
+            thread.start()
+            assert eventually(lambda: _refuses_busy(url))
+            assert session.push({"x": np.ones(3, np.float32)}) == 1
+            thread.join()
+
+
+def _refuses_busy(url: str) -> bool:
+    with redis.Redis.from_url(url) as client:
+        try:
+            client.get("x")
+        except redis.exceptions.ResponseError as error:
+            return str(error).startswith("BUSY ")
+    return False
 
 
 def test_a_replica_that_is_promoted_in_time_is_waited_for() -> None:

@@ -270,3 +270,11 @@ def test_whether_the_report_can_be_written_is_found_out_first(mine: Any) -> None
         assert (done.returncode, done.stderr.count("\n"), done.stdout) == (2, 1, "")
         assert words in done.stderr
     assert mine.store.jobs() == []
+
+
+def test_the_digits_are_those_of_scikit_learn() -> None:
+    from kvps_workers import digits
+    from sklearn.datasets import load_digits
+
+    for ours, theirs in zip(digits._load(), load_digits(return_X_y=True), strict=True):
+        np.testing.assert_array_equal(ours, theirs)

@@ -5,7 +5,9 @@ x (n, 64) -> W1 (64, 64), b1 -> ReLU -> W2 (64, 10), b2 -> softmax -> cross-entr
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -23,11 +25,7 @@ class Digits:
     lr = 0.5
 
     def __init__(self) -> None:
-        try:
-            from sklearn.datasets import load_digits
-        except ImportError:
-            raise ImportError("digits needs scikit-learn's data: pip install 'kvps[demo]'") from None
-        x, y = load_digits(return_X_y=True)
+        x, y = _load()
         order = np.random.default_rng(_SPLIT_SEED).permutation(len(x))
         held_out = len(x) // 5
         self._x = (x[order] / 16).astype(np.float32)
@@ -70,6 +68,25 @@ class Digits:
         p = _softmax(hidden @ params["W2"] + params["b2"], xp)
         loss = -float(xp.log(p[xp.arange(len(y)), y] + 1e-12).mean())
         return {"loss": loss, "accuracy": float((p.argmax(1) == y).mean())}
+
+
+def _load() -> tuple[Any, Any]:
+    """Pixels (n, 64) and labels (n,), as scikit-learn has them.
+
+    Read from its file where that is found: to import all of scikit-learn takes longer than all else that a worker
+    does until it has joined.
+    """
+    found = importlib.util.find_spec("sklearn")
+    if found is None or found.origin is None:
+        raise ImportError("digits needs scikit-learn's data: pip install 'kvps[demo]'")
+    file = Path(found.origin).parent / "datasets" / "data" / "digits.csv.gz"
+    if file.exists():
+        table = np.loadtxt(file, delimiter=",")
+        return table[:, :-1], table[:, -1]
+    from sklearn.datasets import load_digits
+
+    x, y = load_digits(return_X_y=True)
+    return x, y
 
 
 def _softmax(z: Any, xp: ModuleType) -> Any:
