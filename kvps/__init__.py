@@ -7,6 +7,7 @@ with job.join("w0") as session:
     session.push(grads)
 """
 
+from kvps.checkpoint import Checkpoint
 from kvps.config import JobConfig
 from kvps.errors import (
     CorruptData,
@@ -44,6 +45,7 @@ __all__ = [
     "Adagrad",
     "Adam",
     "AdamW",
+    "Checkpoint",
     "CorruptData",
     "Cosine",
     "Exponential",

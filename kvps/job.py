@@ -9,17 +9,23 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvps import process
+from kvps.checkpoint import Checkpoint
 from kvps.client import Client
 from kvps.config import JobConfig
-from kvps.errors import UsageError, WorkerAlive
+from kvps.errors import CorruptData, UsageError, WorkerAlive
 from kvps.keys import JobKeys, check_name
 from kvps.layout import DTYPE, Array, Layout
 from kvps.reader import Reader
 from kvps.scripts import JobScripts, Joined, job_not_found
 from kvps.session import Session
 from kvps.state import Commit, State
+from kvps.transport import ChunkGone
 
 _LOG_PAGE = 500
+_CHECKPOINT_ARRAYS = 3  # the weights, and at the most two slots of an optimizer
+
+Entry = tuple[str, dict[str, str]]
+"""One entry of the commit log: its id, "<ms>-<number>" by the server's clock, and its fields."""
 
 
 @dataclass(frozen=True)
@@ -113,28 +119,53 @@ class Job:
                 return True
             self.client.wait({self.keys.commits: state.bell})
 
+    def checkpoint(self) -> Checkpoint:
+        """All that the newest version is: weights, optimizer state, clocks, units and members as of one instant.
+
+        Blocks nobody. Raises CorruptData if bytes that must be there are not.
+        """
+        while True:
+            state = self.reader.held(_CHECKPOINT_ARRAYS)
+            try:
+                return self.checkpoint_of(state)
+            except ChunkGone as gone:  # another reader's pin held another version
+                if self.state().version <= state.version + 1:  # nobody frees these yet
+                    raise CorruptData(f"version {state.version} of job {self.name!r}: {gone}") from None
+
+    def checkpoint_of(self, state: State) -> Checkpoint:
+        """The checkpoint of a version that is still there. Raises ChunkGone if it is not."""
+        return Checkpoint.of(self.name, state, self.config, self.layout, *self.reader.whole(state))
+
+    def page(self, after: str) -> list[Entry]:
+        """The next entries that stand in Redis of the commit log behind the entry `after`."""
+        reply = self.client.call("XRANGE", self.keys.commits, f"({after}", "+", "COUNT", _LOG_PAGE)
+        return [(entry, fields) for entry, fields in reply]
+
+    def entries(self, after: str = "0-0") -> Iterator[Entry]:
+        """What stands in Redis of the commit log behind the entry `after`, oldest first."""
+        while page := self.page(after):
+            yield from page
+            after = page[-1][0]
+
     def log(self) -> Iterator[Commit]:
-        """The commits in the commit log, oldest first."""
-        start = "-"
-        while entries := self.client.call("XRANGE", self.keys.commits, start, "+", "COUNT", _LOG_PAGE):
-            for _, fields in entries:
-                if fields["kind"] == "commit":
-                    yield Commit.of(fields)
-            start = "(" + entries[-1][0]
+        """The commits that stand in Redis of the commit log, oldest first: all, or those behind the last checkpoint
+        of an aggregator, and that one's."""
+        return (Commit.of(fields) for _, fields in self.entries() if fields["kind"] == "commit")
 
     def training_seconds(self) -> float:
-        """From the first join to the last commit, by the server's clock."""
+        """From the first join since it was created or restored to the last commit, by the server's clock."""
         log = self.keys.commits
-        first, last = self.client.together(
+        began, first, last = self.client.together(
             [
+                ("HGET", self.keys.version, "began"),  # noted when the first entries were moved into a file
                 ("XRANGE", log, "-", "+", "COUNT", 2),
                 ("XREVRANGE", log, "+", "-", "COUNT", 2 * self.config.workers + 1),
             ]
         )
         commits = [entry for entry, fields in last if fields["kind"] == "commit"]
-        if len(first) < 2 or not commits:
-            return 0.0
-        return (int(commits[0].split("-")[0]) - int(first[1][0].split("-")[0])) / 1000
+        if not began and len(first) > 1:
+            began = _ms(first[1][0])
+        return (_ms(commits[0]) - int(began)) / 1000 if began and commits else 0.0
 
     def holders(self) -> list[str]:
         """For each shard the aggregator that holds its lease, or ""."""
@@ -160,3 +191,8 @@ class Job:
             spent = sum(sum(v for k, v in span.items() if k.endswith("_ms")) for span in spans)
             out[worker] = Trace(losses[0] if losses else None, waited / spent if spent else 0.0)
         return out
+
+
+def _ms(entry: str) -> int:
+    """When an entry of a stream was written."""
+    return int(entry.partition("-")[0])

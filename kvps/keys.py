@@ -9,13 +9,18 @@ the job, bytes lie in the slot of their shard.
     kvps:{job}:config                      hash    create.lua          one readable field a setting
     kvps:{job}:layout                      string  create.lua          JSON: parameters, dtype, shapes, shards
     kvps:{job}:version                     hash    create, ready,      version, head, id, history, server (the run
-                                                   recover.lua         id with which that began), plan_id;
+                                                   recover, trim.lua   id with which that began), plan_id;
                                                                        shard:<i> and before:<i>: staged name now
-                                                                       and one version ago
-    kvps:{job}:clock                       hash    join, ready.lua     worker -> contributions committed
+                                                                       and one version ago; from_version, from_head,
+                                                                       from_contributions: of a restored job, the
+                                                                       checkpoint's; moved: the version up to which
+                                                                       the log is in a file; began: the first join, ms
+    kvps:{job}:clock                       hash    join, ready,        worker -> contributions committed
+                                                   create.lua
     kvps:{job}:workers                     hash    join, push, ready,  worker -> JSON: rank, incarnation, state
                                                    leave, evict,       (active, rejoining, draining, gone), accepted,
-                                                   recover.lua         pending, skip, finished, host, pid, device
+                                                   recover, create.lua pending, skip, finished, awaited (not there yet
+                                                                       since the restore), host, pid, device
     kvps:{job}:heartbeat                   zset    join, push,         worker -> server time of its last sign of
                                                    heartbeat.lua       life, ms; "" -> of the last look by an
                                                                        aggregator
@@ -25,8 +30,8 @@ the job, bytes lie in the slot of their shard.
                                                                        which term; the bell that wakes standbys
     kvps:{job}:inbox                       stream  push.lua            accepted contributions that wait
     kvps:{job}:units                       hash    take, push, ready,  next: the first unit never handed out; done: how
-                                                   leave, evict.lua    many are committed; and for each between them
-                                                                       who computes or has pushed it, or "free"
+                                                   leave, evict,       many are committed; and for each between them
+                                                   create.lua          who computes or has pushed it, or "free"
     kvps:{job}:plan                        string  plan.lua            JSON: the one open plan
     kvps:{job}:ready                       hash    ready.lua           shard -> term and digest staged for it
     kvps:{job}:commits                     stream  ready.lua (commit), the commit log; joins and leaves stand in

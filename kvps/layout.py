@@ -78,6 +78,8 @@ class Layout:
         for name, value in params.items():
             if not isinstance(name, str) or not name:
                 raise LayoutMismatch(f"parameter names must be non-empty strings, not {name!r}")
+            if name == "__metadata__":
+                raise LayoutMismatch("no parameter may be named '__metadata__': that is no tensor in a checkpoint")
             shape = _checked_shape(name, value)
             out.append(Parameter(name, shape, start))
             start = out[-1].stop

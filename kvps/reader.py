@@ -9,14 +9,16 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+import numpy as np
+
 from kvps.client import Client
 from kvps.errors import CorruptData
 from kvps.keys import JobKeys
-from kvps.layout import Array, Layout
+from kvps.layout import DTYPE, Array, Chunk, Layout
 from kvps.scripts import JobScripts, job_not_found
 from kvps.state import State
 from kvps.transport import ChunkGone
-from kvps.wire import view
+from kvps.wire import digests, view
 
 _PIN_MS = 5_000
 _SLOW_BYTES_PER_MS = 50_000  # a pin outlives a read at 50 MB/s
@@ -35,12 +37,24 @@ class Reader:
 
     def state(self) -> State:
         """The job at one instant. Raises JobNotFound."""
+        return self._state()
+
+    def held(self, arrays: int) -> State:
+        """The job at one instant, and its version pinned in that instant, long enough to read `arrays` arrays of its
+        size; unless another reader's pin holds another version. Raises JobNotFound."""
+        return self._state(self._scripts.pinning(self._patience_ms(arrays)))
+
+    def _state(self, *before: tuple[object, ...]) -> State:
         k = self._keys
         hashes = [("HGETALL", key) for key in (k.version, k.clock, k.workers, k.units)]
-        replies = self._client.together([*hashes, ("XREVRANGE", k.commits, "+", "-", "COUNT", 1)])
-        if not replies[0]:
+        replies = self._client.together([*before, *hashes, ("XREVRANGE", k.commits, "+", "-", "COUNT", 1)])
+        version, *rest = replies[len(before) :]
+        if not version:
             raise job_not_found(k.job)
-        return State.of(*replies)
+        return State.of(version, *rest)
+
+    def _patience_ms(self, arrays: int = 1) -> int:
+        return _PIN_MS + arrays * self._layout.nbytes // _SLOW_BYTES_PER_MS
 
     def weights(self, state: State, flat: Array) -> int:
         """Read the weights of `state`, or of a newer version, into `flat` (shape (size,), float32).
@@ -48,7 +62,7 @@ class Reader:
         Returns the version that was read. Raises CorruptData if bytes that must be there are not.
         """
         self.reads += 1
-        version, names, patience_ms = state.version, state.names, _PIN_MS + self._layout.nbytes // _SLOW_BYTES_PER_MS
+        version, names, patience_ms = state.version, state.names, self._patience_ms()
         while True:
             try:
                 self._read(names, flat)
@@ -65,11 +79,32 @@ class Reader:
             else:  # another reader's, too old for this one
                 version, names = now.version, now.names
 
-    def _read(self, names: Sequence[str], flat: Array) -> None:
-        self._client.get(
-            [
-                (self._keys.weights(c.shard, names[c.shard], c.number), view(flat[c.start : c.stop]))
-                for chunks in self._layout.chunks
-                for c in chunks
-            ]
-        )
+    def whole(self, state: State) -> tuple[Array, dict[str, Array]]:
+        """The weights of exactly this version, and its optimizer state (slot name -> array); all (size,) float32.
+
+        Raises ChunkGone if any of it is not there any more, CorruptData if it is not what was committed.
+        """
+        keys, layout = self._keys, self._layout
+        texts = self._client.together([("GET", keys.manifest(i, name)) for i, name in enumerate(state.names)])
+        if state.version and not all(texts):
+            raise ChunkGone("a manifest is gone")
+        logged: list[dict[str, str]] = [json.loads(text)["digests"] if text else {} for text in texts]
+        weights: Array = np.empty(layout.size, DTYPE)
+        self._read(state.names, weights)
+        slots = {slot: np.empty(layout.size, DTYPE) for slot in logged[0] if slot != "w"}
+        for slot, flat in slots.items():
+            self._read(state.names, flat, slot)
+        for what, flat in {"w": weights, **slots}.items():
+            for shard, digest in enumerate(digests(layout, flat)):
+                if logged[shard].get(what, digest) != digest:
+                    raise CorruptData(f"version {state.version} of job {keys.job!r}, shard {shard}: damaged in Redis")
+        return weights, slots
+
+    def _read(self, names: Sequence[str], flat: Array, slot: str = "") -> None:
+        def key(c: Chunk) -> str:
+            if slot:
+                return self._keys.state(c.shard, slot, names[c.shard], c.number)
+            return self._keys.weights(c.shard, names[c.shard], c.number)
+
+        chunks = [c for shard in self._layout.chunks for c in shard]
+        self._client.get([(key(c), view(flat[c.start : c.stop])) for c in chunks])

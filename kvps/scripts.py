@@ -71,6 +71,7 @@ NAMES = [
     "remove",
     "renew",
     "take",
+    "trim",
 ]
 SCRIPTS = {name: _load(name) for name in NAMES}
 _SHAS = {name: script.sha for name, script in SCRIPTS.items()}
@@ -142,14 +143,16 @@ class JobScripts:
             raise CorruptData(f"key {key} is a {found}, not a {want}: another program wrote there")
         return reply
 
-    def create(self, config: JobConfig, layout: Layout, history: str, name: str, server: str) -> None:
-        """Make the job, its version 0 staged under `name`. Raises JobExists."""
+    def create(
+        self, config: JobConfig, layout: Layout, history: str, name: str, server: str, checkpoint: str = ""
+    ) -> None:
+        """Make the job, its first version staged under `name`: 0, or `checkpoint`'s (JSON). Raises JobExists."""
         k = self._keys
         fields = [part for pair in config.to_hash().items() for part in pair]
         reply = self._run(
             "create",
-            [k.config, k.layout, k.version, k.commits, k.removed],
-            *(history, layout.to_json(), server, name, layout.shards),
+            [k.config, k.layout, k.version, k.commits, k.removed, k.clock, k.workers, k.units],
+            *(history, layout.to_json(), server, name, layout.shards, checkpoint),
             *fields,
         )
         if reply[0] == "EXISTS":
@@ -304,6 +307,11 @@ class JobScripts:
         k = self._keys
         return str(self._run("pin", [k.pin, k.version, k.clock], ms)[1])
 
+    def pinning(self, ms: int) -> tuple[object, ...]:
+        """`pin` as a command for a MULTI."""
+        k = self._keys
+        return ("EVAL", SCRIPTS["pin"].text, 3, k.pin, k.version, k.clock, ms)
+
     def heartbeat(self, worker: str, incarnation: str) -> None:
         """Raises WorkerEvicted."""
         reply = self._run("heartbeat", [self._keys.workers, self._keys.heartbeat], worker, incarnation)
@@ -343,6 +351,11 @@ class JobScripts:
         keys += [k.lease(i) for i in shards] + [k.term(i) for i in shards]
         reply = self._run("recover", keys, server, history, remembered)
         return reply[1], reply[2]
+
+    def trim(self, history: str, entry: str, version: int) -> int:
+        """Drop the log before an entry, that of the commit of `version`; how many were. None in another history."""
+        reply = self._run("trim", [self._keys.version, self._keys.commits], history, entry, version)
+        return int(reply[1]) if reply[0] == "OK" else 0
 
     def remove(self, workers: Sequence[str]) -> None:
         """Delete all control keys in one step; from then on the job does not exist, and only its name is taken."""

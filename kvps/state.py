@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvps import clocks
 from kvps.config import JobConfig
@@ -43,12 +43,21 @@ class Member:
         return self.clock + self.skip
 
 
+class Begin(NamedTuple):
+    """What a log goes on from: a version, its head, and how many contributions went into all versions up to it."""
+
+    version: int
+    head: str
+    contributions: int
+
+
 @dataclass(frozen=True)
 class State:
     """A job at one instant. `names` are the staged names of its shards, `bell` the newest log id.
 
     `id` is the job's own for ever, `history` new with each life of the server that may have lost writes, `server`
-    that life. `units` is the hash of that name.
+    that life. `units` is the hash of that name. The job's own log goes on from `begin`; what stands in Redis of it
+    begins with the commit of version `moved`, unless that is 0.
     """
 
     version: int
@@ -61,6 +70,8 @@ class State:
     members: Mapping[str, Member]
     units: Mapping[str, str]
     bell: str
+    begin: Begin
+    moved: int
 
     @classmethod
     def of(
@@ -92,6 +103,12 @@ class State:
             members=members,
             units=units,
             bell=log[0][0] if log else "0-0",
+            begin=Begin(
+                int(version.get("from_version", 0)),
+                version.get("from_head") or first_head(version["id"]),
+                int(version.get("from_contributions", 0)),
+            ),
+            moved=int(version.get("moved", 0)),
         )
 
     def admits(self, rounds_done: int, staleness: int, workers: int) -> bool:

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from kvps import embedded, wire
+from kvps.checkpoint import Checkpoint
 from kvps.client import Client
 from kvps.config import JobConfig
 from kvps.errors import InvalidSetting, KvpsError, LayoutMismatch, NotFinite, ServerFull, ServerLost
 from kvps.job import Job
-from kvps.keys import JOBS, JobKeys, staged_name
-from kvps.layout import CHUNK_BYTES, Layout
+from kvps.keys import JOBS, JobKeys, check_name, staged_name
+from kvps.layout import CHUNK_BYTES, DTYPE, Layout
 from kvps.scripts import JobScripts, job_exists, job_not_found
 from kvps.transport import redacted
+from kvps.wire import Buffers
 
 _SETTLE_S = 1.0
 
@@ -85,7 +89,7 @@ class Store:
         or give a whole `config`. Raises JobExists, InvalidName, InvalidSetting, LayoutMismatch, NotFinite; then
         nothing was changed.
         """
-        keys = JobKeys(name)
+        check_name("job", name)
         if not isinstance(params, Mapping):
             raise LayoutMismatch(
                 f"parameters must be a mapping of names to float32 arrays, not {type(params).__name__}"
@@ -100,21 +104,59 @@ class Store:
         for parameter, array in zip(layout.parameters, arrays, strict=True):
             if not wire.finite(array):
                 raise NotFinite(f"parameter {parameter.name!r} holds NaN or Inf")
+        chunks = wire.chunked(layout, arrays)
+        return self._make(name, config, layout, [("w", chunks)], None)
+
+    def restore_job(self, checkpoint: Checkpoint, name: str | None = None, shards: int | None = None) -> Job:
+        """Make a job that goes on from a checkpoint: under its name or another, with its shards or other ones.
+
+        Its workers join under their old ids and go on where those were; those that were at work are waited for.
+        Raises JobExists, InvalidName, InvalidSetting; then nothing was changed.
+        """
+        config = checkpoint.config if shards is None else replace(checkpoint.config, shards=shards)
+        layout = Layout.of(checkpoint.layout.views(checkpoint.weights), config.shards)
+        arrays = {"w": checkpoint.weights, **checkpoint.slots}
+        chunks = [
+            (what, [[[wire.view(flat[c.start : c.stop])] for c in shard] for shard in layout.chunks])
+            for what, flat in arrays.items()
+        ]
+        return self._make(checkpoint.job if name is None else name, config, layout, chunks, checkpoint)
+
+    def _make(
+        self,
+        name: str,
+        config: JobConfig,
+        layout: Layout,
+        arrays: Sequence[tuple[str, Sequence[Sequence[Buffers]]]],
+        checkpoint: Checkpoint | None,
+    ) -> Job:
+        """Stage a job's first version, and make it visible. `arrays` are "w" and optimizer slots, in chunks."""
+        keys = JobKeys(name)
         if self.client.call("EXISTS", keys.config):
             raise job_exists(name)
-
         self._check_room(name, config, layout)
-
         # Staged under a name of its own: what another creator of the same job stages is never touched.
         history = secrets.token_hex(4)
-        staged = staged_name(0, f"{history}-0-{secrets.token_hex(4)}")
-        chunks = wire.chunked(layout, arrays)
-        items = [(keys.weights(i, staged, j), c) for i, shard in enumerate(chunks) for j, c in enumerate(shard)]
+        version = checkpoint.version if checkpoint else 0
+        staged = staged_name(version, f"{history}-0-{secrets.token_hex(4)}")
+        items: list[tuple[str, Buffers]] = []
+        for shard in range(layout.shards):
+            digests = {}
+            for what, chunks in arrays:
+                for number, chunk in enumerate(chunks[shard]):
+                    key = keys.weights(shard, staged, number)
+                    items.append((key if what == "w" else keys.state(shard, what, staged, number), chunk))
+                digests[what] = wire.fold(wire.digest(chunk) for chunk in chunks[shard])
+            if version:  # version 0 has none: nobody has committed it
+                low, high = layout.shard_range(shard)
+                manifest = {"plan": 0, "version": version, "bytes": (high - low) * DTYPE.itemsize, "digests": digests}
+                items.append((keys.manifest(shard, staged), [memoryview(json.dumps(manifest).encode())]))
         scripts = JobScripts(self.client.call, keys, layout.shards)
+        begins = json.dumps(_as_text(checkpoint)) if checkpoint else ""
         try:
             self.client.put(items)
             self.client.call("SADD", JOBS, name)  # first: a job that nobody lists would be there for ever
-            scripts.create(config, layout, history, staged, self.client.run_id())
+            scripts.create(config, layout, history, staged, self.client.run_id(), begins)
         except ServerLost:
             raise  # it may have been created all the same: whose bytes these are is not known
         except KvpsError:
@@ -201,3 +243,17 @@ class Store:
 
 def _mb(nbytes: int) -> str:
     return f"{max(0, nbytes) / 1e6:,.1f} MB"
+
+
+def _as_text(checkpoint: Checkpoint) -> dict[str, str | dict[str, str]]:
+    """What create.lua takes over of a checkpoint; numbers as text, for Lua would round them."""
+    return {
+        "version": str(checkpoint.version),
+        "head": checkpoint.head,
+        "contributions": str(checkpoint.begin.contributions),
+        "job": checkpoint.job,
+        "id": checkpoint.id,
+        "clock": {worker: str(count) for worker, count in checkpoint.clock.items()},
+        "workers": checkpoint.workers_anew(),
+        "units": checkpoint.units_anew(),
+    }

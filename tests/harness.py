@@ -7,26 +7,28 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 from kvps_aggregator import Aggregator
+from kvps_aggregator.save import Checkpoints
 
 import kvps
 from kvps.job import Job
+from kvps.log import Log
 from kvps.session import Session
-from kvps.state import first_head
 
 Params = dict[str, np.ndarray]
 
 
 @contextmanager
-def aggregating(job: Job, shards: list[int] | None = None) -> Iterator[None]:
+def aggregating(job: Job, shards: list[int] | None = None, checkpoints: Checkpoints | None = None) -> Iterator[None]:
     """An aggregator serves the job inside the block; what it raises is raised behind it."""
     stop, failures = threading.Event(), []
 
     def run() -> None:
         try:
-            Aggregator(job, stop, shards).run(until_finished=False)
+            Aggregator(job, stop, shards, checkpoints=checkpoints).run(until_finished=False)
         except BaseException as error:
             failures.append(error)
 
@@ -70,10 +72,11 @@ def work_on(job: Job, worker: str, rounds: int) -> list[int]:
             continue
 
 
-def check_chain(job: Job) -> int:
-    """Assert that the commit log is one unbroken chain from version 0 to the job's head; its length."""
-    head, version = first_head(job.state().id), 0
-    for commit in job.log():
+def check_chain(job: Job, directory: Path | None = None) -> int:
+    """Assert that the commit log is one unbroken chain from its begin to the job's head; its last version."""
+    log = Log(job, job.state(), directory)
+    version, head, _ = log.begin
+    for commit in log.commits():
         assert commit.follows(head), f"version {commit.version} does not follow {head}"
         assert commit.version == version + 1
         head, version = commit.head, commit.version

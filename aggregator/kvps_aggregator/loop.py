@@ -19,6 +19,7 @@ from kvps.job import Job
 from kvps.plan import Plan
 from kvps.scripts import PlanGone
 from kvps_aggregator.lease import Leases
+from kvps_aggregator.save import Checkpoints, Saver
 from kvps_aggregator.shard import BadContribution, Shard
 from kvps_aggregator.sweep import sweep
 
@@ -26,26 +27,38 @@ log = logging.getLogger("kvps.commit")
 
 
 def serve(
-    job: Job, *, stop: threading.Event | None = None, until_finished: bool = True, record: Path | None = None
+    job: Job,
+    *,
+    stop: threading.Event | None = None,
+    until_finished: bool = True,
+    record: Path | None = None,
+    checkpoints: Checkpoints | None = None,
 ) -> None:
     """Aggregate for `job` until it is finished or removed, or `stop` is set.
 
     A job is finished when as many workers as it was made for have left with all their rounds done, and all
     they pushed is committed. With ``until_finished=False`` it goes on for those who may still join. May run in
     any number of processes and threads: one holds each shard, the others stand by. With `record` every
-    contribution is kept in a file under that directory. Raises ServerLost, CorruptData, and KvpsError if that
+    contribution is kept in a file under that directory; with `checkpoints` they are written, and the commit log is
+    moved into a file with each. Raises ServerLost, CorruptData, and KvpsError if that
     cannot be written.
     """
-    Aggregator(job, stop or threading.Event(), record=record).run(until_finished)
+    Aggregator(job, stop or threading.Event(), record=record, checkpoints=checkpoints).run(until_finished)
 
 
 class Aggregator:
     """One aggregator of one job. `shards` restricts which it may hold; None is all."""
 
     def __init__(
-        self, job: Job, stop: threading.Event, shards: list[int] | None = None, record: Path | None = None
+        self,
+        job: Job,
+        stop: threading.Event,
+        shards: list[int] | None = None,
+        record: Path | None = None,
+        checkpoints: Checkpoints | None = None,
     ) -> None:
         self._job = job
+        self._saver = Saver(job, checkpoints) if checkpoints else None
         self._record = record
         self._stop = stop
         self._eligible = list(range(job.layout.shards)) if shards is None else shards
@@ -75,6 +88,8 @@ class Aggregator:
                 elif commit_id is None:
                     if until_finished and changed and job.state().finished(job.config):
                         self.sweep()
+                        if self._saver and 0 in self._shards:
+                            self._saver.finish()
                         return
                     rung = job.client.wait({key: seen[key] for key in self._bells()}, self._patience_ms())
                     changed, freed = stream.inbox not in rung, stream.leases in rung
@@ -84,6 +99,8 @@ class Aggregator:
         finally:
             with suppress(KvpsError):
                 self.release()
+            if self._saver:
+                self._saver.close()
 
     def release(self) -> None:
         """Give up all shards, so that a standby can take them at once."""
@@ -205,6 +222,8 @@ class Aggregator:
 
     def _promote(self, shard: Shard, pin: str) -> None:
         shard.promote(_pinned(pin))
+        if self._saver and shard.number == 0:
+            self._saver.committed(shard.version)
         try:
             shard.free()
         except LeaseLost:

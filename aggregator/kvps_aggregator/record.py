@@ -26,14 +26,14 @@ from kvps.wire import view
 from kvps_aggregator.replay import Unproved
 
 
-def check_directory(directory: Path) -> Path:
-    """The directory, made if need be. Raises InvalidSetting if it cannot be written to."""
+def check_directory(directory: Path, option: str = "--record") -> Path:
+    """The directory that an option names, made if need be. Raises InvalidSetting if it cannot be written to."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InvalidSetting(f"--record {directory}: {error.strerror}") from None
+        raise InvalidSetting(f"{option} {directory}: {error.strerror}") from None
     if not os.access(directory, os.W_OK | os.X_OK):
-        raise InvalidSetting(f"--record {directory}: no permission to write there")
+        raise InvalidSetting(f"{option} {directory}: no permission to write there")
     return directory.resolve()
 
 

@@ -1,13 +1,13 @@
 """Proves a commit log in one process, without Redis: that it is one chain, and that its contributions make its weights.
 
 The chain is looked at first and whole, which also tells which old versions contributions were computed on. Then the
-job is computed again from version 0 by the code that its aggregators ran, with gradients from a `Source`, and every
-digest that comes out is held against the one logged.
+job is computed again, from version 0 or a checkpoint, by the code that its aggregators ran, with gradients from a
+`Source`, and every digest that comes out is held against the one logged.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -16,11 +16,13 @@ from typing import Protocol
 import numpy as np
 
 from kvps import wire
+from kvps.checkpoint import Checkpoint
 from kvps.config import JobConfig
 from kvps.errors import CorruptData
 from kvps.layout import Array, Layout
+from kvps.log import Log
 from kvps.plan import Contribution
-from kvps.state import Commit, State, first_head
+from kvps.state import Begin, Commit, State
 from kvps_aggregator.part import Part
 
 
@@ -48,16 +50,20 @@ class Source(Protocol):
 class Proof:
     """How much of a log was proved.
 
-    commits, contributions, head   how far it is one chain
+    since                          the version that the chain goes on from: 0 unless the log before it is not there
+    commits, contributions, head   how far it is one chain: the version, and how many contributions up to it
+    replayed_since                 the version from which on it was computed again
     replayed                       how many commits came out bit for bit; `by` recomputed, recorded, or "" (neither)
     weights_sha256                 of the weights of `weights_version` in Redis
     differs                        the first commit that is not what it must be, and how; "" if there is none
     """
 
+    since: int
     commits: int
     contributions: int
     head: str
     by: str
+    replayed_since: int
     replayed: int
     weights_version: int
     weights_sha256: str
@@ -65,49 +71,61 @@ class Proof:
 
 
 def prove(
-    log: Callable[[], Iterable[Commit]],
+    log: Log,
     state: State,
     config: JobConfig,
     layout: Layout,
     stored: tuple[int, Array],
     source: Source | None,
+    start: Checkpoint | None = None,
 ) -> Proof:
     """Prove the log up to `state`, and that it made the weights `stored`: (version, (size,) float32).
 
-    `log` returns the entries from version 1 on, each time it is called; it may hold more than `state` knows of.
+    The log may hold more than `state` knows of. What is computed again is computed from `start`, or from version 0 if
+    the log goes back so far.
     """
     version, flat = stored
-    chain, replay, differs = Chain(state, layout.shards), None, ""
+    chain, replay, differs = Chain(log.begin, state, layout.shards), None, ""
     logged: tuple[str, ...] = ()
     made = None
+    if not start and log.begin.version:
+        source = None
     try:
-        for commit in _until(log(), state.version):
+        heads = {log.begin.version: log.begin.head}
+        for commit in _until(log.commits(), state.version):
             chain.add(commit)
             logged = commit.shards if commit.version == version else logged
+            if start and commit.version == start.version:
+                heads[commit.version] = commit.head
         chain.end(state)
+        if start and heads.get(start.version) != start.head:
+            raise Unproved(f"version {start.version}: the checkpoint is not of this log, or the log does not reach it")
         if source:
-            replay = Replay(config, layout, source, chain.uses if source.wants_weights else {})
-            made = replay.weights() if version == 0 else None
-            again = Chain(state, layout.shards)  # the log may have been cut since it was read first
-            for commit in _until(log(), state.version):
+            replay = Replay(config, layout, source, chain.uses if source.wants_weights else {}, start)
+            made = replay.weights() if version == replay.version else None
+            again = Chain(log.begin, state, layout.shards)  # the log may have been cut since it was read first
+            for commit in _until(log.commits(), state.version):
                 again.add(commit)
-                replay.add(commit)
-                made = replay.weights() if commit.version == version else made
+                if commit.version > replay.version:
+                    replay.add(commit)
+                    made = replay.weights() if commit.version == version else made
         with _at(f"version {version}"):
             _compare(layout, flat, logged, made)
     except Unproved as reason:
         differs = str(reason)
     except CorruptData as unreadable:
         differs = str(unreadable)
+    since = start.version if start else 0
     return Proof(
-        *(chain.version, chain.contributions, chain.head, source.proof if source else ""),
-        *(replay.version if replay else 0, version, wire.weights_sha256(flat), differs),
+        *(log.begin.version, chain.version, chain.contributions, chain.head, source.proof if source else ""),
+        *(since, replay.version - since if replay else 0, version, wire.weights_sha256(flat), differs),
     )
 
 
 def _compare(layout: Layout, flat: Array, logged: tuple[str, ...], made: Array | None) -> None:
     """Compare the weights in Redis with what their commit logged, and with what a replay made. Raises Unproved."""
-    for shard, (here, there) in enumerate(zip(wire.digests(layout, flat), logged, strict=False)):
+    as_logged = Layout(layout.parameters, len(logged) or layout.shards)  # it may be of a job before this one
+    for shard, (here, there) in enumerate(zip(wire.digests(as_logged, flat), logged, strict=False)):
         if here != _digest(there):
             raise Unproved(f"the weights of shard {shard} in Redis are not those that were committed")
     if made is not None and wire.weights_sha256(made) != wire.weights_sha256(flat):
@@ -140,12 +158,13 @@ def _digest(shard: str) -> str:
 class Chain:
     """A log as far as it is one chain. `uses` is for each base version the last version it went into."""
 
-    def __init__(self, state: State, shards: int) -> None:
-        self.version, self.contributions, self.head = 0, 0, first_head(state.id)
+    def __init__(self, begin: Begin, state: State, shards: int) -> None:
+        self.version, self.head, self.contributions = begin
         self.uses: dict[int, int] = {}
         self._ranks = {member.worker: member.rank for member in state.members.values()}
         self._seqs: dict[tuple[str, str], int] = {}
         self._shards = shards
+        self._own = state.begin.version
 
     def add(self, commit: Commit) -> None:
         """Go on to the next entry. Raises Unproved."""
@@ -177,7 +196,8 @@ class Chain:
             yield f"its plan is for version {plan.version}"
         if plan.progress != self.contributions:
             yield f"its progress is {plan.progress}, but {self.contributions} contributions were committed before it"
-        if len(commit.shards) != self._shards:
+        shards = self._shards if commit.version > self._own else len(commit.shards)  # a job before had its own number
+        if len(commit.shards) != shards:
             yield f"it names {len(commit.shards)} shards, the job has {self._shards}"
         if strangers := [c.worker for c in plan.contributions if c.worker not in self._ranks]:
             yield f"it holds a contribution of {strangers[0]!r}, who never joined"
@@ -190,26 +210,43 @@ class Chain:
                 yield f"{who} was committed before"
             if not 0 <= c.base < commit.version:
                 yield f"{who} was computed on version {c.base}, which was not yet"
-            if c.weight and len(c.digests) != self._shards:
-                yield f"{who} has {len(c.digests)} digests, the job {self._shards} shards"
+            if c.weight and len(c.digests) != shards:
+                yield f"{who} has {len(c.digests)} digests, the job {shards} shards"
             self._seqs[c.worker, c.incarnation] = c.seq
 
 
 class Replay:
-    """A job computed again, up to `version`. Keeps of its old versions those in `uses`, as long as they are used."""
+    """A job computed again, up to `version`. Keeps of its old versions those in `uses`, as long as they are used.
 
-    def __init__(self, config: JobConfig, layout: Layout, source: Source, uses: Mapping[int, int]) -> None:
-        self.version = 0
-        self._layout = layout
+    It begins with `start`, or else with version 0 of the source.
+    """
+
+    def __init__(
+        self,
+        config: JobConfig,
+        layout: Layout,
+        source: Source,
+        uses: Mapping[int, int],
+        start: Checkpoint | None = None,
+    ) -> None:
+        self.version = start.version if start else 0
+        self._config = config
         self._source = source
         self._uses = uses
         self._kept: dict[int, Array] = {}
-        self._parts = [Part(config, layout, shard) for shard in range(layout.shards)]
         with _at("version 0"):
-            initial = source.initial()
-        for part in self._parts:
-            np.copyto(part.weights, initial[part.low : part.high])
+            weights = start.weights if start else source.initial()
+        self._cut(layout, weights, start.slots if start else {})
         self._keep()
+
+    def _cut(self, layout: Layout, weights: Array, slots: Mapping[str, Array]) -> None:
+        """Go on from these arrays, (size,) float32, in parts as the layout has them."""
+        self._layout = layout
+        self._parts = [Part(self._config, layout, shard) for shard in range(layout.shards)]
+        for part in self._parts:
+            np.copyto(part.weights, weights[part.low : part.high])
+            for slot, array in slots.items():
+                np.copyto(part.state[slot], array[part.low : part.high])
 
     def weights(self) -> Array:
         """A copy of the weights, (size,) float32."""
@@ -217,6 +254,9 @@ class Replay:
 
     def add(self, commit: Commit) -> None:
         """Make the next version as its entry says. Raises Unproved."""
+        if len(commit.shards) != len(self._parts):  # restored from its checkpoint with another number of shards
+            slots = {slot: np.concatenate([part.state[slot] for part in self._parts]) for slot in self._parts[0].slots}
+            self._cut(Layout(self._layout.parameters, len(commit.shards)), self.weights(), slots)
         with _at(f"commit {commit.version}"):
             for part in self._parts:
                 part.begin()
@@ -234,7 +274,10 @@ class Replay:
 
     def _apply(self, c: Contribution) -> None:
         with _at(f"contribution {c.seq} of {c.worker} (round {c.round}, on version {c.base})"):
-            gradient = self._source.gradient(c, self._kept.get(c.base))
+            base = self._kept.get(c.base)
+            if base is None and self._source.wants_weights:
+                raise Unproved("its weights are older than the checkpoint: begin with an earlier one")
+            gradient = self._source.gradient(c, base)
             for shard, digest in enumerate(wire.digests(self._layout, gradient)):
                 if digest != c.digests[shard]:
                     raise Unproved(f"shard {shard}: {self._source.otherwise(c, shard)}")

@@ -84,7 +84,7 @@ class Shard:
             self._check_manifest(name)
         elif self._recorder:
             self._recorder.initial(self._part.weights, self._part.digest(self._part.weights))
-        self._names = {self.version - 1: before, self.version: name} if self.version else {0: name}
+        self._names = {self.version: name} if before == name else {self.version - 1: before, self.version: name}
         if pinned:
             self._names.setdefault(pinned[0], pinned[1])
         self.staged = None

@@ -12,7 +12,7 @@ from typing import Any
 import typer
 
 from kvps import process
-from kvps.cli import jobs, parts, server, up, verify
+from kvps.cli import checkpoint, jobs, parts, server, up, verify
 from kvps.errors import KvpsError, UsageError
 
 app = typer.Typer(
@@ -29,6 +29,7 @@ app.add_typer(parts.aggregator, name="aggregator")
 app.command("worker")(parts.worker)
 app.command("jobs")(jobs.jobs)
 app.command("status")(jobs.status)
+app.add_typer(checkpoint.app, name="checkpoint")
 app.command("verify")(verify.verify)
 app.command("rm")(jobs.rm)
 app.add_typer(server.app, name="server")

@@ -15,6 +15,8 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
+from kvps_aggregator.record import check_directory
+from kvps_aggregator.save import Checkpoints
 from kvps_workers import Task
 from kvps_workers.loop import rounds_of
 
@@ -63,6 +65,26 @@ Record = Annotated[
     Path | None,
     typer.Option("--record", metavar="DIR", help="Keep every contribution in a file there, for kvps verify --record."),
 ]
+
+DEFAULT_CHECKPOINTS = Path("checkpoints")
+CheckpointEvery = Annotated[
+    int | None,
+    typer.Option(
+        "--checkpoint-every",
+        metavar="N",
+        help="Write a checkpoint after every N-th version and after the last, and move the commit log to it.",
+    ),
+]
+CheckpointDirectory = Annotated[Path, typer.Option("--checkpoints", metavar="DIR", help="Where checkpoints go.")]
+Keep = Annotated[int, typer.Option(metavar="K", help="How many checkpoints of a job are kept.")]
+
+
+def checkpoints_of(every: int | None, directory: Path, keep: int) -> Checkpoints | None:
+    """What these options say; None if no checkpoints are written. Raises InvalidSetting."""
+    for option, number in (("--checkpoint-every", every), ("--keep", keep)):
+        if number is not None and number < 1:
+            raise InvalidSetting(f"{option} must be 1 or more, not {number}")
+    return None if every is None else Checkpoints(check_directory(directory, "--checkpoints"), every, keep)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from kvps_aggregator import serve
 from kvps_aggregator.record import check_directory
+from kvps_aggregator.save import Checkpoints
 from kvps_workers import load_task
 from kvps_workers.device import open_device
 from kvps_workers.loop import train
@@ -56,6 +57,9 @@ def start(
         typer.Option("--job", metavar="NAME", help="Serve this job until it is finished.  (default: every job)"),
     ] = None,
     record: common.Record = None,
+    checkpoint_every: common.CheckpointEvery = None,
+    checkpoints: common.CheckpointDirectory = common.DEFAULT_CHECKPOINTS,
+    keep: common.Keep = 3,
     redis: common.Redis = None,
     listen: common.Listen = None,
     data_dir: common.DataDir = None,
@@ -69,14 +73,15 @@ def start(
         check_name("job", job)
     if record is not None:
         record = check_directory(record)
+    saving = common.checkpoints_of(checkpoint_every, checkpoints, keep)
     common.log_to_stderr(quiet)
     with common.serving_store(redis, listen, data_dir, quiet) as store:
         if job is None:
-            _serve_all(store, record)
+            _serve_all(store, record, saving)
         else:
             found = common.wait_for_job(store, job)
             _announce(found, quiet)
-            serve(found, record=record)
+            serve(found, record=record, checkpoints=saving)
             if not quiet:
                 say(f"job {found.name}: finished")
 
@@ -134,7 +139,7 @@ def _announce(job: Job, quiet: bool) -> None:
         say(f"job {job.name}: {c.task or 'made in Python'}, {c.mode}, {c.workers} workers, {c.optimizer}")
 
 
-def _serve_all(store: Store, record: Path | None = None) -> None:
+def _serve_all(store: Store, record: Path | None = None, checkpoints: Checkpoints | None = None) -> None:
     """One thread for each open job, and a look now and then for new ones and for those that are open again."""
     stop, threads, lost = threading.Event(), dict[str, threading.Thread](), list[ServerLost]()
     failed, passed_over = set[str](), set[str]()
@@ -143,7 +148,7 @@ def _serve_all(store: Store, record: Path | None = None) -> None:
     def run(job: Job, id: str) -> None:
         failed.add(id)  # until it has ended well: what failed is not tried again and again
         try:
-            serve(job, stop=stop, record=record)
+            serve(job, stop=stop, record=record, checkpoints=checkpoints)
             failed.discard(id)
         except ServerLost as error:
             lost.append(error)

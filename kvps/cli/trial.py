@@ -17,6 +17,7 @@ from typing import NamedTuple
 from kvps.cli.common import ONE_THREAD
 from kvps.cli.supervise import Supervisor
 from kvps.job import Job
+from kvps.log import Log
 from kvps.store import Store
 
 
@@ -60,19 +61,20 @@ class Trial:
                 self._random.choice(running).process.kill()
                 self.kills += 1
 
-    def judge(self, job: Job) -> Verdict:
+    def judge(self, job: Job, checkpoints: Path | None = None) -> Verdict:
         """Hold the workers' files against the commit log of a job on which nobody works any more."""
-        return judge(Path(self._folder.name).iterdir(), job)
+        return judge(Path(self._folder.name).iterdir(), job, checkpoints)
 
     def close(self) -> None:
         """Remove the files."""
         self._folder.cleanup()
 
 
-def replayed(store: Store, job: Job) -> str:
+def replayed(store: Store, job: Job, checkpoints: Path | None = None) -> str:
     """Replay the whole job in a process of its own, with one thread as its workers had: "", or where it differs."""
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "kvps", "verify", job.name],
+        [sys.executable, "-P", "-m", "kvps", "verify", job.name]
+        + (["--checkpoints", str(checkpoints)] if checkpoints else []),
         env=ONE_THREAD | os.environ | {"KVPS_REDIS_URL": store.url},
         capture_output=True,
         text=True,
@@ -80,10 +82,11 @@ def replayed(store: Store, job: Job) -> str:
     return done.stderr.strip().removeprefix("kvps: error: ") if done.returncode else ""
 
 
-def judge(files: Iterable[Path], job: Job) -> Verdict:
+def judge(files: Iterable[Path], job: Job, checkpoints: Path | None = None) -> Verdict:
     """Hold files of acknowledged contributions (a line each: worker, incarnation, number) against the commit log."""
-    committed = Counter((c.worker, c.incarnation, c.seq) for commit in job.log() for c in commit.plan.contributions)
-    rejected = {(c.worker, c.incarnation, c.seq) for commit in job.log() for c in commit.plan.rejected}
+    log = Log(job, job.state(), checkpoints)
+    committed = Counter((c.worker, c.incarnation, c.seq) for commit in log.commits() for c in commit.plan.contributions)
+    rejected = {(c.worker, c.incarnation, c.seq) for commit in log.commits() for c in commit.plan.rejected}
     acknowledged = set()
     for file in files:
         # A line that its writer could not end is of a process killed while it wrote.

@@ -59,6 +59,9 @@ def up(
         ),
     ] = None,
     record: common.Record = None,
+    checkpoint_every: common.CheckpointEvery = None,
+    checkpoints: common.CheckpointDirectory = common.DEFAULT_CHECKPOINTS,
+    keep: common.Keep = 3,
     redis: common.Redis = None,
     listen: common.Listen = None,
     data_dir: common.DataDir = None,
@@ -75,6 +78,11 @@ def up(
         _check_report(report)
     if record is not None:
         record = check_directory(record)
+    saving = common.checkpoints_of(checkpoint_every, checkpoints, keep)
+    kept = ["--record", str(record)] if record else []
+    if saving:
+        kept += ["--checkpoint-every", str(saving.every), "--checkpoints", str(saving.directory)]
+        kept += ["--keep", str(saving.keep)]
     found = load_task(task)
     config = settings.job_config(task, found)
     # All that can be asked of the task is asked before anything is started or stored.
@@ -84,10 +92,10 @@ def up(
         name = job or _free_name(store, task.rpartition(":")[2])
         made = store.create_job(name, params, config=config)
         trial = Trial(kill_every, config.seed) if kill_every else None
-        failed = _train(store, made, rounds, factors, aggregators or (2 if trial else 1), record, trial)
+        failed = _train(store, made, rounds, factors, aggregators or (2 if trial else 1), kept, trial)
         _finish(made, found, report)
         if trial:
-            _judge(store, made, trial)
+            _judge(store, made, trial, saving and saving.directory)
     if len(failed) == config.workers:
         raise KvpsError(f"job {name}: all its workers failed; the figures above are of what they had done by then")
     if failed:
@@ -137,13 +145,12 @@ def _train(
     rounds: dict[str, int],
     factors: dict[str, float],
     aggregators: int,
-    record: Path | None,
+    kept: list[str],
     trial: Trial | None,
 ) -> list[str]:
     """Run the job's processes until its workers have ended; the names of those that failed."""
     supervisor = Supervisor(store, job, gives_up=trial is None)
     try:
-        kept = ("--record", str(record)) if record else ()
         for number in range(aggregators):
             supervisor.start(f"aggregator{number or ''}", "aggregator", "start", "--job", job.name, *kept)
         serving = list(supervisor.children.values())
@@ -190,9 +197,9 @@ def _settled(job: Job) -> bool:
     return all(m.state == "gone" for m in members)
 
 
-def _judge(store: Store, job: Job, trial: Trial) -> None:
+def _judge(store: Store, job: Job, trial: Trial, checkpoints: Path | None) -> None:
     """Say that nothing was lost or counted twice, however many were killed; or raise that it was."""
-    verdict, differs = trial.judge(job), replayed(store, job)
+    verdict, differs = trial.judge(job, checkpoints), replayed(store, job, checkpoints)
     trial.close()
     print(
         f"{trial.kills} kills, {verdict.acknowledged} acknowledged, {verdict.lost} lost, {verdict.twice} twice, "

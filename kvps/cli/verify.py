@@ -6,9 +6,9 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Annotated
 
@@ -16,14 +16,16 @@ import numpy as np
 import typer
 from kvps_aggregator.record import Recorded
 from kvps_aggregator.replay import Proof, Source, Unproved, prove
-from kvps_workers import load_task
-from kvps_workers.loop import batch_number, batches_of
+from kvps_workers import Task, load_task
+from kvps_workers.loop import Batches, batch_number, batches_of
 from kvps_workers.task import blamed
 
+from kvps.checkpoint import Checkpoint
 from kvps.cli import common
-from kvps.errors import KvpsError
+from kvps.errors import InvalidSetting, KvpsError
 from kvps.job import Job
 from kvps.layout import DTYPE, Array
+from kvps.log import Log
 from kvps.plan import Contribution
 from kvps.state import State
 
@@ -39,6 +41,19 @@ def verify(
             help="Replay what kvps up or kvps aggregator start --record kept there, instead of computing it again.",
         ),
     ] = None,
+    checkpoints: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            exists=True,
+            file_okay=False,
+            help="Where kvps aggregator start or kvps up has moved the log with its checkpoints: read it too.",
+        ),
+    ] = None,
+    start: Annotated[
+        Path | None,
+        typer.Option("--from", metavar="FILE", help="Replay from this checkpoint on instead of from version 0."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
     redis: common.Redis = None,
 ) -> None:
@@ -51,7 +66,7 @@ def verify(
         _compute_as_workers_do()
     with common.existing_store(redis) as store:
         found = store.job(job)
-        state, proof = proof_of(found, record)
+        state, proof = proof_of(found, record, checkpoints, Checkpoint.load(start) if start else None)
     if as_json:
         print(json.dumps({"job": job, "version": state.version} | dataclasses.asdict(proof)))
     else:
@@ -60,8 +75,15 @@ def verify(
         raise KvpsError(f"job {job}: {proof.differs}")
 
 
-def proof_of(job: Job, record: Path | None = None) -> tuple[State, Proof]:
-    """What can be proved of a job, and the state up to which that was tried; its workers may go on meanwhile."""
+def proof_of(
+    job: Job, record: Path | None = None, checkpoints: Path | None = None, start: Checkpoint | None = None
+) -> tuple[State, Proof]:
+    """What can be proved of a job, and the state up to which that was tried; its workers may go on meanwhile.
+
+    Raises InvalidSetting for a checkpoint of another model.
+    """
+    if start and start.layout.parameters != job.layout.parameters:
+        raise InvalidSetting(f"--from: that is a checkpoint of another model than job {job.name!r} has")
     flat: Array = np.empty(job.layout.size, DTYPE)
     version = job.reader.weights(job.state(), flat)
     state = job.state()  # behind the weights: the log then reaches as far as they do
@@ -70,7 +92,8 @@ def proof_of(job: Job, record: Path | None = None) -> tuple[State, Proof]:
         source = Recorded(record, job.name, state.id, job.layout)
     elif job.config.task:
         source = Recomputed(job, state)
-    return state, prove(job.log, state, job.config, job.layout, (version, flat), source)
+    log = Log(job, state, checkpoints)
+    return state, prove(log, state, job.config, job.layout, (version, flat), source, start)
 
 
 class Recomputed:
@@ -84,13 +107,20 @@ class Recomputed:
         self._layout = job.layout
         self._members = state.members
 
+    @cached_property
+    def _task(self) -> Task:
+        return load_task(self._config.task)
+
+    @cached_property
+    def _batches(self) -> Callable[[int], Batches]:
+        return lru_cache(None)(lambda rank: batches_of(self._task, self._config, rank, np))
+
     def initial(self) -> Array:
         """Version 0, (size,) float32. Raises Unproved."""
         with _unproved():
-            self._task = load_task(self._config.task)
-            self._batches = lru_cache(None)(lambda rank: batches_of(self._task, self._config, rank, np))
+            task = self._task
             with blamed(self._config.task):
-                params = self._task.parameters(self._config.seed)
+                params = task.parameters(self._config.seed)
             return np.concatenate(self._layout.hosted(params, "parameter"))
 
     def gradient(self, contribution: Contribution, weights: Array | None) -> Array:
@@ -137,11 +167,19 @@ def _compute_as_workers_do() -> None:
 def _show(state: State, proof: Proof) -> None:
     whole = proof.commits == state.version
     end = f"ends at the job's head {proof.head[:12]}" if whole else f"as far as commit {proof.commits}"
-    print(f"chain       {proof.commits} commits, {proof.contributions} contributions: unbroken, {end}")
+    behind = f" behind version {proof.since}" if proof.since else ""
+    number = proof.commits - proof.since
+    print(f"chain       {number} commits{behind}, {proof.contributions} contributions: unbroken, {end}")
     if proof.by:
-        print(f"{proof.by:<12}{proof.replayed} of {state.version} commits bit-identical")
+        since = f" behind version {proof.replayed_since}" if proof.replayed_since else ""
+        print(f"{proof.by:<12}{proof.replayed} of {state.version - proof.replayed_since} commits{since} bit-identical")
+    elif proof.since:
+        print(
+            f"replayed    nothing: here the log begins behind version {proof.since}; give --checkpoints DIR, where the "
+            f"rest was moved, or --from FILE, a checkpoint of that version or a later one"
+        )
     else:
         print("replayed    nothing: no task computes its gradients again, and no --record DIR was given")
-    if not proof.differs and (proof.by or proof.weights_version):
+    if not proof.differs and (proof.by or proof.weights_version > proof.since):
         equal = "made by the replay" if proof.by else "logged by its commit"
         print(f"weights     version {proof.weights_version}, sha256 {proof.weights_sha256}: in Redis as {equal}")

@@ -16,7 +16,8 @@ local all = redis.call('HGETALL', KEYS[2])
 for i = 1, #all, 2 do
   local worker, entry = all[i], cjson.decode(all[i + 1])
   local dead = worker == ARGV[1] and entry.incarnation == ARGV[2]
-  local silent = now - tonumber(redis.call('ZSCORE', KEYS[3], worker) or '0') > timeout
+  -- Who has not come yet since the job was restored is awaited as one who has never joined.
+  local silent = not entry.awaited and now - tonumber(redis.call('ZSCORE', KEYS[3], worker) or '0') > timeout
   if counts(entry) and away and not dead then
     redis.call('ZADD', KEYS[3], now, worker)
   elseif counts(entry) and (silent or dead) then

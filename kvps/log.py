@@ -1,0 +1,214 @@
+"""The commit log where it is longer than Redis holds: its file, and file and stream read as one.
+
+    DIR/<job>.<id>.log.jsonl    one entry a line, oldest first, each as it stood in Redis, with its id
+
+An aggregator that writes checkpoints moves the log into the file with each of them: entries are appended and synced,
+and only then trimmed in Redis. Who is killed in between leaves entries in both places, or half a line: the ids say
+where to go on. A restored job's log goes on from its checkpoint's job's.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Callable, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import IO, NamedTuple
+
+from kvps.checkpoint import sync_directory
+from kvps.errors import CorruptData, KvpsError
+from kvps.job import Entry, Job
+from kvps.state import Begin, Commit, State, first_head
+
+_BLOCK = 1 << 16
+
+
+class LogFile:
+    """The file of one job's log."""
+
+    def __init__(self, directory: Path, job: str, id: str) -> None:
+        self.path = directory / f"{job}.{id}.log.jsonl"
+
+    def extend(self, after: Callable[[str], Iterator[Entry]]) -> Entry | None:
+        """Append what `after` returns when it is given the id of the last entry here; that which is the last then.
+
+        One process at a time; each entry comes once, however often this is cut short. Raises KvpsError.
+        """
+        try:
+            with self.path.open("a+b") as file:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                end, last = _last(file, self.path)
+                file.truncate(end)  # what a killed writer could not end
+                for entry in after(last[0] if last else "0-0"):
+                    file.write(_line(entry))
+                    last = entry
+                file.flush()
+                os.fsync(file.fileno())
+            sync_directory(self.path.parent)
+        except OSError as error:
+            raise KvpsError(f"could not write {self.path}: {error.strerror}") from None
+        return last
+
+    def entries(self) -> Iterator[Entry]:
+        """All entries. Raises CorruptData, KvpsError."""
+        with self.open() as file:
+            yield from _lines(file, self.path)
+
+    def open(self) -> IO[bytes]:
+        """The file, to be read. Raises KvpsError."""
+        try:
+            return self.path.open("rb")
+        except OSError as error:
+            raise KvpsError(f"{self.path} cannot be read: {error.strerror}") from None
+
+
+def _lines(file: IO[bytes], path: Path) -> Iterator[Entry]:
+    """The entries from where the file stands to its last whole line."""
+    while (line := file.readline()).endswith(b"\n"):
+        yield _entry(line, path)
+    file.seek(-len(line), os.SEEK_CUR)
+
+
+def _line(entry: Entry) -> bytes:
+    return json.dumps({"entry": entry[0]} | entry[1]).encode() + b"\n"
+
+
+def _entry(line: bytes, path: Path) -> Entry:
+    try:
+        fields = json.loads(line)
+        return fields.pop("entry"), {**fields, "kind": fields["kind"]}
+    except (ValueError, LookupError, TypeError, AttributeError):
+        raise CorruptData(f"{path} is damaged: {line[:40]!r}… is no entry of a commit log") from None
+
+
+def _last(file: IO[bytes], path: Path) -> tuple[int, Entry | None]:
+    """Where the last whole line ends, and its entry."""
+    end = file.seek(0, os.SEEK_END)
+    tail, start = b"", end
+    while start and tail.count(b"\n") < 2:
+        start = max(0, start - _BLOCK)
+        file.seek(start)
+        tail = file.read(end - start)
+    whole, newline, _ = tail.rpartition(b"\n")
+    if not newline:
+        return 0, None
+    return start + len(whole) + 1, _entry(whole.rpartition(b"\n")[2], path)
+
+
+def keep(job: Job, directory: Path, state: State, version: int) -> Entry | None:
+    """Append the log up to the commit of `version` to the file: the last entry there, or None if none was made yet.
+
+    `state` is of any time since the job began its present history. Raises KvpsError.
+    """
+
+    def up_to_version(after: str) -> Iterator[Entry]:
+        for entry, fields in job.entries(after):
+            at = int(fields["version"]) if fields["kind"] == "commit" else 0
+            if at <= version:
+                yield entry, fields
+            if at >= version:
+                return
+
+    if version == state.begin.version:
+        return None
+    return LogFile(directory, job.name, state.id).extend(up_to_version)
+
+
+def move(job: Job, directory: Path, state: State, version: int) -> None:
+    """Move the log up to the commit of `version` from Redis into the file. Raises KvpsError."""
+    last = keep(job, directory, state, version)
+    if last and last[1]["kind"] == "commit":
+        job.scripts.trim(state.history, last[0], int(last[1]["version"]))
+
+
+class Log:
+    """A job's commit log as far back as it is there: `begin`, and `commits` behind that, as often as asked.
+
+    With a `directory` what was moved there is a part of it, and so is, as far as it is there too, the log of the job
+    from whose checkpoint this one was restored. Raises CorruptData for a file that is no log, KvpsError, JobNotFound.
+    """
+
+    def __init__(self, job: Job, state: State, directory: Path | None = None) -> None:
+        own = LogFile(directory, job.name, state.id) if directory else None
+        if own and own.path.exists():
+            source = _Source(lambda: _joined(own, job))
+        elif state.moved:  # what is left is short, and may be moved while it is read
+            left = list(job.entries())
+            source = _Source(lambda: iter(left))
+        else:
+            source = _Source(job.entries)
+        begin = source.begin() if state.moved else None
+        self.begin, self._sources = begin or state.begin, [source]
+        if directory and self.begin == state.begin:
+            self.begin, self._sources = _traced(directory, source, state.begin)
+
+    def commits(self) -> Iterator[Commit]:
+        """All commits behind `begin`, but for those that a server lost and that were made again."""
+        return chain.from_iterable(source.commits() for source in self._sources)
+
+
+class _Source(NamedTuple):
+    """A part of a log: the entries of one job, of which commits up to a version count."""
+
+    entries: Callable[[], Iterator[Entry]]
+    up_to: float = float("inf")
+
+    def begin(self) -> Begin | None:
+        """What its first entry goes on from; None if there is none."""
+        for _, fields in self.entries():
+            if fields["kind"] == "create":
+                return Begin(0, first_head(fields["history"]), 0)
+            if fields["kind"] == "restore":
+                return Begin(int(fields["version"]), fields["head"], int(fields["contributions"]))
+            if fields["kind"] == "commit":
+                plan = Commit.of(fields).plan
+                return Begin(plan.version - 1, plan.head, plan.progress)
+        return None
+
+    def commits(self) -> Iterator[Commit]:
+        # A server that had lost its last writes goes on from an earlier version, with other entries than the file has.
+        recovered = [(n, int(f["version"])) for n, (_, f) in enumerate(self.entries()) if f["kind"] == "recover"]
+        for number, (_, fields) in enumerate(self.entries()):
+            if fields["kind"] == "commit":
+                commit = Commit.of(fields)
+                if commit.version <= self.up_to and all(commit.version <= v for n, v in recovered if n > number):
+                    yield commit
+
+
+def _traced(directory: Path, source: _Source, begin: Begin) -> tuple[Begin, list[_Source]]:
+    """A log together with those that it goes on from, as far as they are in the directory and lead to `begin`."""
+    first = next(source.entries(), None)
+    if first and first[1]["kind"] == "restore":
+        file = LogFile(directory, first[1]["job"], first[1]["id"])
+        older = _Source(file.entries, begin.version)
+        if file.path.exists() and (start := older.begin()):
+            *_, (version, head) = chain([start[:2]], ((c.version, c.head) for c in older.commits()))
+            if (version, head) == begin[:2]:
+                root, sources = _traced(directory, older, start)
+                return root, [*sources, source]
+    return begin, [source]
+
+
+def _joined(file: LogFile, job: Job) -> Iterator[Entry]:
+    """What was moved into a file and then what stands in Redis, each entry once, though more is moved meanwhile."""
+    last = "0-0"
+    with file.open() as opened:
+        while True:
+            # Looked at before the file: what is no more in this page is then in the file.
+            page = job.page(last)
+            moved = False
+            for entry in _lines(opened, file.path):
+                if _order(entry[0]) > _order(last):
+                    yield entry
+                    last, moved = entry[0], True
+            if not moved:
+                yield from page
+                if not page:
+                    return
+                last = page[-1][0]
+
+
+def _order(entry: str) -> tuple[int, ...]:
+    return tuple(map(int, entry.split("-")))
