@@ -1,13 +1,11 @@
-"""What every scenario gets: a zygote, a folder, a server, a seed; and a round of a job from its making to its judgement."""
+"""What every scenario gets: a zygote, a folder, a server, a seed; and what judges a job that is done."""
 
 from __future__ import annotations
 
-import json
 import random
-import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,7 @@ from harness import model
 
 import kvps
 from chaos.crew import Crew
-from chaos.verdict import Verdict, examine, remains
+from chaos.verdict import Ack, Verdict, examine, remains
 from chaos.zygote import Zygote
 from kvps.client import Client
 from kvps.job import Job
@@ -48,10 +46,11 @@ class Arena:
         """A Redis of its own that keeps nothing; on leaving, nobody else may be connected and no key be left."""
         with running_server(BINARY, *arguments) as url, Store(Client(url)) as store:
             yield store
-            left = [key for key in store.client.call("KEYS", "*") if key not in ("kvps:jobs", "kvps:preflight")]
-            others = [line for line in store.client._redis.client_list() if line["cmd"] == "evalsha"]
-            assert not left, f"keys are left: {left[:5]}"
-            assert not others, f"connections are left: {others[:5]}"
+            left = set(store.client.call("KEYS", "*")) - {"kvps:jobs", "kvps:preflight"}
+            store.client.close()  # what is then connected is somebody else
+            others = len(store.client._redis.client_list()) - 1
+            assert not left, f"keys are left: {left}"
+            assert not others, f"{others} connections are left"
 
     def job(self, store: Store, **settings: Any) -> Job:
         """A new job of the small model, in 2 shards, with momentum, so that there is optimizer state."""
@@ -68,7 +67,7 @@ class Arena:
         finally:
             crew.end()
 
-    def judge(self, store: Store, crew: Crew, forgiven: int = 0) -> Verdict:
+    def judge(self, store: Store, crew: Crew, forgiven: frozenset[Ack] = frozenset()) -> Verdict:
         """Examine a job that is done, then remove it and its files."""
         verdict = examine(crew.job, crew.acks, forgiven)
         verdict.problems += remains(store, crew.job)
@@ -80,13 +79,23 @@ class Arena:
 
 @contextmanager
 def arena(seed: int, loud: bool = True) -> Iterator[Arena]:
-    """An arena with a zygote of its own; no process and no file of it is left."""
-    before = set(Path(tempfile.gettempdir()).glob("kvps-*")) | set(Path("/dev/shm").glob("*"))
-    with private_directory() as folder, Zygote(folder / "log") as zygote:
-        yield Arena(zygote, folder, seed, loud)
-    del before
+    """An arena with a zygote of its own; neither a process, nor a file, nor shared memory of it is left behind it."""
+    before = _traces()
+    with private_directory() as folder:
+        with Zygote(folder / "log") as zygote:
+            yield Arena(zygote, folder, seed, loud)
+        running = [entry.parent.name for entry in Path("/proc").glob("[0-9]*/cmdline") if _mentions(entry, folder)]
+        assert not running, f"processes are left: {running}"
+    left = _traces() - before
+    assert not left, f"left behind: {left}"
 
 
-def parameters(result: Any) -> str:
-    """For a message: the figures in one line."""
-    return json.dumps(result, default=str)
+def _traces() -> set[Path]:
+    """What a scenario could leave on this machine beside its own folder."""
+    return set(Path("/dev/shm").glob("kvps*"))
+
+
+def _mentions(cmdline: Path, folder: Path) -> bool:
+    with suppress(OSError):
+        return str(folder).encode() in cmdline.read_bytes()
+    return False

@@ -36,7 +36,7 @@ def play(spec: dict[str, Any]) -> NoReturn:
         process.die_with_parent(os.getppid())
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if spec.get("log"):
-            logging.basicConfig(stream=sys.stderr, format="%(process)d %(name)s: %(message)s")
+            logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(process)d %(name)s: %(message)s")
         for name in spec.get("mutants", ()):
             mutants.MUTANTS[name].apply()
         if arms := spec.get("arm"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -37,16 +38,33 @@ class Verdict:
         self.problems += other.problems
 
 
-def examine(job: Job, files: Iterable[Path], forgiven: int = 0) -> Verdict:
-    """Hold a job against what its workers were told. `forgiven` acknowledged contributions the server itself lost."""
+Ack = tuple[str, str, int]
+"""A contribution as its worker knows it: worker, incarnation, number."""
+
+
+def acknowledged(files: Iterable[Path]) -> set[Ack]:
+    """What workers have written into their files so far."""
+    lines = [line.split() for file in files for line in file.read_text().split("\n")[:-1]]
+    return {(worker, incarnation, int(number)) for worker, incarnation, number in lines}
+
+
+def examine(job: Job, files: list[Path], forgiven: frozenset[Ack] = frozenset()) -> Verdict:
+    """Hold a job against what its workers were told. `forgiven` are acknowledged contributions the server itself lost.
+
+    Some of those may be in the log all the same: their worker made the push again before it knew.
+    """
     said = judge(files, job)
+    logged = [c for commit in job.log() for c in commit.plan.contributions + commit.plan.rejected]
+    lost = len(acknowledged(files) - {(c.worker, c.incarnation, c.seq) for c in logged} - forgiven)
     state = job.state()
     flat: Array = np.empty(job.layout.size, DTYPE)
     version = job.reader.weights(state, flat)
     proof = prove(job.log, state, job.config, job.layout, (version, flat), Recomputed(job, state))
     problems = [proof.differs] if proof.differs else []
-    if said.lost != forgiven:
-        problems.append(f"{said.lost} acknowledged contributions are in no commit, {forgiven} of them the server lost")
+    if lost:
+        problems.append(f"{lost} acknowledged contributions are in no commit")
+    if lost < said.lost - len(forgiven):
+        problems.append(f"the judge of kvps up finds {said.lost} lost")
     if said.twice:
         problems.append(f"{said.twice} contributions were committed twice")
     problems += late_commits(job)
@@ -58,8 +76,7 @@ def examine(job: Job, files: Iterable[Path], forgiven: int = 0) -> Verdict:
             problems.append(f"units: {len(missing)} missing, {len(again)} more than once")
     if job.client.call("XLEN", job.keys.inbox):
         problems.append("contributions still wait in the inbox")
-    lost = said.lost - forgiven
-    return Verdict(state.version, proof.contributions, said.acknowledged, max(0, lost), said.twice, problems)
+    return Verdict(state.version, proof.contributions, said.acknowledged, lost, said.twice, problems)
 
 
 def late_commits(job: Job) -> list[str]:
@@ -90,8 +107,9 @@ def remains(store: Store, job: Job) -> list[str]:
     if waiting := [key for key in store.client.scan(job.keys.all_bytes) if key.split(":")[2] == "g"]:
         problems.append(f"{len(waiting)} gradients are left behind the last sweep, as {waiting[0]}")
     # A new holder knows of two versions alone, so that all that it leaves there must be theirs.
-    aggregator = Aggregator(job, Event())
-    aggregator.hold(at_once=True)
+    aggregator, deadline = Aggregator(job, Event()), time.monotonic() + 2 * job.config.lease_ms / 1000
+    while len(aggregator._shards) < job.layout.shards and time.monotonic() < deadline:
+        aggregator.hold(at_once=True)  # who lost a shard for a moment left its lease to expire
     aggregator.sweep()
     held = list(aggregator._shards.values())
     for shard in held:
