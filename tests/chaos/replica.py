@@ -52,9 +52,7 @@ def replicas_are_promoted(arena: Arena, promotions: int = 20, lag_s: float = 0.3
             arena.zygote.kill(gate)
         rolled_back += losses.versions
         result.faults[mode] = share
-        arena.say(
-            f"{mode}: {share} promotions, {losses.versions} versions rolled back"
-        )
+        arena.say(f"{mode}: {share} promotions, {losses.versions} versions rolled back")
     result.figures["versions that the replicas never got, all of them said"] = rolled_back
     return result.close()
 

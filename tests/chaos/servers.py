@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from threading import Event
 
@@ -35,39 +35,47 @@ def redis_is_killed(arena: Arena, kills: int = 40, pause_s: float = 0.4) -> Resu
     result = Result("redis", "Redis killed", arena.seed, needed=kills)
     rolled_back = 0
     for fsync, cuts in FILES:
-        with private_directory() as folder, MortalServer(BINARY, folder, fsync=fsync) as server:
-            with Store(Client(server.url)) as store:
-                for number, (mode, staleness) in enumerate(MODES.items()):
-                    job = arena.job(store, staleness=staleness, **PATIENT)
-                    share = kills // 2 // 3 + (number < kills // 2 % 3)
-                    losses = Losses(job)
-                    with arena.crew(job, at_once=True) as crew:
-                        crew.start_all(3, 2, log=True)
-                        crew.until(lambda j=job: j.state().version > 3)
+        with ExitStack() as stack:
+            server = stack.enter_context(MortalServer(BINARY, stack.enter_context(private_directory()), fsync=fsync))
+            store = stack.enter_context(Store(Client(server.url)))
+            for number, (mode, staleness) in enumerate(MODES.items()):
+                job = arena.job(store, staleness=staleness, **PATIENT)
+                share = kills // 2 // 3 + (number < kills // 2 % 3)
+                losses = Losses(job)
+                with arena.crew(job, at_once=True) as crew:
+                    crew.start_all(3, 2, log=True)
+                    crew.until(lambda j=job: j.state().version > 3)
+                    losses.floor = server.log().stat().st_size
+                    for _ in range(share):
+                        crew.wait(pause_s * arena.random.uniform(0.5, 1.5))
+                        server.kill()
+                        before = state_in(server.folder, job.name)
+                        if cuts:
+                            whole = server.log().read_bytes()
+                            # Not so far that the job itself would be gone: its last second, not its life.
+                            cut = min(arena.random.randint(0, 150_000), len(whole) - losses.floor)
+                            server.log().write_bytes(whole[: len(whole) - cut])
+                        after = state_in(server.folder, job.name)
+                        losses.note(crew, before, after)
+                        server.start()
+                        crew.until(lambda j=job, h=after.history: j.state().history != h)
+                        crew.until(lambda s=store: not _rewriting(s))
                         losses.floor = server.log().stat().st_size
-                        for _ in range(share):
-                            crew.wait(pause_s * arena.random.uniform(0.5, 1.5))
-                            server.kill()
-                            before = state_in(server.folder, job.name)
-                            if cuts:
-                                whole = server.log().read_bytes()
-                                # Not so far that the job itself would be gone: its last second, not its life.
-                                cut = min(arena.random.randint(0, 150_000), len(whole) - losses.floor)
-                                server.log().write_bytes(whole[: len(whole) - cut])
-                            after = state_in(server.folder, job.name)
-                            losses.note(crew, before, after)
-                            server.start()
-                            crew.until(lambda j=job, h=after.history: j.state().history != h)
-                            losses.floor = server.log().stat().st_size
-                        crew.finish()
-                        result.problems += losses.unsaid(arena.zygote.log)
-                        result.verdict.add(arena.judge(store, crew, frozenset(losses.lost)))
-                    rolled_back += losses.versions
-                    key = f"appendfsync {fsync}{', its file cut' if cuts else ''}"
-                    result.faults[key] = result.faults.get(key, 0) + share
-                    arena.say(f"{key}, {mode}: {share} kills, {losses.versions} versions rolled back")
+                    crew.finish()
+                    result.problems += losses.unsaid(arena.zygote.log)
+                    result.verdict.add(arena.judge(store, crew, frozenset(losses.lost)))
+                rolled_back += losses.versions
+                key = f"appendfsync {fsync}{', its file cut' if cuts else ''}"
+                result.faults[key] = result.faults.get(key, 0) + share
+                arena.say(f"{key}, {mode}: {share} kills, {losses.versions} versions rolled back")
     result.figures["versions that Redis lost, all of them said"] = rolled_back
     return result.close()
+
+
+def _rewriting(store: Store) -> bool:
+    """Whether the server still writes its file anew: until then an old, cut one counts."""
+    told = store.client.call("INFO", "persistence")
+    return bool(told["aof_rewrite_in_progress"] or told["aof_rewrite_scheduled"])
 
 
 def state_in(folder: Path, job: str) -> State:
@@ -145,9 +153,9 @@ def file_is_cut(arena: Arena, cuts: int = 400) -> Result:
                 assert aggregator.work()
                 sizes.append(server.log().stat().st_size)
         server.kill()
-        whole = server.log().read_bytes()
+        whole = server.files()
         for number, cut in enumerate(range(max(sizes[0], sizes[-1] - cuts), sizes[-1])):
-            server.log().write_bytes(whole[:cut])
+            server.restore(whole, cut)
             server.start()
             here = store.job("cuts")
             state = here.state()
@@ -164,7 +172,7 @@ def file_is_cut(arena: Arena, cuts: int = 400) -> Result:
             server.kill()
             if number % 100 == 99:
                 arena.say(f"{number + 1} cuts")
-        server.log().write_bytes(whole)
+        server.restore(whole, sizes[-1])
         server.start()
     result.faults["cuts"] = cuts
     result.figures |= {"states found": ", ".join(f"version {v}" for v in sorted(states)), "mixed states": len(mixed)}

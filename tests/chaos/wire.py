@@ -15,14 +15,16 @@ TIMEOUT_S = 1.5  # more than a wait for the bell takes
 def replies_are_lost(
     arena: Arena, faults: int = 2000, one_in: int = 12, units: int = 3000, mutants: tuple[str, ...] = ()
 ) -> Result:
-    """Every so manieth reply of push or commit meets a fault; until so many were injected."""
+    """Every so manieth reply of push or commit meets a fault, until so many have; units in every other job."""
     result = Result("wire", "the reply of a push or commit lost", arena.seed, needed=faults)
     counted: Counter[str] = Counter()
     with arena.server() as store:
         number = 0
         while counted.total() < faults:
             mode = list(MODES)[number % len(MODES)]
-            job = arena.job(store, staleness=MODES[mode], units=units, worker_timeout_ms=20_000, lease_ms=4_000)
+            job = arena.job(
+                store, staleness=MODES[mode], units=units * (number % 2), worker_timeout_ms=20_000, lease_ms=4_000
+            )
             port = free_port()
             with arena.crew(job, url=f"redis://127.0.0.1:{port}?socket_timeout={TIMEOUT_S}", mutants=mutants) as crew:
                 notes = arena.folder / f"{job.name}.faults"
@@ -39,7 +41,7 @@ def replies_are_lost(
                     }
                 )
                 try:
-                    crew.start_all(3, 2)
+                    crew.start_all(3, 2, rounds=units // 3)
                     crew.run()
                 finally:
                     arena.zygote.kill(proxy)
