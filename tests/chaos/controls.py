@@ -11,11 +11,11 @@ from chaos.mutants import MUTANTS
 from chaos.report import Result
 
 FAMILIES: dict[str, Callable[..., Result]] = {
-    "wire": lambda arena, mutants: wire.replies_are_lost(arena, 300, one_in=4, units=300, mutants=mutants),
+    "wire": lambda arena, mutants: wire.replies_are_lost(arena, 40, one_in=4, units=90, mutants=mutants),
     "sleepers": lambda arena, mutants: sleepers.holders_sleep(arena, 3, 6, mutants=mutants),
     "impostors": lambda arena, mutants: sleepers.workers_sleep(arena, 6, mutants=mutants),
     "damage": lambda arena, mutants: contributions_are_damaged(arena, mutants=mutants),
-    "kills": lambda arena, mutants: workers_are_killed(arena, mutants=mutants),
+    "kills": lambda arena, mutants: workers_are_killed(arena, 200, mutants=mutants),
 }
 
 

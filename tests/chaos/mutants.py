@@ -116,14 +116,19 @@ MUTANTS = {
     "unit": Mutant(
         "a unit that was pushed goes to another",
         "kills",
-        (("push", "redis.call('HSET', KEYS[8], entry.unit, worker .. ' pushed') end\nentry.unit = nil",
-          "redis.call('HSET', KEYS[8], entry.unit, 'free') end\nentry.unit = nil"),),
+        (("push", "worker .. ' pushed')", "'free')"),),
     ),
     "inbox": Mutant(
         "what a dead worker had pushed is dropped",
         "kills",
-        (("join", "fresh.state, fresh.accepted, fresh.pending,", XX = 0\nfresh.state, fresh.accepted, fresh.pending,"),),
+        (
+            (
+                "join",
+                "if entry then drop_unit(entry, KEYS[7]) end",
+                "redis.call('DEL', (KEYS[6]:gsub('commits$', 'inbox')))",
+            ),
+        ),
     ),
     "split": Mutant("a commit in two calls", "kills", patch=_split_commit),
     "retries": Mutant("blind retries of a push that counts each", "wire", (_REPEAT, _SEQUENCE), _blind_retries),
-}  # fmt: skip
+}

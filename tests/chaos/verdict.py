@@ -61,6 +61,9 @@ def examine(job: Job, files: list[Path], forgiven: frozenset[Ack] = frozenset())
     version = job.reader.weights(state, flat)
     proof = prove(job.log, state, job.config, job.layout, (version, flat), Recomputed(job, state))
     problems = [proof.differs] if proof.differs else []
+    ends = Counter((c.worker, c.incarnation, c.seq) for c in logged)
+    if again := [ack for ack, count in ends.items() if count > 1]:
+        problems.append(f"{len(again)} contributions stand in the log more than once, as {again[0]}")
     if lost:
         problems.append(f"{lost} acknowledged contributions are in no commit")
     if lost < said.lost - len(forgiven):
@@ -71,9 +74,9 @@ def examine(job: Job, files: list[Path], forgiven: frozenset[Ack] = frozenset())
     if job.config.units:
         units = Counter(c.unit for commit in job.log() for c in commit.plan.contributions)
         missing = set(range(job.config.units)) - set(units)
-        again = [unit for unit, count in units.items() if count > 1]
-        if missing or again:
-            problems.append(f"units: {len(missing)} missing, {len(again)} more than once")
+        twice = sum(count > 1 for count in units.values())
+        if missing or twice:
+            problems.append(f"units: {len(missing)} missing, {twice} more than once")
     if job.client.call("XLEN", job.keys.inbox):
         problems.append("contributions still wait in the inbox")
     return Verdict(state.version, proof.contributions, said.acknowledged, lost, said.twice, problems)
