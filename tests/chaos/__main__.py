@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -33,16 +34,16 @@ FULL: dict[str, Scenario] = {
     "controls": controls.mutants_are_caught,
 }
 SHORT: dict[str, Scenario] = {
-    "points": partial(kills.named_points, each=1, most=10, units=150),
-    "random": partial(kills.at_random, kills=12, every_s=0.1, units=150),
+    "points": partial(kills.named_points, each=1, most=8, units=90),
+    "random": partial(kills.at_random, kills=9, every_s=0.1, units=60),
     "sleepers": partial(sleepers.holders_sleep, sleeps=3, duels=3),
     "impostors": partial(sleepers.workers_sleep, sleeps=3),
-    "redis": partial(servers.redis_is_killed, kills=6, pause_s=0.2),
+    "redis": partial(servers.redis_is_killed, kills=4, pause_s=0.2),
     "cuts": partial(servers.file_is_cut, cuts=30),
-    "replica": partial(replica.replicas_are_promoted, promotions=2, lag_s=0.2),
-    "wire": partial(wire.replies_are_lost, faults=12, units=90),
-    "flush": partial(wire.scripts_are_flushed, seconds=2.0),
-    "controls": partial(controls.mutants_are_caught, names=("dedupe",)),
+    "replica": partial(replica.replicas_are_promoted, promotions=1, lag_s=0.2),
+    "wire": partial(wire.replies_are_lost, faults=8, units=45),
+    "flush": partial(wire.scripts_are_flushed, seconds=1.0),
+    "controls": partial(controls.mutants_are_caught, names=("digest",)),
 }
 
 
@@ -62,6 +63,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=time.time_ns() % 1_000_000, help="(default: another each time)")
     parser.add_argument("--fresh", action="store_true", help="run again what is kept from earlier runs")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers end with this one
     results = {} if arguments.short or arguments.fresh else report.load()
     for name, scenario in (SHORT if arguments.short else FULL).items():
         if name not in arguments.only if arguments.only else name in results:

@@ -24,6 +24,8 @@ def replicas_are_promoted(arena: Arena, promotions: int = 20, lag_s: float = 0.3
     rolled_back = 0
     for number, (mode, staleness) in enumerate(MODES.items()):
         share = promotions // 3 + (number < promotions % 3)
+        if not share:
+            continue
         door = free_port()
         with ExitStack() as servers, Store(Client(f"redis://127.0.0.1:{door}")) as store:
             primary = _Server(arena.zygote, servers)

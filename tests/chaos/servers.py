@@ -42,6 +42,8 @@ def redis_is_killed(arena: Arena, kills: int = 40, pause_s: float = 0.4) -> Resu
             for number, (mode, staleness) in enumerate(MODES.items()):
                 job = arena.job(store, staleness=staleness, **PATIENT)
                 share = kills // 2 // 3 + (number < kills // 2 % 3)
+                if not share:
+                    continue
                 losses = Losses(job)
                 with arena.crew(job, at_once=True) as crew:
                     crew.start_all(3, 2, log=True)
