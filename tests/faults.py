@@ -53,6 +53,19 @@ class MortalServer:
         parts = sorted(self.folder.glob("appendonlydir/*.incr.aof"))
         return parts[-1] if parts else self.folder / "appendonly.aof"
 
+    def files(self) -> dict[Path, bytes]:
+        """All that a dead server has on its disk."""
+        return {path: path.read_bytes() for path in self.folder.rglob("*aof*") if path.is_file()}
+
+    def restore(self, files: dict[Path, bytes], length: int) -> None:
+        """Put a dead server's files back as they were, but the one that grows not longer than so."""
+        for path in self.files().keys() - files.keys():
+            path.unlink()
+        for path, content in files.items():
+            path.write_bytes(content)
+        with self.log().open("r+b") as file:
+            file.truncate(length)
+
     def __enter__(self) -> MortalServer:
         self.start()
         return self

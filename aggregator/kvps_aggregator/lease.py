@@ -10,9 +10,10 @@ import logging
 import os
 import secrets
 import threading
+from contextlib import suppress
 
 from kvps import process
-from kvps.errors import KvpsError
+from kvps.errors import KvpsError, ServerError
 from kvps.job import Job
 
 log = logging.getLogger("kvps.lease")
@@ -58,6 +59,17 @@ class Leases:
         with self._lock:
             self._life = life
             self._terms.clear()
+        self._rewrite()
+
+    def _rewrite(self) -> None:
+        """Have the server write its append-only file anew, if it keeps one.
+
+        Of a file that ended in the middle of a transaction Redis drops the last command alone: what stands before it in
+        that transaction stays there, and is run together with the next one at the start after this.
+        """
+        if self._job.client.call("INFO", "persistence")["aof_enabled"]:
+            with suppress(ServerError):  # it is at it already, or does not let this user
+                self._job.client.call("BGREWRITEAOF")
 
     def held(self) -> dict[int, str]:
         """Shard -> term of what is still this aggregator's, as far as it knows."""

@@ -1,0 +1,84 @@
+"""`python -m chaos`: runs the scenarios, prints the table, writes docs/reliability.md and docs/reliability.json.
+
+What an earlier run has kept there is not run again, unless it is asked for by name or `--fresh` begins anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from chaos import controls, kills, replica, report, servers, sleepers, wire
+from chaos.arena import Arena, arena
+from chaos.report import Result
+
+Scenario = Callable[[Arena], Result]
+
+FULL: dict[str, Scenario] = {
+    "points": kills.named_points,
+    "random": kills.at_random,
+    "sleepers": sleepers.holders_sleep,
+    "impostors": sleepers.workers_sleep,
+    "redis": servers.redis_is_killed,
+    "cuts": servers.file_is_cut,
+    "replica": replica.replicas_are_promoted,
+    "wire": wire.replies_are_lost,
+    "flush": wire.scripts_are_flushed,
+    "controls": controls.mutants_are_caught,
+}
+SHORT: dict[str, Scenario] = {
+    "points": partial(kills.named_points, each=1, most=8, units=90),
+    "random": partial(kills.at_random, kills=9, every_s=0.1, units=60),
+    "sleepers": partial(sleepers.holders_sleep, sleeps=3, duels=3),
+    "impostors": partial(sleepers.workers_sleep, sleeps=3),
+    "redis": partial(servers.redis_is_killed, kills=4, pause_s=0.2),
+    "cuts": partial(servers.file_is_cut, cuts=30),
+    "replica": partial(replica.replicas_are_promoted, promotions=1, lag_s=0.2),
+    "wire": partial(wire.replies_are_lost, faults=8, units=45),
+    "flush": partial(wire.scripts_are_flushed, seconds=1.0),
+    "controls": partial(controls.mutants_are_caught, names=("digest",)),
+}
+
+
+def run(name: str, scenario: Scenario, seed: int, loud: bool = True) -> Result:
+    """One scenario in an arena of its own."""
+    began = time.monotonic()
+    with arena(seed, loud) as here:
+        result = scenario(here)
+    result.seconds = time.monotonic() - began
+    return result
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m chaos", description=__doc__.split("\n\n")[0])
+    parser.add_argument("--short", action="store_true", help="small numbers, and no files are written")
+    parser.add_argument("--only", action="append", choices=list(FULL), help="run this one; may be given several times")
+    parser.add_argument("--seed", type=int, default=time.time_ns() % 1_000_000, help="(default: another each time)")
+    parser.add_argument("--fresh", action="store_true", help="run again what is kept from earlier runs")
+    arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers end with this one
+    results = {} if arguments.short or arguments.fresh else report.load()
+    for name, scenario in (SHORT if arguments.short else FULL).items():
+        if name not in arguments.only if arguments.only else name in results:
+            continue
+        print(f"{name}, seed {arguments.seed}", flush=True)
+        results[name] = run(name, scenario, arguments.seed)
+        for problem in results[name].problems:
+            print(f"  NOT AS PROMISED: {problem}")
+        results = {known: results[known] for known in FULL if known in results}
+        if not arguments.short:
+            report.save(results)
+            report.write_page(results)
+    print(report.table(results))
+    return int(any(result.problems for result in results.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

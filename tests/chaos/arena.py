@@ -1,0 +1,101 @@
+"""What every scenario gets: a zygote, a folder, a server, a seed; and what judges a job that is done."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from conftest import BINARIES, private_directory, running_server
+from harness import model
+
+import kvps
+from chaos.crew import Crew
+from chaos.verdict import Ack, Verdict, examine, remains
+from chaos.zygote import Zygote
+from kvps.client import Client
+from kvps.job import Job
+from kvps.store import Store
+
+MODES = {"BSP": 0, "SSP": 2, "ASP": -1}
+BINARY = BINARIES.get("redis-server", next(iter(BINARIES.values())))
+TIMEOUTS = {"lease_ms": 300, "worker_timeout_ms": 600}
+
+
+class Arena:
+    """One scenario's surroundings. `say` prints how far it is."""
+
+    def __init__(self, zygote: Zygote, folder: Path, seed: int, loud: bool = True) -> None:
+        self.zygote = zygote
+        self.folder = folder
+        self.seed = seed
+        self.random = random.Random(seed)
+        self._loud = loud
+        self._jobs = 0
+        self._began = time.monotonic()
+
+    def say(self, message: str) -> None:
+        if self._loud:
+            print(f"  {time.monotonic() - self._began:6.1f} s  {message}", flush=True)
+
+    @contextmanager
+    def server(self, *arguments: str) -> Iterator[Store]:
+        """A Redis of its own that keeps nothing; on leaving, nobody else may be connected and no key be left."""
+        with running_server(BINARY, *arguments) as url, Store(Client(url)) as store:
+            yield store
+            left = set(store.client.call("KEYS", "*")) - {"kvps:jobs", "kvps:preflight"}
+            store.client.close()  # what is then connected is somebody else
+            others = len(store.client._redis.client_list()) - 1
+            assert not left, f"keys are left: {left}"
+            assert not others, f"{others} connections are left"
+
+    def job(self, store: Store, **settings: Any) -> Job:
+        """A new job of the small model, in 2 shards, with momentum, so that there is optimizer state."""
+        self._jobs += 1
+        defaults: dict[str, Any] = {"shards": 2, "workers": 3, "optimizer": kvps.SGD(lr=0.05, momentum=0.5)} | TIMEOUTS
+        return store.create_job(f"chaos-{self._jobs}", model(), **defaults | settings)
+
+    @contextmanager
+    def crew(self, job: Job, **options: Any) -> Iterator[Crew]:
+        """Children for `job`; none is left behind the block."""
+        crew = Crew(self.zygote, self.folder, job, options.pop("url", job.client.url), **options)
+        try:
+            yield crew
+        finally:
+            crew.end()
+
+    def judge(self, store: Store, crew: Crew, forgiven: frozenset[Ack] = frozenset()) -> Verdict:
+        """Examine a job that is done, then remove it and its files."""
+        verdict = examine(crew.job, crew.acks, forgiven)
+        verdict.problems += remains(store, crew.job)
+        verdict.problems = [f"{crew.job.name}: {problem}" for problem in verdict.problems]
+        for file in crew.acks:
+            file.unlink()
+        return verdict
+
+
+@contextmanager
+def arena(seed: int, loud: bool = True) -> Iterator[Arena]:
+    """An arena with a zygote of its own; neither a process, nor a file, nor shared memory of it is left behind it."""
+    before = _traces()
+    with private_directory() as folder:
+        with Zygote(folder / "log") as zygote:
+            yield Arena(zygote, folder, seed, loud)
+        running = [entry.parent.name for entry in Path("/proc").glob("[0-9]*/cmdline") if _mentions(entry, folder)]
+        assert not running, f"processes are left: {running}"
+    left = _traces() - before
+    assert not left, f"left behind: {left}"
+
+
+def _traces() -> set[Path]:
+    """What a scenario could leave on this machine beside its own folder."""
+    return set(Path("/dev/shm").glob("kvps*"))
+
+
+def _mentions(cmdline: Path, folder: Path) -> bool:
+    with suppress(OSError):
+        return str(folder).encode() in cmdline.read_bytes()
+    return False

@@ -1,0 +1,41 @@
+"""Negative controls: kvps with one check taken out must be caught by the family of faults that the check is for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from chaos import sleepers, wire
+from chaos.arena import Arena
+from chaos.damage import contributions_are_damaged, workers_are_killed
+from chaos.mutants import MUTANTS
+from chaos.report import Result
+
+FAMILIES: dict[str, Callable[..., Result]] = {
+    "wire": lambda arena, mutants: wire.replies_are_lost(arena, 40, one_in=4, units=90, mutants=mutants),
+    "sleepers": lambda arena, mutants: sleepers.holders_sleep(arena, 3, 6, mutants=mutants),
+    "impostors": lambda arena, mutants: sleepers.workers_sleep(arena, 6, mutants=mutants),
+    "damage": lambda arena, mutants: contributions_are_damaged(arena, mutants=mutants),
+    "kills": lambda arena, mutants: workers_are_killed(arena, 200, mutants=mutants),
+}
+
+
+def mutants_are_caught(arena: Arena, names: tuple[str, ...] = ()) -> Result:
+    """Run every mutant under its family. It is caught if the harness says what is wrong, or the job does not end."""
+    chosen = names or tuple(MUTANTS)
+    result = Result("controls", "checks taken out, and caught", arena.seed, needed=len(chosen))
+    caught = 0
+    for name in chosen:
+        mutant = MUTANTS[name]
+        try:
+            problems = FAMILIES[mutant.family](arena, mutants=(name,)).problems
+        except Exception as error:  # a mutant may break anything: what it broke is what is reported
+            problems = [f"{type(error).__name__}: {str(error).strip().splitlines()[-1][:150]}"]
+        problems = [problem for problem in problems if "faults were injected" not in problem]
+        result.faults[f"{name}: {mutant.says}"] = 1
+        caught += bool(problems)
+        result.figures[name] = problems[0][:150] if problems else "not caught"
+        if not problems:
+            result.problems.append(f"{name} was not caught")
+        arena.say(f"{name}: {result.figures[name]}")
+    result.figures["caught"] = f"{caught} of {len(chosen)}"
+    return result.close()

@@ -1,0 +1,134 @@
+"""kvps with one check taken out: what the harness must catch, or it proves nothing.
+
+A mutant is applied in a child alone. Every edit must really change the text: a script that was rewritten must not
+turn a control into a test of nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from kvps_aggregator.shard import BadContribution, Shard
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from kvps import client, scripts
+from kvps.plan import Contribution
+from kvps.scripts import JobScripts, Script
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """`edits` are (script, what stands there, what stands there instead); `patch` changes Python."""
+
+    says: str
+    family: str
+    edits: tuple[tuple[str, str, str], ...] = ()
+    patch: Callable[[], None] | None = None
+
+    def apply(self) -> None:
+        """Make this process one of the mutant's."""
+        for name, old, new in self.edits:
+            text = scripts.SCRIPTS[name].text
+            assert text.count(old) == 1, f"{name}.lua does not hold once: {old}"
+            scripts.SCRIPTS[name] = Script(name, text.replace(old, new))
+            scripts._SHAS[name] = scripts.SCRIPTS[name].sha
+        if self.patch:
+            self.patch()
+
+
+def _no_digest() -> None:
+    """Holders apply what they read, whatever its digest."""
+    real = Shard._fetch
+
+    def fetch(self: Shard, contribution: Contribution) -> None:
+        with suppress(BadContribution):
+            real(self, contribution)
+
+    Shard._fetch = fetch  # type: ignore[method-assign]
+
+
+def _split_commit() -> None:
+    """Clocks, inbox and plan in one call; names, version, head and log in a second, between which one may be killed."""
+    text = scripts.SCRIPTS["ready"].text
+    cut = text.index("for i = 0, shards - 1 do\n  local name = 'shard:'")
+    reads = text[: text.index("local entries, done")].replace("redis.call('GET', KEYS[5])", "ARGV[8]")
+    first = text[:cut] + "return { 'HALF', text, table.concat(parts, ',') }"
+    second = (
+        reads + "local parts = {}\nfor part in ARGV[9]:gmatch('[^,]+') do parts[#parts + 1] = part end\n" + text[cut:]
+    )
+    for name, half in (("ready", first), ("second", second)):
+        scripts.SCRIPTS[name] = Script(name, half)
+        scripts._SHAS[name] = scripts.SCRIPTS[name].sha
+    real = scripts.evaluate
+
+    def evaluate(call: Any, script: str, keys: Any, *args: object) -> list[Any]:
+        reply = real(call, script, keys, *args)
+        return real(call, "second", keys, *args, *reply[1:]) if reply[0] == "HALF" else reply
+
+    scripts.evaluate = evaluate
+
+
+def _blind_retries() -> None:
+    """The client repeats what it has sent, as redis-py does unless told otherwise, and nobody asks before it."""
+    JobScripts.ask = lambda self, worker, incarnation, seq: None  # type: ignore[method-assign]
+    real = client.connection_settings
+    client.connection_settings = lambda url: real(url) | {"retry": Retry(NoBackoff(), 3)}  # type: ignore[assignment]
+
+
+_REPEAT = ("push", "if seq and seq == entry.accepted and seq > 0 then", "if false then")
+_SEQUENCE = ("push", "if seq ~= entry.accepted + 1 then return { 'SEQUENCE', entry.accepted } end", "")
+
+MUTANTS = {
+    "term": Mutant(
+        "a commit under a term that is another's by now",
+        "sleepers",
+        (
+            ("ready", "if holds ~= term then return { 'TERM', holds } end", ""),
+            (
+                "ready",
+                "if staged[i] and staged[i]:match('^(%S+)') ~= redis.call('GET', KEYS[10 + i]) then",
+                "if false then",
+            ),
+        ),
+    ),
+    "head": Mutant(
+        "a head that does not hold the one before",
+        "damage",
+        (("ready", "redis.sha1hex(ARGV[5] .. ", "redis.sha1hex("),),
+    ),
+    "dedupe": Mutant("a push that counts as often as it comes", "wire", (_REPEAT, _SEQUENCE)),
+    "digest": Mutant("contributions applied unread", "damage", patch=_no_digest),
+    "incarnation": Mutant(
+        "a push by one who was replaced",
+        "impostors",
+        (
+            (
+                "push",
+                "if not entry or entry.incarnation ~= ARGV[2] then",
+                "if not entry then",
+            ),
+        ),
+    ),
+    "unit": Mutant(
+        "a unit that was pushed goes to another",
+        "kills",
+        (("push", "worker .. ' pushed')", "'free')"),),
+    ),
+    "inbox": Mutant(
+        "what a dead worker had pushed is dropped",
+        "kills",
+        (
+            (
+                "join",
+                "if entry then drop_unit(entry, KEYS[7]) end",
+                "redis.call('DEL', (KEYS[6]:gsub('commits$', 'inbox')))",
+            ),
+        ),
+    ),
+    "split": Mutant("a commit in two calls", "kills", patch=_split_commit),
+    "retries": Mutant("blind retries of a push that counts each", "wire", (_REPEAT, _SEQUENCE), _blind_retries),
+}

@@ -1,0 +1,130 @@
+"""The points at which a child is killed or put to sleep, by its own hand, at the n-th time it passes.
+
+Nothing in kvps knows of them: in the child the method or the connection is wrapped. It notes the point in a file before
+it sends itself the signal, so what is counted was really injected.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from kvps_aggregator.shard import Shard
+from redis.connection import AbstractConnection
+
+from kvps import scripts
+from kvps.client import Client
+from kvps.scripts import JobScripts
+from kvps.session import Session
+
+
+class Fuse:
+    """Counts passages, and at the n-th does it."""
+
+    def __init__(self, point: str, nth: int, number: int, notes: str) -> None:
+        self._left = nth
+        self._line = f"{point}\n".encode()
+        self._signal = number
+        self._notes = notes
+        self._lock = threading.Lock()
+
+    def __call__(self) -> None:
+        with self._lock:
+            self._left -= 1
+            if self._left:
+                return
+            note(self._notes, self._line)
+            os.kill(os.getpid(), self._signal)
+
+
+def note(path: str, line: bytes) -> None:
+    """Append one line in one write: a kill leaves it whole, or out."""
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        os.write(file, line)
+    finally:
+        os.close(file)
+
+
+Install = Callable[[Callable[[], None]], None]
+
+
+def _before(kind: type, method: str) -> Install:
+    def install(fuse: Callable[[], None]) -> None:
+        real = getattr(kind, method)
+
+        def wrapped(*args: Any, **named: Any) -> Any:
+            fuse()
+            return real(*args, **named)
+
+        setattr(kind, method, wrapped)
+
+    return install
+
+
+def _after(kind: type, method: str, counts: Callable[[Any], bool] = lambda result: True) -> Install:
+    def install(fuse: Callable[[], None]) -> None:
+        real = getattr(kind, method)
+
+        def wrapped(*args: Any, **named: Any) -> Any:
+            result = real(*args, **named)
+            if counts(result):
+                fuse()
+            return result
+
+        setattr(kind, method, wrapped)
+
+    return install
+
+
+def _sent(*words: str, script: str = "") -> Install:
+    """After a command that holds all these words was handed to the kernel, before its reply is read."""
+
+    def install(fuse: Callable[[], None]) -> None:
+        real = AbstractConnection.send_packed_command
+        wanted = [word.encode() for word in words] + ([scripts._SHAS[script].encode()] if script else [])
+
+        def wrapped(self: Any, command: Any, check_health: bool = True) -> None:
+            real(self, command, check_health)
+            data = command.encode() if isinstance(command, str) else b"".join(command)
+            if all(word in data for word in wanted):
+                fuse()
+
+        AbstractConnection.send_packed_command = wrapped  # type: ignore[method-assign]
+
+    return install
+
+
+WORKER: dict[str, Install] = {
+    "before push": _before(Session, "push"),
+    "between chunks of a push": _sent("\r\nSET\r\n", ":g:"),
+    "push sent, no reply yet": _sent(script="push"),
+    "push answered": _after(JobScripts, "push"),
+    "while waiting": _sent("XREAD"),
+    "after waking": _after(Client, "wait"),
+}
+AGGREGATOR: dict[str, Install] = {
+    "after the lease": _after(JobScripts, "acquire", lambda taken: bool(taken[0])),
+    "after reading": _after(Shard, "_fetch"),
+    "after reducing": _after(Shard, "compute"),
+    "between staged chunks": _sent("\r\nSET\r\n", ":w:"),
+    "before commit": _before(JobScripts, "ready"),
+    "commit sent, no reply yet": _sent(script="ready"),
+    "commit answered": _after(JobScripts, "ready"),
+    "during renewal": _sent(script="renew"),
+    "during clean-up": _sent(script="free"),
+}
+_FEW = {"after the lease": 1, "during renewal": 3, "while waiting": 5, "after waking": 5}
+"""Points that are passed less often than once a round: the most passages to wait for."""
+
+
+def passages(point: str, most: int) -> int:
+    """The most passages after which a child may be killed there."""
+    return min(_FEW.get(point, most), most)
+
+
+def arm(point: str, nth: int, number: int, notes: str) -> None:
+    """Have this process send itself signal `number` when it passes `point` for the `nth` time."""
+    (WORKER | AGGREGATOR)[point](Fuse(point, nth, number, notes))

@@ -1,0 +1,139 @@
+"""A TCP proxy in front of Redis that injects faults where a reply matters: those of push and of commit.
+
+For one in `one_in` of the requests that run one of these scripts it does one thing, by its seed, and notes which. A
+request that was not forwarded never happened; one that was, did, and only its reply is lost: kvps must not mind which.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+import struct
+from typing import Any
+
+from chaos import points
+from kvps import scripts
+
+FAULTS = {
+    "cut in the reply": 5,
+    "delayed": 4,
+    "delayed beyond the timeout": 1,
+    "reset before forwarding": 5,
+    "reset after forwarding": 5,
+    "reply swallowed": 1,
+    "request swallowed": 1,
+}
+
+
+def serve(spec: dict[str, Any]) -> None:
+    """Forward from `listen` (a port of this machine) to `target` (a port, or a Unix socket's path)."""
+    asyncio.run(_Proxy(spec).run())
+
+
+class _Proxy:
+    def __init__(self, spec: dict[str, Any]) -> None:
+        self._port, self._target, self._notes = spec["listen"], spec["target"], spec["notes"]
+        self._one_in, self._timeout_s = spec.get("one_in", 0), spec.get("timeout_s", 1.5)
+        self._random = random.Random(spec.get("seed", 0))
+        self._shas = [scripts._SHAS[name].encode() for name in spec.get("scripts", ("push", "ready"))]
+
+    async def run(self) -> None:
+        server = await asyncio.start_server(self._serve, "127.0.0.1", self._port, backlog=512)
+        async with server:
+            await server.serve_forever()
+
+    async def _serve(self, from_client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
+        to_server = None
+        try:
+            if isinstance(self._target, int):
+                from_server, to_server = await asyncio.open_connection("127.0.0.1", self._target)
+            else:
+                from_server, to_server = await asyncio.open_unix_connection(self._target)
+            link = _Link(self, from_client, to_client, from_server, to_server)
+            done = [asyncio.create_task(link.requests()), asyncio.create_task(link.replies())]
+            await asyncio.wait(done, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.cancel()
+            await asyncio.gather(*done, return_exceptions=True)
+        except OSError:
+            pass  # the server is away: so is the client's connection
+        finally:
+            for writer in (to_client, to_server):
+                if writer:
+                    writer.transport.abort()
+
+    def fault(self, data: bytes) -> str:
+        """What happens to this request, and is noted: mostly nothing."""
+        if not self._one_in or not any(sha in data for sha in self._shas) or self._random.randrange(self._one_in):
+            return ""
+        fault = self._random.choices(list(FAULTS), list(FAULTS.values()))[0]
+        points.note(self._notes, f"{fault}\n".encode())
+        return fault
+
+    def delay(self, fault: str) -> float:
+        if fault == "delayed":
+            return self._random.uniform(0.001, 0.1)
+        return self._timeout_s * 1.2 if fault.endswith("timeout") else 0.0
+
+    def cut(self, size: int) -> int:
+        return self._random.randrange(size)
+
+
+class _Link:
+    """One connection through the proxy. A client asks one thing at a time where it matters."""
+
+    def __init__(
+        self,
+        proxy: _Proxy,
+        from_client: asyncio.StreamReader,
+        to_client: asyncio.StreamWriter,
+        from_server: asyncio.StreamReader,
+        to_server: asyncio.StreamWriter,
+    ) -> None:
+        self._proxy = proxy
+        self._from_client, self._to_client = from_client, to_client
+        self._from_server, self._to_server = from_server, to_server
+        self._fault = ""
+
+    async def requests(self) -> None:
+        """From the client to the server, until one of them ends or a fault ends it."""
+        while data := await self._from_client.read(1 << 18):
+            self._fault = self._proxy.fault(data)
+            if self._fault == "request swallowed":
+                continue
+            if self._fault == "reset before forwarding":
+                self._reset()
+                return
+            self._to_server.write(data)
+            await self._to_server.drain()
+
+    async def replies(self) -> None:
+        """From the server to the client."""
+        while data := await self._from_server.read(1 << 18):
+            fault, self._fault = self._fault, ""
+            if fault == "reset after forwarding":
+                self._reset()
+                return
+            if fault == "reply swallowed":
+                continue
+            await asyncio.sleep(self._proxy.delay(fault))
+            if fault == "cut in the reply":
+                self._to_client.write(data[: self._proxy.cut(len(data))])
+                await self._to_client.drain()
+                self._to_client.close()
+                return
+            self._to_client.write(data)
+            await self._to_client.drain()
+
+    def _reset(self) -> None:
+        sock = self._to_client.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self._to_client.transport.abort()
+
+
+def free_port() -> int:
+    """A port of this machine on which nobody listens."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])

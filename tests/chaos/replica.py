@@ -1,0 +1,85 @@
+"""A replica that lagged is promoted: what it never got is a loss, to be detected and said, and done again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from conftest import private_directory
+from faults import MortalServer
+
+from chaos.arena import BINARY, MODES, Arena
+from chaos.proxy import free_port
+from chaos.report import Result
+from chaos.servers import PATIENT, Losses, state_in
+from chaos.zygote import Zygote
+from kvps.client import Client
+from kvps.store import Store
+
+
+def replicas_are_promoted(arena: Arena, promotions: int = 20, lag_s: float = 0.3) -> Result:
+    """The link to the replica is cut, the primary goes on for a moment and is killed, the replica takes its place."""
+    result = Result("replica", "a replica that lagged promoted", arena.seed, needed=promotions)
+    rolled_back = 0
+    for number, (mode, staleness) in enumerate(MODES.items()):
+        share = promotions // 3 + (number < promotions % 3)
+        if not share:
+            continue
+        door = free_port()
+        with ExitStack() as servers, Store(Client(f"redis://127.0.0.1:{door}")) as store:
+            primary = _Server(arena.zygote, servers)
+            gate = _proxied(arena.zygote, door, primary.port)
+            job = arena.job(store, staleness=staleness, **PATIENT)
+            losses = Losses(job)
+            with arena.crew(job) as crew:
+                crew.start_all(3, 2, log=True)
+                for _ in range(share):
+                    replica = _Server(arena.zygote, servers, primary)
+                    with replica.looking() as there:
+                        crew.until(lambda t=there: t.client._redis.info("replication")["master_link_status"] == "up")
+                        crew.wait(lag_s)
+                        arena.zygote.kill(replica.link)
+                        crew.wait(lag_s * arena.random.uniform(0.2, 1.5))
+                        primary.server.kill()
+                        arena.zygote.kill(gate)
+                        there.client.call("REPLICAOF", "NO", "ONE")
+                        after = there.job(job.name).state()
+                    losses.note(crew, state_in(primary.server.folder, job.name), after)
+                    primary, gate = replica, _proxied(arena.zygote, door, replica.port)
+                    crew.until(lambda j=job, h=after.history: j.state().history != h)
+                crew.finish()
+                result.problems += losses.unsaid(arena.zygote.log)
+                result.verdict.add(arena.judge(store, crew, frozenset(losses.lost)))
+            arena.zygote.kill(gate)
+        rolled_back += losses.versions
+        result.faults[mode] = share
+        arena.say(f"{mode}: {share} promotions, {losses.versions} versions rolled back")
+    result.figures["versions that the replicas never got, all of them said"] = rolled_back
+    return result.close()
+
+
+class _Server:
+    """A server on a TCP port; with `primary` a replica of that, over a link that can be cut."""
+
+    def __init__(self, zygote: Zygote, stack: ExitStack, primary: _Server | None = None) -> None:
+        self.port, self.link = free_port(), 0
+        options = ["--port", str(self.port), "--bind", "127.0.0.1", "--repl-diskless-sync-delay", "0"]
+        if primary:
+            port = free_port()
+            self.link = _proxied(zygote, port, primary.port)
+            options += ["--replicaof", "127.0.0.1", str(port)]
+        folder = stack.enter_context(private_directory())
+        self.server = stack.enter_context(MortalServer(BINARY, folder, *options))
+
+    @contextmanager
+    def looking(self) -> Iterator[Store]:
+        """A store of its own on it."""
+        with Store(Client(self.server.url)) as store:
+            yield store
+
+
+def _proxied(zygote: Zygote, port: int, target: int) -> int:
+    """Start a proxy that forwards all: killing it cuts what goes through."""
+    spec: dict[str, Any] = {"role": "proxy", "listen": port, "target": target, "notes": ""}
+    return zygote.fork(spec)[0]

@@ -1,0 +1,141 @@
+"""What a forked child does: a worker or an aggregator of one job, or the proxy, until it has ended or is killed."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+from harness import gradient, model
+from kvps_aggregator import Aggregator
+
+from chaos import mutants, points, proxy
+from kvps import process
+from kvps.client import Client
+from kvps.errors import ServerError, WorkerEvicted
+from kvps.job import Job
+from kvps.layout import Array
+from kvps.plan import Contribution
+from kvps.session import Session
+from kvps.state import State
+
+FULL = 3  # the exit code of who was told so by a full server
+
+
+def play(spec: dict[str, Any]) -> NoReturn:
+    """Be the child. Never returns."""
+    code = 1
+    try:
+        process.die_with_parent(os.getppid())
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if spec.get("log"):
+            logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(process)d %(name)s: %(message)s")
+        for name in spec.get("mutants", ()):
+            mutants.MUTANTS[name].apply()
+        if arms := spec.get("arm"):
+            points.arm(arms["point"], arms["nth"], arms["signal"], spec["notes"])
+        {"worker": _worker, "aggregator": _aggregator, "proxy": proxy.serve}[spec["role"]](spec)
+        code = 0
+    except ServerError as error:
+        code = FULL if "memory" in str(error) else 1
+        print(f"{spec['role']} {spec.get('name')}: {error}", file=sys.stderr)
+    except BaseException:
+        print(f"{spec['role']} {spec.get('name')}:\n{traceback.format_exc()}", file=sys.stderr)
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _job(spec: dict[str, Any]) -> Job:
+    return Job(Client(spec["url"]), spec["job"])
+
+
+def _worker(spec: dict[str, Any]) -> None:
+    job, takeover = _job(spec), bool(spec.get("takeover"))
+    while True:
+        try:
+            with job.join(spec["name"], takeover=takeover) as session:
+                _work(job, session, spec)
+        except WorkerEvicted:
+            if takeover and job.state().members[spec["name"]].pid != os.getpid():
+                return  # it was replaced as it had replaced another
+            continue
+        if not job.config.units or not job.await_unit():
+            return
+
+
+def _work(job: Job, session: Session, spec: dict[str, Any]) -> None:
+    rng = np.random.default_rng(spec.get("seed", 0))
+    damages = float(spec.get("damages", 0))
+    while True:
+        unit = session.take() if job.config.units else None
+        if unit is None and (job.config.units or session.round >= spec["rounds"] or Path(spec["over"]).exists()):
+            return
+        grads = computed(session.pull(), session.rank, session.round, unit)
+        if damages and rng.random() < damages:
+            with _damaging(job, session):
+                session.push(grads)
+        else:
+            session.push(grads)
+        points.note(spec["acks"], f"{session.worker} {session.incarnation} {session.sequence}\n".encode())
+
+
+class _damaging:  # noqa: N801
+    """What is stored inside the block is not what its digest says: as memory or a cable would do it."""
+
+    def __init__(self, job: Job, session: Session) -> None:
+        self._client, self._shard = job.client, job.layout.shards - 1
+        self._key = job.keys.gradient(self._shard, session.worker, session.incarnation, session.sequence + 1, 0)
+
+    def __enter__(self) -> None:
+        self._real: Callable[..., None] = self._client.put_once
+
+        def put_once(items: Any) -> None:
+            self._real(items)
+            self._client.call("SETRANGE", self._key, 2, "\x3d")
+
+        self._client.put_once = put_once  # type: ignore[method-assign]
+
+    def __exit__(self, *_: object) -> None:
+        del self._client.put_once  # type: ignore[method-assign]
+
+
+def computed(params: dict[str, Array], rank: int, rounds_done: int, unit: int | None) -> dict[str, Array]:
+    """The gradient of a contribution: of a unit for whoever has it, else of a rank and its round."""
+    return gradient(params, rank, rounds_done) if unit is None else gradient(params, 4096, unit)
+
+
+def _aggregator(spec: dict[str, Any]) -> None:
+    Aggregator(_job(spec), threading.Event(), spec.get("shards")).run(until_finished=True)
+
+
+class Recomputed:
+    """The contributions of `_work` again, for the replay."""
+
+    proof = "recomputed"
+    wants_weights = True
+
+    def __init__(self, job: Job, state: State) -> None:
+        self._layout = job.layout
+        self._ranks = {member.worker: member.rank for member in state.members.values()}
+
+    def initial(self) -> Array:
+        """Version 0."""
+        return np.concatenate(self._layout.hosted(model(), "parameter"))
+
+    def gradient(self, c: Contribution, weights: Array | None) -> Array:
+        """The contribution, computed on its base version."""
+        assert weights is not None
+        grads = computed(dict(self._layout.views(weights)), self._ranks[c.worker], c.round - 1, c.unit)
+        return np.concatenate(self._layout.hosted(grads, "gradient"))
+
+    def otherwise(self, contribution: Contribution, shard: int) -> str:
+        """Why it may differ."""
+        return "the contribution is not the one that was computed"

@@ -1,0 +1,159 @@
+"""Who holds a lease, or an id, sleeps until another has it, and wakes: nothing of what he says then may count."""
+
+from __future__ import annotations
+
+import signal
+from contextlib import suppress
+
+import numpy as np
+
+from chaos.arena import MODES, Arena
+from chaos.crew import Child, Crew
+from chaos.report import Result
+from kvps import wire
+from kvps.job import Job
+from kvps.layout import DTYPE
+from kvps.transport import ChunkGone
+
+LEASE_MS = 200
+_POINTS = ["before commit", "between staged chunks", "after reducing", "during clean-up", ""]
+
+
+def holders_sleep(arena: Arena, sleeps: int = 50, duels: int = 12, mutants: tuple[str, ...] = ()) -> Result:
+    """The holder of a shard sleeps for 3 lease times, most often at a point; then two of them, one behind the other."""
+    result = Result("sleepers", "the holder of a lease asleep for 3 lease times", arena.seed, needed=sleeps + duels)
+    with arena.server() as store:
+        for number, (mode, staleness) in enumerate(MODES.items()):
+            job = arena.job(store, staleness=staleness, lease_ms=LEASE_MS, worker_timeout_ms=60_000)
+            with arena.crew(job, mutants=mutants) as crew:
+                crew.start_all(3, 2, per_shard=2)
+                naps = _share(sleeps, number)
+                for nap in range(naps):
+                    result.problems += _nap(arena, crew, _POINTS[nap % len(_POINTS)])
+                result.faults[f"{mode}, asleep"] = naps
+                fights = _share(duels, number)
+                woken = sum(_duel(crew) for _ in range(fights))
+                result.faults[f"{mode}, asleep with its plan still open"] = woken
+                crew.finish()
+                result.verdict.add(arena.judge(store, crew))
+            arena.say(f"{mode}: {naps} sleeps, {woken} with the plan still open")
+    return result.close()
+
+
+def _share(total: int, number: int) -> int:
+    return total // len(MODES) + (number < total % len(MODES))
+
+
+def _holder(crew: Crew, shard: int) -> Child:
+    """Who holds the shard: it has to be one, sooner or later."""
+    while True:
+        mark = crew.job.holders()[shard].rpartition(":")[0]
+        for child in crew.running:
+            if child.mark == mark:
+                return child
+        crew.step(0.01)
+
+
+def _nap(arena: Arena, crew: Crew, point: str) -> list[str]:
+    """Put a holder to sleep, let another take over, wake it: what was committed must not change by a byte."""
+    shard = arena.random.randrange(2)
+    sleeper = _holder(crew, shard)
+    if point:
+        sleeper = _replaced(crew, shard, point, arena.random.randint(1, 30))
+    else:
+        crew.kill(sleeper, signal.SIGSTOP)
+    crew.wait(3 * LEASE_MS / 1000)
+    before = stored(crew.job)
+    crew.kill(sleeper, signal.SIGCONT)
+    version = crew.job.state().version
+    crew.until(lambda: crew.job.state().version > version + 3 or not crew.running)
+    after = stored(crew.job)
+    changed = [key for key in before.keys() & after.keys() if before[key] != after[key]]
+    return [f"{key}: its bytes changed after the sleeper woke" for key in changed]
+
+
+def _replaced(crew: Crew, shard: int, point: str, nth: int) -> Child:
+    """Have the next holder of a shard fall asleep at `point`; back when it sleeps."""
+    first, second = (crew.children[name] for name in (f"a{shard}", f"a{shard}b"))
+    crew.kill(second, signal.SIGSTOP)  # it may not take the shard before the first
+    _again(crew, first, point, nth)
+    crew.until(lambda: crew.job.holders()[shard].startswith(first.mark) or _noted(crew) == 1)
+    crew.kill(second, signal.SIGCONT)
+    crew.until(lambda: _noted(crew) == 1)
+    crew.count()
+    return first
+
+
+def _again(crew: Crew, child: Child, point: str, nth: int) -> None:
+    """Kill a child; the one started in its place falls asleep at `point`."""
+    lives, child.spec["arm"] = child.lives, {"point": point, "nth": nth, "signal": signal.SIGSTOP}
+    crew.kill(child)
+    crew.until(lambda: child.lives > lives)
+    del child.spec["arm"]
+
+
+def _duel(crew: Crew) -> int:
+    """The holder sleeps before it says ready, its successor as soon as it holds; the holder wakes first."""
+    first, second = (crew.children[name] for name in ("a0", "a0b"))
+    crew.kill(second, signal.SIGSTOP)
+    _again(crew, first, "before commit", 1)
+    crew.until(lambda: _noted(crew) == 1)
+    _again(crew, second, "after the lease", 1)
+    crew.until(lambda: _noted(crew) == 2)
+    version = crew.job.state().version
+    crew.kill(first, signal.SIGCONT)
+    crew.wait(LEASE_MS / 1000 / 2)
+    crew.kill(second, signal.SIGCONT)
+    crew.until(lambda: crew.job.state().version > version + 3)
+    crew.count()
+    return 1
+
+
+def _noted(crew: Crew) -> int:
+    return len(crew.notes.read_text().splitlines()) if crew.notes.exists() else 0
+
+
+def stored(job: Job) -> dict[str, bytes]:
+    """The weights that are committed now, byte by byte: each chunk under its key."""
+    state, out = job.state(), {}
+    for chunk in (chunk for chunks in job.layout.chunks for chunk in chunks):
+        key = job.keys.weights(chunk.shard, state.names[chunk.shard], chunk.number)
+        buffer = np.empty(chunk.stop - chunk.start, DTYPE)
+        with suppress(ChunkGone):  # it is older than two versions by now
+            job.client.get([(key, wire.view(buffer))])
+            out[key] = buffer.tobytes()
+    return out
+
+
+def workers_sleep(arena: Arena, sleeps: int = 24, mutants: tuple[str, ...] = ()) -> Result:
+    """A worker sleeps between pull and push while another takes its id, and wakes: its push must be refused."""
+    result = Result("impostors", "a worker asleep while another took its id", arena.seed, needed=sleeps)
+    with arena.server() as store:
+        for number, (mode, staleness) in enumerate(MODES.items()):
+            job = arena.job(store, staleness=staleness, workers=2, worker_timeout_ms=60_000)
+            naps = _share(sleeps, number)
+            with arena.crew(job, mutants=mutants) as crew:
+                crew.start_all(1, 2)
+                for nap in range(naps):
+                    _impostor(crew, nap, arena.random.randint(1, 12))
+                crew.finish()
+                result.verdict.add(arena.judge(store, crew))
+            result.faults[mode] = naps
+            arena.say(f"{mode}: {naps} ids taken")
+    return result.close()
+
+
+def _impostor(crew: Crew, nap: int, seq: int) -> None:
+    """Two incarnations of w1, each asleep before its push number `seq`; the one that was replaced wakes first."""
+    arms = {"point": "before push", "nth": seq, "signal": signal.SIGSTOP}
+    both = []
+    for who in ("replaced", "present"):
+        both.append(crew.start(f"w1.{nap}.{who}", "worker", name="w1", takeover=True, arm=arms))
+        crew.until(lambda: _noted(crew) == len(both))
+    crew.count()
+    replaced, present = both
+    crew.kill(replaced, signal.SIGCONT)
+    crew.until(lambda: replaced.ended)
+    version = crew.job.state().version
+    crew.kill(present, signal.SIGCONT)
+    crew.until(lambda: crew.job.state().version > version + 3)

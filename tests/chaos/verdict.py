@@ -1,0 +1,131 @@
+"""What can be said of a job from outside, once nobody works on it any more: the log, the workers' files, the keys."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Event
+
+import numpy as np
+from kvps_aggregator import Aggregator
+from kvps_aggregator.replay import prove
+
+from chaos.roles import Recomputed
+from kvps.cli.trial import judge
+from kvps.job import Job
+from kvps.layout import DTYPE, Array
+from kvps.store import Store
+
+
+@dataclass
+class Verdict:
+    """The sums over one or more jobs; `problems` is empty if all is as promised."""
+
+    commits: int = 0
+    contributions: int = 0
+    acknowledged: int = 0
+    lost: int = 0
+    twice: int = 0
+    problems: list[str] = field(default_factory=list)
+
+    def add(self, other: Verdict) -> None:
+        """Count another job's in."""
+        for name in ("commits", "contributions", "acknowledged", "lost", "twice"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.problems += other.problems
+
+
+Ack = tuple[str, str, int]
+"""A contribution as its worker knows it: worker, incarnation, number."""
+
+
+def acknowledged(files: Iterable[Path]) -> set[Ack]:
+    """What workers have written into their files so far."""
+    lines = [line.split() for file in files for line in file.read_text().split("\n")[:-1]]
+    return {(worker, incarnation, int(number)) for worker, incarnation, number in lines}
+
+
+def examine(job: Job, files: list[Path], forgiven: frozenset[Ack] = frozenset()) -> Verdict:
+    """Hold a job against what its workers were told. `forgiven` are acknowledged contributions the server itself lost.
+
+    Some of those may be in the log all the same: their worker made the push again before it knew.
+    """
+    said = judge(files, job)
+    logged = [c for commit in job.log() for c in commit.plan.contributions + commit.plan.rejected]
+    lost = len(acknowledged(files) - {(c.worker, c.incarnation, c.seq) for c in logged} - forgiven)
+    state = job.state()
+    flat: Array = np.empty(job.layout.size, DTYPE)
+    version = job.reader.weights(state, flat)
+    proof = prove(job.log, state, job.config, job.layout, (version, flat), Recomputed(job, state))
+    problems = [proof.differs] if proof.differs else []
+    ends = Counter((c.worker, c.incarnation, c.seq) for c in logged)
+    if again := [ack for ack, count in ends.items() if count > 1]:
+        problems.append(f"{len(again)} contributions stand in the log more than once, as {again[0]}")
+    if lost:
+        problems.append(f"{lost} acknowledged contributions are in no commit")
+    if lost < said.lost - len(forgiven):
+        problems.append(f"the judge of kvps up finds {said.lost} lost")
+    if said.twice:
+        problems.append(f"{said.twice} contributions were committed twice")
+    problems += late_commits(job)
+    if job.config.units:
+        units = Counter(c.unit for commit in job.log() for c in commit.plan.contributions)
+        missing = set(range(job.config.units)) - set(units)
+        twice = sum(count > 1 for count in units.values())
+        if missing or twice:
+            problems.append(f"units: {len(missing)} missing, {twice} more than once")
+    if job.client.call("XLEN", job.keys.inbox):
+        problems.append("contributions still wait in the inbox")
+    return Verdict(state.version, proof.contributions, said.acknowledged, lost, said.twice, problems)
+
+
+def late_commits(job: Job) -> list[str]:
+    """Commits under a term after another had taken the shard; a term with two holders. By the server's own clock."""
+    takes: dict[str, list[tuple[int, str]]] = {}
+    holders: dict[str, set[str]] = {}
+    problems = []
+    for entry, fields in job.client.call("XRANGE", job.keys.leases, "-", "+"):
+        if fields["kind"] == "take":
+            takes.setdefault(fields["shard"], []).append((_ms(entry), fields["term"]))
+            holders.setdefault(fields["term"], set()).add(fields["holder"])
+    problems += [f"term {term} had {len(who)} holders" for term, who in holders.items() if len(who) > 1]
+    for entry, fields in job.client.call("XRANGE", job.keys.commits, "-", "+"):
+        for shard, said in enumerate(fields.get("shards", "").split(",") if fields["kind"] == "commit" else ()):
+            term, order = said.split()[0], [t for _, t in takes.get(str(shard), [])]
+            if term in order and any(at < _ms(entry) for at, _ in takes[str(shard)][order.index(term) + 1 :]):
+                problems.append(f"version {fields['version']} was committed under {term} after another took the shard")
+    return problems
+
+
+def _ms(entry: str) -> int:
+    return int(entry.split("-")[0])
+
+
+def remains(store: Store, job: Job) -> list[str]:
+    """What is wrong with the keys of a job that has ended: first with it there, then with it removed."""
+    problems = []
+    if waiting := [key for key in store.client.scan(job.keys.all_bytes) if key.split(":")[2] == "g"]:
+        problems.append(f"{len(waiting)} gradients are left behind the last sweep, as {waiting[0]}")
+    # A new holder knows of two versions alone, so that all that it leaves there must be theirs.
+    aggregator, deadline = Aggregator(job, Event()), time.monotonic() + 2 * job.config.lease_ms / 1000
+    while len(aggregator._shards) < job.layout.shards and time.monotonic() < deadline:
+        aggregator.hold(at_once=True)  # who lost a shard for a moment left its lease to expire
+    aggregator.sweep()
+    held = list(aggregator._shards.values())
+    for shard in held:
+        kinds = {"owner"} | {f"{kind}:{name}" for name in shard.live_names() for kind in ("w", "m")}
+        for key in store.client.scan(job.keys.slot(shard.number).replace("[", "\\[") + "*"):
+            kind, *name = key.split(":")[2:]
+            known = kind in kinds or kind.startswith("opt.") or f"{kind}:{name[0]}" in kinds
+            if not known or (name and name[0] not in shard.live_names()):
+                problems.append(f"key {key} is neither of a living version nor of anybody")
+    aggregator.release()
+    if len(held) < job.layout.shards:
+        problems.append("a shard is still held by somebody")
+    store.remove_job(job.name)
+    if left := list(store.client.scan(f"kvps:{{{job.name}*")):
+        problems.append(f"{len(left)} keys are left of a removed job, as {left[0]}")
+    return problems
