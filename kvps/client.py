@@ -98,9 +98,9 @@ class Client:
 
     # -- chunks -----------------------------------------------------------------------------------------------
 
-    def put(self, items: Sequence[tuple[str, Buffers]], patience_s: float | None = None) -> None:
+    def put(self, items: Sequence[tuple[str, Buffers]], wait_for_room: bool = True) -> None:
         """SET each key to its pieces of memory, and wait for every OK. Raises ServerLost, ServerFull, ServerError."""
-        self._repeat(lambda: self._arrays.put(items), patience_s)
+        self._repeat(lambda: self._arrays.put(items), room=wait_for_room)
 
     def put_once(self, items: Sequence[tuple[str, Buffers]]) -> None:
         """Like `put`, but a cut is the caller's to judge: raises redis-py's ConnectionError or TimeoutError."""
@@ -112,10 +112,9 @@ class Client:
 
     # -- failure ----------------------------------------------------------------------------------------------
 
-    def _repeat(self, run: Callable[[], _T], patience_s: float | None = None, cuts: bool = True) -> _T:
-        """Run until it is answered; with ``cuts=False`` only as long as the server says that it may answer later."""
-        patience_s = self._patience_s if patience_s is None else patience_s
-        deadline, delay = time.monotonic() + patience_s, 0.01
+    def _repeat(self, run: Callable[[], _T], cuts: bool = True, room: bool = True) -> _T:
+        """Run until it is answered: after cuts, and where the server may answer later, as when its memory is full."""
+        deadline, delay = time.monotonic() + self._patience_s, 0.01
         while True:
             try:
                 return run()
@@ -125,12 +124,12 @@ class Client:
                 if not cuts:
                     raise
                 failure: Exception = ServerLost(
-                    f"no answer from {redacted(self.url)} for {patience_s:g} s ({error}): "
+                    f"no answer from {redacted(self.url)} for {self._patience_s:g} s ({error}): "
                     f"what was acknowledged is as safe as that server's data"
                 )
             except ResponseError as error:
                 failure = self._refused(error)
-                if not _passing(error):
+                if not _passing(error) or (_full(error) and not room):
                     raise failure from None
             except InvalidResponse as error:
                 raise ServerError(f"{redacted(self.url)} answers as no Redis server does: {error}") from None

@@ -119,6 +119,10 @@ class Flip(NamedTuple):
     commit_id: str
 
 
+class NewLife(Exception):
+    """The server has begun a new life, and may have lost its last writes: nothing was done. See `recover`."""
+
+
 class PlanGone(Exception):
     """The plan was committed or replaced meanwhile: look again."""
 
@@ -128,7 +132,10 @@ class InboxFull(Exception):
 
 
 class JobScripts:
-    """The scripts of one job. Every method may be repeated; all raise JobNotFound once the job is removed."""
+    """The scripts of one job. Every method may be repeated; all raise JobNotFound once the job is removed.
+
+    Those that accept, commit or delete raise NewLife on a server that has begun a new life without a new history.
+    """
 
     def __init__(self, call: Call, keys: JobKeys, shards: int) -> None:
         self._call = call
@@ -139,6 +146,8 @@ class JobScripts:
         reply = evaluate(self._call, script, keys, *args)
         if reply[0] == "NOJOB":
             raise job_not_found(self._keys.job)
+        if reply[0] == "LIFE":
+            raise NewLife
         if reply[0] == "WRONGTYPE":
             _, key, found, want = reply
             raise CorruptData(f"key {key} is a {found}, not a {want}: another program wrote there")
@@ -296,10 +305,10 @@ class JobScripts:
         keys = [k.lease(shard), k.term(shard), k.leases]
         return bool(self._run("renew", keys, holder, term, lease_ms)[0] == "OK")
 
-    def free(self, shard: int, term: str, dead: Sequence[str]) -> None:
-        """Delete `dead` keys of the shard's slot. Raises LeaseLost; then nothing was deleted."""
+    def free(self, shard: int, term: str, life: str, dead: Sequence[str]) -> None:
+        """Delete `dead` keys of the shard's slot. Raises LeaseLost, NewLife; then nothing was deleted."""
         for i in range(0, len(dead), 1000):
-            reply = self._run("free", [self._keys.owner(shard), *dead[i : i + 1000]], term)
+            reply = self._run("free", [self._keys.owner(shard), *dead[i : i + 1000]], term, life)
             if reply[0] == "LOST":
                 raise lease_lost(shard, self._keys.job, reply[1])
 
@@ -325,7 +334,7 @@ class JobScripts:
         Raises WorkerEvicted if it was out of it before, and nobody has taken its place.
         """
         k = self._keys
-        keys = [k.workers, k.heartbeat, k.commits, k.trace(worker), k.units]
+        keys = [k.workers, k.heartbeat, k.commits, k.trace(worker), k.units, k.version]
         reply = self._run("leave", keys, worker, incarnation, int(finished), *trace)
         if reply[0] == "EVICTED":
             raise evicted(worker, k.job, reply[1])

@@ -31,7 +31,7 @@ from kvps.errors import JobNotFound, KvpsError, NotFinite, WorkerEvicted, WrongO
 from kvps.keys import JobKeys
 from kvps.layout import DTYPE, Array, Layout
 from kvps.reader import Reader
-from kvps.scripts import Accepted, InboxFull, JobScripts, Joined, evicted
+from kvps.scripts import Accepted, InboxFull, JobScripts, Joined, NewLife, evicted
 from kvps.state import State
 from kvps.wire import Buffers, chunked, digest, finite, fold
 
@@ -126,7 +126,9 @@ class Session:
     def _forgotten(self) -> WorkerEvicted:
         """The server remembers less than this session was told: it has begun a new life, which all must know."""
         self._scripts.recover(self._client.run_id(), secrets.token_hex(4), self.version)
-        return evicted(self.worker, self._keys.job, "its server has lost its last writes")
+        return evicted(
+            self.worker, self._keys.job, "its server has begun a new life, and may have lost its last writes"
+        )
 
     # -- units ------------------------------------------------------------------------------------------------
 
@@ -218,6 +220,8 @@ class Session:
                     self._unit,
                     self._trace,
                 )
+            except NewLife:
+                raise self._forgotten() from None
             except WrongOrder:  # the numbers are this session's own, and it does not miscount
                 raise self._forgotten() from None
             except JobNotFound:
@@ -248,7 +252,10 @@ class Session:
             return
         self._closed = True
         self._heart.stop()
-        self._scripts.leave(self.worker, self.incarnation, finished, self._trace)
+        try:
+            self._scripts.leave(self.worker, self.incarnation, finished, self._trace)
+        except NewLife:
+            raise self._forgotten() from None
 
     def __enter__(self) -> Session:
         return self

@@ -108,7 +108,7 @@ def test_all_but_what_takes_more_room_goes_on_when_memory_is_full(impatient: Sto
     assert s.evict("w1", w1.incarnation) == ["w1"]
     w0.leave(finished=False)
     assert s.recover("another life", "abcd1234", 0) == (1, "abcd1234")
-    s.free(0, term, [])
+    s.free(0, term, "", [])
 
 
 def test_a_job_that_cannot_fit_is_refused_before_anything_is_stored(impatient: Store) -> None:

@@ -16,6 +16,7 @@ from kvps_aggregator import Aggregator
 
 import kvps
 from kvps.job import Job
+from kvps.scripts import NewLife
 
 ROUNDS = 40
 PATIENT = {"worker_timeout_ms": 60_000, "lease_ms": 300}
@@ -123,7 +124,7 @@ def test_a_holder_that_remembers_more_does_not_go_on_from_it(mortal: MortalServe
         mortal.kill()
         mortal.log().write_bytes(mortal.log().read_bytes()[:cut])
         mortal.start()
-        with pytest.raises(kvps.WorkerEvicted, match="lost its last writes"):
+        with pytest.raises(kvps.WorkerEvicted, match="new life"):
             session.pull()
         aggregator.release()
         with aggregating(job):
@@ -145,7 +146,7 @@ def test_what_was_acknowledged_in_a_lost_life_is_refused_and_not_mixed_in(mortal
         mortal.kill()
         mortal.log().write_bytes(mortal.log().read_bytes()[:cut])
         mortal.start()
-        with pytest.raises(kvps.WorkerEvicted, match="lost"):
+        with pytest.raises(kvps.WorkerEvicted, match="new life"):
             session.push(gradient(model(), 0, 3))
         assert _waiting(job) == 0
         Aggregator(job, threading.Event())._leases.watch()
@@ -183,3 +184,34 @@ def test_a_file_that_ended_in_a_transaction_is_written_anew(mortal: MortalServer
         mortal.kill()
         mortal.start()
         assert check_chain(job) == job.state().clock["w0"] == 4
+
+
+def test_before_a_new_history_nothing_is_accepted_committed_or_deleted(mortal: MortalServer) -> None:
+    """The server was started again, and nobody has noticed yet: its run id alone gives it away."""
+    with kvps.connect(mortal.url) as store:
+        job = store.create_job("job", model(), staleness=1, **PATIENT)
+        s = job.scripts
+        session, other = job.join("w0"), job.join("w1")
+        session.push(gradient(session.pull(), 0, 0))
+        plan = s.plan().plan
+        assert plan
+        term, _ = s.acquire(0, "me", 60_000, "nonce")
+        s.own(0, term)
+        before = job.state()
+        mortal.kill()
+        mortal.start()
+        with pytest.raises(NewLife):
+            s.ready(0, term, plan, "digest")
+        with pytest.raises(NewLife):
+            s.free(0, term, before.server, [job.keys.weights(0, before.names[0], 0)])
+        with pytest.raises(NewLife):
+            s.leave("w0", session.incarnation, True)
+        with pytest.raises(NewLife):
+            s.push("w1", other.incarnation, 1, 0, 1, "0", before.history)
+        assert job.state() == before
+        assert s.ask("w0", session.incarnation, 1), "what was accepted is still acknowledged"
+        with pytest.raises(kvps.WorkerEvicted, match="new life"):
+            session.leave()
+        assert job.state().history != before.history, "who notices begins it"
+        with job.join("w0") as again:
+            assert again.round == 1

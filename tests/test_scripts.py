@@ -12,7 +12,7 @@ import kvps
 from kvps.errors import CorruptData, LeaseLost, WorkerEvicted
 from kvps.job import Job
 from kvps.plan import Plan
-from kvps.scripts import SCRIPTS, InboxFull, PlanGone
+from kvps.scripts import SCRIPTS, InboxFull, NewLife, PlanGone
 from kvps.store import Store
 
 LUA = {path.name: path.read_text() for path in (resources.files("kvps") / "lua").iterdir()}
@@ -36,7 +36,11 @@ def test_the_header_holds_against_the_body(name: str) -> None:
         assert re.search(rf"\[{number}(\]|\.\.\.)", header.partition("ARGV")[0]), f"KEYS[{number}]"
     for number in re.findall(r"ARGV\[(\d+)\]", body):
         assert re.search(rf"\[{number}(\]|\.\.\.)", header.partition("ARGV")[2]), f"ARGV[{number}]"
-    codes = set(re.findall(r"return \{ '([A-Z]+)'", body)) | ({"WRONGTYPE"} if "wrong_type" in body else set())
+    codes = (
+        set(re.findall(r"return \{ '([A-Z]+)'", body))
+        | ({"LIFE"} if "another_life" in body else set())
+        | ({"WRONGTYPE"} if "wrong_type" in body else set())
+    )
     for code in codes:
         assert re.search(rf"\{{{code}\b", header), f"{code} is not in the header"
     for code in re.findall(r"\{([A-Z]+)\b", header.partition("Returns")[2]):
@@ -174,7 +178,7 @@ def test_a_lease_is_one_holders_until_it_gives_it_up(job: Job) -> None:
 
 
 def test_only_the_owner_deletes(job: Job) -> None:
-    old, new = "h-1-a", "h-2-b"
+    old, new, life = "h-1-a", "h-2-b", job.state().server
     job.client.call("SET", "kvps:{job/0}:w:x:0", "bytes")
     job.scripts.own(0, old)
     job.scripts.own(0, new)
@@ -182,9 +186,11 @@ def test_only_the_owner_deletes(job: Job) -> None:
     with pytest.raises(LeaseLost):
         job.scripts.own(0, old)
     with pytest.raises(LeaseLost):
-        job.scripts.free(0, old, ["kvps:{job/0}:w:x:0"])
+        job.scripts.free(0, old, life, ["kvps:{job/0}:w:x:0"])
+    with pytest.raises(NewLife):
+        job.scripts.free(0, new, "another life", ["kvps:{job/0}:w:x:0"])
     assert job.client.call("EXISTS", "kvps:{job/0}:w:x:0") == 1
-    job.scripts.free(0, new, ["kvps:{job/0}:w:x:0"])
+    job.scripts.free(0, new, life, ["kvps:{job/0}:w:x:0"])
     assert job.client.call("EXISTS", "kvps:{job/0}:w:x:0") == 0
 
 

@@ -17,7 +17,7 @@ from kvps.client import BELL_MS
 from kvps.errors import JobNotFound, KvpsError, LeaseLost, ServerFull
 from kvps.job import Job
 from kvps.plan import Plan
-from kvps.scripts import PlanGone
+from kvps.scripts import NewLife, PlanGone
 from kvps_aggregator.lease import Leases
 from kvps_aggregator.save import Checkpoints, Saver
 from kvps_aggregator.shard import BadContribution, Shard
@@ -79,9 +79,13 @@ class Aggregator:
             while not self._stop.is_set():
                 self.hold(at_once=freed)
                 freed = False
-                if time.monotonic() >= self._next_sweep:
-                    self.sweep()
-                commit_id = self.work()
+                try:
+                    if time.monotonic() >= self._next_sweep:
+                        self.sweep()
+                    commit_id = self.work()
+                except NewLife:
+                    self._leases.watch()
+                    commit_id = ""
                 if commit_id:
                     seen[stream.commits] = commit_id  # its own bell need not wake it
                     changed = True

@@ -43,7 +43,7 @@ class Shard:
     def __init__(self, job: Job, number: int, term: str, record: Path | None = None) -> None:
         self.number = number
         self.term = term
-        self.version = 0
+        self.version, self._life = 0, ""
         self.staged: Plan | None = None
         self._job = job
         self._part = Part(job.config, job.layout, number)
@@ -66,7 +66,7 @@ class Shard:
 
         `before` is the shard's staged name one version ago, `pinned` version and name that a slow reader holds.
         """
-        self.version, name = state.version, state.names[self.number]
+        self.version, self._life, name = state.version, state.server, state.names[self.number]
         try:
             self._read(self._part.weights, self._weight_keys(name))
             for slot in self._part.slots:
@@ -146,7 +146,7 @@ class Shard:
         text = json.dumps(manifest | {"digests": digests}).encode()
         items.append((self._job.keys.manifest(self.number, name), [memoryview(text)]))
         try:
-            self._job.client.put(items, patience_s=0)
+            self._job.client.put(items, wait_for_room=False)
         except ServerFull:
             self._make_room()
             self._job.client.put(items)
@@ -200,9 +200,9 @@ class Shard:
             self._dead += self._slot_keys(slot, name)
 
     def free(self) -> None:
-        """Delete the bytes that died. Raises LeaseLost if another may do that now; then it is left to him."""
+        """Delete the bytes that died. Raises LeaseLost if another may do that now, NewLife if they may live again."""
         dead, self._dead = self._dead, []
-        self._job.scripts.free(self.number, self.term, dead)
+        self._job.scripts.free(self.number, self.term, self._life, dead)
         if self._gave_up_reserve and not self.staged:  # before the next gradients take the room
             self.keep_reserve()
 

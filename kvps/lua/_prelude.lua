@@ -22,6 +22,12 @@ local function wrong_type(types)
   end
 end
 
+-- A server that was started again, or a replica that was promoted, may have lost its last writes: until a new history
+-- has begun, nothing is accepted, committed or deleted on the word of those who remember more than it does.
+local function another_life(noted)
+  if not redis.call('INFO', 'server'):find('run_id:' .. noted, 1, true) then return { 'LIFE' } end
+end
+
 local function worker_entry(key, worker)
   local text = redis.call('HGET', key, worker)
   return text and cjson.decode(text)

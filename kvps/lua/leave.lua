@@ -1,18 +1,20 @@
 -- leave: take an incarnation out of the vector clock. What it has pushed still commits (draining), then it is gone.
 -- KEYS[1] workers hash, [2] heartbeat zset, [3] commits stream, [4] trace stream,
---     [5] units hash
+--     [5] units hash, [6] version hash
 -- ARGV[1] worker   [2] incarnation   [3] '1' if it has done all its rounds, else '0'
 --     [4...] field, value, ... of the trace of its last iteration
 -- Returns {OK, state} also when repeated, or when another has the id by now | {EVICTED, state}: it was out of the
---     clock before, and nobody has taken its place | {NOJOB}
+--     clock before, and nobody has taken its place | {LIFE} | {NOJOB}
 --     | {WRONGTYPE, key, is, want}
-local bad = wrong_type({ 'hash', 'zset', 'stream', 'stream', 'hash' })
+local bad = wrong_type({ 'hash', 'zset', 'stream', 'stream', 'hash', 'hash' })
 if bad then return bad end
 local entry = worker_entry(KEYS[1], ARGV[1])
 if not entry then return { 'NOJOB' } end
 if entry.incarnation ~= ARGV[2] then return { 'OK', 'replaced' } end
 if entry.state == 'rejoining' then return { 'EVICTED', entry.state } end
 if entry.state ~= 'active' then return { entry.left and 'OK' or 'EVICTED', entry.state } end
+local lost = another_life(redis.call('HGET', KEYS[6], 'server') or '')
+if lost then return lost end
 redis.call('ZREM', KEYS[2], ARGV[1]) -- allowed when memory is full, and lets the script write
 depart(entry, KEYS[5])
 entry.finished, entry.left = ARGV[3] == '1', true

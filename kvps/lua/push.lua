@@ -6,7 +6,7 @@
 --     [9] 'ask': only say whether it was accepted before
 --     [10...] field, value, ... of the trace of the worker's iteration before this one
 -- Returns {ACK, clock, round} | {NEW} (to 'ask') | {FULL, pending} | {EVICTED, state} | {SEQUENCE, accepted}
---     | {BASE, version} | {HISTORY, history} | {UNIT, unit it has} | {BAD}: a digest or weight that is none
+--     | {BASE, version} | {HISTORY, history} | {LIFE} | {UNIT, unit it has} | {BAD}: a digest or weight that is none
 --     | {NOJOB} | {WRONGTYPE, key, is, want}
 local bad = wrong_type({ 'hash', 'hash', 'hash', 'hash', 'zset', 'stream', 'stream', 'hash' })
 if bad then return bad end
@@ -21,7 +21,9 @@ if seq and seq == entry.accepted and seq > 0 then return { 'ACK', entry.acked, e
 if entry.state ~= 'active' then return { 'EVICTED', entry.state } end
 if ARGV[9] == 'ask' then return { 'NEW' } end
 if seq ~= entry.accepted + 1 then return { 'SEQUENCE', entry.accepted } end
-local at = redis.call('HMGET', KEYS[2], 'version', 'history')
+local at = redis.call('HMGET', KEYS[2], 'version', 'history', 'server')
+local lost = another_life(at[3])
+if lost then return lost end
 if at[2] ~= ARGV[7] then return { 'HISTORY', at[2] } end
 if not base or base > whole(at[1]) then return { 'BASE', at[1] } end
 if not ARGV[6]:find('^[%x,-]+$') or not ARGV[5]:find('^[01]$') then return { 'BAD' } end

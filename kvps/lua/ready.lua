@@ -3,13 +3,15 @@
 --     [7] commits stream, [8] pin string, [9] units hash, [10...] the term strings of shards 0, 1, ...
 -- ARGV[1] shard   [2] term   [3] plan id   [4] version   [5] head before   [6] history   [7] digest of the weights
 -- Returns {FLIPPED, version, pin, commit id} | {READY, shards ready} | {ALREADY, version}: this call flipped before,
---     or the version is past | {NOPLAN} | {TERM, term} | {PLAN, id} | {HEAD, head} | {HISTORY, history} | {NOJOB}
---     | {DIGEST, digest}: one term staged two things | {WRONGTYPE, key, is, want}
+--     or the version is past | {NOPLAN} | {TERM, term} | {PLAN, id} | {HEAD, head} | {HISTORY, history} | {LIFE}
+--     | {NOJOB}--     | {DIGEST, digest}: one term staged two things | {WRONGTYPE, key, is, want}
 local bad = wrong_type({ 'hash', 'hash', 'hash', 'stream', 'string', 'hash', 'stream', 'string', 'hash' })
 if bad then return bad end
 local shard, term, version = ARGV[1], ARGV[2], whole(ARGV[4])
-local at = redis.call('HMGET', KEYS[1], 'version', 'head', 'history')
+local at = redis.call('HMGET', KEYS[1], 'version', 'head', 'history', 'server')
 if not at[1] then return { 'NOJOB' } end
+local lost = another_life(at[4])
+if lost then return lost end
 if at[3] ~= ARGV[6] then return { 'HISTORY', at[3] } end
 if whole(at[1]) >= version then return { 'ALREADY', at[1] } end
 local holds = redis.call('GET', KEYS[10 + shard]) or ''

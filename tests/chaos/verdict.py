@@ -17,6 +17,7 @@ from chaos.roles import Recomputed
 from kvps.cli.trial import judge
 from kvps.job import Job
 from kvps.layout import DTYPE, Array
+from kvps.log import Log
 from kvps.store import Store
 
 
@@ -59,7 +60,7 @@ def examine(job: Job, files: list[Path], forgiven: frozenset[Ack] = frozenset())
     state = job.state()
     flat: Array = np.empty(job.layout.size, DTYPE)
     version = job.reader.weights(state, flat)
-    proof = prove(job.log, state, job.config, job.layout, (version, flat), Recomputed(job, state))
+    proof = prove(Log(job, state), state, job.config, job.layout, (version, flat), Recomputed(job, state))
     problems = [proof.differs] if proof.differs else []
     ends = Counter((c.worker, c.incarnation, c.seq) for c in logged)
     if again := [ack for ack, count in ends.items() if count > 1]:
