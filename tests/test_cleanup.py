@@ -6,8 +6,10 @@ import contextlib
 import gc
 import threading
 
+import kvps_aggregator
 import numpy as np
 import pytest
+from conftest import eventually
 from harness import aggregating
 from kvps_aggregator import Aggregator
 
@@ -142,3 +144,29 @@ def test_who_left_unfinished_is_taken_up_first(store: Store) -> None:
     job.join("gpu-box").leave(finished=False)
     with job.join() as session:
         assert session.worker == "gpu-box"
+
+
+def _held_by_another(job: Job) -> None:
+    term, _ = job.scripts.acquire(1, "another", job.config.lease_ms, "abcd")
+    job.scripts.own(1, term)
+
+
+def test_the_last_aggregator_sweeps_behind_a_holder_that_was_killed(store: Store) -> None:
+    """The job is finished, but one shard's lease is still there, and nobody is left to sweep it."""
+    job = store.create_job("job", ONE, workers=1, shards=2, lease_ms=300)
+    dead = [job.keys.gradient(shard, "w9", "1-abcd", 1, 0) for shard in range(2)]
+    _put(job, *dead)
+    _held_by_another(job)
+    job.join("w0").leave(finished=True)
+    kvps_aggregator.serve(job)
+    assert _gradients(job) == set()
+    assert not any(job.holders()), "whoever comes next can have the shards at once"
+
+
+def test_an_aggregator_that_is_done_does_not_wait_for_one_that_lives(store: Store) -> None:
+    job = store.create_job("job", ONE, workers=1, shards=2, lease_ms=300)
+    with aggregating(job, [1]):  # serves on for those who may still join
+        eventually(lambda: job.holders()[1])
+        job.join("w0").leave(finished=True)
+        kvps_aggregator.serve(job)
+        assert [bool(holder) for holder in job.holders()] == [False, True]

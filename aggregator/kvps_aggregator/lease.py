@@ -85,9 +85,14 @@ class Leases:
         """Give all shards up, so that a standby need not wait for their leases to expire."""
         self._stopped.set()
         self._thread.join()
-        for shard, term in self.held().items():
-            self._job.scripts.renew(shard, self.holder, term, 0)
-            self.drop(shard)
+        for shard in self.held():
+            self.give_up(shard)
+
+    def give_up(self, shard: int) -> None:
+        """Let another have a shard at once."""
+        with self._lock:  # a renewal in between would keep it from the other
+            if term := self._terms.pop(shard, None):
+                self._job.scripts.renew(shard, self.holder, term, 0)
 
     def _keep(self) -> None:
         config = self._job.config
@@ -102,10 +107,10 @@ class Leases:
                 continue  # the loop meets the same error, and it can say it
 
     def _renew(self) -> None:
-        for shard, term in self.held().items():
-            if self._job.scripts.renew(shard, self.holder, term, self._job.config.lease_ms):
-                continue
+        for shard in self.held():
             with self._lock:
-                if self._terms.get(shard) == term:
-                    del self._terms[shard]
+                term = self._terms.get(shard)
+                if not term or self._job.scripts.renew(shard, self.holder, term, self._job.config.lease_ms):
+                    continue
+                del self._terms[shard]
             log.warning("job %s: lost shard %d, another aggregator holds it", self._job.name, shard)

@@ -61,7 +61,7 @@ class Aggregator:
         self._saver = Saver(job, checkpoints) if checkpoints else None
         self._record = record
         self._stop = stop
-        self._eligible = list(range(job.layout.shards)) if shards is None else shards
+        self._eligible = list(range(job.layout.shards) if shards is None else shards)
         self._leases = Leases(job)
         self._shards: dict[int, Shard] = {}
         self._next_try = self._next_sweep = 0.0
@@ -91,9 +91,7 @@ class Aggregator:
                     changed = True
                 elif commit_id is None:
                     if until_finished and changed and job.state().finished(job.config):
-                        self.sweep()
-                        if self._saver and 0 in self._shards:
-                            self._saver.finish()
+                        self._finish()
                         return
                     rung = job.client.wait({key: seen[key] for key in self._bells()}, self._patience_ms())
                     changed, freed = stream.inbox not in rung, stream.leases in rung
@@ -109,6 +107,25 @@ class Aggregator:
     def release(self) -> None:
         """Give up all shards, so that a standby can take them at once."""
         self._leases.release()
+
+    def _finish(self) -> None:
+        """Leave no dead bytes behind: sweep each shard and give it up, those of a killed holder too.
+
+        Whose lease is still there after its own length has a living holder, who sweeps it himself.
+        """
+        job, bell = self._job, {self._job.keys.leases: "0-0"}
+        deadline = time.monotonic() + 1.5 * job.config.lease_ms / 1000
+        while not self._stop.is_set():
+            self.hold(at_once=True)
+            self.sweep()
+            if self._saver and 0 in self._shards:
+                self._saver.finish()
+            for number in list(self._shards):
+                self._leases.give_up(number)
+                self._eligible.remove(number)
+            if not self._eligible or time.monotonic() > deadline:
+                return
+            bell |= job.client.wait(bell, self._patience_ms())
 
     # -- shards ------------------------------------------------------------------------------------------------
 
@@ -128,12 +145,10 @@ class Aggregator:
     def sweep(self) -> None:
         """Delete what dead processes have left in the slots of the shards held."""
         self._next_sweep = time.monotonic() + self._job.config.worker_timeout_ms / 1000
-        try:
-            sweep(self._job, self._shards.values())
-            for shard in self._shards.values():
+        sweep(self._job, self._shards.values())
+        for shard in list(self._shards.values()):
+            if self._free(shard):
                 shard.keep_reserve()
-        except LeaseLost as lost:
-            log.warning("%s", lost)
 
     def _take(self, number: int) -> None:
         term, other = self._leases.take(number)
@@ -228,10 +243,17 @@ class Aggregator:
         shard.promote(_pinned(pin))
         if self._saver and shard.number == 0:
             self._saver.committed(shard.version)
+        self._free(shard)
+
+    def _free(self, shard: Shard) -> bool:
+        """Delete a shard's dead bytes; False if that is another's business by now."""
         try:
             shard.free()
-        except LeaseLost:
+        except LeaseLost as lost:
+            log.warning("%s", lost)
             self._drop(shard)
+            return False
+        return True
 
     def _drop(self, shard: Shard) -> None:
         """Forget a shard: it is another's, or what is in memory is not what is committed."""

@@ -15,7 +15,7 @@ from kvps_aggregator.shard import Shard
 
 
 def sweep(job: Job, shards: Iterable[Shard]) -> None:
-    """Delete what is dead in the slots of these shards. Raises LeaseLost; then the rest is its new holder's."""
+    """Note what is dead in the slots of these shards, for their next `free`."""
     keys = sorted(job.client.scan(job.keys.all_bytes))
     if not keys:
         return
@@ -28,7 +28,6 @@ def sweep(job: Job, shards: Iterable[Shard]) -> None:
     for shard in shards:
         mine = [key for key in keys if key.startswith(job.keys.slot(shard.number))]
         shard.bury(list(dead(mine, shard.live_names(), members, waiting)))
-        shard.free()
 
 
 def dead(
