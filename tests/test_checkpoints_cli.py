@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from commands import kvps_run
 from harness import check_chain, model
 from test_checkpoints import PATIENT, bits, train_to
-from test_cli import kvps_run
 
 import kvps
 from kvps import embedded

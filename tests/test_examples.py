@@ -9,7 +9,7 @@ from pathlib import Path
 import kvps_aggregator
 import numpy as np
 import pytest
-from test_cli import TINY, kvps_run
+from commands import TINY, kvps_run
 
 import kvps
 
@@ -22,15 +22,19 @@ def python_in(page: str) -> list[str]:
 
 
 def test_the_readmes_five_lines(home: Path) -> None:
-    with kvps.connect() as store:
-        start = {"x": np.zeros(3, np.float32)}
-        job = store.create_job("mine", start, reduction="sum", optimizer=kvps.SGD(lr=1.0))
-        thread = threading.Thread(target=kvps_aggregator.serve, args=(job,))
-        thread.start()
-        (code,) = python_in("README.md")
-        exec(code, {"batches": range(4), "gradient": lambda params, batch: {"x": np.ones(3, np.float32)}})
-        thread.join(30)
-        np.testing.assert_array_equal(job.snapshot()[1]["x"], [-4, -4, -4])
+    assert kvps_run("server", "start").returncode == 0
+    try:
+        with kvps.connect() as store:
+            start = {"x": np.zeros(3, np.float32)}
+            job = store.create_job("mine", start, reduction="sum", optimizer=kvps.SGD(lr=1.0))
+            thread = threading.Thread(target=kvps_aggregator.serve, args=(job,))
+            thread.start()
+            (code,) = python_in("README.md")
+            exec(code, {"batches": range(4), "gradient": lambda params, batch: {"x": np.ones(3, np.float32)}})
+            thread.join(30)
+            np.testing.assert_array_equal(job.snapshot()[1]["x"], [-4, -4, -4])
+    finally:
+        assert kvps_run("server", "stop").returncode == 0
 
 
 def test_the_task_of_the_tasks_page(home: Path, tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import Started, kvps_run
 from conftest import eventually
-from test_cli import Started, kvps_run
 
 import kvps
 from kvps import embedded
