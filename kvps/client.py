@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from typing import Any, TypeVar
 
 import redis
@@ -106,9 +107,52 @@ class Client:
         """Like `put`, but a cut is the caller's to judge: raises redis-py's ConnectionError or TimeoutError."""
         self._repeat(lambda: self._arrays.put(items), cuts=False)
 
+    @contextmanager
+    def putting(self, wait_for_room: bool = True) -> Iterator[Callable[[str, Buffers], None]]:
+        """A function that SETs one (key, value) without waiting: for values that are still being computed.
+
+        They must stay as they are until the block is left; then all are there. Raises what `put` does.
+        """
+        items: list[tuple[str, Buffers]] = []
+        sending = ExitStack()
+        send = self._repeat(lambda: sending.enter_context(self._arrays.putting()))
+
+        def put(key: str, value: Buffers) -> None:
+            items.append((key, value))
+            send(key, value)
+
+        try:
+            with sending:
+                yield put
+        except redis.exceptions.RedisError:  # of the sending: what else is called in the block raises KvpsErrors
+            self.put(items, wait_for_room)
+
     def get(self, items: Sequence[tuple[str, memoryview]]) -> None:
         """GET each key into its buffer. Raises ChunkGone, ServerLost, ServerError."""
         self._repeat(lambda: self._arrays.get(items))
+
+    def getting(self, items: Sequence[tuple[str, memoryview]]) -> Generator[None, None, None]:
+        """Like `get`, and yields when each buffer is filled; only then is the next one written to."""
+        stream: Generator[None, None, None] | None = None
+
+        def fill(number: int) -> None:
+            nonlocal stream
+            try:
+                stream = stream or self._arrays.getting(items[number:])
+                next(stream)
+            except BaseException:
+                stream = None  # it has closed its connection; after a cut another goes on from here
+                raise
+
+        try:
+            for number in range(len(items)):
+                self._repeat(partial(fill, number))
+                yield
+            for _ in stream or ():  # gives its connection back
+                pass
+        finally:
+            if stream:
+                stream.close()
 
     # -- failure ----------------------------------------------------------------------------------------------
 

@@ -141,11 +141,16 @@ def stop() -> bool:
 
 def join_line(url: str, listen: str) -> str:
     """What to type on another machine to work on this server's jobs."""
+    return f"KVPS_REDIS_URL={tcp_url(url, listen)} kvps worker"
+
+
+def tcp_url(url: str, listen: str) -> str:
+    """Where the private server at `url` is met over the port that it was started with."""
     host, port = _parse_listen(listen)
     if host in ("0.0.0.0", "::", "*"):
         host = socket.gethostname()
     password = quote(connection_settings(url)["password"], safe="")
-    return f"KVPS_REDIS_URL=redis://:{password}@{f'[{host}]' if ':' in host else host}:{port} kvps worker"
+    return f"redis://:{password}@{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def _start(listen: str | None, data_dir: Path | None, lasting: bool) -> Server:

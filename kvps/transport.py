@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -41,6 +41,7 @@ CONNECT_TIMEOUT_S = 5.0
 _COALESCE_BYTES = 16 << 10  # smaller pieces are joined: a copy of them is cheaper than a system call each
 _SET_WINDOW = 64  # replies to SET that may wait to be read; each is 5 bytes
 _GET_WINDOW = 8  # chunks that the server may have to hold ready for one reader
+_CUT = (RedisConnectionError, RedisTimeoutError)
 _NONCE = secrets.token_hex(4)  # pids of several machines, or of containers, may be the same
 
 try:  # redis-py with hiredis would parse and pack through it: one more copy of each value
@@ -196,25 +197,51 @@ class ArrayPool:
         }
         self._pool = ConnectionPool(connection_class=cast(Any, _KINDS[url.split(":", 1)[0]]), **settings)
 
-    def put(self, items: Sequence[tuple[str, Buffers]]) -> None:
+    def put(self, items: Iterable[tuple[str, Buffers]]) -> None:
         """SET each (key, value) and wait until the server has answered OK to all of them.
 
         Raises redis-py's ResponseError (OOM, READONLY ...) of the first that was refused, and its
         ConnectionError or TimeoutError when cut: then any of them may have been stored.
         """
+        with self.putting() as put:
+            for key, value in items:
+                put(key, value)
+
+    @contextmanager
+    def putting(self) -> Iterator[Callable[[str, Buffers], None]]:
+        """A function that SETs one (key, value) without waiting, and never fails: leaving the block raises for it."""
+        failed: RedisError | None = None
+        waiting = 0
+
         with self.using() as connection:
-            waiting, refused = 0, None
-            for number, (key, value) in enumerate(items):
-                connection.write_set(key, value)
-                waiting += 1
-                while waiting and (waiting == _SET_WINDOW or number == len(items) - 1):
-                    waiting -= 1
-                    try:
-                        cast(Any, connection).read_response()
-                    except ResponseError as error:
-                        refused = refused or error
-        if refused:
-            raise refused
+
+            def confirm() -> None:
+                nonlocal failed, waiting
+                waiting -= 1
+                try:
+                    cast(Any, connection).read_response()
+                except ResponseError as error:
+                    failed = failed or error
+
+            def put(key: str, value: Buffers) -> None:
+                nonlocal failed, waiting
+                if isinstance(failed, _CUT):
+                    return
+                try:
+                    connection.write_set(key, value)
+                    waiting += 1
+                    if waiting == _SET_WINDOW:
+                        confirm()
+                except _CUT as error:
+                    failed = error
+
+            yield put
+            if isinstance(failed, _CUT):
+                raise failed
+            while waiting:
+                confirm()
+        if failed:
+            raise failed
 
     def get(self, items: Sequence[tuple[str, memoryview]]) -> None:
         """GET each key into its buffer.
@@ -222,6 +249,11 @@ class ArrayPool:
         Raises ChunkGone if a key is missing or of another length (the buffers' contents are then undefined),
         and redis-py's errors as they come.
         """
+        for _ in self.getting(items):
+            pass
+
+    def getting(self, items: Sequence[tuple[str, memoryview]]) -> Generator[None, None, None]:
+        """Like `get`, and yields when each buffer is filled; only then is the next one written to."""
         with self.using() as connection:
             asked = 0
             for number, (_, target) in enumerate(items):
@@ -230,6 +262,7 @@ class ArrayPool:
                     connection.write_gets(ahead)
                     asked += len(ahead)
                 connection.read_get(target)
+                yield
 
     @contextmanager
     def using(self) -> Iterator[_Bulk]:

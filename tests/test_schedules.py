@@ -82,6 +82,7 @@ def test_a_holder_that_overslept_does_not_go_on_from_what_was_rejected(
         store.client.call("DEL", job.keys.lease(0))
         successor.hold()
         successor.work()
+        assert other.work() == "", "bytes of the rejected plan stand under its term: it takes another"
         assert other.work(), "this commits version 1, without w0's"
         successor.work()  # it goes on from version 1 and frees the gradients
         successor.release()

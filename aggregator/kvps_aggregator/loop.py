@@ -18,9 +18,10 @@ from kvps.errors import JobNotFound, KvpsError, LeaseLost, ServerFull
 from kvps.job import Job
 from kvps.plan import Plan
 from kvps.scripts import NewLife, PlanGone
+from kvps_aggregator.intake import BadContribution
 from kvps_aggregator.lease import Leases
 from kvps_aggregator.save import Checkpoints, Saver
-from kvps_aggregator.shard import BadContribution, Shard
+from kvps_aggregator.shard import Shard
 from kvps_aggregator.sweep import sweep
 
 log = logging.getLogger("kvps.commit")
@@ -208,15 +209,14 @@ class Aggregator:
 
     def _advance(self, shard: Shard, plan: Plan) -> str:
         """Stage a shard's part of the plan and say ready; the id of the commit if that made one."""
-        if shard.staged:
-            # This term has staged this version for a plan that was replaced. A late write of those bytes must not
-            # land among the new ones, so a new term stages them; and what is committed is read again under it, for
-            # another may have held the shard in between.
+        if shard.begun not in (None, plan):
+            # This term has staged this version, or a part of it, for a plan that was replaced. A late write of those
+            # bytes must not land among the new ones, so a new term stages them; and what is committed is read again
+            # under it, for another may have held the shard in between.
             del self._shards[shard.number]
             self._take(shard.number)
             return ""
-        shard.compute(plan)
-        digest = shard.stage(plan)
+        digest = shard.make(plan)
         flip = self._job.scripts.ready(shard.number, shard.term, plan, digest)
         if flip.flipped:
             for held in [s for s in self._shards.values() if s.staged == plan]:

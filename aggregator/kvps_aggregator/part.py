@@ -6,13 +6,13 @@ for bit.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
 from kvps import wire
 from kvps.config import JobConfig
-from kvps.layout import DTYPE, Array, Layout
+from kvps.layout import CHUNK_ITEMS, DTYPE, Array, Chunk, Layout
 from kvps.plan import Plan
 from kvps_aggregator import optimizers, reduce
 
@@ -22,8 +22,7 @@ _STRETCH = 1 << 16  # items stepped at a time: what a step touches stays in the 
 class Part:
     """The `number`-th shard of a job. Arrays are (size,) float32; `state` is slot name -> array, zeros at first.
 
-    A version is made by `begin`, then for each contribution that counts, in the plan's order, its bytes into
-    `incoming` and `add`, then `step`. The present one stays as it is until `promote`.
+    A version is made by `step` for each of `chunks`; the present one stays as it is until `promote`.
     """
 
     def __init__(self, config: JobConfig, layout: Layout, number: int) -> None:
@@ -34,45 +33,45 @@ class Part:
         self.weights, self.next_weights = self._empty(), self._empty()
         self.state = {slot: np.zeros(self.size, DTYPE) for slot in self.slots}
         self.next_state = {slot: self._empty() for slot in self.slots}
-        self.incoming, self._total = self._empty(), self._empty()
-        self._added = 0
+        self._total: Array = np.empty(min(self.size, CHUNK_ITEMS), DTYPE)
         self._config = config
 
     def _empty(self) -> Array:
         return np.empty(self.size, DTYPE)
 
-    def begin(self) -> None:
-        """Forget what was added."""
-        self._added = 0
+    def step(self, plan: Plan, chunk: Chunk, gradients: Iterable[Array]) -> bool:
+        """Make a chunk of the plan's version of the contributions' parts of it, those that count, in the plan's order.
 
-    def add(self) -> None:
-        """Add what stands in `incoming`; the sum begins with the first."""
-        if self._added:
-            reduce.add(self._total, self.incoming)
-        else:
-            self._total, self.incoming = self.incoming, self._total
-        self._added += 1
-
-    def step(self, plan: Plan) -> None:
-        """Make the plan's version of what was added."""
+        Each is of shape (chunk's items,), is not written to, and is done with when the one behind the next is asked
+        for. False if their sum is not finite.
+        """
+        part_of = slice(chunk.start - self.low, chunk.stop - self.low)
         if not plan.contributions:  # all were rejected: a version without a step
-            np.copyto(self.next_weights, self.weights)
+            self.next_weights[part_of] = self.weights[part_of]
             for slot in self.slots:
-                np.copyto(self.next_state[slot], self.state[slot])
-            return
-        if not self._added:
-            self._total.fill(0)
+                self.next_state[slot][part_of] = self.state[slot][part_of]
+            return True
+        total = self._total[: chunk.stop - chunk.start]
+        reduce.total(gradients, total)
+        finite = wire.finite(total)
         config = self._config
-        reduce.finish(self._total, config.reduction, plan.divisor)
         lr = config.optimizer.lr_at(plan.progress / config.workers)
-        for i in range(0, self.size, _STRETCH):
-            part_of = slice(i, i + _STRETCH)
+        for i in range(0, total.size, _STRETCH):
+            stretch = slice(part_of.start + i, min(part_of.start + i + _STRETCH, part_of.stop))
+            gradient = total[i : i + _STRETCH]
+            reduce.finish(gradient, config.reduction, plan.divisor)
             optimizers.update(
-                *(config.optimizer, lr, plan.version, self.weights[part_of], self._total[part_of]),
-                {slot: array[part_of] for slot, array in self.state.items()},
-                self.next_weights[part_of],
-                {slot: array[part_of] for slot, array in self.next_state.items()},
+                *(config.optimizer, lr, plan.version, self.weights[stretch], gradient),
+                {slot: array[stretch] for slot, array in self.state.items()},
+                self.next_weights[stretch],
+                {slot: array[stretch] for slot, array in self.next_state.items()},
             )
+        return finite
+
+    def made(self, chunk: Chunk) -> dict[str, memoryview]:
+        """The memory of a chunk of the next version: of its weights ("w"), and by name of each slot."""
+        part_of = slice(chunk.start - self.low, chunk.stop - self.low)
+        return {what: wire.view(a[part_of]) for what, a in {"w": self.next_weights, **self.next_state}.items()}
 
     def promote(self) -> None:
         """Go on from the next version."""

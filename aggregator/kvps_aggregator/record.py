@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import os
 import secrets
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
@@ -42,22 +44,48 @@ class Recorder:
 
     def __init__(self, directory: Path, job: str, id: str, shard: int) -> None:
         self._folder = _folder(directory, job, id, shard)
+        self._begun: dict[str, tuple[Path, IO[bytes]]] = {}
 
     def initial(self, weights: Array, digest: str) -> None:
         """Keep the shard's part of version 0."""
-        self._write(f"initial.{digest}.f32", weights)
+        self._extend(f"initial.{digest}.f32", weights)
+        self.keep()
 
-    def contribution(self, contribution: Contribution, part: Array) -> None:
-        """Keep the shard's part of a contribution."""
-        self._write(_name(contribution), part)
+    def extend(self, contribution: Contribution, part: Array) -> None:
+        """Write the next stretch of the shard's part of a contribution."""
+        self._extend(_name(contribution), part)
 
-    def _write(self, name: str, array: Array) -> None:
+    def keep(self) -> None:
+        """What was written is whole: it gets its name."""
+        while self._begun:
+            name, (aside, file) = self._begun.popitem()
+            with self._may_fail(name, aside):
+                file.close()
+                aside.rename(self._folder / name)
+
+    def forget(self) -> None:
+        """Delete what was written and not kept."""
+        while self._begun:
+            aside, file = self._begun.popitem()[1]
+            with suppress(OSError):
+                aside.unlink()
+            with suppress(OSError):  # what is still in its buffer may find no room
+                file.close()
+
+    def _extend(self, name: str, array: Array) -> None:
         # Another holder may write the same file at the same time, so each has an aside of its own.
-        aside = self._folder / f".{name}.{secrets.token_hex(4)}"
+        aside, file = self._begun.get(name) or (self._folder / f".{name}.{secrets.token_hex(4)}", None)
+        with self._may_fail(name, aside):
+            if file is None:
+                self._folder.mkdir(parents=True, exist_ok=True)
+                file = aside.open("wb")
+                self._begun[name] = aside, file
+            file.write(view(array))
+
+    @contextmanager
+    def _may_fail(self, name: str, aside: Path) -> Iterator[None]:
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            aside.write_bytes(view(array))
-            aside.rename(self._folder / name)
+            yield
         except OSError as error:
             with suppress(OSError):
                 aside.unlink()

@@ -6,14 +6,26 @@ that are there or have done all their rounds. Any process that adds in this orde
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from kvps.layout import Array
 
 
-def add(total: Array, contribution: Array) -> None:
-    """Add the next contribution, in place; both of shape (n,)."""
-    np.add(total, contribution, out=total)
+def total(contributions: Iterable[Array], out: Array) -> None:
+    """The sum of contributions, in their order, into `out`, all of shape (n,); zeros if there is none."""
+    rest = iter(contributions)
+    first = next(rest, None)
+    second = next(rest, None)
+    if first is None:
+        out.fill(0)
+    elif second is None:
+        np.copyto(out, first)
+    else:
+        np.add(first, second, out=out)
+    for contribution in rest:
+        np.add(out, contribution, out=out)
 
 
 def finish(total: Array, reduction: str, divisor: int) -> None:

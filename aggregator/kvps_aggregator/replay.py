@@ -21,7 +21,7 @@ from kvps.config import JobConfig
 from kvps.errors import CorruptData
 from kvps.layout import Array, Layout
 from kvps.log import Log
-from kvps.plan import Contribution
+from kvps.plan import Contribution, Plan
 from kvps.state import Begin, Commit, State
 from kvps_aggregator.part import Part
 
@@ -258,13 +258,10 @@ class Replay:
             slots = {slot: np.concatenate([part.state[slot] for part in self._parts]) for slot in self._parts[0].slots}
             self._cut(Layout(self._layout.parameters, len(commit.shards)), self.weights(), slots)
         with _at(f"commit {commit.version}"):
-            for part in self._parts:
-                part.begin()
-            for contribution in commit.plan.contributions:
-                if contribution.weight:
-                    self._apply(contribution)
+            total = self._total(commit.plan)
             for shard, part in enumerate(self._parts):
-                part.step(commit.plan)
+                for chunk in part.chunks:
+                    part.step(commit.plan, chunk, [] if total is None else [total[chunk.start : chunk.stop]])
                 if part.digest(part.next_weights) != _digest(commit.shards[shard]):
                     raise Unproved(f"its contributions make other weights of shard {shard} than those logged")
         for part in self._parts:
@@ -272,7 +269,17 @@ class Replay:
         self.version = commit.version
         self._keep()
 
-    def _apply(self, c: Contribution) -> None:
+    def _total(self, plan: Plan) -> Array | None:
+        """The sum of a plan's contributions, added one by one as its aggregators did; None if none counts."""
+        total: Array | None = None
+        for contribution in plan.contributions:
+            if contribution.weight:
+                gradient = self._gradient(contribution)
+                # The source may give the same memory again.
+                total = gradient.copy() if total is None else np.add(total, gradient, out=total)
+        return total
+
+    def _gradient(self, c: Contribution) -> Array:
         with _at(f"contribution {c.seq} of {c.worker} (round {c.round}, on version {c.base})"):
             base = self._kept.get(c.base)
             if base is None and self._source.wants_weights:
@@ -281,9 +288,7 @@ class Replay:
             for shard, digest in enumerate(wire.digests(self._layout, gradient)):
                 if digest != c.digests[shard]:
                     raise Unproved(f"shard {shard}: {self._source.otherwise(c, shard)}")
-        for part in self._parts:
-            np.copyto(part.incoming, gradient[part.low : part.high])
-            part.add()
+        return gradient
 
     def _keep(self) -> None:
         self._kept = {base: flat for base, flat in self._kept.items() if self._uses[base] > self.version}

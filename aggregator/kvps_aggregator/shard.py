@@ -15,11 +15,12 @@ from kvps import wire
 from kvps.errors import CorruptData, ServerFull
 from kvps.job import Job
 from kvps.keys import staged_name
-from kvps.layout import CHUNK_BYTES, DTYPE, Array
+from kvps.layout import CHUNK_BYTES, DTYPE, Array, Chunk
 from kvps.plan import Contribution, Plan
 from kvps.state import State
 from kvps.transport import ChunkGone
 from kvps.wire import Buffers
+from kvps_aggregator.intake import Intake
 from kvps_aggregator.part import Part
 from kvps_aggregator.record import Recorder
 
@@ -28,22 +29,18 @@ _LINGER_VERSIONS = 64
 _RESERVE_PART = 64 << 20  # Redis fills this much in some ten milliseconds
 
 
-class BadContribution(Exception):
-    """A planned contribution that cannot be applied: its bytes are gone, damaged or not finite."""
-
-    def __init__(self, contribution: Contribution, reason: str) -> None:
-        super().__init__(reason)
-        self.contribution = contribution
-        self.reason = reason
-
-
 class Shard:
-    """One shard, held under `term`. Used by the aggregator's loop alone. `record` is where contributions are kept."""
+    """One shard, held under `term`. Used by the aggregator's loop alone. `record` is where contributions are kept.
+
+    begun    the plan for which bytes of the next version may have been stored
+    staged   that plan, when all of them are there
+    """
 
     def __init__(self, job: Job, number: int, term: str, record: Path | None = None) -> None:
         self.number = number
         self.term = term
         self.version, self._life = 0, ""
+        self.begun: Plan | None = None
         self.staged: Plan | None = None
         self._job = job
         self._part = Part(job.config, job.layout, number)
@@ -68,10 +65,10 @@ class Shard:
         """
         self.version, self._life, name = state.version, state.server, state.names[self.number]
         try:
-            self._read(self._part.weights, self._weight_keys(name))
+            self._read(self._part.weights, self._keys("w", name))
             for slot in self._part.slots:
                 if self.version:
-                    self._read(self._part.state[slot], self._slot_keys(slot, name))
+                    self._read(self._part.state[slot], self._keys(slot, name))
                 else:
                     self._part.state[slot].fill(0)
         except ChunkGone as gone:
@@ -87,7 +84,7 @@ class Shard:
         self._names = {self.version: name} if before == name else {self.version - 1: before, self.version: name}
         if pinned:
             self._names.setdefault(pinned[0], pinned[1])
-        self.staged = None
+        self.begun = self.staged = None
 
     def live_names(self) -> set[str]:
         """The staged names that may still be read, or become a version."""
@@ -108,50 +105,42 @@ class Shard:
 
     # -- the next version --------------------------------------------------------------------------------------
 
-    def compute(self, plan: Plan) -> None:
-        """Reduce the plan's contributions and step the optimizer. Raises BadContribution."""
-        self._part.begin()
-        for contribution in plan.contributions:
-            if contribution.weight:
-                self._fetch(contribution)
-                if self._recorder:
-                    self._recorder.contribution(contribution, self._part.incoming)
-                self._part.add()
-        self._part.step(plan)
+    def make(self, plan: Plan) -> str:
+        """Compute the next version and store it under this term's name, manifest last; the digest of its weights.
 
-    def _fetch(self, contribution: Contribution) -> None:
-        target = self._part.incoming
+        Chunk by chunk: while one is reduced and stepped, the next contributions are on their way here and the last
+        results on their way back. Raises BadContribution.
+        """
+        self.begun = plan
+        job, part, name = self._job, self._part, staged_name(plan.version, self.term)
+        counted = [(c, self._gradient_keys(c)) for c in plan.contributions if c.weight]
+        digests: dict[str, list[str]] = {}
+        items: list[tuple[str, Buffers]] = []
         try:
-            self._read(target, self._gradient_keys(contribution))
-        except ChunkGone as gone:
-            raise BadContribution(contribution, str(gone)) from None
-        if self._part.digest(target) != contribution.digests[self.number]:
-            raise BadContribution(contribution, "its bytes differ from its digest")
-        if not wire.finite(target):
-            raise BadContribution(contribution, "it holds NaN or Inf")
-
-    def stage(self, plan: Plan) -> str:
-        """Store the next version under this term's name, manifest last; the digest of its weights."""
-        name = staged_name(plan.version, self.term)
-        items = self._encoded(self._part.next_weights, self._weight_keys(name))
-        for slot in self._part.slots:
-            items += self._encoded(self._part.next_state[slot], self._slot_keys(slot, name))
-        digests = self._digests(self._part.next_weights, self._part.next_state)
-        manifest = {
-            "plan": plan.id,
-            "version": plan.version,
-            "head": plan.head,
-            "bytes": self._part.size * DTYPE.itemsize,
-        }
-        text = json.dumps(manifest | {"digests": digests}).encode()
-        items.append((self._job.keys.manifest(self.number, name), [memoryview(text)]))
-        try:
-            self._job.client.put(items, wait_for_room=False)
+            with (
+                Intake(job.client, self.number, part.chunks, counted, self._recorder) as intake,
+                job.client.putting(wait_for_room=False) as put,
+            ):
+                for chunk in part.chunks:
+                    if not part.step(plan, chunk, intake.parts(chunk)):
+                        intake.suspect(chunk)
+                    for what, made in part.made(chunk).items():
+                        digests.setdefault(what, []).append(wire.digest([made]))
+                        items.append((self._key(what, name, chunk), [made]))
+                        put(*items[-1])
+                intake.check()
+                folded = {what: wire.fold(each) for what, each in digests.items()}
+                items.append((job.keys.manifest(self.number, name), [self._manifest(plan, folded)]))
+                put(*items[-1])
         except ServerFull:
             self._make_room()
-            self._job.client.put(items)
+            job.client.put(items)
         self.staged = plan
-        return digests["w"]
+        return folded["w"]
+
+    def _manifest(self, plan: Plan, digests: Mapping[str, str]) -> memoryview:
+        said = {"plan": plan.id, "version": plan.version, "head": plan.head, "bytes": self._part.size * DTYPE.itemsize}
+        return memoryview(json.dumps(said | {"digests": digests}).encode())
 
     def _make_room(self) -> None:
         """Give up what a commit can do without: only commits free the memory that gradients take."""
@@ -185,7 +174,7 @@ class Shard:
         plan = self.staged
         assert plan is not None
         self._part.promote()
-        self.version, self.staged = plan.version, None
+        self.version, self.begun, self.staged = plan.version, None, None
         self._names[plan.version] = staged_name(plan.version, self.term)
         for contribution in plan.contributions + plan.rejected:
             if contribution.weight:
@@ -195,24 +184,28 @@ class Shard:
 
     def _bury_version(self, version: int) -> None:
         name = self._names.pop(version)
-        self._dead += [*self._weight_keys(name), self._job.keys.manifest(self.number, name)]
-        for slot in self._part.slots:
-            self._dead += self._slot_keys(slot, name)
+        self._dead.append(self._job.keys.manifest(self.number, name))
+        for what in ("w", *self._part.slots):
+            self._dead += self._keys(what, name)
 
     def free(self) -> None:
         """Delete the bytes that died. Raises LeaseLost if another may do that now, NewLife if they may live again."""
         dead, self._dead = self._dead, []
         self._job.scripts.free(self.number, self.term, self._life, dead)
-        if self._gave_up_reserve and not self.staged:  # before the next gradients take the room
+        if self._gave_up_reserve and not self.begun:  # before the next gradients take the room
             self.keep_reserve()
 
     # -- bytes -------------------------------------------------------------------------------------------------
 
-    def _weight_keys(self, name: str) -> list[str]:
-        return [self._job.keys.weights(self.number, name, c.number) for c in self._part.chunks]
+    def _key(self, what: str, name: str, chunk: Chunk) -> str:
+        """The key of a chunk of the weights ("w"), or of a slot of the optimizer."""
+        keys = self._job.keys
+        if what == "w":
+            return keys.weights(self.number, name, chunk.number)
+        return keys.state(self.number, what, name, chunk.number)
 
-    def _slot_keys(self, slot: str, name: str) -> list[str]:
-        return [self._job.keys.state(self.number, slot, name, c.number) for c in self._part.chunks]
+    def _keys(self, what: str, name: str) -> list[str]:
+        return [self._key(what, name, chunk) for chunk in self._part.chunks]
 
     def _gradient_keys(self, c: Contribution) -> list[str]:
         keys = self._job.keys
@@ -220,9 +213,6 @@ class Shard:
 
     def _read(self, target: Array, keys: list[str]) -> None:
         self._job.client.get(list(zip(keys, self._part.stretches(target), strict=True)))
-
-    def _encoded(self, array: Array, keys: list[str]) -> list[tuple[str, Buffers]]:
-        return [(key, [stretch]) for key, stretch in zip(keys, self._part.stretches(array), strict=True)]
 
     def _digests(self, weights: Array, state: Mapping[str, Array]) -> dict[str, str]:
         """What the manifest says of a version."""

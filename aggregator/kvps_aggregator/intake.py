@@ -1,0 +1,103 @@
+"""The contributions of one plan on their way into a shard: chunk by chunk, held against what was accepted, and kept.
+
+A chunk of every contribution comes before the next chunk of any, so that the sum of one can be made while the next are
+on their way, and no more of them is in memory than two chunks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+
+import numpy as np
+
+from kvps import wire
+from kvps.client import Client
+from kvps.layout import DTYPE, Array, Chunk
+from kvps.plan import Contribution
+from kvps.transport import ChunkGone
+from kvps_aggregator.record import Recorder
+
+
+class BadContribution(Exception):
+    """A planned contribution that cannot be applied: its bytes are gone, damaged or not finite."""
+
+    def __init__(self, contribution: Contribution, reason: str) -> None:
+        super().__init__(reason)
+        self.contribution = contribution
+        self.reason = reason
+
+
+class Intake:
+    """Fetches `contributions`, each with the keys of its chunks, for the `shard`-th shard. Used in a `with`."""
+
+    def __init__(
+        self,
+        client: Client,
+        shard: int,
+        chunks: Sequence[Chunk],
+        contributions: Sequence[tuple[Contribution, Sequence[str]]],
+        recorder: Recorder | None,
+    ) -> None:
+        self._client = client
+        self._shard = shard
+        self._contributions = contributions
+        self._recorder = recorder
+        longest = max(chunk.stop - chunk.start for chunk in chunks)
+        # The first of a chunk is still there when the second comes; of the others one at a time is.
+        self._buffers: list[Array] = [np.empty(longest, DTYPE) for _ in contributions[:2]]
+        self._arriving = client.getting(
+            [
+                (keys[chunk.number], wire.view(self._buffer(number, chunk)))
+                for chunk in chunks
+                for number, (_, keys) in enumerate(contributions)
+            ]
+        )
+        self._digests: list[list[str]] = [[] for _ in contributions]
+        self._suspects: list[Chunk] = []
+
+    def _buffer(self, number: int, chunk: Chunk) -> Array:
+        return self._buffers[min(number, 1)][: chunk.stop - chunk.start]
+
+    def parts(self, chunk: Chunk) -> Iterator[Array]:
+        """The contributions' parts of the next chunk, (items,) float32, in order. Raises BadContribution."""
+        for number, (contribution, _) in enumerate(self._contributions):
+            try:
+                next(self._arriving)
+            except ChunkGone as gone:
+                raise BadContribution(contribution, str(gone)) from None
+            part = self._buffer(number, chunk)
+            self._digests[number].append(wire.digest([wire.view(part)]))
+            if self._recorder:
+                self._recorder.extend(contribution, part)
+            yield part
+
+    def suspect(self, chunk: Chunk) -> None:
+        """Have `check` look who made the sum of a chunk NaN or Inf."""
+        self._suspects.append(chunk)
+
+    def check(self) -> None:
+        """Raise BadContribution unless each was what had been accepted, and finite; then keep what is to be kept."""
+        for _ in self._arriving:  # gives its connection back
+            pass
+        for (contribution, _), digests in zip(self._contributions, self._digests, strict=True):
+            if wire.fold(digests) != contribution.digests[self._shard]:
+                raise BadContribution(contribution, "its bytes differ from its digest")
+        for chunk in self._suspects:
+            for contribution, keys in self._contributions:
+                part = self._buffer(0, chunk)
+                self._client.get([(keys[chunk.number], wire.view(part))])
+                if not wire.finite(part):
+                    raise BadContribution(contribution, "it holds NaN or Inf")
+        if self._recorder:
+            self._recorder.keep()
+
+    def __enter__(self) -> Intake:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._arriving.close()
+        if self._recorder:
+            self._recorder.forget()
