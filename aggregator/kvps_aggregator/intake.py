@@ -1,7 +1,7 @@
 """The contributions of one plan on their way into a shard: chunk by chunk, held against what was accepted, and kept.
 
 A chunk of every contribution comes before the next chunk of any, so that the sum of one can be made while the next are
-on their way, and no more of them is in memory than two chunks.
+on their way, and no more of them is in memory than a few chunks.
 """
 
 from __future__ import annotations
@@ -12,11 +12,14 @@ from types import TracebackType
 import numpy as np
 
 from kvps import wire
+from kvps.ahead import ahead
 from kvps.client import Client
 from kvps.layout import DTYPE, Array, Chunk
 from kvps.plan import Contribution
 from kvps.transport import ChunkGone
 from kvps_aggregator.record import Recorder
+
+_SLOTS = 6  # chunks that have come or are in use
 
 
 class BadContribution(Exception):
@@ -44,30 +47,30 @@ class Intake:
         self._contributions = contributions
         self._recorder = recorder
         longest = max(chunk.stop - chunk.start for chunk in chunks)
-        # The first of a chunk is still there when the second comes; of the others one at a time is.
-        self._buffers: list[Array] = [np.empty(longest, DTYPE) for _ in contributions[:2]]
-        self._arriving = client.getting(
-            [
-                (keys[chunk.number], wire.view(self._buffer(number, chunk)))
-                for chunk in chunks
-                for number, (_, keys) in enumerate(contributions)
-            ]
+        parts = [(keys, chunk) for chunk in chunks for _, keys in contributions]
+        # Two are in use at a time: the first of a chunk is still there when the second comes.
+        self._buffers: list[Array] = [np.empty(longest, DTYPE) for _ in parts[:_SLOTS]]
+        self._taken = 0
+        arriving = client.getting(
+            [(keys[c.number], wire.view(self._buffer(number, c))) for number, (keys, c) in enumerate(parts)]
         )
+        self._arriving = ahead(arriving, _SLOTS, held=2) if len(parts) > _SLOTS else arriving
         self._digests: list[list[str]] = [[] for _ in contributions]
         self._suspects: list[Chunk] = []
 
     def _buffer(self, number: int, chunk: Chunk) -> Array:
-        return self._buffers[min(number, 1)][: chunk.stop - chunk.start]
+        return self._buffers[number % _SLOTS][: chunk.stop - chunk.start]
 
     def parts(self, chunk: Chunk) -> Iterator[Array]:
         """The contributions' parts of the next chunk, (items,) float32, in order. Raises BadContribution."""
-        for number, (contribution, _) in enumerate(self._contributions):
+        for (contribution, _), digests in zip(self._contributions, self._digests, strict=True):
             try:
                 next(self._arriving)
             except ChunkGone as gone:
                 raise BadContribution(contribution, str(gone)) from None
-            part = self._buffer(number, chunk)
-            self._digests[number].append(wire.digest([wire.view(part)]))
+            part = self._buffer(self._taken, chunk)
+            self._taken += 1
+            digests.append(wire.digest([wire.view(part)]))
             if self._recorder:
                 self._recorder.extend(contribution, part)
             yield part
