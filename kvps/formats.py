@@ -1,0 +1,216 @@
+"""How gradients, and weights on a pull, are written on the wire: fp32 as they are, or shorter and lossy. Pure.
+
+A format turns a chunk of n float32 items into bytes whose number follows from n alone, so that every reader knows
+beforehand how much will come. It rounds to nearest, ties to even, and never makes NaN or Inf of what was finite.
+
+    fp32          4 n bytes
+    bf16          2 n      the upper half of a float32: 8 bits of precision, all of its range
+    fp16          2 n      IEEE 754 half: 11 bits of precision; what is beyond 65504 becomes that
+    int8          n + 4 ceil(n / 1024)   a float32 scale for each 1024 items, max|x| / 127; then steps in [-127, 127]
+    topk:<part>   8 k      the k = ceil(part n) items of largest magnitude: k int32 places, rising; k float32 items
+
+What a lossy format leaves out of a gradient is not lost: who sends it adds it to the next one (error feedback; Seide et
+al., 2014; Karimireddy et al., 2019). The reduction is float32 whatever the format.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvps.errors import InvalidSetting
+from kvps.layout import DTYPE, Array
+
+Bytes = NDArray[np.uint8]
+
+_BLOCK = 1 << 10  # items that share a scale
+_STRETCH = 1 << 14  # items converted at a time: what is between the passes stays in the nearest cache
+_HALF_MAX = np.float32(65504)
+_BF16_MAX = np.uint32(0x7F7F0000).view(np.float32)
+_SCALE_MAX = np.nextafter(np.finfo(np.float32).max / np.float32(127), np.float32(0))
+
+
+class Format(Protocol):
+    """One way to write float32 items as bytes."""
+
+    @property
+    def name(self) -> str:
+        """What `format_of` makes it from."""
+
+    @property
+    def lossy(self) -> bool:
+        """Whether decoding may give other values than were encoded."""
+
+    def nbytes(self, items: int) -> int:
+        """How many bytes so many items take."""
+
+    def encode(self, values: Array, out: Bytes) -> None:
+        """Write `values`, (n,) float32 and finite, as (nbytes(n),) bytes."""
+
+    def decode(self, data: Bytes, out: Array) -> None:
+        """Read (nbytes(n),) bytes into `out`, (n,) float32."""
+
+
+@dataclass(frozen=True)
+class Fp32:
+    """The items as they are, little-endian."""
+
+    name = "fp32"
+    lossy = False
+
+    def nbytes(self, items: int) -> int:
+        return 4 * items
+
+    def encode(self, values: Array, out: Bytes) -> None:
+        np.copyto(out.view(DTYPE), values)
+
+    def decode(self, data: Bytes, out: Array) -> None:
+        np.copyto(out, data.view(DTYPE))
+
+
+@dataclass(frozen=True)
+class Bf16:
+    """The upper halves of the items, rounded."""
+
+    name = "bf16"
+    lossy = True
+
+    def nbytes(self, items: int) -> int:
+        return 2 * items
+
+    def encode(self, values: Array, out: Bytes) -> None:
+        halves = out.view("<u2")
+        rounded = np.empty(min(values.size, _STRETCH), np.uint32)
+        for i in range(0, values.size, _STRETCH):
+            bits = _within(_BF16_MAX, values[i : i + _STRETCH]).view(np.uint32)
+            up = rounded[: bits.size]
+            # Half of the last place that stays, less one, plus that place: nearest, ties to even.
+            np.right_shift(bits, 16, out=up)
+            np.bitwise_and(up, 1, out=up)
+            up += np.uint32(0x7FFF)
+            up += bits
+            halves[i : i + _STRETCH] = up.view("<u2")[1::2]
+
+    def decode(self, data: Bytes, out: Array) -> None:
+        halves, bits = data.view("<u2"), out.view(np.uint32)
+        for i in range(0, out.size, _STRETCH):
+            np.left_shift(halves[i : i + _STRETCH], 16, out=bits[i : i + _STRETCH], dtype=np.uint32)
+
+
+@dataclass(frozen=True)
+class Fp16:
+    """IEEE 754 halves."""
+
+    name = "fp16"
+    lossy = True
+
+    def nbytes(self, items: int) -> int:
+        return 2 * items
+
+    def encode(self, values: Array, out: Bytes) -> None:
+        halves = out.view("<f2")
+        for i in range(0, values.size, _STRETCH):
+            halves[i : i + _STRETCH] = _within(_HALF_MAX, values[i : i + _STRETCH])
+
+    def decode(self, data: Bytes, out: Array) -> None:
+        np.copyto(out, data.view("<f2"))
+
+
+@dataclass(frozen=True)
+class Int8:
+    """Steps of a 127th of the largest magnitude in each block."""
+
+    name = "int8"
+    lossy = True
+
+    def nbytes(self, items: int) -> int:
+        return items + 4 * -(-items // _BLOCK)
+
+    def _split(self, data: Bytes, items: int) -> tuple[NDArray[np.float32], NDArray[np.int8]]:
+        scales = 4 * -(-items // _BLOCK)
+        return data[:scales].view(DTYPE), data[scales:].view(np.int8)
+
+    def encode(self, values: Array, out: Bytes) -> None:
+        scales, steps = self._split(out, values.size)
+        for number, i in enumerate(range(0, values.size, _STRETCH)):
+            stretch = values[i : i + _STRETCH]
+            blocks = -(-stretch.size // _BLOCK)
+            padded = np.zeros((blocks, _BLOCK), DTYPE)
+            padded.reshape(-1)[: stretch.size] = stretch
+            scale = np.minimum(np.abs(padded).max(axis=1) / np.float32(127), _SCALE_MAX)
+            at = number * (_STRETCH // _BLOCK)
+            scales[at : at + blocks] = scale
+            padded /= np.where(scale > 0, scale, np.float32(1))[:, None]
+            np.rint(padded, out=padded)
+            np.clip(padded, -127, 127, out=padded)  # by a scale that was rounded down
+            steps[i : i + _STRETCH] = padded.reshape(-1)[: stretch.size]
+
+    def decode(self, data: Bytes, out: Array) -> None:
+        scales, steps = self._split(data, out.size)
+        whole = out.size - out.size % _BLOCK
+        np.multiply(
+            steps[:whole].reshape(-1, _BLOCK), scales[: whole // _BLOCK, None], out=out[:whole].reshape(-1, _BLOCK)
+        )
+        if whole < out.size:
+            np.multiply(steps[whole:], scales[-1], out=out[whole:])
+
+
+@dataclass(frozen=True)
+class TopK:
+    """Only the items of largest magnitude, a fixed part of each chunk; of equal ones any."""
+
+    part: float
+    lossy = True
+
+    @property
+    def name(self) -> str:
+        return f"topk:{self.part:g}"
+
+    def _count(self, items: int) -> int:
+        return min(items, math.ceil(self.part * items))
+
+    def nbytes(self, items: int) -> int:
+        return 8 * self._count(items)
+
+    def encode(self, values: Array, out: Bytes) -> None:
+        k = self._count(values.size)
+        places = np.sort(np.argpartition(np.abs(values), values.size - k)[values.size - k :])
+        out[: 4 * k].view("<i4")[:] = places
+        out[4 * k :].view(DTYPE)[:] = values[places]
+
+    def decode(self, data: Bytes, out: Array) -> None:
+        places = data[: data.size // 2].view("<i4")
+        out.fill(0)
+        out[places] = data[data.size // 2 :].view(DTYPE)
+
+
+def _within(limit: np.float32, values: Array) -> Array:
+    """The same values, none beyond the limit on either side."""
+    return values if values.max() <= limit and values.min() >= -limit else np.clip(values, -limit, limit)
+
+
+_NAMED: dict[str, Format] = {each.name: each for each in (Fp32(), Bf16(), Fp16(), Int8())}
+FP32: Format = _NAMED["fp32"]
+
+
+def format_of(name: str) -> Format:
+    """The format of that name. Raises InvalidSetting."""
+    if name in _NAMED:
+        return _NAMED[name]
+    kind, _, part = name.partition(":")
+    try:
+        if kind == "topk" and 0 < float(part) <= 1:
+            return TopK(float(part))
+    except ValueError:
+        pass
+    raise InvalidSetting(f"wire must be one of {', '.join(_NAMED)}, topk:PART with a PART up to 1, not {name!r}")
+
+
+def leave_out(format: Format, values: Array, sent: Bytes, scratch: Array) -> None:
+    """Reduce `values` to what `sent`, their encoded form, leaves out of them; `scratch` is of the same shape."""
+    format.decode(sent, scratch)
+    np.subtract(values, scratch, out=values)
