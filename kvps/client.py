@@ -108,10 +108,11 @@ class Client:
         self._repeat(lambda: self._arrays.put(items), cuts=False)
 
     @contextmanager
-    def putting(self, wait_for_room: bool = True) -> Iterator[Callable[[str, Buffers], None]]:
+    def putting(self, wait_for_room: bool = True, cuts: bool = True) -> Iterator[Callable[[str, Buffers], None]]:
         """A function that SETs one (key, value) without waiting: for values that are still being computed.
 
-        They must stay as they are until the block is left; then all are there. Raises what `put` does.
+        They must stay as they are until the block is left; then all are there. Raises what `put` does, or without
+        `cuts` what `put_once` does.
         """
         items: list[tuple[str, Buffers]] = []
         sending = ExitStack()
@@ -124,8 +125,10 @@ class Client:
         try:
             with sending:
                 yield put
-        except redis.exceptions.RedisError:  # of the sending: what else is called in the block raises KvpsErrors
-            self.put(items, wait_for_room)
+        except redis.exceptions.RedisError as error:  # of the sending: all else in the block raises KvpsErrors
+            if isinstance(error, (RedisConnectionError, RedisTimeoutError)) and not cuts:
+                raise
+            self._repeat(lambda: self._arrays.put(items), cuts, wait_for_room)
 
     def get(self, items: Sequence[tuple[str, memoryview]]) -> None:
         """GET each key into its buffer. Raises ChunkGone, ServerLost, ServerError."""

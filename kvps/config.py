@@ -9,6 +9,7 @@ from typing import Any
 
 from kvps import clocks, optim
 from kvps.errors import InvalidSetting
+from kvps.formats import format_of
 
 REDUCTIONS = ("mean", "sum")
 NONFINITE = ("reject", "skip")
@@ -24,6 +25,7 @@ class JobConfig:
     shards             into how many parts the layout is cut
     optimizer          kvps.SGD, kvps.Adagrad, kvps.Adam or kvps.AdamW
     reduction          "mean" divides the sum of contributions by the number of members, "sum" does not
+    wire               how gradients are written on the wire: "fp32" as they are, or shorter: see kvps.formats
     nonfinite          a gradient with NaN or Inf is refused ("reject") or counts as zeros ("skip")
     max_pending        accepted contributions of one worker that may wait for their commit; 0 chooses
     worker_timeout_ms  silence after which a worker is evicted from the vector clock
@@ -39,6 +41,7 @@ class JobConfig:
     shards: int = 1
     optimizer: optim.Optimizer = field(default_factory=optim.SGD)
     reduction: str = "mean"
+    wire: str = "fp32"
     nonfinite: str = "reject"
     max_pending: int = 0
     worker_timeout_ms: int = 10_000
@@ -74,6 +77,7 @@ class JobConfig:
         for name, allowed in (("reduction", REDUCTIONS), ("nonfinite", NONFINITE)):
             if getattr(self, name) not in allowed:
                 raise InvalidSetting(f"{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}")
+        format_of(self.wire)
         if self.max_pending == 0:
             # The bound itself lets a worker have s + 1 contributions on the way; ASP has none, but memory has.
             pending = _ASP_PENDING if self.staleness == clocks.ASP else self.staleness + 1

@@ -52,7 +52,7 @@ class Format(Protocol):
         """Write `values`, (n,) float32 and finite, as (nbytes(n),) bytes."""
 
     def decode(self, data: Bytes, out: Array) -> None:
-        """Read (nbytes(n),) bytes into `out`, (n,) float32."""
+        """Read (nbytes(n),) bytes into `out`, (n,) float32. May raise ValueError for what `encode` did not write."""
 
 
 @dataclass(frozen=True)
@@ -184,6 +184,8 @@ class TopK:
 
     def decode(self, data: Bytes, out: Array) -> None:
         places = data[: data.size // 2].view("<i4")
+        if places.size and not 0 <= places.min() <= places.max() < out.size:
+            raise ValueError("a place is not in the chunk")
         out.fill(0)
         out[places] = data[data.size // 2 :].view(DTYPE)
 

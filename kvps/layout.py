@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -119,26 +119,50 @@ class Layout:
         return out
 
     def hosted(self, arrays: Mapping[str, Any], what: str) -> list[Array]:
-        """The arrays in layout order, in host memory and contiguous; copied only where they are not.
+        """The arrays in layout order, in host memory, flat and contiguous; copied only where they are not.
 
         `what` ("gradient", "parameter") is for messages. Raises LayoutMismatch when a name is missing or
         extra, or a dtype or shape differs.
         """
+        return list(self.rest(arrays, what, lambda _: False).values())
+
+    def rest(self, arrays: Mapping[str, Any], what: str, has: Callable[[int], bool]) -> dict[int, Array]:
+        """Like `hosted`, of those that are not there yet: parameter's number -> array."""
         if not isinstance(arrays, Mapping):
             raise LayoutMismatch(f"{what}s must be a mapping of names to arrays, not {type(arrays).__name__}")
-        names = {p.name for p in self.parameters}
-        missing = [p.name for p in self.parameters if p.name not in arrays]
-        extra = [str(name) for name in arrays if name not in names]
-        if missing or extra:
-            parts = [f"missing {', '.join(missing)}"] * bool(missing) + [f"unknown {', '.join(extra)}"] * bool(extra)
-            raise LayoutMismatch(f"{what}s do not fit the job: {'; '.join(parts)}")
-        out = []
-        for p in self.parameters:
-            shape = _checked_shape(p.name, arrays[p.name], what)
-            if shape != p.shape:
-                raise LayoutMismatch(f"{what} {p.name!r} has shape {shape}, the job's has {p.shape}")
-            out.append(np.ascontiguousarray(to_host(arrays[p.name])).reshape(-1))
-        return out
+        wanted = {p.name: number for number, p in enumerate(self.parameters) if not has(number)}
+        missing = [name for name in wanted if name not in arrays]
+        extra = [str(name) for name in arrays if name not in self.numbers]
+        again = [name for name in arrays if name in self.numbers and name not in wanted]
+        wrong = {"missing": missing, "unknown": extra, "put already": again}
+        if any(wrong.values()):
+            said = "; ".join(f"{how} {', '.join(names)}" for how, names in wrong.items() if names)
+            raise LayoutMismatch(f"{what}s do not fit the job: {said}")
+        return {number: self.host(number, arrays[name], what) for name, number in wanted.items()}
+
+    def host(self, number: int, array: Any, what: str) -> Array:
+        """The `number`-th array as `hosted` returns it. Raises LayoutMismatch."""
+        p = self.parameters[number]
+        shape = _checked_shape(p.name, array, what)
+        if shape != p.shape:
+            raise LayoutMismatch(f"{what} {p.name!r} has shape {shape}, the job's has {p.shape}")
+        flat: Array = np.ascontiguousarray(to_host(array)).reshape(-1)
+        return flat
+
+    @cached_property
+    def numbers(self) -> dict[str, int]:
+        """Name -> the parameter's number."""
+        return {p.name: number for number, p in enumerate(self.parameters)}
+
+    @cached_property
+    def chunks_of(self) -> tuple[tuple[tuple[int, int], ...], ...]:
+        """For each parameter the chunks that have a piece of it, as (shard, number)."""
+        out: list[list[tuple[int, int]]] = [[] for _ in self.parameters]
+        for shard, chunks in enumerate(self.pieces):
+            for number, pieces in enumerate(chunks):
+                for piece in pieces:
+                    out[piece.number].append((shard, number))
+        return tuple(map(tuple, out))
 
     @cached_property
     def pieces(self) -> tuple[tuple[tuple[Piece, ...], ...], ...]:

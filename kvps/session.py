@@ -17,7 +17,7 @@ import secrets
 import threading
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -26,14 +26,17 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from kvps.client import Client
+from kvps.coding import Remainder
 from kvps.config import JobConfig
-from kvps.errors import JobNotFound, KvpsError, NotFinite, WorkerEvicted, WrongOrder
+from kvps.errors import JobNotFound, KvpsError, LayoutMismatch, NotFinite, WorkerEvicted, WrongOrder
+from kvps.formats import format_of
 from kvps.keys import JobKeys
 from kvps.layout import DTYPE, Array, Layout
+from kvps.outgoing import Outgoing
 from kvps.reader import Reader
 from kvps.scripts import Accepted, InboxFull, JobScripts, Joined, NewLife, evicted
 from kvps.state import State
-from kvps.wire import Buffers, chunked, digest, finite, fold
+from kvps.wire import finite
 
 _BEATS_PER_TIMEOUT = 5
 
@@ -74,6 +77,10 @@ class Session:
         self.sequence = 0
         self._unit: int | None = None
         self._tried = 0  # the last sequence number of which bytes may have been sent
+        self._out: Outgoing | None = None
+        self._counts = True  # whether all that was put is finite
+        format_ = format_of(config.wire)
+        self._remainder = Remainder(layout, format_) if format_.lossy else None
         self._pulled = False
         self._closed = False
         self._flat: Array = np.empty(layout.size, DTYPE)
@@ -146,86 +153,118 @@ class Session:
 
     # -- push -------------------------------------------------------------------------------------------------
 
-    def push(self, grads: Mapping[str, Any], loss: float | None = None) -> int:
+    def put(self, name: str, grad: Any) -> None:
+        """Hand over one parameter's gradient ahead of `push`, as soon as it is computed: its bytes leave meanwhile.
+
+        `grad` is what `push` takes, and must stay as it is until push has returned. Raises LayoutMismatch, also for one
+        that was put already, NotFinite, WrongOrder; after these nothing has changed. Raises WorkerEvicted.
+        """
+        self._check_may_push()
+        number = self._layout.numbers.get(name)
+        if number is None:
+            raise LayoutMismatch(f"gradients do not fit the job: unknown {name}")
+        if self._out and self._out.has(number):
+            raise LayoutMismatch(f"gradient {name!r} was put already: push() first")
+        array = self._layout.host(number, grad, "gradient")
+        self._counts &= self._finite(number, array)
+        self._outgoing().put(number, array)
+
+    def push(self, grads: Mapping[str, Any] | None = None, loss: float | None = None) -> int:
         """Hand over the gradient of the weights last pulled; returns the clock it was acknowledged as.
 
-        `grads` maps every parameter's name to a float32 array of its shape, in host or CUDA memory; `loss` is
-        shown while the job runs. Raises LayoutMismatch, NotFinite (unless the job counts those as zeros),
-        WrongOrder; after these nothing has changed and the push may be made again. Raises WorkerEvicted.
+        `grads` maps every parameter's name, but for those that were `put` before, to a float32 array of its shape, in
+        host or CUDA memory; `loss` is shown while the job runs. Raises LayoutMismatch, NotFinite (unless the job
+        counts those as zeros), WrongOrder; after these nothing has changed and the push may be made again. Raises
+        WorkerEvicted. After any other error what was put has to be put again.
         """
-        self._check_usable()
-        if not self._pulled:
-            raise WrongOrder("push() needs a pull() before it: a gradient belongs to the weights it was computed on")
+        self._check_may_push()
         began = time.perf_counter()
-        if self._config.units and self._unit is None:
-            raise WrongOrder("push() needs a take() before it: this job counts each unit of data once")
-        arrays = self._layout.hosted(grads, "gradient")
-        counts = self._counts(arrays)
-        items, digests = self._encoded(arrays) if counts else ([], "-")
-        accepted = self._deliver(items, int(counts), digests)
+        put = self._out.has if self._out else lambda _: False
+        arrays = self._layout.rest({} if grads is None else grads, "gradient", put)
+        counts = self._counts
+        for number, array in arrays.items():
+            counts &= self._finite(number, array)
+        out, self._out, self._counts = self._outgoing(live=counts), None, True
+        try:
+            for number, array in arrays.items() if counts else ():
+                out.put(number, array)
+            accepted = self._deliver(out, counts)
+        except BaseException:
+            out.drop()
+            raise
         self.sequence += 1
         self._pulled, self._unit = False, None
         self.clock, self.round = accepted
         self._trace = self._measured(began - self._since, time.perf_counter() - began, loss)
         return self.clock
 
-    def _counts(self, arrays: list[Array]) -> bool:
-        """Whether the gradient counts; one with NaN or Inf is refused, or counts as zeros."""
-        for parameter, array in zip(self._layout.parameters, arrays, strict=True):
-            if not finite(array):
-                if self._config.nonfinite == "skip":
-                    return False
-                raise NotFinite(
-                    f"gradient {parameter.name!r} holds NaN or Inf and was not sent: mend it, or create the job "
-                    f"with nonfinite='skip' to count such gradients as zeros"
-                )
-        return True
+    def _check_may_push(self) -> None:
+        self._check_usable()
+        if not self._pulled:
+            raise WrongOrder("push() needs a pull() before it: a gradient belongs to the weights it was computed on")
+        if self._config.units and self._unit is None:
+            raise WrongOrder("push() needs a take() before it: this job counts each unit of data once")
 
-    def _encoded(self, arrays: list[Array]) -> tuple[list[tuple[str, Buffers]], str]:
-        """The chunks under their keys, as pieces of the arrays' own memory; and the digest of each shard's part."""
-        items: list[tuple[str, Buffers]] = []
-        digests = []
-        for shard, chunks in enumerate(chunked(self._layout, arrays)):
-            for index, chunk in enumerate(chunks):
-                items.append(
-                    (self._keys.gradient(shard, self.worker, self.incarnation, self.sequence + 1, index), chunk)
-                )
-            digests.append(fold(digest(chunk) for chunk in chunks))
-        return items, ",".join(digests)
+    def _finite(self, number: int, array: Array) -> bool:
+        """Whether a gradient counts; one with NaN or Inf is refused, or counts as zeros."""
+        if finite(array):
+            return True
+        if self._config.nonfinite == "skip":
+            return False
+        raise NotFinite(
+            f"gradient {self._layout.parameters[number].name!r} holds NaN or Inf and was not sent: mend it, or create "
+            f"the job with nonfinite='skip' to count such gradients as zeros"
+        )
 
-    def _deliver(self, items: list[tuple[str, Buffers]], weight: int, digests: str) -> Accepted:
+    def _outgoing(self, live: bool = True) -> Outgoing:
+        """The contribution that is being put together; a new one is not `live` if its number was tried before."""
+        if not self._out:
+            seq = self.sequence + 1
+
+            def key(shard: int, chunk: int) -> str:
+                return self._keys.gradient(shard, self.worker, self.incarnation, seq, chunk)
+
+            live, self._tried = live and self._tried < seq, seq if live else self._tried
+            self._out = Outgoing(self._client, self._layout, key, self._remainder, live)
+        return self._out
+
+    def _deliver(self, out: Outgoing, counts: bool) -> Accepted:
         """Store the chunks, wait for every OK, then have them accepted.
 
         Never both in one pipeline: a refused SET before an accepted push would be an acknowledgement without
         bytes. After a cut it asks before it sends again, for a resend would recreate what a commit had freed.
         """
-        seq = self.sequence + 1
-        while True:
-            if self._tried == seq and (accepted := self._scripts.ask(self.worker, self.incarnation, seq)):
-                return accepted
-            self._tried = seq
-            with contextlib.suppress(RedisConnectionError, RedisTimeoutError):
-                self._client.put_once(items)
-                break
+        seq, keys = self.sequence + 1, [key for key, _ in out.items]
+        if not counts:
+            out.drop()  # what was sent of it is dead, and will be swept
+        elif not self._sent(out):
+            while True:
+                if accepted := self._scripts.ask(self.worker, self.incarnation, seq):
+                    return accepted
+                with contextlib.suppress(RedisConnectionError, RedisTimeoutError):
+                    self._client.put_once(out.items)
+                    break
+        return self._accept(seq, int(counts), out.digests if counts else "-", keys)
+
+    def _sent(self, out: Outgoing) -> bool:
+        """Whether all is there; False if it may be, or if it was tried before."""
+        with contextlib.suppress(RedisConnectionError, RedisTimeoutError):
+            out.end()
+            return out.live
+        return False
+
+    def _accept(self, seq: int, weight: int, digests: str, keys: Sequence[str]) -> Accepted:
+        """Have what was stored accepted, as soon as the inbox takes it."""
+        said = (self.worker, self.incarnation, seq, self.version, weight, digests, self._history)
         while True:
             try:
-                return self._scripts.push(
-                    self.worker,
-                    self.incarnation,
-                    seq,
-                    self.version,
-                    weight,
-                    digests,
-                    self._history,
-                    self._unit,
-                    self._trace,
-                )
+                return self._scripts.push(*said, self._unit, self._trace)
             except NewLife:
                 raise self._forgotten() from None
             except WrongOrder:  # the numbers are this session's own, and it does not miscount
                 raise self._forgotten() from None
             except JobNotFound:
-                self._client.unlink([key for key, _ in items])  # who removed it may have looked for bytes before
+                self._client.unlink(keys)  # who removed it may have looked for bytes before
                 raise
             except InboxFull:
                 state = self._look()
@@ -251,6 +290,8 @@ class Session:
         if self._closed:
             return
         self._closed = True
+        if self._out:
+            self._out.drop()
         self._heart.stop()
         try:
             self._scripts.leave(self.worker, self.incarnation, finished, self._trace)

@@ -281,7 +281,7 @@ def test_a_damaged_record_is_caught_and_the_file_named(store: Store, tmp_path: P
     fifth = next(
         c for commit in job.log() if commit.version == 5 for c in commit.plan.contributions if c.worker == "w1"
     )
-    file, initial = folder / f"w1.{fifth.incarnation}.5.f32", next(folder.glob("initial.*"))
+    file, initial = folder / f"w1.{fifth.incarnation}.5.g", next(folder.glob("initial.*"))
     for path, at, done in [(file, "commit 5: contribution 5 of w1", 4), (initial, "version 0", 0)]:
         whole = path.read_bytes()
         for damaged in (b"\x01" + whole[1:], whole[:-4], b""):
@@ -302,7 +302,7 @@ def test_what_cannot_be_kept_is_not_committed(store: Store, tmp_path: Path) -> N
     job = store.create_job("job", {"x": np.zeros(2, np.float32)})
     folder = tmp_path / f"job.{job.state().id}" / "shard0"
     with job.join("w0") as session:
-        in_the_way = folder / f"w0.{session.incarnation}.1.f32"
+        in_the_way = folder / f"w0.{session.incarnation}.1.g"
         in_the_way.mkdir(parents=True)
         session.push(session.pull())
         with pytest.raises(kvps.KvpsError, match=rf"could not keep {in_the_way}: Is a directory"):

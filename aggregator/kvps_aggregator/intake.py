@@ -14,12 +14,14 @@ import numpy as np
 from kvps import wire
 from kvps.ahead import ahead
 from kvps.client import Client
+from kvps.formats import Bytes, Format
 from kvps.layout import DTYPE, Array, Chunk
 from kvps.plan import Contribution
 from kvps.transport import ChunkGone
 from kvps_aggregator.record import Recorder
 
 _SLOTS = 6  # chunks that have come or are in use
+_HELD = 2  # in use: the first of a chunk is still there when the second comes, of the others one at a time is
 
 
 class BadContribution(Exception):
@@ -40,6 +42,7 @@ class Intake:
         shard: int,
         chunks: Sequence[Chunk],
         contributions: Sequence[tuple[Contribution, Sequence[str]]],
+        format: Format,
         recorder: Recorder | None,
     ) -> None:
         self._client = client
@@ -48,18 +51,19 @@ class Intake:
         self._recorder = recorder
         longest = max(chunk.stop - chunk.start for chunk in chunks)
         parts = [(keys, chunk) for chunk in chunks for _, keys in contributions]
-        # Two are in use at a time: the first of a chunk is still there when the second comes.
-        self._buffers: list[Array] = [np.empty(longest, DTYPE) for _ in parts[:_SLOTS]]
+        self._format = format
+        self._buffers: list[Bytes] = [np.empty(format.nbytes(longest), np.uint8) for _ in parts[:_SLOTS]]
+        self._decoded: list[Array] = [np.empty(longest, DTYPE) for _ in parts[: _HELD if format.lossy else 0]]
         self._taken = 0
         arriving = client.getting(
-            [(keys[c.number], wire.view(self._buffer(number, c))) for number, (keys, c) in enumerate(parts)]
+            [(keys[c.number], self._buffer(number, c).data) for number, (keys, c) in enumerate(parts)]
         )
-        self._arriving = ahead(arriving, _SLOTS, held=2) if len(parts) > _SLOTS else arriving
+        self._arriving = ahead(arriving, _SLOTS, _HELD) if len(parts) > _SLOTS else arriving
         self._digests: list[list[str]] = [[] for _ in contributions]
         self._suspects: list[Chunk] = []
 
-    def _buffer(self, number: int, chunk: Chunk) -> Array:
-        return self._buffers[number % _SLOTS][: chunk.stop - chunk.start]
+    def _buffer(self, number: int, chunk: Chunk) -> Bytes:
+        return self._buffers[number % _SLOTS][: self._format.nbytes(chunk.stop - chunk.start)]
 
     def parts(self, chunk: Chunk) -> Iterator[Array]:
         """The contributions' parts of the next chunk, (items,) float32, in order. Raises BadContribution."""
@@ -68,12 +72,23 @@ class Intake:
                 next(self._arriving)
             except ChunkGone as gone:
                 raise BadContribution(contribution, str(gone)) from None
-            part = self._buffer(self._taken, chunk)
-            self._taken += 1
-            digests.append(wire.digest([wire.view(part)]))
+            data = self._buffer(self._taken, chunk)
+            digests.append(wire.digest([data.data]))
             if self._recorder:
-                self._recorder.extend(contribution, part)
-            yield part
+                self._recorder.extend(contribution, data)
+            try:
+                values = self._values(data, chunk)
+            except ValueError:
+                raise BadContribution(contribution, "its bytes differ from its digest") from None
+            self._taken += 1
+            yield values
+
+    def _values(self, data: Bytes, chunk: Chunk) -> Array:
+        if not self._format.lossy:
+            return data.view(DTYPE)
+        values = self._decoded[self._taken % _HELD][: chunk.stop - chunk.start]
+        self._format.decode(data, values)
+        return values
 
     def suspect(self, chunk: Chunk) -> None:
         """Have `check` look who made the sum of a chunk NaN or Inf."""
@@ -88,9 +103,9 @@ class Intake:
                 raise BadContribution(contribution, "its bytes differ from its digest")
         for chunk in self._suspects:
             for contribution, keys in self._contributions:
-                part = self._buffer(0, chunk)
-                self._client.get([(keys[chunk.number], wire.view(part))])
-                if not wire.finite(part):
+                data = self._buffer(0, chunk)
+                self._client.get([(keys[chunk.number], data.data)])
+                if not wire.finite(self._values(data, chunk)):
                     raise BadContribution(contribution, "it holds NaN or Inf")
         if self._recorder:
             self._recorder.keep()

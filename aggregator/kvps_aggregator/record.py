@@ -1,7 +1,7 @@
 """Keeps the bytes of contributions in files, so that a job can be replayed whose gradients cannot be computed again.
 
     DIR/<job>.<id>/shard<i>/initial.<digest>.f32              version 0
-    DIR/<job>.<id>/shard<i>/<worker>.<incarnation>.<seq>.f32  one contribution's part, raw little-endian float32
+    DIR/<job>.<id>/shard<i>/<worker>.<incarnation>.<seq>.g    one contribution's part, in the job's wire format
 
 The holder of a shard writes each contribution before it says ready, so what is committed is here, whoever is killed
 when. The log says which of them counted. Files are written aside and renamed, so none is ever half of one; who is
@@ -21,11 +21,13 @@ from typing import IO
 import numpy as np
 
 from kvps import wire
+from kvps.coding import Coding
 from kvps.errors import InvalidSetting, KvpsError
+from kvps.formats import Bytes, format_of
 from kvps.layout import DTYPE, Array, Layout
 from kvps.plan import Contribution
 from kvps.wire import view
-from kvps_aggregator.replay import Unproved
+from kvps_aggregator.replay import Encode, Unproved
 
 
 def check_directory(directory: Path, option: str = "--record") -> Path:
@@ -48,12 +50,12 @@ class Recorder:
 
     def initial(self, weights: Array, digest: str) -> None:
         """Keep the shard's part of version 0."""
-        self._extend(f"initial.{digest}.f32", weights)
+        self._extend(f"initial.{digest}.f32", view(weights))
         self.keep()
 
-    def extend(self, contribution: Contribution, part: Array) -> None:
-        """Write the next stretch of the shard's part of a contribution."""
-        self._extend(_name(contribution), part)
+    def extend(self, contribution: Contribution, data: Bytes) -> None:
+        """Write the next chunk of the shard's part of a contribution, as it came."""
+        self._extend(_name(contribution), data.data)
 
     def keep(self) -> None:
         """What was written is whole: it gets its name."""
@@ -72,7 +74,7 @@ class Recorder:
             with suppress(OSError):  # what is still in its buffer may find no room
                 file.close()
 
-    def _extend(self, name: str, array: Array) -> None:
+    def _extend(self, name: str, memory: memoryview) -> None:
         # Another holder may write the same file at the same time, so each has an aside of its own.
         aside, file = self._begun.get(name) or (self._folder / f".{name}.{secrets.token_hex(4)}", None)
         with self._may_fail(name, aside):
@@ -80,7 +82,7 @@ class Recorder:
                 self._folder.mkdir(parents=True, exist_ok=True)
                 file = aside.open("wb")
                 self._begun[name] = aside, file
-            file.write(view(array))
+            file.write(memory)
 
     @contextmanager
     def _may_fail(self, name: str, aside: Path) -> Iterator[None]:
@@ -98,42 +100,44 @@ class Recorded:
     proof = "recorded"
     wants_weights = False
 
-    def __init__(self, directory: Path, job: str, id: str, layout: Layout) -> None:
+    def __init__(self, directory: Path, job: str, id: str, layout: Layout, wire: str) -> None:
         self._folders = [_folder(directory, job, id, shard) for shard in range(layout.shards)]
         self._layout = layout
+        self._coding = Coding(layout, format_of(wire))
 
     def initial(self) -> Array:
         """Version 0, (size,) float32. Raises Unproved."""
         found = [next(iter(folder.glob("initial.*.f32")), folder / "initial.*.f32") for folder in self._folders]
-        flat = self._flat(found)
+        sizes = [DTYPE.itemsize * (stop - start) for start, stop in map(self._layout.shard_range, range(len(found)))]
+        flat = _joined(found, sizes).view(DTYPE)
         for path, digest in zip(found, wire.digests(self._layout, flat), strict=True):
             if path.name.split(".")[1] != digest:
                 raise Unproved(_damaged(path))
         return flat
 
-    def gradient(self, contribution: Contribution, weights: Array | None) -> Array:
-        """The contribution, (size,) float32. Raises Unproved."""
-        return self._flat([folder / _name(contribution) for folder in self._folders])
+    def contribution(self, contribution: Contribution, weights: Array | None, encode: Encode) -> Bytes:
+        """The contribution as it was on the wire. Raises Unproved."""
+        paths = [folder / _name(contribution) for folder in self._folders]
+        return _joined(paths, [self._coding.nbytes(shard) for shard in range(len(paths))])
 
     def otherwise(self, contribution: Contribution, shard: int) -> str:
         """Why a shard's part of a contribution has another digest than the log says."""
         return _damaged(self._folders[shard] / _name(contribution))
 
-    def _flat(self, paths: list[Path]) -> Array:
-        """What the files of all shards hold, end to end."""
-        flat: Array = np.empty(self._layout.size, DTYPE)
-        for shard, path in enumerate(paths):
-            target = view(flat[slice(*self._layout.shard_range(shard))])
-            try:
-                data = path.read_bytes()
-            except FileNotFoundError:
-                raise Unproved(f"{path} is missing: removed, or never kept by an aggregator without --record") from None
-            except OSError as error:
-                raise Unproved(f"{path} cannot be read: {error.strerror}") from None
-            if len(data) != len(target):
-                raise Unproved(_damaged(path))
-            target[:] = data
-        return flat
+
+def _joined(paths: list[Path], sizes: list[int]) -> Bytes:
+    """What the files of all shards hold, end to end; each has as many bytes as it must. Raises Unproved."""
+    parts = []
+    for path, size in zip(paths, sizes, strict=True):
+        try:
+            parts.append(np.fromfile(path, np.uint8))
+        except FileNotFoundError:
+            raise Unproved(f"{path} is missing: removed, or never kept by an aggregator without --record") from None
+        except OSError as error:
+            raise Unproved(f"{path} cannot be read: {error.strerror}") from None
+        if parts[-1].size != size:
+            raise Unproved(_damaged(path))
+    return np.concatenate(parts)
 
 
 def _folder(directory: Path, job: str, id: str, shard: int) -> Path:
@@ -141,7 +145,7 @@ def _folder(directory: Path, job: str, id: str, shard: int) -> Path:
 
 
 def _name(c: Contribution) -> str:
-    return f"{c.worker}.{c.incarnation}.{c.seq}.f32"
+    return f"{c.worker}.{c.incarnation}.{c.seq}.g"
 
 
 def _damaged(path: Path) -> str:

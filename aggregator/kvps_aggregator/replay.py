@@ -7,7 +7,7 @@ job is computed again, from version 0 or a checkpoint, by the code that its aggr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -17,8 +17,10 @@ import numpy as np
 
 from kvps import wire
 from kvps.checkpoint import Checkpoint
+from kvps.coding import Coding, Remainder
 from kvps.config import JobConfig
 from kvps.errors import CorruptData
+from kvps.formats import Bytes, format_of
 from kvps.layout import Array, Layout
 from kvps.log import Log
 from kvps.plan import Contribution, Plan
@@ -30,6 +32,9 @@ class Unproved(Exception):
     """Why a log, or its replay, is not what it must be."""
 
 
+Encode = Callable[[Array], Bytes]
+
+
 class Source(Protocol):
     """Where a replay takes contributions from. `proof` is what it then proves: recomputed, recorded."""
 
@@ -39,11 +44,14 @@ class Source(Protocol):
     def initial(self) -> Array:
         """Version 0, (size,) float32. Raises Unproved."""
 
-    def gradient(self, contribution: Contribution, weights: Array | None) -> Array:
-        """A contribution, (size,) float32; `weights` are its base version if it wants them. Raises Unproved."""
+    def contribution(self, contribution: Contribution, weights: Array | None, encode: Encode) -> Bytes:
+        """A contribution as it was on the wire: recorded, or its (size,) float32 values given to `encode`.
+
+        `weights` are its base version if the source wants them. Raises Unproved.
+        """
 
     def otherwise(self, contribution: Contribution, shard: int) -> str:
-        """Why a shard's part of what `gradient` returned may have another digest than the log says."""
+        """Why a shard's part of what `contribution` returned may have another digest than the log says."""
 
 
 @dataclass(frozen=True)
@@ -234,6 +242,9 @@ class Replay:
         self._source = source
         self._uses = uses
         self._kept: dict[int, Array] = {}
+        self._format = format_of(config.wire)
+        self._remainders: dict[str, Remainder] = {}
+        self._seqs: dict[str, tuple[str, int]] = {}
         with _at("version 0"):
             weights = start.weights if start else source.initial()
         self._cut(layout, weights, start.slots if start else {})
@@ -274,21 +285,38 @@ class Replay:
         total: Array | None = None
         for contribution in plan.contributions:
             if contribution.weight:
-                gradient = self._gradient(contribution)
+                values = self._values(contribution)
                 # The source may give the same memory again.
-                total = gradient.copy() if total is None else np.add(total, gradient, out=total)
+                total = values.copy() if total is None else np.add(total, values, out=total)
+            self._seqs[contribution.worker] = contribution.incarnation, contribution.seq
         return total
 
-    def _gradient(self, c: Contribution) -> Array:
+    def _values(self, c: Contribution) -> Array:
+        """What the aggregators added, (size,) float32. Raises Unproved."""
         with _at(f"contribution {c.seq} of {c.worker} (round {c.round}, on version {c.base})"):
             base = self._kept.get(c.base)
             if base is None and self._source.wants_weights:
                 raise Unproved("its weights are older than the checkpoint: begin with an earlier one")
-            gradient = self._source.gradient(c, base)
-            for shard, digest in enumerate(wire.digests(self._layout, gradient)):
+            coding = Coding(self._layout, self._format)
+            data = self._source.contribution(c, base, lambda values: coding.encode(values, self._remainder(c)))
+            for shard, digest in enumerate(coding.digests(data)):
                 if digest != c.digests[shard]:
                     raise Unproved(f"shard {shard}: {self._source.otherwise(c, shard)}")
-        return gradient
+            return coding.decode(data)
+
+    def _remainder(self, c: Contribution) -> Remainder | None:
+        """What the contribution's incarnation has left out of those before; it begins with nothing. Raises Unproved."""
+        if not self._format.lossy:
+            return None
+        before = self._seqs.get(c.worker)
+        if c.seq == 1:
+            self._remainders[c.worker] = Remainder(self._layout, self._format)
+        elif before != (c.incarnation, c.seq - 1):
+            raise Unproved(
+                f"what {self._format.name} left out of those before it is not known, for they are not in this replay: "
+                f"begin with an earlier checkpoint, or use a record"
+            )
+        return self._remainders[c.worker]
 
     def _keep(self) -> None:
         self._kept = {base: flat for base, flat in self._kept.items() if self._uses[base] > self.version}

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from kvps import wire
 from kvps.errors import CorruptData, ServerFull
+from kvps.formats import format_of
 from kvps.job import Job
 from kvps.keys import staged_name
 from kvps.layout import CHUNK_BYTES, DTYPE, Array, Chunk
@@ -44,6 +45,7 @@ class Shard:
         self.staged: Plan | None = None
         self._job = job
         self._part = Part(job.config, job.layout, number)
+        self._format = format_of(job.config.wire)
         self._record = record
         self._recorder: Recorder | None = None
         # A small model is two versions further within a millisecond, and a reader that lost its processor for a
@@ -118,7 +120,7 @@ class Shard:
         items: list[tuple[str, Buffers]] = []
         try:
             with (
-                Intake(job.client, self.number, part.chunks, counted, self._recorder) as intake,
+                Intake(job.client, self.number, part.chunks, counted, self._format, self._recorder) as intake,
                 job.client.putting(wait_for_room=False) as put,
             ):
                 for chunk in part.chunks:

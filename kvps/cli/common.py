@@ -112,6 +112,14 @@ class Settings:
     epochs: Annotated[int | None, typer.Option(help="Passes over the data.  (default: the task's)")] = None
     seed: Annotated[int, typer.Option(help="For the initial parameters and the order of the samples.")] = 0
     reduction: Annotated[str, typer.Option(help="mean or sum of the contributions.")] = "mean"
+    wire: Annotated[
+        str,
+        typer.Option(
+            metavar="FORMAT",
+            help="How gradients travel: fp32 as they are, or shorter: bf16, fp16, int8, topk:PART. What a shorter one "
+            "leaves out of a gradient goes with the next.",
+        ),
+    ] = "fp32"
     nonfinite: Annotated[
         str, typer.Option("--nonfinite", help="A gradient with NaN or Inf: reject it, or skip (count as zeros).")
     ] = "reject"

@@ -15,7 +15,7 @@ from typing import Annotated
 import numpy as np
 import typer
 from kvps_aggregator.record import Recorded
-from kvps_aggregator.replay import Proof, Source, Unproved, prove
+from kvps_aggregator.replay import Encode, Proof, Source, Unproved, prove
 from kvps_workers import Task, load_task
 from kvps_workers.loop import Batches, batch_number, batches_of
 from kvps_workers.task import blamed
@@ -23,6 +23,7 @@ from kvps_workers.task import blamed
 from kvps.checkpoint import Checkpoint
 from kvps.cli import common
 from kvps.errors import InvalidSetting, KvpsError
+from kvps.formats import Bytes
 from kvps.job import Job
 from kvps.layout import DTYPE, Array
 from kvps.log import Log
@@ -89,7 +90,7 @@ def proof_of(
     state = job.state()  # behind the weights: the log then reaches as far as they do
     source: Source | None = None
     if record is not None:
-        source = Recorded(record, job.name, state.id, job.layout)
+        source = Recorded(record, job.name, state.id, job.layout, job.config.wire)
     elif job.config.task:
         source = Recomputed(job, state)
     log = Log(job, state, checkpoints)
@@ -123,14 +124,14 @@ class Recomputed:
                 params = task.parameters(self._config.seed)
             return np.concatenate(self._layout.hosted(params, "parameter"))
 
-    def gradient(self, contribution: Contribution, weights: Array | None) -> Array:
-        """The contribution, (size,) float32. Raises Unproved."""
+    def contribution(self, contribution: Contribution, weights: Array | None, encode: Encode) -> Bytes:
+        """The contribution as it was on the wire. Raises Unproved."""
         assert weights is not None
         with _unproved():
             batches = self._batches(self._members[contribution.worker].rank)
             with blamed(self._config.task):
                 _, grads = self._task.gradient(self._layout.views(weights), batches[batch_number(contribution)], np)
-            return np.concatenate(self._layout.hosted(grads, "gradient"))
+            return encode(np.concatenate(self._layout.hosted(grads, "gradient")))
 
     def otherwise(self, contribution: Contribution, shard: int) -> str:
         """Why the task gives another gradient here."""

@@ -11,12 +11,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from kvps_aggregator.shard import BadContribution, Shard
+from kvps_aggregator.intake import BadContribution, Intake
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from kvps import client, scripts
-from kvps.plan import Contribution
 from kvps.scripts import JobScripts, Script
 
 
@@ -42,13 +41,13 @@ class Mutant:
 
 def _no_digest() -> None:
     """Holders apply what they read, whatever its digest."""
-    real = Shard._fetch
+    real = Intake.check
 
-    def fetch(self: Shard, contribution: Contribution) -> None:
+    def check(self: Intake) -> None:
         with suppress(BadContribution):
-            real(self, contribution)
+            real(self)
 
-    Shard._fetch = fetch  # type: ignore[method-assign]
+    Intake.check = check  # type: ignore[method-assign]
 
 
 def _split_commit() -> None:

@@ -11,7 +11,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from kvps_aggregator.shard import Shard
+from kvps_aggregator.intake import Intake
+from kvps_aggregator.part import Part
 from redis.connection import AbstractConnection
 
 from kvps import scripts
@@ -107,8 +108,8 @@ WORKER: dict[str, Install] = {
 }
 AGGREGATOR: dict[str, Install] = {
     "after the lease": _after(JobScripts, "acquire", lambda taken: bool(taken[0])),
-    "after reading": _after(Shard, "_fetch"),
-    "after reducing": _after(Shard, "compute"),
+    "after reading": _before(Intake, "check"),
+    "after reducing": _after(Part, "step"),
     "between staged chunks": _sent("\r\nSET\r\n", ":w:"),
     "before commit": _before(JobScripts, "ready"),
     "commit sent, no reply yet": _sent(script="ready"),

@@ -8,18 +8,19 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 from harness import gradient, model
 from kvps_aggregator import Aggregator
+from kvps_aggregator.replay import Encode
 
 from chaos import mutants, points, proxy
 from kvps import process
 from kvps.client import Client
 from kvps.errors import ServerError, WorkerEvicted
+from kvps.formats import Bytes
 from kvps.job import Job
 from kvps.layout import Array
 from kvps.plan import Contribution
@@ -91,20 +92,21 @@ class _damaging:  # noqa: N801
     """What is stored inside the block is not what its digest says: as memory or a cable would do it."""
 
     def __init__(self, job: Job, session: Session) -> None:
-        self._client, self._shard = job.client, job.layout.shards - 1
-        self._key = job.keys.gradient(self._shard, session.worker, session.incarnation, session.sequence + 1, 0)
+        self._client, self._scripts = job.client, session._scripts
+        sequence = session.sequence + 1
+        self._key = job.keys.gradient(job.layout.shards - 1, session.worker, session.incarnation, sequence, 0)
 
     def __enter__(self) -> None:
-        self._real: Callable[..., None] = self._client.put_once
+        real = self._scripts.push
 
-        def put_once(items: Any) -> None:
-            self._real(items)
+        def push(*arguments: Any) -> Any:
             self._client.call("SETRANGE", self._key, 2, "\x3d")
+            return real(*arguments)
 
-        self._client.put_once = put_once  # type: ignore[method-assign]
+        self._scripts.push = push  # type: ignore[method-assign]
 
     def __exit__(self, *_: object) -> None:
-        del self._client.put_once  # type: ignore[method-assign]
+        del self._scripts.push  # type: ignore[method-assign]
 
 
 def computed(params: dict[str, Array], rank: int, rounds_done: int, unit: int | None) -> dict[str, Array]:
@@ -130,11 +132,11 @@ class Recomputed:
         """Version 0."""
         return np.concatenate(self._layout.hosted(model(), "parameter"))
 
-    def gradient(self, c: Contribution, weights: Array | None) -> Array:
+    def contribution(self, c: Contribution, weights: Array | None, encode: Encode) -> Bytes:
         """The contribution, computed on its base version."""
         assert weights is not None
         grads = computed(dict(self._layout.views(weights)), self._ranks[c.worker], c.round - 1, c.unit)
-        return np.concatenate(self._layout.hosted(grads, "gradient"))
+        return encode(np.concatenate(self._layout.hosted(grads, "gradient")))
 
     def otherwise(self, contribution: Contribution, shard: int) -> str:
         """Why it may differ."""

@@ -1,0 +1,80 @@
+"""Contributions as they are on the wire: each chunk in the job's format, and what a lossy one leaves out. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from kvps.formats import Bytes, Format, leave_out
+from kvps.layout import CHUNK_ITEMS, DTYPE, Array, Layout
+from kvps.wire import digest, fold
+
+
+class Remainder:
+    """What a lossy format has left out of a worker's gradients so far, (size,) float32: it goes with the next one."""
+
+    def __init__(self, layout: Layout, format: Format) -> None:
+        self.values: Array = np.zeros(layout.size, DTYPE)
+        self._format = format
+        self._scratch: Array = np.empty(min(layout.size, CHUNK_ITEMS), DTYPE)
+
+    def encode(self, start: int, pieces: Sequence[Array]) -> Bytes:
+        """The bytes of a chunk that begins at item `start` and is made of `pieces`; what they leave out is kept."""
+        stop = start
+        for piece in pieces:
+            self.values[stop : stop + piece.size] += piece
+            stop += piece.size
+        values = self.values[start:stop]
+        data = np.empty(self._format.nbytes(values.size), np.uint8)
+        self._format.encode(values, data)
+        leave_out(self._format, values, data, self._scratch[: values.size])
+        return data
+
+    def take_back(self, start: int, stop: int, data: Bytes) -> None:
+        """What was encoded is not to be applied after all: all of it is left over."""
+        self._format.decode(data, self._scratch[: stop - start])
+        self.values[start:stop] += self._scratch[: stop - start]
+
+
+class Coding:
+    """A whole contribution in one buffer: its encoded chunks end to end, in the order of the layout."""
+
+    def __init__(self, layout: Layout, format: Format) -> None:
+        self._layout = layout
+        self._format = format
+
+    def encode(self, values: Array, remainder: Remainder | None) -> Bytes:
+        """The bytes of `values`, (size,) float32. `remainder`, for a lossy format, goes with them."""
+        if remainder is None:
+            return values.view(np.uint8)
+        chunks = [chunk for shard in self._layout.chunks for chunk in shard]
+        return np.concatenate([remainder.encode(c.start, [values[c.start : c.stop]]) for c in chunks])
+
+    def decode(self, data: Bytes) -> Array:
+        """The values, (size,) float32; of fp32 the same memory. Raises ValueError for what no encoder wrote."""
+        if not self._format.lossy:
+            return data.view(DTYPE)
+        values: Array = np.empty(self._layout.size, DTYPE)
+        at = 0
+        for chunk in (chunk for shard in self._layout.chunks for chunk in shard):
+            nbytes = self._format.nbytes(chunk.stop - chunk.start)
+            self._format.decode(data[at : at + nbytes], values[chunk.start : chunk.stop])
+            at += nbytes
+        return values
+
+    def nbytes(self, shard: int) -> int:
+        """How many bytes a shard's part takes."""
+        return sum(self._format.nbytes(chunk.stop - chunk.start) for chunk in self._layout.chunks[shard])
+
+    def digests(self, data: Bytes) -> list[str]:
+        """The digest of each shard's part, as the commit log has them."""
+        at, out = 0, []
+        for shard in self._layout.chunks:
+            chunks = []
+            for chunk in shard:
+                nbytes = self._format.nbytes(chunk.stop - chunk.start)
+                chunks.append(digest([data[at : at + nbytes].data]))
+                at += nbytes
+            out.append(fold(chunks))
+        return out

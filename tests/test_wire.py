@@ -1,0 +1,194 @@
+"""What leaves a worker: chunk by chunk while gradients are computed, and in every format; the log proves each."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from harness import aggregating, check_chain, gradient, model, plain_loop, work
+from test_verify import _digits, _gradient, _proved, _run, _training
+
+import kvps
+from kvps.cli.verify import proof_of
+from kvps.coding import Coding, Remainder
+from kvps.formats import format_of
+from kvps.job import Job
+from kvps.layout import Layout
+from kvps.session import Session
+from kvps.store import Store
+
+LOSSY = ["bf16", "fp16", "int8", "topk:0.25"]
+PATIENT = {"worker_timeout_ms": 60_000}
+
+
+def _gradients(job: Job) -> set[str]:
+    return {key for key in job.client.scan(job.keys.all_bytes) if ":g:" in key}
+
+
+# -- put -----------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_put_ahead_makes_the_same_weights(store: Store) -> None:
+    job = store.create_job("job", model(), workers=2, shards=3, optimizer=kvps.SGD(lr=0.05))
+
+    def step(session: Session, params: dict[str, np.ndarray], round_: int) -> dict[str, np.ndarray]:
+        grads = gradient(params, session.rank, round_)
+        ahead = list(reversed(grads))[: round_ % 4]  # as a backward pass ends with the first layer
+        for name in ahead:
+            session.put(name, grads.pop(name))
+        return grads
+
+    with aggregating(job):
+        work(job, 12, step, 2)
+    expected = plain_loop(model(), 2, 12, 0.05)
+    for name, value in job.snapshot()[1].items():
+        assert value.tobytes() == expected[name].tobytes(), name
+    assert check_chain(job) == 12
+
+
+def test_chunks_leave_before_the_push(store: Store) -> None:
+    """A chunk is there as soon as the arrays it is made of were put; nothing is accepted before push."""
+    params = {"a": np.zeros(300_000, np.float32), "b": np.zeros(300_000, np.float32)}
+    job = store.create_job("job", params, **PATIENT)
+    with job.join("w0") as session:
+        session.pull()
+        session.put("b", np.ones(300_000, np.float32))
+        arrived = threading.Event()
+        while not arrived.wait(0.001):
+            if {key[-1] for key in _gradients(job)} == {"2"}:
+                arrived.set()
+        assert not job.client.call("XLEN", job.keys.inbox)
+        assert session.push({"a": np.ones(300_000, np.float32)}) == 1
+        assert {key[-1] for key in _gradients(job)} == {"0", "1", "2"}
+
+
+def test_mistakes_with_put_change_nothing(store: Store) -> None:
+    job = store.create_job("job", {"a": np.zeros(2, np.float32), "b": np.zeros(3, np.float32)}, **PATIENT)
+    good = {"a": np.ones(2, np.float32), "b": np.ones(3, np.float32)}
+    with aggregating(job), job.join("w0") as session:
+        with pytest.raises(kvps.WrongOrder, match="needs a pull"):
+            session.put("a", good["a"])
+        session.pull()
+        with pytest.raises(kvps.LayoutMismatch, match="missing a, b"):
+            session.push()
+        session.put("a", good["a"])
+        for name, value, match in [
+            ("a", good["a"], "put already"),
+            ("c", good["a"], "unknown c"),
+            ("b", good["a"], r"has shape \(2,\)"),
+            ("b", np.ones(3), "float64"),
+        ]:
+            with pytest.raises(kvps.LayoutMismatch, match=match):
+                session.put(name, value)
+        with pytest.raises(kvps.NotFinite, match="'b' holds NaN or Inf"):
+            session.put("b", np.full(3, np.nan, np.float32))
+        with pytest.raises(kvps.LayoutMismatch, match="put already a"):
+            session.push(good)
+        assert session.push({"b": good["b"]}) == 1
+        session.pull()
+        assert session.push(good) == 2
+        session.pull()
+    np.testing.assert_allclose(job.snapshot()[1]["b"], -0.2, rtol=1e-6)
+
+
+def test_what_was_put_and_does_not_count_is_zeros(store: Store) -> None:
+    job = store.create_job(
+        "job", {"a": np.zeros(2, np.float32), "b": np.zeros(3, np.float32)}, nonfinite="skip", wire="bf16"
+    )
+    with aggregating(job), job.join("w0") as session:
+        for bad in (True, False):
+            session.pull()
+            session.put("b", np.ones(3, np.float32))
+            session.push({"a": np.full(2, np.nan if bad else 1, np.float32)})
+        session.pull()
+    np.testing.assert_allclose(job.snapshot()[1]["b"], -0.1, rtol=1e-2)
+    assert [c.weight for commit in job.log() for c in commit.plan.contributions] == [0, 1]
+
+
+def test_a_session_that_ends_in_the_middle_of_a_put_leaves_nothing(store: Store) -> None:
+    job = store.create_job("job", model(), **PATIENT)
+    with aggregating(job):
+        with job.join("w0") as session:
+            session.pull()
+            session.put("W", model()["W"])
+        with job.join("w0") as session:
+            session.pull()
+            assert session.push(model()) == 1
+            session.pull()
+    store.remove_job("job")
+    assert not list(store.client.scan("kvps:{job*"))
+
+
+# -- formats -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wire", LOSSY)
+def test_bsp_equals_a_plain_loop_over_what_was_sent(store: Store, wire: str) -> None:
+    """Each worker's gradients go through the format with their remainder; else nothing differs from fp32."""
+    job = store.create_job("job", model(), workers=2, shards=2, optimizer=kvps.SGD(lr=0.05), wire=wire)
+    layout, format_ = Layout.of(model(), 2), format_of(wire)
+    remainders = [Remainder(layout, format_) for _ in range(2)]
+    coding = Coding(layout, format_)
+
+    def sent(rank: int, grads: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        flat = np.concatenate([g.reshape(-1) for g in grads.values()])
+        return {
+            name: a.copy() for name, a in layout.views(coding.decode(coding.encode(flat, remainders[rank]))).items()
+        }
+
+    with aggregating(job):
+        work(job, 10, lambda session, params, round_: gradient(params, session.rank, round_), 2)
+    params = model()
+    for round_ in range(10):
+        grads = [sent(rank, gradient(params, rank, round_)) for rank in range(2)]
+        params = {n: params[n] - np.float32(0.05) * ((grads[0][n] + grads[1][n]) / np.float32(2)) for n in params}
+    for name, value in job.snapshot()[1].items():
+        assert value.tobytes() == params[name].tobytes(), name
+
+
+@pytest.mark.parametrize("staleness", [0, 1, -1])
+@pytest.mark.parametrize("wire", ["bf16", "int8", "topk:0.1"])
+def test_lossy_runs_are_replayed_bit_for_bit(store: Store, tmp_path: Path, wire: str, staleness: int) -> None:
+    """Computed again with the remainders that its workers had; or from what was recorded."""
+    job = _digits(store, shards=2, wire=wire, staleness=staleness)
+    _run(job, *_training(job, "w0", "w1", "w2"), record=tmp_path)
+    assert _proved(job).by == "recomputed"
+    assert _proved(job, tmp_path).by == "recorded"
+
+
+def test_a_remainder_that_is_not_known_is_said(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a contribution that was damaged on its way, and rejected, a replay cannot know what it had left out."""
+    job = _digits(store, workers=1, wire="bf16")
+    with aggregating(job), job.join("w0") as session:
+        push = session._scripts.push
+        for number in range(3):
+            grads = _gradient(job, session)
+            with monkeypatch.context() as damaging:
+                if number == 1:
+                    key = job.keys.gradient(0, "w0", session.incarnation, 2, 0)
+                    damaging.setattr(
+                        session._scripts,
+                        "push",
+                        lambda *a, key=key: (job.client.call("SETRANGE", key, 0, "no"), push(*a))[1],
+                    )
+                session.push(grads)
+        session.pull()
+    assert "commit 3: contribution 3 of w0" in (differs := proof_of(job)[1].differs)
+    assert "what bf16 left out of those before it is not known" in differs
+
+
+def test_shorter_formats_are_shorter(store: Store) -> None:
+    params = {"x": np.zeros(300_000, np.float32)}
+    lengths = {}
+    for wire in ["fp32", *LOSSY]:
+        job = store.create_job(wire.replace(":", "-").replace(".", "_"), params, wire=wire, **PATIENT)
+        with job.join("w0") as session:
+            session.pull()
+            session.push({"x": np.ones(300_000, np.float32)})
+            lengths[wire] = sum(job.client.call("STRLEN", key) for key in _gradients(job))
+    assert lengths["fp32"] == 1_200_000
+    assert lengths["bf16"] == lengths["fp16"] == 600_000
+    assert lengths["int8"] == 300_000 + 4 * 293
+    assert lengths["topk:0.25"] == 600_000
