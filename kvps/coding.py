@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kvps.formats import Bytes, Format, leave_out
+from kvps.formats import Bytes, Format, encoded, leave_out
 from kvps.layout import CHUNK_ITEMS, DTYPE, Array, Layout
 from kvps.wire import digest, fold
 
@@ -26,8 +26,7 @@ class Remainder:
             self.values[stop : stop + piece.size] += piece
             stop += piece.size
         values = self.values[start:stop]
-        data = np.empty(self._format.nbytes(values.size), np.uint8)
-        self._format.encode(values, data)
+        data = encoded(self._format, values)
         leave_out(self._format, values, data, self._scratch[: values.size])
         return data
 

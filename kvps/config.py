@@ -13,6 +13,7 @@ from kvps.formats import format_of
 
 REDUCTIONS = ("mean", "sum")
 NONFINITE = ("reject", "skip")
+PULL_WIRES = ("fp32", "bf16")
 _ASP_PENDING = 2  # one that waits while the next is computed; more would only be older
 
 
@@ -26,6 +27,7 @@ class JobConfig:
     optimizer          kvps.SGD, kvps.Adagrad, kvps.Adam or kvps.AdamW
     reduction          "mean" divides the sum of contributions by the number of members, "sum" does not
     wire               how gradients are written on the wire: "fp32" as they are, or shorter: see kvps.formats
+    pull_wire          how workers pull the weights: "fp32" as they are, or "bf16"; Redis keeps both then
     nonfinite          a gradient with NaN or Inf is refused ("reject") or counts as zeros ("skip")
     max_pending        accepted contributions of one worker that may wait for their commit; 0 chooses
     worker_timeout_ms  silence after which a worker is evicted from the vector clock
@@ -42,6 +44,7 @@ class JobConfig:
     optimizer: optim.Optimizer = field(default_factory=optim.SGD)
     reduction: str = "mean"
     wire: str = "fp32"
+    pull_wire: str = "fp32"
     nonfinite: str = "reject"
     max_pending: int = 0
     worker_timeout_ms: int = 10_000
@@ -74,7 +77,7 @@ class JobConfig:
                 raise InvalidSetting(f"{name} must be a whole number from {low} to {high}{meaning}, not {value!r}")
         if not isinstance(self.optimizer, optim.Optimizer):
             raise InvalidSetting(f"optimizer must be kvps.SGD(...) or its like, not {self.optimizer!r}")
-        for name, allowed in (("reduction", REDUCTIONS), ("nonfinite", NONFINITE)):
+        for name, allowed in (("reduction", REDUCTIONS), ("nonfinite", NONFINITE), ("pull_wire", PULL_WIRES)):
             if getattr(self, name) not in allowed:
                 raise InvalidSetting(f"{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}")
         format_of(self.wire)

@@ -212,6 +212,13 @@ def format_of(name: str) -> Format:
     raise InvalidSetting(f"wire must be one of {', '.join(_NAMED)}, topk:PART with a PART up to 1, not {name!r}")
 
 
+def encoded(format: Format, values: Array) -> Bytes:
+    """The bytes of `values`, (n,) float32."""
+    out = np.empty(format.nbytes(values.size), np.uint8)
+    format.encode(values, out)
+    return out
+
+
 def leave_out(format: Format, values: Array, sent: Bytes, scratch: Array) -> None:
     """Reduce `values` to what `sent`, their encoded form, leaves out of them; `scratch` is of the same shape."""
     format.decode(sent, scratch)

@@ -42,6 +42,7 @@ the job, bytes lie in the slot of their shard.
     kvps:{job}:trace:<who>                 stream  push, leave.lua     capped: what each iteration cost, its loss
     kvps:{job/shard}:owner                 string  own.lua             the term that may delete in this slot
     kvps:{job/shard}:w:<name>:<chunk>      string  aggregator          weights, raw little-endian
+    kvps:{job/shard}:p:<name>:<chunk>      string  aggregator          weights as workers pull them, if not as they are
     kvps:{job/shard}:opt.<slot>:<name>:<chunk>  string  aggregator     optimizer state
     kvps:{job/shard}:m:<name>              string  aggregator          JSON manifest, staged last
     kvps:{job/shard}:reserve:<part>        string  aggregator          zeros, as large as a version: given up when a
@@ -157,6 +158,9 @@ class JobKeys:
 
     def weights(self, shard: int, name: str, chunk: int) -> str:
         return self._bytes(shard, f"w:{name}:{chunk}")
+
+    def pulled(self, shard: int, name: str, chunk: int) -> str:
+        return self._bytes(shard, f"p:{name}:{chunk}")
 
     def state(self, shard: int, slot: str, name: str, chunk: int) -> str:
         return self._bytes(shard, f"opt.{slot}:{name}:{chunk}")

@@ -11,8 +11,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from kvps.ahead import ahead
 from kvps.client import Client
 from kvps.errors import CorruptData
+from kvps.formats import FP32, Bytes, Format
 from kvps.keys import JobKeys
 from kvps.layout import DTYPE, Array, Chunk, Layout
 from kvps.scripts import JobScripts, job_not_found
@@ -21,6 +23,7 @@ from kvps.transport import ChunkGone
 from kvps.wire import digests, view
 
 _PIN_MS = 5_000
+_FEW = 4  # chunks for which a thread of its own is not worth it
 _SLOW_BYTES_PER_MS = 50_000  # a pin outlives a read at 50 MB/s
 
 
@@ -56,16 +59,20 @@ class Reader:
     def _patience_ms(self, arrays: int = 1) -> int:
         return _PIN_MS + arrays * self._layout.nbytes // _SLOW_BYTES_PER_MS
 
-    def weights(self, state: State, flat: Array) -> int:
+    def weights(self, state: State, flat: Array, wire: Format = FP32) -> int:
         """Read the weights of `state`, or of a newer version, into `flat` (shape (size,), float32).
 
-        Returns the version that was read. Raises CorruptData if bytes that must be there are not.
+        `wire` is the format they come in: fp32, or the job's `pull_wire`. Returns the version that was read. Raises
+        CorruptData if bytes that must be there are not.
         """
         self.reads += 1
         version, names, patience_ms = state.version, state.names, self._patience_ms()
         while True:
             try:
-                self._read(names, flat)
+                if wire.lossy:
+                    self._pull(names, flat, wire)
+                else:
+                    self._read(names, flat)
                 return version
             except ChunkGone as gone:
                 self.restarts += 1
@@ -108,3 +115,21 @@ class Reader:
 
         chunks = [c for shard in self._layout.chunks for c in shard]
         self._client.get([(key(c), view(flat[c.start : c.stop])) for c in chunks])
+
+    def _pull(self, names: Sequence[str], flat: Array, wire: Format) -> None:
+        """Read what was staged for workers, each chunk turned to float32 while the next ones come."""
+        chunks = [c for shard in self._layout.chunks for c in shard]
+        whole: Bytes = np.empty(sum(wire.nbytes(c.stop - c.start) for c in chunks), np.uint8)
+        parts, at = [], 0
+        for c in chunks:
+            parts.append(whole[at : at + wire.nbytes(c.stop - c.start)])
+            at += parts[-1].size
+        coming = self._client.getting(
+            [(self._keys.pulled(c.shard, names[c.shard], c.number), p.data) for c, p in zip(chunks, parts, strict=True)]
+        )
+        if len(chunks) > _FEW:
+            coming = ahead(coming, slots=len(chunks), held=0)
+        for c, part, _ in zip(chunks, parts, coming, strict=False):
+            wire.decode(part, flat[c.start : c.stop])
+        for _ in coming:  # gives its connection back
+            pass

@@ -80,6 +80,7 @@ class Session:
         self._out: Outgoing | None = None
         self._counts = True  # whether all that was put is finite
         format_ = format_of(config.wire)
+        self._pull_wire = format_of(config.pull_wire)
         self._remainder = Remainder(layout, format_) if format_.lossy else None
         self._pulled = False
         self._closed = False
@@ -104,7 +105,7 @@ class Session:
         began = time.perf_counter()
         state = self._await_turn()
         turn = time.perf_counter()
-        self.version = self._reader.weights(state, self._flat)
+        self.version = self._reader.weights(state, self._flat, self._pull_wire)
         self._history = state.history
         self._pulled = True
         self._spans = {"wait": turn - began, "fetch": time.perf_counter() - turn}

@@ -11,11 +11,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+
 from kvps import embedded, wire
 from kvps.checkpoint import Checkpoint
 from kvps.client import Client
 from kvps.config import JobConfig
 from kvps.errors import InvalidSetting, KvpsError, LayoutMismatch, NotFinite, ServerFull, ServerLost
+from kvps.formats import encoded, format_of
 from kvps.job import Job
 from kvps.keys import JOBS, JobKeys, check_name, staged_name
 from kvps.layout import CHUNK_BYTES, DTYPE, Layout
@@ -140,6 +143,7 @@ class Store:
         version = checkpoint.version if checkpoint else 0
         staged = staged_name(version, f"{history}-0-{secrets.token_hex(4)}")
         items: list[tuple[str, Buffers]] = []
+        pull = format_of(config.pull_wire)
         for shard in range(layout.shards):
             digests = {}
             for what, chunks in arrays:
@@ -147,6 +151,10 @@ class Store:
                     key = keys.weights(shard, staged, number)
                     items.append((key if what == "w" else keys.state(shard, what, staged, number), chunk))
                 digests[what] = wire.fold(wire.digest(chunk) for chunk in chunks[shard])
+                if what == "w" and pull.lossy:
+                    for number, chunk in enumerate(chunks[shard]):
+                        values = np.frombuffer(b"".join(chunk), DTYPE)
+                        items.append((keys.pulled(shard, staged, number), [encoded(pull, values).data]))
             if version:  # version 0 has none: nobody has committed it
                 low, high = layout.shard_range(shard)
                 manifest = {"plan": 0, "version": version, "bytes": (high - low) * DTYPE.itemsize, "digests": digests}
@@ -168,8 +176,10 @@ class Store:
         """Raise ServerFull for a job that a server with limited memory could not hold at its worst moment."""
         used, limit = self.client.memory()
         # Two versions, the one being staged and the reserve for it; and of each worker what may wait and one more.
-        versions = 4 * layout.nbytes * (1 + len(config.optimizer.slots)) + 2 * CHUNK_BYTES * layout.shards
-        gradients = config.workers * (config.max_pending + 1) * layout.nbytes
+        pull, pushed = format_of(config.pull_wire), format_of(config.wire).nbytes(layout.size)
+        pulled = pull.nbytes(layout.size) if pull.lossy else 0
+        versions = 4 * (layout.nbytes * (1 + len(config.optimizer.slots)) + pulled) + 2 * CHUNK_BYTES * layout.shards
+        gradients = config.workers * (config.max_pending + 1) * pushed
         if limit and used + versions + gradients > limit:
             raise ServerFull(
                 f"job {name!r} needs {_mb(versions + gradients)} and {redacted(self.url)} has {_mb(limit - used)} left "

@@ -192,3 +192,38 @@ def test_shorter_formats_are_shorter(store: Store) -> None:
     assert lengths["bf16"] == lengths["fp16"] == 600_000
     assert lengths["int8"] == 300_000 + 4 * 293
     assert lengths["topk:0.25"] == 600_000
+
+
+def test_workers_pull_rounded_weights_and_nobody_else_does(store: Store) -> None:
+    job = store.create_job("job", model(), shards=2, optimizer=kvps.SGD(lr=0.05), pull_wire="bf16", **PATIENT)
+    pulled = []
+    with aggregating(job), job.join("w0") as session:
+        for _ in range(3):
+            pulled.append({name: value.copy() for name, value in session.pull().items()})
+            exact = job.snapshot()[1]
+            for name, value in pulled[-1].items():
+                bits = value.view(np.uint32)
+                assert not (bits & 0xFFFF).any(), "16 bits were on the wire"
+                np.testing.assert_allclose(value, exact[name], rtol=2**-8)
+                assert value.tobytes() != exact[name].tobytes()
+            session.push(gradient(pulled[-1], 0, session.round))
+        session.pull()
+    store.remove_job("job")
+    assert not list(store.client.scan("kvps:{job*"))
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_runs_on_rounded_weights_are_replayed(store: Store, staleness: int) -> None:
+    job = _digits(store, shards=2, wire="bf16", pull_wire="bf16", staleness=staleness)
+    _run(job, *_training(job, "w0", "w1", "w2"))
+    assert _proved(job).by == "recomputed"
+
+
+def test_a_large_model_is_pulled_rounded(store: Store) -> None:
+    """More chunks than fit ahead at once, of two shards."""
+    params = {"x": np.random.default_rng(0).normal(size=3_000_000).astype(np.float32)}
+    job = store.create_job("job", params, shards=2, pull_wire="bf16", **PATIENT)
+    with aggregating(job), job.join("w0") as session:
+        np.testing.assert_allclose(session.pull()["x"], params["x"], rtol=2**-8)
+        session.push({"x": np.ones(3_000_000, np.float32)})
+        np.testing.assert_allclose(session.pull()["x"], params["x"] - np.float32(0.1), rtol=2**-7, atol=1e-6)

@@ -70,8 +70,14 @@ class Part:
 
     def made(self, chunk: Chunk) -> dict[str, memoryview]:
         """The memory of a chunk of the next version: of its weights ("w"), and by name of each slot."""
-        part_of = slice(chunk.start - self.low, chunk.stop - self.low)
-        return {what: wire.view(a[part_of]) for what, a in {"w": self.next_weights, **self.next_state}.items()}
+        return {
+            what: wire.view(self.stretch(array, chunk))
+            for what, array in {"w": self.next_weights, **self.next_state}.items()
+        }
+
+    def stretch(self, array: Array, chunk: Chunk) -> Array:
+        """A chunk's items of an array of this shard."""
+        return array[chunk.start - self.low : chunk.stop - self.low]
 
     def promote(self) -> None:
         """Go on from the next version."""
@@ -80,7 +86,7 @@ class Part:
 
     def stretches(self, array: Array) -> Iterator[memoryview]:
         """The memory of each chunk in an array of this shard."""
-        return (wire.view(array[c.start - self.low : c.stop - self.low]) for c in self.chunks)
+        return (wire.view(self.stretch(array, chunk)) for chunk in self.chunks)
 
     def digest(self, array: Array) -> str:
         """The digest of an array of this shard, as contributions and commits log it."""

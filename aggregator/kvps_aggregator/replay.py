@@ -20,7 +20,7 @@ from kvps.checkpoint import Checkpoint
 from kvps.coding import Coding, Remainder
 from kvps.config import JobConfig
 from kvps.errors import CorruptData
-from kvps.formats import Bytes, format_of
+from kvps.formats import Bytes, encoded, format_of
 from kvps.layout import Array, Layout
 from kvps.log import Log
 from kvps.plan import Contribution, Plan
@@ -321,4 +321,11 @@ class Replay:
     def _keep(self) -> None:
         self._kept = {base: flat for base, flat in self._kept.items() if self._uses[base] > self.version}
         if self.version in self._uses:
-            self._kept[self.version] = self.weights()
+            self._kept[self.version] = self._pulled(self.weights())
+
+    def _pulled(self, weights: Array) -> Array:
+        """What workers had of these weights, (size,) float32."""
+        wire = format_of(self._config.pull_wire)
+        if wire.lossy:
+            wire.decode(encoded(wire, weights), weights)
+        return weights

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from kvps import wire
 from kvps.errors import CorruptData, ServerFull
-from kvps.formats import format_of
+from kvps.formats import encoded, format_of
 from kvps.job import Job
 from kvps.keys import staged_name
 from kvps.layout import CHUNK_BYTES, DTYPE, Array, Chunk
@@ -45,14 +45,15 @@ class Shard:
         self.staged: Plan | None = None
         self._job = job
         self._part = Part(job.config, job.layout, number)
-        self._format = format_of(job.config.wire)
+        self._format, self._pull = format_of(job.config.wire), format_of(job.config.pull_wire)
         self._record = record
         self._recorder: Recorder | None = None
         # A small model is two versions further within a millisecond, and a reader that lost its processor for a
         # moment would chase it: its old versions stay a little longer.
-        nbytes = job.layout.nbytes * (1 + len(self._part.slots))
+        pulled = self._pull.nbytes(job.layout.size) if self._pull.lossy else 0
+        nbytes = job.layout.nbytes * (1 + len(self._part.slots)) + pulled
         # A version, and two chunks on their way through the server's own buffers, which count too.
-        self._reserve = self._part.size * DTYPE.itemsize * (1 + len(self._part.slots)) + 2 * CHUNK_BYTES
+        self._reserve = -(-nbytes * self._part.size // job.layout.size) + 2 * CHUNK_BYTES
         self._kept_versions = max(2, min(_LINGER_VERSIONS, _LINGER_BYTES // nbytes))
         self._names: dict[int, str] = {}  # versions whose bytes are still there
         self._dead: list[str] = []
@@ -130,6 +131,10 @@ class Shard:
                         digests.setdefault(what, []).append(wire.digest([made]))
                         items.append((self._key(what, name, chunk), [made]))
                         put(*items[-1])
+                    if self._pull.lossy:
+                        shorter = encoded(self._pull, part.stretch(part.next_weights, chunk))
+                        items.append((job.keys.pulled(self.number, name, chunk.number), [shorter.data]))
+                        put(*items[-1])
                 intake.check()
                 folded = {what: wire.fold(each) for what, each in digests.items()}
                 items.append((job.keys.manifest(self.number, name), [self._manifest(plan, folded)]))
@@ -189,6 +194,8 @@ class Shard:
         self._dead.append(self._job.keys.manifest(self.number, name))
         for what in ("w", *self._part.slots):
             self._dead += self._keys(what, name)
+        if self._pull.lossy:
+            self._dead += [self._job.keys.pulled(self.number, name, chunk.number) for chunk in self._part.chunks]
 
     def free(self) -> None:
         """Delete the bytes that died. Raises LeaseLost if another may do that now, NewLife if they may live again."""

@@ -120,6 +120,9 @@ class Settings:
             "leaves out of a gradient goes with the next.",
         ),
     ] = "fp32"
+    pull_wire: Annotated[
+        str, typer.Option(metavar="FORMAT", help="How workers pull the weights: fp32 as they are, or bf16.")
+    ] = "fp32"
     nonfinite: Annotated[
         str, typer.Option("--nonfinite", help="A gradient with NaN or Inf: reject it, or skip (count as zeros).")
     ] = "reject"
