@@ -15,7 +15,9 @@ ROOM = "24mb"
 PATIENCE_S = 0.3  # of the workers, and not 10 s, so that a full server is long full for them after a second
 
 
-def memory_is_filled(arena: Arena, fills: int = 60, hold_s: float = 1.0) -> Result:
+def memory_is_filled(
+    arena: Arena, fills: int = 60, hold_s: float = 1.0, modes: tuple[str, ...] = tuple(MODES)
+) -> Result:
     """In each mode another client fills the server's memory again and again, keeps it full, and gives it back.
 
     Every other time for longer than the workers' patience, so that they are told (ServerFull), end, and are started
@@ -24,9 +26,9 @@ def memory_is_filled(arena: Arena, fills: int = 60, hold_s: float = 1.0) -> Resu
     result = Result("full", "memory filled by somebody else", arena.seed, needed=fills)
     counted = {"long fills": 0, "refused to the job": 0, "refused and said so": 0}
     with arena.server("--maxmemory", ROOM, "--maxmemory-policy", "noeviction") as store:
-        for number, (mode, staleness) in enumerate(MODES.items()):
-            job = arena.job(store, staleness=staleness, worker_timeout_ms=60_000)
-            share = fills // len(MODES) + (number < fills % len(MODES))
+        for number, mode in enumerate(modes):
+            job = arena.job(store, staleness=MODES[mode], worker_timeout_ms=60_000)
+            share = fills // len(modes) + (number < fills % len(modes))
             with arena.crew(job) as crew, Client(store.url) as other:
                 crew.start_all(3, 2, patience_s=PATIENCE_S, computes_s=0.001)
                 ballast = Ballast(other)
@@ -35,7 +37,7 @@ def memory_is_filled(arena: Arena, fills: int = 60, hold_s: float = 1.0) -> Resu
                     long = fill % 2 == 0
                     told = crew.refusals
                     counted["refused to the job"] += _fill(crew, ballast, hold_s if long else PATIENCE_S / 3)
-                    if staleness < 0:  # nobody waits for anybody: what was acknowledged needs no more than itself
+                    if mode == "ASP":  # nobody waits for anybody: what was acknowledged needs no more than itself
                         crew.until(lambda j=job: not j.client.call("XLEN", j.keys.inbox))
                     counted["long fills"] += long
                     if long and crew.refusals == told:

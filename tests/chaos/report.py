@@ -21,7 +21,10 @@ class Result:
 
     faults    how many of each kind were injected, counted where they were; `needed` of them all together
     trials    what the bound is said of: 0 failures of so many
+    times     seconds that faults of each kind took, one by one; `bars` what each may take
+    rows      a table of its own: column -> entry, for each line
     figures   what else was measured
+    skipped   why it was not run; empty if it was
     problems  what was not as promised; empty if all was
     """
 
@@ -32,7 +35,11 @@ class Result:
     needed: int = 0
     verdict: Verdict = field(default_factory=Verdict)
     trials: int = 0
+    times: dict[str, list[float]] = field(default_factory=dict)
+    bars: dict[str, float] = field(default_factory=dict)
+    rows: list[dict[str, float | int | str]] = field(default_factory=list)
     figures: dict[str, float | int | str] = field(default_factory=dict)
+    skipped: str = ""
     problems: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
