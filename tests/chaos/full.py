@@ -49,7 +49,9 @@ def memory_is_filled(
                 crew.finish()
                 result.verdict.add(arena.judge(store, crew))
             result.faults[mode] = share
-            arena.say(f"{mode}: {share} fills, {crew.refusals} times told, {result.verdict.contributions} contributions")
+            arena.say(
+                f"{mode}: {share} fills, {crew.refusals} times told, {result.verdict.contributions} contributions"
+            )
     result.figures |= counted
     return result.close()
 

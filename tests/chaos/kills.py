@@ -12,7 +12,7 @@ from chaos.report import Result
 _UNITS = 3000
 
 
-def named_points(arena: Arena, each: int = 18, most: int = 40, units: int = _UNITS) -> Result:
+def named_points(arena: Arena, each: int = 25, most: int = 40, units: int = _UNITS) -> Result:
     """Every point `each` times in each mode; units in odd jobs, rounds in even ones; buried at once in half of them."""
     result = Result("points", "killed at a named point", arena.seed)
     with arena.server() as store:
