@@ -122,7 +122,7 @@ def trial(victim: int, wait_s: float) -> dict[str, Any]:
             for process in processes:
                 process.kill()
                 process.join()
-    lost = applied if victim == 0 else 0  # the weights were in the server alone
+    lost = after if victim == 0 else max(0, after - applied)  # the weights were in the server alone
     return {"went on": after > before, "hangs": living > 0, "errors": errors, "acknowledged": after, "lost": lost}
 
 
