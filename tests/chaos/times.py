@@ -44,8 +44,8 @@ without it. Holders have a standby. p50 and p99 are values that were measured: o
 
 def faults_are_timed(
     arena: Arena,
-    known: int = 40,
-    unknown: int = 20,
+    known: int = 100,
+    unknown: int = 40,
     lease_ms: int = LEASE_MS,
     worker_timeout_ms: int = WORKER_TIMEOUT_MS,
 ) -> Result:
