@@ -8,10 +8,11 @@ what the commit log says: contributions committed, by the server's clock.
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,11 +33,13 @@ _WORKERS = [f"w{number}" for number in range(3)]
 _AGGREGATORS = ["aggregator", "aggregator1"]  # one stands by, as under `kvps up --kill-every`
 _ENDLESS = 100_000
 _WARM_S = 3.0
+SLOW = "4x"  # workers sleep for the greater part of a round: as if each had a machine, and not a share of two cores
 _NOTE = """\
 Kept is the throughput of a disturbed window as a share of that of the undisturbed one beside it, in contributions
 committed a second: the digits, {workers} workers and {aggregators} aggregators, of which one stands by, under the
-supervisor of `kvps up`. Killed are in turn a worker and the aggregator that holds the weights. More than 100 % is no
-wonder where processes share cores: while one is dead the others have more of them."""
+supervisor of `kvps up`. Killed are in turn a worker and the aggregator that holds the weights. Workers are slowed down
+({slow}), so that they do not share two cores: where they did, the others went faster while one was dead, and more than
+100 % were kept. What else ran on the machine shows in the last column, and in how far undisturbed windows differ."""
 
 
 class Course(NamedTuple):
@@ -61,7 +64,7 @@ def pace_is_kept(
         with arena.server() as store, _training(arena, store, mode, result.verdict) as (job, supervisor):
             for course in courses:
                 _run(arena, Runner(job, supervisor), mode, course, result)
-    result.note = _NOTE.format(workers=len(_WORKERS), aggregators=len(_AGGREGATORS))
+    result.note = _NOTE.format(workers=len(_WORKERS), aggregators=len(_AGGREGATORS), slow=SLOW)
     return result.close()
 
 
@@ -84,7 +87,7 @@ def _training(arena: Arena, store: Store, mode: str, verdict: Verdict) -> Iterat
         for name in _AGGREGATORS:
             supervisor.start(name, "aggregator", "start", "--job", job.name)
         for name, file in acks.items():
-            supervisor.start(name, "worker", "--job", job.name, "--id", name, "--acks", str(file))
+            supervisor.start(name, "worker", "--job", job.name, "--id", name, "--slow", SLOW, "--acks", str(file))
         yield job, supervisor
         _settle(job, supervisor)
     finally:
@@ -114,6 +117,14 @@ def _judged(store: Store, job: Job, files: list[Path]) -> Verdict:
     return Verdict(job.state().version, contributions, *said, problems)
 
 
+class Window(NamedTuple):
+    """From when to when by the server's clock, in ms; and what share of the processors others had meanwhile."""
+
+    begin: int
+    end: int
+    others: float
+
+
 class Runner:
     """Lets the job run for a while, kills, and reads from the log what was done meanwhile."""
 
@@ -135,22 +146,22 @@ class Runner:
             self._supervisor.watch(left)
             self._supervisor.said()
 
-    def window(self, course: Course, disturbed: bool) -> tuple[int, int]:
-        """One window; its begin and end by the server's clock, in ms."""
-        begin = self._now()
+    def window(self, course: Course, disturbed: bool) -> Window:
+        """One window."""
+        begin, began, others = self._now(), time.monotonic(), _others()
         for _ in range(course.kills):
             due = time.monotonic() + course.every_s
             if disturbed:
                 self._kill()
             self.watch(due - time.monotonic())
-        return begin, self._now()
+        used = (_others() - others) / (time.monotonic() - began) / (os.cpu_count() or 1)
+        return Window(begin, self._now(), used)
 
-    def rate(self, window: tuple[int, int]) -> float:
+    def rate(self, window: Window) -> float:
         """Contributions a second that were committed in a window."""
-        begin, end = window
-        entries = self._job.client.call("XRANGE", self._job.keys.commits, begin, end - 1)
+        entries = self._job.client.call("XRANGE", self._job.keys.commits, window.begin, window.end - 1)
         done = sum(fields["plan"].count('"seq":') for _, fields in entries if fields["kind"] == "commit")
-        return done / (end - begin) * 1000
+        return done / (window.end - window.begin) * 1000
 
     def _now(self) -> int:
         seconds, micros = self._job.client.call("TIME")
@@ -180,21 +191,36 @@ def _run(arena: Arena, runner: Runner, mode: str, course: Course, result: Result
         order = (False, True) if number % 2 == 0 else (True, False)  # what drifts one way meets both kinds alike
         windows = {disturbed: runner.window(course, disturbed) for disturbed in order}
         pairs.append((windows[False], windows[True]))
-    rates = [(runner.rate(quiet), runner.rate(disturbed)) for quiet, disturbed in pairs]
-    kept = [disturbed / quiet for quiet, disturbed in rates]
+    quiet = [runner.rate(window) for window, _ in pairs]
+    kept = [runner.rate(window) / rate for rate, (_, window) in zip(quiet, pairs, strict=True)]
+    others = max(window.others for pair in pairs for window in pair)
     row: dict[str, float | int | str] = {
         "mode": mode,
         "a kill every": f"{course.every_s:g} s",
         "kills": runner.killed,
         "pairs of windows": f"{course.pairs} of {course.every_s * course.kills:g} s",
-        "contributions/s undisturbed": round(statistics.median(quiet for quiet, _ in rates), 1),
+        "contributions/s undisturbed": f"{statistics.median(quiet):.0f} ({min(quiet):.0f} to {max(quiet):.0f})",
         "kept, median": f"{statistics.median(kept):.1%}",
         "least": f"{min(kept):.1%}",
         "most": f"{max(kept):.1%}",
         "bar": f"{course.bar:.1%}" if course.bar else "",
+        "processors others had": f"at most {others:.0%}",
     }
     result.rows.append(row)
     result.faults[f"{mode}, every {course.every_s:g} s"] = runner.killed
     if statistics.median(kept) < course.bar:
-        result.problems.append(f"{mode}: {statistics.median(kept):.1%} kept with a kill every {course.every_s:g} s")
+        what = f"{statistics.median(kept):.1%} kept with a kill every {course.every_s:g} s"
+        result.problems.append(f"{mode}: {what}, while others had at most {others:.0%} of the processors")
     arena.say(", ".join(f"{what} {entry}" for what, entry in row.items() if entry))
+
+
+def _others() -> float:
+    """The seconds of processor time that all processes but this one and its children have had so far (Linux)."""
+    tick = os.sysconf("SC_CLK_TCK")
+    user, nice, system, _, _, *more = map(int, Path("/proc/stat").read_text().splitlines()[0].split()[1:9])
+    children = [pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()]
+    ours = sum(os.times()[:4])
+    for pid in children:
+        with suppress(OSError):  # it has ended meanwhile
+            ours += sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13])) / tick
+    return (user + nice + system + sum(more)) / tick - ours
