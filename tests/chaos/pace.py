@@ -2,8 +2,9 @@
 
 The digits under the supervision of `kvps up`, with real processes that take a second of a core to start. In one run,
 windows of both kinds take turns in pairs, so that what drifts meets both. A disturbed window begins with a kill and
-is as long as one or more whole periods, so that a fault and all that it costs fall into the same window. Throughput is
-what the commit log says: contributions committed, by the server's clock.
+is as long as one or more whole periods, so that a fault and all that it costs fall into the same window. A shared machine
+changes its pace by more than a kill costs; so that is also read from the seconds right around each. Throughput is what
+the commit log says: contributions committed, by the server's clock.
 """
 
 from __future__ import annotations
@@ -32,14 +33,16 @@ BAR = 0.977  # of the undisturbed throughput, with a kill every 30 s
 _WORKERS = [f"w{number}" for number in range(3)]
 _AGGREGATORS = ["aggregator", "aggregator1"]  # one stands by, as under `kvps up --kill-every`
 _ENDLESS = 100_000
-_WARM_S = 3.0
+_NEAR_MS = 5000  # a fault and all that it costs, a new process's start included, is over by then
+_WARM_S = _NEAR_MS / 1000
 SLOW = "4x"  # workers sleep for the greater part of a round: as if each had a machine, and not a share of two cores
 _NOTE = """\
-Kept is the throughput of a disturbed window as a share of that of the undisturbed one beside it, in contributions
-committed a second: the digits, {workers} workers and {aggregators} aggregators, of which one stands by, under the
-supervisor of `kvps up`. Killed are in turn a worker and the aggregator that holds the weights. Workers are slowed down
-({slow}), so that they do not share two cores: where they did, the others went faster while one was dead, and more than
-100 % were kept. What else ran on the machine shows in the last column, and in how far undisturbed windows differ."""
+The digits, {workers} workers and {aggregators} aggregators, of which one stands by, under the supervisor of `kvps up`.
+Killed are in turn a worker and the aggregator that holds the weights. Workers are slowed down ({slow}), so that they do
+not share two cores: where they did, the others went faster while one was dead. What a kill costs is what is missing of
+the contributions of the 5 s behind it, by the pace of the 5 s before and of the 5 s after those; the bar is for that.
+Windows are whole ones with kills as a share of the undisturbed ones beside them: they hold all effects of a kill, and
+all that the machine did besides. How far undisturbed windows differ says how much that is."""
 
 
 class Course(NamedTuple):
@@ -131,7 +134,7 @@ class Runner:
     def __init__(self, job: Job, supervisor: Supervisor) -> None:
         self._job = job
         self._supervisor = supervisor
-        self.killed = 0
+        self.kills: list[int] = []  # when, by the server's clock
 
     def warm(self) -> None:
         """Until all have joined and begun, and a little longer."""
@@ -163,16 +166,23 @@ class Runner:
         done = sum(fields["plan"].count('"seq":') for _, fields in entries if fields["kind"] == "commit")
         return done / (window.end - window.begin) * 1000
 
+    def lost(self, kill: int) -> float:
+        """The seconds of work that a kill has cost: what is missing behind it, by the pace right before and after."""
+        after = Window(kill, kill + _NEAR_MS, 0)
+        beside = [Window(kill - _NEAR_MS, kill, 0), Window(after.end, after.end + _NEAR_MS, 0)]
+        return (1 - self.rate(after) / statistics.mean(map(self.rate, beside))) * _NEAR_MS / 1000
+
     def _now(self) -> int:
         seconds, micros = self._job.client.call("TIME")
         return int(seconds) * 1000 + int(micros) // 1000
 
     def _kill(self) -> None:
-        victim = self._holder() if self.killed % 2 else _WORKERS[self.killed // 2 % len(_WORKERS)]
+        done = len(self.kills)
+        victim = self._holder() if done % 2 else _WORKERS[done // 2 % len(_WORKERS)]
         child = self._supervisor.children[victim]
         assert child.running
+        self.kills.append(self._now())
         child.process.kill()
-        self.killed += 1
 
     def _holder(self) -> str:
         """The aggregator that holds the weights: the other one stands by, and nobody would miss it."""
@@ -193,23 +203,28 @@ def _run(arena: Arena, runner: Runner, mode: str, course: Course, result: Result
         pairs.append((windows[False], windows[True]))
     quiet = [runner.rate(window) for window, _ in pairs]
     kept = [runner.rate(window) / rate for rate, (_, window) in zip(quiet, pairs, strict=True)]
-    others = max(window.others for pair in pairs for window in pair)
+    others = max(0.0, *(window.others for pair in pairs for window in pair))
+    near = course.every_s * 1000 >= 2 * _NEAR_MS  # then no other kill is near one
+    lost = [runner.lost(kill) for kill in runner.kills] if near else []
+    by_kill = 1 - statistics.median(lost) / course.every_s if near else 1.0
     row: dict[str, float | int | str] = {
         "mode": mode,
         "a kill every": f"{course.every_s:g} s",
-        "kills": runner.killed,
+        "kills": len(runner.kills),
         "pairs of windows": f"{course.pairs} of {course.every_s * course.kills:g} s",
         "contributions/s undisturbed": f"{statistics.median(quiet):.0f} ({min(quiet):.0f} to {max(quiet):.0f})",
-        "kept, median": f"{statistics.median(kept):.1%}",
+        "lost a kill, s": f"{statistics.median(lost):.2f} ({min(lost):.2f} to {max(lost):.2f})" if near else "",
+        "kept, by that": f"{by_kill:.1%}" if near else "",
+        "bar": f"{course.bar:.1%}" if course.bar else "",
+        "windows, median": f"{statistics.median(kept):.1%}",
         "least": f"{min(kept):.1%}",
         "most": f"{max(kept):.1%}",
-        "bar": f"{course.bar:.1%}" if course.bar else "",
         "processors others had": f"at most {others:.0%}",
     }
     result.rows.append(row)
-    result.faults[f"{mode}, every {course.every_s:g} s"] = runner.killed
-    if statistics.median(kept) < course.bar:
-        what = f"{statistics.median(kept):.1%} kept with a kill every {course.every_s:g} s"
+    result.faults[f"{mode}, every {course.every_s:g} s"] = len(runner.kills)
+    if by_kill < course.bar:
+        what = f"{by_kill:.1%} kept with a kill every {course.every_s:g} s"
         result.problems.append(f"{mode}: {what}, while others had at most {others:.0%} of the processors")
     arena.say(", ".join(f"{what} {entry}" for what, entry in row.items() if entry))
 
