@@ -9,7 +9,7 @@ from chaos.arena import MODES, Arena
 from chaos.crew import shuffled
 from chaos.report import Result
 
-_UNITS = 4000
+_UNITS = 8000
 
 
 def named_points(arena: Arena, each: int = 30, most: int = 40, units: int = _UNITS) -> Result:

@@ -2,9 +2,9 @@
 
 The digits under the supervision of `kvps up`, with real processes that take a second of a core to start. In one run,
 windows of both kinds take turns in pairs, so that what drifts meets both. A disturbed window begins with a kill and
-is as long as one or more whole periods, so that a fault and all that it costs fall into the same window. A shared machine
-changes its pace by more than a kill costs; so that is also read from the seconds right around each. Throughput is what
-the commit log says: contributions committed, by the server's clock.
+is as long as one or more whole periods, so that a fault and all that it costs fall into the same window. A shared
+machine changes its pace by more than a kill costs; so that is also read from the seconds right around each. Throughput
+is what the commit log says: contributions committed, by the server's clock.
 """
 
 from __future__ import annotations
