@@ -15,7 +15,7 @@ from functools import partial
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from chaos import controls, kills, replica, report, servers, sleepers, wire
+from chaos import controls, full, kills, others, pace, replica, report, servers, sleepers, times, wire
 from chaos.arena import Arena, arena
 from chaos.report import Result
 
@@ -31,7 +31,11 @@ FULL: dict[str, Scenario] = {
     "replica": replica.replicas_are_promoted,
     "wire": wire.replies_are_lost,
     "flush": wire.scripts_are_flushed,
+    "full": full.memory_is_filled,
+    "times": times.faults_are_timed,
+    "pace": pace.pace_is_kept,
     "controls": controls.mutants_are_caught,
+    "peers": others.peers_are_killed,
 }
 SHORT: dict[str, Scenario] = {
     "points": partial(kills.named_points, each=1, most=8, units=90),
@@ -43,6 +47,8 @@ SHORT: dict[str, Scenario] = {
     "replica": partial(replica.replicas_are_promoted, promotions=1, lag_s=0.2),
     "wire": partial(wire.replies_are_lost, faults=8, units=45),
     "flush": partial(wire.scripts_are_flushed, seconds=1.0),
+    "full": partial(full.memory_is_filled, fills=2, hold_s=0.5, modes=("BSP", "ASP")),
+    "times": partial(times.faults_are_timed, known=2, unknown=1, lease_ms=300, worker_timeout_ms=600),
     "controls": partial(controls.mutants_are_caught, names=("digest",)),
 }
 
@@ -64,18 +70,25 @@ def main() -> int:
     parser.add_argument("--fresh", action="store_true", help="run again what is kept from earlier runs")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers end with this one
-    results = {} if arguments.short or arguments.fresh else report.load()
+    kept = {} if arguments.short else report.load()
+    results = {} if arguments.fresh else dict(kept)
     for name, scenario in (SHORT if arguments.short else FULL).items():
-        if name not in arguments.only if arguments.only else name in results:
+        if name not in arguments.only if arguments.only else name in results and not results[name].skipped:
             continue
         print(f"{name}, seed {arguments.seed}", flush=True)
-        results[name] = run(name, scenario, arguments.seed)
+        result = run(name, scenario, arguments.seed)
+        results[name] = kept[name] if result.skipped and name in kept else result
+        if result.skipped:
+            print(f"  {result.skipped}")
         for problem in results[name].problems:
             print(f"  NOT AS PROMISED: {problem}")
         results = {known: results[known] for known in FULL if known in results}
         if not arguments.short:
             report.save(results)
             report.write_page(results)
+    for result in results.values():
+        if result.times:
+            print(report.timed(result), end="\n\n")
     print(report.table(results))
     return int(any(result.problems for result in results.values()))
 

@@ -9,10 +9,10 @@ from chaos.arena import MODES, Arena
 from chaos.crew import shuffled
 from chaos.report import Result
 
-_UNITS = 3000
+_UNITS = 8000
 
 
-def named_points(arena: Arena, each: int = 18, most: int = 40, units: int = _UNITS) -> Result:
+def named_points(arena: Arena, each: int = 30, most: int = 40, units: int = _UNITS) -> Result:
     """Every point `each` times in each mode; units in odd jobs, rounds in even ones; buried at once in half of them."""
     result = Result("points", "killed at a named point", arena.seed)
     with arena.server() as store:
@@ -42,7 +42,7 @@ def named_points(arena: Arena, each: int = 18, most: int = 40, units: int = _UNI
     return result.close()
 
 
-def at_random(arena: Arena, kills: int = 450, every_s: float = 0.12, units: int = 6000) -> Result:
+def at_random(arena: Arena, kills: int = 600, every_s: float = 0.12, units: int = 6000) -> Result:
     """Random children at random instants, in every mode, until so many were killed."""
     result = Result("random", "killed at random", arena.seed, needed=kills)
     with arena.server() as store:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import platform
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,7 +23,12 @@ class Result:
 
     faults    how many of each kind were injected, counted where they were; `needed` of them all together
     trials    what the bound is said of: 0 failures of so many
+    times     seconds that faults of each kind took, one by one; `bars` what each may take
+    rows      a table of its own: column -> entry, for each line
     figures   what else was measured
+    skipped   why it was not run; empty if it was
+    note      what a reader of the figures has to know
+    ours      whether kvps was what the faults met
     problems  what was not as promised; empty if all was
     """
 
@@ -32,7 +39,13 @@ class Result:
     needed: int = 0
     verdict: Verdict = field(default_factory=Verdict)
     trials: int = 0
+    times: dict[str, list[float]] = field(default_factory=dict)
+    bars: dict[str, float] = field(default_factory=dict)
+    rows: list[dict[str, float | int | str]] = field(default_factory=list)
     figures: dict[str, float | int | str] = field(default_factory=dict)
+    skipped: str = ""
+    note: str = ""
+    ours: bool = True
     problems: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
@@ -51,7 +64,7 @@ class Result:
     def bound(self) -> str:
         """What none of so many means: with 95 % confidence the rate is below 3 / n."""
         trials = self.trials or self.injected
-        return f"< {300 / trials:.2g} %" if trials and not self.problems else ""
+        return f"< {300 / trials:.2g} %" if trials and self.ours and not self.problems else ""
 
 
 def save(results: dict[str, Result], path: Path = RESULTS) -> None:
@@ -77,19 +90,40 @@ def rows(results: dict[str, Result]) -> list[tuple[str, ...]]:
     for r in results.values():
         v, judged = r.verdict, r.verdict.contributions > 0
         counts = (f"{v.contributions:,}", f"{v.lost}", f"{v.twice}") if judged else ("", "", "")
-        out.append((r.title, f"{r.injected:,}", *counts, f"{len(r.problems)}", r.bound))
+        faults = "not installed" if r.skipped else f"{r.injected:,}"
+        out.append((r.title, faults, *counts, f"{len(r.problems)}" if r.ours else "see below", r.bound))
     return out
 
 
 def table(results: dict[str, Result]) -> str:
     """The table as plain text, which is Markdown as well."""
-    lines = [HEADINGS, tuple("---" if i == 0 else "---:" for i in range(len(HEADINGS))), *rows(results)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return markdown(HEADINGS, rows(results))
+
+
+def markdown(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """A table, whose columns but the first are numbers."""
+    rule = ["---"] + ["---:"] * (len(headings) - 1)
+    return "\n".join("| " + " | ".join(line) + " |" for line in (headings, rule, *lines))
+
+
+def percentile(seconds: list[float], share: float) -> float:
+    """The smallest of the values that are not exceeded by so large a share of them: one that was measured."""
+    return sorted(seconds)[math.ceil(share * len(seconds)) - 1]
+
+
+def timed(result: Result) -> str:
+    """A table of how long faults took."""
+    lines = []
+    for what, seconds in result.times.items():
+        bar = f"{result.bars[what]:g}" if what in result.bars else ""
+        spread = (f"{value:.3f}" for value in (percentile(seconds, 0.5), percentile(seconds, 0.99), max(seconds)))
+        lines.append((what, f"{len(seconds)}", *spread, bar))
+    return markdown(("seconds to the next commit", "faults", "p50", "p99", "max", "at most"), lines)
 
 
 def write_page(results: dict[str, Result], path: Path = PAGE) -> None:
     """docs/reliability.md."""
-    total = sum(r.injected for r in results.values())
+    total = sum(r.injected for r in results.values() if r.ours)
     contributions = sum(r.verdict.contributions for r in results.values())
     lost, twice = (sum(getattr(r.verdict, what) for r in results.values()) for what in ("lost", "twice"))
     parts = [
@@ -107,15 +141,24 @@ def write_page(results: dict[str, Result], path: Path = PAGE) -> None:
 
 def _section(r: Result) -> str:
     lines = [f"`python -m chaos --only {r.name} --seed {r.seed}`, {r.seconds:,.0f} s."]
-    if r.faults:
+    if r.faults and not r.times and not r.rows:  # these count them too
         lines += ["", *(f"- {what}: {count:,}" for what, count in r.faults.items())]
+    if r.times:
+        lines += ["", timed(r)]
+    if r.rows:
+        headings = list(r.rows[0])
+        lines += ["", markdown(headings, [[_text(row.get(what, "")) for what in headings] for row in r.rows])]
     if r.figures:
-        lines += ["", "| figure | |", "| --- | ---: |"]
-        lines += [f"| {what} | {value:,} |" if isinstance(value, int) else f"| {what} | {value} |"
-                  for what, value in r.figures.items()]  # fmt: skip
+        lines += ["", markdown(("figure", ""), [(what, _text(value)) for what, value in r.figures.items()])]
+    if r.note:
+        lines += ["", r.note]
     if r.problems:
         lines += ["", "Not as promised:", "", *(f"- {problem}" for problem in r.problems[:20])]
     return "\n".join(lines)
+
+
+def _text(value: float | int | str) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value}"
 
 
 def _machine() -> str:

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
 from pathlib import Path
 from typing import Any, NoReturn
@@ -55,7 +56,8 @@ def play(spec: dict[str, Any]) -> NoReturn:
 
 
 def _job(spec: dict[str, Any]) -> Job:
-    return Job(Client(spec["url"]), spec["job"])
+    patience = {"patience_s": spec["patience_s"]} if "patience_s" in spec else {}
+    return Job(Client(spec["url"], **patience), spec["job"])
 
 
 def _worker(spec: dict[str, Any]) -> None:
@@ -80,6 +82,7 @@ def _work(job: Job, session: Session, spec: dict[str, Any]) -> None:
         if unit is None and (job.config.units or session.round >= spec["rounds"] or Path(spec["over"]).exists()):
             return
         grads = computed(session.pull(), session.rank, session.round, unit)
+        time.sleep(spec.get("computes_s", 0.0))
         if damages and rng.random() < damages:
             with _damaging(job, session):
                 session.push(grads)

@@ -62,7 +62,7 @@ def redis_is_killed(arena: Arena, kills: int = 40, pause_s: float = 0.4) -> Resu
                         losses.note(crew, before, after)
                         server.start()
                         crew.until(lambda j=job, h=after.history: j.state().history != h)
-                        crew.until(lambda s=store: not _rewriting(s))
+                        crew.until(lambda s=store: not rewriting(s))
                         losses.floor = server.log().stat().st_size
                     crew.finish()
                     result.problems += losses.unsaid(arena.zygote.log)
@@ -75,7 +75,7 @@ def redis_is_killed(arena: Arena, kills: int = 40, pause_s: float = 0.4) -> Resu
     return result.close()
 
 
-def _rewriting(store: Store) -> bool:
+def rewriting(store: Store) -> bool:
     """Whether the server still writes its file anew: until then an old, cut one counts."""
     told = store.client.call("INFO", "persistence")
     return bool(told["aof_rewrite_in_progress"] or told["aof_rewrite_scheduled"])
@@ -172,7 +172,7 @@ def file_is_cut(arena: Arena, cuts: int = 400) -> Result:
                 if recovered["kind"] != "recover" or int(recovered["lost"]) != 6 - version:
                     unsaid.append(cut)
                 witness.work()
-            while _rewriting(store):  # its child would hold connections open for seconds
+            while rewriting(store):  # its child would hold connections open for seconds
                 time.sleep(0.005)
             server.kill()
             if number % 100 == 99:

@@ -1,0 +1,218 @@
+"""How long a job stands after a fault: from the SIGKILL to the first commit that could not have been on its way before.
+
+The driver's monotonic clock says how long; a thread of it reads the commit log as it grows (XREAD BLOCK), so that a
+commit is seen when it is made. Which commit is the first is decided by what the log says of it, not by when it came:
+
+    a worker killed      the first one without a contribution of the dead incarnation: in BSP none is made before the
+                         job knows that it is gone
+    a holder killed      the first one of which the shard was staged under another's term
+    Redis killed         the first one that was planned in another history, which only a new life of the server begins
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from types import TracebackType
+from typing import NamedTuple
+
+from conftest import private_directory
+from faults import MortalServer
+
+from chaos.arena import BINARY, Arena
+from chaos.crew import Child, Crew, Stuck
+from chaos.report import Result
+from chaos.servers import rewriting
+from kvps.client import Client
+from kvps.job import Job
+from kvps.store import Store
+
+LEASE_MS, WORKER_TIMEOUT_MS = 1000, 2000
+SLACK_S = 2.0  # a fault may take its timeout and so much more
+COMPUTES_S = 0.005  # what a worker takes for a gradient: as fast as it can go would only make the log longer
+_LIMIT_S = 30.0
+_NOTE = """\
+By the harness's monotonic clock, from the SIGKILL to the first commit that could not have been on its way: without the
+dead worker's incarnation, under another term than the dead holder's, in the history of Redis's new life. The lease is
+{lease_s:g} s and the worker timeout {silence_s:g} s (kvps's own defaults are 3 s and 10 s). Supervised: the death is
+made known at once, as `kvps up` does with its children; else nobody replaces the dead before the job has gone on
+without it. Holders have a standby. p50 and p99 are values that were measured: of fewer than 100, p99 is the largest."""
+
+
+def faults_are_timed(
+    arena: Arena,
+    known: int = 100,
+    unknown: int = 40,
+    lease_ms: int = LEASE_MS,
+    worker_timeout_ms: int = WORKER_TIMEOUT_MS,
+) -> Result:
+    """`known` deaths are buried at once, as by `kvps up`; `unknown` ones timeouts must find; as many are of Redis."""
+    result = Result("times", "killed, and timed until the next commit", arena.seed, needed=2 * known + 3 * unknown)
+    timeouts = {"lease_ms": lease_ms, "worker_timeout_ms": worker_timeout_ms}
+    lease_s, silence_s = lease_ms / 1000, worker_timeout_ms / 1000
+    cases: list[tuple[str, Callable[[Arena, Crew, Commits], float], int, bool, float]] = [
+        ("a worker in BSP, supervised", _worker, known, True, silence_s),
+        ("a worker in BSP, found by its silence", _worker, unknown, False, silence_s),
+        ("the holder of a shard, supervised", _holder, known, True, lease_s),
+        ("the holder of a shard, found by its lease", _holder, unknown, False, lease_s),
+    ]
+    with arena.server() as store:
+        job = arena.job(store, **timeouts)
+        with arena.crew(job) as crew, Commits(job) as commits:
+            crew.start_all(3, 2, per_shard=2, computes_s=COMPUTES_S)
+            for what, fault, times, crew.at_once, timeout_s in cases:
+                for _ in range(times):
+                    crew.until(lambda: _all_are_there(crew, commits))
+                    crew.wait(arena.random.uniform(0.05, 0.25))
+                    _note(result, what, fault(arena, crew, commits), timeout_s)
+                arena.say(f"{what}: longest {max(result.times[what]):.2f} s of {times}")
+            crew.finish()
+            result.verdict.add(arena.judge(store, crew))
+    _servers(arena, result, unknown, timeouts)
+    result.note = _NOTE.format(lease_s=lease_s, silence_s=silence_s)
+    return result.close()
+
+
+def _note(result: Result, what: str, seconds: float, timeout_s: float) -> None:
+    result.faults[what] = result.faults.get(what, 0) + 1
+    result.times.setdefault(what, []).append(round(seconds, 4))
+    result.bars[what] = timeout_s + SLACK_S
+    if seconds > timeout_s + SLACK_S:
+        result.problems.append(f"{what}: {seconds:.2f} s to the next commit, with a timeout of {timeout_s:g} s")
+
+
+def _all_are_there(crew: Crew, commits: Commits) -> bool:
+    """Whether the newest commit has a contribution of every worker's present life, and every shard a living holder."""
+    newest, members = commits.newest(), crew.job.state().members
+    marks = {child.mark for child in crew.running}
+    lives = [members.get(child.name) for child in _workers(crew)]
+    present = all(m and m.active and newest.authors.get(m.worker) == m.incarnation for m in lives)
+    forked = {m.pid for m in lives if m} == {child.pid for child in _workers(crew)}
+    return present and forked and all(holder.rpartition(":")[0] in marks for holder in crew.job.holders())
+
+
+def _workers(crew: Crew) -> list[Child]:
+    return [child for child in crew.running if child.spec["role"] == "worker"]
+
+
+def _worker(arena: Arena, crew: Crew, commits: Commits) -> float:
+    victim = arena.random.choice(_workers(crew))
+    dead = crew.job.state().members[victim.name].incarnation
+    return _killed(crew, victim, commits, lambda commit: commit.authors.get(victim.name) != dead)
+
+
+def _holder(arena: Arena, crew: Crew, commits: Commits) -> float:
+    shard = arena.random.randrange(crew.job.layout.shards)
+    mark, term = crew.job.holders()[shard].rpartition(":")[0], crew.job.terms()[shard]
+    victim = next(child for child in crew.running if child.mark == mark)
+    return _killed(crew, victim, commits, lambda commit: commit.terms[shard] != term)
+
+
+def _killed(crew: Crew, victim: Child, commits: Commits, without: Callable[[Commit], bool]) -> float:
+    """Kill a child; the seconds to the first commit `without` it. Unless it is buried, nobody replaces it before."""
+    began = time.monotonic()
+    assert crew.kill(victim)
+    if crew.at_once:
+        crew.until(lambda: commits.first(began, without) is not None)
+    return commits.wait_for(began, without).at - began
+
+
+def _servers(arena: Arena, result: Result, kills: int, timeouts: dict[str, int]) -> None:
+    """Kill Redis, leave it dead for up to a second, start it again on its file."""
+    down = []
+    with ExitStack() as stack:
+        server = stack.enter_context(MortalServer(BINARY, stack.enter_context(private_directory())))
+        store = stack.enter_context(Store(Client(server.url)))
+        job = arena.job(store, **timeouts)
+        with arena.crew(job) as crew, Commits(job) as commits:
+            crew.start_all(3, 2, computes_s=COMPUTES_S)
+            for _ in range(kills):
+                crew.until(lambda: _all_are_there(crew, commits))
+                crew.wait(arena.random.uniform(0.05, 0.25))
+                history, began = job.state().history, time.monotonic()
+                server.kill()
+                time.sleep(arena.random.uniform(0, 1))
+                server.start()
+                up = time.monotonic()
+                at = commits.wait_for(began, lambda commit, h=history: commit.history != h).at
+                down.append(up - began)
+                _note(result, "Redis, from when it answers again", max(0.0, at - up), timeouts["lease_ms"] / 1000)
+                result.times.setdefault("Redis, from its SIGKILL", []).append(round(at - began, 4))
+                crew.until(lambda: not rewriting(store))
+            crew.finish()
+            result.verdict.add(arena.judge(store, crew))
+    result.figures["Redis was down for, s"] = f"{min(down):.2f} to {max(down):.2f}"
+    arena.say(f"Redis: {kills} kills, down for {result.figures['Redis was down for, s']} s")
+
+
+class Commit(NamedTuple):
+    """A commit as it was seen: when; by whom its contributions are, under which terms its shards were staged."""
+
+    at: float
+    history: str
+    authors: dict[str, str]
+    terms: list[str]
+
+
+class Commits:
+    """Reads a job's commit log while it grows, on a thread and a connection of its own."""
+
+    def __init__(self, job: Job) -> None:
+        self._client, self._key, self._after = Client(job.client.url), job.keys.commits, job.state().bell
+        self._seen: list[Commit] = []
+        self._news = threading.Condition()  # re-entrant: `wait_for` looks with `first`
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._read, name="chaos-commits", daemon=True)
+
+    def newest(self) -> Commit:
+        """The last one seen."""
+        with self._news:
+            return self._seen[-1] if self._seen else Commit(0.0, "", {}, [])
+
+    def first(self, since: float, holds: Callable[[Commit], bool]) -> Commit | None:
+        """The first one that was seen since then and for which it holds."""
+        with self._news:
+            return next((commit for commit in self._seen if commit.at > since and holds(commit)), None)
+
+    def wait_for(self, since: float, holds: Callable[[Commit], bool]) -> Commit:
+        """The first one, however long it takes within reason. Raises Stuck."""
+        deadline = time.monotonic() + _LIMIT_S
+        with self._news:
+            while not (found := self.first(since, holds)):
+                if not self._news.wait(deadline - time.monotonic()):
+                    raise Stuck(f"no commit {_LIMIT_S:g} s after a fault")
+            del self._seen[:-1]
+            return found
+
+    def _read(self) -> None:
+        while not self._over.is_set():
+            reply = self._client.call("XREAD", "BLOCK", 200, "STREAMS", self._key, self._after)
+            at = time.monotonic()
+            pairs = reply.items() if isinstance(reply, dict) else reply or []
+            entries = [entry for _, found in pairs for entry in found]
+            if not entries:
+                continue
+            self._after = entries[-1][0]
+            with self._news:
+                self._seen += [_commit(at, fields) for _, fields in entries if fields["kind"] == "commit"]
+                self._news.notify_all()
+
+    def __enter__(self) -> Commits:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._thread.join()
+        self._client.close()
+
+
+def _commit(at: float, fields: dict[str, str]) -> Commit:
+    plan = json.loads(fields["plan"])
+    authors = {c["worker"]: c["incarnation"] for c in plan["contributions"]}
+    return Commit(at, plan["history"], authors, [said.split()[0] for said in fields["shards"].split(",")])
