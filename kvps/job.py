@@ -12,9 +12,10 @@ from kvps import process
 from kvps.checkpoint import Checkpoint
 from kvps.client import Client
 from kvps.config import JobConfig
-from kvps.errors import CorruptData, UsageError, WorkerAlive
+from kvps.errors import CorruptData, InvalidSetting, UsageError, WorkerAlive
 from kvps.keys import JobKeys, check_name
 from kvps.layout import DTYPE, Array, Layout
+from kvps.plan import Contribution
 from kvps.reader import Reader
 from kvps.scripts import JobScripts, Joined, job_not_found
 from kvps.session import Session
@@ -68,18 +69,23 @@ class Job:
         version = self.reader.weights(self.state(), flat)
         return version, self.layout.views(flat)
 
-    def join(self, worker: str | None = None, *, device: str = "cpu", takeover: bool = False) -> Session:
+    def join(
+        self, worker: str | None = None, *, device: str = "cpu", takeover: bool = False, prefetch: bool = False
+    ) -> Session:
         """Become a worker: of this id, or of the first free one of w0, w1, ...
 
         An id belongs to one process at a time. It is free if its process has left, is silent for longer than
         the job's worker_timeout_ms, or is on this machine and dead. With `takeover` it is taken from a living
-        one, whose next call raises WorkerEvicted. Raises WorkerAlive, InvalidName.
+        one, whose next call raises WorkerEvicted. With `prefetch` the next weights come while the worker computes,
+        in SSP and ASP. Raises WorkerAlive, InvalidName, InvalidSetting.
         """
+        if prefetch and self.config.staleness == 0:
+            raise InvalidSetting("prefetch: in BSP the next weights are not there before this round is pushed")
         if worker is None:
             worker, joined = self._join_any(device)
         else:
             joined = self._join(check_name("worker", worker), device, takeover)
-        return Session(self.client, self.keys, self.config, self.layout, self.scripts, worker, joined)
+        return Session(self.client, self.keys, self.config, self.layout, self.scripts, worker, joined, prefetch)
 
     def _join(self, worker: str, device: str, takeover: bool) -> Joined:
         nonce = secrets.token_hex(4)
@@ -140,6 +146,16 @@ class Job:
         """The next entries that stand in Redis of the commit log behind the entry `after`."""
         reply = self.client.call("XRANGE", self.keys.commits, f"({after}", "+", "COUNT", _LOG_PAGE)
         return [(entry, fields) for entry, fields in reply]
+
+    def inbox(self) -> list[Contribution]:
+        """The accepted contributions that wait for their commit, oldest first."""
+        return [
+            Contribution(
+                *(f["worker"], f["incarnation"], int(f["seq"]), int(f["round"]), int(f["base"]), int(f["weight"])),
+                *(f["digest"], entry, None if f["unit"] == "-" else int(f["unit"])),
+            )
+            for entry, f in self.client.call("XRANGE", self.keys.inbox, "-", "+")
+        ]
 
     def entries(self, after: str = "0-0") -> Iterator[Entry]:
         """What stands in Redis of the commit log behind the entry `after`, oldest first."""

@@ -33,6 +33,7 @@ from kvps.formats import format_of
 from kvps.keys import JobKeys
 from kvps.layout import DTYPE, Array, Layout
 from kvps.outgoing import Outgoing
+from kvps.prefetch import Prefetch
 from kvps.reader import Reader
 from kvps.scripts import Accepted, InboxFull, JobScripts, Joined, NewLife, evicted
 from kvps.state import State
@@ -60,6 +61,7 @@ class Session:
         scripts: JobScripts,
         worker: str,
         joined: Joined,
+        prefetch: bool = False,
     ) -> None:
         self.worker = worker
         self.rank = joined.rank
@@ -73,6 +75,7 @@ class Session:
         self._layout = layout
         self._scripts = scripts
         self._reader = Reader(client, keys, layout, scripts)
+        self._prefetch = Prefetch(client, keys, layout, config, self._reader) if prefetch else None
         self._history = ""
         self.sequence = 0
         self._unit: int | None = None
@@ -93,6 +96,8 @@ class Session:
         self._heart = _Heart(scripts, worker, joined.incarnation, config.worker_timeout_ms / 1000)
         self._heart.start()
         weakref.finalize(self, self._heart.stop)  # who drops a session without leaving falls silent
+        if self._prefetch:
+            weakref.finalize(self, self._prefetch.close)
 
     # -- pull -------------------------------------------------------------------------------------------------
 
@@ -103,10 +108,17 @@ class Session:
         """
         self._check_usable()
         began = time.perf_counter()
-        state = self._await_turn()
+        fetched = self._prefetch.take(self._flat) if self._prefetch else None
+        state = self._look() if fetched else self._await_turn()
         turn = time.perf_counter()
-        self.version = self._reader.weights(state, self._flat, self._pull_wire)
+        if fetched:
+            self.version, self._flat = fetched
+            self._views = self._layout.views(self._flat)
+        else:
+            self.version = self._reader.weights(state, self._flat, self._pull_wire)
         self._history = state.history
+        if self._prefetch:
+            self._prefetch.begin(self.round + 1, self.version)
         self._pulled = True
         self._spans = {"wait": turn - began, "fetch": time.perf_counter() - turn}
         self._since = time.perf_counter()
@@ -293,6 +305,8 @@ class Session:
         self._closed = True
         if self._out:
             self._out.drop()
+        if self._prefetch:
+            self._prefetch.close()
         self._heart.stop()
         try:
             self._scripts.leave(self.worker, self.incarnation, finished, self._trace)

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
-from harness import aggregating, check_chain, gradient, model, plain_loop, work
+from conftest import eventually
+from harness import aggregating, check_chain, gradient, model, plain_loop, staleness_used, work
+from kvps_aggregator.early import Early
+from kvps_workers.device import open_device
+from kvps_workers.loop import train
 from test_verify import _digits, _gradient, _proved, _run, _training
 
 import kvps
@@ -16,6 +21,8 @@ from kvps.coding import Coding, Remainder
 from kvps.formats import format_of
 from kvps.job import Job
 from kvps.layout import Layout
+from kvps.plan import Contribution
+from kvps.reader import Reader
 from kvps.session import Session
 from kvps.store import Store
 
@@ -227,3 +234,85 @@ def test_a_large_model_is_pulled_rounded(store: Store) -> None:
         np.testing.assert_allclose(session.pull()["x"], params["x"], rtol=2**-8)
         session.push({"x": np.ones(3_000_000, np.float32)})
         np.testing.assert_allclose(session.pull()["x"], params["x"] - np.float32(0.1), rtol=2**-7, atol=1e-6)
+
+
+# -- prefetch ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("staleness", [1, 3, -1])
+@pytest.mark.parametrize("pull_wire", ["fp32", "bf16"])
+def test_weights_fetched_ahead_keep_the_bound(store: Store, staleness: int, pull_wire: str) -> None:
+    """From the log; and the versions a worker computes on never go back. Then all of it is replayed."""
+    job = _digits(store, workers=2, staleness=staleness, shards=2, pull_wire=pull_wire)
+    _run(job, *[lambda w=w: train(job, open_device(None), w, prefetch=True) for w in ("w0", "w1")])
+    if staleness > 0:
+        assert staleness_used(job, 2) <= staleness
+    bases: dict[str, list[int]] = {"w0": [], "w1": []}
+    for commit in job.log():
+        for c in commit.plan.contributions:
+            bases[c.worker].append(c.base)
+    assert all(seen == sorted(seen) for seen in bases.values())
+    assert _proved(job).by == "recomputed"
+
+
+def test_what_was_fetched_ahead_is_used(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = store.create_job("job", model(), workers=1, staleness=-1, **PATIENT)
+    reads = []
+    weights = Reader.weights
+    monkeypatch.setattr(Reader, "weights", lambda *a: (reads.append(threading.current_thread().name), weights(*a))[1])
+    with aggregating(job), job.join("w0", prefetch=True) as session:
+        for round_ in range(20):
+            session.push(gradient(session.pull(), 0, round_))
+            assert eventually(lambda round_=round_: job.state().version > round_)
+    ahead = sum(name.startswith("kvps-prefetch") for name in reads)
+    assert ahead >= 15, reads
+    assert len(reads) - ahead <= 5
+
+
+def test_there_is_nothing_to_fetch_ahead_in_bsp(store: Store) -> None:
+    job = store.create_job("job", model())
+    with pytest.raises(kvps.InvalidSetting, match="in BSP the next weights are not there"):
+        job.join("w0", prefetch=True)
+    assert not job.state().members
+
+
+# -- early ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wire", ["fp32", "int8"])
+def test_what_waits_for_others_is_fetched_early(store: Store, monkeypatch: pytest.MonkeyPatch, wire: str) -> None:
+    """The first of two gradients is read before the second is there; the sum is the same."""
+    rng = np.random.default_rng(0)
+    params = {"x": np.zeros(600_000, np.float32)}
+    grads = [{"x": rng.normal(size=600_000).astype(np.float32)} for _ in range(2)]
+    job = store.create_job("job", params, workers=2, shards=2, wire=wire, optimizer=kvps.SGD(lr=1.0), **PATIENT)
+    fetched: list[str] = []
+    fetch = Early.fetch
+
+    def noted(self: Early, waiting: Sequence[Contribution]) -> bool:
+        done = fetch(self, waiting)
+        fetched.extend(c.worker for c in waiting if done)
+        return done
+
+    monkeypatch.setattr(Early, "fetch", noted)
+    expected = np.zeros(600_000, np.float32)
+    layout, remainders = job.layout, [Remainder(job.layout, format_of(wire)) for _ in range(2)]
+    with aggregating(job), job.join("w0") as w0, job.join("w1") as w1:
+        for round_ in range(1, 4):
+            sessions = [w0, w1] if round_ % 2 else [w1, w0]
+            for session in sessions:
+                session.pull()
+            for session in sessions:
+                session.push(grads[session.rank])
+                assert session is sessions[1] or eventually(lambda: fetched.count(session.worker) == 2)  # noqa: B023
+            assert eventually(lambda round_=round_: job.state().version == round_)
+            assert set(fetched) == {sessions[0].worker}
+            fetched.clear()
+            coding = Coding(layout, format_of(wire))
+            sent = [
+                coding.decode(coding.encode(g["x"], r if wire != "fp32" else None))
+                for g, r in zip(grads, remainders, strict=True)
+            ]
+            expected = expected - (sent[0] + sent[1]) / np.float32(2)
+            assert job.snapshot()[1]["x"].tobytes() == expected.tobytes()
+    assert not _gradients(job)

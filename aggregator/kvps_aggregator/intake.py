@@ -18,6 +18,7 @@ from kvps.formats import Bytes, Format
 from kvps.layout import DTYPE, Array, Chunk
 from kvps.plan import Contribution
 from kvps.transport import ChunkGone
+from kvps_aggregator.early import Early
 from kvps_aggregator.record import Recorder
 
 _SLOTS = 6  # chunks that have come or are in use
@@ -42,6 +43,7 @@ class Intake:
         shard: int,
         chunks: Sequence[Chunk],
         contributions: Sequence[tuple[Contribution, Sequence[str]]],
+        early: Early,
         format: Format,
         recorder: Recorder | None,
     ) -> None:
@@ -50,10 +52,12 @@ class Intake:
         self._contributions = contributions
         self._recorder = recorder
         longest = max(chunk.stop - chunk.start for chunk in chunks)
-        parts = [(keys, chunk) for chunk in chunks for _, keys in contributions]
+        self._here = [early.get(contribution) for contribution, _ in contributions]
+        absent = [keys for here, (_, keys) in zip(self._here, contributions, strict=True) if not here]
+        parts = [(keys, chunk) for chunk in chunks for keys in absent]
         self._format = format
         self._buffers: list[Bytes] = [np.empty(format.nbytes(longest), np.uint8) for _ in parts[:_SLOTS]]
-        self._decoded: list[Array] = [np.empty(longest, DTYPE) for _ in parts[: _HELD if format.lossy else 0]]
+        self._decoded: list[Array] = [np.empty(longest, DTYPE) for _ in range(_HELD if format.lossy else 0)]
         self._taken = 0
         arriving = client.getting(
             [(keys[c.number], self._buffer(number, c).data) for number, (keys, c) in enumerate(parts)]
@@ -67,26 +71,29 @@ class Intake:
 
     def parts(self, chunk: Chunk) -> Iterator[Array]:
         """The contributions' parts of the next chunk, (items,) float32, in order. Raises BadContribution."""
-        for (contribution, _), digests in zip(self._contributions, self._digests, strict=True):
+        for (contribution, _), here, digests in zip(self._contributions, self._here, self._digests, strict=True):
             try:
-                next(self._arriving)
+                data = here[chunk.number] if here else self._next(chunk)
+                digests.append(wire.digest([data.data]))
+                if self._recorder:
+                    self._recorder.extend(contribution, data)
+                values = self._values(data, chunk)
             except ChunkGone as gone:
                 raise BadContribution(contribution, str(gone)) from None
-            data = self._buffer(self._taken, chunk)
-            digests.append(wire.digest([data.data]))
-            if self._recorder:
-                self._recorder.extend(contribution, data)
-            try:
-                values = self._values(data, chunk)
             except ValueError:
                 raise BadContribution(contribution, "its bytes differ from its digest") from None
-            self._taken += 1
             yield values
+
+    def _next(self, chunk: Chunk) -> Bytes:
+        next(self._arriving)
+        self._taken += 1
+        return self._buffer(self._taken - 1, chunk)
 
     def _values(self, data: Bytes, chunk: Chunk) -> Array:
         if not self._format.lossy:
             return data.view(DTYPE)
-        values = self._decoded[self._taken % _HELD][: chunk.stop - chunk.start]
+        self._decoded.reverse()  # the one before is still in use
+        values = self._decoded[0][: chunk.stop - chunk.start]
         self._format.decode(data, values)
         return values
 
@@ -103,7 +110,7 @@ class Intake:
                 raise BadContribution(contribution, "its bytes differ from its digest")
         for chunk in self._suspects:
             for contribution, keys in self._contributions:
-                data = self._buffer(0, chunk)
+                data = np.empty(self._format.nbytes(chunk.stop - chunk.start), np.uint8)
                 self._client.get([(keys[chunk.number], data.data)])
                 if not wire.finite(self._values(data, chunk)):
                     raise BadContribution(contribution, "it holds NaN or Inf")

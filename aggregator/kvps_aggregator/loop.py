@@ -66,6 +66,7 @@ class Aggregator:
         self._leases = Leases(job)
         self._shards: dict[int, Shard] = {}
         self._next_try = self._next_sweep = 0.0
+        self._idle = False
         self._said = ""
         self._id = ""
 
@@ -91,6 +92,8 @@ class Aggregator:
                     seen[stream.commits] = commit_id  # its own bell need not wake it
                     changed = True
                 elif commit_id is None:
+                    if self._idle and self._fetch_early():
+                        continue
                     if until_finished and changed and job.state().finished(job.config):
                         self._finish()
                         return
@@ -187,6 +190,7 @@ class Aggregator:
         if planned.waits_for_workers:
             self._say(f"waits until {self._job.config.workers} workers have joined")
         plan = planned.plan
+        self._idle = plan is None
         todo = [s for s in self._shards.values() if plan and s.staged != plan]
         if plan is None or not todo:
             return None
@@ -222,6 +226,12 @@ class Aggregator:
             for held in [s for s in self._shards.values() if s.staged == plan]:
                 self._promote(held, flip.pin)
         return flip.commit_id
+
+    def _fetch_early(self) -> bool:
+        """Fetch a contribution that waits for those of others; False if there is none to fetch."""
+        shards = [shard for shard in self._shards.values() if shard.early.worth]
+        waiting = self._job.inbox() if shards else []
+        return any(shard.early.fetch(waiting) for shard in shards)
 
     def _settle(self, version: int, pin: str) -> None:
         """Go on from a version that another's call has committed: with what was staged, if that is what it names.

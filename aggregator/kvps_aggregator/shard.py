@@ -21,6 +21,7 @@ from kvps.plan import Contribution, Plan
 from kvps.state import State
 from kvps.transport import ChunkGone
 from kvps.wire import Buffers
+from kvps_aggregator.early import Early
 from kvps_aggregator.intake import Intake
 from kvps_aggregator.part import Part
 from kvps_aggregator.record import Recorder
@@ -35,6 +36,7 @@ class Shard:
 
     begun    the plan for which bytes of the next version may have been stored
     staged   that plan, when all of them are there
+    early    contributions that came before their plan
     """
 
     def __init__(self, job: Job, number: int, term: str, record: Path | None = None) -> None:
@@ -46,6 +48,8 @@ class Shard:
         self._job = job
         self._part = Part(job.config, job.layout, number)
         self._format, self._pull = format_of(job.config.wire), format_of(job.config.pull_wire)
+        sizes = [self._format.nbytes(chunk.stop - chunk.start) for chunk in self._part.chunks]
+        self.early = Early(job.client, sizes, self._gradient_keys)
         self._record = record
         self._recorder: Recorder | None = None
         # A small model is two versions further within a millisecond, and a reader that lost its processor for a
@@ -117,11 +121,14 @@ class Shard:
         self.begun = plan
         job, part, name = self._job, self._part, staged_name(plan.version, self.term)
         counted = [(c, self._gradient_keys(c)) for c in plan.contributions if c.weight]
+        intake = Intake(job.client, self.number, part.chunks, counted, self.early, self._format, self._recorder)
         digests: dict[str, list[str]] = {}
         items: list[tuple[str, Buffers]] = []
         try:
             with (
-                Intake(job.client, self.number, part.chunks, counted, self._format, self._recorder) as intake,
+                Intake(
+                    job.client, self.number, part.chunks, counted, self.early, self._format, self._recorder
+                ) as intake,
                 job.client.putting(wait_for_room=False) as put,
             ):
                 for chunk in part.chunks:

@@ -21,10 +21,7 @@ def sweep(job: Job, shards: Iterable[Shard]) -> None:
         return
     # Read behind the keys: what is in the inbox now, or may still be accepted, covers every gradient seen before.
     members = job.state().members
-    waiting = {
-        (fields["worker"], fields["incarnation"], int(fields["seq"]))
-        for _, fields in job.client.call("XRANGE", job.keys.inbox, "-", "+")
-    }
+    waiting = {(c.worker, c.incarnation, c.seq) for c in job.inbox()}
     for shard in shards:
         mine = [key for key in keys if key.startswith(job.keys.slot(shard.number))]
         shard.bury(list(dead(mine, shard.live_names(), members, waiting)))

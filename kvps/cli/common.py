@@ -50,6 +50,11 @@ Listen = Annotated[
 # Gradients of several workers at once: one thread each, or their thread pools fight for the cores.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
+Prefetch = Annotated[
+    bool,
+    typer.Option("--prefetch", help="In SSP and ASP: let the next weights come while a worker computes."),
+]
+
 DataDir = Annotated[
     Path | None,
     typer.Option(

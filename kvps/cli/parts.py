@@ -101,6 +101,7 @@ def worker(
     slow: Annotated[
         str, typer.Option(metavar="Nx", help="Stretch this worker's steps, as in 5x, to study stragglers.")
     ] = "1x",
+    prefetch: common.Prefetch = False,
     acks: Annotated[Path | None, typer.Option(hidden=True)] = None,
     redis: common.Redis = None,
     listen: common.Listen = None,
@@ -117,7 +118,7 @@ def worker(
     with common.serving_store(redis, listen, data_dir, quiet) as store:
         found = common.wait_for_job(store, job)
         _announce(found, quiet)
-        train(found, device, id, factor, acks)
+        train(found, device, id, factor, acks, prefetch)
         if not quiet:
             say(f"job {found.name}: this worker has done its rounds")
 

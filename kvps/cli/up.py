@@ -58,6 +58,7 @@ def up(
             "nothing was lost.",
         ),
     ] = None,
+    prefetch: common.Prefetch = False,
     record: common.Record = None,
     checkpoint_every: common.CheckpointEvery = None,
     checkpoints: common.CheckpointDirectory = common.DEFAULT_CHECKPOINTS,
@@ -85,6 +86,8 @@ def up(
         kept += ["--keep", str(saving.keep)]
     found = load_task(task)
     config = settings.job_config(task, found)
+    if prefetch and not config.staleness:
+        raise InvalidSetting("--prefetch is for SSP and ASP (--staleness): in BSP nothing is there to fetch ahead")
     # All that can be asked of the task is asked before anything is started or stored.
     rounds = _rounds(found, config)
     params = found.parameters(config.seed)
@@ -92,7 +95,9 @@ def up(
         name = job or _free_name(store, task.rpartition(":")[2])
         made = store.create_job(name, params, config=config)
         trial = Trial(kill_every, config.seed) if kill_every else None
-        failed = _train(store, made, rounds, factors, aggregators or (2 if trial else 1), kept, trial)
+        ahead = ["--prefetch"] if prefetch else []
+        options = {worker: ["--slow", f"{factors.get(worker, 1):g}x", *ahead] for worker in rounds}
+        failed = _train(store, made, rounds, options, aggregators or (2 if trial else 1), kept, trial)
         _finish(made, found, report)
         if trial:
             _judge(store, made, trial, saving and saving.directory)
@@ -143,7 +148,7 @@ def _train(
     store: Store,
     job: Job,
     rounds: dict[str, int],
-    factors: dict[str, float],
+    options: dict[str, list[str]],
     aggregators: int,
     kept: list[str],
     trial: Trial | None,
@@ -156,8 +161,7 @@ def _train(
         serving = list(supervisor.children.values())
         for worker in rounds:
             acks = ("--acks", str(trial.acks(worker))) if trial else ()
-            slow = f"{factors.get(worker, 1):g}x"
-            supervisor.start(worker, "worker", "--job", job.name, "--id", worker, "--slow", slow, *acks)
+            supervisor.start(worker, "worker", "--job", job.name, "--id", worker, *options[worker], *acks)
         workers = [supervisor.children[worker] for worker in rounds]
         with Display(job, rounds) as display, trial.killing(supervisor) if trial else nullcontext():
             while any(child.running for child in workers) or not _settled(job):

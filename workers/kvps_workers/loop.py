@@ -29,11 +29,19 @@ from kvps_workers.task import Task, blamed, load_task
 log = logging.getLogger("kvps.worker")
 
 
-def train(job: Job, device: Device, worker: str | None = None, slow: float = 1.0, acks: Path | None = None) -> None:
+def train(
+    job: Job,
+    device: Device,
+    worker: str | None = None,
+    slow: float = 1.0,
+    acks: Path | None = None,
+    prefetch: bool = False,
+) -> None:
     """Work on `job` as worker `worker` (None: the first free id) until nothing is left for it.
 
     Joins again when it was evicted without being replaced. `slow` stretches the worker's own part of each round, to
     study stragglers: 5.0 is a machine five times as slow. What is acknowledged is appended to `acks`, a line each.
+    With `prefetch` the next weights come while it computes.
     Raises InvalidTask, InvalidSetting, TaskFailed, WorkerAlive, ServerLost.
     """
     config = job.config
@@ -45,7 +53,7 @@ def train(job: Job, device: Device, worker: str | None = None, slow: float = 1.0
     acknowledged = 0
     while True:
         try:
-            with job.join(worker, device=device.name) as session:
+            with job.join(worker, device=device.name, prefetch=prefetch) as session:
                 worker = session.worker
                 log.info("job %s: joined as %s, rank %d, on %s", job.name, worker, session.rank, device.name)
                 if session.clock < acknowledged:
