@@ -30,6 +30,7 @@ from kvps.coding import Remainder
 from kvps.config import JobConfig
 from kvps.errors import JobNotFound, KvpsError, LayoutMismatch, NotFinite, WorkerEvicted, WrongOrder
 from kvps.formats import format_of
+from kvps.heart import Heart
 from kvps.keys import JobKeys
 from kvps.layout import DTYPE, Array, Layout
 from kvps.outgoing import Outgoing
@@ -38,8 +39,6 @@ from kvps.reader import Reader
 from kvps.scripts import Accepted, InboxFull, JobScripts, Joined, NewLife, evicted
 from kvps.state import State
 from kvps.wire import finite
-
-_BEATS_PER_TIMEOUT = 5
 
 
 class Session:
@@ -93,7 +92,7 @@ class Session:
         self._since = time.perf_counter()
         self._trace: list[object] = []  # of the last iteration; goes with the next call that writes anyway
         self._thread = threading.get_ident()
-        self._heart = _Heart(scripts, worker, joined.incarnation, config.worker_timeout_ms / 1000)
+        self._heart = Heart(scripts, worker, joined.incarnation, config.worker_timeout_ms / 1000)
         self._heart.start()
         weakref.finalize(self, self._heart.stop)  # who drops a session without leaving falls silent
         if self._prefetch:
@@ -333,29 +332,3 @@ class Session:
             raise WrongOrder("a session belongs to the thread that joined: let each thread join under its own id")
         if self._heart.evicted:
             raise self._heart.evicted
-
-
-class _Heart(threading.Thread):
-    """Gives a sign of life while the worker computes, for a round may take longer than the timeout."""
-
-    def __init__(self, scripts: JobScripts, worker: str, incarnation: str, timeout_s: float) -> None:
-        super().__init__(name=f"kvps-heart-{worker}", daemon=True)
-        self._scripts = scripts
-        self._worker = worker
-        self._incarnation = incarnation
-        self._interval_s = timeout_s / _BEATS_PER_TIMEOUT
-        self._stopped = threading.Event()
-        self.evicted: WorkerEvicted | None = None
-
-    def run(self) -> None:
-        while not self._stopped.wait(self._interval_s):
-            try:
-                self._scripts.heartbeat(self._worker, self._incarnation)
-            except WorkerEvicted as error:
-                self.evicted = error
-                return
-            except KvpsError:
-                continue  # the worker's own next call will say it, with the context that a user needs
-
-    def stop(self) -> None:
-        self._stopped.set()
