@@ -27,7 +27,8 @@ from kvps.formats import Bytes, format_of
 from kvps.layout import DTYPE, Array, Layout
 from kvps.plan import Contribution
 from kvps.wire import view
-from kvps_aggregator.replay import Encode, Unproved
+from kvps_aggregator.chain import Unproved
+from kvps_aggregator.replay import Encode
 
 
 def check_directory(directory: Path, option: str = "--record") -> Path:

@@ -8,9 +8,7 @@ job is computed again, from version 0 or a checkpoint, by the code that its aggr
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -24,13 +22,9 @@ from kvps.formats import Bytes, encoded, format_of
 from kvps.layout import Array, Layout
 from kvps.log import Log
 from kvps.plan import Contribution, Plan
-from kvps.state import Begin, Commit, State
+from kvps.state import Commit, State
+from kvps_aggregator.chain import Chain, Unproved, at, digest_of
 from kvps_aggregator.part import Part
-
-
-class Unproved(Exception):
-    """Why a log, or its replay, is not what it must be."""
-
 
 Encode = Callable[[Array], Bytes]
 
@@ -117,7 +111,7 @@ def prove(
                 if commit.version > replay.version:
                     replay.add(commit)
                     made = replay.weights() if commit.version == version else made
-        with _at(f"version {version}"):
+        with at(f"version {version}"):
             _compare(layout, flat, logged, made)
     except Unproved as reason:
         differs = str(reason)
@@ -134,19 +128,10 @@ def _compare(layout: Layout, flat: Array, logged: tuple[str, ...], made: Array |
     """Compare the weights in Redis with what their commit logged, and with what a replay made. Raises Unproved."""
     as_logged = Layout(layout.parameters, len(logged) or layout.shards)  # it may be of a job before this one
     for shard, (here, there) in enumerate(zip(wire.digests(as_logged, flat), logged, strict=False)):
-        if here != _digest(there):
+        if here != digest_of(there):
             raise Unproved(f"the weights of shard {shard} in Redis are not those that were committed")
     if made is not None and wire.weights_sha256(made) != wire.weights_sha256(flat):
         raise Unproved("the weights in Redis are not those that the replay made")
-
-
-@contextmanager
-def _at(where: str) -> Iterator[None]:
-    """Says where something is not proved."""
-    try:
-        yield
-    except Unproved as reason:
-        raise Unproved(f"{where}: {reason}") from reason
 
 
 def _until(log: Iterable[Commit], version: int) -> Iterator[Commit]:
@@ -156,71 +141,6 @@ def _until(log: Iterable[Commit], version: int) -> Iterator[Commit]:
             yield commit
             if commit.version >= version:
                 return
-
-
-def _digest(shard: str) -> str:
-    """The digest in "<term> <digest>"."""
-    return shard.rpartition(" ")[2]
-
-
-class Chain:
-    """A log as far as it is one chain. `uses` is for each base version the last version it went into."""
-
-    def __init__(self, begin: Begin, state: State, shards: int) -> None:
-        self.version, self.head, self.contributions = begin
-        self.uses: dict[int, int] = {}
-        self._ranks = {member.worker: member.rank for member in state.members.values()}
-        self._seqs: dict[tuple[str, str], int] = {}
-        self._shards = shards
-        self._own = state.begin.version
-
-    def add(self, commit: Commit) -> None:
-        """Go on to the next entry. Raises Unproved."""
-        for problem in self._problems(commit):
-            raise Unproved(f"commit {self.version + 1}: {problem}")
-        for c in commit.plan.contributions:
-            if c.weight:
-                self.uses[c.base] = commit.version
-        self.version, self.head = commit.version, commit.head
-        self.contributions += len(commit.plan.contributions)
-
-    def end(self, state: State) -> None:
-        """Compare the last entry with the job. Raises Unproved."""
-        if self.version != state.version:
-            raise Unproved(f"commit {self.version + 1}: it is missing from the log, which ends before it")
-        if self.head != state.head:
-            raise Unproved(
-                f"version {self.version}: the log ends at head {self.head[:12]}, the job at {state.head[:12]}"
-            )
-
-    def _problems(self, commit: Commit) -> Iterator[str]:
-        """Why it is not the next entry; or though it is chained, not one that was planned by kvps."""
-        plan = commit.plan
-        if commit.version != self.version + 1:
-            yield f"it is missing from the log: commit {commit.version} stands in its place"
-        if not commit.follows(self.head):
-            yield "the chain is broken: its entry is not what was committed after the one before"
-        if plan.version != commit.version:
-            yield f"its plan is for version {plan.version}"
-        if plan.progress != self.contributions:
-            yield f"its progress is {plan.progress}, but {self.contributions} contributions were committed before it"
-        shards = self._shards if commit.version > self._own else len(commit.shards)  # a job before had its own number
-        if len(commit.shards) != shards:
-            yield f"it names {len(commit.shards)} shards, the job has {self._shards}"
-        if strangers := [c.worker for c in plan.contributions if c.worker not in self._ranks]:
-            yield f"it holds a contribution of {strangers[0]!r}, who never joined"
-        order = [(self._ranks[c.worker], *map(int, c.id.split("-"))) for c in plan.contributions]
-        if any(later <= earlier for earlier, later in pairwise(order)):
-            yield "its contributions do not stand in rank order, and in the order of their arrival"
-        for c in plan.contributions:
-            who = f"contribution {c.seq} of {c.worker}"
-            if c.seq <= self._seqs.get((c.worker, c.incarnation), 0):
-                yield f"{who} was committed before"
-            if not 0 <= c.base < commit.version:
-                yield f"{who} was computed on version {c.base}, which was not yet"
-            if c.weight and len(c.digests) != shards:
-                yield f"{who} has {len(c.digests)} digests, the job {shards} shards"
-            self._seqs[c.worker, c.incarnation] = c.seq
 
 
 class Replay:
@@ -245,7 +165,7 @@ class Replay:
         self._format = format_of(config.wire)
         self._remainders: dict[str, Remainder] = {}
         self._seqs: dict[str, tuple[str, int]] = {}
-        with _at("version 0"):
+        with at("version 0"):
             weights = start.weights if start else source.initial()
         self._cut(layout, weights, start.slots if start else {})
         self._keep()
@@ -268,12 +188,12 @@ class Replay:
         if len(commit.shards) != len(self._parts):  # restored from its checkpoint with another number of shards
             slots = {slot: np.concatenate([part.state[slot] for part in self._parts]) for slot in self._parts[0].slots}
             self._cut(Layout(self._layout.parameters, len(commit.shards)), self.weights(), slots)
-        with _at(f"commit {commit.version}"):
+        with at(f"commit {commit.version}"):
             total = self._total(commit.plan)
             for shard, part in enumerate(self._parts):
                 for chunk in part.chunks:
                     part.step(commit.plan, chunk, [] if total is None else [total[chunk.start : chunk.stop]])
-                if part.digest(part.next_weights) != _digest(commit.shards[shard]):
+                if part.digest(part.next_weights) != digest_of(commit.shards[shard]):
                     raise Unproved(f"its contributions make other weights of shard {shard} than those logged")
         for part in self._parts:
             part.promote()
@@ -293,7 +213,7 @@ class Replay:
 
     def _values(self, c: Contribution) -> Array:
         """What the aggregators added, (size,) float32. Raises Unproved."""
-        with _at(f"contribution {c.seq} of {c.worker} (round {c.round}, on version {c.base})"):
+        with at(f"contribution {c.seq} of {c.worker} (round {c.round}, on version {c.base})"):
             base = self._kept.get(c.base)
             if base is None and self._source.wants_weights:
                 raise Unproved("its weights are older than the checkpoint: begin with an earlier one")

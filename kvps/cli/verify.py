@@ -14,8 +14,9 @@ from typing import Annotated
 
 import numpy as np
 import typer
+from kvps_aggregator.chain import Unproved
 from kvps_aggregator.record import Recorded
-from kvps_aggregator.replay import Encode, Proof, Source, Unproved, prove
+from kvps_aggregator.replay import Encode, Proof, Source, prove
 from kvps_workers import Task, load_task
 from kvps_workers.loop import Batches, batch_number, batches_of
 from kvps_workers.task import blamed
