@@ -1,7 +1,9 @@
 """The least that the same bytes cost: plain sockets that carry the same SETs and GETs to the same server, nothing else.
 
 Chunks have the size of kvps's, are sent from the array's memory and received into it; commands are pipelined. There
-is no clock, no commit, no digest, no arithmetic; a barrier stands for the bell.
+is no clock, no commit, no digest, no arithmetic; a barrier stands for the bell. Two kinds: one overwrites its names
+in every round, as nobody can who must never show half of an array; one takes fresh names and unlinks old ones, as
+kvps does, so that the server has to find memory for all of them.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from kvps.errors import InvalidSetting
 from kvps.layout import CHUNK_BYTES
 from kvps.transport import connection_settings
 from kvps.wire import view
@@ -23,6 +26,8 @@ class Socket:
 
     def __init__(self, url: str) -> None:
         settings = connection_settings(url)
+        if url.startswith("rediss:"):
+            raise InvalidSetting("bare sockets speak no TLS: measure on a redis:// or unix:// URL")
         if "path" in settings:
             self._socket = socket.socket(socket.AF_UNIX)
             self._socket.connect(settings["path"])
@@ -30,7 +35,7 @@ class Socket:
             self._socket = socket.create_connection((settings.get("host", "localhost"), settings.get("port", 6379)))
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if password := settings.get("password"):
-            self._socket.sendall(_command("AUTH", password.encode()))
+            self._socket.sendall(_command("AUTH", password))
             self._expect(_OK)
 
     def set(self, prefix: str, array: np.ndarray[Any, Any]) -> None:
@@ -47,7 +52,7 @@ class Socket:
     def get(self, prefix: str, array: np.ndarray[Any, Any]) -> None:
         """GET all chunks into an array."""
         pieces = _chunks(array)
-        asks = [_command("GET", f"{prefix}:{number}".encode()) for number in range(len(pieces))]
+        asks = [_command("GET", f"{prefix}:{number}") for number in range(len(pieces))]
         ahead = 8
         self._socket.sendall(b"".join(asks[:ahead]))
         for number, piece in enumerate(pieces):
@@ -57,11 +62,15 @@ class Socket:
             if number + ahead < len(asks):
                 self._socket.sendall(asks[number + ahead])
 
-    def delete(self, prefix: str, array: np.ndarray[Any, Any]) -> None:
-        """Delete all chunks of an array."""
-        for number in range(len(_chunks(array))):
-            self._socket.sendall(_command("DEL", f"{prefix}:{number}".encode()))
-            self._expect(b":1\r\n")
+    def unlink(self, prefix: str, array: np.ndarray[Any, Any]) -> None:
+        """UNLINK all chunks of an array, in one command."""
+        names = [f"{prefix}:{number}" for number in range(len(_chunks(array)))]
+        self._socket.sendall(_command("UNLINK", *names))
+        self._expect(b":%d\r\n" % len(names))
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._socket.close()
 
     def _expect(self, reply: bytes) -> None:
         got = bytearray(len(reply))
@@ -81,5 +90,5 @@ def _chunks(array: np.ndarray[Any, Any]) -> list[memoryview]:
     return [memory[i : i + CHUNK_BYTES] for i in range(0, memory.nbytes, CHUNK_BYTES)]
 
 
-def _command(name: str, argument: bytes) -> bytes:
-    return b"*2\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n" % (len(name), name.encode(), len(argument), argument)
+def _command(*words: str) -> bytes:
+    return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%b\r\n" % (len(w), w) for w in map(str.encode, words))

@@ -6,15 +6,41 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from kvps.errors import KvpsError
+
 Case = Callable[[], Sequence[float]]
 """Runs one turn; the seconds that each of its repetitions took."""
 
 
+class CaseFailed(KvpsError):
+    """A case that cannot go on, which the others may do without."""
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """One case's time over another's: of the medians of all, and the least and greatest of any one turn."""
+
+    median: float
+    least: float
+    greatest: float
+
+    @property
+    def inverse(self) -> Ratio:
+        return Ratio(1 / self.median, 1 / self.greatest, 1 / self.least)
+
+    def to_dict(self) -> dict[str, float]:
+        return {"ratio": self.median, "least": self.least, "greatest": self.greatest}
+
+
 @dataclass(frozen=True)
 class Times:
-    """The seconds of all turns of one case."""
+    """The seconds of one case, turn by turn."""
 
-    seconds: tuple[float, ...]
+    turns: tuple[tuple[float, ...], ...]
+
+    @property
+    def seconds(self) -> list[float]:
+        return [second for turn in self.turns for second in turn]
 
     @property
     def median(self) -> float:
@@ -23,9 +49,16 @@ class Times:
     def quantile(self, q: float) -> float:
         """The `q`-quantile, q in [0, 1], between two values in proportion."""
         ordered = sorted(self.seconds)
-        low = min(int(q * (len(ordered) - 1)), len(ordered) - 2) if len(ordered) > 1 else 0
+        at = q * (len(ordered) - 1)
+        low = int(at)
         high = min(low + 1, len(ordered) - 1)
-        return ordered[low] + (ordered[high] - ordered[low]) * (q * (len(ordered) - 1) - low)
+        return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
+
+    def over(self, other: Times, q: float = 0.5) -> Ratio:
+        """How much longer this case took than another that took its turns with it, by their `q`-quantiles."""
+        pairs = zip(self.turns, other.turns, strict=True)
+        each = [Times((mine,)).quantile(q) / Times((its,)).quantile(q) for mine, its in pairs]
+        return Ratio(self.quantile(q) / other.quantile(q), min(each), max(each))
 
     def to_dict(self) -> dict[str, float | int]:
         """What goes into the JSON; times in milliseconds."""
@@ -34,11 +67,20 @@ class Times:
 
 
 def in_turns(cases: Mapping[str, Case], turns: int) -> dict[str, Times]:
-    """Run every case `turns` times, one after the other, so that all meet the same weather. The first turn warms up."""
-    seconds: dict[str, list[float]] = {name: [] for name in cases}
+    """Run every case `turns` times, one after the other, so that all meet the same weather. The first turn warms up.
+
+    A case that raises CaseFailed has no more turns, and is not in what is returned.
+    """
+    seconds: dict[str, list[tuple[float, ...]]] = {name: [] for name in cases}
     for turn in range(turns + 1):
         for name, case in cases.items():
-            took = case()
+            if name not in seconds:
+                continue
+            try:
+                took = tuple(case())
+            except CaseFailed:
+                del seconds[name]
+                continue
             if turn:
-                seconds[name] += took
+                seconds[name].append(took)
     return {name: Times(tuple(values)) for name, values in seconds.items()}

@@ -12,7 +12,7 @@ from typing import Any
 import typer
 
 from kvps import process
-from kvps.cli import checkpoint, jobs, parts, server, up, verify
+from kvps.cli import bench, checkpoint, jobs, parts, server, up, verify
 from kvps.errors import KvpsError, UsageError
 
 app = typer.Typer(
@@ -32,6 +32,7 @@ app.command("status")(jobs.status)
 app.add_typer(checkpoint.app, name="checkpoint")
 app.command("verify")(verify.verify)
 app.command("rm")(jobs.rm)
+app.add_typer(bench.app, name="bench")
 app.add_typer(server.app, name="server")
 app.command("cli", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(server.cli)
 

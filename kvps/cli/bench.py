@@ -1,0 +1,239 @@
+"""Measurements: kvps beside what it is held against, in turns, within one run."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from kvps import optim
+from kvps.bench import peer, result, round, scale, straggler, transport, wake
+from kvps.bench.crew import Place, place
+from kvps.bench.roles import LR
+from kvps.cli.common import say
+from kvps.errors import InvalidSetting
+
+app = typer.Typer(help="Measure kvps beside what it is held against, in turns, within one run.", no_args_is_help=True)
+
+_TURNS, _QUICK_TURNS = 7, 2
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
+Turns = Annotated[
+    int | None, typer.Option("--turns", metavar="N", help=f"Turns that each case has.  (default: {_TURNS})")
+]
+Quick = Annotated[bool, typer.Option("--quick", help="Few and small: shows that it works, not what it takes.")]
+Transports = Annotated[
+    str | None,
+    typer.Option(
+        "--transport", metavar="NAME,...", help="tcp, unix.  (default: both, or with --redis what its URL says)"
+    ),
+]
+Workers = Annotated[str, typer.Option("--workers", "-w", metavar="N,...", help="Numbers of workers.")]
+Redis = Annotated[
+    str | None,
+    typer.Option(
+        "--redis", envvar="KVPS_REDIS_URL", metavar="URL", help="Measure there.  (default: a server of its own)"
+    ),
+]
+
+
+@app.command("transport")
+def transport_(
+    mb: Annotated[float, typer.Option(metavar="MB", help="Size of the array.")] = 40,
+    transports: Transports = None,
+    turns: Turns = None,
+    quick: Quick = False,
+    as_json: AsJson = False,
+    redis: Redis = None,
+) -> None:
+    """Push and pull of one array, against redis-py's set and get of it."""
+    nbytes = _bytes_of(mb)
+
+    def run(where: Place, names: list[str], turns: int) -> result.Result:
+        return transport.measure(where, names, nbytes, turns)
+
+    _measure(run, redis, transports, turns, quick, as_json)
+
+
+@app.command("round")
+def round_(
+    mb: Annotated[str, typer.Option(metavar="MB,...", help="Sizes of the model.")] = "0.04,4,40",
+    workers: Workers = "2,4",
+    tensors: Annotated[int, typer.Option(metavar="N", help="Into how many arrays the model is divided.")] = 1,
+    optimizer: Annotated[str, typer.Option(metavar="NAME[:K=V,...]", help="As for kvps up.")] = "sgd",
+    peers: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Let other systems take turns: folders torch, ray, mxnet and tf in it are environments."
+        ),
+    ] = None,
+    transports: Transports = None,
+    turns: Turns = None,
+    quick: Quick = False,
+    as_json: AsJson = False,
+    redis: Redis = None,
+) -> None:
+    """One BSP round of everybody, against bare sockets, and other systems."""
+    chosen = optim.parse(optimizer, LR if optimizer == "sgd" else None)
+    settings = [
+        round.Setting(_bytes_of(size), count, _positive("--tensors", tensors), chosen)
+        for size in _numbers("--mb", mb)
+        for count in _counts("--workers", workers)
+    ]
+    for setting in settings:
+        if setting.tensors > setting.nbytes // 4:
+            raise InvalidSetting(f"--tensors {setting.tensors} does not fit into --mb {setting.nbytes / 1e6:g}")
+    folder = peer.checked(peers)
+
+    def run(where: Place, names: list[str], turns: int) -> result.Result:
+        return round.measure(where, names, settings, turns, quick, folder, say)
+
+    _measure(run, redis, transports, turns, quick, as_json)
+
+
+@app.command("straggler")
+def straggler_(
+    accuracy: Annotated[float, typer.Option(help="Test accuracy of the digits at which the time is taken.")] = 0.95,
+    workers: Annotated[int, typer.Option("--workers", "-w", metavar="N", help="Number of workers.")] = 4,
+    compute_ms: Annotated[
+        float, typer.Option("--compute-ms", metavar="MS", help="What a gradient takes a worker that is not slow.")
+    ] = 10,
+    slow: Annotated[
+        str,
+        typer.Option("--slow", metavar="NAME,...", help=f"Who is slow, and when. Of: {', '.join(straggler.KINDS)}."),
+    ] = ",".join(straggler.KINDS),
+    transports: Transports = None,
+    turns: Turns = None,
+    quick: Quick = False,
+    as_json: AsJson = False,
+    redis: Redis = None,
+) -> None:
+    """Digits to an accuracy with slow workers, in BSP, SSP(3) and ASP."""
+    if not 0 < accuracy < 1:
+        raise InvalidSetting(f"--accuracy must lie between 0 and 1, not {accuracy:g}")
+    if not 0 <= compute_ms <= 10_000:
+        raise InvalidSetting(f"--compute-ms must be from 0 to 10000, not {compute_ms:g}")
+    kinds = _names("--slow", slow, tuple(straggler.KINDS))
+    setting = straggler.Setting(accuracy, _positive("--workers", workers), compute_ms)
+
+    def run(where: Place, names: list[str], turns: int) -> result.Result:
+        return straggler.measure(where, names, setting, turns, kinds)
+
+    # Who waits for whom does not depend on the transport: one will do.
+    _measure(run, redis, transports or (None if redis else "unix"), turns, quick, as_json)
+
+
+@app.command("scale")
+def scale_(
+    parts: Annotated[
+        str, typer.Option("--parts", metavar="NAME,...", help=f"Of: {', '.join(scale.PARTS)}.")
+    ] = ",".join(scale.PARTS),
+    transports: Transports = None,
+    turns: Turns = None,
+    quick: Quick = False,
+    as_json: AsJson = False,
+    redis: Redis = None,
+) -> None:
+    """Many tensors, Adam, large models and their memory, and many readers."""
+    chosen = _names("--parts", parts, scale.PARTS)
+
+    def run(where: Place, names: list[str], turns: int) -> result.Result:
+        return scale.measure(where, names, turns, quick, chosen, say)
+
+    _measure(run, redis, transports, turns, quick, as_json)
+
+
+@app.command("wake")
+def wake_(
+    transports: Transports = None,
+    turns: Turns = None,
+    quick: Quick = False,
+    as_json: AsJson = False,
+    redis: Redis = None,
+) -> None:
+    """A commit to a blocked worker awake, against a bare XREAD woken by an XADD."""
+
+    def run(where: Place, names: list[str], turns: int) -> result.Result:
+        return wake.measure(where, names, turns, quick)
+
+    _measure(run, redis, transports, turns, quick, as_json)
+
+
+def _measure(
+    run: Callable[[Place, list[str], int], result.Result],
+    redis: str | None,
+    transports: str | None,
+    turns: int | None,
+    quick: bool,
+    as_json: bool,
+) -> None:
+    """Have a server, measure on it over the transports asked for, and show what was found."""
+    number = _positive("--turns", (_QUICK_TURNS if quick else _TURNS) if turns is None else turns)
+    asked = _names("--transport", transports, ("tcp", "unix")) if transports else None
+    with place(redis) as where:
+        for name in asked or ():
+            if name not in where.urls:
+                raise InvalidSetting(
+                    f"--transport {name}: the server of --redis is reached over {', '.join(where.urls)}"
+                )
+        found = run(where, asked or list(where.urls), number).to_dict()
+    if as_json:
+        print(json.dumps(found))
+    else:
+        _show(found)
+
+
+def _show(found: dict[str, Any]) -> None:
+    console = Console(markup=False, emoji=False, highlight=False)
+    for title, header, cells in [*result.rows_tables(found), result.bars_table(found)]:
+        console.print(title)
+        table = Table(*header, box=None, pad_edge=False)
+        for row in cells:
+            table.add_row(*row)
+        console.print(table)
+        console.print()
+    for note in found["notes"]:
+        console.print(note)
+
+
+# -- options --------------------------------------------------------------------------------------------------------
+
+
+def _names(option: str, text: str, allowed: tuple[str, ...]) -> list[str]:
+    names = text.split(",")
+    for name in names:
+        if name not in allowed:
+            raise InvalidSetting(f"{option} must be of {', '.join(allowed)}, not {name!r}")
+    return list(dict.fromkeys(names))
+
+
+def _numbers(option: str, text: str) -> list[float]:
+    try:
+        return [float(word) for word in text.split(",")]
+    except ValueError:
+        raise InvalidSetting(f"{option} must be numbers with commas between them, not {text!r}") from None
+
+
+def _counts(option: str, text: str) -> list[int]:
+    numbers = _numbers(option, text)
+    if not all(number.is_integer() for number in numbers):
+        raise InvalidSetting(f"{option} must be whole numbers, not {text!r}")
+    return [_positive(option, int(number)) for number in numbers]
+
+
+def _positive(option: str, number: int) -> int:
+    if not 1 <= number <= 4096:
+        raise InvalidSetting(f"{option} must be from 1 to 4096, not {number}")
+    return number
+
+
+def _bytes_of(mb: float) -> int:
+    if not (math.isfinite(mb) and 1e-3 <= mb <= 100_000):
+        raise InvalidSetting(f"--mb must be from 0.001 to 100000, not {mb:g}")
+    return 4 * int(mb * 250_000)
