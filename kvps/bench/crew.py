@@ -92,9 +92,13 @@ class Member:
             raise KvpsError(f"a process of the benchmark failed: {value}")
         return value
 
-    def close(self) -> None:
-        """End it."""
+    def dismiss(self) -> None:
+        """Tell it that no more is asked of it."""
         self._pipe.close()
+
+    def close(self) -> None:
+        """Wait for its end."""
+        self.dismiss()
         self.process.join(10)
         if self.process.is_alive():
             self.process.kill()
@@ -110,6 +114,8 @@ def crew(*makers: tuple[Any, ...]) -> Iterator[list[Member]]:
             members.append(Member(make, *arguments))
         yield members
     finally:
+        for member in members:
+            member.dismiss()
         for member in members:
             member.close()
 

@@ -131,6 +131,10 @@ class Peer:
             process.wait(10 if told and not why else 0)
         _signal_session(process.pid, signal.SIGKILL)
         process.wait()
+        for file in (process.stdin, process.stdout, self._said):
+            if file:
+                with suppress(BrokenPipeError):  # what was not written yet to one that is dead
+                    file.close()
 
     def _signal(self, number: signal.Signals) -> None:
         if self._process:

@@ -115,7 +115,7 @@ class Course:
                 self._over.set()
                 for worker in self._workers:
                     worker.end()
-                self._aggregator("rest")
+        self._aggregator("rest")  # the job is gone, and so it is at rest
         return [took]
 
     def _until_accurate(self, job: Job) -> float:

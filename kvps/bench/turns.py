@@ -18,7 +18,7 @@ class CaseFailed(KvpsError):
 
 @dataclass(frozen=True)
 class Ratio:
-    """One case's time over another's: of the medians of all, and the least and greatest of any one turn."""
+    """One case's time over another's, turn by turn: the median of those, the least and the greatest."""
 
     median: float
     least: float
@@ -58,7 +58,7 @@ class Times:
         """How much longer this case took than another that took its turns with it, by their `q`-quantiles."""
         pairs = zip(self.turns, other.turns, strict=True)
         each = [Times((mine,)).quantile(q) / Times((its,)).quantile(q) for mine, its in pairs]
-        return Ratio(self.quantile(q) / other.quantile(q), min(each), max(each))
+        return Ratio(statistics.median(each), min(each), max(each))
 
     def to_dict(self) -> dict[str, float | int]:
         """What goes into the JSON; times in milliseconds."""

@@ -20,6 +20,8 @@ import time
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "TF_NUM_INTRAOP_THREADS")
 os.environ.update(dict.fromkeys(THREADS, "1"))
 LR = 2.0**-10
+OUT = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)  # what libraries print goes with the errors, not between our lines
 
 
 def options():
@@ -64,14 +66,11 @@ def timed(number, step, before=None):
 
 
 def answer(rounds, check):
-    """Do what is asked on standard input. Libraries that print must not print between our lines."""
-    sys.stdout.flush()
-    out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
+    """Do what is asked on standard input."""
 
     def say(what):
-        out.write(json.dumps(what) + "\n")
-        out.flush()
+        OUT.write(json.dumps(what) + "\n")
+        OUT.flush()
 
     say({"ready": True})
     for line in sys.stdin:

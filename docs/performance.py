@@ -1,0 +1,139 @@
+"""Runs all benches and writes docs/performance.md, its pictures and performance.json. Run by `make bench`.
+
+What was measured before stands in performance.json: with --only the other sections stay as they are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import digits
+from charts import Bar, chart
+
+from kvps.bench.result import Table, bars_table, rows_tables
+
+BENCHES = ("transport", "round", "straggler", "scale", "wake", "digits")
+_TITLES = {
+    "transport": "Arrays in and out",
+    "round": "A round",
+    "straggler": "Slow workers",
+    "scale": "Many tensors, Adam, large models, many readers",
+    "wake": "From a commit to a worker awake",
+    "digits": "Digits in every mode",
+}
+_HEAD = """# Figures
+
+Written by `make bench`. Machines are noisy: whatever is compared took turns within one run, and what counts is the
+ratio: the median of those of every turn, with the least and the greatest of them. Times are medians, with the 10th and
+the 90th percentile. The first turn of each case warms up and is not counted.
+"""
+
+
+def main() -> None:
+    options = _options()
+    out: Path = options.out
+    file = out / "performance.json"
+    results: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+    for bench in [name for name in options.only.split(",") if name]:
+        command = ["kvps", "bench", bench, "--json", *(["--quick"] if options.quick else [])]
+        if bench == "round" and options.peers:
+            command += ["--peers", str(options.peers)]
+        print(bench, flush=True)
+        found = digits.measure(1 if options.quick else 7) if bench == "digits" else _run(command)
+        said = "make bench" if bench == "digits" else " ".join(command).replace(str(options.peers), "DIR")
+        results[bench] = {"command": said, **found}
+        file.write_text(json.dumps(results, indent=1) + "\n")  # at once: the next may fail
+    (out / "images").mkdir(exist_ok=True)
+    for name, picture in pictures(results).items():
+        (out / "images" / name).write_text(picture)
+    (out / "performance.md").write_text(page(results))
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--peers", type=Path, help="the folder of environments of other systems")
+    parser.add_argument("--only", default=",".join(BENCHES), help="which to measure now; empty: only write the page")
+    parser.add_argument("--quick", action="store_true", help="few and small")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent)
+    return parser.parse_args()
+
+
+def _run(command: list[str]) -> dict[str, Any]:
+    done = subprocess.run([sys.executable, "-m", *command], stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)}: failed")
+    return json.loads(done.stdout)  # type: ignore[no-any-return]
+
+
+# -- the page -------------------------------------------------------------------------------------------------------
+
+
+def page(results: dict[str, Any]) -> str:
+    """The page, a section for each bench that was measured."""
+    return _HEAD + "".join(_section(results[name]) for name in BENCHES if name in results)
+
+
+def _section(result: dict[str, Any]) -> str:
+    m = result["machine"]
+    where = f"{m['cores']} cores, {m['memory_gb']:g} GB, Redis {m['redis']}, Python {m['python']}, NumPy {m['numpy']}"
+    begun = f"{m['date']}, {where}; load {m['load_1m']:g} at its end; {result['turns']} turns."
+    parts = [f"## {_TITLES[result['bench']]}", f"`{result['command']}`, {begun}"]
+    if picture := _PICTURES.get(result["bench"]):
+        parts.append(f"![{_TITLES[result['bench']]}](images/{picture})")
+    if result["bench"] == "digits":
+        parts.append(_markdown(("", result["header"], result["cells"])))
+    else:
+        parts += [_markdown(table) for table in (*rows_tables(result), bars_table(result))]
+    parts.append("\n".join(f"- {note}" for note in result["notes"]))
+    return "\n" + "\n\n".join(parts) + "\n"
+
+
+def _markdown(table: Table) -> str:
+    title, header, cells = table
+    lines = [f"| {' | '.join(row)} |" for row in [header, ["---"] * len(header), *cells]]
+    return (f"{title}:\n\n" if title else "") + "\n".join(lines)
+
+
+# -- pictures -------------------------------------------------------------------------------------------------------
+
+_PICTURES = {"round": "rounds.svg", "straggler": "straggler.svg"}
+
+
+def pictures(results: dict[str, Any]) -> dict[str, str]:
+    """File name -> SVG, of what was measured."""
+    drawn = {}
+    if "round" in results:
+        drawn["rounds.svg"] = _rounds(results["round"]["rows"])
+    if "straggler" in results:
+        drawn["straggler.svg"] = _stragglers(results["straggler"]["rows"])
+    return drawn
+
+
+def _rounds(rows: list[dict[str, Any]]) -> str:
+    """The largest model with the fewest workers."""
+    mb, workers = max(row["mb"] for row in rows), min(row["workers"] for row in rows)
+    shown = [row for row in rows if (row["mb"], row["workers"]) == (mb, workers) and "p50_ms" in row]
+    title = f"A round of {workers} workers, {mb:g} MB"
+    return chart(title, "ms", [_bar(f"{row['case']} ({row['transport']})", row) for row in shown])
+
+
+def _stragglers(rows: list[dict[str, Any]]) -> str:
+    labels = [f"{row['slow'].split(',')[0]}: {row['case']}" for row in rows]
+    bars = [_bar(label, row) for label, row in zip(labels, rows, strict=True)]
+    return chart("Digits to their accuracy, some workers slow", "ms", bars)
+
+
+def _bar(label: str, row: dict[str, Any]) -> Bar:
+    kind = "limit" if row["case"].startswith("bare") else "ours" if label.startswith("kvps") else "other"
+    if "slow" in row:
+        kind = "limit" if row["case"] == "BSP" else "ours"
+    return Bar(label, row["p50_ms"], row["p10_ms"], row["p90_ms"], kind)
+
+
+if __name__ == "__main__":
+    main()

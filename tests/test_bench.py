@@ -1,0 +1,272 @@
+"""kvps bench: each measurement in a tiny form, what it says, and what is asked wrongly. No time is judged here."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import kvps_run
+from conftest import eventually
+
+from kvps.bench import peer
+from kvps.bench.result import Bar, bars_table, rows_tables
+from kvps.bench.roles import model, sizes
+from kvps.bench.straggler import is_slow
+from kvps.bench.turns import CaseFailed, Ratio, Times, in_turns
+from kvps.errors import InvalidSetting
+
+DOCS = Path(__file__).parent.parent / "docs"
+
+
+def bench(*arguments: str) -> dict[str, Any]:
+    """What `kvps bench ... --json` prints, with what every bench must have."""
+    done = kvps_run("bench", *arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    assert found["bench"] == arguments[0]
+    assert {"date", "cores", "redis", "python", "memory_gb"} <= set(found["machine"])
+    assert found["rows"]
+    for row in found["rows"]:
+        assert row["transport"] in ("tcp", "unix", "shm")
+        if "not_measured" not in row:
+            assert 0 < row["p10_ms"] <= row["p50_ms"] <= row["p90_ms"] <= row["p99_ms"]
+            assert row["n"] >= 1
+    for bar in found["bars"]:
+        measured = "ratio" in bar
+        assert measured != ("not_measured" in bar)
+        assert (bar["holds"] is None) == (not measured or bar["wanted"] == "stated")
+        assert not measured or bar["least"] <= bar["ratio"] <= bar["greatest"]
+    assert rows_tables(found)
+    assert bars_table(found)
+    return found
+
+
+# -- the five -----------------------------------------------------------------------------------------------------
+
+
+def test_transport(home: Path) -> None:
+    found = bench("transport", "--mb", "0.5", "--turns", "1", "--transport", "unix")
+    rows = {(row["move"], row["case"]) for row in found["rows"]}
+    assert rows == {(m, c) for m in ("push", "pull") for c in ("kvps", "redis-py", "redis-py, hiredis")}
+    assert [bar["bar"] for bar in found["bars"]] == [1, 1]
+
+
+def test_round_beside_peers_that_are_not_there(home: Path, tmp_path: Path) -> None:
+    """Who is not installed is named, and who fails is quoted; the others are measured all the same."""
+    python = tmp_path / "torch" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text("#!/bin/sh\necho 'No module named torch' >&2; exit 1\n")
+    python.chmod(0o755)
+    sized = ["--mb", "0.04", "--workers", "2", "--tensors", "1", "--quick", "--turns", "1"]
+    found = bench("round", *sized, "--peers", str(tmp_path))
+    rows = {(row["case"], row["transport"]): row for row in found["rows"]}
+    for transport in ("tcp", "unix"):
+        for case in ("bare sockets", "bare sockets, fresh names", "kvps"):
+            assert rows[case, transport]["over_bare"] > 0
+    assert rows["gloo all_reduce", "tcp"]["not_measured"] == "failed: No module named torch"
+    assert rows["Ray actor", "shm"]["not_measured"] == "not installed"
+    assert {(bar["bar"], bar["not_measured"]) for bar in found["bars"]} == {(9, "failed: No module named torch")}
+
+
+def test_round_of_many_tensors_and_adam_as_a_table(home: Path) -> None:
+    sized = ["--mb", "0.04", "--workers", "1", "--tensors", "5", "--optimizer", "adam", "--quick", "--turns", "1"]
+    done = kvps_run("bench", "round", *sized, "--transport", "unix", COLUMNS="200")
+    assert done.returncode == 0, done.stderr
+    assert "tensors 5, optimizer adam" in done.stdout
+    assert "not installed" in done.stdout
+
+
+def test_straggler(home: Path) -> None:
+    tiny = ["--accuracy", "0.3", "--compute-ms", "1", "-w", "2", "--turns", "1", "--slow", "moves"]
+    found = bench("straggler", *tiny)
+    assert [row["case"] for row in found["rows"]] == ["BSP", "SSP(3)", "ASP"]
+    assert all(row["contributions"] > 0 for row in found["rows"])
+    assert [bar["bar"] for bar in found["bars"]] == [11]
+
+
+def test_scale(home: Path) -> None:
+    found = bench("scale", "--quick", "--turns", "1", "--transport", "unix")
+    rows = found["rows"]
+    assert {row["part"] for row in rows} == {"tensors", "optimizer", "sizes", "readers"}
+    assert {row["tensors"] for row in rows if row["part"] == "tensors"} == {1, 160}
+    assert all({"aggregator_x", "worker_x", "server_x"} <= set(row) for row in rows if row["part"] == "sizes")
+    assert [bar["bar"] for bar in found["bars"]] == [6, 7, 8, 10, 10]
+
+
+def test_wake_and_the_page_that_is_made_of_it(home: Path, tmp_path: Path) -> None:
+    command = [sys.executable, str(DOCS / "performance.py"), "--quick", "--only", "wake", "--out", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (found,) = json.loads((tmp_path / "performance.json").read_text()).values()
+    assert [bar["bar"] for bar in found["bars"]] == [12] * 8
+    page = (tmp_path / "performance.md").read_text()
+    assert "`kvps bench wake --json --quick`" in page
+    assert "| bare XREAD, woken by XADD | tcp |" in page
+
+
+# -- what is asked wrongly ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "round --mb many",
+        "round --mb 0",
+        "round --workers 1.5",
+        "round --tensors 100 --mb 0.001 --workers 2,0",
+        "round --optimizer sloth",
+        "round --peers /nowhere",
+        "transport --transport pigeon",
+        "transport --turns 0",
+        "straggler --accuracy 95",
+        "straggler --slow everybody",
+        "scale --parts wings",
+        "wake --redis unix:///nowhere/s",
+    ],
+)
+def test_what_is_asked_wrongly_is_said_in_one_line(home: Path, arguments: str) -> None:
+    done = kvps_run("bench", *arguments.split())
+    assert done.returncode in (1, 2)
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert done.stderr.startswith("kvps: error: ")
+
+
+def test_a_server_of_the_users_own_is_reached_one_way(home: Path, server_url: str) -> None:
+    done = kvps_run("bench", "wake", "--redis", server_url, "--transport", "tcp")
+    assert done.stderr == "kvps: error: --transport tcp: the server of --redis is reached over unix\n"
+
+
+# -- turns --------------------------------------------------------------------------------------------------------
+
+
+def test_turns_alternate_and_the_first_is_not_counted() -> None:
+    said: list[str] = []
+
+    def case(name: str, seconds: float) -> Any:
+        return lambda: (said.append(name), (seconds * len(said),))[1]
+
+    times = in_turns({"a": case("a", 1), "b": case("b", 2)}, 2)
+    assert said == ["a", "b"] * 3
+    assert times["a"].seconds == [3, 5]
+    assert times["b"].over(times["a"]).to_dict() == {"ratio": (8 / 3 + 12 / 5) / 2, "least": 12 / 5, "greatest": 8 / 3}
+
+
+def test_a_case_that_fails_leaves_the_others_their_turns() -> None:
+    def fails() -> list[float]:
+        raise CaseFailed("no more")
+
+    times = in_turns({"a": fails, "b": lambda: [1.0]}, 3)
+    assert list(times) == ["b"]
+    assert len(times["b"].turns) == 3
+
+
+def test_quantiles_lie_between() -> None:
+    times = Times(((1.0, 2.0), (4.0,)))
+    assert (times.quantile(0), times.median, times.quantile(0.75), times.quantile(1)) == (1, 2, 3, 4)
+
+
+def test_bars() -> None:
+    ratio = Ratio(1.1, 1.0, 1.3)
+    assert Bar(2, "", True, 1.2, ratio).holds is True
+    assert Bar(2, "", False, 1.2, ratio).holds is False
+    assert Bar(2, "", True, None, ratio).holds is None
+    assert Bar(2, "", True, 1.2, None).to_dict()["not_measured"] == "not installed"
+    assert ratio.inverse == Ratio(1 / 1.1, 1 / 1.3, 1.0)
+
+
+def test_a_model_of_many_tensors_has_the_size_asked_for() -> None:
+    assert sum(sizes(4_000_000, 160)) == 1_000_000
+    assert min(sizes(4_000_000, 160)) >= 1
+    assert sum(array.nbytes for array in model(4_000_000, 160).values()) == 4_000_000
+
+
+def test_one_is_slow_at_a_time() -> None:
+    slow = [[is_slow("moves", rank, i, 4, None) for rank in range(4)] for i in range(64)]  # type: ignore[arg-type]
+    assert all(sum(row) == 1 for row in slow)
+    assert [row.index(True) for row in slow[::8]] == [0, 1, 2, 3, 0, 1, 2, 3]
+
+
+# -- peers --------------------------------------------------------------------------------------------------------
+
+PEER = """
+import sys, time
+sys.path.insert(0, {scripts!r})
+from lockstep import Crowd, answer, options, right
+
+def work(number, worker, asked):
+    worker.obey(lambda: time.sleep(0.001), lambda rounds: right([-rounds * 1.5 / 1024], asked["workers"], rounds))
+
+if __name__ == "__main__":
+    print("noise")
+    asked = options()
+    crowd = Crowd(work, asked["workers"], asked["workers"], asked)
+    answer(crowd.rounds, lambda: crowd.check() and asked["tensors"] == 1)
+"""
+
+
+@pytest.fixture
+def kind(tmp_path: Path) -> Iterator[peer.Kind]:
+    """A peer that is always installed, and sleeps."""
+    script = tmp_path / "sleeper.py"
+    script.write_text(PEER.format(scripts=str(Path(peer.__file__).parent / "peers")))
+    python = tmp_path / "env" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to(sys.executable)
+    return peer.Kind("sleeper", "env", str(script), "tcp")
+
+
+def open_peer(kind: peer.Kind, folder: Path, tensors: int = 1) -> peer.Peer:
+    return peer.Peer(kind, folder, workers=2, nbytes=4, tensors=tensors)
+
+
+def states(session: int) -> set[str]:
+    """The states of a session's processes, as in ps."""
+    out = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if int(fields[3]) == session:
+                out.add(fields[0])
+    return out - {"Z"}  # who is dead and has not been asked after yet
+
+
+def test_a_peer_takes_turns_and_is_stopped_between_them(kind: peer.Kind, tmp_path: Path) -> None:
+    other = open_peer(kind, tmp_path)
+    assert other._process
+    session = other._process.pid
+    assert [len(other.rounds(n)) for n in (1, 3)] == [1, 3]
+    assert eventually(lambda: states(session) == {"T"})
+    other.finish()
+    assert other.why == ""
+    assert states(session) == set()
+
+
+def test_a_peer_whose_weights_are_wrong_is_not_believed(kind: peer.Kind, tmp_path: Path) -> None:
+    other = open_peer(kind, tmp_path, tensors=2)
+    other.rounds(1)
+    other.finish()
+    assert other.why == "failed: its weights are not what they must be"
+
+
+def test_a_peer_that_dies_says_so(kind: peer.Kind, tmp_path: Path) -> None:
+    other = open_peer(kind, tmp_path)
+    assert other._process
+    os.kill(other._process.pid, 9)
+    with pytest.raises(CaseFailed, match="failed: noise"):
+        other.rounds(1)
+    other.finish()
+    assert other.why == "failed: noise"  # its last words
+
+
+def test_a_folder_of_peers_must_be_one(tmp_path: Path) -> None:
+    with pytest.raises(InvalidSetting, match="is no folder"):
+        peer.checked(tmp_path / "none")
