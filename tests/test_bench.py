@@ -17,7 +17,7 @@ from conftest import eventually
 from kvps.bench import peer
 from kvps.bench.result import Bar, bars_table, rows_tables
 from kvps.bench.roles import model, sizes
-from kvps.bench.straggler import is_slow
+from kvps.bench.straggler import Setting, at_best, is_slow
 from kvps.bench.turns import CaseFailed, Ratio, Times, in_turns
 from kvps.errors import InvalidSetting
 
@@ -190,6 +190,15 @@ def test_one_is_slow_at_a_time() -> None:
     slow = [[is_slow("moves", rank, i, 4, None) for rank in range(4)] for i in range(64)]  # type: ignore[arg-type]
     assert all(sum(row) == 1 for row in slow)
     assert [row.index(True) for row in slow[::8]] == [0, 1, 2, 3, 0, 1, 2, 3]
+
+
+def test_at_best_slow_workers_cost_what_the_bound_makes_them_cost() -> None:
+    setting = Setting(workers=4, compute_ms=10)
+    fast, slow = 10 / 1000 / 4, 40 / 1000 / 4
+    assert at_best(setting, "always", 0) == pytest.approx(slow)
+    assert at_best(setting, "always", -1) == pytest.approx(1 / (3 / 0.01 + 1 / 0.04), rel=0.02)
+    assert at_best(setting, "moves", 0) == pytest.approx(slow)
+    assert fast < at_best(setting, "moves", -1) < at_best(setting, "moves", 3) < slow
 
 
 # -- peers --------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ import numpy as np
 from kvps_workers.loop import batches_of
 from kvps_workers.task import load_task
 
+from kvps.bench import ideal
 from kvps.bench.crew import Member, Place, crew, spawning
 from kvps.bench.result import Bar, Figures, Result, Row, machine
 from kvps.bench.roles import Aggregator, Role, temporary_job
@@ -155,8 +156,24 @@ def _row(
     transport: str, setting: Setting, kind: str, staleness: int, times: Times, contributions: Sequence[int]
 ) -> Row:
     figures: Figures = {"slow": KINDS[kind], "workers": setting.workers, "compute_ms": setting.compute_ms}
-    more = {"contributions": int(np.median(contributions))}
+    made = int(np.median(contributions))
+    more = {
+        "contributions": made,
+        "ms_each": round(1000 * times.median / made, 2),
+        "ms_each_at_best": round(1000 * at_best(setting, kind, staleness), 2),
+    }
     return Row(mode_name(staleness), transport, figures, times, more)
+
+
+def at_best(setting: Setting, kind: str, staleness: int) -> float:
+    """Seconds that a contribution takes if nothing but the bound holds anybody back: see `ideal`."""
+    random = [np.random.default_rng((0, rank)) for rank in range(setting.workers)]
+
+    def takes(rank: int, iteration: int) -> float:
+        slow = is_slow(kind, rank, iteration, setting.workers, random[rank])
+        return setting.compute_ms / 1000 * (FACTOR if slow else 1)
+
+    return ideal.contribution_s(takes, setting.workers, staleness)
 
 
 def _bars(transport: str, times: Mapping[str, Times]) -> list[Bar]:
@@ -174,5 +191,7 @@ def _notes(setting: Setting) -> tuple[str, ...]:
         f"Digits to a test accuracy of {setting.accuracy:g}, {setting.workers} workers; a snapshot is judged every "
         f"{1000 * _LOOK_EVERY_S:g} ms from outside. A gradient takes {setting.compute_ms:g} ms, which the worker "
         f"sleeps, {FACTOR} times as long when it is slow: it does not depend on the number of cores.",
+        "At best: what a contribution would take if protocol, server and processors took no time, and only the bound "
+        "held workers back. How many contributions it takes is the mode's own: SSP and ASP step on fewer at once.",
         "With one worker that is always slow SSP cannot win: its ideal is that worker's own pace.",
     )
