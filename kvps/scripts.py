@@ -305,10 +305,19 @@ class JobScripts:
         keys = [k.lease(shard), k.term(shard), k.leases]
         return bool(self._run("renew", keys, holder, term, lease_ms)[0] == "OK")
 
-    def free(self, shard: int, term: str, life: str, dead: Sequence[str]) -> None:
-        """Delete `dead` keys of the shard's slot. Raises LeaseLost, NewLife; then nothing was deleted."""
-        for i in range(0, len(dead), 1000):
-            reply = self._run("free", [self._keys.owner(shard), *dead[i : i + 1000]], term, life)
+    def free(
+        self, shard: int, term: str, life: str, dead: Sequence[str], reused: Sequence[tuple[str, str]] = ()
+    ) -> None:
+        """Delete `dead` keys of the shard's slot, and rename `reused` ones: (dead key, name of what is stored next).
+
+        Raises LeaseLost, NewLife; then nothing was deleted.
+        """
+        most = 1000
+        batches = [(dead[i : i + most], reused[:0]) for i in range(0, len(dead), most)]
+        batches += [(dead[:0], reused[i : i + most]) for i in range(0, len(reused), most)]
+        for gone, pairs in batches:
+            keys = [self._keys.owner(shard), *gone, *(key for pair in pairs for key in pair)]
+            reply = self._run("free", keys, term, life, len(gone))
             if reply[0] == "LOST":
                 raise lease_lost(shard, self._keys.job, reply[1])
 

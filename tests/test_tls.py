@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import trustme
+from conftest import eventually
 from harness import aggregating, gradient, model, plain_loop, work
 
 import kvps
@@ -60,6 +61,7 @@ def test_training_over_tls_is_the_same(tls_url: str) -> None:
         job = store.create_job("tls", model(), workers=2, shards=2, optimizer=kvps.SGD(lr=0.05))
         with aggregating(job):
             work(job, 5, lambda session, params, round_: gradient(params, session.rank, round_), 2)
+            assert eventually(lambda: job.state().version == 5)
         expected = plain_loop(model(), 2, 5, 0.05)
         for name, value in job.snapshot()[1].items():
             assert value.tobytes() == expected[name].tobytes(), name

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+import kvps_aggregator
 import numpy as np
 import pytest
 from conftest import eventually
@@ -23,6 +24,7 @@ from kvps.job import Job
 from kvps.layout import Layout
 from kvps.plan import Contribution
 from kvps.reader import Reader
+from kvps.scripts import NewLife
 from kvps.session import Session
 from kvps.store import Store
 
@@ -49,6 +51,7 @@ def test_what_is_put_ahead_makes_the_same_weights(store: Store) -> None:
 
     with aggregating(job):
         work(job, 12, step, 2)
+        assert eventually(lambda: job.state().version == 12)
     expected = plain_loop(model(), 2, 12, 0.05)
     for name, value in job.snapshot()[1].items():
         assert value.tobytes() == expected[name].tobytes(), name
@@ -147,6 +150,7 @@ def test_bsp_equals_a_plain_loop_over_what_was_sent(store: Store, wire: str) -> 
 
     with aggregating(job):
         work(job, 10, lambda session, params, round_: gradient(params, session.rank, round_), 2)
+        assert eventually(lambda: job.state().version == 10)
     params = model()
     for round_ in range(10):
         grads = [sent(rank, gradient(params, rank, round_)) for rank in range(2)]
@@ -315,4 +319,54 @@ def test_what_waits_for_others_is_fetched_early(store: Store, monkeypatch: pytes
             ]
             expected = expected - (sent[0] + sent[1]) / np.float32(2)
             assert job.snapshot()[1]["x"].tobytes() == expected.tobytes()
-    assert not _gradients(job)
+    assert {key.split(":")[4] for key in _gradients(job)} == {"4"}, "their memory has the names that come next"
+
+
+# -- dead bytes ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+def test_dead_bytes_become_those_that_come_next(store: Store, staleness: int) -> None:
+    """A large model's server holds as many bytes after thirty rounds as after five; none are left in the end."""
+    params = {"x": np.zeros(700_000, np.float32)}
+    settings = {"workers": 2, "shards": 2, "staleness": staleness, "reduction": "sum"} | PATIENT
+    job = store.create_job("job", params, optimizer=kvps.SGD(lr=1.0, momentum=0.5), **settings)
+    stop, held = threading.Event(), []
+
+    def step(session: Session, params: dict[str, np.ndarray], round_: int) -> dict[str, np.ndarray]:
+        if session.rank == 0 and round_ >= 5:
+            held.append(len(list(store.client.scan(job.keys.all_bytes))))
+        return {"x": np.full(700_000, round_ % 2, np.float32)}
+
+    aggregator = threading.Thread(target=kvps_aggregator.serve, args=(job,), kwargs={"stop": stop})
+    aggregator.start()
+    work(job, 30, step, 2)
+    aggregator.join(30)
+    assert check_chain(job) >= 15
+    sets = 2 * (settings["staleness"] + 2)  # of gradients: of two workers, all that may wait and one on its way
+    versions = 8  # 5.6 MB each: five fit into what a small job keeps, one is made, one is reused
+    assert max(held) <= 4 * sets + versions * (2 * 4 + 2), "four chunks each, and two manifests"
+    kinds = {key.split(":")[2] for key in store.client.scan(job.keys.all_bytes)}
+    assert kinds <= {"w", "opt.momentum", "m", "owner"}
+    names = {key.split(":")[3] for key in store.client.scan(job.keys.all_bytes) if ":w:" in key}
+    assert all(int(name.split(".")[0]) <= job.state().version for name in names), names
+    assert np.unique(job.snapshot()[1]["x"]).size == 1
+
+
+def test_no_other_may_rename(store: Store) -> None:
+    job = store.create_job("job", {"x": np.zeros(2, np.float32)})
+    store.client.call("SET", job.keys.owner(0), "mine")
+    old, new, newer = (job.keys.gradient(0, "w0", "1-a", seq, 0) for seq in (1, 2, 3))
+    for key in (old, new):
+        store.client.call("SET", key, key)
+    life = job.state().server
+    with pytest.raises(kvps.errors.LeaseLost):
+        job.scripts.free(0, "another", life, [], [(old, newer)])
+    with pytest.raises(NewLife):
+        job.scripts.free(0, "mine", "another", [], [(old, newer)])
+    assert _gradients(job) == {old, new}
+    job.scripts.free(0, "mine", life, [], [(old, new), (newer, old)])
+    assert _gradients(job) == {new}, "what is there is newer"
+    assert store.client.call("GET", new) == new
+    job.scripts.free(0, "mine", life, [], [(new, newer)])
+    assert _gradients(job) == {newer}

@@ -121,6 +121,10 @@ class Aggregator:
         deadline = time.monotonic() + 1.5 * job.config.lease_ms / 1000
         while not self._stop.is_set():
             self.hold(at_once=True)
+            planned = job.scripts.plan()
+            self._settle(planned.version, planned.pin)  # the last version may have been another's call to commit
+            for shard in self._shards.values():
+                shard.retire()
             self.sweep()
             if self._saver and 0 in self._shards:
                 self._saver.finish()

@@ -28,6 +28,7 @@ from kvps_aggregator.record import Recorder
 
 _LINGER_BYTES = 32 << 20  # what the versions of a small job may take together; of a large one two are kept
 _LINGER_VERSIONS = 64
+_REUSED_BYTES = 1 << 20  # smaller shards' memory is never freed in large stretches
 _RESERVE_PART = 64 << 20  # Redis fills this much in some ten milliseconds
 
 
@@ -61,6 +62,8 @@ class Shard:
         self._kept_versions = max(2, min(_LINGER_VERSIONS, _LINGER_BYTES // nbytes))
         self._names: dict[int, str] = {}  # versions whose bytes are still there
         self._dead: list[str] = []
+        self._reused: list[tuple[str, str]] = []
+        self._limited = bool(job.client.memory()[1])
         self._gave_up_reserve = False
 
     # -- what the last holder left -----------------------------------------------------------------------------
@@ -192,22 +195,45 @@ class Shard:
         self._names[plan.version] = staged_name(plan.version, self.term)
         for contribution in plan.contributions + plan.rejected:
             if contribution.weight:
-                self._dead += self._gradient_keys(contribution)
+                self._bury_contribution(contribution)
         for version in [v for v in self._names if v <= self.version - self._kept_versions and v != pinned_version]:
-            self._bury_version(version)
+            self._bury_version(version, reuse=self._reuses)
 
-    def _bury_version(self, version: int) -> None:
+    @property
+    def _reuses(self) -> bool:
+        """Whether dead bytes are given the names of those that come next.
+
+        Redis's allocator returns memory to the kernel that is freed in large stretches, and gets it back page by
+        page: a round took twice as long. A server that is short of memory is better off without.
+        """
+        return self._part.size * DTYPE.itemsize >= _REUSED_BYTES and not self._limited
+
+    def _bury_contribution(self, c: Contribution) -> None:
+        keys = self._gradient_keys(c)
+        if self._reuses:  # so many of a worker's may wait: this name is the first that cannot have been sent before
+            then = self._gradient_keys(c._replace(seq=c.seq + self._job.config.max_pending))
+            self._reused += zip(keys, then, strict=True)
+        else:
+            self._dead += keys
+
+    def _bury_version(self, version: int, reuse: bool = False) -> None:
         name = self._names.pop(version)
         self._dead.append(self._job.keys.manifest(self.number, name))
-        for what in ("w", *self._part.slots):
-            self._dead += self._keys(what, name)
-        if self._pull.lossy:
-            self._dead += [self._job.keys.pulled(self.number, name, chunk.number) for chunk in self._part.chunks]
+        keys, then = self._version_keys(name), self._version_keys(staged_name(self.version + 1, self.term))
+        if reuse:
+            self._reused += zip(keys, then, strict=True)
+        else:
+            self._dead += keys
+
+    def retire(self) -> None:
+        """Nothing more will be stored: bury what was kept for that."""
+        self.bury(self._version_keys(staged_name(self.version + 1, self.term)))
 
     def free(self) -> None:
         """Delete the bytes that died. Raises LeaseLost if another may do that now, NewLife if they may live again."""
-        dead, self._dead = self._dead, []
-        self._job.scripts.free(self.number, self.term, self._life, dead)
+        dead, reused = self._dead, self._reused
+        self._dead, self._reused = [], []
+        self._job.scripts.free(self.number, self.term, self._life, dead, reused)
         if self._gave_up_reserve and not self.begun:  # before the next gradients take the room
             self.keep_reserve()
 
@@ -222,6 +248,13 @@ class Shard:
 
     def _keys(self, what: str, name: str) -> list[str]:
         return [self._key(what, name, chunk) for chunk in self._part.chunks]
+
+    def _version_keys(self, name: str) -> list[str]:
+        """The keys of all chunks of a version, but for its manifest."""
+        keys = [key for what in ("w", *self._part.slots) for key in self._keys(what, name)]
+        if self._pull.lossy:
+            keys += [self._job.keys.pulled(self.number, name, chunk.number) for chunk in self._part.chunks]
+        return keys
 
     def _gradient_keys(self, c: Contribution) -> list[str]:
         keys = self._job.keys

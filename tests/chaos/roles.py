@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 from harness import gradient, model
-from kvps_aggregator import Aggregator
+from kvps_aggregator import Aggregator, shard
 from kvps_aggregator.replay import Encode
 
 from chaos import mutants, points, proxy
@@ -39,6 +39,8 @@ def play(spec: dict[str, Any]) -> NoReturn:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if spec.get("log"):
             logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(process)d %(name)s: %(message)s")
+        # As in a large model, of which few versions are kept, and dead bytes become the next ones.
+        shard._REUSED_BYTES, shard._LINGER_VERSIONS = 0, 2
         for name in spec.get("mutants", ()):
             mutants.MUTANTS[name].apply()
         if arms := spec.get("arm"):
