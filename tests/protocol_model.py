@@ -5,13 +5,15 @@
 `protocol_scripts` has the Lua scripts; around them `Model` has what the clients do: workers that join, pull, push and
 leave; aggregators that look, stage, say ready or reject. Workers may be killed, wrongly evicted, and replaced while
 they still run; leases may expire under their holders; a reply may be lost, and a write of a cut connection may land
-late; a contribution may turn out bad.
+late; a contribution may turn out bad; the server may be started again without its last writes, under all of them.
+With `units` workers take those one by one, leave when none is free, and join again for what comes back.
 `Model.broken` says what must never be, in any state that can be reached. Each mutant leaves one check out, so that
 it is known which of them the exploration can tell from none.
 
-Not here: time (who is silent and whose lease ran out is chance), a Redis that loses writes (so neither history, head
-nor base can be wrong), gradients' bytes (bad is what an aggregator finds bad), ranks, and readers. A new holder
-sweeps what others staged under their terms, as the design lets it. A killed aggregator is one that never moves again.
+Not here: time (who is silent and whose lease ran out is chance), gradients' bytes (bad is what an aggregator finds
+bad), ranks, readers, and a `recover` so late that the server has begun another life since. A new holder owns the slot
+at once and sweeps what others staged under their terms, as the design lets it. A killed aggregator is one that never
+moves again.
 """
 
 from __future__ import annotations
@@ -26,9 +28,14 @@ from dataclasses import dataclass, field
 from protocol_scripts import (
     ACTIVE,
     AGGREGATORS,
+    DONE,
+    FREE,
     GONE,
     MUTANTS,
     NO_FAULTS,
+    PUSHED,
+    TAKEN,
+    Entry,
     Faults,
     Holder,
     Plan,
@@ -47,7 +54,10 @@ from kvps.config import JobConfig
 
 @dataclass(frozen=True)
 class Model:
-    """A job at small bounds. `max_pending` 0 is what a job would choose; `joined` begins with all workers there."""
+    """A job at small bounds. `max_pending` 0 is what a job would choose; `joined` begins with all workers there.
+
+    Each worker does `rounds`; or they share `units`, if there are any.
+    """
 
     shards: int = 1
     staleness: int = 0
@@ -57,6 +67,7 @@ class Model:
     workers: int = 2
     max_pending: int = 0
     joined: bool = True
+    units: int = 0
     scripts: Scripts = field(init=False)
 
     def __post_init__(self) -> None:
@@ -65,13 +76,13 @@ class Model:
 
     def start(self) -> State:
         """The aggregators hold the shards in turn, each under its first term."""
-        holders = [[Holder(1, ()) if shard % 2 == a else None for shard in range(self.shards)] for a in AGGREGATORS]
+        holders = [[Holder(1, (), 0) if shard % 2 == a else None for shard in range(self.shards)] for a in AGGREGATORS]
         s = State(
             *((), (0,) * self.workers, (None,) * self.workers, (), None, 0, (None,) * self.shards),
-            *(tuple(shard % 2 for shard in range(self.shards)), (1,) * self.shards, (0,) * self.shards),
+            *(tuple(shard % 2 for shard in range(self.shards)), *((1,) * self.shards,) * 2, (0,) * self.shards),
             frozenset(Staged(shard, 0, 0, ()) for shard in range(self.shards)),
-            *((None,) * self.workers, None, tuple(map(tuple, holders)), None, self.faults),
-            *(frozenset(), frozenset(), ""),
+            *((FREE,) * self.units, 0, frozenset(), frozenset(), 0, None),
+            *((None,) * self.workers, None, tuple(map(tuple, holders)), None, self.faults, ""),
         )
         for worker in range(self.workers if self.joined else 0):
             s = next(step.state for step in self._membership(s, worker))
@@ -79,7 +90,8 @@ class Model:
 
     def over(self, s: State) -> bool:
         """Whether all is committed or rejected, and every worker has finished or is gone for good."""
-        return not s.inbox and not s.plan and not any(s.sessions) and all(e and e.state == GONE for e in s.entries)
+        left = s.inbox or s.plan or any(s.sessions) or set(s.units) - {DONE} or s.history != s.life
+        return not left and all(e and e.state == GONE for e in s.entries)
 
     def steps(self, s: State) -> Iterator[Step]:
         """All that may happen next."""
@@ -98,6 +110,12 @@ class Model:
         if s.late:
             t = s.stored(s.late) if s.late.version >= s.version else s
             yield Step(f"a late write of {s.late.version}.{s.late.term} lands", t._replace(late=None))
+        if s.disk:
+            yield Step("the server is killed, and begins a new life", s.reborn(), sure=False)
+        elif t := s.spending("losses"):
+            yield Step("the disk has all that is written", t.saved(), sure=False)
+        if s.history != s.life:
+            yield Step("somebody sees the new life", self.scripts.recover(s)[1])
 
     # -- workers ----------------------------------------------------------------------------------------------
 
@@ -105,53 +123,93 @@ class Model:
         """A worker comes, is replaced, is killed, is thought gone."""
         entry, session = s.entries[worker], s.sessions[worker]
         active = entry is not None and entry.state == ACTIVE
-        if not (active or s.zombie) if session else not (entry and entry.finished):
+        more = FREE in s.units or active if self.units and entry else not (entry and entry.finished)
+        if not (active or s.zombie) if session else more:
             (_, life, round_), t = self.scripts.join(s, worker)
-            t = t._replace(sessions=put(s.sessions, worker, Session(life, 0, round_)))
+            begun = Session(life, 0, round_, "take" if self.units else "pull")
+            t = t._replace(sessions=put(s.sessions, worker, begun))
             if session and (session.does != "pull" or session.round >= self.rounds):  # else it sees that it is out
                 t = t._replace(zombie=(worker, session))
-            yield Step(f"w{worker} joins as .{life} at round {round_}", t, sure=entry is None)
+            yield Step(f"w{worker} joins as .{life} at round {round_}", t, sure=entry is None or bool(self.units))
         if session and (t := s.spending("kills")):
             yield Step(f"w{worker} is killed", t._replace(sessions=put(s.sessions, worker, None)), sure=False)
-        if active and not session:
+            if entry and self.units:
+                t = self.scripts.leave(t, worker, session.incarnation, finished=False)[1]
+                t = t._replace(sessions=put(s.sessions, worker, None))
+                yield Step(f"w{worker} fails, and leaves", t, sure=False)
+        if entry and entry.counts and not (session and active):
             yield Step(f"w{worker} is evicted", self.scripts.evict(s, worker)[1])
         elif active and (t := s.spending("evictions")):
             yield Step(f"w{worker} is evicted though it lives", self.scripts.evict(t, worker)[1], sure=False)
 
     def _session(self, s: State, worker: int, session: Session, zombie: bool) -> Iterator[Step]:
-        """A worker's process leaves, pulls, pushes or asks."""
-        who, entry = f"w{worker}.{session.incarnation}", entry_of(s, worker)
+        """A worker's process takes, leaves, pulls, pushes or asks."""
+        who, entry = f"w{worker}.{session.incarnation}", s.entries[worker]
 
         def then(t: State, after: Session | None) -> State:
             if zombie:
                 return t._replace(zombie=(worker, after) if after else None)
             return t._replace(sessions=put(t.sessions, worker, after))
 
-        if session.does == "pull" and session.round >= self.rounds:
-            yield Step(f"{who} leaves", then(self.scripts.leave(s, worker, session.incarnation)[1], None))
-        elif session.does == "pull" and (entry.incarnation != session.incarnation or entry.state != ACTIVE):
+        if session.does == "leave" or (session.does == "pull" and not self.units and session.round >= self.rounds):
+            (answer, *_), t = self.scripts.leave(s, worker, session.incarnation)
+            if answer == "NOJOB" or (answer == "OK" and self._undone(t, worker, session)):
+                t = t._replace(wrong="who leaves is not told that its rounds are lost")
+            yield Step(f"{who} leaves: {answer}", then(self._noticed(t, answer), None))
+        elif session.does == "take":
+            (answer, *got), t = self.scripts.take(s, worker, session.incarnation)
+            after = None if answer == "EVICTED" else session._replace(does="leave")
+            if answer == "OK":
+                after = session._replace(does="pull", unit=got[0])
+            yield Step(f"{who} takes: {answer} {got}", then(t, after))
+            if t != s and (t := t.spending("lost")):
+                yield Step(f"{who} takes, the reply is lost", t, sure=False)
+        elif session.does == "pull" and not self._is_in(entry, session):
             yield Step(f"{who} sees that it is out", then(s, None))
         elif session.does == "pull":
             committed = [s.clock[w] + e.skip for w, e in enumerate(s.entries) if e and e.state != GONE]
             if admits(session.round, committed, self.staleness) or "session-bound" in self.without:
-                t = then(s, session._replace(does="push"))._replace(wrong=self._judged(s, session.round))
+                read = session._replace(does="push", history=s.history, base=s.version if self.faults.losses else 0)
+                t = then(s, read)._replace(wrong=self._judged(s, session.round))
                 yield Step(f"{who} pulls version {s.version} for round {session.round + 1}", t)
         else:
-            answer, t = self.scripts.push(s, worker, session.incarnation, session.seq + 1)
+            answer, t = self.scripts.push(s, worker, session)
+            if t != s and session.history != s.life:
+                t = t._replace(wrong="a contribution is accepted on the word of an earlier life")
+            if t != s and entry and entry.unit != session.unit:
+                t = t._replace(wrong="a contribution is accepted as of another unit than it was computed on")
             match answer:
                 case ("ACK", round_):
-                    after = session._replace(seq=session.seq + 1, round=round_, does="pull")
+                    after = Session(session.incarnation, session.seq + 1, round_, "take" if self.units else "pull")
                     yield Step(f"{who} pushes round {round_}", then(t, after))
-                case ("EVICTED",):
-                    yield Step(f"{who} may not push", then(t, None))
-                case ("SEQUENCE",):
+                case ("SEQUENCE",) if s.life == 0:
                     yield Step(f"{who} pushes", s._replace(wrong="a worker in order is told SEQUENCE"))
+                case ("UNIT" | "HISTORY" | "BASE",) if s.life == 0:
+                    yield Step(f"{who} pushes", s._replace(wrong=f"a worker in order is told {answer[0]}"))
+                case ("EVICTED" | "SEQUENCE" | "LIFE" | "HISTORY" | "BASE" | "UNIT",):
+                    yield Step(f"{who} may not push: {answer[0]}", then(self._noticed(t, answer[0]), None))
             if t != s and (t := t.spending("lost")):
                 yield Step(f"{who} pushes, the reply is lost", then(t, session._replace(does="ask")), sure=False)
             if session.does == "ask":  # it may also push again blindly, as above
-                answer, _ = self.scripts.push(s, worker, session.incarnation, session.seq + 1, ask=True)
+                answer, _ = self.scripts.push(s, worker, session, ask=True)
                 if answer == ("NEW",):
                     yield Step(f"{who} asks: {answer[0]}", then(s, session._replace(does="push")))
+
+    def _is_in(self, entry: Entry | None, session: Session) -> bool:
+        """Whether the session finds itself in the clock, with all that it was told was accepted."""
+        if not entry or entry.incarnation != session.incarnation or entry.state != ACTIVE:
+            return False
+        return entry.accepted >= session.seq or "session-forgotten" in self.without
+
+    def _noticed(self, s: State, answer: str) -> State:
+        """Who is told of a new life has a new history begun."""
+        return self.scripts.recover(s)[1] if answer == "LIFE" else s
+
+    def _undone(self, s: State, worker: int, session: Session) -> bool:
+        """Whether the worker has rounds to do, as far as the server knows, and no later process does them."""
+        entry = entry_of(s, worker)
+        done = s.clock[worker] + entry.skip + entry.pending
+        return not self.units and done < self.rounds and entry.incarnation <= session.incarnation
 
     def _judged(self, s: State, done: int) -> str:
         """What is wrong if a worker with so many rounds done computes the next on these weights."""
@@ -161,7 +219,7 @@ class Model:
             if self.staleness == ASP or not entry or entry.state == GONE:
                 continue
             missing = [c.round for c in s.inbox if c.worker == worker]
-            if entry.state == ACTIVE:
+            if entry.counts:
                 missing.append(s.clock[worker] + entry.skip + entry.pending + 1)
             if any(round_ <= done - self.staleness for round_ in missing):
                 return "a round is computed on weights that do not hold what the bound asks for"
@@ -176,11 +234,17 @@ class Model:
             term, t, sure = self._take(s, a, shard)
             found = [b.weights for b in s.bytes if b[:3] == (shard, s.version, s.names[shard])]
             if term and found:  # if they are not there, `broken` says so
-                yield Step(f"{who} takes term {term}", self._held(t, a, shard, Holder(term, found[0])), sure)
-        elif holder.does == "look":
+                yield Step(f"{who} takes term {term}", self._held(t, a, shard, Holder(term, found[0], s.history)), sure)
+            return
+        _, t = self.scripts.free(s, shard, holder)
+        if t != s and (holder.term, holder.history) != (s.owners[shard], s.life):
+            yield Step(f"{who} frees what it does not know", t)
+        if holder.history != s.history:
+            yield Step(f"{who} sees the new life", self._held(s, a, shard, None))
+        if holder.does == "look":
             if s.plan is None or holder.staged == s.plan:
                 return  # it may settle later: without a plan to do it comes to the same
-            settled = self._settled(s, holder)
+            settled = self._settled(s, shard, holder)
             if settled is None:
                 yield Step(f"{who} has old weights", self._held(s, a, shard, None))
             elif settled.staged and "holder-restages" not in self.without:
@@ -192,11 +256,13 @@ class Model:
             term, t, sure = self._take(s, a, shard)
             if not term or not sure:
                 yield Step(f"{who} has lost the lease", self._held(s, a, shard, None))
-            if term and "holder-retakes" not in self.without and t.version != len(holder.weights):
+            known = any(b[1:] == (t.version, t.names[shard], holder.weights) for b in t.bytes if b.shard == shard)
+            if term and "holder-retakes" not in self.without and not known:
                 yield Step(f"{who} takes term {term}, has old weights", self._held(t, a, shard, None), sure)
             elif term:
                 staged = holder.staged if "holder-retakes" in self.without else None
-                for step in self._stage(t, a, shard, holder._replace(term=term, staged=staged), holder.plan):
+                again = holder._replace(term=term, staged=staged, history=s.history)
+                for step in self._stage(t, a, shard, again, holder.plan):
                     yield step._replace(label=f"{who} takes term {term}; {step.label}", sure=step.sure and sure)
         elif holder.does == "say" and holder.staged:
             yield from self._say(s, a, shard, holder, holder.staged)
@@ -212,18 +278,18 @@ class Model:
         answer, t = self.scripts.acquire(s, shard, a, expired=False)
         if answer[0] == "HELD" and (spent := s.spending("takeovers")):
             answer, t = self.scripts.acquire(spent, shard, a, expired=True)
-        return (answer[1] if answer[0] == "OK" else 0), t, s.leases[shard] == a
+        return (answer[1] if answer[0] == "OK" else 0), t, s.leases[shard] in (a, None)
 
-    def _settled(self, s: State, holder: Holder) -> Holder | None:
+    def _settled(self, s: State, shard: int, holder: Holder) -> Holder | None:
         """What it staged it takes for committed once the version is; with older weights it drops the shard."""
-        if holder.staged and holder.staged.version <= s.version:
-            holder = holder._replace(weights=(*holder.weights, holder.staged.id), staged=None)
-        stale = len(holder.weights) < s.version and "holder-stale" not in self.without
-        return None if stale else holder
+        named = holder.term == s.names[shard] or "holder-names" in self.without
+        if holder.staged and holder.staged.version == s.version and named:
+            holder = holder._replace(weights=(*holder.weights, holder.staged.mark), staged=None)
+        return None if len(holder.weights) != s.version and "holder-stale" not in self.without else holder
 
     def _stage(self, s: State, a: int, shard: int, holder: Holder, plan: Plan) -> Iterator[Step]:
         """Compute and store the plan's version, or find that it cannot be computed."""
-        staged = Staged(shard, plan.version, holder.term, (*holder.weights, plan.id))
+        staged = Staged(shard, plan.version, holder.term, (*holder.weights, plan.mark))
         t = self._held(s.stored(staged), a, shard, holder._replace(staged=plan, does="say", plan=None))
         label = f"a{a}/s{shard} stages {plan} as {staged.version}.{staged.term}"
         yield Step(label, t)
@@ -237,13 +303,16 @@ class Model:
 
     def _say(self, s: State, a: int, shard: int, holder: Holder, plan: Plan) -> Iterator[Step]:
         """Say ready; go on by the answer."""
-        (answer, *_), t = self.scripts.ready(s, shard, holder.term, plan, (*holder.weights, plan.id))
+        (answer, *_), t = self.scripts.ready(s, shard, holder.term, plan, (*holder.weights, plan.mark))
         label = f"a{a}/s{shard} says ready for {plan}: {answer}"
         after: Holder | None = holder._replace(does="look")
         if answer == "FLIPPED":
-            after = self._settled(t, holder._replace(does="look"))
-        if answer == "TERM":
+            after = self._settled(t, shard, holder._replace(does="look"))
+        if answer in ("TERM", "LIFE"):
             after = None
+        if t != s and holder.history != s.life:
+            t = t._replace(wrong="a shard is ready on the word of an earlier life")
+        t = self._noticed(t, answer)
         if answer == "DIGEST":
             t = t._replace(wrong="a holder in order is told DIGEST")
         yield Step(label, self._held(t, a, shard, after))
@@ -268,7 +337,7 @@ class Model:
         if len({(c.worker, c.round) for c in places}) < len(places):
             return "a worker has two contributions for one round"
         done, waiting = Counter(c.worker for c in committed), Counter(c.worker for c in s.inbox)
-        waiting.update(s.plan.over if s.plan else ())
+        waiting.update(c.worker for c in (s.plan.over if s.plan else ()))
         for worker, entry in enumerate(s.entries):
             if s.clock[worker] != done[worker]:
                 return "a clock is not the count of commits"
@@ -278,12 +347,23 @@ class Model:
                 return "more than max_pending wait"
             if entry and entry.state == GONE and entry.pending:
                 return "a worker is gone though its contributions wait"
+        for unit, is_ in enumerate(s.units):
+            has = [TAKEN for e in s.entries if e and e.counts and e.unit == unit]
+            has += [PUSHED for c in (*s.inbox, *(s.plan.over if s.plan else ())) if c.unit == unit]
+            has += [DONE for c in committed if c.unit == unit]
+            if has.count(DONE) > 1:
+                return "a unit is in two commits"
+            if has != [is_] and (has, is_) != ([], FREE):
+                return "a unit is lost, or there twice"
         spent = self.faults.kills - s.faults.kills + self.faults.evictions - s.faults.evictions
-        if sum(entry.incarnation - 1 for entry in s.entries if entry) > spent:
+        alone = not self.units and not s.life
+        if alone and sum(entry.incarnation - 1 for entry in s.entries if entry) > spent:
             return "a worker was put out though no fault did it"
         if s.log and None in s.entries:
             return "a version is committed before all workers have joined"
-        decided = tuple(plan.id for plan in s.log)
+        if any(after.head != plan.mark for plan, after in zip(s.log, s.log[1:], strict=False)):
+            return "the log is no chain"
+        decided = tuple(plan.mark for plan in s.log)
         for shard, term in enumerate(s.names):
             visible = [b.weights for b in s.bytes if b[:3] == (shard, s.version, term)]
             if not visible:
@@ -360,14 +440,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("mutants", nargs="*", metavar="mutant", help="checks to leave out: " + ", ".join(MUTANTS))
     parser.add_argument("--joining", action="store_true", help="begin before anybody has joined")
     parser.add_argument("--limit", type=int, default=5_000_000, help="states to visit at most")
-    counts = {"rounds": 2, "workers": 2, "max_pending": 0} | Faults()._asdict()
+    counts = {"rounds": 2, "workers": 2, "max_pending": 0, "units": 0} | Faults()._asdict()
     for name, default in counts.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default)
     got = parser.parse_args(arguments)
     if unknown := set(got.mutants) - set(MUTANTS):
         parser.error(f"no such mutant: {', '.join(sorted(unknown))}")
     faults = Faults(*(getattr(got, name) for name in Faults._fields))
-    sizes = (got.rounds, got.workers, got.max_pending, not got.joining)
+    sizes = (got.rounds, got.workers, got.max_pending, not got.joining, got.units)
     began = time.perf_counter()
     result = explore(Model(got.shards, got.staleness, faults, frozenset(got.mutants), *sizes), got.limit)
     whole = "" if result.complete else ", not all there are"

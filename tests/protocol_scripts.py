@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 from kvps.clocks import ASP
 
-ACTIVE, DRAINING, GONE = "active", "draining", "gone"
+ACTIVE, DRAINING, GONE, REJOINING = "active", "draining", "gone", "rejoining"
+FREE, TAKEN, PUSHED, DONE = "free", "taken", "pushed", "done"  # a unit of data; never handed out is free, too
 AGGREGATORS = (0, 1)
 
 MUTANTS = {
@@ -19,27 +20,45 @@ MUTANTS = {
     "push-sequence": "push: sequence numbers are not compared at all",
     "push-incarnation": "push: any incarnation may push",
     "push-state": "push: who was evicted may push",
+    "push-unit": "push: whatever unit the worker says it has used",
+    "push-pushed": "push: the unit stays the worker's",
+    "push-life": "push: also in a new life of the server",
+    "push-history": "push: also what was computed in an earlier history",
+    "push-base": "push: also what was computed on a version that is no more",
     "push-full": "push: as many may wait as like",
     "join-own": "join: admits at the others' round though this worker was further",
     "join-others": "join: admits at the worker's own round, whatever the others did meanwhile",
     "join-plan": "join: does not count the rounds that the open plan will end",
     "join-pending": "join: forgets what the last incarnation has waiting",
     "join-waits": "join: admits past rounds that the last incarnation still has waiting",
+    "join-unit": "join: the last incarnation's unit is not given back",
+    "take-incarnation": "take: any incarnation may take for the present one",
+    "take-state": "take: who was evicted may take",
+    "take-same": "take: another unit for who has one already",
     "leave-incarnation": "leave: any incarnation may leave for the present one",
+    "leave-unit": "leave: the unit is not given back",
+    "leave-lost": "leave: does not ask whether the join was lost",
+    "leave-life": "leave: also in a new life of the server",
     "leave-drains": "leave: gone at once, though contributions wait",
     "evict-drains": "evict: gone at once, though contributions wait",
+    "evict-unit": "evict: the unit is not given back",
     "evict-keeps": "evict: drops accepted contributions that are in no plan",
     "plan-open": "plan: replaces a plan that is open",
     "plan-early": "plan: does not wait until all workers have joined once",
     "plan-due": "plan: BSP takes whatever round is there",
     "plan-waits": "plan: BSP does not wait for all active workers",
+    "ready-life": "ready: also in a new life of the server",
+    "ready-history": "ready: also for a plan of an earlier history",
     "ready-already": "ready: does not say that the version is past",
     "ready-term": "ready: any term may say ready",
     "ready-plan": "ready: for whichever plan is open",
+    "ready-head": "ready: whatever the version before was",
     "ready-digest": "ready: one term may say two things",
     "ready-all": "ready: the first shard flips all",
     "ready-recheck": "ready: believes the word of a holder who was replaced since",
     "ready-gone": "ready: who has drained does not become gone",
+    "ready-done": "ready: the units are not marked done",
+    "ready-frees": "ready: the units of what was rejected are not given back",
     "reject-term": "reject: any term may reject",
     "reject-plan": "reject: from whichever plan is open",
     "reject-member": "reject: also what is not in the plan any more",
@@ -47,10 +66,19 @@ MUTANTS = {
     "reject-skip": "reject: the round still has to be done",
     "reject-waits": "reject: the round is over at once, not when the version without it is committed",
     "acquire-clears": "acquire: what the last holder said stays said",
+    "free-owner": "free: any term may delete",
+    "free-life": "free: also in a new life of the server",
+    "recover-keeps": "recover: the open plan is dropped, with what was rejected from it",
+    "recover-plan": "recover: the open plan stays one of the earlier history",
+    "recover-terms": "recover: the terms go on",
+    "recover-workers": "recover: the incarnations go on",
+    "recover-unit": "recover: units are not given back",
     "holder-restages": "holder: stages another plan of one version under the same term",
     "holder-retakes": "holder: takes a new term without a look whether another committed meanwhile",
+    "holder-names": "holder: takes what it staged for committed when any of that version is",
     "holder-stale": "holder: goes on from old weights when another has committed",
     "session-bound": "session: does not wait for the others' rounds",
+    "session-forgotten": "session: goes on though the server knows of less than it was told",
 }
 
 
@@ -59,22 +87,33 @@ class Contribution(NamedTuple):
     incarnation: int
     seq: int
     round: int
+    unit: int | None
 
 
 class Plan(NamedTuple):
-    """`over` are the workers of rejected contributions, whose round ends with this version all the same."""
+    """`over` are rejected contributions, whose rounds end with this version all the same; `head` is the plan before.
+
+    Ids are counted in Redis, which may lose the count: with the life of the server in which it was made none is twice.
+    """
 
     id: int
     version: int
     contributions: tuple[Contribution, ...]
-    over: tuple[int, ...] = ()
+    head: tuple[int, int]
+    history: int
+    life: int
+    over: tuple[Contribution, ...] = ()
+
+    @property
+    def mark(self) -> tuple[int, int]:
+        return self.life, self.id
 
     def __str__(self) -> str:
         return f"plan {self.id} [{', '.join(f'w{c.worker}:{c.round}' for c in self.contributions)}]"
 
 
 class Entry(NamedTuple):
-    """A worker in the workers hash. `round` is that of its last accepted contribution."""
+    """A worker in the workers hash. `round` is that of its last accepted contribution, `unit` what it computes."""
 
     incarnation: int
     state: str
@@ -83,26 +122,38 @@ class Entry(NamedTuple):
     skip: int
     round: int
     finished: bool
+    unit: int | None
+
+    @property
+    def counts(self) -> bool:
+        return self.state in (ACTIVE, REJOINING)
 
 
 class Session(NamedTuple):
-    """A worker's process: it will pull, push, or ask whether a push had been accepted before its link was cut."""
+    """A worker's process: it will pull, push, or ask whether a push had been accepted before its link was cut.
+
+    Where data is handed out it will take a unit before, or leave. `history` and version `base` are what it has pulled.
+    """
 
     incarnation: int
     seq: int
     round: int
     does: str = "pull"
+    unit: int | None = None
+    history: int = 0
+    base: int = 0
 
 
 class Holder(NamedTuple):
-    """A shard in an aggregator's hands, which may have lost it. `weights` are the ids of the plans applied to them.
+    """A shard in an aggregator's hands, which may have lost it. `weights` are the marks of the plans applied to them.
 
     It will look, retake the shard for `plan` since it has staged that version for another, say ready for what is
-    staged, or reject `bad` from `plan`.
+    staged, or reject `bad` from `plan`. It read what is committed in `history`.
     """
 
     term: int
-    weights: tuple[int, ...]
+    weights: tuple[tuple[int, int], ...]
+    history: int
     staged: Plan | None = None
     does: str = "look"
     plan: Plan | None = None
@@ -115,11 +166,14 @@ class Staged(NamedTuple):
     shard: int
     version: int
     term: int
-    weights: tuple[int, ...]
+    weights: tuple[tuple[int, int], ...]
 
 
 class Faults(NamedTuple):
-    """How many of each may still happen. `bad` is not a fault of the protocol, but not its choice either."""
+    """How many of each may still happen. `bad` is not a fault of the protocol, but not its choice either.
+
+    `losses` are new lives of the server, each without its last writes.
+    """
 
     kills: int = 1
     evictions: int = 1
@@ -127,13 +181,17 @@ class Faults(NamedTuple):
     lost: int = 1
     late: int = 0
     bad: int = 1
+    losses: int = 0
 
 
-NO_FAULTS = Faults(0, 0, 0, 0, 0, 0)
+NO_FAULTS = Faults(0, 0, 0, 0, 0, 0, 0)
 
 
 class State(NamedTuple):
-    """What is in Redis; then the processes; then what only the judge remembers."""
+    """What is in Redis, and what the judge remembers of it; then the server and the processes.
+
+    A history is named by the life of the server in which it began.
+    """
 
     log: tuple[Plan, ...]
     clock: tuple[int, ...]
@@ -141,20 +199,24 @@ class State(NamedTuple):
     inbox: tuple[Contribution, ...]
     plan: Plan | None
     plan_id: int
-    ready: tuple[tuple[int, tuple[int, ...]] | None, ...]
-    leases: tuple[int, ...]
+    ready: tuple[tuple[int, tuple[tuple[int, int], ...]] | None, ...]
+    leases: tuple[int | None, ...]
     terms: tuple[int, ...]
+    owners: tuple[int, ...]
     names: tuple[int, ...]  # the term in each shard's visible name; the version in it is the job's
     bytes: frozenset[Staged]
+    units: tuple[str, ...]
+    history: int
+    accepted: frozenset[Contribution]
+    rejected: frozenset[Contribution]
 
+    life: int
+    disk: tuple[Any, ...] | None  # all of the above as it was when something was written to the disk last
     sessions: tuple[Session | None, ...]
     zombie: tuple[int, Session] | None  # a process whose worker id is another's by now
     holders: tuple[tuple[Holder | None, ...], ...]
     late: Staged | None  # a copy of a write, on its way on a connection that was given up
     faults: Faults
-
-    accepted: frozenset[Contribution]
-    rejected: frozenset[Contribution]
     wrong: str
 
     @property
@@ -166,11 +228,34 @@ class State(NamedTuple):
         left = getattr(self.faults, fault)
         return self._replace(faults=self.faults._replace(**{fault: left - 1})) if left else None
 
+    @property
+    def head(self) -> tuple[int, int]:
+        return self.log[-1].mark if self.log else (0, 0)
+
+    def next(self, number: int) -> int:
+        """What has not been before: terms and incarnations carry a nonce, so that a lost one never comes again."""
+        return max(number, 10 * self.life) + 1
+
+    def saved(self) -> State:
+        """Writes up to here are on the disk."""
+        return self._replace(disk=self[:_KEPT])
+
+    def reborn(self) -> State:
+        """The server is killed and started again: it has what is on the disk, and connections are cut."""
+        assert self.disk
+        return State(*self.disk, *self[_KEPT:])._replace(life=self.life + 1, disk=None, late=None)
+
     def stored(self, new: Staged) -> State:
         return self._replace(bytes=frozenset(b for b in self.bytes if b[:3] != new[:3]) | {new})
 
     def entered(self, worker: int, entry: Entry) -> State:
         return self._replace(entries=put(self.entries, worker, entry))
+
+    def united(self, unit: int | None, where: str) -> State:
+        return self if unit is None else self._replace(units=put(self.units, unit, where))
+
+
+_KEPT = State._fields.index("life")
 
 
 class Step(NamedTuple):
@@ -211,12 +296,26 @@ class Scripts:
     def has(self, check: str) -> bool:
         return check not in self.without
 
+    def another_life(self, s: State, check: str) -> bool:
+        return s.history != s.life and self.has(check)
+
+    def drop_unit(self, s: State, worker: int, check: str) -> State:
+        """The unit that was taken and not pushed goes to another."""
+        entry = entry_of(s, worker)
+        return s.united(entry.unit if self.has(check) else None, FREE).entered(worker, entry._replace(unit=None))
+
+    def depart(self, s: State, worker: int, name: str) -> State:
+        """Out of the vector clock; what waits still commits. `name` is that of the script."""
+        entry = entry_of(s, worker)
+        state = DRAINING if entry.pending and self.has(f"{name}-drains") else GONE
+        return self.drop_unit(s.entered(worker, entry._replace(state=state)), worker, f"{name}-unit")
+
     def join(self, s: State, worker: int) -> Outcome:
         """Whether the one there lives (ALIVE) is a matter of time, and left to `Model`."""
         entry, clock = s.entries[worker], s.clock[worker]
         planned: Counter[int] = Counter()
         if s.plan and self.has("join-plan"):
-            planned.update([*(c.worker for c in s.plan.contributions), *s.plan.over])
+            planned.update(c.worker for c in (*s.plan.contributions, *s.plan.over))
         rounds = {w: s.clock[w] + e.skip + planned[w] for w, e in enumerate(s.entries) if e}
         most = max(rounds.values(), default=0)
         least = min((r for w, r in rounds.items() if w != worker and entry_of(s, w).state != GONE), default=most)
@@ -226,13 +325,28 @@ class Scripts:
         round_ = max(own if self.has("join-own") else 0, due if self.has("join-others") else 0)
         if pending and self.has("join-waits"):
             round_ = own  # a skip would count as committed before what waits is
-        life = entry.incarnation + 1 if entry else 1
-        fresh = Entry(life, ACTIVE, 0, pending, round_ - clock - pending, 0, False)
+        life = s.next(entry.incarnation if entry else 0)
+        fresh = Entry(life, ACTIVE, 0, pending, round_ - clock - pending, 0, False, None)
+        if entry:
+            s = self.drop_unit(s, worker, "join-unit")
         return ("OK", life, round_), s.entered(worker, fresh)
 
-    def push(self, s: State, worker: int, incarnation: int, seq: int, ask: bool = False) -> Outcome:
-        entry = entry_of(s, worker)
-        if entry.incarnation != incarnation and self.has("push-incarnation"):
+    def take(self, s: State, worker: int, incarnation: int) -> Outcome:
+        entry = s.entries[worker]
+        if not entry or (entry.incarnation != incarnation and self.has("take-incarnation")):
+            return ("EVICTED",), s
+        if entry.state != ACTIVE and self.has("take-state"):
+            return ("EVICTED",), s
+        if entry.unit is not None and self.has("take-same"):
+            return ("OK", entry.unit), s
+        if FREE not in s.units:
+            return ("NONE",), s
+        unit = s.units.index(FREE)
+        return ("OK", unit), s.united(unit, TAKEN).entered(worker, entry._replace(unit=unit))
+
+    def push(self, s: State, worker: int, session: Session, ask: bool = False) -> Outcome:
+        entry, seq = s.entries[worker], session.seq + 1
+        if not entry or (entry.incarnation != session.incarnation and self.has("push-incarnation")):
             return ("EVICTED",), s
         if seq == entry.accepted and self.has("push-repeat") and self.has("push-sequence"):
             return ("ACK", entry.round), s
@@ -242,32 +356,47 @@ class Scripts:
             return ("NEW",), s
         if seq != entry.accepted + 1 and self.has("push-sequence"):
             return ("SEQUENCE",), s
+        if self.another_life(s, "push-life"):
+            return ("LIFE",), s
+        if session.history != s.history and self.has("push-history"):
+            return ("HISTORY",), s
+        if session.base > s.version and self.has("push-base"):
+            return ("BASE",), s
+        if session.unit != entry.unit and self.has("push-unit"):
+            return ("UNIT",), s
         if entry.pending >= self.max_pending and self.has("push-full"):
             return ("FULL",), s
-        entry = entry._replace(accepted=seq, pending=entry.pending + 1)
+        unit, keeps = entry.unit, not self.has("push-pushed")
+        entry = entry._replace(accepted=seq, pending=entry.pending + 1, unit=unit if keeps else None)
         entry = entry._replace(round=s.clock[worker] + entry.pending + entry.skip)
-        c = Contribution(worker, entry.incarnation, seq, entry.round)
-        s = s.entered(worker, entry)._replace(accepted=s.accepted | {c})
+        c = Contribution(worker, entry.incarnation, seq, entry.round, unit)
+        s = s.entered(worker, entry).united(unit, PUSHED)._replace(accepted=s.accepted | {c})
         return ("ACK", entry.round), s._replace(inbox=tuple(sorted((*s.inbox, c))))  # a plan sorts them so anyway
 
-    def leave(self, s: State, worker: int, incarnation: int) -> Outcome:
-        entry = entry_of(s, worker)
+    def leave(self, s: State, worker: int, incarnation: int, finished: bool = True) -> Outcome:
+        entry = s.entries[worker]
+        if (not entry or entry.incarnation < incarnation) and self.has("leave-lost"):
+            return ("EVICTED",), s
+        if not entry:
+            return ("NOJOB",), s
         if entry.incarnation != incarnation and self.has("leave-incarnation"):
+            return ("OK",), s  # replaced
+        if entry.state == REJOINING:
             return ("EVICTED",), s
         if entry.state != ACTIVE:
-            return ("OK",), s
-        state = DRAINING if entry.pending and self.has("leave-drains") else GONE
-        return ("OK",), s.entered(worker, entry._replace(state=state, finished=True))
+            return ("OK" if entry.finished else "EVICTED",), s
+        if self.another_life(s, "leave-life"):
+            return ("LIFE",), s
+        return ("OK",), self.depart(s.entered(worker, entry._replace(finished=finished)), worker, "leave")
 
     def evict(self, s: State, worker: int) -> Outcome:
         """Takes one active worker out; that it was silent is chance."""
-        entry = entry_of(s, worker)
         if not self.has("evict-keeps"):
             planned = s.plan.contributions if s.plan else ()
             s = s._replace(inbox=tuple(c for c in s.inbox if c.worker != worker or c in planned))
-            entry = entry._replace(pending=sum(c.worker == worker for c in s.inbox))
-        state = DRAINING if entry.pending and self.has("evict-drains") else GONE
-        return ("OK",), s.entered(worker, entry._replace(state=state))
+            pending = sum(c.worker == worker for c in s.inbox)
+            s = s.entered(worker, entry_of(s, worker)._replace(pending=pending))
+        return ("OK",), self.depart(s, worker, "evict")
 
     def plan(self, s: State) -> Outcome:
         if s.plan and self.has("plan-open"):
@@ -279,13 +408,17 @@ class Scripts:
         if not chosen:
             return ("IDLE",), s
         there = {c.worker for c in chosen}
-        absent = any(e and e.state == ACTIVE and w not in there for w, e in enumerate(s.entries))
+        absent = any(e and e.counts and w not in there for w, e in enumerate(s.entries))
         if self.staleness == 0 and absent and self.has("plan-waits"):
             return ("IDLE",), s
-        opened = Plan(s.plan_id + 1, s.version + 1, chosen)
+        opened = Plan(s.plan_id + 1, s.version + 1, chosen, s.head, s.history, s.life)
         return ("OPEN",), s._replace(plan_id=opened.id, plan=opened)
 
-    def ready(self, s: State, shard: int, term: int, plan: Plan, digest: tuple[int, ...]) -> Outcome:
+    def ready(self, s: State, shard: int, term: int, plan: Plan, digest: tuple[tuple[int, int], ...]) -> Outcome:
+        if self.another_life(s, "ready-life"):
+            return ("LIFE",), s
+        if plan.history != s.history and self.has("ready-history"):
+            return ("HISTORY",), s
         if s.version >= plan.version and self.has("ready-already"):
             return ("ALREADY",), s
         if s.terms[shard] != term and self.has("ready-term"):
@@ -294,6 +427,8 @@ class Scripts:
             return ("NOPLAN",), s
         if s.plan[:2] != plan[:2] and self.has("ready-plan"):
             return ("PLAN",), s
+        if not s.head == plan.head == s.plan.head and self.has("ready-head"):
+            return ("HEAD",), s
         mine, before = (term, digest), s.ready[shard]
         if before and before != mine and self.has("ready-digest"):
             return ("DIGEST",), s
@@ -301,17 +436,17 @@ class Scripts:
         believed = [said and (said[0] == s.terms[i] or not self.has("ready-recheck")) for i, said in enumerate(s.ready)]
         if not all(believed) and self.has("ready-all"):
             return ("READY",), s
-        assert s.plan
-        decided, entries, clock = s.plan, list(s.entries), list(s.clock)
-        for worker, skip in [*((c.worker, 0) for c in decided.contributions), *((w, 1) for w in decided.over)]:
-            entry = entry_of(s._replace(entries=tuple(entries)), worker)
-            less = one_less(entry, skip if self.has("reject-skip") else 0)
-            entries[worker] = less if self.has("ready-gone") else less._replace(state=entry.state)
-            clock[worker] += not skip
+        decided, clock = s.plan, list(s.clock)
+        for c in (*decided.contributions, *decided.over):
+            entry, over = entry_of(s, c.worker), c in decided.over
+            less = one_less(entry, over and self.has("reject-skip"))
+            s = s.entered(c.worker, less if self.has("ready-gone") else less._replace(state=entry.state))
+            clock[c.worker] += not over
+            if self.has("ready-frees" if over else "ready-done"):
+                s = s.united(c.unit, FREE if over else DONE)
         flipped = s._replace(
             log=(*s.log, decided),
             clock=tuple(clock),
-            entries=tuple(entries),
             inbox=tuple(c for c in s.inbox if c not in decided.contributions),
             plan=None,
             ready=(None,) * len(s.ready),
@@ -329,14 +464,14 @@ class Scripts:
             return ("PLAN",), s
         over = s.plan.over
         if self.has("reject-waits"):
-            over = (*over, out.worker)
+            over = (*over, out)
         else:
-            s = s.entered(out.worker, one_less(entry_of(s, out.worker), int(self.has("reject-skip"))))
+            s = s.entered(out.worker, one_less(entry_of(s, out.worker), self.has("reject-skip")))
         assert s.plan
         rest = tuple(c for c in s.plan.contributions if c != out)
         s = s._replace(
             plan_id=s.plan_id + 1,
-            plan=Plan(s.plan_id + 1, s.plan.version, rest, over),
+            plan=s.plan._replace(id=s.plan_id + 1, contributions=rest, over=over, life=s.life),
             ready=(None,) * len(s.ready) if self.has("reject-clears") else s.ready,
             inbox=tuple(c for c in s.inbox if c != out),
             rejected=s.rejected | {out},
@@ -344,14 +479,43 @@ class Scripts:
         return ("OK",), s
 
     def acquire(self, s: State, shard: int, aggregator: int, expired: bool) -> Outcome:
-        """`expired` says that the holder let its lease run out. The new one sweeps what others staged."""
-        if s.leases[shard] != aggregator and not expired:
+        """`expired` says that the holder let its lease run out. The new one owns the slot, and sweeps it."""
+        if s.leases[shard] not in (aggregator, None) and not expired:
             return ("HELD",), s
-        term = s.terms[shard] + 1
+        term = s.next(s.terms[shard])
         s = s._replace(
             leases=put(s.leases, shard, aggregator),
             terms=put(s.terms, shard, term),
+            owners=put(s.owners, shard, term),
             ready=put(s.ready, shard, None) if self.has("acquire-clears") else s.ready,
             bytes=frozenset(b for b in s.bytes if b.shard != shard or b.version <= s.version),
         )
         return ("OK", term), s
+
+    def free(self, s: State, shard: int, holder: Holder) -> Outcome:
+        """Deletes all that the caller does not know as its own."""
+        if s.owners[shard] != holder.term and self.has("free-owner"):
+            return ("LOST",), s
+        if holder.history != s.life and self.has("free-life"):
+            return ("LIFE",), s
+        mine = (len(holder.weights), holder.weights), (len(holder.weights) + 1, holder.term)
+        keeps = (b for b in s.bytes if b.shard != shard or (b.version, b.weights) in mine or b[1:3] in mine)
+        return ("OK",), s._replace(bytes=frozenset(keeps))
+
+    def recover(self, s: State) -> Outcome:
+        """What goes on is `s.life`."""
+        if s.history == s.life:
+            return ("OK",), s
+        for worker, entry in enumerate(s.entries):
+            if entry and entry.state == ACTIVE and self.has("recover-workers"):
+                s = self.drop_unit(s.entered(worker, entry._replace(state=REJOINING)), worker, "recover-unit")
+        s = s._replace(
+            plan=s.plan and s.plan._replace(history=s.life if self.has("recover-plan") else s.plan.history)
+            if self.has("recover-keeps")
+            else None,
+            ready=(None,) * len(s.ready),
+            leases=(None,) * len(s.leases),
+            terms=tuple(map(s.next, s.terms)) if self.has("recover-terms") else s.terms,
+            history=s.life,
+        )
+        return ("OK",), s

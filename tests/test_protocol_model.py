@@ -35,6 +35,19 @@ SMALL = [
     _bounds(2, 0, late=1, bad=1),
     _bounds(2, 0, lost=1, bad=1),
     _bounds(2, 0, takeovers=1, bad=1),
+    _bounds(1, 0, units=2, kills=1),
+    _bounds(1, 0, units=2, evictions=1),
+    _bounds(1, 0, units=2, lost=1, bad=1),
+    _bounds(1, 0, units=2, workers=3),
+    _bounds(1, 1, units=2, evictions=1),
+    _bounds(1, ASP, units=2, kills=1),
+    _bounds(2, 0, units=1, kills=1, bad=1),
+    _bounds(1, 0, workers=1, losses=1),
+    _bounds(1, 0, workers=1, losses=1, kills=1, rounds=1),
+    _bounds(1, 0, workers=1, losses=1, bad=1, rounds=1),
+    _bounds(1, 0, workers=1, losses=1, rounds=1, joined=False),
+    _bounds(1, ASP, workers=1, losses=1),
+    _bounds(1, 0, workers=1, losses=1, units=2),
 ]
 LARGE = [
     _bounds(1, 0, kills=1, evictions=1, takeovers=1, lost=1, bad=1),
@@ -44,6 +57,21 @@ LARGE = [
     _bounds(2, 0, evictions=1, takeovers=1),
     _bounds(2, 1, takeovers=1),
     _bounds(2, 1, bad=1),
+    _bounds(1, 0, units=2, kills=1, evictions=1),
+    _bounds(1, ASP, units=3, kills=1),
+    _bounds(1, 0, workers=1, losses=1, kills=1),
+    _bounds(1, 0, workers=1, losses=1, units=1, kills=1),
+    _bounds(1, 0, units=2, kills=1, lost=1, bad=1),
+    _bounds(2, ASP, units=2, kills=1),
+    _bounds(1, 0, losses=1, rounds=1),
+    _bounds(1, ASP, losses=1, rounds=1),
+    _bounds(1, 0, losses=1, units=1),
+    _bounds(1, 0, workers=1, losses=2, rounds=1),
+    _bounds(1, 0, workers=1, losses=1, takeovers=1),
+    _bounds(1, 0, workers=1, losses=1, takeovers=1, rounds=1, late=1),
+    _bounds(1, 0, workers=1, losses=1, lost=1, evictions=1, rounds=1, joined=False),
+    _bounds(1, 1, workers=1, losses=1, bad=1),
+    _bounds(2, 0, workers=1, losses=1, rounds=1),
 ]
 
 
@@ -67,6 +95,7 @@ def test_nothing_is_broken_at_larger_bounds(sizes: tuple[int, int], settings: di
 
 # -- negative controls ---------------------------------------------------------------------------------------------
 
+LOSSES = {"workers": 1, "losses": 1, "rounds": 1}
 SEEN = {  # the mutant, and where it shows
     "push-repeat": ((1, 0), {"lost": 1}),
     "push-sequence": ((1, 0), {"lost": 1}),
@@ -98,6 +127,25 @@ SEEN = {  # the mutant, and where it shows
     "ready-term ready-recheck": ((1, 0), {"takeovers": 1}),
     "holder-restages": ((2, 0), {"late": 1, "bad": 1}),
     "session-bound": ((1, 0), {}),
+    "push-pushed": ((1, 0), {"units": 2}),
+    "take-state": ((1, 0), {"units": 2, "evictions": 1}),
+    "take-same": ((1, 0), {"units": 2, "lost": 1}),
+    "join-unit": ((1, 0), {"units": 2, "kills": 1}),
+    "leave-unit": ((1, 0), {"units": 1, "kills": 1}),
+    "evict-unit": ((1, 0), {"units": 1, "kills": 1}),
+    "ready-done": ((1, 0), {"units": 1}),
+    "ready-frees": ((1, 0), {"units": 1, "bad": 1}),
+    "free-owner": ((1, 0), {"takeovers": 1}),
+    "push-life": ((1, 0), LOSSES),
+    "ready-life": ((1, 0), LOSSES),
+    "leave-life": ((1, 0), LOSSES),
+    "free-life": ((1, 0), LOSSES),
+    "leave-lost": ((1, 0), LOSSES | {"joined": False}),
+    "recover-unit": ((1, 0), LOSSES | {"units": 1}),
+    "recover-keeps": ((1, 0), LOSSES | {"bad": 1}),
+    "recover-plan": ((1, 0), LOSSES),
+    "recover-terms": ((1, 0), LOSSES),
+    "recover-workers": ((1, 0), LOSSES),
 }
 REDUNDANT = {  # the mutant, why nothing shows, and where that is looked at
     "plan-due": ("BSP has no other round in the inbox when a plan opens", (1, 0), {"evictions": 1, "bad": 1}),
@@ -107,6 +155,18 @@ REDUNDANT = {  # the mutant, why nothing shows, and where that is looked at
     "reject-term": ("what an old holder finds bad of the open plan is bad", (1, 0), {"takeovers": 1, "bad": 1}),
     "reject-plan": ("what is in the open plan too is bad there too", (2, 0), {"lost": 1, "bad": 1}),
     "reject-member": ("the plan's id has changed with its members", (2, 0), {"lost": 1, "bad": 1}),
+    "push-unit": ("a worker's unit changes only with its incarnation or state", (1, 0), {"units": 2, "evictions": 1}),
+    "take-incarnation": (
+        "who was replaced takes its successor's, and cannot push it",
+        (1, 0),
+        {"units": 2, "kills": 1},
+    ),
+    "push-history": ("the incarnations have ended with the history", (1, 0), LOSSES),
+    "push-base": ("its history is another then, too", (1, ASP), LOSSES),
+    "ready-history": ("the terms have ended with the history", (1, 0), LOSSES),
+    "ready-head": ("the plan is another then, too", (1, 0), LOSSES),
+    "session-forgotten": ("its sequence number does not follow, or it is rejoining", (1, ASP), LOSSES),
+    "holder-names": ("a new term looks what is committed", (1, 0), {"takeovers": 1, "lost": 1}),
     "holder-stale": ("who has old weights has an old term", (1, 0), {"takeovers": 1, "lost": 1}),
 }
 
@@ -143,7 +203,7 @@ a1/s1 stages plan 2|a1/s1 says ready for plan 2 [w1:1]: FLIPPED"""
 @pytest.mark.parametrize("checked", [True, False], ids=["checked", "unchecked"])
 def test_a_holder_that_overslept_does_not_commit_what_was_rejected(checked: bool) -> None:
     """Too deep to be found from the start: led there by hand, and explored from where a1's lease ends as well."""
-    without = frozenset() if checked else frozenset({"holder-retakes"})
+    without = frozenset() if checked else frozenset({"holder-retakes", "holder-names"})
     model = _Later(2, 0, NO_FAULTS._replace(takeovers=2, bad=2), without)
     found = explore(model, first=not checked).found
     assert found == {} if checked else "a shard's visible bytes are not what was decided" in found

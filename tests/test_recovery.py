@@ -154,6 +154,24 @@ def test_what_was_acknowledged_in_a_lost_life_is_refused_and_not_mixed_in(mortal
             assert again.clock == 0
 
 
+@pytest.mark.parametrize("known", [True, False], ids=["known before", "unknown"])
+def test_whose_join_is_lost_is_not_told_that_its_rounds_are_done(mortal: MortalServer, known: bool) -> None:
+    """A new life of the server lacks its join, so all it was acknowledged too: that another had the id is long past."""
+    with kvps.connect(mortal.url) as store:
+        job = store.create_job("job", model(), **PATIENT)
+        if known:
+            job.join("w0").leave(finished=False)
+        cut = mortal.log().stat().st_size
+        session = job.join("w0")
+        session.push(gradient(session.pull(), 0, 0))
+        mortal.kill()
+        mortal.log().write_bytes(mortal.log().read_bytes()[:cut])
+        mortal.start()
+        job.scripts.recover(store.client.run_id(), "abcd1234", 0)
+        with pytest.raises(kvps.WorkerEvicted):
+            session.leave(finished=True)
+
+
 def _rewriting(job: Job) -> bool:
     """A server that is killed meanwhile leaves a child that holds its connections open for seconds."""
     told = job.client.call("INFO", "persistence")

@@ -120,3 +120,25 @@ def test_a_job_made_anew_is_never_served_with_the_settings_it_had(store: Store) 
         assert new.state().version == 0
         with aggregating(new):
             np.testing.assert_array_equal(session.pull()["x"], [-9, -9])
+
+
+def test_what_was_rejected_is_settled_in_a_new_life_of_the_server_too(store: Store) -> None:
+    """Till its version is committed it stands in the plan alone: its worker's round and its unit must not be lost."""
+    job = store.create_job("job", ONE, units=1)
+    session = job.join("w0")
+    assert session.take() == 0
+    _push(session)
+    plan = job.scripts.plan().plan
+    assert plan
+    term, _ = job.scripts.acquire(0, "holder", 10_000, "nonce")
+    job.scripts.reject(0, term, plan, plan.contributions[0], "because")
+    for life in ("another life", store.client.run_id()):
+        job.scripts.recover(life, life[:8], 0)
+    rest = job.scripts.plan().plan
+    assert rest
+    term, _ = job.scripts.acquire(0, "holder", 10_000, "nonce")
+    assert job.scripts.ready(0, term, rest, "digest").flipped
+    assert job.state().members["w0"].pending == 0
+    with job.join("w0") as again:
+        assert again.round == 1
+        assert again.take() == 0

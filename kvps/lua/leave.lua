@@ -4,16 +4,20 @@
 -- ARGV[1] worker   [2] incarnation   [3] '1' if it has done all its rounds, else '0'
 --     [4...] field, value, ... of the trace of its last iteration
 -- Returns {OK, state} also when repeated, or when another has the id by now | {EVICTED, state}: it was out of the
---     clock before, and nobody has taken its place | {LIFE} | {NOJOB}
+--     clock before, or its join is lost, and nobody has taken its place | {LIFE} | {NOJOB}
 --     | {WRONGTYPE, key, is, want}
 local bad = wrong_type({ 'hash', 'zset', 'stream', 'stream', 'hash', 'hash' })
 if bad then return bad end
+local server = redis.call('HGET', KEYS[6], 'server')
+if not server then return { 'NOJOB' } end
 local entry = worker_entry(KEYS[1], ARGV[1])
-if not entry then return { 'NOJOB' } end
+-- A server that lost its last writes may have lost the join too, and then all that was pushed: whom it knows there, if
+-- anybody, came before.
+if not entry or entry.life < (tonumber(ARGV[2]:match('^%d+')) or 0) then return { 'EVICTED', 'unknown' } end
 if entry.incarnation ~= ARGV[2] then return { 'OK', 'replaced' } end
 if entry.state == 'rejoining' then return { 'EVICTED', entry.state } end
 if entry.state ~= 'active' then return { entry.left and 'OK' or 'EVICTED', entry.state } end
-local lost = another_life(redis.call('HGET', KEYS[6], 'server') or '')
+local lost = another_life(server)
 if lost then return lost end
 redis.call('ZREM', KEYS[2], ARGV[1]) -- allowed when memory is full, and lets the script write
 depart(entry, KEYS[5])

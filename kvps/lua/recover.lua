@@ -11,7 +11,12 @@ if bad then return bad end
 local at = redis.call('HMGET', KEYS[1], 'version', 'head', 'history', 'server')
 if not at[1] then return { 'NOJOB' } end
 if at[4] == ARGV[1] then return { 'OK', whole(at[1]), at[3] } end
+local open = redis.call('GET', KEYS[4])
 redis.call('DEL', KEYS[4], KEYS[5], KEYS[8]) -- first, since it is allowed when memory is full
+-- The open plan goes on in the new history: what was rejected from it is settled when its version is committed.
+if open then
+  redis.call('SET', KEYS[4], (open:gsub('"history":"[^"]*"', '"history":"' .. ARGV[2] .. '"', 1)))
+end
 local all = redis.call('HGETALL', KEYS[2])
 for i = 1, #all, 2 do
   local entry = cjson.decode(all[i + 1])
