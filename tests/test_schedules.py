@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
 from harness import aggregating
-from kvps_aggregator import Aggregator
+from kvps_aggregator import Aggregator, shard
 
 import kvps
 from kvps.session import Session
@@ -142,3 +143,31 @@ def test_what_was_rejected_is_settled_in_a_new_life_of_the_server_too(store: Sto
     with job.join("w0") as again:
         assert again.round == 1
         assert again.take() == 0
+
+
+def test_a_holder_that_overslept_its_reading_stands_by(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It took the shard, slept, and what it was to read is freed: that is a lost lease, and no damage."""
+    monkeypatch.setattr(shard, "_LINGER_VERSIONS", 2)
+    job = store.create_job("job", {"x": np.zeros(2, np.float32)}, reduction="sum", optimizer=kvps.SGD(lr=1.0))
+    stop = threading.Event()
+    sleeper, other = Aggregator(store.job("job"), stop), Aggregator(job, stop)
+    with job.join("w0") as w0:
+        load = shard.Shard.load
+
+        def sleep_before(self: shard.Shard, *arguments: Any) -> None:
+            monkeypatch.setattr(shard.Shard, "load", load)
+            store.client.call("DEL", job.keys.lease(0))
+            other.hold()
+            for number in range(3):
+                _push(w0, number)
+                assert other.work()
+            load(self, *arguments)
+
+        monkeypatch.setattr(shard.Shard, "load", sleep_before)
+        sleeper.hold()
+        assert not sleeper._shards
+        _push(w0, 3)
+        assert other.work()
+    sleeper.release()
+    other.release()
+    assert job.snapshot()[0] == 4

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from kvps.client import BELL_MS
-from kvps.errors import JobNotFound, KvpsError, LeaseLost, ServerFull
+from kvps.errors import CorruptData, JobNotFound, KvpsError, LeaseLost, ServerFull
 from kvps.job import Job
 from kvps.plan import Plan
 from kvps.scripts import NewLife, PlanGone
@@ -171,7 +171,13 @@ class Aggregator:
         if self._id and state.id != self._id:  # made anew under its name, with other settings
             raise JobNotFound(f"job {self._job.name!r} was removed and made anew")
         pin = json.loads(text) if text else None
-        shard.load(state, before, pin and (pin["version"], pin["names"][str(number)]))
+        try:
+            shard.load(state, before, pin and (pin["version"], pin["names"][str(number)]))
+        except CorruptData:
+            if self._job.terms()[number] == term:
+                raise
+            # It slept since it took the shard: others have gone on, and freed what it was to read.
+            raise LeaseLost(f"job {self._job.name}: shard {number} was taken by another meanwhile") from None
         self._shards[number] = shard
 
     def _bells(self) -> list[str]:
