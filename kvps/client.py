@@ -122,10 +122,17 @@ class Client:
             items.append((key, value))
             send(key, value)
 
+        inside: BaseException | None = None
         try:
             with sending:
-                yield put
-        except redis.exceptions.RedisError as error:  # of the sending: all else in the block raises KvpsErrors
+                try:
+                    yield put
+                except BaseException as error:
+                    inside = error
+                    raise
+        except redis.exceptions.RedisError as error:
+            if error is inside:
+                raise
             if isinstance(error, (RedisConnectionError, RedisTimeoutError)) and not cuts:
                 raise
             self._repeat(lambda: self._arrays.put(items), cuts, wait_for_room)

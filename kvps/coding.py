@@ -6,9 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kvps.formats import Bytes, Format, encoded, leave_out
+from kvps.formats import Bytes, Format, encoded, leave_out, within
 from kvps.layout import CHUNK_ITEMS, DTYPE, Array, Layout
 from kvps.wire import digest, fold
+
+_MOST = np.finfo(np.float32).max
 
 
 class Remainder:
@@ -16,24 +18,26 @@ class Remainder:
 
     def __init__(self, layout: Layout, format: Format) -> None:
         self.values: Array = np.zeros(layout.size, DTYPE)
+        self._next: Array = np.empty(layout.size, DTYPE)
         self._format = format
         self._scratch: Array = np.empty(min(layout.size, CHUNK_ITEMS), DTYPE)
 
     def encode(self, start: int, pieces: Sequence[Array]) -> Bytes:
         """The bytes of a chunk that begins at item `start` and is made of `pieces`; what they leave out is kept."""
         stop = start
-        for piece in pieces:
-            self.values[stop : stop + piece.size] += piece
-            stop += piece.size
-        values = self.values[start:stop]
+        with np.errstate(over="ignore"):
+            for piece in pieces:
+                np.add(self.values[stop : stop + piece.size], piece, out=self._next[stop : stop + piece.size])
+                stop += piece.size
+        values = self._next[start:stop]
+        values[:] = within(_MOST, values)  # else what was infinite once would be so for ever
         data = encoded(self._format, values)
         leave_out(self._format, values, data, self._scratch[: values.size])
         return data
 
-    def take_back(self, start: int, stop: int, data: Bytes) -> None:
-        """What was encoded is not to be applied after all: all of it is left over."""
-        self._format.decode(data, self._scratch[: stop - start])
-        self.values[start:stop] += self._scratch[: stop - start]
+    def keep(self) -> None:
+        """What was encoded, all chunks of it, counts: go on from what it left out."""
+        self.values, self._next = self._next, self.values
 
 
 class Coding:
@@ -48,7 +52,9 @@ class Coding:
         if remainder is None:
             return values.view(np.uint8)
         chunks = [chunk for shard in self._layout.chunks for chunk in shard]
-        return np.concatenate([remainder.encode(c.start, [values[c.start : c.stop]]) for c in chunks])
+        data = np.concatenate([remainder.encode(c.start, [values[c.start : c.stop]]) for c in chunks])
+        remainder.keep()
+        return data
 
     def decode(self, data: Bytes) -> Array:
         """The values, (size,) float32; of fp32 the same memory. Raises ValueError for what no encoder wrote."""

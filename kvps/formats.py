@@ -86,7 +86,7 @@ class Bf16:
         halves = out.view("<u2")
         rounded = np.empty(min(values.size, _STRETCH), np.uint32)
         for i in range(0, values.size, _STRETCH):
-            bits = _within(_BF16_MAX, values[i : i + _STRETCH]).view(np.uint32)
+            bits = within(_BF16_MAX, values[i : i + _STRETCH]).view(np.uint32)
             up = rounded[: bits.size]
             # Half of the last place that stays, less one, plus that place: nearest, ties to even.
             np.right_shift(bits, 16, out=up)
@@ -114,7 +114,7 @@ class Fp16:
     def encode(self, values: Array, out: Bytes) -> None:
         halves = out.view("<f2")
         for i in range(0, values.size, _STRETCH):
-            halves[i : i + _STRETCH] = _within(_HALF_MAX, values[i : i + _STRETCH])
+            halves[i : i + _STRETCH] = within(_HALF_MAX, values[i : i + _STRETCH])
 
     def decode(self, data: Bytes, out: Array) -> None:
         np.copyto(out, data.view("<f2"))
@@ -190,7 +190,7 @@ class TopK:
         out[places] = data[data.size // 2 :].view(DTYPE)
 
 
-def _within(limit: np.float32, values: Array) -> Array:
+def within(limit: np.float32, values: Array) -> Array:
     """The same values, none beyond the limit on either side."""
     return values if values.max() <= limit and values.min() >= -limit else np.clip(values, -limit, limit)
 

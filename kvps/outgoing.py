@@ -11,7 +11,6 @@ from contextlib import ExitStack
 
 from kvps.client import Client
 from kvps.coding import Remainder
-from kvps.formats import Bytes
 from kvps.layout import Array, Layout
 from kvps.wire import Buffers, digest, fold, view
 
@@ -39,7 +38,6 @@ class Outgoing:
         self._layout = layout
         self._key = key
         self._remainder = remainder
-        self._encoded: list[tuple[int, int, Bytes]] = []
         self._arrays: list[Array | None] = [None] * len(layout.parameters)
         self._missing = [[len(pieces) for pieces in chunks] for chunks in layout.pieces]
         self._digests = [[""] * len(chunks) for chunks in layout.pieces]
@@ -67,7 +65,6 @@ class Outgoing:
         if self._remainder:
             chunk = self._layout.chunks[shard][number]
             data = self._remainder.encode(chunk.start, pieces)
-            self._encoded.append((chunk.start, chunk.stop, data))
             value: Buffers = [data.data]
         else:
             value = [view(piece) for piece in pieces]
@@ -78,7 +75,7 @@ class Outgoing:
 
     @property
     def digests(self) -> str:
-        """The digest of each shard's part, as push.lua takes them."""
+        """The digest of each shard's part, as push.lua takes them; of all that was put."""
         return ",".join(fold(chunks) for chunks in self._digests)
 
     def end(self) -> None:
@@ -87,8 +84,4 @@ class Outgoing:
 
     def drop(self) -> None:
         """Not to be pushed after all: what was sent is dead, and all of it is left over."""
-        for start, stop, data in self._encoded:
-            assert self._remainder
-            self._remainder.take_back(start, stop, data)
-        self._encoded.clear()
         self._sending.__exit__(_Dropped, _Dropped(), None)

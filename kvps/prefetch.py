@@ -8,7 +8,7 @@ fetch ahead: nobody's next weights are there before everybody's round is done.
 from __future__ import annotations
 
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import NamedTuple
 
 import numpy as np
@@ -56,25 +56,32 @@ class Prefetch:
         self._reader = reader
         self._wire = format_of(config.pull_wire)
         self._spare: Array = np.empty(layout.size, DTYPE)
-        self._pool = ThreadPoolExecutor(2, f"kvps-prefetch-{keys.job}")
         self._order: _Order | None = None
         self._coming: Future[int | None] | None = None
 
     def begin(self, rounds_done: int, newer_than: int) -> None:
         """Have a version fetched on which a worker may compute that has done `rounds_done` rounds."""
         self._order = _Order(rounds_done, newer_than)
-        self._coming = self._pool.submit(self._fetch, self._order)
+        self._coming = Future()
+        threading.Thread(target=self._run, args=(self._order, self._coming), name="kvps-prefetch", daemon=True).start()
+
+    def _run(self, order: _Order, coming: Future[int | None]) -> None:
+        try:
+            coming.set_result(self._fetch(order))
+        except BaseException as error:
+            coming.set_exception(error)
 
     def take(self, present: Array) -> Fetched | None:
         """What came, or is coming; None if nothing had begun to. Else `present` is the caller's no more."""
         order, coming = self._order, self._coming
-        self._order = self._coming = None
         if not order or not coming or order.claim():
+            self._order = self._coming = None
             return None
         try:
             version = coming.result()
         except KvpsError:  # the worker's own next call will say it
-            return None
+            version = None
+        self._order = self._coming = None  # not before: what is still being fetched is into the spare
         if version is None:
             return None
         fetched, self._spare = Fetched(version, self._spare), present
@@ -84,7 +91,6 @@ class Prefetch:
         """Forget what is coming."""
         if self._order:
             self._order.claim()
-        self._pool.shutdown(wait=False)
 
     def _fetch(self, order: _Order) -> int | None:
         config = self._config

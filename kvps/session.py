@@ -81,6 +81,7 @@ class Session:
         self._tried = 0  # the last sequence number of which bytes may have been sent
         self._out: Outgoing | None = None
         self._counts = True  # whether all that was put is finite
+        self._doubt = ""  # the digests of a push of which the end is not known; "?" if there are none
         format_ = format_of(config.wire)
         self._pull_wire = format_of(config.pull_wire)
         self._remainder = Remainder(layout, format_) if format_.lossy else None
@@ -106,10 +107,11 @@ class Session:
         Returns name -> read-only array, valid until the next pull. Raises WorkerEvicted, JobNotFound, ServerLost.
         """
         self._check_usable()
+        self._forget_put()
         began = time.perf_counter()
-        fetched = self._prefetch.take(self._flat) if self._prefetch else None
-        state = self._look() if fetched else self._await_turn()
+        state = self._await_turn()  # first: nothing may fail between taking what was fetched and ordering the next
         turn = time.perf_counter()
+        fetched = self._prefetch.take(self._flat) if self._prefetch else None
         if fetched:
             self.version, self._flat = fetched
             self._views = self._layout.views(self._flat)
@@ -179,7 +181,13 @@ class Session:
             raise LayoutMismatch(f"gradient {name!r} was put already: push() first")
         array = self._layout.host(number, grad, "gradient")
         self._counts &= self._finite(number, array)
-        self._outgoing().put(number, array)
+        out = self._outgoing()
+        try:
+            out.put(number, array)
+        except BaseException:  # half of it may be sent, and the other half may land later
+            self._out, self._counts, self._doubt = None, True, "?"
+            out.drop()
+            raise
 
     def push(self, grads: Mapping[str, Any] | None = None, loss: float | None = None) -> int:
         """Hand over the gradient of the weights last pulled; returns the clock it was acknowledged as.
@@ -187,7 +195,8 @@ class Session:
         `grads` maps every parameter's name, but for those that were `put` before, to a float32 array of its shape, in
         host or CUDA memory; `loss` is shown while the job runs. Raises LayoutMismatch, NotFinite (unless the job
         counts those as zeros), WrongOrder; after these nothing has changed and the push may be made again. Raises
-        WorkerEvicted. After any other error what was put has to be put again.
+        WorkerEvicted. After any other error it may have counted: the same gradients, put again too, may be pushed
+        again, and count once.
         """
         self._check_may_push()
         began = time.perf_counter()
@@ -196,19 +205,43 @@ class Session:
         counts = self._counts
         for number, array in arrays.items():
             counts &= self._finite(number, array)
-        out, self._out, self._counts = self._outgoing(live=counts), None, True
+        out = self._outgoing(live=counts)
+        self._out, self._counts = None, True
         try:
             for number, array in arrays.items() if counts else ():
                 out.put(number, array)
+            self._check_same(out.digests if counts else "-")
             accepted = self._deliver(out, counts)
         except BaseException:
+            if not self._doubt and self._tried > self.sequence:
+                self._doubt = out.digests
             out.drop()
             raise
+        self._doubt = ""
+        if self._remainder and counts:
+            self._remainder.keep()
         self.sequence += 1
         self._pulled, self._unit = False, None
         self.clock, self.round = accepted
         self._trace = self._measured(began - self._since, time.perf_counter() - began, loss)
         return self.clock
+
+    def _check_same(self, digests: str) -> None:
+        """After a push of which the end is not known, only the same one may follow: it may count, or its bytes may
+        still be on their way to the names of the next."""
+        if self._doubt not in ("", digests):
+            raise WrongOrder(
+                "how the push before this one ended is not known, and this is another gradient: leave, and join again"
+            )
+
+    def _forget_put(self) -> None:
+        """What was put for a push that never came is not pushed. All of it has arrived then: none lands later."""
+        out, self._out, self._counts = self._out, None, True
+        if out:
+            try:
+                out.end()
+            except (RedisConnectionError, RedisTimeoutError):
+                self._doubt = "?"
 
     def _check_may_push(self) -> None:
         self._check_usable()
@@ -302,8 +335,9 @@ class Session:
         if self._closed:
             return
         self._closed = True
-        if self._out:
-            self._out.drop()
+        keys = [key for key, _ in self._out.items] if self._out else []
+        with contextlib.suppress(KvpsError):  # the next call meets the same
+            self._forget_put()
         if self._prefetch:
             self._prefetch.close()
         self._heart.stop()
@@ -311,6 +345,9 @@ class Session:
             self._scripts.leave(self.worker, self.incarnation, finished, self._trace)
         except NewLife:
             raise self._forgotten() from None
+        except JobNotFound:
+            self._client.unlink(keys)  # who removed it may have looked for bytes before
+            raise
 
     def __enter__(self) -> Session:
         return self

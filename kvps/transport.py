@@ -41,7 +41,6 @@ CONNECT_TIMEOUT_S = 5.0
 _COALESCE_BYTES = 16 << 10  # smaller pieces are joined: a copy of them is cheaper than a system call each
 _SET_WINDOW = 64  # replies to SET that may wait to be read; each is 5 bytes
 _GET_WINDOW = 8  # chunks that the server may have to hold ready for one reader
-_CUT = (RedisConnectionError, RedisTimeoutError)
 _NONCE = secrets.token_hex(4)  # pids of several machines, or of containers, may be the same
 
 try:  # redis-py with hiredis would parse and pack through it: one more copy of each value
@@ -225,18 +224,18 @@ class ArrayPool:
 
             def put(key: str, value: Buffers) -> None:
                 nonlocal failed, waiting
-                if isinstance(failed, _CUT):
+                if failed and not isinstance(failed, ResponseError):
                     return
                 try:
                     connection.write_set(key, value)
                     waiting += 1
                     if waiting == _SET_WINDOW:
                         confirm()
-                except _CUT as error:
+                except RedisError as error:
                     failed = error
 
             yield put
-            if isinstance(failed, _CUT):
+            if failed and not isinstance(failed, ResponseError):
                 raise failed
             while waiting:
                 confirm()

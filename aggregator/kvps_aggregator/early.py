@@ -15,16 +15,19 @@ from kvps.formats import Bytes
 from kvps.plan import Contribution
 from kvps.transport import ChunkGone
 
-_MOST_BYTES = 512 << 20
+_MOST_BYTES = 512 << 20  # of all shards of a job
 _LEAST_BYTES = 256 << 10  # what is smaller comes with its plan as quickly
 
 
 class Early:
     """Those of one shard. A contribution's part lies end to end in its chunks, which have `sizes` bytes."""
 
-    def __init__(self, client: Client, sizes: Sequence[int], keys: Callable[[Contribution], Sequence[str]]) -> None:
+    def __init__(
+        self, client: Client, shards: int, sizes: Sequence[int], keys: Callable[[Contribution], Sequence[str]]
+    ) -> None:
         self._client = client
         self._ends = np.cumsum(sizes).tolist()
+        self._most = _MOST_BYTES // shards
         self._keys = keys
         self._here: dict[tuple[str, str, int], tuple[Bytes, list[Bytes]]] = {}
         self._unused: list[Bytes] = []
@@ -45,7 +48,7 @@ class Early:
         for name in [name for name in self._here if name not in names]:
             self._unused.append(self._here.pop(name)[0])
         size = self._ends[-1]
-        if (len(self._here) + 1) * size > _MOST_BYTES:
+        if (len(self._here) + 1) * size > self._most:
             return False
         for name, c in names.items():
             if name not in self._here:

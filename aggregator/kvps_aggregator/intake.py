@@ -111,7 +111,10 @@ class Intake:
         for chunk in self._suspects:
             for contribution, keys in self._contributions:
                 data = np.empty(self._format.nbytes(chunk.stop - chunk.start), np.uint8)
-                self._client.get([(keys[chunk.number], data.data)])
+                try:
+                    self._client.get([(keys[chunk.number], data.data)])
+                except ChunkGone as gone:
+                    raise BadContribution(contribution, str(gone)) from None
                 if not wire.finite(self._values(data, chunk)):
                     raise BadContribution(contribution, "it holds NaN or Inf")
         if self._recorder:

@@ -16,7 +16,6 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 
@@ -47,7 +46,7 @@ class Recorder:
 
     def __init__(self, directory: Path, job: str, id: str, shard: int) -> None:
         self._folder = _folder(directory, job, id, shard)
-        self._begun: dict[str, tuple[Path, IO[bytes]]] = {}
+        self._begun: dict[str, Path] = {}
 
     def initial(self, weights: Array, digest: str) -> None:
         """Keep the shard's part of version 0."""
@@ -61,29 +60,26 @@ class Recorder:
     def keep(self) -> None:
         """What was written is whole: it gets its name."""
         while self._begun:
-            name, (aside, file) = self._begun.popitem()
+            name, aside = self._begun.popitem()
             with self._may_fail(name, aside):
-                file.close()
                 aside.rename(self._folder / name)
 
     def forget(self) -> None:
         """Delete what was written and not kept."""
         while self._begun:
-            aside, file = self._begun.popitem()[1]
             with suppress(OSError):
-                aside.unlink()
-            with suppress(OSError):  # what is still in its buffer may find no room
-                file.close()
+                self._begun.popitem()[1].unlink()
 
     def _extend(self, name: str, memory: memoryview) -> None:
-        # Another holder may write the same file at the same time, so each has an aside of its own.
-        aside, file = self._begun.get(name) or (self._folder / f".{name}.{secrets.token_hex(4)}", None)
+        # Another holder may write the same file at the same time, so each has an aside of its own. It is opened for
+        # each chunk: a plan may hold more contributions than a process may have files open.
+        if name not in self._begun:
+            self._begun[name] = self._folder / f".{name}.{secrets.token_hex(4)}"
+        aside = self._begun[name]
         with self._may_fail(name, aside):
-            if file is None:
-                self._folder.mkdir(parents=True, exist_ok=True)
-                file = aside.open("wb")
-                self._begun[name] = aside, file
-            file.write(memory)
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with aside.open("ab") as file:
+                file.write(memory)
 
     @contextmanager
     def _may_fail(self, name: str, aside: Path) -> Iterator[None]:

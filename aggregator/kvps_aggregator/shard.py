@@ -50,7 +50,7 @@ class Shard:
         self._part = Part(job.config, job.layout, number)
         self._format, self._pull = format_of(job.config.wire), format_of(job.config.pull_wire)
         sizes = [self._format.nbytes(chunk.stop - chunk.start) for chunk in self._part.chunks]
-        self.early = Early(job.client, sizes, self._gradient_keys)
+        self.early = Early(job.client, job.layout.shards, sizes, self._gradient_keys)
         self._record = record
         self._recorder: Recorder | None = None
         # A small model is two versions further within a millisecond, and a reader that lost its processor for a
@@ -124,7 +124,6 @@ class Shard:
         self.begun = plan
         job, part, name = self._job, self._part, staged_name(plan.version, self.term)
         counted = [(c, self._gradient_keys(c)) for c in plan.contributions if c.weight]
-        intake = Intake(job.client, self.number, part.chunks, counted, self.early, self._format, self._recorder)
         digests: dict[str, list[str]] = {}
         items: list[tuple[str, Buffers]] = []
         try:

@@ -1,0 +1,287 @@
+"""A session in trouble: refused, interrupted, begun anew. Each acknowledged gradient counts once, as it was."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import eventually
+from harness import aggregating
+from kvps_aggregator import Aggregator
+from kvps_aggregator.intake import Intake
+from test_verify import _digits, _proved, _run, _training
+
+import kvps
+from kvps import outgoing
+from kvps.reader import Reader
+from kvps.session import Session
+from kvps.store import Store
+from kvps.transport import _Bulk
+
+PATIENT = {"worker_timeout_ms": 60_000}
+SMALL = {"a": np.zeros(3, np.float32), "b": np.zeros(3, np.float32)}
+LARGE = {"a": np.zeros(300_000, np.float32), "b": np.zeros(300_000, np.float32)}
+
+
+def _of(params: dict[str, np.ndarray], value: float) -> dict[str, np.ndarray]:
+    return {name: np.full_like(array, value) for name, array in params.items()}
+
+
+def _rejected(job: kvps.Job) -> list[str]:
+    return [fields["reason"] for _, fields in job.entries() if fields["kind"] == "reject"]
+
+
+# -- pushes that fail ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wire", ["fp32", "bf16"])
+def test_a_push_that_a_full_server_refused_counts_once(store: Store, wire: str) -> None:
+    job = store.create_job("job", SMALL, wire=wire, optimizer=kvps.SGD(lr=0.5), **PATIENT)
+    patience, store.client._patience_s = store.client._patience_s, 0.3
+    with job.join("w0") as session:
+        session.pull()
+        store.client.call("CONFIG", "SET", "maxmemory", 1)
+        try:
+            with pytest.raises(kvps.ServerFull):
+                session.push(_of(SMALL, 1))
+        finally:
+            store.client.call("CONFIG", "SET", "maxmemory", 0)
+            store.client._patience_s = patience
+        with aggregating(job):
+            assert session.push(_of(SMALL, 1)) == 1
+            session.pull()
+    assert job.snapshot()[1]["b"].tolist() == [-0.5] * 3
+
+
+@pytest.mark.parametrize("wire", ["fp32", "bf16"])
+def test_a_worker_that_met_a_full_server_is_replayed(store: Store, monkeypatch: pytest.MonkeyPatch, wire: str) -> None:
+    job, deliver, pushes = _digits(store, wire=wire, workers=1), Session._deliver, iter(range(1000))
+
+    def full(self: Session, *arguments: Any) -> Any:
+        if next(pushes) == 3:
+            raise kvps.ServerFull("full")
+        return deliver(self, *arguments)
+
+    monkeypatch.setattr(Session, "_deliver", full)
+    _run(job, *_training(job, "w0"))
+    assert _proved(job).by == "recomputed"
+
+
+def test_another_gradient_is_not_acknowledged_in_place_of_one_that_counted(store: Store) -> None:
+    """The answer to a push was lost for good, and its user goes on with the next batch."""
+    job = store.create_job("job", SMALL, optimizer=kvps.SGD(lr=1.0), **PATIENT)
+    with aggregating(job), job.join("w0") as session:
+        session.pull()
+        push = session._scripts.push
+
+        def lost(*arguments: Any) -> Any:
+            session._scripts.push = push  # type: ignore[method-assign]
+            push(*arguments)
+            raise kvps.ServerLost("no answer")
+
+        session._scripts.push = lost  # type: ignore[method-assign]
+        with pytest.raises(kvps.ServerLost):
+            session.push(_of(SMALL, 1))
+        assert eventually(lambda: job.state().version == 1)
+        session.pull()
+        with pytest.raises(kvps.WrongOrder, match="leave, and join again"):
+            session.push(_of(SMALL, 2))
+        assert session.push(_of(SMALL, 1)) == 1, "the same one is the one that counted"
+        session.pull()
+        assert session.push(_of(SMALL, 2)) == 2
+        session.pull()
+    assert job.snapshot()[1]["b"].tolist() == [-3.0] * 3
+
+
+# -- put -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wire", ["fp32", "bf16"])
+def test_nothing_of_a_skipped_contribution_counts(store: Store, wire: str) -> None:
+    """Neither what was finite, nor later what a format had left out of it; and those after it are whole."""
+    job = store.create_job("job", SMALL, shards=2, nonfinite="skip", wire=wire, **PATIENT)
+    with aggregating(job), job.join("w0") as session:
+        for bad in (True, False, False):
+            session.pull()
+            session.put("a", np.full(3, np.nan if bad else 1, np.float32))
+            session.put("b", np.ones(3, np.float32))
+            session.push()
+        session.pull()
+    assert not _rejected(job)
+    for value in job.snapshot()[1].values():
+        np.testing.assert_allclose(value, -0.2, rtol=1e-2)
+
+
+@pytest.mark.parametrize("where", ["write_set", "digest"])
+def test_an_interrupted_put_leaves_no_holes(store: Store, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    job = store.create_job("job", LARGE, **PATIENT)
+    place: Any = _Bulk if where == "write_set" else outgoing
+    with aggregating(job), job.join("w0") as session:
+        session.pull()
+        with monkeypatch.context() as interrupting:
+            interrupting.setattr(place, where, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                session.put("b", LARGE["b"])
+        with pytest.raises(kvps.LayoutMismatch, match="missing b"):
+            session.push({"a": LARGE["a"]})
+        with pytest.raises(kvps.WrongOrder, match="leave, and join again"):
+            session.push(LARGE)
+    with aggregating(job), job.join("w0") as session:
+        session.pull()
+        assert session.push(_of(LARGE, 1)) == 1
+        session.pull()
+    assert not _rejected(job)
+
+
+@pytest.mark.parametrize("params", [SMALL, LARGE])
+def test_a_batch_that_failed_is_begun_anew(store: Store, params: dict[str, np.ndarray]) -> None:
+    """What was put for it is forgotten with the next pull."""
+    job = store.create_job("job", params, optimizer=kvps.SGD(lr=1.0), wire="bf16", **PATIENT)
+    with aggregating(job), job.join("w0") as session:
+        for _ in range(2):
+            session.pull()
+            session.put("b", _of(params, 4)["b"])
+        session.pull()
+        session.put("b", _of(params, 1)["b"])
+        assert session.push({"a": _of(params, 1)["a"]}) == 1
+        session.pull()
+    assert not _rejected(job)
+    assert np.unique(job.snapshot()[1]["b"]).tolist() == [-1.0]
+
+
+def test_what_was_put_for_a_removed_job_is_gone(store: Store) -> None:
+    job = store.create_job("job", LARGE, **PATIENT)
+
+    def work() -> None:
+        with job.join("w0") as session:
+            session.pull()
+            store.remove_job("job")
+            session.put("b", LARGE["b"])
+            raise ValueError("the user's backward fails")
+
+    with pytest.raises(ValueError, match="backward"):
+        work()
+    assert not list(store.client.scan("kvps:{job*"))
+
+
+# -- prefetch ------------------------------------------------------------------------------------------------------
+
+
+def test_a_pull_that_fails_keeps_the_weights_apart(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next ones are not fetched into those that the user has."""
+    job = store.create_job("job", SMALL, staleness=-1, **PATIENT)
+    with aggregating(job), job.join("w0", prefetch=True) as session:
+        session.pull()
+        session.push(_of(SMALL, 1))
+        assert eventually(lambda: session._prefetch._coming.done())
+        with monkeypatch.context() as failing:
+            failing.setattr(Session, "_look", lambda _: (_ for _ in ()).throw(kvps.ServerLost("gone")))
+            with pytest.raises(kvps.ServerLost):
+                session.pull()
+        params = session.pull()
+        before = params["b"].copy()
+        session.push(_of(SMALL, 1))
+        assert eventually(lambda: session._prefetch._coming.done())
+        assert params["b"].tobytes() == before.tobytes()
+
+
+def test_an_interrupted_pull_has_nobody_else_fetch_into_its_array(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = store.create_job("job", SMALL, staleness=-1, **PATIENT)
+    targets: list[int] = []
+    gate, weights = threading.Event(), Reader.weights
+
+    def slow(self: Reader, state: Any, flat: Any, wire: Any) -> int:
+        if threading.current_thread().name.startswith("kvps-prefetch"):
+            targets.append(id(flat))
+            gate.wait(10)
+        return weights(self, state, flat, wire)
+
+    monkeypatch.setattr(Reader, "weights", slow)
+    with aggregating(job), job.join("w0", prefetch=True) as session:
+        session.pull()
+        session.push(_of(SMALL, 1))
+        assert eventually(lambda: len(targets) == 1)
+        with monkeypatch.context() as interrupting:
+            interrupting.setattr(
+                type(session._prefetch._coming), "result", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+            )
+            with pytest.raises(KeyboardInterrupt):
+                session.pull()
+        gate.set()
+        session.pull()
+        assert len(targets) == 1, "what is being fetched is waited for"
+
+
+def test_who_joins_behind_is_waited_for_with_prefetch_too(store: Store) -> None:
+    """SSP(1): the next weights have come already when a third worker joins, two rounds behind."""
+    job = store.create_job("job", SMALL, staleness=1, workers=2, **PATIENT)
+    with aggregating(job), job.join("w0", prefetch=True) as w0, job.join("w1") as w1:
+        for _ in range(5):
+            for session in (w0, w1):
+                session.pull()
+                session.push(_of(SMALL, 1))
+        assert eventually(lambda: sum(job.state().clock.values()) == 10)
+        w0.pull()
+        w1.pull()
+        w1.push(_of(SMALL, 1))
+        assert eventually(lambda: w0._prefetch._coming.done())
+        w2 = job.join("w2")
+        w0.push(_of(SMALL, 1))
+        assert not job.state().admits(w0.round, 1, 2)
+        pulled = threading.Event()
+
+        def pull() -> None:
+            w0._thread = threading.get_ident()
+            w0.pull()
+            pulled.set()
+
+        thread = threading.Thread(target=pull)
+        thread.start()
+        assert not pulled.wait(0.5)
+        w2.leave()
+        assert pulled.wait(10)
+        thread.join()
+        w0._thread = threading.get_ident()
+
+
+def test_a_script_that_does_not_leave_ends_all_the_same(store: Store) -> None:
+    store.create_job("job", SMALL, staleness=-1, **PATIENT)
+    code = f"import kvps; session = kvps.connect({store.url!r}).job('job').join('w0', prefetch=True); session.pull()"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
+
+
+# -- its other end -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:overflow")
+def test_a_stale_holder_that_looks_for_who_made_a_sum_infinite(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another has committed meanwhile, and freed what it wants to look at: it stands by."""
+    job = store.create_job("job", SMALL, staleness=-1, workers=2, reduction="sum", lease_ms=60_000, **PATIENT)
+    stale, other = Aggregator(job, threading.Event()), Aggregator(job, threading.Event())
+    check = Intake.check
+
+    def late(self: Intake) -> None:
+        monkeypatch.setattr(Intake, "check", check)
+        stale._leases.give_up(0)
+        other.hold(at_once=True)
+        assert other.work()
+        check(self)
+
+    with job.join("w0") as w0, job.join("w1") as w1:
+        for session in (w0, w1):
+            session.pull()
+        for session in (w0, w1):
+            session.push(_of(SMALL, 3e38))
+        stale.hold(at_once=True)
+        monkeypatch.setattr(Intake, "check", late)
+        stale.work()
+        assert not stale._shards
+    stale.release()
+    other.release()
+    assert job.state().version == 1
