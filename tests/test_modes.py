@@ -107,7 +107,7 @@ def test_the_weights_are_exactly_the_sum_of_what_was_acknowledged(store: Store, 
 
 
 def test_redis_holds_few_versions_whoever_aggregates(store: Store) -> None:
-    """Two versions, and at the most one staged; no gradient outlives its commit; no expiry on what counts."""
+    """Two versions, and the memory for one more; that of a gradient, under its next name; no expiry on what counts."""
     job = store.create_job("few", {"x": np.zeros(4_500_000, np.float32)}, optimizer=kvps.SGD(momentum=0.9), shards=2)
     with job.join("w0") as session:
         for _ in range(3):
@@ -117,9 +117,12 @@ def test_redis_holds_few_versions_whoever_aggregates(store: Store) -> None:
                     session.push({"x": params["x"] + 1})
                 _until_committed(job, session.clock)
     names = [key.split(":") for key in store.client.scan("kvps:{few/*}:*")]
-    assert {parts[2] for parts in names} == {"w", "opt.momentum", "m", "owner"}, "no gradients"
+    assert {parts[2] for parts in names} == {"w", "opt.momentum", "m", "g", "owner"}
+    assert {parts[4] for parts in names if parts[2] == "g"} == {"13"}, "the one that would come next"
     for shard in ("{few/0}", "{few/1}"):
-        assert len({parts[3] for parts in names if parts[1] == shard and parts[2] != "owner"}) == 2
+        versions = {int(parts[3].split(".")[0]) for parts in names if parts[1] == shard and parts[2] in ("w", "m")}
+        assert versions == {11, 12, 13}
+        assert {parts[3].split(".")[0] for parts in names if parts[1] == shard and parts[2] == "m"} == {"11", "12"}
     lasting = [k for k in store.client.scan("*") if store.client.call("PTTL", k) != -1]
     assert lasting in ([], ["kvps:preflight"])
 
