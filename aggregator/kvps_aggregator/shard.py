@@ -171,6 +171,7 @@ class Shard:
         with suppress(ServerFull):
             self._gave_up_reserve = False
             used, limit = self._job.client.memory()
+            self._limited = bool(limit)  # it may have been set since
             for part, key in enumerate(self._reserve_keys() if limit else []):
                 size = min(_RESERVE_PART, self._reserve - part * _RESERVE_PART)
                 if used + 2 * size < limit and not self._job.client.call("EXISTS", key):
