@@ -48,6 +48,7 @@ class Client:
         self._redis: Any = redis.Redis(connection_pool=pool)
         self._arrays = ArrayPool(url)
         self._patience_s = patience_s
+        self._closed = False
         # A reply that comes as the connection gives up waiting for it is a cut: BLOCK ends well before.
         self._block_ms = int(settings["socket_timeout"] * 500)
 
@@ -55,7 +56,8 @@ class Client:
         return f"Client({redacted(self.url)})"
 
     def close(self) -> None:
-        """Close all connections."""
+        """Close all connections; what still uses them on other threads, or later, meets ServerLost."""
+        self._closed = True
         self._redis.connection_pool.disconnect()
         self._arrays.close()
 
@@ -170,8 +172,14 @@ class Client:
         """Run until it is answered: after cuts, and where the server may answer later, as when its memory is full."""
         deadline, delay = time.monotonic() + self._patience_s, 0.01
         while True:
+            if self._closed:
+                raise ServerLost(f"the connection to {redacted(self.url)} was closed here")
             try:
                 return run()
+            except ValueError:  # what redis-py raises on a socket that another thread has closed
+                if not self._closed:
+                    raise
+                continue
             except (AuthenticationError, AuthorizationError) as error:
                 raise NoServer(f"{redacted(self.url)} refuses the login: {error}") from None
             except (RedisConnectionError, RedisTimeoutError) as error:

@@ -285,3 +285,23 @@ def test_a_stale_holder_that_looks_for_who_made_a_sum_infinite(store: Store, mon
     stale.release()
     other.release()
     assert job.state().version == 1
+
+
+def test_a_store_that_is_closed_under_a_session_silences_it(
+    server_url: str, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its heart, which may be in the middle of a beat, ends its beat without a traceback, and opens nothing anew."""
+    store.create_job("job", SMALL, worker_timeout_ms=100)
+    for _ in range(20):
+        other = kvps.connect(server_url)
+        session = other.job("job").join("w0", takeover=True)
+        session.pull()
+        other.close()
+        with pytest.raises(kvps.ServerLost, match="was closed here"):
+            session.pull()
+        heart = session._heart
+        assert heart.is_alive()
+        del session
+        heart.join(10)
+    names = [client["name"] for client in store.client._redis.client_list()]
+    assert len(names) <= 4, names
