@@ -56,7 +56,7 @@ class Client:
         return f"Client({redacted(self.url)})"
 
     def close(self) -> None:
-        """Close all connections; what still uses them on other threads, or later, meets ServerLost."""
+        """Close all connections; what is using one on another thread meets ServerLost."""
         self._closed = True
         self._redis.connection_pool.disconnect()
         self._arrays.close()
@@ -172,14 +172,12 @@ class Client:
         """Run until it is answered: after cuts, and where the server may answer later, as when its memory is full."""
         deadline, delay = time.monotonic() + self._patience_s, 0.01
         while True:
-            if self._closed:
-                raise ServerLost(f"the connection to {redacted(self.url)} was closed here")
             try:
                 return run()
             except ValueError:  # what redis-py raises on a socket that another thread has closed
                 if not self._closed:
                     raise
-                continue
+                raise ServerLost(f"the connection to {redacted(self.url)} was closed here") from None
             except (AuthenticationError, AuthorizationError) as error:
                 raise NoServer(f"{redacted(self.url)} refuses the login: {error}") from None
             except (RedisConnectionError, RedisTimeoutError) as error:

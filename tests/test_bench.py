@@ -256,7 +256,7 @@ def test_a_peer_takes_turns_and_is_stopped_between_them(kind: peer.Kind, tmp_pat
     assert eventually(lambda: states(session) == {"T"})
     other.finish()
     assert other.why == ""
-    assert states(session) == set()
+    assert eventually(lambda: states(session) == set())
 
 
 def test_a_peer_whose_weights_are_wrong_is_not_believed(kind: peer.Kind, tmp_path: Path) -> None:

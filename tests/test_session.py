@@ -287,21 +287,16 @@ def test_a_stale_holder_that_looks_for_who_made_a_sum_infinite(store: Store, mon
     assert job.state().version == 1
 
 
-def test_a_store_that_is_closed_under_a_session_silences_it(
-    server_url: str, store: Store, monkeypatch: pytest.MonkeyPatch
+def test_who_is_in_the_middle_of_a_call_when_a_store_is_closed_meets_one_error(
+    server_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its heart, which may be in the middle of a beat, ends its beat without a traceback, and opens nothing anew."""
-    store.create_job("job", SMALL, worker_timeout_ms=100)
-    for _ in range(20):
-        other = kvps.connect(server_url)
-        session = other.job("job").join("w0", takeover=True)
-        session.pull()
-        other.close()
+    """Not the ValueError that redis-py raises on a socket that another thread has closed: a heart would show it."""
+    with kvps.connect(server_url) as other:
+
+        def closed_meanwhile(*_: object) -> None:
+            other.client.close()
+            raise ValueError("I/O operation on closed file.")
+
+        monkeypatch.setattr(other.client._redis, "execute_command", closed_meanwhile)
         with pytest.raises(kvps.ServerLost, match="was closed here"):
-            session.pull()
-        heart = session._heart
-        assert heart.is_alive()
-        del session
-        heart.join(10)
-    names = [client["name"] for client in store.client._redis.client_list()]
-    assert len(names) <= 4, names
+            other.client.call("PING")
