@@ -104,12 +104,16 @@ def keep(job: Job, directory: Path, state: State, version: int) -> Entry | None:
     """
 
     def up_to_version(after: str) -> Iterator[Entry]:
-        for entry, fields in job.entries(after):
-            at = int(fields["version"]) if fields["kind"] == "commit" else 0
-            if at <= version:
-                yield entry, fields
-            if at >= version:
-                return
+        held: list[Entry] = []  # goes with the commit behind it: what follows the last one here waits for the next
+        for entry in job.entries(after):
+            held.append(entry)
+            if entry[1]["kind"] == "commit":
+                at = int(entry[1]["version"])
+                if at <= version:
+                    yield from held
+                    held.clear()
+                if at >= version:
+                    return
 
     if version == state.begin.version:
         return None
