@@ -30,7 +30,8 @@ class Remainder:
                 np.add(self.values[stop : stop + piece.size], piece, out=self._next[stop : stop + piece.size])
                 stop += piece.size
         values = self._next[start:stop]
-        values[:] = within(_MOST, values)  # else what was infinite once would be so for ever
+        if (finite := within(_MOST, values)) is not values:  # else what was infinite once would be so for ever
+            values[:] = finite
         data = encoded(self._format, values)
         leave_out(self._format, values, data, self._scratch[: values.size])
         return data

@@ -83,5 +83,5 @@ class Outgoing:
         self._sending.close()
 
     def drop(self) -> None:
-        """Not to be pushed after all: what was sent is dead, and all of it is left over."""
+        """Not to be pushed after all: what was sent is dead, and the connection with half a chunk on it is closed."""
         self._sending.__exit__(_Dropped, _Dropped(), None)

@@ -1,8 +1,9 @@
 """Fetches a worker's next weights while it computes on the present ones, where the bound lets it begin ahead of time.
 
 In SSP and ASP the weights of round r + 1 may be taken before round r is pushed. They are then older by the time that a
-round takes, which is the price; the bound is kept all the same, for clocks only grow. In BSP there is nothing to
-fetch ahead: nobody's next weights are there before everybody's round is done.
+round takes, which is the price. The bound is kept all the same: it held when they were taken, and a pull awaits its
+turn again before it uses them, for a worker that joins meanwhile is behind all others. In BSP there is nothing to fetch
+ahead: nobody's next weights are there before everybody's round is done.
 """
 
 from __future__ import annotations

@@ -104,13 +104,6 @@ class Planned(NamedTuple):
     waits_for_workers: bool
 
 
-class Handed(NamedTuple):
-    """What `take` gave: a unit, or None; `done` says that then all units are committed, else others have the rest."""
-
-    unit: int | None
-    done: bool
-
-
 class Flip(NamedTuple):
     """What `ready` did: `flipped` if this call made the version visible (`commit_id` is its log entry)."""
 
@@ -205,33 +198,21 @@ class JobScripts:
 
         Raises WorkerEvicted, InboxFull, WrongOrder.
         """
-        reply = self._push(worker, incarnation, seq, base, weight, digest, history, unit, "", trace)
-        assert reply is not None
-        return reply
+        said = (base, weight, digest, history, "" if unit is None else unit)
+        accepted = self._push(worker, incarnation, seq, *said, "", *trace)
+        assert accepted is not None
+        return accepted
 
     def ask(self, worker: str, incarnation: str, seq: int) -> Accepted | None:
         """Whether a push whose reply was lost had been accepted; changes nothing."""
-        return self._push(worker, incarnation, seq, 0, 0, "-", "", None, "ask", ())
+        return self._push(worker, incarnation, seq, 0, 0, "-", "", "", "ask")
 
-    def _push(
-        self,
-        worker: str,
-        incarnation: str,
-        seq: int,
-        base: int,
-        weight: int,
-        digest: str,
-        history: str,
-        unit: int | None,
-        ask: str,
-        trace: Sequence[object],
-    ) -> Accepted | None:
+    def _push(self, worker: str, incarnation: str, seq: int, *said: object) -> Accepted | None:
         k = self._keys
         reply = self._run(
             "push",
             [k.config, k.version, k.workers, k.clock, k.heartbeat, k.inbox, k.trace(worker), k.units],
-            *(worker, incarnation, seq, base, weight, digest, history, "" if unit is None else unit, ask),
-            *trace,
+            *(worker, incarnation, seq, *said),
         )
         match reply:
             case ["ACK", clock, round_]:
@@ -348,13 +329,16 @@ class JobScripts:
         if reply[0] == "EVICTED":
             raise evicted(worker, k.job, reply[1])
 
-    def take(self, worker: str, incarnation: str) -> Handed:
-        """Have a unit of the data handed out, or the one that the worker has already. Raises WorkerEvicted."""
+    def take(self, worker: str, incarnation: str) -> int | None:
+        """The unit of the data that the worker has, handed out now or before; None if none is free.
+
+        Raises WorkerEvicted.
+        """
         k = self._keys
         reply = self._run("take", [k.config, k.workers, k.units], worker, incarnation)
         if reply[0] == "EVICTED":
             raise evicted(worker, k.job, reply[1])
-        return Handed(reply[1] if reply[0] == "OK" else None, reply[0] == "DONE")
+        return int(reply[1]) if reply[0] == "OK" else None
 
     def evict(self, worker: str = "", incarnation: str = "") -> list[str]:
         """Take silent workers out of the vector clock, and this one, known to be dead: who they were."""

@@ -162,7 +162,7 @@ class Session:
         self._check_usable()
         if not self._config.units:
             raise WrongOrder(f"job {self._keys.job!r} hands out no units: create it with units=N")
-        self._unit = self._scripts.take(self.worker, self.incarnation).unit
+        self._unit = self._scripts.take(self.worker, self.incarnation)
         return self._unit
 
     # -- push -------------------------------------------------------------------------------------------------

@@ -67,6 +67,19 @@ def test_what_dead_processes_left_is_swept_and_nothing_else(store: Store) -> Non
     aggregator.release()
 
 
+def test_what_was_staged_in_part_is_not_swept(store: Store) -> None:
+    """A server that was full in the middle of it has some of the next version's chunks, and is asked for the rest."""
+    job = store.create_job("job", ONE)
+    aggregator = Aggregator(job, threading.Event())
+    aggregator.hold()
+    (shard,) = aggregator._shards.values()
+    begun = job.keys.weights(0, f"1.{shard.term}", 0)
+    _put(job, begun)
+    aggregator.sweep()
+    assert begun in _all(store)
+    aggregator.release()
+
+
 def test_a_removed_job_leaves_nothing_though_a_worker_is_in_the_middle_of_a_push(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -98,7 +98,7 @@ class Shard:
 
     def live_names(self) -> set[str]:
         """The staged names that may still be read, or become a version."""
-        return set(self._names.values()) | ({self.staged_as} if self.staged else set())
+        return {*self._names.values(), self._next_name}
 
     def bury(self, keys: Sequence[str]) -> None:
         """Have keys of this slot deleted with the next `free`."""
@@ -219,15 +219,15 @@ class Shard:
     def _bury_version(self, version: int, reuse: bool = False) -> None:
         name = self._names.pop(version)
         self._dead.append(self._job.keys.manifest(self.number, name))
-        keys, then = self._version_keys(name), self._version_keys(staged_name(self.version + 1, self.term))
+        keys = self._version_keys(name)
         if reuse:
-            self._reused += zip(keys, then, strict=True)
+            self._reused += zip(keys, self._version_keys(self._next_name), strict=True)
         else:
             self._dead += keys
 
     def retire(self) -> None:
         """Nothing more will be stored: bury what was kept for that."""
-        self.bury(self._version_keys(staged_name(self.version + 1, self.term)))
+        self.bury(self._version_keys(self._next_name))
 
     def free(self) -> None:
         """Delete the bytes that died. Raises LeaseLost if another may do that now, NewLife if they may live again."""
@@ -236,6 +236,11 @@ class Shard:
         self._job.scripts.free(self.number, self.term, self._life, dead, reused)
         if self._gave_up_reserve and not self.begun:  # before the next gradients take the room
             self.keep_reserve()
+
+    @property
+    def _next_name(self) -> str:
+        """The name under which this term stages the version behind the present one."""
+        return staged_name(self.version + 1, self.term)
 
     # -- bytes -------------------------------------------------------------------------------------------------
 
