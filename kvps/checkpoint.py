@@ -39,6 +39,29 @@ _LONGEST_HEADER = 100 << 20  # of safetensors
 _PIECE = 1 << 20
 
 
+def workers_anew(workers: Mapping[str, str], awaited: bool) -> dict[str, str]:
+    """The workers of a job that goes on from an earlier version: same rank, skip and clock, and nothing on its way.
+
+    `awaited` are those who were at work if nobody is to evict them for their silence.
+    """
+    out = {}
+    for worker, text in workers.items():
+        entry = json.loads(text)
+        out_of_it = entry["state"] == "gone" or (entry["state"] == "draining" and not entry.get("left"))
+        entry |= {"state": "gone"} if out_of_it else {"state": "rejoining", "finished": False}
+        if awaited and not out_of_it:
+            entry["awaited"] = True
+        entry |= {"pending": 0, "accepted": 0}
+        entry.pop("unit", None)
+        out[worker] = json.dumps(entry)
+    return out
+
+
+def units_anew(units: Mapping[str, str]) -> dict[str, str]:
+    """The units of such a job: those that were handed out and are not committed are free."""
+    return {name: value if name in ("next", "done") else "free" for name, value in units.items()}
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """A job at one version. `weights` are (size,) float32 in layout order, `slots` slot name -> the same of the
@@ -84,24 +107,16 @@ class Checkpoint:
     # -- what a restored job begins with -------------------------------------------------------------------------
 
     def workers_anew(self) -> dict[str, str]:
-        """The workers for a restored job: same rank, skip and clock, and nothing on its way.
+        """The workers for a restored job.
 
         Who was at work, or had left with contributions that were not committed yet, is awaited: the job goes on as
         it was, and in BSP to the same bits, only with all of them. Nobody evicts them for their silence.
         """
-        out = {}
-        for worker, text in self.workers.items():
-            entry = json.loads(text)
-            out_of_it = entry["state"] == "gone" or (entry["state"] == "draining" and not entry.get("left"))
-            entry |= {"state": "gone"} if out_of_it else {"state": "rejoining", "awaited": True, "finished": False}
-            entry |= {"pending": 0, "accepted": 0}
-            entry.pop("unit", None)
-            out[worker] = json.dumps(entry)
-        return out
+        return workers_anew(self.workers, awaited=True)
 
     def units_anew(self) -> dict[str, str]:
-        """The units for a restored job: those that were handed out and are not committed are free."""
-        return {name: value if name in ("next", "done") else "free" for name, value in self.units.items()}
+        """The units for a restored job."""
+        return units_anew(self.units)
 
     # -- the file ------------------------------------------------------------------------------------------------
 

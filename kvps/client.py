@@ -234,6 +234,11 @@ class Client:
         info = self._repeat(lambda: self._redis.info("memory"))
         return int(info["used_memory"]), int(info["maxmemory"])
 
+    def port(self) -> int:
+        """The TCP port that the server listens on; 0 if it does on none."""
+        info = self._repeat(lambda: self._redis.info("server"))
+        return int(info["tcp_port"])
+
     def run_id(self) -> str:
         """The server's own name for its present life."""
         return str(self._repeat(lambda: self._redis.info("server"))["run_id"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -14,6 +15,8 @@ from kvps.formats import format_of
 REDUCTIONS = ("mean", "sum")
 NONFINITE = ("reject", "skip")
 PULL_WIRES = ("fp32", "bf16")
+TRANSPORTS = ("auto", "redis", "shm")
+_EVERY = re.compile(r"[0-9]{1,9}|[0-9]{1,6}(\.[0-9]{1,6})?s")
 _ASP_PENDING = 2  # one that waits while the next is computed; more would only be older
 
 
@@ -28,6 +31,10 @@ class JobConfig:
     reduction          "mean" divides the sum of contributions by the number of members, "sum" does not
     wire               how gradients are written on the wire: "fp32" as they are, or shorter: see kvps.formats
     pull_wire          how workers pull the weights: "fp32" as they are, or "bf16"; Redis keeps both then
+    transport          "redis" moves arrays through the server; "shm" through memory that worker and aggregator share,
+                       on one host; "auto" is shm where nobody can be elsewhere and it is worth it
+    mirror_every       over shared memory: how often Redis is given the weights, in versions ("10") or seconds ("1s")
+    host               over shared memory: whose; filled in when the job is created
     nonfinite          a gradient with NaN or Inf is refused ("reject") or counts as zeros ("skip")
     max_pending        accepted contributions of one worker that may wait for their commit; 0 chooses
     worker_timeout_ms  silence after which a worker is evicted from the vector clock
@@ -45,6 +52,9 @@ class JobConfig:
     reduction: str = "mean"
     wire: str = "fp32"
     pull_wire: str = "fp32"
+    transport: str = "auto"
+    mirror_every: str = "1s"
+    host: str = ""
     nonfinite: str = "reject"
     max_pending: int = 0
     worker_timeout_ms: int = 10_000
@@ -77,14 +87,37 @@ class JobConfig:
                 raise InvalidSetting(f"{name} must be a whole number from {low} to {high}{meaning}, not {value!r}")
         if not isinstance(self.optimizer, optim.Optimizer):
             raise InvalidSetting(f"optimizer must be kvps.SGD(...) or its like, not {self.optimizer!r}")
-        for name, allowed in (("reduction", REDUCTIONS), ("nonfinite", NONFINITE), ("pull_wire", PULL_WIRES)):
+        for name, allowed in (
+            ("reduction", REDUCTIONS),
+            ("nonfinite", NONFINITE),
+            ("pull_wire", PULL_WIRES),
+            ("transport", TRANSPORTS),
+        ):
             if getattr(self, name) not in allowed:
                 raise InvalidSetting(f"{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}")
         format_of(self.wire)
+        if not _EVERY.fullmatch(str(self.mirror_every)) or not float(self.mirror_every.rstrip("s")):
+            raise InvalidSetting(
+                f"mirror_every must be a number of versions, as 10, or of seconds, as 0.5s, not {self.mirror_every!r}"
+            )
+        if self.transport == "shm" and (self.shards > 1 or self.pull_wire != "fp32"):
+            raise InvalidSetting(
+                "transport shm is for shards=1 and pull_wire='fp32': on one host others gain nothing; or choose 'redis'"
+            )
         if self.max_pending == 0:
             # The bound itself lets a worker have s + 1 contributions on the way; ASP has none, but memory has.
             pending = _ASP_PENDING if self.staleness == clocks.ASP else self.staleness + 1
             object.__setattr__(self, "max_pending", min(pending, 10_000))
+
+    @property
+    def mirror_versions(self) -> int:
+        """After how many versions Redis is given the weights; 0 if that goes by time."""
+        return 0 if self.mirror_every.endswith("s") else int(self.mirror_every)
+
+    @property
+    def mirror_s(self) -> float:
+        """After how many seconds Redis is given the weights; 0 if that goes by versions."""
+        return float(self.mirror_every[:-1]) if self.mirror_every.endswith("s") else 0.0
 
     @property
     def mode(self) -> str:
@@ -105,5 +138,6 @@ class JobConfig:
             if f.name in stored:
                 text = stored[f.name]
                 values[f.name] = int(text) if f.type == "int" else text
+        values.setdefault("transport", "redis")  # of a job that was made before there was another
         values["optimizer"] = optim.from_json(json.loads(stored["optimizer"]))
         return cls(**values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from kvps.plan import Contribution
 from kvps.reader import Reader
 from kvps.scripts import JobScripts, Joined, job_not_found
 from kvps.session import Session
+from kvps.shared import Segments
 from kvps.state import Commit, State
 from kvps.transport import ChunkGone
 
@@ -44,13 +46,16 @@ class Job:
         self.client = client
         self.keys = JobKeys(name)
         self.name = name
-        stored, layout = client.together([("HGETALL", self.keys.config), ("GET", self.keys.layout)])
+        stored, layout, id = client.together(
+            [("HGETALL", self.keys.config), ("GET", self.keys.layout), ("HGET", self.keys.version, "id")]
+        )
         if not stored or not layout:
             raise job_not_found(name)
         self.config = JobConfig.from_hash(stored)
         self.layout = Layout.from_json(layout)
         self.scripts = JobScripts(client.call, self.keys, self.layout.shards)
-        self.reader = Reader(client, self.keys, self.layout, self.scripts)
+        self.segments = Segments(client.url, id) if self.config.transport == "shm" and id else None
+        self.reader = Reader(client, self.keys, self.layout, self.scripts, self.segments)
 
     def __repr__(self) -> str:
         return f"Job({self.name!r}, {self.config.mode}, {self.layout.size} float32)"
@@ -81,11 +86,18 @@ class Job:
         """
         if prefetch and self.config.staleness == 0:
             raise InvalidSetting("prefetch: in BSP the next weights are not there before this round is pushed")
+        if self.segments and not self.segments.here:
+            raise UsageError(
+                f"job {self.name!r} runs over the shared memory of {self.config.host}, and this process has no part in "
+                f"that: work there, where its aggregator runs, or create the job with --transport redis"
+            )
         if worker is None:
             worker, joined = self._join_any(device)
         else:
             joined = self._join(check_name("worker", worker), device, takeover)
-        return Session(self.client, self.keys, self.config, self.layout, self.scripts, worker, joined, prefetch)
+        return Session(
+            *(self.client, self.keys, self.config, self.layout, self.scripts, worker, joined, prefetch, self.segments)
+        )
 
     def _join(self, worker: str, device: str, takeover: bool) -> Joined:
         nonce = secrets.token_hex(4)
@@ -124,6 +136,11 @@ class Job:
             if state.unit_is_free(self.config.units):
                 return True
             self.client.wait({self.keys.commits: state.bell})
+
+    def kept(self, version: int) -> int:
+        """The newest version up to `version` that a loss of shared memory would not take back."""
+        text = self.client.call("GET", self.keys.mirror) if self.segments else None
+        return min(version, int(json.loads(text)["version"])) if text else version
 
     def checkpoint(self) -> Checkpoint:
         """All that the newest version is: weights, optimizer state, clocks, units and members as of one instant.

@@ -37,6 +37,8 @@ the job, bytes lie in the slot of their shard.
     kvps:{job}:commits                     stream  ready.lua (commit), the commit log; joins and leaves stand in
                                                    join, leave, evict  it too; and the bell that wakes who waits
     kvps:{job}:pin                         string  pin.lua             JSON: a version a slow reader holds, expiring
+    kvps:{job}:mirror                      string  mirror.lua          JSON, over shared memory: the newest version
+                                                                       that Redis was given, and all else that it was
     kvps:{job}:removed                     string  remove.lua          since when (ms) the job is gone and its bytes
                                                                        are being unlinked; ends with them
     kvps:{job}:trace:<who>                 stream  push, leave.lua     capped: what each iteration cost, its loss
@@ -48,6 +50,9 @@ the job, bytes lie in the slot of their shard.
     kvps:{job/shard}:reserve:<part>        string  aggregator          zeros, as large as a version: given up when a
                                                                        full server refuses to stage one
     kvps:{job/shard}:g:<worker>.<incarnation>:<seq>:<chunk>  string  session  a gradient
+
+Over shared memory weights, optimizer state and gradients are segments of the same names, without the chunk's number
+(`kvps.shared`); of weights and optimizer state Redis holds the newest version that it was given, under these keys.
 
 ``<name>`` is the staged name ``<version>.<term>``. Terms and incarnations carry a nonce, so no name is ever
 used twice and what a paused process writes late, it writes where nobody reads.
@@ -137,6 +142,10 @@ class JobKeys:
         return self._control("pin")
 
     @property
+    def mirror(self) -> str:
+        return self._control("mirror")
+
+    @property
     def removed(self) -> str:
         return self._control("removed")
 
@@ -165,6 +174,14 @@ class JobKeys:
     def state(self, shard: int, slot: str, name: str, chunk: int) -> str:
         return self._bytes(shard, f"opt.{slot}:{name}:{chunk}")
 
+    def array(self, shard: int, what: str, name: str, chunk: int) -> str:
+        """A chunk of the weights ("w"), or of a slot of the optimizer."""
+        return self.weights(shard, name, chunk) if what == "w" else self.state(shard, what, name, chunk)
+
+    def segment(self, what: str, name: str) -> str:
+        """The segment of a version's weights ("w"), or of a slot of the optimizer, of a job over shared memory."""
+        return segment_of(self.array(0, what, name, 0))
+
     def manifest(self, shard: int, name: str) -> str:
         return self._bytes(shard, f"m:{name}")
 
@@ -182,6 +199,11 @@ class JobKeys:
     def all_bytes(self) -> str:
         """Glob pattern (names hold no glob characters) of all keys in the slots of the job's shards."""
         return f"kvps:{{{self.job}/*}}:*"
+
+
+def segment_of(key: str) -> str:
+    """The segment of shared memory that takes the place of a chunk's key, and of those of all chunks beside it."""
+    return key.split(":", 2)[2].rpartition(":")[0]
 
 
 def staged_name(version: int, term: str) -> str:

@@ -6,43 +6,126 @@ sent out of the same cache.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
+from itertools import accumulate
+from typing import Protocol
+
+import numpy as np
 
 from kvps.client import Client
 from kvps.coding import Remainder
-from kvps.layout import Array, Layout
+from kvps.formats import Format
+from kvps.layout import DTYPE, Array, Layout
+from kvps.shared import Bytes, Made
 from kvps.wire import Buffers, digest, fold, view
+
+
+class Way(Protocol):
+    """How chunks get to where an aggregator finds them: one by one by `send`, or all again by `resend`."""
+
+    keys: list[str]
+
+    def send(self, number: int, value: Buffers) -> str:
+        """Let the `number`-th chunk leave, unless it must not yet; its digest. It stays as it is until `end`."""
+
+    def end(self) -> bool:
+        """Wait until all that was sent is there; False if nothing was. Raises redis-py's ConnectionError or
+        TimeoutError after a cut."""
+
+    def resend(self) -> None:
+        """Store all chunks, whether they were sent or not. Raises as `end` does."""
+
+    def drop(self) -> None:
+        """What was sent is dead."""
 
 
 class _Dropped(Exception):
     """Ends a connection in the middle of sending."""
 
 
+class ByRedis:
+    """The chunks become the values of `keys`. `live` is whether they are sent at once."""
+
+    def __init__(self, client: Client, keys: list[str], live: bool) -> None:
+        self.keys = keys
+        self._client = client
+        self._items: list[tuple[str, Buffers]] = []
+        self._sending = ExitStack()
+        self._put = self._sending.enter_context(client.putting(cuts=False)) if live else None
+
+    def send(self, number: int, value: Buffers) -> str:
+        said = digest(value)
+        self._items.append((self.keys[number], value))
+        if self._put:
+            self._put(*self._items[-1])
+        return said
+
+    def end(self) -> bool:
+        self._sending.close()
+        return self._put is not None
+
+    def resend(self) -> None:
+        self._client.put_once(self._items)
+
+    def drop(self) -> None:
+        self._sending.__exit__(_Dropped, _Dropped(), None)  # its connection may hold half a chunk: it is closed
+
+
+class ByMemory:
+    """The chunks, of `sizes` bytes, go into a segment that `make` gives; at once if it is given one already."""
+
+    def __init__(self, sizes: Iterable[int], make: Callable[[], Made], live: bool) -> None:
+        self.keys: list[str] = []
+        self._ends = list(accumulate(sizes))
+        self._make = make
+        self._data: Bytes | None = make().data if live else None
+        self._items: list[tuple[int, Buffers]] = []
+
+    @property
+    def data(self) -> Bytes | None:
+        """The segment that the chunks go to."""
+        return self._data
+
+    def send(self, number: int, value: Buffers) -> str:
+        if self._data is None:
+            self._items.append((number, value))
+            return digest(value)
+        return digest([self._copied(self._data, number, value)])
+
+    def _copied(self, data: Bytes, number: int, value: Buffers) -> memoryview:
+        end = self._ends[number]
+        at = start = end - sum(piece.nbytes for piece in value)
+        for piece in value:
+            source, target = np.frombuffer(piece, np.uint8), data[at : at + piece.nbytes]
+            if source.ctypes.data != target.ctypes.data:  # else it was computed where it belongs
+                np.copyto(target, source)
+            at += piece.nbytes
+        return data[start:end].data
+
+    def end(self) -> bool:
+        return self._data is not None
+
+    def resend(self) -> None:
+        data = self._make().data
+        for number, value in self._items:
+            self._copied(data, number, value)
+
+    def drop(self) -> None:
+        pass  # its name is never given to anybody
+
+
 class Outgoing:
-    """One contribution. `key` names a chunk by shard and number; `live` is whether chunks are sent at once.
+    """One contribution. Arrays are flat, contiguous float32 and must stay as they are until `end`."""
 
-    Arrays are flat, contiguous float32 and must stay as they are until `end`.
-    """
-
-    def __init__(
-        self,
-        client: Client,
-        layout: Layout,
-        key: Callable[[int, int], str],
-        remainder: Remainder | None,
-        live: bool,
-    ) -> None:
-        self.live = live
-        self.items: list[tuple[str, Buffers]] = []
+    def __init__(self, layout: Layout, remainder: Remainder | None, way: Way) -> None:
+        self.way = way
         self._layout = layout
-        self._key = key
         self._remainder = remainder
         self._arrays: list[Array | None] = [None] * len(layout.parameters)
         self._missing = [[len(pieces) for pieces in chunks] for chunks in layout.pieces]
         self._digests = [[""] * len(chunks) for chunks in layout.pieces]
-        self._sending = ExitStack()
-        self._put = self._sending.enter_context(client.putting(cuts=False)) if live else None
+        self._first = [0, *accumulate(len(chunks) for chunks in layout.pieces)]  # of a shard, among all chunks
 
     def has(self, number: int) -> bool:
         """Whether the `number`-th array was put."""
@@ -68,20 +151,51 @@ class Outgoing:
             value: Buffers = [data.data]
         else:
             value = [view(piece) for piece in pieces]
-        self._digests[shard][number] = digest(value)
-        self.items.append((self._key(shard, number), value))
-        if self._put:
-            self._put(*self.items[-1])
+        self._digests[shard][number] = self.way.send(self._first[shard] + number, value)
 
     @property
     def digests(self) -> str:
         """The digest of each shard's part, as push.lua takes them; of all that was put."""
         return ",".join(fold(chunks) for chunks in self._digests)
 
-    def end(self) -> None:
-        """Wait until all that was sent is there. Raises redis-py's ConnectionError or TimeoutError after a cut."""
-        self._sending.close()
 
-    def drop(self) -> None:
-        """Not to be pushed after all: what was sent is dead, and the connection with half a chunk on it is closed."""
-        self._sending.__exit__(_Dropped, _Dropped(), None)
+class Ring:
+    """The segments of one worker's contributions: written anew when what was in them is committed.
+
+    `name` gives the segment of a sequence number.
+    """
+
+    def __init__(
+        self, make: Callable[[str, int, Sequence[Made]], Made], name: Callable[[int], str], nbytes: int
+    ) -> None:
+        self._make = make
+        self._name = name
+        self._nbytes = nbytes
+        self._made: dict[int, Made] = {}
+
+    def segment(self, seq: int, settled: int) -> Made:
+        """The segment for a contribution. Those up to the `settled`-th wait no more. Raises ServerFull, KvpsError."""
+        if seq not in self._made:
+            spare = {number: made for number, made in self._made.items() if number <= settled}
+            made = self._make(self._name(seq), self._nbytes, list(spare.values()))
+            unused = [number for number in spare if spare[number] is not made]
+            for number in unused[1:]:
+                spare[number].unlink()
+            self._made = {n: m for n, m in self._made.items() if n not in spare or n in unused[:1]} | {seq: made}
+        return self._made[seq]
+
+    def unlink(self, settled: int) -> None:
+        """Give up those that wait no more."""
+        for number in [number for number in self._made if number <= settled]:
+            self._made.pop(number).unlink()
+
+
+def chunk_sizes(layout: Layout, format: Format) -> list[int]:
+    """How many bytes each chunk takes, shard by shard."""
+    return [format.nbytes(chunk.stop - chunk.start) for shard in layout.chunks for chunk in shard]
+
+
+def views_to_fill(layout: Layout, data: Bytes) -> dict[str, Array]:
+    """Name -> writable array in `data` (layout.nbytes bytes), where `push` needs it."""
+    flat = data.view(DTYPE)
+    return {p.name: flat[p.start : p.stop].reshape(p.shape) for p in layout.parameters}

@@ -27,18 +27,21 @@ def runtime_dir() -> Path:
         path = Path(session) / "kvps"
     else:
         path = Path(tempfile.gettempdir()) / f"kvps-{os.getuid()}"
+    private_directory(path, ", or set KVPS_RUNTIME_DIR to another")
+    if len(str(socket_path(path))) > _SOCKET_PATH_MAX:
+        raise ServerUnfit(f"{path} is too long a path for a Unix socket: set KVPS_RUNTIME_DIR to a shorter one")
+    return path
+
+
+def private_directory(path: Path, instead: str = "") -> None:
+    """Make a directory with mode 0700 if it is not there. Raises ServerUnfit if it is another's or open to others."""
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = path.lstat()
     except OSError as error:
-        raise ServerUnfit(
-            f"{path} cannot hold the private server ({error}): set KVPS_RUNTIME_DIR to a directory"
-        ) from None
+        raise ServerUnfit(f"{path} cannot be made ({error.strerror}): make it a directory of yours{instead}") from None
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise ServerUnfit(f"{path} must be a directory of yours with mode 0700: mend it, or set KVPS_RUNTIME_DIR")
-    if len(str(socket_path(path))) > _SOCKET_PATH_MAX:
-        raise ServerUnfit(f"{path} is too long a path for a Unix socket: set KVPS_RUNTIME_DIR to a shorter one")
-    return path
+        raise ServerUnfit(f"{path} must be a directory of yours with mode 0700: mend it{instead}")
 
 
 def socket_path(folder: Path) -> Path:

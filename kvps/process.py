@@ -18,7 +18,7 @@ def identity(device: str = "cpu") -> dict[str, Any]:
     """What a worker says of its process: host, pid, and what makes the pid unique (boot, namespace, start time)."""
     pid = os.getpid()
     return {
-        "host": socket.gethostname(),
+        "host": host(),
         "pid": pid,
         "start": _start_time(pid),
         "space": _space(),
@@ -28,7 +28,12 @@ def identity(device: str = "cpu") -> dict[str, Any]:
 
 def mark(pid: int) -> str:
     """One process of this machine in a word: host:pid:start time, the last since pids are used again."""
-    return f"{socket.gethostname()}:{pid}:{_start_time(pid)}"
+    return f"{host()}:{pid}:{_start_time(pid)}"
+
+
+def host() -> str:
+    """What this machine is called."""
+    return socket.gethostname()
 
 
 def is_dead(process: Mapping[str, Any]) -> bool:

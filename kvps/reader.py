@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from kvps.formats import FP32, Bytes, Format
 from kvps.keys import JobKeys
 from kvps.layout import DTYPE, Array, Chunk, Layout
 from kvps.scripts import JobScripts, job_not_found
+from kvps.shared import Mapped, Segments
 from kvps.state import State
 from kvps.transport import ChunkGone
 from kvps.wire import digests, view
@@ -30,8 +32,11 @@ _SLOW_BYTES_PER_MS = 50_000  # a pin outlives a read at 50 MB/s
 class Reader:
     """Reads the state and the weights of one job. Keeps nothing but counts, so threads may share it."""
 
-    def __init__(self, client: Client, keys: JobKeys, layout: Layout, scripts: JobScripts) -> None:
+    def __init__(
+        self, client: Client, keys: JobKeys, layout: Layout, scripts: JobScripts, segments: Segments | None = None
+    ) -> None:
         self._client = client
+        self._segments = segments
         self._keys = keys
         self._layout = layout
         self._scripts = scripts
@@ -77,14 +82,34 @@ class Reader:
             except ChunkGone as gone:
                 self.restarts += 1
                 now = self.state()
+                mirrored = self._mirrored(now.version) if self._segments else None
                 if now.version == version:  # nobody frees this one
-                    raise CorruptData(f"version {version} of job {self._keys.job!r}: {gone}") from None
+                    if not mirrored:
+                        raise CorruptData(f"version {version} of job {self._keys.job!r}: {gone}") from None
+                    version, names = mirrored
+                    continue
             pin = json.loads(self._scripts.pin(patience_ms))
             patience_ms *= 2  # the link may be slower than that
             if pin["version"] >= state.version:
                 version, names = pin["version"], tuple(pin["names"][str(i)] for i in range(self._layout.shards))
             else:  # another reader's, too old for this one
                 version, names = now.version, now.names
+
+    def mapped(self, state: State) -> Mapped | None:
+        """The weights of exactly this version, in memory that its maker shares with this process; None if it does not,
+        or another version has taken their place."""
+        if self._segments:
+            with suppress(ChunkGone):
+                return self._segments.open(self._keys.segment("w", state.names[0]), self._layout.nbytes)
+        return None
+
+    def _mirrored(self, behind: int) -> tuple[int, tuple[str, ...]] | None:
+        """What Redis was last given of a job over shared memory, by which it is behind `behind`: version and names."""
+        text = self._client.call("GET", self._keys.mirror)
+        record = json.loads(text) if text else None
+        if not record or int(record["version"]) >= behind:
+            return None
+        return int(record["version"]), (record["name"],)
 
     def whole(self, state: State) -> tuple[Array, dict[str, Array]]:
         """The weights of exactly this version, and its optimizer state (slot name -> array); all (size,) float32.
@@ -107,12 +132,15 @@ class Reader:
                     raise CorruptData(f"version {state.version} of job {keys.job!r}, shard {shard}: damaged in Redis")
         return weights, slots
 
-    def _read(self, names: Sequence[str], flat: Array, slot: str = "") -> None:
+    def _read(self, names: Sequence[str], flat: Array, what: str = "w") -> None:
         def key(c: Chunk) -> str:
-            if slot:
-                return self._keys.state(c.shard, slot, names[c.shard], c.number)
-            return self._keys.weights(c.shard, names[c.shard], c.number)
+            return self._keys.array(c.shard, what, names[c.shard], c.number)
 
+        if self._segments:
+            segment = self._keys.segment(what, names[0])
+            with suppress(ChunkGone), self._segments.open(segment, flat.nbytes) as data:
+                np.copyto(flat, data.view(DTYPE))
+                return
         chunks = [c for shard in self._layout.chunks for c in shard]
         self._client.get([(key(c), view(flat[c.start : c.stop])) for c in chunks])
 

@@ -61,6 +61,7 @@ NAMES = [
     "heartbeat",
     "join",
     "leave",
+    "mirror",
     "own",
     "pin",
     "plan",
@@ -70,6 +71,7 @@ NAMES = [
     "reject",
     "remove",
     "renew",
+    "rollback",
     "take",
     "trim",
 ]
@@ -355,6 +357,22 @@ class JobScripts:
         reply = self._run("recover", keys, server, history, remembered)
         return reply[1], reply[2]
 
+    def mirror(self, term: str, life: str, record: str) -> None:
+        """Note what version Redis was given, of a job over shared memory. Raises LeaseLost."""
+        k = self._keys
+        reply = self._run("mirror", [k.version, k.mirror, k.term(0)], term, life, record)
+        if reply[0] == "TERM":
+            raise lease_lost(0, k.job, reply[1])
+
+    def rollback(self, term: str, history: str) -> int | None:
+        """Go on from the version that `mirror` noted, under a new history; None if there is none. Raises LeaseLost."""
+        k = self._keys
+        keys = [k.version, k.workers, k.heartbeat, k.plan, k.ready, k.commits, k.units, k.pin, k.clock, k.inbox]
+        reply = self._run("rollback", [*keys, k.mirror, k.lease(0), k.term(0)], term, history)
+        if reply[0] == "TERM":
+            raise lease_lost(0, k.job, reply[1])
+        return int(reply[1]) if reply[0] == "OK" else None
+
     def trim(self, history: str, entry: str, version: int) -> int:
         """Drop the log before an entry, that of the commit of `version`; how many were. None in another history."""
         reply = self._run("trim", [self._keys.version, self._keys.commits], history, entry, version)
@@ -364,7 +382,7 @@ class JobScripts:
         """Delete all control keys in one step; from then on the job does not exist, and only its name is taken."""
         k = self._keys
         keys = [k.removed, k.config, k.layout, k.version, k.clock, k.workers, k.heartbeat, k.inbox, k.plan, k.ready]
-        keys += [k.commits, k.pin, k.units, k.leases, *(k.trace(worker) for worker in workers)]
+        keys += [k.commits, k.pin, k.units, k.leases, k.mirror, *(k.trace(worker) for worker in workers)]
         for shard in range(self._shards):
             keys += [k.lease(shard), k.term(shard)]
         self._run("remove", keys)

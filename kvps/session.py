@@ -31,12 +31,13 @@ from kvps.config import JobConfig
 from kvps.errors import JobNotFound, KvpsError, LayoutMismatch, NotFinite, WorkerEvicted, WrongOrder
 from kvps.formats import format_of
 from kvps.heart import Heart
-from kvps.keys import JobKeys
+from kvps.keys import JobKeys, segment_of
 from kvps.layout import DTYPE, Array, Layout
-from kvps.outgoing import Outgoing
-from kvps.prefetch import Prefetch
+from kvps.outgoing import ByMemory, ByRedis, Outgoing, Ring, Way, chunk_sizes, views_to_fill
+from kvps.prefetch import Fetched, Prefetch
 from kvps.reader import Reader
 from kvps.scripts import Accepted, InboxFull, JobScripts, Joined, NewLife, evicted
+from kvps.shared import Mapped, Segments
 from kvps.state import State
 from kvps.wire import finite
 
@@ -61,6 +62,7 @@ class Session:
         worker: str,
         joined: Joined,
         prefetch: bool = False,
+        segments: Segments | None = None,
     ) -> None:
         self.worker = worker
         self.rank = joined.rank
@@ -73,8 +75,10 @@ class Session:
         self._config = config
         self._layout = layout
         self._scripts = scripts
-        self._reader = Reader(client, keys, layout, scripts)
-        self._prefetch = Prefetch(client, keys, layout, config, self._reader) if prefetch else None
+        self._reader = Reader(client, keys, layout, scripts, segments)
+        # Over shared memory there is nothing to fetch.
+        ahead = prefetch and not segments
+        self._prefetch = Prefetch(client, keys, layout, config, self._reader) if ahead else None
         self._history = ""
         self.sequence = 0
         self._unit: int | None = None
@@ -85,10 +89,16 @@ class Session:
         format_ = format_of(config.wire)
         self._pull_wire = format_of(config.pull_wire)
         self._remainder = Remainder(layout, format_) if format_.lossy else None
+        self._sizes = chunk_sizes(layout, format_)
+        self._ring = Ring(segments.make, self._segment, sum(self._sizes)) if segments else None
+        self._settled = 0  # what this incarnation has pushed up to here waits no more
+        self._mapped: Mapped | None = None
+        self._spare: Array | None = None
+        self._lent: dict[str, Array] = {}
         self._pulled = False
         self._closed = False
-        self._flat: Array = np.empty(layout.size, DTYPE)
-        self._views = layout.views(self._flat)
+        self._flat: Array = np.empty(0 if segments else layout.size, DTYPE)
+        self._views: dict[str, Array] = {}
         self._spans: dict[str, float] = {}
         self._since = time.perf_counter()
         self._trace: list[object] = []  # of the last iteration; goes with the next call that writes anyway
@@ -111,19 +121,28 @@ class Session:
         began = time.perf_counter()
         state = self._await_turn()  # first: nothing may fail between taking what was fetched and ordering the next
         turn = time.perf_counter()
-        fetched = self._prefetch.take(self._flat) if self._prefetch else None
-        if fetched:
-            self.version, self._flat = fetched
-            self._views = self._layout.views(self._flat)
-        else:
-            self.version = self._reader.weights(state, self._flat, self._pull_wire)
+        self.version, self._flat = self._fetch(state)
+        self._views = self._layout.views(self._flat)
         self._history = state.history
-        if self._prefetch:
-            self._prefetch.begin(self.round + 1, self.version)
         self._pulled = True
         self._spans = {"wait": turn - began, "fetch": time.perf_counter() - turn}
         self._since = time.perf_counter()
         return dict(self._views)
+
+    def _fetch(self, state: State) -> tuple[int, Array]:
+        """The weights of this state, or newer ones, and their version; over shared memory where they are."""
+        if mapped := self._reader.mapped(state):
+            last, self._mapped = self._mapped, mapped
+            if last:
+                last.close()
+            return state.version, mapped.data.view(DTYPE)
+        fetched = self._prefetch.take(self._flat) if self._prefetch else None
+        if not fetched:
+            flat = self._flat if self._flat.flags.writeable and self._flat.size else np.empty(self._layout.size, DTYPE)
+            fetched = Fetched(self._reader.weights(state, flat, self._pull_wire), flat)
+        if self._prefetch:
+            self._prefetch.begin(self.round + 1, fetched.version)
+        return fetched
 
     def _await_turn(self) -> State:
         """The first state that holds enough of everybody's rounds for this worker's next one."""
@@ -142,6 +161,7 @@ class Session:
             raise evicted(self.worker, self._keys.job, "evicted after a silence, or its server began a new life")
         if me.accepted < self.sequence:
             raise self._forgotten()
+        self._settled = me.accepted - me.pending
         return state
 
     def _forgotten(self) -> WorkerEvicted:
@@ -167,6 +187,23 @@ class Session:
 
     # -- push -------------------------------------------------------------------------------------------------
 
+    def buffers(self) -> dict[str, Array]:
+        """Name -> array to compute the next gradient into, and then to `push` (or `put`), until that has returned.
+
+        Over shared memory they lie where the aggregator reads them, and nothing is copied; over Redis they are plain
+        arrays. What is in them at first is undefined. Raises WorkerEvicted, WrongOrder, ServerFull.
+        """
+        self._check_may_push()
+        seq = self.sequence + 1
+        if self._ring and not self._remainder and self._tried < seq:
+            data = self._ring.segment(seq, self._settled).data
+        else:
+            if self._spare is None:
+                self._spare = np.empty(self._layout.size, DTYPE)
+            data = self._spare.view(np.uint8)
+        self._lent = views_to_fill(self._layout, data)
+        return dict(self._lent)
+
     def put(self, name: str, grad: Any) -> None:
         """Hand over one parameter's gradient ahead of `push`, as soon as it is computed: its bytes leave meanwhile.
 
@@ -186,7 +223,7 @@ class Session:
             out.put(number, array)
         except BaseException:  # half of it may be sent, and the other half may land later
             self._out, self._counts, self._doubt = None, True, "?"
-            out.drop()
+            out.way.drop()
             raise
 
     def push(self, grads: Mapping[str, Any] | None = None, loss: float | None = None) -> int:
@@ -215,9 +252,11 @@ class Session:
         except BaseException:
             if not self._doubt and self._tried > self.sequence:
                 self._doubt = out.digests
-            out.drop()
+            out.way.drop()
             raise
         self._doubt = ""
+        for lent in self._lent.values():
+            lent.flags.writeable = False  # they are a contribution now
         if self._remainder and counts:
             self._remainder.keep()
         self.sequence += 1
@@ -239,7 +278,7 @@ class Session:
         out, self._out, self._counts = self._out, None, True
         if out:
             try:
-                out.end()
+                out.way.end()
             except (RedisConnectionError, RedisTimeoutError):
                 self._doubt = "?"
 
@@ -265,13 +304,19 @@ class Session:
         """The contribution that is being put together; a new one is not `live` if its number was tried before."""
         if not self._out:
             seq = self.sequence + 1
-
-            def key(shard: int, chunk: int) -> str:
-                return self._keys.gradient(shard, self.worker, self.incarnation, seq, chunk)
-
             live, self._tried = live and self._tried < seq, seq if live else self._tried
-            self._out = Outgoing(self._client, self._layout, key, self._remainder, live)
+            self._out = Outgoing(self._layout, self._remainder, self._way(seq, live))
         return self._out
+
+    def _way(self, seq: int, live: bool) -> Way:
+        if ring := self._ring:
+            return ByMemory(self._sizes, lambda: ring.segment(seq, self._settled), live)
+        me = (self.worker, self.incarnation, seq)
+        keys = [self._keys.gradient(c.shard, *me, c.number) for shard in self._layout.chunks for c in shard]
+        return ByRedis(self._client, keys, live)
+
+    def _segment(self, seq: int) -> str:
+        return segment_of(self._keys.gradient(0, self.worker, self.incarnation, seq, 0))
 
     def _deliver(self, out: Outgoing, counts: bool) -> Accepted:
         """Store the chunks, wait for every OK, then have them accepted.
@@ -279,23 +324,22 @@ class Session:
         Never both in one pipeline: a refused SET before an accepted push would be an acknowledgement without
         bytes. After a cut it asks before it sends again, for a resend would recreate what a commit had freed.
         """
-        seq, keys = self.sequence + 1, [key for key, _ in out.items]
+        seq, keys = self.sequence + 1, out.way.keys
         if not counts:
-            out.drop()  # what was sent of it is dead, and will be swept
+            out.way.drop()  # what was sent of it is dead, and will be swept
         elif not self._sent(out):
             while True:
                 if accepted := self._scripts.ask(self.worker, self.incarnation, seq):
                     return accepted
                 with contextlib.suppress(RedisConnectionError, RedisTimeoutError):
-                    self._client.put_once(out.items)
+                    out.way.resend()
                     break
         return self._accept(seq, int(counts), out.digests if counts else "-", keys)
 
     def _sent(self, out: Outgoing) -> bool:
         """Whether all is there; False if it may be, or if it was tried before."""
         with contextlib.suppress(RedisConnectionError, RedisTimeoutError):
-            out.end()
-            return out.live
+            return out.way.end()
         return False
 
     def _accept(self, seq: int, weight: int, digests: str, keys: Sequence[str]) -> Accepted:
@@ -335,12 +379,16 @@ class Session:
         if self._closed:
             return
         self._closed = True
-        keys = [key for key, _ in self._out.items] if self._out else []
+        keys = self._out.way.keys if self._out else []
         with contextlib.suppress(KvpsError):  # the next call meets the same
             self._forget_put()
         if self._prefetch:
             self._prefetch.close()
         self._heart.stop()
+        if self._mapped:
+            self._mapped.close()
+        if self._ring:
+            self._ring.unlink(self._settled)
         try:
             self._scripts.leave(self.worker, self.incarnation, finished, self._trace)
         except NewLife:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from kvps import embedded, wire
+from kvps import embedded, process, shared, wire
 from kvps.checkpoint import Checkpoint
 from kvps.client import Client
 from kvps.config import JobConfig
@@ -27,6 +27,7 @@ from kvps.transport import redacted
 from kvps.wire import Buffers
 
 _SETTLE_S = 1.0
+_WORTH_SHARING = 1 << 20  # below that the calls to Redis, which stay, are all that a round costs
 
 
 def connect(url: str | None = None, listen: str | None = None, data_dir: Path | None = None) -> Store:
@@ -103,6 +104,7 @@ class Store:
             except TypeError as error:
                 raise InvalidSetting(f"create_job: {str(error).removeprefix('JobConfig.__init__() ')}") from None
         layout = Layout.of(params, config.shards)
+        config = self._with_transport(config, layout)
         arrays = layout.hosted(params, "parameter")
         for parameter, array in zip(layout.parameters, arrays, strict=True):
             if not wire.finite(array):
@@ -116,8 +118,11 @@ class Store:
         Its workers join under their old ids and go on where those were; those that were at work are waited for.
         Raises JobExists, InvalidName, InvalidSetting; then nothing was changed.
         """
-        config = checkpoint.config if shards is None else replace(checkpoint.config, shards=shards)
+        config = replace(checkpoint.config, shards=shards or checkpoint.config.shards)
+        if config.transport == "shm":  # this may be another host
+            config = replace(config, transport="auto", host="")
         layout = Layout.of(checkpoint.layout.views(checkpoint.weights), config.shards)
+        config = self._with_transport(config, layout)
         arrays = {"w": checkpoint.weights, **checkpoint.slots}
         chunks = [
             (what, [[[wire.view(flat[c.start : c.stop])] for c in shard] for shard in layout.chunks])
@@ -148,8 +153,7 @@ class Store:
             digests = {}
             for what, chunks in arrays:
                 for number, chunk in enumerate(chunks[shard]):
-                    key = keys.weights(shard, staged, number)
-                    items.append((key if what == "w" else keys.state(shard, what, staged, number), chunk))
+                    items.append((keys.array(shard, what, staged, number), chunk))
                 digests[what] = wire.fold(wire.digest(chunk) for chunk in chunks[shard])
                 if what == "w" and pull.lossy:
                     for number, chunk in enumerate(chunks[shard]):
@@ -161,6 +165,8 @@ class Store:
                 items.append((keys.manifest(shard, staged), [memoryview(json.dumps(manifest).encode())]))
         scripts = JobScripts(self.client.call, keys, layout.shards)
         begins = json.dumps(_as_text(checkpoint)) if checkpoint else ""
+        if config.transport == "shm":
+            shared.Segments(self.url, history).ensure()
         try:
             self.client.put(items)
             self.client.call("SADD", JOBS, name)  # first: a job that nobody lists would be there for ever
@@ -172,6 +178,32 @@ class Store:
             raise
         return Job(self.client, name)
 
+    def _with_transport(self, config: JobConfig, layout: Layout) -> JobConfig:
+        """The settings with the transport that is meant by "auto", and the host whose memory is shared.
+
+        Raises ServerFull if that has not the room, InvalidSetting if there is none.
+        """
+        if config.transport == "redis":
+            return config
+        # Versions: the present one, the one before, one that is staged, one that a slow reader holds.
+        gradients = config.workers * (config.max_pending + 1) * format_of(config.wire).nbytes(layout.size)
+        needs = 4 * layout.nbytes * (1 + len(config.optimizer.slots)) + gradients
+        if config.transport == "auto":
+            fits = config.shards == 1 and config.pull_wire == "fp32" and layout.nbytes >= _WORTH_SHARING
+            if not (fits and self._is_local() and shared.available() and needs < shared.room() // 2):
+                return replace(config, transport="redis")
+        elif not shared.available():
+            raise InvalidSetting(f"transport shm needs {shared.ROOT}, which this machine has not: choose 'redis'")
+        elif needs > shared.room():
+            raise ServerFull(
+                f"{shared.ROOT} has {_mb(shared.room())} left, the job needs {_mb(needs)}: make room, or choose 'redis'"
+            )
+        return replace(config, transport="shm", host=process.host())
+
+    def _is_local(self) -> bool:
+        """Whether nobody can reach the server but from this host."""
+        return self.url.startswith("unix:") and not self.client.port()
+
     def _check_room(self, name: str, config: JobConfig, layout: Layout) -> None:
         """Raise ServerFull for a job that a server with limited memory could not hold at its worst moment."""
         used, limit = self.client.memory()
@@ -179,7 +211,7 @@ class Store:
         pull, pushed = format_of(config.pull_wire), format_of(config.wire).nbytes(layout.size)
         pulled = pull.nbytes(layout.size) if pull.lossy else 0
         versions = 4 * (layout.nbytes * (1 + len(config.optimizer.slots)) + pulled) + 2 * CHUNK_BYTES * layout.shards
-        gradients = config.workers * (config.max_pending + 1) * pushed
+        gradients = 0 if config.transport == "shm" else config.workers * (config.max_pending + 1) * pushed
         if limit and used + versions + gradients > limit:
             raise ServerFull(
                 f"job {name!r} needs {_mb(versions + gradients)} and {redacted(self.url)} has {_mb(limit - used)} left "
@@ -202,13 +234,15 @@ class Store:
         keys = JobKeys(name)
         control = (keys.config, keys.layout, keys.version, keys.removed)
         fields, workers, there = self.client.together(
-            [("HKEYS", keys.version), ("HKEYS", keys.workers), ("EXISTS", *control)]
+            [("HGETALL", keys.version), ("HKEYS", keys.workers), ("EXISTS", *control)]
         )
         if not there:
             self.client.call("SREM", JOBS, name)
             raise job_not_found(name)
         shards = sum(field.startswith("shard:") for field in fields)
         JobScripts(self.client.call, keys, shards).remove(workers)
+        if "id" in fields:
+            shared.Segments(self.url, fields["id"]).remove()
         self._unlink_all(keys)
         while workers:
             # A worker may have been sending a gradient, and one that was killed leaves it on the way: there is no

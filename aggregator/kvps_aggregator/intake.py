@@ -6,7 +6,7 @@ on their way, and no more of them is in memory than a few chunks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 
 import numpy as np
@@ -18,7 +18,6 @@ from kvps.formats import Bytes, Format
 from kvps.layout import DTYPE, Array, Chunk
 from kvps.plan import Contribution
 from kvps.transport import ChunkGone
-from kvps_aggregator.early import Early
 from kvps_aggregator.record import Recorder
 
 _SLOTS = 6  # chunks that have come or are in use
@@ -35,7 +34,10 @@ class BadContribution(Exception):
 
 
 class Intake:
-    """Fetches `contributions`, each with the keys of its chunks, for the `shard`-th shard. Used in a `with`."""
+    """Fetches `contributions`, each with the keys of its chunks, for the `shard`-th shard. Used in a `with`.
+
+    `here` gives the chunks of one that need not be fetched.
+    """
 
     def __init__(
         self,
@@ -43,7 +45,7 @@ class Intake:
         shard: int,
         chunks: Sequence[Chunk],
         contributions: Sequence[tuple[Contribution, Sequence[str]]],
-        early: Early,
+        here: Callable[[Contribution], list[Bytes] | None],
         format: Format,
         recorder: Recorder | None,
     ) -> None:
@@ -52,7 +54,7 @@ class Intake:
         self._contributions = contributions
         self._recorder = recorder
         longest = max(chunk.stop - chunk.start for chunk in chunks)
-        self._here = [early.get(contribution) for contribution, _ in contributions]
+        self._here = [here(contribution) for contribution, _ in contributions]
         absent = [keys for here, (_, keys) in zip(self._here, contributions, strict=True) if not here]
         parts = [(keys, chunk) for chunk in chunks for keys in absent]
         self._format = format
@@ -63,18 +65,19 @@ class Intake:
             [(keys[c.number], self._buffer(number, c).data) for number, (keys, c) in enumerate(parts)]
         )
         self._arriving = ahead(arriving, _SLOTS, _HELD) if len(parts) > _SLOTS else arriving
-        self._digests: list[list[str]] = [[] for _ in contributions]
+        self._digests = [[""] * len(chunks) for _ in contributions]
         self._suspects: list[Chunk] = []
 
     def _buffer(self, number: int, chunk: Chunk) -> Bytes:
         return self._buffers[number % _SLOTS][: self._format.nbytes(chunk.stop - chunk.start)]
 
     def parts(self, chunk: Chunk) -> Iterator[Array]:
-        """The contributions' parts of the next chunk, (items,) float32, in order. Raises BadContribution."""
+        """The contributions' parts of the next chunk, (items,) float32, in order; of any, and on any thread, if nothing
+        is fetched, decoded or kept. Raises BadContribution."""
         for (contribution, _), here, digests in zip(self._contributions, self._here, self._digests, strict=True):
             try:
                 data = here[chunk.number] if here else self._next(chunk)
-                digests.append(wire.digest([data.data]))
+                digests[chunk.number] = wire.digest([data.data])
                 if self._recorder:
                     self._recorder.extend(contribution, data)
                 values = self._values(data, chunk)
@@ -109,10 +112,10 @@ class Intake:
             if wire.fold(digests) != contribution.digests[self._shard]:
                 raise BadContribution(contribution, "its bytes differ from its digest")
         for chunk in self._suspects:
-            for contribution, keys in self._contributions:
-                data = np.empty(self._format.nbytes(chunk.stop - chunk.start), np.uint8)
+            for (contribution, keys), here in zip(self._contributions, self._here, strict=True):
+                data = here[chunk.number] if here else np.empty(self._format.nbytes(chunk.stop - chunk.start), np.uint8)
                 try:
-                    self._client.get([(keys[chunk.number], data.data)])
+                    self._client.get([] if here else [(keys[chunk.number], data.data)])
                 except ChunkGone as gone:
                     raise BadContribution(contribution, str(gone)) from None
                 if not wire.finite(self._values(data, chunk)):

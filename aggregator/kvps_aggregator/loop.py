@@ -13,6 +13,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from kvps import process
 from kvps.client import BELL_MS
 from kvps.errors import CorruptData, JobNotFound, KvpsError, LeaseLost, ServerFull
 from kvps.job import Job
@@ -20,6 +21,7 @@ from kvps.plan import Plan
 from kvps.scripts import NewLife, PlanGone
 from kvps_aggregator.intake import BadContribution
 from kvps_aggregator.lease import Leases
+from kvps_aggregator.memory import SharedShard
 from kvps_aggregator.save import Checkpoints, Saver
 from kvps_aggregator.shard import Shard
 from kvps_aggregator.sweep import sweep
@@ -110,6 +112,10 @@ class Aggregator:
 
     def release(self) -> None:
         """Give up all shards, so that a standby can take them at once."""
+        for shard in self._shards.values():
+            with suppress(KvpsError):  # another holder takes it from where it is
+                shard.flush()
+            shard.close()
         self._leases.release()
 
     def _finish(self) -> None:
@@ -126,9 +132,12 @@ class Aggregator:
             for shard in self._shards.values():
                 shard.retire()
             self.sweep()
+            for shard in self._shards.values():
+                shard.flush()
             if self._saver and 0 in self._shards:
                 self._saver.finish()
-            for number in list(self._shards):
+            for number, shard in list(self._shards.items()):
+                shard.finish()
                 self._leases.give_up(number)
                 self._eligible.remove(number)
             if not self._eligible or time.monotonic() > deadline:
@@ -140,15 +149,19 @@ class Aggregator:
     def hold(self, at_once: bool = False) -> None:
         """Drop shards that were lost, and now and then (or `at_once`) try to take those that are free."""
         held = self._leases.held()
-        self._shards = {n: s for n, s in self._shards.items() if held.get(n) == s.term}
+        for number in [n for n, shard in self._shards.items() if held.get(n) != shard.term]:
+            self._shards.pop(number).close()
         missing = [n for n in self._eligible if n not in self._shards]
         if not missing or (time.monotonic() < self._next_try and not at_once):
             return
         self._next_try = time.monotonic() + self._job.config.lease_ms / 1000 / 3
         for number in missing:
-            with suppress(LeaseLost):
+            try:
                 self._take(number)
                 self._next_sweep = 0.0
+            except LeaseLost:
+                self._leases.drop(number)
+                self._next_try = 0.0
 
     def sweep(self) -> None:
         """Delete what dead processes have left in the slots of the shards held."""
@@ -159,6 +172,10 @@ class Aggregator:
                 shard.keep_reserve()
 
     def _take(self, number: int) -> None:
+        config = self._job.config
+        if self._job.segments and config.host != process.host() and not self._job.segments.here:
+            self._say(f"stands by: its arrays are in the shared memory of {config.host}")
+            return
         term, other = self._leases.take(number)
         if other:
             self._say(f"stands by: shard {number} is held by {other}")
@@ -166,7 +183,8 @@ class Aggregator:
         # Nobody flips between the two reads: that would take this term's own word.
         keys = self._job.keys
         before, text = self._job.client.together([("HGET", keys.version, f"before:{number}"), ("GET", keys.pin)])
-        shard = Shard(self._job, number, term, self._record)
+        make = SharedShard if self._job.segments else Shard
+        shard = make(self._job, number, term, self._record)
         state = self._job.state()
         if self._id and state.id != self._id:  # made anew under its name, with other settings
             raise JobNotFound(f"job {self._job.name!r} was removed and made anew")
@@ -227,7 +245,7 @@ class Aggregator:
             # This term has staged this version, or a part of it, for a plan that was replaced. A late write of those
             # bytes must not land among the new ones, so a new term stages them; and what is committed is read again
             # under it, for another may have held the shard in between.
-            del self._shards[shard.number]
+            self._shards.pop(shard.number).close()
             self._take(shard.number)
             return ""
         digest = shard.make(plan)
@@ -239,7 +257,7 @@ class Aggregator:
 
     def _fetch_early(self) -> bool:
         """Fetch a contribution that waits for those of others; False if there is none to fetch."""
-        shards = [shard for shard in self._shards.values() if shard.early.worth]
+        shards = [shard for shard in self._shards.values() if shard.fetches_early]
         waiting = self._job.inbox() if shards else []
         return any(shard.early.fetch(waiting) for shard in shards)
 
@@ -278,7 +296,8 @@ class Aggregator:
     def _drop(self, shard: Shard) -> None:
         """Forget a shard: it is another's, or what is in memory is not what is committed."""
         self._leases.drop(shard.number)
-        self._shards.pop(shard.number, None)
+        if shard is self._shards.get(shard.number):
+            self._shards.pop(shard.number).close()
 
     def _reject(self, shard: Shard, plan: Plan, bad: BadContribution) -> None:
         c = bad.contribution

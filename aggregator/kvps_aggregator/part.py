@@ -6,6 +6,7 @@ for bit.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator
 
 import numpy as np
@@ -22,7 +23,7 @@ _STRETCH = 1 << 16  # items stepped at a time: what a step touches stays in the 
 class Part:
     """The `number`-th shard of a job. Arrays are (size,) float32; `state` is slot name -> array, zeros at first.
 
-    A version is made by `step` for each of `chunks`; the present one stays as it is until `promote`.
+    A version is made by `step` for each of `chunks`, on any threads; the present one stays as it is until `promote`.
     """
 
     def __init__(self, config: JobConfig, layout: Layout, number: int) -> None:
@@ -33,7 +34,7 @@ class Part:
         self.weights, self.next_weights = self._empty(), self._empty()
         self.state = {slot: np.zeros(self.size, DTYPE) for slot in self.slots}
         self.next_state = {slot: self._empty() for slot in self.slots}
-        self._total: Array = np.empty(min(self.size, CHUNK_ITEMS), DTYPE)
+        self._scratch = threading.local()
         self._config = config
 
     def _empty(self) -> Array:
@@ -51,7 +52,7 @@ class Part:
             for slot in self.slots:
                 self.next_state[slot][part_of] = self.state[slot][part_of]
             return True
-        total = self._total[: chunk.stop - chunk.start]
+        total = self._total(chunk.stop - chunk.start)
         reduce.total(gradients, total)
         finite = wire.finite(total)
         config = self._config
@@ -67,6 +68,13 @@ class Part:
                 {slot: array[stretch] for slot, array in self.next_state.items()},
             )
         return finite
+
+    def _total(self, items: int) -> Array:
+        """Where a thread sums up: chunks may be made on several."""
+        if not hasattr(self._scratch, "total"):
+            self._scratch.total = np.empty(min(self.size, CHUNK_ITEMS), DTYPE)
+        total: Array = self._scratch.total[:items]
+        return total
 
     def made(self, chunk: Chunk) -> dict[str, memoryview]:
         """The memory of a chunk of the next version: of its weights ("w"), and by name of each slot."""

@@ -95,6 +95,6 @@ class Saver:
             raise JobNotFound(f"job {job.name!r} was removed and made anew")
         found.write(directory / found.filename)
         self._done = found.version
-        log.move(job, directory, state, found.version)
+        log.move(job, directory, state, job.kept(found.version))
         checkpoint.prune(directory, found.job, found.id, found.version, self._settings.keep)
         _log.info("job %s: wrote %s", job.name, directory / found.filename)

@@ -7,13 +7,13 @@ commits, the present one is still what is committed.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from pathlib import Path
 
 from kvps import wire
 from kvps.errors import CorruptData, ServerFull
-from kvps.formats import encoded, format_of
+from kvps.formats import Bytes, encoded, format_of
 from kvps.job import Job
 from kvps.keys import staged_name
 from kvps.layout import CHUNK_BYTES, DTYPE, Array, Chunk
@@ -75,12 +75,7 @@ class Shard:
         """
         self.version, self._life, name = state.version, state.server, state.names[self.number]
         try:
-            self._read(self._part.weights, self._keys("w", name))
-            for slot in self._part.slots:
-                if self.version:
-                    self._read(self._part.state[slot], self._keys(slot, name))
-                else:
-                    self._part.state[slot].fill(0)
+            self._load_bytes(name)
         except ChunkGone as gone:
             raise CorruptData(
                 f"version {self.version} of job {self._job.name!r}, shard {self.number}: {gone}"
@@ -95,6 +90,30 @@ class Shard:
         if pinned:
             self._names.setdefault(pinned[0], pinned[1])
         self.begun = self.staged = None
+
+    def _load_bytes(self, name: str) -> None:
+        """Have the bytes of the version of this name in the part. Raises ChunkGone."""
+        self._read(self._part.weights, self._keys("w", name))
+        for slot in self._part.slots:
+            if self.version:
+                self._read(self._part.state[slot], self._keys(slot, name))
+            else:
+                self._part.state[slot].fill(0)
+
+    def close(self) -> None:
+        """Nothing of this shard is used here any more."""
+
+    def flush(self) -> None:
+        """Leave in Redis all that is committed. Raises KvpsError."""
+
+    def finish(self) -> None:
+        """The job is finished: leave nothing elsewhere than in Redis. Raises KvpsError."""
+        self.flush()
+
+    @property
+    def fetches_early(self) -> bool:
+        """Whether it is worth to fetch contributions before their plan is made."""
+        return self.early.worth
 
     def live_names(self) -> set[str]:
         """The staged names that may still be read, or become a version."""
@@ -128,31 +147,56 @@ class Shard:
         items: list[tuple[str, Buffers]] = []
         try:
             with (
+                self._staging(name),
                 Intake(
-                    job.client, self.number, part.chunks, counted, self.early, self._format, self._recorder
+                    job.client, self.number, part.chunks, counted, self._here, self._format, self._recorder
                 ) as intake,
                 job.client.putting(wait_for_room=False) as put,
             ):
-                for chunk in part.chunks:
-                    if not part.step(plan, chunk, intake.parts(chunk)):
-                        intake.suspect(chunk)
-                    for what, made in part.made(chunk).items():
-                        digests.setdefault(what, []).append(wire.digest([made]))
-                        items.append((self._key(what, name, chunk), [made]))
-                        put(*items[-1])
-                    if self._pull.lossy:
-                        shorter = encoded(self._pull, part.stretch(part.next_weights, chunk))
-                        items.append((job.keys.pulled(self.number, name, chunk.number), [shorter.data]))
-                        put(*items[-1])
+                with closing(self._each(lambda chunk: self._step(plan, chunk, intake))) as stepped:
+                    for chunk, said in zip(part.chunks, stepped, strict=True):
+                        for what, digest in said.items():
+                            digests.setdefault(what, []).append(digest)
+                        for item in self._items(name, chunk):
+                            items.append(item)
+                            put(*item)
                 intake.check()
                 folded = {what: wire.fold(each) for what, each in digests.items()}
                 items.append((job.keys.manifest(self.number, name), [self._manifest(plan, folded)]))
                 put(*items[-1])
         except ServerFull:
+            if not items:
+                raise
             self._make_room()
             job.client.put(items)
         self.staged = plan
         return folded["w"]
+
+    def _step(self, plan: Plan, chunk: Chunk, intake: Intake) -> dict[str, str]:
+        """Make a chunk of the next version; the digest of each of its arrays."""
+        if not self._part.step(plan, chunk, intake.parts(chunk)):
+            intake.suspect(chunk)
+        return {what: wire.digest([made]) for what, made in self._part.made(chunk).items()}
+
+    def _each(self, step: Callable[[Chunk], dict[str, str]]) -> Generator[dict[str, str], None, None]:
+        """What `step` returns for each chunk, in order."""
+        yield from map(step, self._part.chunks)
+
+    def _here(self, c: Contribution) -> list[Bytes] | None:
+        """The chunks of a contribution, if they need not be fetched."""
+        return self.early.get(c)
+
+    def _staging(self, name: str) -> AbstractContextManager[None]:
+        """Around the making of the version of this name. Raises ServerFull."""
+        return nullcontext()
+
+    def _items(self, name: str, chunk: Chunk) -> Iterator[tuple[str, Buffers]]:
+        """What Redis is given of a chunk of the next version: keys and values."""
+        for what, made in self._part.made(chunk).items():
+            yield self._key(what, name, chunk), [made]
+        if self._pull.lossy:
+            shorter = encoded(self._pull, self._part.stretch(self._part.next_weights, chunk))
+            yield self._job.keys.pulled(self.number, name, chunk.number), [shorter.data]
 
     def _manifest(self, plan: Plan, digests: Mapping[str, str]) -> memoryview:
         said = {"plan": plan.id, "version": plan.version, "head": plan.head, "bytes": self._part.size * DTYPE.itemsize}
@@ -246,10 +290,7 @@ class Shard:
 
     def _key(self, what: str, name: str, chunk: Chunk) -> str:
         """The key of a chunk of the weights ("w"), or of a slot of the optimizer."""
-        keys = self._job.keys
-        if what == "w":
-            return keys.weights(self.number, name, chunk.number)
-        return keys.state(self.number, what, name, chunk.number)
+        return self._job.keys.array(self.number, what, name, chunk.number)
 
     def _keys(self, what: str, name: str) -> list[str]:
         return [self._key(what, name, chunk) for chunk in self._part.chunks]

@@ -11,13 +11,15 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from kvps.job import Job
 from kvps.state import Member
+from kvps_aggregator.memory import SharedShard
 from kvps_aggregator.shard import Shard
 
 
 def sweep(job: Job, shards: Iterable[Shard]) -> None:
     """Note what is dead in the slots of these shards, for their next `free`."""
     keys = sorted(job.client.scan(job.keys.all_bytes))
-    if not keys:
+    segments = job.segments.names() if job.segments else []
+    if not keys and not segments:
         return
     # Read behind the keys: what is in the inbox now, or may still be accepted, covers every gradient seen before.
     members = job.state().members
@@ -25,6 +27,18 @@ def sweep(job: Job, shards: Iterable[Shard]) -> None:
     for shard in shards:
         mine = [key for key in keys if key.startswith(job.keys.slot(shard.number))]
         shard.bury(list(dead(mine, shard.live_names(), members, waiting)))
+        if isinstance(shard, SharedShard):
+            slot = job.keys.slot(shard.number)
+            gone = dead([slot + name for name in segments], shard.live_names(), members, waiting)
+            shard.bury_segments([key.removeprefix(slot) for key in gone if not _may_be_reused(key, members)])
+
+
+def _may_be_reused(key: str, members: Mapping[str, Member]) -> bool:
+    """Whether a segment is of a worker that is there, and that writes its dead ones anew."""
+    kind, name = key.split(":")[2:4]
+    worker, _, incarnation = name.partition(".")
+    member = members.get(worker)
+    return bool(kind == "g" and member and member.incarnation == incarnation and member.active)
 
 
 def dead(

@@ -24,7 +24,8 @@ spawning.set_forkserver_preload(["kvps.bench.roles"])
 
 @dataclass(frozen=True)
 class Place:
-    """A server to measure on: the same one behind each URL. `urls` is transport name -> URL."""
+    """A server to measure on: the same one behind each URL. `urls` is transport name -> URL; over "shm" the arrays
+    go through shared memory."""
 
     store: Store
     urls: dict[str, str]
@@ -35,12 +36,12 @@ def place(url: str | None) -> Iterator[Place]:
     """The server at `url`, or one that is started for this, on a Unix socket and on a port of 127.0.0.1."""
     if url:
         with connect(url) as store:
-            yield Place(store, {"unix" if url.startswith("unix:") else "tcp": url})
+            yield Place(store, {"unix": url, "shm": url} if url.startswith("unix:") else {"tcp": url})
         return
     with tempfile.TemporaryDirectory(prefix="kvps-bench-") as folder, _environment(KVPS_RUNTIME_DIR=folder):
         listen = f"127.0.0.1:{_free_port()}"
         with connect(listen=listen) as store:
-            yield Place(store, {"tcp": embedded.tcp_url(store.url, listen), "unix": store.url})
+            yield Place(store, {"tcp": embedded.tcp_url(store.url, listen), "unix": store.url, "shm": store.url})
 
 
 @contextmanager

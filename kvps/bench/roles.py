@@ -102,10 +102,12 @@ class Aggregator(Role):
 class Worker(Role):
     """Worker k's gradient is the constant k + 1: the weights tell whether all was applied."""
 
-    def __init__(self, url: str, job: str, rank: int) -> None:
+    def __init__(self, url: str, job: str, rank: int, lent: bool = False) -> None:
+        """`lent`: its gradient is computed into `session.buffers()`, which is a part of the round."""
         super().__init__(url)
         found = self.store.job(job)
         self._session = found.join(f"w{rank}")
+        self._lent = rank + 1 if lent else 0
         self._gradients = {p.name: np.full(p.shape, rank + 1, DTYPE) for p in found.layout.parameters}
 
     def rounds(self, number: int) -> list[float]:
@@ -114,10 +116,16 @@ class Worker(Role):
         self._session.pull()
         for _ in range(number):
             began = time.perf_counter()
-            self._session.push(self._gradients)
+            self._session.push(self._computed() if self._lent else self._gradients)
             self._session.pull()
             took.append(time.perf_counter() - began)
         return took
+
+    def _computed(self) -> dict[str, Any]:
+        gradients = self._session.buffers()
+        for array in gradients.values():
+            array.fill(self._lent)
+        return gradients
 
     def weights(self) -> tuple[int, float, float]:
         """The version, and the least and greatest of its weights."""

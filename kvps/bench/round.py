@@ -27,6 +27,9 @@ from kvps.optim import SGD, Optimizer
 
 VARIANTS: Mapping[str, Mapping[str, Any]] = {"kvps": {}, "kvps, bf16": {"wire": "bf16", "pull_wire": "bf16"}}
 """Name -> the settings of its job: each has its turns."""
+LENT = "kvps, in its buffers"
+SHARED: Mapping[str, Mapping[str, Any]] = {"kvps": {}, LENT: {"lent": True}}
+"""The same over shared memory."""
 
 _BARE, _FRESH = "bare sockets", "bare sockets, fresh names"
 _TURN_BYTES = 160e6  # of one gradient's in one turn
@@ -154,11 +157,14 @@ def bare(url: str, setting: Setting, rounds: int, fresh: bool) -> Iterator[Case]
 
 
 @contextmanager
-def kvps(place: Place, url: str, setting: Setting, rounds: int, **settings: Any) -> Iterator[Case]:
+def kvps(
+    place: Place, transport: str, setting: Setting, rounds: int, lent: bool = False, **settings: Any
+) -> Iterator[Case]:
     """Rounds of a job, whose weights are looked at in the end: what was measured did the work."""
-    settings = {"workers": setting.workers, "optimizer": setting.optimizer, **settings}
+    url, moved = place.urls[transport], "shm" if transport == "shm" else "redis"
+    settings = {"workers": setting.workers, "optimizer": setting.optimizer, "transport": moved, **settings}
     with temporary_job(place, model(setting.nbytes, setting.tensors), **settings) as job:
-        makers = [(Worker, url, job.name, rank) for rank in range(setting.workers)]
+        makers = [(Worker, url, job.name, rank, lent) for rank in range(setting.workers)]
         with crew((Aggregator, url, job.name), *makers) as (_, *members):
             yield _case(members, rounds)
             if isinstance(setting.optimizer, SGD):
@@ -217,10 +223,11 @@ def _measured(
     with ExitStack() as stack:
         for transport in transports:
             url = place.urls[transport]
-            for name, fresh in ((_BARE, False), (_FRESH, True)):
+            shared = transport == "shm"
+            for name, fresh in () if shared else ((_BARE, False), (_FRESH, True)):
                 cases[name, transport] = stack.enter_context(bare(url, setting, rounds, fresh))
-            for name, more in VARIANTS.items():
-                cases[name, transport] = stack.enter_context(kvps(place, url, setting, rounds, **more))
+            for name, more in (SHARED if shared else VARIANTS).items():
+                cases[name, transport] = stack.enter_context(kvps(place, transport, setting, rounds, **more))
         others = stack.enter_context(peers.opened(folder, setting.workers, setting.nbytes, setting.tensors))
         cases |= {(p.kind.name, p.kind.transport): _peer_case(p, rounds) for p in others if not p.why}
         found = _named(cases, turns)
@@ -240,7 +247,11 @@ def _named(cases: Mapping[Key, Case], turns: int) -> dict[Key, Times]:
 
 
 def _rows(setting: Setting, transports: Sequence[str], found: Mapping[Key, Times], why: Mapping[Key, str]) -> list[Row]:
-    mine = [(name, transport) for transport in transports for name in (_BARE, _FRESH, *VARIANTS)]
+    mine = [
+        (name, transport)
+        for transport in transports
+        for name in (SHARED if transport == "shm" else (_BARE, _FRESH, *VARIANTS))
+    ]
     theirs = [(kind.name, kind.transport) for kind in peers.KINDS]
     rows = []
     for key in mine + theirs:
@@ -272,12 +283,16 @@ def _bars(setting: Setting, transports: Sequence[str], found: Mapping[Key, Times
 
     bars: list[Bar] = []
     if plain and setting.nbytes >= 4_000_000:
-        bars += [bar(2, ("kvps", t), 1.2, (base, t)) for t in transports for base in (_BARE, _FRESH)]
-        for transport in transports:
+        carried = [transport for transport in transports if transport != "shm"]
+        bars += [bar(2, ("kvps", t), 1.2, (base, t)) for t in carried for base in (_BARE, _FRESH)]
+        for transport in carried:
             limits = {peers.MXNET: 1.3, peers.TENSORFLOW: 1.3, peers.RPC_TCP: 1.0}
             bars += [bar(3, ("kvps", transport), limit, theirs(kind), ahead=True) for kind, limit in limits.items()]
             limits = {peers.GLOO: 1.1, peers.RPC_TCP: 0.6}
             bars += [bar(4, ("kvps, bf16", transport), limit, theirs(kind)) for kind, limit in limits.items()]
+    if plain and setting.nbytes >= 4_000_000 and "shm" in transports:
+        others = (peers.GLOO, peers.RAY, peers.RPC_SHM)
+        bars += [bar(5, (name, "shm"), 0.5, theirs(kind)) for name in SHARED for kind in others]
     if plain and setting.nbytes <= 40_000 and setting.workers == 2:
         pairs = {"tcp": peers.RPC_TCP, "unix": peers.RPC_SHM}
         bars += [bar(9, ("kvps", t), 0.7, theirs(kind)) for t, kind in pairs.items() if t in transports]

@@ -31,7 +31,7 @@ Quick = Annotated[bool, typer.Option("--quick", help="Few and small: shows that 
 Transports = Annotated[
     str | None,
     typer.Option(
-        "--transport", metavar="NAME,...", help="tcp, unix.  (default: both, or with --redis what its URL says)"
+        "--transport", metavar="NAME,...", help="Of tcp, unix; and for round and scale shm.  (default: all there are)"
     ),
 ]
 Workers = Annotated[str, typer.Option("--workers", "-w", metavar="N,...", help="Numbers of workers.")]
@@ -94,7 +94,7 @@ def round_(
     def run(where: Place, names: list[str], turns: int) -> result.Result:
         return round.measure(where, names, settings, turns, quick, folder, say)
 
-    _measure(run, redis, transports, turns, quick, as_json)
+    _measure(run, redis, transports, turns, quick, as_json, ("tcp", "unix", "shm"))
 
 
 @app.command("straggler")
@@ -146,7 +146,7 @@ def scale_(
     def run(where: Place, names: list[str], turns: int) -> result.Result:
         return scale.measure(where, names, turns, quick, chosen, say)
 
-    _measure(run, redis, transports, turns, quick, as_json)
+    _measure(run, redis, transports, turns, quick, as_json, ("tcp", "unix", "shm"))
 
 
 @app.command("wake")
@@ -172,17 +172,18 @@ def _measure(
     turns: int | None,
     quick: bool,
     as_json: bool,
+    kinds: tuple[str, ...] = ("tcp", "unix"),
 ) -> None:
     """Have a server, measure on it over the transports asked for, and show what was found."""
     number = _positive("--turns", (_QUICK_TURNS if quick else _TURNS) if turns is None else turns)
-    asked = _names("--transport", transports, ("tcp", "unix")) if transports else None
+    asked = _names("--transport", transports, kinds) if transports else None
     with place(redis) as where:
         for name in asked or ():
             if name not in where.urls:
                 raise InvalidSetting(
                     f"--transport {name}: the server of --redis is reached over {', '.join(where.urls)}"
                 )
-        found = run(where, asked or list(where.urls), number).to_dict()
+        found = run(where, asked or [name for name in where.urls if name in kinds], number).to_dict()
     if as_json:
         print(json.dumps(found))
     else:

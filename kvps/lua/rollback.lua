@@ -1,0 +1,36 @@
+-- rollback: go on from the version that Redis was last given, for the shared memory with what came since is lost. As in
+-- recover, all terms and incarnations end here; what was accepted or committed since is done again, and said in numbers.
+-- KEYS[1] version hash, [2] workers hash, [3] heartbeat zset, [4] plan string, [5] ready hash, [6] commits stream,
+--     [7] units hash, [8] pin string, [9] clock hash, [10] inbox stream, [11] mirror string, [12] lease string,
+--     [13] term string
+-- ARGV[1] term   [2] history from here on
+-- Returns {OK, version} also when repeated | {TERM, term} | {NOMIRROR} | {NOJOB} | {WRONGTYPE, key, is, want}
+local bad = wrong_type({ 'hash', 'hash', 'zset', 'string', 'hash', 'stream', 'hash', 'string', 'hash', 'stream',
+  'string', 'string', 'string' })
+if bad then return bad end
+local at = redis.call('HMGET', KEYS[1], 'version', 'history')
+if not at[1] then return { 'NOJOB' } end
+if at[2] == ARGV[2] then return { 'OK', whole(at[1]) } end
+local holds = redis.call('GET', KEYS[13]) or ''
+if holds ~= ARGV[1] then return { 'TERM', holds } end
+local text = redis.call('GET', KEYS[11])
+if not text then return { 'NOMIRROR' } end
+local mirror = cjson.decode(text)
+redis.call('DEL', KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[12])
+for key, hash in pairs({ [KEYS[2]] = mirror.workers, [KEYS[7]] = mirror.units, [KEYS[9]] = mirror.clock }) do
+  for field, value in pairs(hash) do redis.call('HSET', key, field, value) end
+end
+for worker, entry in pairs(mirror.workers) do
+  if cjson.decode(entry).state == 'rejoining' then redis.call('ZADD', KEYS[3], now_ms(), worker) end
+end
+-- What stands behind it in the log has not happened.
+for _, entry in ipairs(redis.call('XRANGE', KEYS[6], '(' .. mirror.entry, '+')) do
+  redis.call('XDEL', KEYS[6], entry[1])
+end
+local number = tonumber(holds:match('^%w+%-(%d+)%-')) or 0
+redis.call('SET', KEYS[13], ARGV[2] .. '-' .. count(number + 1) .. '-rollback')
+redis.call('HSET', KEYS[1], 'version', mirror.version, 'head', mirror.head, 'history', ARGV[2],
+  'shard:0', mirror.name, 'before:0', mirror.name)
+redis.call('XADD', KEYS[6], '*', 'kind', 'recover', 'version', mirror.version, 'head', mirror.head,
+  'history', ARGV[2], 'before', at[2], 'lost', count(whole(at[1]) - whole(mirror.version)))
+return { 'OK', whole(mirror.version) }

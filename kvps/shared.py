@@ -1,0 +1,241 @@
+"""Arrays that the processes of one host share: each version and each contribution is a file in memory.
+
+A segment has the name of the keys whose place it takes, without the chunk's number: ``w:7.<term>``, ``opt.m:7.<term>``,
+``g:w0.<incarnation>:12``. Names are never used twice. Who makes a segment writes it before anybody is told its name,
+and never while the name is in use. Later it may give the file another name and write it anew, for fresh memory costs
+the kernel more than the copy into it: only with the exclusive lock, while readers hold the shared one and look, once
+they have it, whether the file is still that of the name. The kernel drops the locks of the dead.
+
+    /dev/shm/kvps-<uid>/<server>/<job's id>/<segment>      directories 0700, files 0600
+
+That a process finds the directory of a job proves that it shares the host with who made it: the id is a nonce.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import mmap
+import os
+import shutil
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvps.errors import KvpsError, ServerFull
+from kvps.places import private_directory
+from kvps.transport import ChunkGone, connection_settings
+
+Bytes = NDArray[np.uint8]
+
+ROOT = Path("/dev/shm")
+_MAP = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+
+
+def available() -> bool:
+    """Whether this host has memory that processes share by name."""
+    return ROOT.is_dir() and os.access(ROOT, os.W_OK)
+
+
+def room() -> int:
+    """Bytes of shared memory that are left."""
+    found = os.statvfs(ROOT)
+    return found.f_bavail * found.f_frsize
+
+
+def server_folder(url: str) -> Path:
+    """Where the segments of a server's jobs are."""
+    settings = connection_settings(url)
+    where = settings.get("path") or f"{settings.get('host')}:{settings.get('port')}"
+    return ROOT / f"kvps-{os.getuid()}" / hashlib.sha256(where.encode()).hexdigest()[:16]
+
+
+class Mapped:
+    """A segment that somebody else wrote: `data` is its (nbytes,) bytes, read-only, whole until `close`."""
+
+    def __init__(self, file: _File) -> None:
+        self.data = file.data
+        self._file: _File | None = file
+
+    def close(self) -> None:
+        """From now on the bytes may change. May be called again."""
+        file, self._file = self._file, None
+        if file:
+            file.leave()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def __enter__(self) -> Bytes:
+        return self.data
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Made:
+    """A segment that this process writes: `data` is its (nbytes,) bytes."""
+
+    def __init__(self, folder: Path, name: str, nbytes: int) -> None:
+        """Raises ServerFull if there is no room, KvpsError if the directory is gone."""
+        self.name = name
+        self._folder = folder
+        try:
+            self._fd = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        except FileNotFoundError:
+            raise KvpsError(f"{folder} is gone: was the job removed?") from None
+        try:
+            os.posix_fallocate(self._fd, 0, nbytes)  # or a full memory would be a SIGBUS in the middle of a write
+            self.data: Bytes = np.frombuffer(mmap.mmap(self._fd, nbytes, _MAP), np.uint8)
+        except OSError as error:
+            self.unlink()
+            os.close(self._fd)
+            if error.errno not in (errno.ENOSPC, errno.ENOMEM):
+                raise
+            raise ServerFull(
+                f"{ROOT} is full ({room() / 1e6:,.1f} MB left of {nbytes / 1e6:,.1f} MB): make room there, remove jobs "
+                f"(kvps rm), or create the job with --transport redis"
+            ) from None
+
+    def renamed(self, name: str) -> bool:
+        """Give it another name, to be written anew; False if somebody still reads it, or it was swept."""
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        try:
+            os.rename(self._folder / self.name, self._folder / name)
+            self.name = name
+            return True
+        except FileNotFoundError:
+            return False
+        finally:
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    def unlink(self) -> None:
+        """Give the name up; who reads it goes on."""
+        with suppress(FileNotFoundError):
+            os.unlink(self._folder / self.name)
+
+    def __del__(self) -> None:
+        with suppress(OSError, AttributeError):
+            os.close(self._fd)
+
+
+class Segments:
+    """Those of one job. May be used from several threads."""
+
+    def __init__(self, url: str, id: str) -> None:
+        self.folder = server_folder(url) / id
+        self._files: dict[int, _File] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def here(self) -> bool:
+        """Whether this process shares the host with those who made them."""
+        return self.folder.is_dir()
+
+    def ensure(self) -> None:
+        """Make the directory. Raises ServerUnfit if another user holds its place."""
+        for path in (self.folder.parent.parent, self.folder.parent, self.folder):
+            private_directory(path)
+
+    def make(self, name: str, nbytes: int, spare: Sequence[Made] = ()) -> Made:
+        """A segment to be written: the first of `spare` that nobody reads, or a new one. Raises ServerFull, KvpsError."""
+        for made in spare:
+            if made.data.size == nbytes and made.renamed(name):
+                return made
+        return Made(self.folder, name, nbytes)
+
+    def open(self, name: str, nbytes: int) -> Mapped:
+        """A segment to be read. Raises ChunkGone if there is none of this name and length."""
+        path = self.folder / name
+        while (inode := _inode(path)) is not None:
+            with self._lock:
+                file = self._file(inode, path)
+            if not file:
+                continue
+            file.enter()
+            if _inode(path) == inode:  # else it was renamed before it was locked
+                if file.data.size == nbytes:
+                    return Mapped(file)
+                file.leave()
+                raise ChunkGone(f"segment {name} has {file.data.size} bytes, not {nbytes}")
+            file.leave()
+        raise ChunkGone(f"segment {name} is gone")
+
+    def _file(self, inode: int, path: Path) -> _File | None:
+        if inode not in self._files:
+            self._files = {number: file for number, file in self._files.items() if not file.forgotten}
+            try:
+                file = _File(path)
+            except FileNotFoundError:
+                return None
+            self._files[file.inode] = file
+        return self._files.get(inode)
+
+    def names(self) -> list[str]:
+        """Names of all that are there."""
+        with suppress(FileNotFoundError):
+            return sorted(os.listdir(self.folder))
+        return []
+
+    def unlink(self, names: Sequence[str]) -> None:
+        """Give up names; who reads them goes on."""
+        for name in names:
+            with suppress(FileNotFoundError):
+                os.unlink(self.folder / name)
+
+    def remove(self) -> None:
+        """Give up all of them, and the directory."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        for path in (self.folder.parent, self.folder.parent.parent):
+            with suppress(OSError):  # others are in it
+                path.rmdir()
+
+
+def _inode(path: Path) -> int | None:
+    try:
+        return os.stat(path).st_ino
+    except FileNotFoundError:
+        return None
+
+
+class _File:
+    """A file that is mapped here to be read, however often it is renamed; locked while it has a reader."""
+
+    def __init__(self, path: Path) -> None:
+        self._fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        found = os.fstat(self._fd)
+        self.inode = found.st_ino
+        size = found.st_size
+        self.data: Bytes = (
+            np.frombuffer(mmap.mmap(self._fd, size, _MAP, mmap.PROT_READ), np.uint8) if size else np.empty(0, np.uint8)
+        )
+        self._readers = 0
+        self._lock = threading.Lock()
+
+    @property
+    def forgotten(self) -> bool:
+        """Whether nobody reads it here and nobody can any more."""
+        return not self._readers and not os.fstat(self._fd).st_nlink
+
+    def enter(self) -> None:
+        with self._lock:
+            self._readers += 1
+            fcntl.flock(self._fd, fcntl.LOCK_SH)
+
+    def leave(self) -> None:
+        with self._lock:
+            self._readers -= 1
+            if not self._readers:
+                fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    def __del__(self) -> None:
+        with suppress(OSError, AttributeError):
+            os.close(self._fd)
