@@ -34,7 +34,7 @@ class JobConfig:
     transport          "redis" moves arrays through the server; "shm" through memory that worker and aggregator share,
                        on one host; "auto" is shm where nobody can be elsewhere and it is worth it
     mirror_every       over shared memory: how often Redis is given the weights, in versions ("10") or seconds ("1s")
-    host               over shared memory: whose; filled in when the job is created
+    memory             over shared memory: "<host>/<server>", filled in when the job is created
     nonfinite          a gradient with NaN or Inf is refused ("reject") or counts as zeros ("skip")
     max_pending        accepted contributions of one worker that may wait for their commit; 0 chooses
     worker_timeout_ms  silence after which a worker is evicted from the vector clock
@@ -54,7 +54,7 @@ class JobConfig:
     pull_wire: str = "fp32"
     transport: str = "auto"
     mirror_every: str = "1s"
-    host: str = ""
+    memory: str = ""
     nonfinite: str = "reject"
     max_pending: int = 0
     worker_timeout_ms: int = 10_000
@@ -108,6 +108,11 @@ class JobConfig:
             # The bound itself lets a worker have s + 1 contributions on the way; ASP has none, but memory has.
             pending = _ASP_PENDING if self.staleness == clocks.ASP else self.staleness + 1
             object.__setattr__(self, "max_pending", min(pending, 10_000))
+
+    @property
+    def host(self) -> str:
+        """Over shared memory: whose it is."""
+        return self.memory.rpartition("/")[0]
 
     @property
     def mirror_versions(self) -> int:

@@ -11,6 +11,7 @@ import fcntl
 import os
 import re
 import secrets
+import shutil
 import socket
 import subprocess
 import sys
@@ -31,6 +32,7 @@ from redis.retry import Retry
 from kvps import process
 from kvps.errors import InvalidSetting, NoServer, ServerUnfit
 from kvps.places import runtime_dir, server_program, socket_path
+from kvps.shared import folder_of, memory_of
 from kvps.transport import client_name, connection_settings
 
 _START_S = 15.0
@@ -125,10 +127,11 @@ def stop() -> bool:
         url = running()
         if url is None:
             return False
-        pid, said = None, "it does not end"
+        pid, keeps, said = None, True, "it does not end"
         try:
             with _connection(url) as connection:
                 pid = int(connection.info("server")["process_id"])
+                keeps = connection.info("persistence")["aof_enabled"]
                 connection.execute_command("SHUTDOWN", "NOSAVE")
         except redis.exceptions.ResponseError as error:
             raise NoServer(f"your private server does not let itself be ended: {error}") from None
@@ -136,6 +139,8 @@ def stop() -> bool:
             # A cut is how a server answers that it ends; whatever it says matters only if it goes on.
             said = f"it does not end ({error})"
         _until(lambda: not _answers(url) and not (pid and process.runs(pid)), said)
+        if not keeps:
+            shutil.rmtree(folder_of(memory_of(url)), ignore_errors=True)
         return True
 
 
@@ -181,9 +186,9 @@ def _start(listen: str | None, data_dir: Path | None, lasting: bool) -> Server:
     if not lasting:
         text += b"end\n"
     # A session of its own: Ctrl-C in the terminal is for the workers first, which still need the server to leave.
-    command = (
-        [binary, "-"] if lasting else [sys.executable, "-I", "-S", str(Path(__file__).with_name("guard.py")), binary]
-    )
+    guard = [sys.executable, "-I", "-S", str(Path(__file__).with_name("guard.py")), binary]
+    # Of a server that keeps nothing, shared memory holds nothing either.
+    command = [binary, "-"] if lasting else guard + ([] if data_dir else [str(folder_of(memory_of(url)))])
     try:
         with open(log, "w") as said:
             child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=said, stderr=said, start_new_session=True)

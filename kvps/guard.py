@@ -3,12 +3,13 @@
 Run by file name, not imported: it must start at once and needs nothing but the standard library. Its standard
 input brings the server's settings, a line "end", and then nothing until the starter's end closes it. SIGTERM says
 the same where a forked child of the starter holds that input open. The guard itself is a child the server does not
-outlive: the kernel sends it SIGTERM (Linux).
+outlive: the kernel sends it SIGTERM (Linux). A second argument is a directory that is of no use without the server.
 """
 
 import ctypes
 import os
 import queue
+import shutil
 import signal
 import subprocess
 import sys
@@ -47,6 +48,8 @@ def main() -> int:
     except subprocess.TimeoutExpired:
         server.kill()
         server.wait()
+    if len(sys.argv) > 2:
+        shutil.rmtree(sys.argv[2], ignore_errors=True)
     return 0
 
 

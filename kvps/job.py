@@ -54,7 +54,7 @@ class Job:
         self.config = JobConfig.from_hash(stored)
         self.layout = Layout.from_json(layout)
         self.scripts = JobScripts(client.call, self.keys, self.layout.shards)
-        self.segments = Segments(client.url, id) if self.config.transport == "shm" and id else None
+        self.segments = Segments(self.config.memory, id) if self.config.transport == "shm" else None
         self.reader = Reader(client, self.keys, self.layout, self.scripts, self.segments)
 
     def __repr__(self) -> str:

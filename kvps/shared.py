@@ -18,6 +18,7 @@ import fcntl
 import hashlib
 import mmap
 import os
+import re
 import shutil
 import threading
 from collections.abc import Sequence
@@ -27,7 +28,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from kvps.errors import KvpsError, ServerFull
+from kvps import process
+from kvps.errors import CorruptData, KvpsError, ServerFull
 from kvps.places import private_directory
 from kvps.transport import ChunkGone, connection_settings
 
@@ -48,11 +50,19 @@ def room() -> int:
     return found.f_bavail * found.f_frsize
 
 
-def server_folder(url: str) -> Path:
-    """Where the segments of a server's jobs are."""
+def memory_of(url: str) -> str:
+    """What jobs on a server that are created here say of where their segments are: "<host>/<server>"."""
     settings = connection_settings(url)
     where = settings.get("path") or f"{settings.get('host')}:{settings.get('port')}"
-    return ROOT / f"kvps-{os.getuid()}" / hashlib.sha256(where.encode()).hexdigest()[:16]
+    return f"{process.host()}/{hashlib.sha256(where.encode()).hexdigest()[:16]}"
+
+
+def folder_of(memory: str) -> Path:
+    """The directory of all segments of a server's jobs, from what these say. Raises CorruptData."""
+    server = memory.rpartition("/")[2]
+    if not re.fullmatch("[0-9a-f]{16}", server):
+        raise CorruptData(f"{memory!r} is no place in shared memory: another program wrote to the job's config")
+    return ROOT / f"kvps-{os.getuid()}" / server
 
 
 class Mapped:
@@ -69,7 +79,8 @@ class Mapped:
             file.leave()
 
     def __del__(self) -> None:
-        self.close()
+        with suppress(OSError, AttributeError):  # its file may have been closed just before
+            self.close()
 
     def __enter__(self) -> Bytes:
         return self.data
@@ -130,8 +141,11 @@ class Made:
 class Segments:
     """Those of one job. May be used from several threads."""
 
-    def __init__(self, url: str, id: str) -> None:
-        self.folder = server_folder(url) / id
+    def __init__(self, memory: str, id: str) -> None:
+        """Raises CorruptData for what can be none."""
+        if not re.fullmatch("[0-9a-f]{8}", id):
+            raise CorruptData(f"{id!r} is no job's id: another program wrote to its version")
+        self.folder = folder_of(memory) / id
         self._files: dict[int, _File] = {}
         self._lock = threading.Lock()
 
@@ -146,7 +160,7 @@ class Segments:
             private_directory(path)
 
     def make(self, name: str, nbytes: int, spare: Sequence[Made] = ()) -> Made:
-        """A segment to be written: the first of `spare` that nobody reads, or a new one. Raises ServerFull, KvpsError."""
+        """A segment to write: the first of `spare` that nobody reads, or a new one. Raises ServerFull, KvpsError."""
         for made in spare:
             if made.data.size == nbytes and made.renamed(name):
                 return made

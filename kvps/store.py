@@ -6,6 +6,7 @@ import json
 import secrets
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -13,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from kvps import embedded, process, shared, wire
+from kvps import embedded, shared, wire
 from kvps.checkpoint import Checkpoint
 from kvps.client import Client
 from kvps.config import JobConfig
@@ -118,9 +119,10 @@ class Store:
         Its workers join under their old ids and go on where those were; those that were at work are waited for.
         Raises JobExists, InvalidName, InvalidSetting; then nothing was changed.
         """
-        config = replace(checkpoint.config, shards=shards or checkpoint.config.shards)
+        config = checkpoint.config
         if config.transport == "shm":  # this may be another host
-            config = replace(config, transport="auto", host="")
+            config = replace(config, transport="auto", memory="")
+        config = config if shards is None else replace(config, shards=shards)
         layout = Layout.of(checkpoint.layout.views(checkpoint.weights), config.shards)
         config = self._with_transport(config, layout)
         arrays = {"w": checkpoint.weights, **checkpoint.slots}
@@ -166,7 +168,7 @@ class Store:
         scripts = JobScripts(self.client.call, keys, layout.shards)
         begins = json.dumps(_as_text(checkpoint)) if checkpoint else ""
         if config.transport == "shm":
-            shared.Segments(self.url, history).ensure()
+            shared.Segments(config.memory, history).ensure()
         try:
             self.client.put(items)
             self.client.call("SADD", JOBS, name)  # first: a job that nobody lists would be there for ever
@@ -198,7 +200,7 @@ class Store:
             raise ServerFull(
                 f"{shared.ROOT} has {_mb(shared.room())} left, the job needs {_mb(needs)}: make room, or choose 'redis'"
             )
-        return replace(config, transport="shm", host=process.host())
+        return replace(config, transport="shm", memory=shared.memory_of(self.url))
 
     def _is_local(self) -> bool:
         """Whether nobody can reach the server but from this host."""
@@ -240,9 +242,10 @@ class Store:
             self.client.call("SREM", JOBS, name)
             raise job_not_found(name)
         shards = sum(field.startswith("shard:") for field in fields)
+        segments = self._segments(keys, fields.get("id", ""))
         JobScripts(self.client.call, keys, shards).remove(workers)
-        if "id" in fields:
-            shared.Segments(self.url, fields["id"]).remove()
+        if segments:
+            segments.remove()
         self._unlink_all(keys)
         while workers:
             # A worker may have been sending a gradient, and one that was killed leaves it on the way: there is no
@@ -252,6 +255,13 @@ class Store:
                 break
         self.client.call("SREM", JOBS, name)
         self.client.call("DEL", keys.removed)
+
+    def _segments(self, keys: JobKeys, id: str) -> shared.Segments | None:
+        """Those of a job that may be damaged."""
+        with suppress(KvpsError):
+            if memory := self.client.call("HGET", keys.config, "memory"):
+                return shared.Segments(memory, id)
+        return None
 
     def _unlink_all(self, keys: JobKeys) -> int:
         found = list(self.client.scan(keys.all_bytes))

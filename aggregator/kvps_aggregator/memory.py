@@ -229,7 +229,7 @@ class Mirror:
         self._last = 0.0
         self._wake = threading.Condition()
         self._one = threading.Lock()
-        self._stopped = False
+        self._stopped = self._idle = False
         self._thread: threading.Thread | None = None
 
     def record(self) -> int | None:
@@ -256,7 +256,7 @@ class Mirror:
         """Have it given to Redis when it is time."""
         with self._wake:
             self._newest = version
-            if not self._wait_s():
+            if self._idle or self._wait_s() == 0:
                 self._wake.notify()
 
     def leaves(self, version: int, name: str) -> bool:
@@ -291,7 +291,9 @@ class Mirror:
         while True:
             with self._wake:
                 while not self._stopped and (wait_s := self._wait_s()) != 0:
+                    self._idle = wait_s is None
                     self._wake.wait(wait_s)
+                self._idle = False
                 if self._stopped:
                     return
             try:

@@ -128,6 +128,20 @@ class Settings:
     pull_wire: Annotated[
         str, typer.Option(metavar="FORMAT", help="How workers pull the weights: fp32 as they are, or bf16.")
     ] = "fp32"
+    transport: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="How arrays move: redis; shm, through memory that worker and aggregator share on one host; auto: shm "
+            "for models from 1 MiB on, on a server that only this host can reach.",
+        ),
+    ] = "auto"
+    mirror_every: Annotated[
+        str,
+        typer.Option(
+            metavar="N|SECONDS", help="Over shm, how often Redis is given the weights: 10 (versions) or 0.5s."
+        ),
+    ] = "1s"
     nonfinite: Annotated[
         str, typer.Option("--nonfinite", help="A gradient with NaN or Inf: reject it, or skip (count as zeros).")
     ] = "reject"
