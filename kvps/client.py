@@ -206,7 +206,7 @@ class Client:
             return ServerFull(
                 f"{redacted(self.url)} is out of memory and refused it: raise its maxmemory, or remove jobs (kvps rm)"
             )
-        if isinstance(error, redis.exceptions.ReadOnlyError):
+        if _read_only(error):
             return ServerError(f"{redacted(self.url)} is a replica and cannot be written: give the URL of its primary")
         return ServerError(f"{redacted(self.url)} answers: {error}")
 
@@ -253,12 +253,18 @@ class Client:
 
 def _passing(error: ResponseError) -> bool:
     """Whether the same command may well be answered later: memory is freed, a failover or a script comes to its end."""
-    return _full(error) or isinstance(error, redis.exceptions.ReadOnlyError) or str(error).startswith(_PASSING)
+    return _full(error) or _read_only(error) or str(error).startswith(_PASSING)
+
+
+# Redis 6.2 wraps what a script was refused in an error of the script's.
 
 
 def _full(error: ResponseError) -> bool:
-    # Redis 6.2 wraps what a script was refused in an error of the script's.
     return isinstance(error, redis.exceptions.OutOfMemoryError) or "-OOM " in str(error)
+
+
+def _read_only(error: ResponseError) -> bool:
+    return isinstance(error, redis.exceptions.ReadOnlyError) or "-READONLY " in str(error)
 
 
 def _check(where: str, info: Mapping[str, Any]) -> None:

@@ -174,7 +174,10 @@ class Ring:
         self._made: dict[int, Made] = {}
 
     def segment(self, seq: int, settled: int) -> Made:
-        """The segment for a contribution. Those up to the `settled`-th wait no more. Raises ServerFull, KvpsError."""
+        """The segment for a contribution. Those up to the `settled`-th wait no more.
+
+        Raises ServerFull, JobNotFound.
+        """
         if seq not in self._made:
             spare = {number: made for number, made in self._made.items() if number <= settled}
             made = self._make(self._name(seq), self._nbytes, list(spare.values()))

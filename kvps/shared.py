@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvps import process
-from kvps.errors import CorruptData, KvpsError, ServerFull
+from kvps.errors import CorruptData, JobNotFound, ServerFull
 from kvps.places import private_directory
 from kvps.transport import ChunkGone, connection_settings
 
@@ -93,13 +93,13 @@ class Made:
     """A segment that this process writes: `data` is its (nbytes,) bytes."""
 
     def __init__(self, folder: Path, name: str, nbytes: int) -> None:
-        """Raises ServerFull if there is no room, KvpsError if the directory is gone."""
+        """Raises ServerFull if there is no room, JobNotFound if the directory is gone."""
         self.name = name
         self._folder = folder
         try:
             self._fd = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
         except FileNotFoundError:
-            raise KvpsError(f"{folder} is gone: was the job removed?") from None
+            raise JobNotFound(f"{folder} is gone: the job was removed, or its memory was") from None
         try:
             os.posix_fallocate(self._fd, 0, nbytes)  # or a full memory would be a SIGBUS in the middle of a write
             self.data: Bytes = np.frombuffer(mmap.mmap(self._fd, nbytes, _MAP), np.uint8)
@@ -160,7 +160,7 @@ class Segments:
             private_directory(path)
 
     def make(self, name: str, nbytes: int, spare: Sequence[Made] = ()) -> Made:
-        """A segment to write: the first of `spare` that nobody reads, or a new one. Raises ServerFull, KvpsError."""
+        """A segment to write: the first of `spare` that nobody reads, or a new one. Raises ServerFull, JobNotFound."""
         for made in spare:
             if made.data.size == nbytes and made.renamed(name):
                 return made

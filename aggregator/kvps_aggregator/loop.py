@@ -61,7 +61,7 @@ class Aggregator:
         checkpoints: Checkpoints | None = None,
     ) -> None:
         self._job = job
-        self._saver = Saver(job, checkpoints) if checkpoints else None
+        self._saver = Saver(job, checkpoints, self._flush) if checkpoints else None
         self._record = record
         self._stop = stop
         self._eligible = list(range(job.layout.shards) if shards is None else shards)
@@ -118,6 +118,10 @@ class Aggregator:
             shard.close()
         self._leases.release()
 
+    def _flush(self) -> None:
+        for shard in list(self._shards.values()):
+            shard.flush()
+
     def _finish(self) -> None:
         """Leave no dead bytes behind: sweep each shard and give it up, those of a killed holder too.
 
@@ -132,8 +136,7 @@ class Aggregator:
             for shard in self._shards.values():
                 shard.retire()
             self.sweep()
-            for shard in self._shards.values():
-                shard.flush()
+            self._flush()
             if self._saver and 0 in self._shards:
                 self._saver.finish()
             for number, shard in list(self._shards.items()):

@@ -69,7 +69,7 @@ class SharedShard(Shard):
     def finish(self) -> None:
         super().finish()
         self.close()
-        self._segments.remove()
+        self._segments.unlink(self._segments.names())
 
     @property
     def fetches_early(self) -> bool:

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,7 +38,9 @@ class Checkpoints(NamedTuple):
 class Saver:
     """Writes the checkpoints of one job. `close` it."""
 
-    def __init__(self, job: Job, settings: Checkpoints) -> None:
+    def __init__(self, job: Job, settings: Checkpoints, flush: Callable[[], None]) -> None:
+        """`flush` has Redis hold all that is committed."""
+        self._flush = flush
         self._job = job
         self._settings = settings
         self._done = -1
@@ -95,6 +99,8 @@ class Saver:
             raise JobNotFound(f"job {job.name!r} was removed and made anew")
         found.write(directory / found.filename)
         self._done = found.version
+        with suppress(KvpsError):  # then less of the log is moved: what may be taken back stays in Redis
+            self._flush()
         log.move(job, directory, state, job.kept(found.version))
         checkpoint.prune(directory, found.job, found.id, found.version, self._settings.keep)
         _log.info("job %s: wrote %s", job.name, directory / found.filename)
