@@ -11,7 +11,6 @@ import fcntl
 import os
 import re
 import secrets
-import shutil
 import socket
 import subprocess
 import sys
@@ -32,7 +31,7 @@ from redis.retry import Retry
 from kvps import process
 from kvps.errors import InvalidSetting, NoServer, ServerUnfit
 from kvps.places import runtime_dir, server_program, socket_path
-from kvps.shared import folder_of, memory_of
+from kvps.shared import folder_of, forget, memory_of
 from kvps.transport import client_name, connection_settings
 
 _START_S = 15.0
@@ -140,7 +139,7 @@ def stop() -> bool:
             said = f"it does not end ({error})"
         _until(lambda: not _answers(url) and not (pid and process.runs(pid)), said)
         if not keeps:
-            shutil.rmtree(folder_of(memory_of(url)), ignore_errors=True)
+            forget(folder_of(memory_of(url)))
         return True
 
 

@@ -65,6 +65,14 @@ def folder_of(memory: str) -> Path:
     return ROOT / f"kvps-{os.getuid()}" / server
 
 
+def forget(folder: Path) -> None:
+    """Delete a directory of segments, and those above it that are empty then."""
+    shutil.rmtree(folder, ignore_errors=True)
+    with suppress(OSError):
+        for above in folder.relative_to(ROOT).parents[:-1]:
+            (ROOT / above).rmdir()
+
+
 class Mapped:
     """A segment that somebody else wrote: `data` is its (nbytes,) bytes, read-only, whole until `close`."""
 
@@ -207,10 +215,7 @@ class Segments:
 
     def remove(self) -> None:
         """Give up all of them, and the directory."""
-        shutil.rmtree(self.folder, ignore_errors=True)
-        for path in (self.folder.parent, self.folder.parent.parent):
-            with suppress(OSError):  # others are in it
-                path.rmdir()
+        forget(self.folder)
 
 
 def _inode(path: Path) -> int | None:

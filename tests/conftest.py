@@ -17,6 +17,7 @@ import redis
 from commands import Started
 
 import kvps
+from kvps import shared
 from kvps.store import Store
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -75,6 +76,7 @@ def running_server(binary: str, *arguments: str, socket: str | None = None) -> I
         finally:
             process.terminate()
             process.wait()
+            shared.forget(shared.folder_of(shared.memory_of(f"unix://{path}")))  # of jobs that were never removed
 
 
 @pytest.fixture(scope="session", params=list(BINARIES))

@@ -41,7 +41,7 @@ def status(
     with common.existing_store(redis) as store, common.readable(job):
         found = store.job(job)
         state, holders, traces = found.state(), found.holders(), found.traces()
-        waiting = found.client.call("XLEN", found.keys.inbox)
+        waiting, kept = found.client.call("XLEN", found.keys.inbox), found.kept(state.version)
     if as_json:
         print(json.dumps(_as_dict(found, state, holders, waiting)))
         return
@@ -49,6 +49,8 @@ def status(
     rest = f"  {_word(found, state)}  {c.task or 'made in Python'}  {c.mode}  {c.optimizer}"
     console.print(Text.assemble((job, "bold"), rest))
     console.print(f"version {state.version}  head {state.head[:12]}  {waiting} contributions waiting")
+    if c.transport == "shm":
+        console.print(f"arrays in the shared memory of {c.host}; Redis has version {kept}")
     for shard, holder in enumerate(holders):
         missing = "-" if state.finished(c) else "no aggregator: kvps aggregator start"
         console.print(f"shard {shard}  {holder or missing}")
@@ -114,6 +116,7 @@ def _as_dict(job: Job, state: State, holders: list[str], waiting: int) -> dict[s
         "staleness": c.staleness,
         "workers": c.workers,
         "shards": c.shards,
+        "transport": c.transport,
         "optimizer": c.optimizer.to_json(),
         "version": state.version,
         "head": state.head,
