@@ -15,14 +15,17 @@ import kvps
 from kvps import embedded
 from kvps.bench.result import machine
 
-CASES = [(s, slow) for slow in ("", "w0=5x") for s in (0, 2, -1)]
+Case = tuple[int, str, str]
+"""Staleness, straggler, format on the wire."""
+FORMATS = ("bf16", "int8")
+CASES = [(s, slow, "fp32") for slow in ("", "w0=5x") for s in (0, 2, -1)] + [(0, "", wire) for wire in FORMATS]
 WORKERS = 3
-_HEADER = ["mode", "straggler", "test accuracy", "contributions/s", "versions/s", "training, s", "waiting"]
+_HEADER = ["mode", "straggler", "wire", "test accuracy", "contributions/s", "versions/s", "training, s", "waiting"]
 
 
 def measure(repeats: int) -> dict[str, Any]:
     """Run every case so often, in turns, on a server of its own; a table, and what else is to be said."""
-    results: dict[tuple[int, str], list[dict[str, Any]]] = {case: [] for case in CASES}
+    results: dict[Case, list[dict[str, Any]]] = {case: [] for case in CASES}
     with tempfile.TemporaryDirectory(prefix="kvps-") as folder:
         os.environ["KVPS_RUNTIME_DIR"] = folder
         embedded.start()
@@ -44,9 +47,10 @@ def measure(repeats: int) -> dict[str, Any]:
     }
 
 
-def _run(store: kvps.Store, report: Path, staleness: int, slow: str) -> dict[str, Any]:
+def _run(store: kvps.Store, report: Path, staleness: int, slow: str, wire: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "kvps", "up", "digits", "--job", "figures", "-s", str(staleness)]
     command += ["-w", str(WORKERS), "--report", str(report), *(["--slow", slow] if slow else [])]
+    command += ["--wire", wire, "--pull-wire", "bf16" if wire == "bf16" else "fp32"]
     subprocess.run(command, check=True, capture_output=True)
     traces = store.job("figures").traces(last=1000)
     store.remove_job("figures")
@@ -54,11 +58,12 @@ def _run(store: kvps.Store, report: Path, staleness: int, slow: str) -> dict[str
     return json.loads(report.read_text()) | {"waiting": waiting}
 
 
-def _row(case: tuple[int, str], runs: list[dict[str, Any]]) -> list[str]:
-    staleness, slow = case
+def _row(case: Case, runs: list[dict[str, Any]]) -> list[str]:
+    staleness, slow, wire = case
     return [
         kvps.clocks.mode_name(staleness),
         slow or "-",
+        "bf16 both ways" if wire == "bf16" else wire,
         _spread([run["accuracy"] for run in runs], ".3f"),
         _spread([sum(run["clock"].values()) / run["wall_s"] for run in runs], ".0f"),
         _spread([run["steps_per_s"] for run in runs], ".0f"),
@@ -71,12 +76,15 @@ def _spread(values: list[float], form: str) -> str:
     return f"{statistics.median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
 
 
-def _notes(results: dict[tuple[int, str], list[dict[str, Any]]]) -> list[str]:
-    bsp = [run for (staleness, _), runs in results.items() if staleness == 0 for run in runs]
+def _notes(results: dict[Case, list[dict[str, Any]]]) -> list[str]:
+    bsp = [run for (staleness, _, wire), runs in results.items() if (staleness, wire) == (0, "fp32") for run in runs]
+    accuracy = {wire: results[0, "", wire][0]["accuracy"] for wire in ("fp32", *FORMATS)}
+    apart = ", ".join(f"{wire} {accuracy[wire] - accuracy['fp32']:+.4f}" for wire in FORMATS)
     digests = {run["weights_sha256"] for run in bsp}
     same = "one and the same weights, bit for bit," if len(digests) == 1 else f"{len(digests)} different weights"
     contributions = sum(results[CASES[0]][0]["clock"].values())
     return [
+        f"Bar 13: the final accuracy of BSP, against {accuracy['fp32']:.4f} with fp32: {apart} (wanted: within 0.01).",
         f"A contribution is one gradient of 32 digits: {contributions:,} of them are a run. A version takes what its "
         "mode lets it take, so versions/s tell how finely SSP and ASP commit, not how fast they are.",
         "*Waiting* is the share of the workers' time in which the bound held them back.",

@@ -37,8 +37,9 @@ def model(nbytes: int, tensors: int = 1) -> dict[str, Any]:
 
 
 @contextmanager
-def temporary_job(place: Place, params: Mapping[str, Any], **settings: Any) -> Iterator[Job]:
-    """A job under a name that is nobody's, removed with the block."""
+def temporary_job(place: Place, over: str, params: Mapping[str, Any], **settings: Any) -> Iterator[Job]:
+    """A job under a name that is nobody's, whose arrays go over "tcp", "unix" or "shm"; removed with the block."""
+    settings["transport"] = "shm" if over == "shm" else "redis"
     job = place.store.create_job(f"bench-{secrets.token_hex(4)}", params, **settings)
     try:
         yield job

@@ -161,9 +161,9 @@ def kvps(
     place: Place, transport: str, setting: Setting, rounds: int, lent: bool = False, **settings: Any
 ) -> Iterator[Case]:
     """Rounds of a job, whose weights are looked at in the end: what was measured did the work."""
-    url, moved = place.urls[transport], "shm" if transport == "shm" else "redis"
-    settings = {"workers": setting.workers, "optimizer": setting.optimizer, "transport": moved, **settings}
-    with temporary_job(place, model(setting.nbytes, setting.tensors), **settings) as job:
+    url = place.urls[transport]
+    settings = {"workers": setting.workers, "optimizer": setting.optimizer, **settings}
+    with temporary_job(place, transport, model(setting.nbytes, setting.tensors), **settings) as job:
         makers = [(Worker, url, job.name, rank, lent) for rank in range(setting.workers)]
         with crew((Aggregator, url, job.name), *makers) as (_, *members):
             yield _case(members, rounds)

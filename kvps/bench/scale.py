@@ -56,7 +56,8 @@ def measure(
 _NOTES = (
     f"Rounds as in `kvps bench round`, {_WORKERS} workers; sizes with 1, so that larger models find room.",
     "Memory: a process's own peak less what it had before it knew of the job, over the model's size, in float32. "
-    "The server's is what it used beyond what it used before. All looked at apart from the times.",
+    "The server's is what it used beyond what it used before. Over shm a process's own counts the segments that it has "
+    "mapped, and those are stated too. All looked at apart from the times.",
     "Large models take their turns with the small one, on a server that holds both.",
 )
 Found = tuple[list[Row], list[Bar]]
@@ -128,7 +129,7 @@ def _sizes(place: Place, transport: str, turns: int, quick: bool) -> Found:
     for size in (1000,) if quick else (1000, 4000):
         large = Setting(_mb(size, quick), 1)
         what = f"{large.nbytes / 1e6:g} MB: bytes/s over those of {small.nbytes / 1e6:g} MB, {transport}"
-        needed, free = needed_bytes(large), free_bytes()
+        needed, free = needed_bytes(large, transport), free_bytes()
         if needed > free:
             why = f"needs {needed / 1e9:.0f} GB of memory, {free / 1e9:.0f} are free"
             rows.append(Row("kvps", transport, _figures("sizes", large), why=why))
@@ -157,18 +158,23 @@ def _memory(place: Place, transport: str, setting: Setting) -> Figures:
     url, client = place.urls[transport], place.store.client
     makers: list[tuple[Any, ...]] = [(Idle, url, Aggregator), (Idle, url, Worker)]
     before = client.memory()[0]
-    with temporary_job(place, model(setting.nbytes), workers=1) as job, crew(*makers) as (aggregator, worker):
+    with (
+        temporary_job(place, transport, model(setting.nbytes), workers=1) as job,
+        crew(*makers) as (aggregator, worker),
+    ):
         bases = [float(member("memory")["peak"]) for member in (aggregator, worker)]
         aggregator("become", job.name)
         worker("become", job.name, 0)
         with _watched(lambda: client.memory()[0] - before) as most:
             worker("rounds", _WEIGHED_ROUNDS)
         peaks = [float(member("memory")["peak"]) for member in (aggregator, worker)]
+        shared = sum(path.stat().st_size for path in job.segments.folder.iterdir()) if job.segments else 0
     mine = [(peak - base) * 1e6 / setting.nbytes for peak, base in zip(peaks, bases, strict=True)]
     return {
         "aggregator_x": round(mine[0], 2),
         "worker_x": round(mine[1], 2),
         "server_x": round(most[0] / setting.nbytes, 2),
+        "segments_x": round(shared / setting.nbytes, 2),
     }
 
 
@@ -212,9 +218,11 @@ class Idle(Role):
         super().close()
 
 
-def needed_bytes(setting: Setting) -> int:
+def needed_bytes(setting: Setting, transport: str) -> int:
     """What a job needs of memory at its worst moment, all its processes together; somewhat more rather than less."""
     server = 4 + setting.workers  # three versions, a spare, and what waits
+    if transport == "shm":
+        server += 3  # versions of the mirror
     return (server + 2 * setting.workers + 3) * setting.nbytes
 
 
@@ -268,7 +276,7 @@ class ModelReader(Role):
 def _readers(place: Place, transport: str, turns: int, quick: bool) -> Found:
     url, setting = place.urls[transport], Setting(_mb(40, quick), _WORKERS)
     count = 4 if quick else _READERS
-    with temporary_job(place, model(setting.nbytes), workers=_WORKERS) as job:
+    with temporary_job(place, transport, model(setting.nbytes), workers=_WORKERS) as job:
         makers = [(Worker, url, job.name, rank) for rank in range(_WORKERS)]
         readers = [(ModelReader, url, job.name) for _ in range(count)]
         with crew((Aggregator, url, job.name), *makers, *readers) as (_, *members):

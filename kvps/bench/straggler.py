@@ -103,7 +103,7 @@ class Course:
             "seed": self.seed,
         }
         settings |= {"batch_size": task.batch_size, "epochs": 10_000, "optimizer": SGD(lr=task.lr)}
-        with temporary_job(self._place, task.parameters(self.seed), **settings) as job:
+        with temporary_job(self._place, "unix", task.parameters(self.seed), **settings) as job:
             self._aggregator("serve", job.name)
             self._over.clear()
             began = time.perf_counter()

@@ -170,7 +170,7 @@ _NOTES = (
 
 
 def _measured(place: Place, url: str, turns: int, number: int) -> dict[str, Times]:
-    with temporary_job(place, {"w": np.zeros(1, DTYPE)}, workers=2) as job:
+    with temporary_job(place, "unix", {"w": np.zeros(1, DTYPE)}, workers=2) as job:
         stream = f"bench-{secrets.token_hex(4)}"
         makers = [(Committer, url, job.name), (Sleeper, url, job.name), (Waker, url, job.name)]
         with crew(*makers, (Stream, url, stream), (Stream, url, stream)) as members:
