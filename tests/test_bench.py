@@ -269,6 +269,7 @@ def test_a_peer_whose_weights_are_wrong_is_not_believed(kind: peer.Kind, tmp_pat
 def test_a_peer_that_dies_says_so(kind: peer.Kind, tmp_path: Path) -> None:
     other = open_peer(kind, tmp_path)
     assert other._process
+    other.rounds(1)  # by then it has said something
     os.kill(other._process.pid, 9)
     with pytest.raises(CaseFailed, match="failed: noise"):
         other.rounds(1)

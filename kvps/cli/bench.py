@@ -178,12 +178,11 @@ def _measure(
     number = _positive("--turns", (_QUICK_TURNS if quick else _TURNS) if turns is None else turns)
     asked = _names("--transport", transports, kinds) if transports else None
     with place(redis) as where:
+        there = [name for name in where.urls if name in kinds]
         for name in asked or ():
-            if name not in where.urls:
-                raise InvalidSetting(
-                    f"--transport {name}: the server of --redis is reached over {', '.join(where.urls)}"
-                )
-        found = run(where, asked or [name for name in where.urls if name in kinds], number).to_dict()
+            if name not in there:
+                raise InvalidSetting(f"--transport {name}: the server of --redis is reached over {', '.join(there)}")
+        found = run(where, asked or there, number).to_dict()
     if as_json:
         print(json.dumps(found))
     else:
