@@ -21,6 +21,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from kvps import keys
 from kvps.errors import NoServer, ServerError, ServerFull, ServerLost, ServerUnfit
+from kvps.resp import Command
 from kvps.transport import ArrayPool, connection_settings, redacted
 from kvps.wire import Buffers
 
@@ -28,6 +29,7 @@ OLDEST_SERVER = (6, 2)
 BELL_MS = 1000  # the longest a wait goes without looking again
 _PATIENCE_S = 10.0
 _UNLINK_BATCH = 500
+_MULTI, _EXEC = ("MULTI",), ("EXEC",)
 _PASSING = ("BUSY ", "MASTERDOWN", "NOREPLICAS", "MISCONF", "CLUSTERDOWN", "TRYAGAIN")
 
 _T = TypeVar("_T")
@@ -65,18 +67,23 @@ class Client:
 
     def call(self, *command: Any) -> Any:
         """The reply to one command, sent again after a cut. Raises ServerLost, ServerError."""
-        return self._repeat(lambda: self._redis.execute_command(*command))
+        return self._repeat(lambda: self._shaped([command], self._ask([command]))[0])
 
-    def together(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+    def together(self, commands: Sequence[Command]) -> list[Any]:
         """The replies to several reads as of one instant (MULTI). Raises ServerLost, ServerError."""
+        return self._repeat(lambda: self._shaped(commands, self._ask([_MULTI, *commands, _EXEC])[-1]))
 
-        def run() -> list[Any]:
-            with self._redis.pipeline(transaction=True) as pipe:
-                for command in commands:
-                    pipe.execute_command(*command)
-                return list(pipe.execute())
+    def _ask(self, commands: Sequence[Command]) -> list[Any]:
+        """The replies to commands that are sent in one piece. Raises the first that is an error."""
+        return _granted(self._arrays.exchange(commands)[0])
 
-        return self._repeat(run)
+    def _shaped(self, commands: Sequence[Command], replies: Sequence[Any]) -> list[Any]:
+        """Replies as redis-py shapes those to these commands: a hash is a dict. Raises the first that is an error."""
+        shapes = self._redis.response_callbacks
+        return [
+            shapes[command[0]](reply) if command[0] in shapes else reply
+            for command, reply in zip(commands, _granted(replies), strict=True)
+        ]
 
     def wait(self, streams: Mapping[str, str], timeout_ms: int = BELL_MS) -> dict[str, str]:
         """Wait for an entry behind the given ids: stream -> the newest id now, {} if none came in time.
@@ -86,7 +93,7 @@ class Client:
         """
         block = max(1, min(timeout_ms, self._block_ms))
         command = ("XREAD", "BLOCK", block, "STREAMS", *streams.keys(), *streams.values())
-        reply = self._repeat(lambda: self._redis.execute_command(*command)) or []
+        reply = self.call(*command) or []
         pairs = reply.items() if isinstance(reply, dict) else reply
         return {stream: entries[-1][0] for stream, entries in pairs if entries}
 
@@ -244,6 +251,14 @@ class Client:
     def __exit__(self, *_: object) -> None:
         with suppress(Exception):
             self.close()
+
+
+def _granted(replies: Sequence[Any]) -> list[Any]:
+    """The replies to several commands. Raises the first that is an error."""
+    for reply in replies:
+        if isinstance(reply, ResponseError):
+            raise reply
+    return list(replies)
 
 
 def _passing(error: ResponseError) -> bool:
