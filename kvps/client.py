@@ -91,11 +91,26 @@ class Client:
         Ends after `timeout_ms` at the latest; who waits longer looks at the state again in between, for the
         stream is only a bell and the hashes are the truth.
         """
+        return _rung(self.call(*self._bell(streams, timeout_ms)))
+
+    def wait_and_read(
+        self, streams: Mapping[str, str], commands: Sequence[Command], gets: Sequence[tuple[str, memoryview]]
+    ) -> tuple[list[Any], bool]:
+        """`wait`, then `together`, then GETs into their buffers, in one request: whether all of those were there.
+
+        The server answers it when the bell rings, so that who wakes up need not ask any more.
+        """
+        asked = [self._bell(streams, BELL_MS), _MULTI, *commands, _EXEC]
+
+        def run() -> tuple[list[Any], bool]:
+            replies, filled = self._arrays.exchange(asked, gets)
+            return self._shaped(commands, _granted(replies)[-1]), filled
+
+        return self._repeat(run)
+
+    def _bell(self, streams: Mapping[str, str], timeout_ms: int) -> Command:
         block = max(1, min(timeout_ms, self._block_ms))
-        command = ("XREAD", "BLOCK", block, "STREAMS", *streams.keys(), *streams.values())
-        reply = self.call(*command) or []
-        pairs = reply.items() if isinstance(reply, dict) else reply
-        return {stream: entries[-1][0] for stream, entries in pairs if entries}
+        return ("XREAD", "BLOCK", block, "STREAMS", *streams.keys(), *streams.values())
 
     def scan(self, pattern: str) -> Iterator[str]:
         """Names of keys, found without stopping the server."""
@@ -251,6 +266,12 @@ class Client:
     def __exit__(self, *_: object) -> None:
         with suppress(Exception):
             self.close()
+
+
+def _rung(reply: Any) -> dict[str, str]:
+    """Of each stream that an XREAD found more in, the newest id."""
+    pairs = reply.items() if isinstance(reply, dict) else reply or []
+    return {stream: entries[-1][0] for stream, entries in pairs if entries}
 
 
 def _granted(replies: Sequence[Any]) -> list[Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -15,14 +16,16 @@ from kvps.ahead import ahead
 from kvps.client import Client
 from kvps.errors import CorruptData
 from kvps.formats import FP32, Bytes, Format
-from kvps.keys import JobKeys
+from kvps.keys import JobKeys, following
 from kvps.layout import DTYPE, Array, Chunk, Layout
+from kvps.resp import Command
 from kvps.scripts import JobScripts, job_not_found
 from kvps.state import State
 from kvps.transport import ChunkGone
 from kvps.wire import digests, view
 
 _PIN_MS = 5_000
+_SMALL_BYTES = 256 << 10  # of weights that are asked for before it is known whether they are those that are wanted
 _FEW = 4  # chunks for which a thread of its own is not worth it
 _SLOW_BYTES_PER_MS = 50_000  # a pin outlives a read at 50 MB/s
 
@@ -47,13 +50,33 @@ class Reader:
         size; unless another reader's pin holds another version. Raises JobNotFound."""
         return self._state(self._scripts.pinning(self._patience_ms(arrays)))
 
-    def _state(self, *before: tuple[object, ...]) -> State:
+    def next(self, state: State, flat: Array | None) -> tuple[State, bool]:
+        """The job at the instant when something happens to it after `state`, or in a second at the latest.
+
+        With it come the weights of the version behind that of `state`, into `flat`, if the model is small: whether that
+        is the version now, and they did. Raises JobNotFound.
+        """
+        names = tuple(following(name) for name in state.names)
+        small = flat is not None and self._layout.nbytes <= _SMALL_BYTES
+        gets = self._gets(names, flat) if flat is not None and small else []
+        replies, came = self._client.wait_and_read({self._keys.commits: state.bell}, self._look, gets)
+        now = self._found(replies)
+        return now, small and came and now.names == names
+
+    def _state(self, *before: Command) -> State:
+        return self._found(self._client.together([*before, *self._look])[len(before) :])
+
+    @property
+    def _look(self) -> list[Command]:
+        """What is read as of one instant."""
         k = self._keys
         hashes = [("HGETALL", key) for key in (k.version, k.clock, k.workers, k.units)]
-        replies = self._client.together([*before, *hashes, ("XREVRANGE", k.commits, "+", "-", "COUNT", 1)])
-        version, *rest = replies[len(before) :]
+        return [*hashes, ("XREVRANGE", k.commits, "+", "-", "COUNT", 1)]
+
+    def _found(self, replies: Sequence[Any]) -> State:
+        version, *rest = replies
         if not version:
-            raise job_not_found(k.job)
+            raise job_not_found(self._keys.job)
         return State.of(version, *rest)
 
     def _patience_ms(self, arrays: int = 1) -> int:
@@ -108,13 +131,16 @@ class Reader:
         return weights, slots
 
     def _read(self, names: Sequence[str], flat: Array, slot: str = "") -> None:
+        self._client.get(self._gets(names, flat, slot))
+
+    def _gets(self, names: Sequence[str], flat: Array, slot: str = "") -> list[tuple[str, memoryview]]:
         def key(c: Chunk) -> str:
             if slot:
                 return self._keys.state(c.shard, slot, names[c.shard], c.number)
             return self._keys.weights(c.shard, names[c.shard], c.number)
 
         chunks = [c for shard in self._layout.chunks for c in shard]
-        self._client.get([(key(c), view(flat[c.start : c.stop])) for c in chunks])
+        return [(key(c), view(flat[c.start : c.stop])) for c in chunks]
 
     def _pull(self, names: Sequence[str], flat: Array, wire: Format) -> None:
         """Read what was staged for workers, each chunk turned to float32 while the next ones come."""

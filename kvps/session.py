@@ -76,6 +76,8 @@ class Session:
         self._reader = Reader(client, keys, layout, scripts)
         self._prefetch = Prefetch(client, keys, layout, config, self._reader) if prefetch else None
         self._history = ""
+        self._seen: State | None = None
+        self._pushed_on: State | None = None  # in BSP, since the last push: nobody goes on before something happens
         self.sequence = 0
         self._unit: int | None = None
         self._tried = 0  # the last sequence number of which bytes may have been sent
@@ -109,15 +111,18 @@ class Session:
         self._check_usable()
         self._forget_put()
         began = time.perf_counter()
-        state = self._await_turn()  # first: nothing may fail between taking what was fetched and ordering the next
+        # First: nothing may fail between taking what was fetched and ordering the next.
+        state, came = self._await_turn()
         turn = time.perf_counter()
         fetched = self._prefetch.take(self._flat) if self._prefetch else None
         if fetched:
             self.version, self._flat = fetched
             self._views = self._layout.views(self._flat)
+        elif came:
+            self.version = state.version
         else:
             self.version = self._reader.weights(state, self._flat, self._pull_wire)
-        self._history = state.history
+        self._seen, self._history = state, state.history
         if self._prefetch:
             self._prefetch.begin(self.round + 1, self.version)
         self._pulled = True
@@ -125,16 +130,23 @@ class Session:
         self._since = time.perf_counter()
         return dict(self._views)
 
-    def _await_turn(self) -> State:
-        """The first state that holds enough of everybody's rounds for this worker's next one."""
-        state = self._look()
-        while not state.admits(self.round, self._config.staleness, self._config.workers):
-            self._client.wait({self._keys.commits: state.bell})
-            state = self._look()
-        return state
+    def _await_turn(self) -> tuple[State, bool]:
+        """The first state that holds enough of everybody's rounds for this worker's next one; whether its weights came
+        with it."""
+        flat = None if self._prefetch or self._pull_wire.lossy else self._flat
+        state, came = self._pushed_on or self._look(), False
+        while self._pushed_on or not state.admits(self.round, self._config.staleness, self._config.workers):
+            state, came = self._reader.next(state, flat)
+            self._pushed_on = None
+            self._check_member(state)
+        return state, came
 
     def _look(self) -> State:
         state = self._reader.state()
+        self._check_member(state)
+        return state
+
+    def _check_member(self, state: State) -> None:
         me = state.members.get(self.worker)
         if me is None or me.incarnation != self.incarnation:
             raise evicted(self.worker, self._keys.job, "replaced")
@@ -142,7 +154,6 @@ class Session:
             raise evicted(self.worker, self._keys.job, "evicted after a silence, or its server began a new life")
         if me.accepted < self.sequence:
             raise self._forgotten()
-        return state
 
     def _forgotten(self) -> WorkerEvicted:
         """The server remembers less than this session was told: it has begun a new life, which all must know."""
@@ -222,6 +233,7 @@ class Session:
             self._remainder.keep()
         self.sequence += 1
         self._pulled, self._unit = False, None
+        self._pushed_on = None if self._config.staleness else self._seen
         self.clock, self.round = accepted
         self._trace = self._measured(began - self._since, time.perf_counter() - began, loss)
         return self.clock
