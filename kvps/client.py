@@ -38,6 +38,8 @@ _T = TypeVar("_T")
 class Client:
     """One server. May be used from several threads."""
 
+    small_bytes = 256 << 10  # of arrays that travel in one request with the command that they are for
+
     def __init__(self, url: str, patience_s: float = _PATIENCE_S) -> None:
         settings = connection_settings(url) | {"decode_responses": True}
         kind: dict[str, Any] = {
@@ -95,16 +97,17 @@ class Client:
 
     def wait_and_read(
         self, streams: Mapping[str, str], commands: Sequence[Command], gets: Sequence[tuple[str, memoryview]]
-    ) -> tuple[list[Any], bool]:
-        """`wait`, then `together`, then GETs into their buffers, in one request: whether all of those were there.
+    ) -> tuple[dict[str, str], list[Any], bool]:
+        """`wait`, then `together`, then GETs into their buffers, in one request; and whether all of those were there.
 
         The server answers it when the bell rings, so that who wakes up need not ask any more.
         """
         asked = [self._bell(streams, BELL_MS), _MULTI, *commands, _EXEC]
 
-        def run() -> tuple[list[Any], bool]:
+        def run() -> tuple[dict[str, str], list[Any], bool]:
             replies, filled = self._arrays.exchange(asked, gets)
-            return self._shaped(commands, _granted(replies)[-1]), filled
+            rung, *_, read = _granted(replies)
+            return _rung(self._shaped(asked[:1], [rung])[0]), self._shaped(commands, read), filled
 
         return self._repeat(run)
 
@@ -130,6 +133,16 @@ class Client:
     def put_once(self, items: Sequence[tuple[str, Buffers]]) -> None:
         """Like `put`, but a cut is the caller's to judge: raises redis-py's ConnectionError or TimeoutError."""
         self._repeat(lambda: self._arrays.put(items), cuts=False)
+
+    def put_and_call(
+        self, items: Sequence[tuple[str, Buffers]], *command: Any, cuts: bool = True, wait_for_room: bool = True
+    ) -> Any:
+        """SET each key and run a command in one step (MULTI): if a SET is refused, so is the command.
+
+        Without `cuts` one is the caller's to judge, as with `put_once`.
+        """
+        asked = [_MULTI, *(("SET", key, list(value)) for key, value in items), command, _EXEC]
+        return self._repeat(lambda: _granted(self._ask(asked)[-1])[-1], cuts, wait_for_room)
 
     @contextmanager
     def putting(self, wait_for_room: bool = True, cuts: bool = True) -> Iterator[Callable[[str, Buffers], None]]:

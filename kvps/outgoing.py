@@ -20,7 +20,9 @@ class _Dropped(Exception):
 
 
 class Outgoing:
-    """One contribution. `key` names a chunk by shard and number; `live` is whether chunks are sent at once.
+    """One contribution. `key` names a chunk by shard and number; `live` is whether chunks are sent at once,
+    or may be sent
+    without asking: a `whole` one leaves with what has it accepted.
 
     Arrays are flat, contiguous float32 and must stay as they are until `end`.
     """
@@ -32,8 +34,10 @@ class Outgoing:
         key: Callable[[int, int], str],
         remainder: Remainder | None,
         live: bool,
+        whole: bool = False,
     ) -> None:
         self.live = live
+        self.whole = whole
         self.items: list[tuple[str, Buffers]] = []
         self._layout = layout
         self._key = key
@@ -42,7 +46,7 @@ class Outgoing:
         self._missing = [[len(pieces) for pieces in chunks] for chunks in layout.pieces]
         self._digests = [[""] * len(chunks) for chunks in layout.pieces]
         self._sending = ExitStack()
-        self._put = self._sending.enter_context(client.putting(cuts=False)) if live else None
+        self._put = self._sending.enter_context(client.putting(cuts=False)) if live and not whole else None
 
     def has(self, number: int) -> bool:
         """Whether the `number`-th array was put."""

@@ -25,7 +25,6 @@ from kvps.transport import ChunkGone
 from kvps.wire import digests, view
 
 _PIN_MS = 5_000
-_SMALL_BYTES = 256 << 10  # of weights that are asked for before it is known whether they are those that are wanted
 _FEW = 4  # chunks for which a thread of its own is not worth it
 _SLOW_BYTES_PER_MS = 50_000  # a pin outlives a read at 50 MB/s
 
@@ -57,21 +56,21 @@ class Reader:
         is the version now, and they did. Raises JobNotFound.
         """
         names = tuple(following(name) for name in state.names)
-        small = flat is not None and self._layout.nbytes <= _SMALL_BYTES
+        small = flat is not None and self._layout.nbytes <= self._client.small_bytes
         gets = self._gets(names, flat) if flat is not None and small else []
-        replies, came = self._client.wait_and_read({self._keys.commits: state.bell}, self._look, gets)
-        now = self._found(replies)
+        log = self._keys.commits
+        rung, hashes, came = self._client.wait_and_read({log: state.bell}, self._hashes, gets)
+        now = self._found([*hashes, [(rung.get(log, state.bell), {})]])
         return now, small and came and now.names == names
 
     def _state(self, *before: Command) -> State:
-        return self._found(self._client.together([*before, *self._look])[len(before) :])
+        newest = ("XREVRANGE", self._keys.commits, "+", "-", "COUNT", 1)
+        return self._found(self._client.together([*before, *self._hashes, newest])[len(before) :])
 
     @property
-    def _look(self) -> list[Command]:
-        """What is read as of one instant."""
+    def _hashes(self) -> list[Command]:
         k = self._keys
-        hashes = [("HGETALL", key) for key in (k.version, k.clock, k.workers, k.units)]
-        return [*hashes, ("XREVRANGE", k.commits, "+", "-", "COUNT", 1)]
+        return [("HGETALL", key) for key in (k.version, k.clock, k.workers, k.units)]
 
     def _found(self, replies: Sequence[Any]) -> State:
         version, *rest = replies

@@ -6,7 +6,7 @@ of a round.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from redis.exceptions import InvalidResponse, RedisError
@@ -14,23 +14,14 @@ from redis.exceptions import InvalidResponse, RedisError
 _READ_BYTES = 16 << 10
 
 Command = Sequence[Any]
-"""Name and arguments: text, numbers, bytes, or a list of pieces of memory that are one value."""
+"""Name and arguments: text, numbers, or a list of pieces of memory that are one value."""
 
 
-def packed(command: Command) -> Iterator[bytes | memoryview]:
-    """A command as it is sent; pieces of memory are not copied."""
+def packed(command: Command) -> bytes:
+    """A command as it is sent."""
     words = [*str(command[0]).split(" "), *command[1:]]  # as in "SCRIPT LOAD"
-    text = [b"*%d\r\n" % len(words)]
-    for word in words:
-        if isinstance(word, list):
-            text.append(b"$%d\r\n" % sum(piece.nbytes for piece in word))
-            yield b"".join(text)
-            yield from word
-            text = [b"\r\n"]
-        else:
-            data = word if isinstance(word, bytes) else str(word).encode()
-            text.append(b"$%d\r\n%b\r\n" % (len(data), data))
-    yield b"".join(text)
+    data = [b"".join(word) if isinstance(word, list) else str(word).encode() for word in words]
+    return b"".join([b"*%d\r\n" % len(data), *[b"$%d\r\n%b\r\n" % (len(word), word) for word in data]])
 
 
 class Replies:

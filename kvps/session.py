@@ -17,7 +17,8 @@ import secrets
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -282,26 +283,36 @@ class Session:
                 return self._keys.gradient(shard, self.worker, self.incarnation, seq, chunk)
 
             live, self._tried = live and self._tried < seq, seq if live else self._tried
-            self._out = Outgoing(self._client, self._layout, key, self._remainder, live)
+            whole = self._layout.nbytes <= self._client.small_bytes
+            self._out = Outgoing(self._client, self._layout, key, self._remainder, live, whole)
         return self._out
 
     def _deliver(self, out: Outgoing, counts: bool) -> Accepted:
-        """Store the chunks, wait for every OK, then have them accepted.
+        """Store the chunks, wait for every OK, then have them accepted. A small one in one step.
 
         Never both in one pipeline: a refused SET before an accepted push would be an acknowledgement without
-        bytes. After a cut it asks before it sends again, for a resend would recreate what a commit had freed.
+        bytes. In a MULTI a refused SET refuses the push too. After a cut it asks before it sends again, for a
+        resend would recreate what a commit had freed.
         """
-        seq, keys = self.sequence + 1, [key for key, _ in out.items]
+        accept = partial(self._accept, self.sequence + 1, out, counts)
         if not counts:
             out.drop()  # what was sent of it is dead, and will be swept
         elif not self._sent(out):
-            while True:
-                if accepted := self._scripts.ask(self.worker, self.incarnation, seq):
-                    return accepted
-                with contextlib.suppress(RedisConnectionError, RedisTimeoutError):
-                    self._client.put_once(out.items)
-                    break
-        return self._accept(seq, int(counts), out.digests if counts else "-", keys)
+            return self._resent(out) or accept(self._scripts)
+        elif out.whole:
+            with contextlib.suppress(RedisConnectionError, RedisTimeoutError):
+                return accept(self._scripts.through(partial(self._client.put_and_call, out.items, cuts=False)))
+            return self._resent(out) or accept(self._scripts)
+        return accept(self._scripts)
+
+    def _resent(self, out: Outgoing) -> Accepted | None:
+        """Store the chunks of which it is not known whether they are there, unless they were accepted before."""
+        while True:
+            if accepted := self._scripts.ask(self.worker, self.incarnation, self.sequence + 1):
+                return accepted
+            with contextlib.suppress(RedisConnectionError, RedisTimeoutError):
+                self._client.put_once(out.items)
+                return None
 
     def _sent(self, out: Outgoing) -> bool:
         """Whether all is there; False if it may be, or if it was tried before."""
@@ -310,20 +321,21 @@ class Session:
             return out.live
         return False
 
-    def _accept(self, seq: int, weight: int, digests: str, keys: Sequence[str]) -> Accepted:
-        """Have what was stored accepted, as soon as the inbox takes it."""
-        said = (self.worker, self.incarnation, seq, self.version, weight, digests, self._history)
+    def _accept(self, seq: int, out: Outgoing, counts: bool, scripts: JobScripts) -> Accepted:
+        """Have what was stored, or is by these `scripts`, accepted, as soon as the inbox takes it."""
+        said = (self.worker, self.incarnation, seq, self.version, int(counts), out.digests if counts else "-")
         while True:
             try:
-                return self._scripts.push(*said, self._unit, self._trace)
+                return scripts.push(*said, self._history, self._unit, self._trace)
             except NewLife:
                 raise self._forgotten() from None
             except WrongOrder:  # the numbers are this session's own, and it does not miscount
                 raise self._forgotten() from None
             except JobNotFound:
-                self._client.unlink(keys)  # who removed it may have looked for bytes before
+                self._client.unlink([key for key, _ in out.items])  # who removed it may have looked for bytes before
                 raise
             except InboxFull:
+                scripts = self._scripts  # what those store is there now
                 state = self._look()
                 if state.members[self.worker].pending >= self._config.max_pending:
                     self._client.wait({self._keys.commits: state.bell})

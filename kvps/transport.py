@@ -96,7 +96,7 @@ class _Bulk:
         """Send commands and GETs in one piece: the replies to the commands (see `Replies`), and whether each GET's
         value was there, with the length of its buffer, which it fills."""
         asked = [*commands, *(("GET", key) for key, _ in gets)]
-        self._send([piece for command in asked for piece in packed(command)])
+        cast(Any, self).send_packed_command([b"".join(map(packed, asked))])
         replies = Replies(self._receive, self._error)
         found = [replies.next() for _ in commands]
         filled = [replies.fill(target) is True for _, target in gets]

@@ -76,14 +76,14 @@ def test_another_gradient_is_not_acknowledged_in_place_of_one_that_counted(store
     job = store.create_job("job", SMALL, optimizer=kvps.SGD(lr=1.0), **PATIENT)
     with aggregating(job), job.join("w0") as session:
         session.pull()
-        push = session._scripts.push
+        accept = session._accept
 
         def lost(*arguments: Any) -> Any:
-            session._scripts.push = push  # type: ignore[method-assign]
-            push(*arguments)
+            session._accept = accept  # type: ignore[method-assign]
+            accept(*arguments)
             raise kvps.ServerLost("no answer")
 
-        session._scripts.push = lost  # type: ignore[method-assign]
+        session._accept = lost  # type: ignore[method-assign]
         with pytest.raises(kvps.ServerLost):
             session.push(_of(SMALL, 1))
         assert eventually(lambda: job.state().version == 1)

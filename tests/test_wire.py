@@ -18,6 +18,7 @@ from test_verify import _digits, _gradient, _proved, _run, _training
 
 import kvps
 from kvps.cli.verify import proof_of
+from kvps.client import Client
 from kvps.coding import Coding, Remainder
 from kvps.formats import format_of
 from kvps.job import Job
@@ -172,6 +173,7 @@ def test_lossy_runs_are_replayed_bit_for_bit(store: Store, tmp_path: Path, wire:
 def test_a_remainder_that_is_not_known_is_said(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a contribution that was damaged on its way, and rejected, a replay cannot know what it had left out."""
     job = _digits(store, workers=1, wire="bf16")
+    monkeypatch.setattr(Client, "small_bytes", 0)  # stored and accepted in two steps, with a moment between them
     with aggregating(job), job.join("w0") as session:
         push = session._scripts.push
         for number in range(3):

@@ -231,7 +231,7 @@ class Aggregator:
             self._take(shard.number)
             return ""
         digest = shard.make(plan)
-        flip = self._job.scripts.ready(shard.number, shard.term, plan, digest)
+        flip = shard.commit(plan, digest)
         if flip.flipped:
             for held in [s for s in self._shards.values() if s.staged == plan]:
                 self._promote(held, flip.pin)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from functools import partial
 from pathlib import Path
 
 from kvps import wire
@@ -18,6 +19,7 @@ from kvps.job import Job
 from kvps.keys import staged_name
 from kvps.layout import CHUNK_BYTES, DTYPE, Array, Chunk
 from kvps.plan import Contribution, Plan
+from kvps.scripts import Flip
 from kvps.state import State
 from kvps.transport import ChunkGone
 from kvps.wire import Buffers
@@ -65,6 +67,8 @@ class Shard:
         self._reused: list[tuple[str, str]] = []
         self._limited = bool(job.client.memory()[1])
         self._gave_up_reserve = False
+        self._whole = nbytes <= job.client.small_bytes
+        self._unsent: list[tuple[str, Buffers]] = []
 
     # -- what the last holder left -----------------------------------------------------------------------------
 
@@ -116,7 +120,8 @@ class Shard:
     # -- the next version --------------------------------------------------------------------------------------
 
     def make(self, plan: Plan) -> str:
-        """Compute the next version and store it under this term's name, manifest last; the digest of its weights.
+        """Compute the next version and store it under this term's name, manifest last; the digest of its weights. A
+        small one is stored by `commit`.
 
         Chunk by chunk: while one is reduced and stepped, the next contributions are on their way here and the last
         results on their way back. Raises BadContribution.
@@ -131,7 +136,7 @@ class Shard:
                 Intake(
                     job.client, self.number, part.chunks, counted, self.early, self._format, self._recorder
                 ) as intake,
-                job.client.putting(wait_for_room=False) as put,
+                nullcontext(_later) if self._whole else job.client.putting(wait_for_room=False) as put,
             ):
                 for chunk in part.chunks:
                     if not part.step(plan, chunk, intake.parts(chunk)):
@@ -151,8 +156,26 @@ class Shard:
         except ServerFull:
             self._make_room()
             job.client.put(items)
-        self.staged = plan
+        self._unsent, self.staged = (items, None) if self._whole else ([], plan)
         return folded["w"]
+
+    def commit(self, plan: Plan, digest: str) -> Flip:
+        """Say that this part is ready, `digest` being its weights'; a small one is stored in the same step.
+
+        Raises LeaseLost, PlanGone, NewLife, ServerFull.
+        """
+        client, scripts, said = self._job.client, self._job.scripts, (self.number, self.term, plan, digest)
+        if self._unsent:
+            try:
+                stored = partial(client.put_and_call, self._unsent, wait_for_room=False)
+                flip = scripts.through(stored).ready(*said)
+                self.staged = plan
+                return flip
+            except ServerFull:
+                self._make_room()
+                client.put(self._unsent)
+            self.staged = plan
+        return scripts.ready(*said)
 
     def _manifest(self, plan: Plan, digests: Mapping[str, str]) -> memoryview:
         said = {"plan": plan.id, "version": plan.version, "head": plan.head, "bytes": self._part.size * DTYPE.itemsize}
@@ -271,3 +294,7 @@ class Shard:
     def _digests(self, weights: Array, state: Mapping[str, Array]) -> dict[str, str]:
         """What the manifest says of a version."""
         return {name: self._part.digest(array) for name, array in {"w": weights, **state}.items()}
+
+
+def _later(key: str, value: Buffers) -> None:
+    """Stores nothing yet."""

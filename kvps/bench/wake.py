@@ -51,11 +51,11 @@ class Stamps:
 
 
 class Committer(Aggregator):
-    """An aggregator that notes when it said ready: with one shard each is a commit."""
+    """An aggregator that notes when it stored a version and said ready: with one shard each is a commit."""
 
     def _find(self, name: str) -> Job:
         job = super()._find(name)
-        self._ready = Stamps(job.scripts, "ready")
+        self._ready = Stamps(job.client, "put_and_call")
         return job
 
     def spans(self) -> list[tuple[int, int]]:

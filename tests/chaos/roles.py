@@ -41,6 +41,8 @@ def play(spec: dict[str, Any]) -> NoReturn:
             logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(process)d %(name)s: %(message)s")
         # As in a large model, of which few versions are kept, and dead bytes become the next ones.
         shard._REUSED_BYTES, shard._LINGER_VERSIONS = 0, 2
+        if os.getpid() % 2 or spec.get("damages"):  # half of them store first, and say so in another step
+            Client.small_bytes = 0
         for name in spec.get("mutants", ()):
             mutants.MUTANTS[name].apply()
         if arms := spec.get("arm"):
