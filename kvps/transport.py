@@ -92,8 +92,10 @@ class _Bulk:
         if end != b"\r\n":
             raise InvalidResponse("a chunk did not end where its length says")
 
-    def exchange(self, commands: Sequence[Command], gets: Sequence[tuple[str, memoryview]]) -> tuple[list[Any], bool]:
-        """Send commands and GETs in one piece: the replies to the commands (see `Replies`), and whether each GET's
+    def exchange(
+        self, commands: Sequence[Command], gets: Sequence[tuple[str, memoryview]]
+    ) -> tuple[list[Any], list[bool]]:
+        """Send commands and GETs in one piece: the replies to the commands (see `Replies`), and of each GET whether its
         value was there, with the length of its buffer, which it fills."""
         asked = [*commands, *(("GET", key) for key, _ in gets)]
         cast(Any, self).send_packed_command([b"".join(map(packed, asked))])
@@ -101,7 +103,7 @@ class _Bulk:
         found = [replies.next() for _ in commands]
         filled = [replies.fill(target) is True for _, target in gets]
         replies.end()
-        return found, all(filled)
+        return found, filled
 
     def _error(self, line: str) -> RedisError:
         """What an error reply stands for. Raises it if the server answers nothing else now, as while it loads."""
@@ -288,7 +290,7 @@ class ArrayPool:
 
     def exchange(
         self, commands: Sequence[Command], gets: Sequence[tuple[str, memoryview]] = ()
-    ) -> tuple[list[Any], bool]:
+    ) -> tuple[list[Any], list[bool]]:
         """Several commands on one connection, sent in one piece: see `_Bulk.exchange`."""
         with self.using() as connection:
             return connection.exchange(commands, gets)

@@ -12,12 +12,13 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from kvps.client import BELL_MS
 from kvps.errors import CorruptData, JobNotFound, KvpsError, LeaseLost, ServerFull
 from kvps.job import Job
 from kvps.plan import Plan
-from kvps.scripts import NewLife, PlanGone
+from kvps.scripts import NewLife, PlanGone, Planned
 from kvps_aggregator.intake import BadContribution
 from kvps_aggregator.lease import Leases
 from kvps_aggregator.save import Checkpoints, Saver
@@ -195,7 +196,7 @@ class Aggregator:
 
     def work(self) -> str | None:
         """Bring the open plan forward: the id of a commit made, "" for less than that, None if nothing is to do."""
-        planned = self._job.scripts.plan()
+        planned = self._plan()
         self._settle(planned.version, planned.pin)
         if planned.waits_for_workers:
             self._say(f"waits until {self._job.config.workers} workers have joined")
@@ -220,6 +221,20 @@ class Aggregator:
                 self._reject(shard, plan, bad)
                 return ""
         return done
+
+    def _plan(self) -> Planned:
+        """What is planned; and in one request what is expected of small contributions."""
+        expected = [shard.early for shard in self._shards.values()]
+
+        def call(*command: object) -> Any:
+            gets = [get for early in expected for get in early.gets()]
+            reply, came = self._job.client.call_and_get(gets, *command)
+            arrived = iter(came)
+            for early in expected:
+                early.got(arrived)
+            return reply
+
+        return self._job.scripts.through(call).plan()
 
     def _advance(self, shard: Shard, plan: Plan) -> str:
         """Stage a shard's part of the plan and say ready; the id of the commit if that made one."""

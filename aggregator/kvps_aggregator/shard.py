@@ -216,6 +216,8 @@ class Shard:
         self._part.promote()
         self.version, self.begun, self.staged = plan.version, None, None
         self._names[plan.version] = staged_name(plan.version, self.term)
+        if not self._reuses:  # else what is there under the next name may be what died
+            self.early.expect(plan.contributions + plan.rejected)
         for contribution in plan.contributions + plan.rejected:
             if contribution.weight:
                 self._bury_contribution(contribution)
