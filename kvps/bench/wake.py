@@ -55,12 +55,13 @@ class Committer(Aggregator):
 
     def _find(self, name: str) -> Job:
         job = super()._find(name)
-        self._ready = Stamps(job.client, "put_and_call")
+        self._job, self._ready = job, Stamps(job.client, "put_and_call")
         return job
 
     def spans(self) -> list[tuple[int, int]]:
         """Of all commits so far: when the call was made, and when it was answered."""
-        return self._ready.spans
+        # Before the first there may be calls with which the server is told the script.
+        return self._ready.spans[-self._job.state().version :]
 
 
 class Sleeper(Role):
@@ -123,7 +124,7 @@ class Stream:
     def adds(self, number: int) -> list[tuple[int, int]]:
         """When each of so many XADDs was made, and when it was answered."""
         spans = []
-        time.sleep(0.05)  # the first must find the other asleep, or it waits for one more than there are
+        time.sleep(0.3)  # the first must find the other asleep, or it waits for one more than there are
         for _ in range(number):
             time.sleep(1.5 * _GAP_S)
             began = time.monotonic_ns()
