@@ -21,6 +21,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from kvps import keys
 from kvps.errors import NoServer, ServerError, ServerFull, ServerLost, ServerUnfit
+from kvps.resp import Command
 from kvps.transport import ArrayPool, connection_settings, redacted
 from kvps.wire import Buffers
 
@@ -28,6 +29,7 @@ OLDEST_SERVER = (6, 2)
 BELL_MS = 1000  # the longest a wait goes without looking again
 _PATIENCE_S = 10.0
 _UNLINK_BATCH = 500
+_MULTI, _EXEC = ("MULTI",), ("EXEC",)
 _PASSING = ("BUSY ", "MASTERDOWN", "NOREPLICAS", "MISCONF", "CLUSTERDOWN", "TRYAGAIN")
 
 _T = TypeVar("_T")
@@ -35,6 +37,8 @@ _T = TypeVar("_T")
 
 class Client:
     """One server. May be used from several threads."""
+
+    small_bytes = 256 << 10  # of arrays that travel in one request with the command that they are for
 
     def __init__(self, url: str, patience_s: float = _PATIENCE_S) -> None:
         settings = connection_settings(url) | {"decode_responses": True}
@@ -65,18 +69,32 @@ class Client:
 
     def call(self, *command: Any) -> Any:
         """The reply to one command, sent again after a cut. Raises ServerLost, ServerError."""
-        return self._repeat(lambda: self._redis.execute_command(*command))
+        return self._repeat(lambda: self._shaped([command], self._ask([command]))[0])
 
-    def together(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """The replies to several reads as of one instant (MULTI). Raises ServerLost, ServerError."""
+    def call_and_get(self, gets: Sequence[tuple[str, memoryview]], *command: Any) -> tuple[Any, list[bool]]:
+        """`call`, then GETs into their buffers, in one request; and which of those were there."""
 
-        def run() -> list[Any]:
-            with self._redis.pipeline(transaction=True) as pipe:
-                for command in commands:
-                    pipe.execute_command(*command)
-                return list(pipe.execute())
+        def run() -> tuple[Any, list[bool]]:
+            replies, filled = self._arrays.exchange([command], gets)
+            return self._shaped([command], replies)[0], filled
 
         return self._repeat(run)
+
+    def together(self, commands: Sequence[Command]) -> list[Any]:
+        """The replies to several reads as of one instant (MULTI). Raises ServerLost, ServerError."""
+        return self._repeat(lambda: self._shaped(commands, self._ask([_MULTI, *commands, _EXEC])[-1]))
+
+    def _ask(self, commands: Sequence[Command]) -> list[Any]:
+        """The replies to commands that are sent in one piece. Raises the first that is an error."""
+        return _granted(self._arrays.exchange(commands)[0])
+
+    def _shaped(self, commands: Sequence[Command], replies: Sequence[Any]) -> list[Any]:
+        """Replies as redis-py shapes those to these commands: a hash is a dict. Raises the first that is an error."""
+        shapes = self._redis.response_callbacks
+        return [
+            shapes[command[0]](reply) if command[0] in shapes else reply
+            for command, reply in zip(commands, _granted(replies), strict=True)
+        ]
 
     def wait(self, streams: Mapping[str, str], timeout_ms: int = BELL_MS) -> dict[str, str]:
         """Wait for an entry behind the given ids: stream -> the newest id now, {} if none came in time.
@@ -84,11 +102,27 @@ class Client:
         Ends after `timeout_ms` at the latest; who waits longer looks at the state again in between, for the
         stream is only a bell and the hashes are the truth.
         """
+        return _rung(self.call(*self._bell(streams, timeout_ms)))
+
+    def wait_and_read(
+        self, streams: Mapping[str, str], commands: Sequence[Command], gets: Sequence[tuple[str, memoryview]]
+    ) -> tuple[dict[str, str], list[Any], bool]:
+        """`wait`, then `together`, then GETs into their buffers, in one request; and whether all of those were there.
+
+        The server answers it when the bell rings, so that who wakes up need not ask any more.
+        """
+        asked = [self._bell(streams, BELL_MS), _MULTI, *commands, _EXEC]
+
+        def run() -> tuple[dict[str, str], list[Any], bool]:
+            replies, filled = self._arrays.exchange(asked, gets)
+            rung, *_, read = _granted(replies)
+            return _rung(self._shaped(asked[:1], [rung])[0]), self._shaped(commands, read), all(filled)
+
+        return self._repeat(run)
+
+    def _bell(self, streams: Mapping[str, str], timeout_ms: int) -> Command:
         block = max(1, min(timeout_ms, self._block_ms))
-        command = ("XREAD", "BLOCK", block, "STREAMS", *streams.keys(), *streams.values())
-        reply = self._repeat(lambda: self._redis.execute_command(*command)) or []
-        pairs = reply.items() if isinstance(reply, dict) else reply
-        return {stream: entries[-1][0] for stream, entries in pairs if entries}
+        return ("XREAD", "BLOCK", block, "STREAMS", *streams.keys(), *streams.values())
 
     def scan(self, pattern: str) -> Iterator[str]:
         """Names of keys, found without stopping the server."""
@@ -108,6 +142,16 @@ class Client:
     def put_once(self, items: Sequence[tuple[str, Buffers]]) -> None:
         """Like `put`, but a cut is the caller's to judge: raises redis-py's ConnectionError or TimeoutError."""
         self._repeat(lambda: self._arrays.put(items), cuts=False)
+
+    def put_and_call(
+        self, items: Sequence[tuple[str, Buffers]], *command: Any, cuts: bool = True, wait_for_room: bool = True
+    ) -> Any:
+        """SET each key and run a command in one step (MULTI): if a SET is refused, so is the command.
+
+        Without `cuts` one is the caller's to judge, as with `put_once`.
+        """
+        asked = [_MULTI, *(("SET", key, list(value)) for key, value in items), command, _EXEC]
+        return self._repeat(lambda: _granted(self._ask(asked)[-1])[-1], cuts, wait_for_room)
 
     @contextmanager
     def putting(self, wait_for_room: bool = True, cuts: bool = True) -> Iterator[Callable[[str, Buffers], None]]:
@@ -249,6 +293,20 @@ class Client:
     def __exit__(self, *_: object) -> None:
         with suppress(Exception):
             self.close()
+
+
+def _rung(reply: Any) -> dict[str, str]:
+    """Of each stream that an XREAD found more in, the newest id."""
+    pairs = reply.items() if isinstance(reply, dict) else reply or []
+    return {stream: entries[-1][0] for stream, entries in pairs if entries}
+
+
+def _granted(replies: Sequence[Any]) -> list[Any]:
+    """The replies to several commands. Raises the first that is an error."""
+    for reply in replies:
+        if isinstance(reply, ResponseError):
+            raise reply
+    return list(replies)
 
 
 def _passing(error: ResponseError) -> bool:

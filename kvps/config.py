@@ -34,7 +34,7 @@ class JobConfig:
     transport          "redis" moves arrays through the server; "shm" through memory that worker and aggregator share,
                        on one host; "auto" is shm where nobody can be elsewhere and it is worth it
     mirror_every       over shared memory: how often Redis is given the weights, in versions ("10") or seconds ("1s")
-    memory             over shared memory: "<host>/<server>", filled in when the job is created
+    memory             over shared memory: "<host>/<uid>/<server>", filled in when the job is created
     nonfinite          a gradient with NaN or Inf is refused ("reject") or counts as zeros ("skip")
     max_pending        accepted contributions of one worker that may wait for their commit; 0 chooses
     worker_timeout_ms  silence after which a worker is evicted from the vector clock
@@ -96,7 +96,8 @@ class JobConfig:
             if getattr(self, name) not in allowed:
                 raise InvalidSetting(f"{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}")
         format_of(self.wire)
-        if not _EVERY.fullmatch(str(self.mirror_every)) or not float(self.mirror_every.rstrip("s")):
+        object.__setattr__(self, "mirror_every", str(self.mirror_every))  # a number of versions may be one
+        if not _EVERY.fullmatch(self.mirror_every) or not float(self.mirror_every.rstrip("s")):
             raise InvalidSetting(
                 f"mirror_every must be a number of versions, as 10, or of seconds, as 0.5s, not {self.mirror_every!r}"
             )
@@ -111,8 +112,8 @@ class JobConfig:
 
     @property
     def host(self) -> str:
-        """Over shared memory: whose it is."""
-        return self.memory.rpartition("/")[0]
+        """Over shared memory: where that is."""
+        return self.memory.partition("/")[0]
 
     @property
     def mirror_versions(self) -> int:

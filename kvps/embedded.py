@@ -176,6 +176,8 @@ def _start(listen: str | None, data_dir: Path | None, lasting: bool) -> Server:
         settings |= {"dir": f'"{_own_directory(data_dir)}"', "appendonly": "yes", "appendfsync": "everysec"}
     if _listens(url):
         raise NoServer(f"your private server runs, but {folder / 'url'} is gone: end it, before you start another")
+    if not data_dir:
+        forget(folder_of(memory_of(url)))  # of one whose guard was killed
     if listen:
         host, port = _parse_listen(listen)
         password = secrets.token_urlsafe(24)

@@ -15,7 +15,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 
 
 def main() -> int:
@@ -51,8 +50,6 @@ def main() -> int:
         server.wait()
     if len(sys.argv) > 2:
         shutil.rmtree(sys.argv[2], ignore_errors=True)
-        with suppress(OSError):  # other servers' are beside it
-            os.rmdir(os.path.dirname(sys.argv[2]))
     return 0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -54,7 +53,7 @@ class Job:
         self.config = JobConfig.from_hash(stored)
         self.layout = Layout.from_json(layout)
         self.scripts = JobScripts(client.call, self.keys, self.layout.shards)
-        self.segments = Segments(self.config.memory, id) if self.config.transport == "shm" else None
+        self.segments = Segments(self.config.memory, id or "") if self.config.transport == "shm" else None
         self.reader = Reader(client, self.keys, self.layout, self.scripts, self.segments)
 
     def __repr__(self) -> str:
@@ -139,14 +138,18 @@ class Job:
 
     def kept(self, version: int) -> int:
         """The newest version up to `version` that a loss of shared memory would not take back."""
-        text = self.client.call("GET", self.keys.mirror) if self.segments else None
-        return min(version, int(json.loads(text)["version"])) if text else version
+        record = self.reader.mirrored()
+        return min(version, record.version) if record else version
 
     def checkpoint(self) -> Checkpoint:
         """All that the newest version is: weights, optimizer state, clocks, units and members as of one instant.
 
-        Blocks nobody. Raises CorruptData if bytes that must be there are not.
+        Blocks nobody. Raises CorruptData if bytes that must be there are not, UsageError if they are another host's.
         """
+        if self.segments and not self.segments.here:
+            raise UsageError(
+                f"the arrays of job {self.name!r} are in the shared memory of {self.config.host}: do it there"
+            )
         while True:
             state = self.reader.held(_CHECKPOINT_ARRAYS)
             try:

@@ -209,3 +209,9 @@ def segment_of(key: str) -> str:
 def staged_name(version: int, term: str) -> str:
     """The name under which a term stages a version."""
     return f"{version}.{term}"
+
+
+def following(name: str) -> str:
+    """The name under which the same term stages the version behind the one of this name."""
+    version, _, term = name.partition(".")
+    return staged_name(int(version) + 1, term)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from itertools import accumulate
 from typing import Protocol
 
@@ -17,6 +18,7 @@ from kvps.client import Client
 from kvps.coding import Remainder
 from kvps.formats import Format
 from kvps.layout import DTYPE, Array, Layout
+from kvps.scripts import Call
 from kvps.shared import Bytes, Made
 from kvps.wire import Buffers, digest, fold, view
 
@@ -25,6 +27,10 @@ class Way(Protocol):
     """How chunks get to where an aggregator finds them: one by one by `send`, or all again by `resend`."""
 
     keys: list[str]
+
+    @property
+    def with_command(self) -> Call | None:
+        """Runs a command in one step with the storing of all chunks; None if they are stored before it."""
 
     def send(self, number: int, value: Buffers) -> str:
         """Let the `number`-th chunk leave, unless it must not yet; its digest. It stays as it is until `end`."""
@@ -45,14 +51,22 @@ class _Dropped(Exception):
 
 
 class ByRedis:
-    """The chunks become the values of `keys`. `live` is whether they are sent at once."""
+    """The chunks become the values of `keys`.
 
-    def __init__(self, client: Client, keys: list[str], live: bool) -> None:
+    `live` is whether they may be sent without asking; a `whole` contribution leaves with what has it accepted.
+    """
+
+    def __init__(self, client: Client, keys: list[str], live: bool, whole: bool) -> None:
         self.keys = keys
+        self._live, self._whole = live, whole
         self._client = client
         self._items: list[tuple[str, Buffers]] = []
         self._sending = ExitStack()
-        self._put = self._sending.enter_context(client.putting(cuts=False)) if live else None
+        self._put = self._sending.enter_context(client.putting(cuts=False)) if live and not whole else None
+
+    @property
+    def with_command(self) -> Call | None:
+        return partial(self._client.put_and_call, self._items, cuts=False) if self._whole else None
 
     def send(self, number: int, value: Buffers) -> str:
         said = digest(value)
@@ -63,7 +77,7 @@ class ByRedis:
 
     def end(self) -> bool:
         self._sending.close()
-        return self._put is not None
+        return self._live
 
     def resend(self) -> None:
         self._client.put_once(self._items)
@@ -83,9 +97,8 @@ class ByMemory:
         self._items: list[tuple[int, Buffers]] = []
 
     @property
-    def data(self) -> Bytes | None:
-        """The segment that the chunks go to."""
-        return self._data
+    def with_command(self) -> Call | None:
+        return None
 
     def send(self, number: int, value: Buffers) -> str:
         if self._data is None:
@@ -116,7 +129,7 @@ class ByMemory:
 
 
 class Outgoing:
-    """One contribution. Arrays are flat, contiguous float32 and must stay as they are until `end`."""
+    """One contribution. Arrays are flat, contiguous float32 and must stay as they are until it is accepted."""
 
     def __init__(self, layout: Layout, remainder: Remainder | None, way: Way) -> None:
         self.way = way

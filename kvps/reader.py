@@ -9,22 +9,26 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import Any
 
 import numpy as np
 
 from kvps.ahead import ahead
 from kvps.client import Client
-from kvps.errors import CorruptData
+from kvps.errors import CorruptData, KvpsError
 from kvps.formats import FP32, Bytes, Format
-from kvps.keys import JobKeys
+from kvps.keys import JobKeys, following
 from kvps.layout import DTYPE, Array, Chunk, Layout
+from kvps.resp import Command
 from kvps.scripts import JobScripts, job_not_found
 from kvps.shared import Mapped, Segments
-from kvps.state import State
+from kvps.state import Mirrored, State
 from kvps.transport import ChunkGone
 from kvps.wire import digests, view
 
 _PIN_MS = 5_000
+_MOST_PIN_MS = 600_000
+_TRIES = 10
 _FEW = 4  # chunks for which a thread of its own is not worth it
 _SLOW_BYTES_PER_MS = 50_000  # a pin outlives a read at 50 MB/s
 
@@ -52,25 +56,48 @@ class Reader:
         size; unless another reader's pin holds another version. Raises JobNotFound."""
         return self._state(self._scripts.pinning(self._patience_ms(arrays)))
 
-    def _state(self, *before: tuple[object, ...]) -> State:
+    def next(self, state: State, flat: Array | None) -> tuple[State, bool]:
+        """The job at the instant when something happens to it after `state`, or in a second at the latest.
+
+        With it come the weights of the version behind that of `state`, into `flat`, if the model is small: whether that
+        is the version now, and they did. Raises JobNotFound.
+        """
+        names = tuple(following(name) for name in state.names)
+        small = flat is not None and self._layout.nbytes <= self._client.small_bytes
+        gets = self._gets(names, flat) if flat is not None and small else []
+        log = self._keys.commits
+        rung, hashes, came = self._client.wait_and_read({log: state.bell}, self._hashes, gets)
+        now = self._found([*hashes, [(rung.get(log, state.bell), {})]])
+        return now, small and came and now.names == names
+
+    def _state(self, *before: Command) -> State:
+        newest = ("XREVRANGE", self._keys.commits, "+", "-", "COUNT", 1)
+        return self._found(self._client.together([*before, *self._hashes, newest])[len(before) :])
+
+    @property
+    def _hashes(self) -> list[Command]:
         k = self._keys
-        hashes = [("HGETALL", key) for key in (k.version, k.clock, k.workers, k.units)]
-        replies = self._client.together([*before, *hashes, ("XREVRANGE", k.commits, "+", "-", "COUNT", 1)])
-        version, *rest = replies[len(before) :]
+        return [("HGETALL", key) for key in (k.version, k.clock, k.workers, k.units)]
+
+    def _found(self, replies: Sequence[Any]) -> State:
+        version, *rest = replies
         if not version:
-            raise job_not_found(k.job)
+            raise job_not_found(self._keys.job)
         return State.of(version, *rest)
 
     def _patience_ms(self, arrays: int = 1) -> int:
         return _PIN_MS + arrays * self._layout.nbytes // _SLOW_BYTES_PER_MS
 
     def weights(self, state: State, flat: Array, wire: Format = FP32) -> int:
-        """Read the weights of `state`, or of a newer version, into `flat` (shape (size,), float32).
+        """Read the weights of `state`, or of a newer version, into `flat` (shape (size,), float32); of a job over the
+        shared memory of another host those that Redis was last given.
 
         `wire` is the format they come in: fp32, or the job's `pull_wire`. Returns the version that was read. Raises
         CorruptData if bytes that must be there are not.
         """
         self.reads += 1
+        if self._segments and not self._segments.here:
+            return self._weights_given(state, flat)
         version, names, patience_ms = state.version, state.names, self._patience_ms()
         while True:
             try:
@@ -82,14 +109,10 @@ class Reader:
             except ChunkGone as gone:
                 self.restarts += 1
                 now = self.state()
-                mirrored = self._mirrored(now.version) if self._segments else None
                 if now.version == version:  # nobody frees this one
-                    if not mirrored:
-                        raise CorruptData(f"version {version} of job {self._keys.job!r}: {gone}") from None
-                    version, names = mirrored
-                    continue
+                    raise CorruptData(f"version {version} of job {self._keys.job!r}: {gone}") from None
             pin = json.loads(self._scripts.pin(patience_ms))
-            patience_ms *= 2  # the link may be slower than that
+            patience_ms = min(2 * patience_ms, _MOST_PIN_MS)  # the link may be slower than that
             if pin["version"] >= state.version:
                 version, names = pin["version"], tuple(pin["names"][str(i)] for i in range(self._layout.shards))
             else:  # another reader's, too old for this one
@@ -103,13 +126,31 @@ class Reader:
                 return self._segments.open(self._keys.segment("w", state.names[0]), self._layout.nbytes)
         return None
 
-    def _mirrored(self, behind: int) -> tuple[int, tuple[str, ...]] | None:
-        """What Redis was last given of a job over shared memory, by which it is behind `behind`: version and names."""
-        text = self._client.call("GET", self._keys.mirror)
-        record = json.loads(text) if text else None
-        if not record or int(record["version"]) >= behind:
-            return None
-        return int(record["version"]), (record["name"],)
+    def given(self, state: State) -> Array | None:
+        """The weights of exactly this version if Redis has them, of a job over shared memory."""
+        flat: Array = np.empty(self._layout.size, DTYPE)
+        with suppress(ChunkGone):
+            self._client.get(self._gets(state.names, flat))
+            return flat
+        return None
+
+    def mirrored(self) -> Mirrored | None:
+        """What Redis was last given of a job over shared memory; None if it was created with what it has."""
+        text = self._client.call("GET", self._keys.mirror) if self._segments else None
+        return Mirrored.of(text) if text else None
+
+    def _weights_given(self, state: State, flat: Array) -> int:
+        """Read, where the memory is not shared, the newest weights that Redis was given; their version."""
+        for _ in range(_TRIES):
+            record = self.mirrored() or Mirrored(state.version, state.names[0])
+            with suppress(ChunkGone):
+                self._client.get(self._gets((record.name,), flat))
+                return record.version
+            self.restarts += 1
+        raise KvpsError(
+            f"the weights of job {self._keys.job!r} were replaced {_TRIES} times while they were read: "
+            f"have Redis given them less often (--mirror-every)"
+        )
 
     def whole(self, state: State) -> tuple[Array, dict[str, Array]]:
         """The weights of exactly this version, and its optimizer state (slot name -> array); all (size,) float32.
@@ -133,16 +174,19 @@ class Reader:
         return weights, slots
 
     def _read(self, names: Sequence[str], flat: Array, what: str = "w") -> None:
-        def key(c: Chunk) -> str:
-            return self._keys.array(c.shard, what, names[c.shard], c.number)
-
         if self._segments:
             segment = self._keys.segment(what, names[0])
             with suppress(ChunkGone), self._segments.open(segment, flat.nbytes) as data:
                 np.copyto(flat, data.view(DTYPE))
                 return
+        self._client.get(self._gets(names, flat, what))
+
+    def _gets(self, names: Sequence[str], flat: Array, what: str = "w") -> list[tuple[str, memoryview]]:
+        def key(c: Chunk) -> str:
+            return self._keys.array(c.shard, what, names[c.shard], c.number)
+
         chunks = [c for shard in self._layout.chunks for c in shard]
-        self._client.get([(key(c), view(flat[c.start : c.stop])) for c in chunks])
+        return [(key(c), view(flat[c.start : c.stop])) for c in chunks]
 
     def _pull(self, names: Sequence[str], flat: Array, wire: Format) -> None:
         """Read what was staged for workers, each chunk turned to float32 while the next ones come."""

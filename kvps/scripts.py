@@ -137,6 +137,10 @@ class JobScripts:
         self._keys = keys
         self._shards = shards
 
+    def through(self, call: Call) -> JobScripts:
+        """The same scripts, run by another call."""
+        return JobScripts(call, self._keys, self._shards)
+
     def _run(self, script: str, keys: Sequence[str], *args: object) -> list[Any]:
         reply = evaluate(self._call, script, keys, *args)
         if reply[0] == "NOJOB":

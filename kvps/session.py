@@ -17,7 +17,8 @@ import secrets
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -37,7 +38,7 @@ from kvps.outgoing import ByMemory, ByRedis, Outgoing, Ring, Way, chunk_sizes, v
 from kvps.prefetch import Fetched, Prefetch
 from kvps.reader import Reader
 from kvps.scripts import Accepted, InboxFull, JobScripts, Joined, NewLife, evicted
-from kvps.shared import Mapped, Segments
+from kvps.shared import Made, MemoryGone, Segments
 from kvps.state import State
 from kvps.wire import finite
 
@@ -80,6 +81,8 @@ class Session:
         ahead = prefetch and not segments
         self._prefetch = Prefetch(client, keys, layout, config, self._reader) if ahead else None
         self._history = ""
+        self._seen: State | None = None
+        self._pushed_on: State | None = None  # in BSP, since the last push: nobody goes on before something happens
         self.sequence = 0
         self._unit: int | None = None
         self._tried = 0  # the last sequence number of which bytes may have been sent
@@ -92,13 +95,12 @@ class Session:
         self._sizes = chunk_sizes(layout, format_)
         self._ring = Ring(segments.make, self._segment, sum(self._sizes)) if segments else None
         self._settled = 0  # what this incarnation has pushed up to here waits no more
-        self._mapped: Mapped | None = None
         self._spare: Array | None = None
         self._lent: dict[str, Array] = {}
         self._pulled = False
         self._closed = False
         self._flat: Array = np.empty(0 if segments else layout.size, DTYPE)
-        self._views: dict[str, Array] = {}
+        self._views = {} if segments else layout.views(self._flat)
         self._spans: dict[str, float] = {}
         self._since = time.perf_counter()
         self._trace: list[object] = []  # of the last iteration; goes with the next call that writes anyway
@@ -119,41 +121,63 @@ class Session:
         self._check_usable()
         self._forget_put()
         began = time.perf_counter()
-        state = self._await_turn()  # first: nothing may fail between taking what was fetched and ordering the next
+        # First: nothing may fail between taking what was fetched and ordering the next.
+        state, came = self._await_turn()
         turn = time.perf_counter()
-        self.version, self._flat = self._fetch(state)
-        self._views = self._layout.views(self._flat)
-        self._history = state.history
+        self.version, flat = self._fetch(state, came)
+        if flat is not self._flat:
+            self._flat, self._views = flat, self._layout.views(flat)
+        self._seen, self._history = state, state.history
         self._pulled = True
         self._spans = {"wait": turn - began, "fetch": time.perf_counter() - turn}
         self._since = time.perf_counter()
         return dict(self._views)
 
-    def _fetch(self, state: State) -> tuple[int, Array]:
+    def _fetch(self, state: State, came: bool) -> tuple[int, Array]:
         """The weights of this state, or newer ones, and their version; over shared memory where they are."""
-        if mapped := self._reader.mapped(state):
-            last, self._mapped = self._mapped, mapped
-            if last:
-                last.close()
-            return state.version, mapped.data.view(DTYPE)
+        if self._ring:
+            return self._fetch_shared(state)
+        if came:
+            return state.version, self._flat
         fetched = self._prefetch.take(self._flat) if self._prefetch else None
         if not fetched:
-            flat = self._flat if self._flat.flags.writeable and self._flat.size else np.empty(self._layout.size, DTYPE)
-            fetched = Fetched(self._reader.weights(state, flat, self._pull_wire), flat)
+            fetched = Fetched(self._reader.weights(state, self._flat, self._pull_wire), self._flat)
         if self._prefetch:
             self._prefetch.begin(self.round + 1, fetched.version)
         return fetched
 
-    def _await_turn(self) -> State:
-        """The first state that holds enough of everybody's rounds for this worker's next one."""
-        state = self._look()
-        while not state.admits(self.round, self._config.staleness, self._config.workers):
-            self._client.wait({self._keys.commits: state.bell})
-            state = self._look()
-        return state
+    def _fetch_shared(self, state: State) -> tuple[int, Array]:
+        """The same over shared memory: where they are, or out of Redis if only that has them yet."""
+        while True:
+            if mapped := self._reader.mapped(state):
+                flat: Array = np.frombuffer(mapped.data.data, DTYPE)
+                weakref.finalize(flat, mapped.close)  # with the last array that the user has of it
+                return state.version, flat
+            if (given := self._reader.given(state)) is not None:
+                return state.version, given
+            now = self._look()
+            if now.version == state.version:
+                self._client.wait({self._keys.commits: now.bell})  # until its aggregator has seen that too
+                raise self._memory_lost()
+            state = now
+
+    def _await_turn(self) -> tuple[State, bool]:
+        """The first state that holds enough of everybody's rounds for this worker's next one; whether its weights came
+        with it."""
+        flat = None if self._prefetch or self._ring or self._pull_wire.lossy else self._flat
+        state, came = self._pushed_on or self._look(), False
+        while self._pushed_on or not state.admits(self.round, self._config.staleness, self._config.workers):
+            state, came = self._reader.next(state, flat)
+            self._pushed_on = None
+            self._check_member(state)
+        return state, came
 
     def _look(self) -> State:
         state = self._reader.state()
+        self._check_member(state)
+        return state
+
+    def _check_member(self, state: State) -> None:
         me = state.members.get(self.worker)
         if me is None or me.incarnation != self.incarnation:
             raise evicted(self.worker, self._keys.job, "replaced")
@@ -162,7 +186,6 @@ class Session:
         if me.accepted < self.sequence:
             raise self._forgotten()
         self._settled = me.accepted - me.pending
-        return state
 
     def _forgotten(self) -> WorkerEvicted:
         """The server remembers less than this session was told: it has begun a new life, which all must know."""
@@ -196,7 +219,7 @@ class Session:
         self._check_may_push()
         seq = self.sequence + 1
         if self._ring and not self._remainder and self._tried < seq:
-            data = self._ring.segment(seq, self._settled).data
+            data = self._made(self._ring, seq).data
         else:
             if self._spare is None:
                 self._spare = np.empty(self._layout.size, DTYPE)
@@ -261,6 +284,7 @@ class Session:
             self._remainder.keep()
         self.sequence += 1
         self._pulled, self._unit = False, None
+        self._pushed_on = None if self._config.staleness else self._seen
         self.clock, self.round = accepted
         self._trace = self._measured(began - self._since, time.perf_counter() - began, loss)
         return self.clock
@@ -310,31 +334,52 @@ class Session:
 
     def _way(self, seq: int, live: bool) -> Way:
         if ring := self._ring:
-            return ByMemory(self._sizes, lambda: ring.segment(seq, self._settled), live)
+            return ByMemory(self._sizes, lambda: self._made(ring, seq), live)
         me = (self.worker, self.incarnation, seq)
         keys = [self._keys.gradient(c.shard, *me, c.number) for shard in self._layout.chunks for c in shard]
-        return ByRedis(self._client, keys, live)
+        return ByRedis(self._client, keys, live, whole=self._layout.nbytes <= self._client.small_bytes)
+
+    def _made(self, ring: Ring, seq: int) -> Made:
+        """The segment of a contribution."""
+        try:
+            return ring.segment(seq, self._settled)
+        except MemoryGone:
+            self._look()
+            raise self._memory_lost() from None
+
+    def _memory_lost(self) -> WorkerEvicted:
+        """It is gone under a job that is there: what came since Redis was given the weights will be done again."""
+        return evicted(self.worker, self._keys.job, "the shared memory of the job is lost")
 
     def _segment(self, seq: int) -> str:
         return segment_of(self._keys.gradient(0, self.worker, self.incarnation, seq, 0))
 
     def _deliver(self, out: Outgoing, counts: bool) -> Accepted:
-        """Store the chunks, wait for every OK, then have them accepted.
+        """Store the chunks, wait for every OK, then have them accepted. A small one in one step.
 
         Never both in one pipeline: a refused SET before an accepted push would be an acknowledgement without
-        bytes. After a cut it asks before it sends again, for a resend would recreate what a commit had freed.
+        bytes. In a MULTI a refused SET refuses the push too. After a cut it asks before it sends again, for a
+        resend would recreate what a commit had freed.
         """
-        seq, keys = self.sequence + 1, out.way.keys
+        accept = partial(self._accept, self.sequence + 1, out, counts)
         if not counts:
             out.way.drop()  # what was sent of it is dead, and will be swept
         elif not self._sent(out):
-            while True:
-                if accepted := self._scripts.ask(self.worker, self.incarnation, seq):
-                    return accepted
-                with contextlib.suppress(RedisConnectionError, RedisTimeoutError):
-                    out.way.resend()
-                    break
-        return self._accept(seq, int(counts), out.digests if counts else "-", keys)
+            return self._resent(out) or accept(self._scripts)
+        elif call := out.way.with_command:
+            with contextlib.suppress(RedisConnectionError, RedisTimeoutError):
+                return accept(self._scripts.through(call))
+            return self._resent(out) or accept(self._scripts)
+        return accept(self._scripts)
+
+    def _resent(self, out: Outgoing) -> Accepted | None:
+        """Store the chunks of which it is not known whether they are there, unless they were accepted before."""
+        while True:
+            if accepted := self._scripts.ask(self.worker, self.incarnation, self.sequence + 1):
+                return accepted
+            with contextlib.suppress(RedisConnectionError, RedisTimeoutError):
+                out.way.resend()
+                return None
 
     def _sent(self, out: Outgoing) -> bool:
         """Whether all is there; False if it may be, or if it was tried before."""
@@ -342,20 +387,21 @@ class Session:
             return out.way.end()
         return False
 
-    def _accept(self, seq: int, weight: int, digests: str, keys: Sequence[str]) -> Accepted:
-        """Have what was stored accepted, as soon as the inbox takes it."""
-        said = (self.worker, self.incarnation, seq, self.version, weight, digests, self._history)
+    def _accept(self, seq: int, out: Outgoing, counts: bool, scripts: JobScripts) -> Accepted:
+        """Have what was stored, or is by these `scripts`, accepted, as soon as the inbox takes it."""
+        said = (self.worker, self.incarnation, seq, self.version, int(counts), out.digests if counts else "-")
         while True:
             try:
-                return self._scripts.push(*said, self._unit, self._trace)
+                return scripts.push(*said, self._history, self._unit, self._trace)
             except NewLife:
                 raise self._forgotten() from None
             except WrongOrder:  # the numbers are this session's own, and it does not miscount
                 raise self._forgotten() from None
             except JobNotFound:
-                self._client.unlink(keys)  # who removed it may have looked for bytes before
+                self._client.unlink(out.way.keys)  # who removed it may have looked for bytes before
                 raise
             except InboxFull:
+                scripts = self._scripts  # what those store is there now
                 state = self._look()
                 if state.members[self.worker].pending >= self._config.max_pending:
                     self._client.wait({self._keys.commits: state.bell})
@@ -385,8 +431,6 @@ class Session:
         if self._prefetch:
             self._prefetch.close()
         self._heart.stop()
-        if self._mapped:
-            self._mapped.close()
         if self._ring:
             self._ring.unlink(self._settled)
         try:

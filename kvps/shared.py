@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvps import process
-from kvps.errors import CorruptData, JobNotFound, ServerFull
+from kvps.errors import CorruptData, KvpsError, ServerFull
 from kvps.places import private_directory
 from kvps.transport import ChunkGone, connection_settings
 
@@ -50,27 +50,36 @@ def room() -> int:
     return found.f_bavail * found.f_frsize
 
 
+class MemoryGone(KvpsError):
+    """The directory of a job's segments is not there (any more)."""
+
+
 def memory_of(url: str) -> str:
-    """What jobs on a server that are created here say of where their segments are: "<host>/<server>"."""
+    """What jobs on a server that are created here say of where their segments are: "<host>/<uid>/<server>"."""
     settings = connection_settings(url)
     where = settings.get("path") or f"{settings.get('host')}:{settings.get('port')}"
-    return f"{process.host()}/{hashlib.sha256(where.encode()).hexdigest()[:16]}"
+    return f"{process.host()}/{os.getuid()}/{hashlib.sha256(where.encode()).hexdigest()[:16]}"
 
 
 def folder_of(memory: str) -> Path:
     """The directory of all segments of a server's jobs, from what these say. Raises CorruptData."""
-    server = memory.rpartition("/")[2]
-    if not re.fullmatch("[0-9a-f]{16}", server):
+    found = re.fullmatch(".+/([0-9]{1,10})/([0-9a-f]{16})", memory)
+    if not found:
         raise CorruptData(f"{memory!r} is no place in shared memory: another program wrote to the job's config")
-    return ROOT / f"kvps-{os.getuid()}" / server
+    return ROOT / f"kvps-{found[1]}" / found[2]
+
+
+def is_ours(memory: str) -> bool:
+    """Whether it is this user's, on this host."""
+    return memory.rpartition("/")[0] == f"{process.host()}/{os.getuid()}"
 
 
 def forget(folder: Path) -> None:
-    """Delete a directory of segments, and those above it that are empty then."""
+    """Delete a directory of segments, and its server's if that is empty then."""
     shutil.rmtree(folder, ignore_errors=True)
     with suppress(OSError):
-        for above in folder.relative_to(ROOT).parents[:-1]:
-            (ROOT / above).rmdir()
+        if folder.parent.parent.parent == ROOT:
+            folder.parent.rmdir()
 
 
 class Mapped:
@@ -101,19 +110,18 @@ class Made:
     """A segment that this process writes: `data` is its (nbytes,) bytes."""
 
     def __init__(self, folder: Path, name: str, nbytes: int) -> None:
-        """Raises ServerFull if there is no room, JobNotFound if the directory is gone."""
+        """Raises ServerFull if there is no room, MemoryGone."""
         self.name = name
         self._folder = folder
         try:
             self._fd = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
         except FileNotFoundError:
-            raise JobNotFound(f"{folder} is gone: the job was removed, or its memory was") from None
+            raise MemoryGone(f"{folder} is gone: the job was removed, or its memory was") from None
         try:
             os.posix_fallocate(self._fd, 0, nbytes)  # or a full memory would be a SIGBUS in the middle of a write
             self.data: Bytes = np.frombuffer(mmap.mmap(self._fd, nbytes, _MAP), np.uint8)
         except OSError as error:
             self.unlink()
-            os.close(self._fd)
             if error.errno not in (errno.ENOSPC, errno.ENOMEM):
                 raise
             raise ServerFull(
@@ -160,7 +168,7 @@ class Segments:
     @property
     def here(self) -> bool:
         """Whether this process shares the host with those who made them."""
-        return self.folder.is_dir()
+        return os.path.isdir(self.folder)  # also False where nobody may look
 
     def ensure(self) -> None:
         """Make the directory. Raises ServerUnfit if another user holds its place."""
@@ -168,7 +176,7 @@ class Segments:
             private_directory(path)
 
     def make(self, name: str, nbytes: int, spare: Sequence[Made] = ()) -> Made:
-        """A segment to write: the first of `spare` that nobody reads, or a new one. Raises ServerFull, JobNotFound."""
+        """A segment to write: the first of `spare` that nobody reads, or a new one. Raises ServerFull, MemoryGone."""
         for made in spare:
             if made.data.size == nbytes and made.renamed(name):
                 return made
@@ -182,7 +190,8 @@ class Segments:
                 file = self._file(inode, path)
             if not file:
                 continue
-            file.enter()
+            if not file.enter():  # it is being renamed
+                break
             if _inode(path) == inode:  # else it was renamed before it was locked
                 if file.data.size == nbytes:
                     return Mapped(file)
@@ -238,21 +247,25 @@ class _File:
         )
         self._readers = 0
         self._lock = threading.Lock()
+        self._pid = os.getpid()
 
     @property
     def forgotten(self) -> bool:
         """Whether nobody reads it here and nobody can any more."""
         return not self._readers and not os.fstat(self._fd).st_nlink
 
-    def enter(self) -> None:
-        with self._lock:
+    def enter(self) -> bool:
+        """Whether it is locked for one reader more. Waits for nobody: its maker may sleep with the lock."""
+        with self._lock, suppress(BlockingIOError):
+            fcntl.flock(self._fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
             self._readers += 1
-            fcntl.flock(self._fd, fcntl.LOCK_SH)
+            return True
+        return False
 
     def leave(self) -> None:
         with self._lock:
             self._readers -= 1
-            if not self._readers:
+            if not self._readers and self._pid == os.getpid():  # a forked child shares the lock with its parent
                 fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     def __del__(self) -> None:

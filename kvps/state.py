@@ -169,6 +169,19 @@ class Commit:
         return self.head == chained(head, self.plan_text, self.shards) and self.plan.head == head
 
 
+class Mirrored(NamedTuple):
+    """What Redis was last given of a job over shared memory."""
+
+    version: int
+    name: str
+
+    @classmethod
+    def of(cls, text: str) -> Mirrored:
+        """From the record that `mirror.lua` keeps."""
+        record = json.loads(text)
+        return cls(int(record["version"]), record["name"])
+
+
 def first_head(id: str) -> str:
     """The head of a job's version 0."""
     return _sha1(id)

@@ -167,8 +167,9 @@ class Store:
                 items.append((keys.manifest(shard, staged), [memoryview(json.dumps(manifest).encode())]))
         scripts = JobScripts(self.client.call, keys, layout.shards)
         begins = json.dumps(_as_text(checkpoint)) if checkpoint else ""
-        if config.transport == "shm":
-            shared.Segments(config.memory, history).ensure()
+        segments = shared.Segments(config.memory, history) if config.transport == "shm" else None
+        if segments:
+            segments.ensure()
         try:
             self.client.put(items)
             self.client.call("SADD", JOBS, name)  # first: a job that nobody lists would be there for ever
@@ -177,6 +178,8 @@ class Store:
             raise  # it may have been created all the same: whose bytes these are is not known
         except KvpsError:
             self.client.unlink([key for key, _ in items])
+            if segments:
+                segments.remove()
             raise
         return Job(self.client, name)
 
@@ -189,7 +192,8 @@ class Store:
             return config
         # Versions: the present one, the one before, one that is staged, one that a slow reader holds.
         gradients = config.workers * (config.max_pending + 1) * format_of(config.wire).nbytes(layout.size)
-        needs = 4 * layout.nbytes * (1 + len(config.optimizer.slots)) + gradients
+        held = config.workers * layout.nbytes if config.staleness else 0  # a version each, by those who are slow
+        needs = 4 * layout.nbytes * (1 + len(config.optimizer.slots)) + gradients + held
         if config.transport == "auto":
             fits = config.shards == 1 and config.pull_wire == "fp32" and layout.nbytes >= _WORTH_SHARING
             if not (fits and self._is_local() and shared.available() and needs < shared.room() // 2):
@@ -253,6 +257,8 @@ class Store:
             time.sleep(_SETTLE_S)
             if not self._unlink_all(keys):
                 break
+        if segments:
+            segments.remove()  # a worker may have made one meanwhile
         self.client.call("SREM", JOBS, name)
         self.client.call("DEL", keys.removed)
 

@@ -16,7 +16,7 @@ import os
 import re
 import secrets
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, cast
 
 from redis.backoff import NoBackoff
@@ -34,6 +34,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
 from kvps.errors import InvalidSetting
+from kvps.resp import Command, Replies, packed
 from kvps.wire import Buffers
 
 SOCKET_TIMEOUT_S = 10.0
@@ -91,6 +92,27 @@ class _Bulk:
         if end != b"\r\n":
             raise InvalidResponse("a chunk did not end where its length says")
 
+    def exchange(
+        self, commands: Sequence[Command], gets: Sequence[tuple[str, memoryview]]
+    ) -> tuple[list[Any], list[bool]]:
+        """Send commands and GETs in one piece: the replies to the commands (see `Replies`), and of each GET whether its
+        value was there, with the length of its buffer, which it fills."""
+        asked = [*commands, *(("GET", key) for key, _ in gets)]
+        cast(Any, self).send_packed_command([b"".join(map(packed, asked))])
+        replies = Replies(self._receive, self._error)
+        found = [replies.next() for _ in commands]
+        filled = [replies.fill(target) is True for _, target in gets]
+        replies.end()
+        return found, filled
+
+    def _error(self, line: str) -> RedisError:
+        """What an error reply stands for. Raises it if the server answers nothing else now, as while it loads."""
+        # redis-py's parser knows which class an error code has (LOADING, READONLY, OOM, NOPERM ...)
+        error = cast(RedisError, cast(Any, self)._parser.parse_error(line))
+        if isinstance(error, RedisConnectionError):
+            raise error
+        return error
+
     def _other_reply(self, head: bytes, nbytes: int) -> Exception:
         """The error that an unexpected reply stands for; what follows it is never read (see `using`)."""
         while b"\r\n" not in head:
@@ -101,8 +123,7 @@ class _Bulk:
         if line.startswith("$"):
             return ChunkGone("a chunk is gone" if line == "$-1" else f"a chunk has {line[1:]} bytes, not {nbytes}")
         if line.startswith("-"):
-            # redis-py's parser knows which class an error code has (LOADING, READONLY, OOM, NOPERM ...)
-            return cast(Exception, cast(Any, self)._parser.parse_error(line[1:]))
+            return self._error(line[1:])
         return InvalidResponse(f"not a reply to GET: {line[:80]!r}")
 
     def _send(self, pieces: list[bytes | memoryview]) -> None:
@@ -110,16 +131,19 @@ class _Bulk:
 
     def _read_exactly(self, target: memoryview) -> None:
         got = 0
+        while got < target.nbytes:
+            got += self._receive(target[got:])
+
+    def _receive(self, target: bytearray | memoryview) -> int:
         try:
-            while got < target.nbytes:
-                n = self._sock.recv_into(target[got:])
-                if n == 0:
-                    raise RedisConnectionError("the server closed the connection in the middle of a reply")
-                got += n
+            received = int(self._sock.recv_into(target))
         except TimeoutError:
             raise RedisTimeoutError("the server did not answer in time") from None
-        except OSError as error:
+        except (OSError, AttributeError) as error:  # it has no socket if another thread has closed it
             raise RedisConnectionError(f"the connection broke while reading: {error}") from None
+        if not received:
+            raise RedisConnectionError("the server closed the connection in the middle of a reply")
+        return received
 
 
 class BulkTCP(_Bulk, Connection):
@@ -195,6 +219,7 @@ class ArrayPool:
             "command_packer": PythonRespSerializer(_COALESCE_BYTES, _encode),
         }
         self._pool = ConnectionPool(connection_class=cast(Any, _KINDS[url.split(":", 1)[0]]), **settings)
+        self._idle: list[Any] = []
 
     def put(self, items: Iterable[tuple[str, Buffers]]) -> None:
         """SET each (key, value) and wait until the server has answered OK to all of them.
@@ -263,17 +288,38 @@ class ArrayPool:
                 connection.read_get(target)
                 yield
 
+    def exchange(
+        self, commands: Sequence[Command], gets: Sequence[tuple[str, memoryview]] = ()
+    ) -> tuple[list[Any], list[bool]]:
+        """Several commands on one connection, sent in one piece: see `_Bulk.exchange`."""
+        with self.using() as connection:
+            return connection.exchange(commands, gets)
+
     @contextmanager
     def using(self) -> Iterator[_Bulk]:
         """A connection of the pool; closed if the block is left by any exception, an interrupt included."""
-        connection = cast(Any, self._pool.get_connection())
+        connection = self._idle_connection() or cast(Any, self._pool.get_connection())
         try:
             yield connection
         except BaseException:
-            connection.disconnect()
+            self._give_back(connection)
+            while other := self._idle_connection():  # where one was cut, these may have been
+                self._give_back(other)
             raise
-        finally:
-            self._pool.release(connection)
+        self._idle.append(connection)
+
+    def _idle_connection(self) -> Any:
+        """One that was used before. redis-py's pool would ask the kernel first, in three calls, whether it lives."""
+        while self._idle:
+            with suppress(IndexError):  # another thread took it
+                connection = self._idle.pop()
+                if connection.pid == os.getpid():  # a child leaves its parent's alone
+                    return connection
+        return None
+
+    def _give_back(self, connection: Any) -> None:
+        connection.disconnect()
+        self._pool.release(connection)
 
     def close(self) -> None:
         """Close all connections."""

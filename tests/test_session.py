@@ -22,7 +22,7 @@ from kvps.session import Session
 from kvps.store import Store
 from kvps.transport import _Bulk
 
-PATIENT = {"worker_timeout_ms": 60_000}
+PATIENT: dict[str, Any] = {"worker_timeout_ms": 60_000, "transport": "redis"}
 SMALL = {"a": np.zeros(3, np.float32), "b": np.zeros(3, np.float32)}
 LARGE = {"a": np.zeros(300_000, np.float32), "b": np.zeros(300_000, np.float32)}
 
@@ -76,14 +76,14 @@ def test_another_gradient_is_not_acknowledged_in_place_of_one_that_counted(store
     job = store.create_job("job", SMALL, optimizer=kvps.SGD(lr=1.0), **PATIENT)
     with aggregating(job), job.join("w0") as session:
         session.pull()
-        push = session._scripts.push
+        accept = session._accept
 
         def lost(*arguments: Any) -> Any:
-            session._scripts.push = push  # type: ignore[method-assign]
-            push(*arguments)
+            session._accept = accept  # type: ignore[method-assign]
+            accept(*arguments)
             raise kvps.ServerLost("no answer")
 
-        session._scripts.push = lost  # type: ignore[method-assign]
+        session._accept = lost  # type: ignore[method-assign]
         with pytest.raises(kvps.ServerLost):
             session.push(_of(SMALL, 1))
         assert eventually(lambda: job.state().version == 1)
@@ -290,13 +290,13 @@ def test_a_stale_holder_that_looks_for_who_made_a_sum_infinite(store: Store, mon
 def test_who_is_in_the_middle_of_a_call_when_a_store_is_closed_meets_one_error(
     server_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not the ValueError that redis-py raises on a socket that another thread has closed: a heart would show it."""
+    """Not the ValueError of a socket that another thread has closed: a heart would show it."""
     with kvps.connect(server_url) as other:
 
         def closed_meanwhile(*_: object) -> None:
             other.client.close()
             raise ValueError("I/O operation on closed file.")
 
-        monkeypatch.setattr(other.client._redis, "execute_command", closed_meanwhile)
+        monkeypatch.setattr(other.client._arrays, "exchange", closed_meanwhile)
         with pytest.raises(kvps.ServerLost, match="was closed here"):
             other.client.call("PING")

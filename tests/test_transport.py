@@ -11,11 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import redis
-from conftest import BINARIES, private_directory, running_server
+from conftest import BINARIES, eventually, private_directory, running_server
+from harness import aggregating
 
 import kvps
 from kvps.client import Client
 from kvps.errors import ServerError
+from kvps.resp import Replies
 from kvps.store import Store
 from kvps.transport import ArrayPool, ChunkGone, redacted
 from kvps.wire import view
@@ -163,8 +165,40 @@ def test_a_read_cut_at_every_byte_is_made_again(server_url: str, store: Store) -
         assert relay.cuts == length
 
 
-def test_a_push_cut_at_every_byte_counts_once(server_url: str, store: Store) -> None:
-    """The answers to a push are cut after each of their bytes: acknowledged exactly once, in order."""
+def test_a_wait_that_is_cut_is_made_again(server_url: str, store: Store) -> None:
+    """The answer with which a blocked worker wakes up: bell, state and weights. Cut after every fifth byte."""
+    job = store.create_job("cut", {"a": np.zeros(5, np.float32)}, shards=2, optimizer=kvps.SGD(lr=1.0))
+    with aggregating(job), job.join("w0") as session:
+        states = []
+        for _ in range(2):
+            session.pull()
+            session.push({"a": np.ones(5, np.float32)})
+            assert eventually(lambda: job.state().version == session.sequence)
+            states.append(job.state())
+    with private_directory() as tmp, cutter(server_url, tmp) as (relay, url), kvps.connect(url) as through:
+        reader, flat = through.job("cut").reader, np.empty(5, np.float32)
+        reader.next(states[0], flat)
+        relay.passed = 0
+        reader.next(states[0], flat)
+        length = relay.passed
+        assert length > 1000
+        for at in range(0, length, 5):
+            relay.passed, relay.cut_after = 0, at
+            flat.fill(0)
+            state, came = reader.next(states[0], flat)
+            assert came
+            assert state.names == states[1].names
+            assert flat.tolist() == [-2.0] * 5
+        assert relay.cuts == len(range(0, length, 5))
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_push_cut_at_every_byte_counts_once(
+    server_url: str, store: Store, monkeypatch: pytest.MonkeyPatch, whole: bool
+) -> None:
+    """The answers to a push are cut after each of their bytes: acknowledged exactly once, in order. Also of a push
+    that is stored first and then accepted, as a large one is."""
+    monkeypatch.setattr(Client, "small_bytes", Client.small_bytes if whole else 0)
     job = store.create_job("cut", {"a": np.zeros(5, np.float32)}, shards=2, staleness=-1, max_pending=1000)
     with (
         private_directory() as tmp,
@@ -206,3 +240,76 @@ def test_a_url_that_is_none_is_not_quoted(url: str) -> None:
 def test_a_wait_ends_before_its_connection_gives_up(server_url: str) -> None:
     with Client(f"{server_url}?socket_timeout=0.2", patience_s=0.1) as client:
         assert client.wait({"no-such-stream": "0"}, 5000) == {}
+
+
+REPLIES = (
+    b"+OK\r\n:-7\r\n$-1\r\n*-1\r\n$4\r\na\r\nb\r\n*2\r\n$0\r\n\r\n*1\r\n:5\r\n-ERR no\r\n$3\r\nxyz\r\n$2\r\nxy\r\n"
+)
+
+
+@pytest.mark.parametrize("piece", [1, 2, 3, 7, 1000])
+def test_replies_are_read_however_they_come(piece: int) -> None:
+    coming = [REPLIES[i : i + piece] for i in range(0, len(REPLIES), piece)]
+
+    def receive(target: bytearray | memoryview) -> int:
+        now = coming.pop(0)
+        if rest := now[len(target) :]:
+            coming.insert(0, rest)
+        target[: min(len(now), len(target))] = now[: len(target)]
+        return min(len(now), len(target))
+
+    replies, target = Replies(receive, redis.exceptions.ResponseError), bytearray(3)
+    assert [replies.next() for _ in range(6)] == ["OK", -7, None, None, "a\r\nb", ["", [5]]]
+    assert str(replies.next()) == "ERR no"
+    assert replies.fill(memoryview(target)) is True
+    assert target == b"xyz"
+    assert replies.fill(memoryview(target)) == "xy", "of another length: it is not what was asked for"
+    replies.end()
+
+
+@pytest.mark.parametrize("garbage", [b"?\r\n", b"\r\n", b"$x\r\n", b"*1\r\n$1\r\n", b":1\r\n:2\r\n", b"$1\r\n\xff\r\n"])
+def test_what_is_no_reply_is_said(garbage: bytes) -> None:
+    def receive(target: bytearray | memoryview) -> int:
+        if len(coming) == 0:
+            raise redis.exceptions.ConnectionError("closed")
+        target[: len(garbage)] = coming.pop()
+        return len(garbage)
+
+    def read() -> None:
+        replies = Replies(receive, redis.exceptions.ResponseError)
+        replies.next()
+        replies.end()
+
+    coming = [garbage]
+    with pytest.raises((redis.exceptions.InvalidResponse, redis.exceptions.ConnectionError)):
+        read()
+
+
+def test_a_refused_set_refuses_the_command_behind_it(store: Store) -> None:
+    """Or a push would be acknowledged without its bytes."""
+    value = [memoryview(b"x" * 100)]
+    assert store.client.put_and_call([("a", value)], "INCR", "n") == 1
+    patience, store.client._patience_s = store.client._patience_s, 0.1
+    store.client.call("CONFIG", "SET", "maxmemory", 1)
+    try:
+        with pytest.raises(kvps.ServerFull):
+            store.client.put_and_call([("b", value)], "DEL", "a")
+    finally:
+        store.client.call("CONFIG", "SET", "maxmemory", 0)
+        store.client._patience_s = patience
+    assert store.client.call("EXISTS", "a", "b") == 1
+    with pytest.raises(ServerError, match="not an integer"):
+        store.client.put_and_call([("b", value)], "INCR", "a")
+
+
+def test_connections_that_died_while_nobody_used_them_are_not_noticed(server_url: str, store: Store) -> None:
+    with Client(server_url) as client:
+        threads = [threading.Thread(target=client.wait, args=({"no-such-stream": "0"}, 200)) for _ in range(5)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        store.client.call("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        assert client.call("PING")
+        client.put_once([("a", [memoryview(b"x")])])
+        assert client.call("GET", "a") == "x"

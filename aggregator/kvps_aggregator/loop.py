@@ -12,13 +12,14 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-from kvps import process
+from kvps import shared
 from kvps.client import BELL_MS
 from kvps.errors import CorruptData, JobNotFound, KvpsError, LeaseLost, ServerFull
 from kvps.job import Job
 from kvps.plan import Plan
-from kvps.scripts import NewLife, PlanGone
+from kvps.scripts import NewLife, PlanGone, Planned
 from kvps_aggregator.intake import BadContribution
 from kvps_aggregator.lease import Leases
 from kvps_aggregator.memory import SharedShard
@@ -104,8 +105,10 @@ class Aggregator:
                     seen |= rung
         except JobNotFound:
             log.info("job %s was removed", job.name)
+            if job.segments:
+                job.segments.remove()  # who removed it may be elsewhere
         finally:
-            with suppress(KvpsError):
+            with suppress(KvpsError, NewLife):
                 self.release()
             if self._saver:
                 self._saver.close()
@@ -113,7 +116,7 @@ class Aggregator:
     def release(self) -> None:
         """Give up all shards, so that a standby can take them at once."""
         for shard in self._shards.values():
-            with suppress(KvpsError):  # another holder takes it from where it is
+            with suppress(KvpsError, NewLife):  # another holder takes it from where it is
                 shard.flush()
             shard.close()
         self._leases.release()
@@ -176,7 +179,7 @@ class Aggregator:
 
     def _take(self, number: int) -> None:
         config = self._job.config
-        if self._job.segments and config.host != process.host() and not self._job.segments.here:
+        if self._job.segments and not self._job.segments.here and not shared.is_ours(config.memory):
             self._say(f"stands by: its arrays are in the shared memory of {config.host}")
             return
         term, other = self._leases.take(number)
@@ -216,7 +219,7 @@ class Aggregator:
 
     def work(self) -> str | None:
         """Bring the open plan forward: the id of a commit made, "" for less than that, None if nothing is to do."""
-        planned = self._job.scripts.plan()
+        planned = self._plan()
         self._settle(planned.version, planned.pin)
         if planned.waits_for_workers:
             self._say(f"waits until {self._job.config.workers} workers have joined")
@@ -242,6 +245,20 @@ class Aggregator:
                 return ""
         return done
 
+    def _plan(self) -> Planned:
+        """What is planned; and in one request what is expected of small contributions."""
+        expected = [shard.early for shard in self._shards.values()]
+
+        def call(*command: object) -> Any:
+            gets = [get for early in expected for get in early.gets()]
+            reply, came = self._job.client.call_and_get(gets, *command)
+            arrived = iter(came)
+            for early in expected:
+                early.got(arrived)
+            return reply
+
+        return self._job.scripts.through(call).plan()
+
     def _advance(self, shard: Shard, plan: Plan) -> str:
         """Stage a shard's part of the plan and say ready; the id of the commit if that made one."""
         if shard.begun not in (None, plan):
@@ -252,7 +269,7 @@ class Aggregator:
             self._take(shard.number)
             return ""
         digest = shard.make(plan)
-        flip = self._job.scripts.ready(shard.number, shard.term, plan, digest)
+        flip = shard.commit(plan, digest)
         if flip.flipped:
             for held in [s for s in self._shards.values() if s.staged == plan]:
                 self._promote(held, flip.pin)

@@ -1,43 +1,38 @@
-"""A shard whose arrays are in memory that it shares with the job's workers; and the mirror that Redis has of it.
+"""A shard whose arrays are in memory that it shares with the job's workers.
 
-Contributions are read, and the next version is written, where they are. Redis is given the weights and the optimizer
-state now and then, under the keys that they have without shared memory: for redis-cli, for readers elsewhere, and to go
-on from when the memory is lost. What came since is lost with it then, and is done again.
+Contributions are read, and the next version is written, where they are. When the memory is lost the job goes on from
+what Redis was last given (see `mirror`); what came since is lost with it, and is done again.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import secrets
-import threading
-import time
-from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import accumulate
 from pathlib import Path
+from typing import NoReturn
 
-from kvps.checkpoint import units_anew, workers_anew
-from kvps.errors import JobNotFound, KvpsError, LeaseLost
+from kvps.errors import CorruptData, LeaseLost
 from kvps.formats import Bytes
 from kvps.job import Job
 from kvps.keys import segment_of
 from kvps.layout import DTYPE, Chunk
 from kvps.plan import Contribution
-from kvps.scripts import NewLife
-from kvps.shared import Made, Segments
+from kvps.shared import Made, MemoryGone, Segments
 from kvps.state import State
 from kvps.transport import ChunkGone
-from kvps.wire import Buffers, view
+from kvps.wire import Buffers
+from kvps_aggregator.mirror import Mirror
 from kvps_aggregator.shard import Shard
 
-log = logging.getLogger("kvps.mirror")
+log = logging.getLogger("kvps.commit")
 
+_VERSIONS = 8  # who reads one holds its lock, and two descriptors are open for each of its arrays
 _SPARES = 4  # segments that are kept to be written anew, of each array
-_RETRY_S = 1.0
 _THREADS = 4  # the memory is not faster for more
 _FEW = 4  # chunks that are made as fast on one
 
@@ -49,8 +44,11 @@ class SharedShard(Shard):
         super().__init__(job, number, term, record)
         assert job.segments is not None
         self._segments: Segments = job.segments
+        self._whole = True  # Redis is given the manifest alone
+        self._kept_versions = min(self._kept_versions, _VERSIONS)
         self._whats = ("w", *self._part.slots)
         self._ends = list(accumulate(self._format.nbytes(c.stop - c.start) for c in self._part.chunks))
+        self._reading = ExitStack()  # the contributions of the plan that is made
         self._using = ExitStack()  # what the part's present arrays lie in, if another holder made it
         self._made: dict[str, dict[str, Made]] = {}  # by staged name, by array
         self._spares: dict[str, list[Made]] = {what: [] for what in self._whats}
@@ -69,10 +67,17 @@ class SharedShard(Shard):
     def finish(self) -> None:
         super().finish()
         self.close()
-        self._segments.unlink(self._segments.names())
+        # Only what is its own, and now in Redis too: another may have gone on while this one slept.
+        self._segments.unlink(
+            [self._job.keys.segment(what, name) for what in self._whats for name in self._names.values()]
+        )
 
     @property
     def fetches_early(self) -> bool:
+        return False
+
+    @property
+    def _expects(self) -> bool:
         return False
 
     # -- what the last holder left -----------------------------------------------------------------------------
@@ -88,8 +93,8 @@ class SharedShard(Shard):
             whole = self._contributions_are_here()
         except ChunkGone:
             # Never in memory, or all of it was given to Redis before the memory was lost.
-            record = self.mirror.record()
-            whole = record in (None, self.version) and self._contributions_are_here()
+            record = self._job.reader.mirrored()
+            whole = (not record or record.version == self.version) and self._contributions_are_here()
             if whole:
                 super()._load_bytes(name)
         if not whole:
@@ -114,11 +119,13 @@ class SharedShard(Shard):
             return True
         return False
 
-    def _roll_back(self) -> None:
+    def _roll_back(self) -> NoReturn:
         """Have the job go on from what Redis was given. Raises LeaseLost: all terms end with that."""
         version = self._job.scripts.rollback(self.term, secrets.token_hex(4))
         if version is None:
-            raise ChunkGone("the shared memory that held it is lost, and Redis was never given it")
+            raise CorruptData(
+                f"job {self._job.name!r}: its shared memory is lost, and Redis was never given the weights"
+            )
         log.warning(
             "job %s: shared memory was lost: goes on from version %d, which Redis has; the last %d versions are lost "
             "and will be computed again",
@@ -130,23 +137,33 @@ class SharedShard(Shard):
 
     @contextmanager
     def _staging(self, name: str) -> Iterator[None]:
-        nbytes = self._part.size * DTYPE.itemsize
-        made = self._made.setdefault(name, {})
-        for what in self._whats:
-            if what not in made:
-                made[what] = self._segments.make(self._job.keys.segment(what, name), nbytes, self._spares[what])
-                self._spares[what] = [spare for spare in self._spares[what] if spare is not made[what]]
+        made = self._segments_for(name)
         self._part.next_weights = made["w"].data.view(DTYPE)
         self._part.next_state = {slot: made[slot].data.view(DTYPE) for slot in self._part.slots}
-        self._reading = ExitStack()
-        with self._reading:
+        with ExitStack() as self._reading:
             yield
 
-    def _here(self, c: Contribution) -> list[Bytes] | None:
+    def _segments_for(self, name: str) -> dict[str, Made]:
+        """A segment for each array of a version."""
+        nbytes, made = self._part.size * DTYPE.itemsize, self._made.setdefault(name, {})
+        for what in self._whats:
+            if what in made:
+                continue
+            try:
+                made[what] = self._segments.make(self._job.keys.segment(what, name), nbytes, self._spares[what])
+            except MemoryGone:
+                self._job.state()  # it was removed; or somebody has deleted the directory under a living job
+                self._roll_back()
+            self._spares[what] = [spare for spare in self._spares[what] if spare is not made[what]]
+        return made
+
+    def _here(self, c: Contribution) -> list[Bytes]:
         try:
             whole = self._reading.enter_context(self._segments.open(self._gradient(c), self._ends[-1]))
-        except ChunkGone:
-            return None
+        except (
+            ChunkGone
+        ):  # a server lost its last writes, so that its worker took them for committed; or memory is lost
+            self._roll_back()
         return [whole[start:end] for start, end in zip([0, *self._ends], self._ends, strict=False)]
 
     def _each(self, step: Callable[[Chunk], dict[str, str]]) -> Generator[dict[str, str], None, None]:
@@ -173,7 +190,7 @@ class SharedShard(Shard):
 
     def live_names(self) -> set[str]:
         spares = {spare.name.split(":")[1] for each in self._spares.values() for spare in each}
-        return super().live_names() | set(self.mirror.names) | spares
+        return super().live_names() | self.mirror.names | spares
 
     def promote(self, pinned_version: int | None) -> None:
         super().promote(pinned_version)
@@ -185,7 +202,7 @@ class SharedShard(Shard):
 
     def _bury_version(self, version: int, reuse: bool = False) -> None:
         name = self._names.pop(version)
-        if self.mirror.leaves(version, name):
+        if self.mirror.lets_go(version, name):
             self._dead.append(self._job.keys.manifest(self.number, name))
         made = self._made.pop(name, {})
         for what in self._whats:
@@ -210,166 +227,3 @@ class SharedShard(Shard):
 
     def _gradient(self, c: Contribution) -> str:
         return segment_of(self._gradient_keys(c)[0])
-
-
-class Mirror:
-    """Gives Redis the newest version of a job over shared memory, on a thread of its own, beside the commits.
-
-    `names` are the versions that Redis has, or is being given: the newest, and the one before it for its readers.
-    """
-
-    def __init__(self, job: Job, term: str) -> None:
-        assert job.segments is not None
-        self._job = job
-        self._term = term
-        self._segments = job.segments
-        self.names: deque[str] = deque()
-        self._newest = self._mirrored = -1
-        self._oldest = 0  # versions before this one are being deleted
-        self._last = 0.0
-        self._wake = threading.Condition()
-        self._one = threading.Lock()
-        self._stopped = self._idle = False
-        self._thread: threading.Thread | None = None
-
-    def record(self) -> int | None:
-        """The version that Redis was last given, if it ever was."""
-        text = self._job.client.call("GET", self._job.keys.mirror)
-        return int(json.loads(text)["version"]) if text else None
-
-    def begin(self, version: int, name: str) -> None:
-        """Go on where the last holder's mirror was: `version` of that name is what is committed."""
-        text = self._job.client.call("GET", self._job.keys.mirror)
-        if text:
-            record = json.loads(text)
-            self.names.append(record["name"])
-            self._mirrored = int(record["version"])
-        else:
-            self.names.append(name)  # the job's first, which it was created with
-        self._newest, self._last = version, time.monotonic()
-        if not text:
-            self._note(self._job.state())
-        self._thread = threading.Thread(target=self._run, name=f"kvps-mirror-{self._job.name}", daemon=True)
-        self._thread.start()
-
-    def committed(self, version: int) -> None:
-        """Have it given to Redis when it is time."""
-        with self._wake:
-            self._newest = version
-            if self._idle or self._wait_s() == 0:
-                self._wake.notify()
-
-    def leaves(self, version: int, name: str) -> bool:
-        """Whether Redis need not keep what it has of a version that is deleted now: this is told once of each."""
-        with self._wake:
-            self._oldest = version + 1
-            return name not in self.names
-
-    def flush(self) -> None:
-        """Give Redis what is committed, now. Raises KvpsError."""
-        with self._one:
-            self._give()
-
-    def close(self) -> None:
-        """End the thread."""
-        with self._wake:
-            self._stopped = True
-            self._wake.notify()
-        if self._thread and self._thread is not threading.current_thread():
-            self._thread.join()
-
-    def _wait_s(self) -> float | None:
-        """How long the newest version has to wait; None for ever."""
-        config, behind = self._job.config, self._newest - self._mirrored
-        if behind <= 0:
-            return None
-        if config.mirror_versions:
-            return 0.0 if behind >= config.mirror_versions else None
-        return max(0.0, self._last + config.mirror_s - time.monotonic())
-
-    def _run(self) -> None:
-        while True:
-            with self._wake:
-                while not self._stopped and (wait_s := self._wait_s()) != 0:
-                    self._idle = wait_s is None
-                    self._wake.wait(wait_s)
-                self._idle = False
-                if self._stopped:
-                    return
-            try:
-                self.flush()
-            except (LeaseLost, NewLife, JobNotFound):
-                return  # another holder's business by now
-            except KvpsError as error:
-                log.warning("job %s: Redis was not given the weights: %s", self._job.name, error)
-            except Exception:
-                log.exception("job %s: Redis was not given the weights", self._job.name)
-            with self._wake:
-                if self._mirrored < self._newest and not self._stopped:
-                    self._wake.wait(_RETRY_S)
-
-    def _give(self) -> None:
-        job = self._job
-        state, held = self._hold()
-        if not held:
-            return
-        name = state.names[0]
-        with held:
-            self._last = time.monotonic()
-            chunks = job.layout.chunks[0]
-            items: list[tuple[str, Buffers]] = []
-            for what, data in self._arrays.items():
-                values = data.view(DTYPE)
-                for c in chunks:
-                    items.append((job.keys.array(0, what, name, c.number), [view(values[c.start : c.stop])]))
-            job.client.put(items, wait_for_room=False)
-        self._note(state)
-        while len(self.names) > 2:
-            self._free(self.names.popleft(), state.server)
-
-    def _hold(self) -> tuple[State, ExitStack | None]:
-        """The job as it is, and its bytes held; None if Redis has them."""
-        job = self._job
-        while True:
-            state = job.state()
-            if state.version <= self._mirrored:
-                return state, None
-            whats = ["w", *job.config.optimizer.slots]
-            with self._wake:
-                if state.version < self._oldest:
-                    continue
-                self.names.append(state.names[0])  # from here on its manifest stays
-            with ExitStack() as holding:
-                try:
-                    self._arrays = {
-                        what: holding.enter_context(
-                            self._segments.open(job.keys.segment(what, state.names[0]), job.layout.nbytes)
-                        )
-                        for what in whats
-                    }
-                except ChunkGone:
-                    self.names.remove(state.names[0])
-                    raise KvpsError(f"version {state.version} is not in {self._segments.folder} any more") from None
-                return state, holding.pop_all()
-
-    def _note(self, state: State) -> None:
-        """Note that Redis has the bytes of this version, and all else that it was."""
-        entries = {worker.worker: json.dumps(worker.process) for worker in state.members.values()}
-        record = {
-            "version": str(state.version),
-            "head": state.head,
-            "name": state.names[0],
-            "entry": state.bell,
-            "clock": {worker: str(count) for worker, count in state.clock.items()},
-            "workers": workers_anew(entries, awaited=False),
-            "units": units_anew(state.units),
-        }
-        self._job.scripts.mirror(self._term, state.server, json.dumps(record))
-        with self._wake:
-            self._mirrored = state.version
-
-    def _free(self, name: str, life: str) -> None:
-        keys, chunks = self._job.keys, self._job.layout.chunks[0]
-        whats = ("w", *self._job.config.optimizer.slots)
-        dead = [keys.manifest(0, name), *(keys.array(0, what, name, c.number) for what in whats for c in chunks)]
-        self._job.scripts.free(0, self._term, life, dead)

@@ -19,6 +19,7 @@ from typing import NamedTuple
 from kvps import checkpoint, log
 from kvps.errors import JobNotFound, KvpsError
 from kvps.job import Job
+from kvps.scripts import NewLife
 from kvps.state import State
 from kvps.transport import ChunkGone
 
@@ -99,7 +100,7 @@ class Saver:
             raise JobNotFound(f"job {job.name!r} was removed and made anew")
         found.write(directory / found.filename)
         self._done = found.version
-        with suppress(KvpsError):  # then less of the log is moved: what may be taken back stays in Redis
+        with suppress(KvpsError, NewLife):  # then less of the log is moved: what may be taken back stays in Redis
             self._flush()
         log.move(job, directory, state, job.kept(found.version))
         checkpoint.prune(directory, found.job, found.id, found.version, self._settings.keep)

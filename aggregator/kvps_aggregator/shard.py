@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 
 from kvps import wire
@@ -18,6 +19,7 @@ from kvps.job import Job
 from kvps.keys import staged_name
 from kvps.layout import CHUNK_BYTES, DTYPE, Array, Chunk
 from kvps.plan import Contribution, Plan
+from kvps.scripts import Flip
 from kvps.state import State
 from kvps.transport import ChunkGone
 from kvps.wire import Buffers
@@ -65,6 +67,8 @@ class Shard:
         self._reused: list[tuple[str, str]] = []
         self._limited = bool(job.client.memory()[1])
         self._gave_up_reserve = False
+        self._whole = nbytes <= job.client.small_bytes
+        self._unsent: list[tuple[str, Buffers]] = []
 
     # -- what the last holder left -----------------------------------------------------------------------------
 
@@ -135,7 +139,8 @@ class Shard:
     # -- the next version --------------------------------------------------------------------------------------
 
     def make(self, plan: Plan) -> str:
-        """Compute the next version and store it under this term's name, manifest last; the digest of its weights.
+        """Compute the next version and store it under this term's name, manifest last; the digest of its weights. A
+        small one is stored by `commit`.
 
         Chunk by chunk: while one is reduced and stepped, the next contributions are on their way here and the last
         results on their way back. Raises BadContribution.
@@ -151,7 +156,7 @@ class Shard:
                 Intake(
                     job.client, self.number, part.chunks, counted, self._here, self._format, self._recorder
                 ) as intake,
-                job.client.putting(wait_for_room=False) as put,
+                nullcontext(_later) if self._whole else job.client.putting(wait_for_room=False) as put,
             ):
                 with closing(self._each(lambda chunk: self._step(plan, chunk, intake))) as stepped:
                     for chunk, said in zip(part.chunks, stepped, strict=True):
@@ -169,7 +174,7 @@ class Shard:
                 raise
             self._make_room()
             job.client.put(items)
-        self.staged = plan
+        self._unsent, self.staged = (items, None) if self._whole else ([], plan)
         return folded["w"]
 
     def _step(self, plan: Plan, chunk: Chunk, intake: Intake) -> dict[str, str]:
@@ -197,6 +202,24 @@ class Shard:
         if self._pull.lossy:
             shorter = encoded(self._pull, self._part.stretch(self._part.next_weights, chunk))
             yield self._job.keys.pulled(self.number, name, chunk.number), [shorter.data]
+
+    def commit(self, plan: Plan, digest: str) -> Flip:
+        """Say that this part is ready, `digest` being its weights'; a small one is stored in the same step.
+
+        Raises LeaseLost, PlanGone, NewLife, ServerFull.
+        """
+        client, scripts, said = self._job.client, self._job.scripts, (self.number, self.term, plan, digest)
+        if self._unsent:
+            try:
+                stored = partial(client.put_and_call, self._unsent, wait_for_room=False)
+                flip = scripts.through(stored).ready(*said)
+                self.staged = plan
+                return flip
+            except ServerFull:
+                self._make_room()
+                client.put(self._unsent)
+            self.staged = plan
+        return scripts.ready(*said)
 
     def _manifest(self, plan: Plan, digests: Mapping[str, str]) -> memoryview:
         said = {"plan": plan.id, "version": plan.version, "head": plan.head, "bytes": self._part.size * DTYPE.itemsize}
@@ -237,6 +260,8 @@ class Shard:
         self._part.promote()
         self.version, self.begun, self.staged = plan.version, None, None
         self._names[plan.version] = staged_name(plan.version, self.term)
+        if self._expects:
+            self.early.expect(plan.contributions + plan.rejected)
         for contribution in plan.contributions + plan.rejected:
             if contribution.weight:
                 self._bury_contribution(contribution)
@@ -251,6 +276,11 @@ class Shard:
         page: a round took twice as long. A server that is short of memory is better off without.
         """
         return self._part.size * DTYPE.itemsize >= _REUSED_BYTES and not self._limited
+
+    @property
+    def _expects(self) -> bool:
+        """Whether the next contributions are asked for before they are known."""
+        return not self._reuses  # else what is there under the next name may be what died
 
     def _bury_contribution(self, c: Contribution) -> None:
         keys = self._gradient_keys(c)
@@ -312,3 +342,7 @@ class Shard:
     def _digests(self, weights: Array, state: Mapping[str, Array]) -> dict[str, str]:
         """What the manifest says of a version."""
         return {name: self._part.digest(array) for name, array in {"w": weights, **state}.items()}
+
+
+def _later(key: str, value: Buffers) -> None:
+    """Stores nothing yet."""

@@ -1,7 +1,7 @@
 """`kvps bench wake`: from a commit to a blocked worker that is awake, against a bare XREAD BLOCK woken by an XADD.
 
 Both begin when the call that writes is about to be sent: `ready.lua`, whose last call flips, or `XADD`. The worker's
-time is taken twice: when its XREAD has returned, and when it has read the state and knows that it may go on. One
+time is taken twice: when its XREAD has returned, with the state and the weights behind it, and when `pull` has. One
 worker is blocked; the other pushes, sleeps, and is in nobody's way. All processes read the same monotonic clock.
 """
 
@@ -27,8 +27,8 @@ _GAP_S = 0.004  # so long before a commit the other is sure to be blocked
 _WAKES, _QUICK_WAKES = 200, 20
 _BARE, _XREAD, _WHOLE, _CALL, _ADD = (
     "bare XREAD, woken by XADD",
-    "kvps, XREAD returned",
-    "kvps, state read: may go on",
+    "kvps, state and weights came",
+    "kvps, pull returned",
     "kvps, ready.lua answered",
     "bare XADD answered",
 )
@@ -51,16 +51,17 @@ class Stamps:
 
 
 class Committer(Aggregator):
-    """An aggregator that notes when it said ready: with one shard each is a commit."""
+    """An aggregator that notes when it stored a version and said ready: with one shard each is a commit."""
 
     def _find(self, name: str) -> Job:
         job = super()._find(name)
-        self._ready = Stamps(job.scripts, "ready")
+        self._job, self._ready = job, Stamps(job.client, "put_and_call")
         return job
 
     def spans(self) -> list[tuple[int, int]]:
         """Of all commits so far: when the call was made, and when it was answered."""
-        return self._ready.spans
+        # Before the first there may be calls with which the server is told the script.
+        return self._ready.spans[-self._job.state().version :]
 
 
 class Sleeper(Role):
@@ -69,19 +70,20 @@ class Sleeper(Role):
     def __init__(self, url: str, name: str) -> None:
         super().__init__(url)
         self._session = self.store.job(name).join("w0")
-        self._wait, self._look = (Stamps(self.store.client, method) for method in ("wait", "together"))
+        self._wait = Stamps(self.store.client, "wait_and_read")
         self._grads = {"w": np.ones(1, DTYPE)}
 
     def wakes(self, number: int) -> list[tuple[int, int, int]]:
-        """Of each wake-up: the version it was woken for, when XREAD returned, when the state was read."""
+        """Of each wake-up: the version it was woken for, when XREAD returned, when pull did."""
         woken = []
         self._session.pull()
         for _ in range(number):
             self._session.push(self._grads)
             before = len(self._wait.spans)
             self._session.pull()
+            now = time.monotonic_ns()
             if len(self._wait.spans) > before:  # else it was not blocked
-                woken.append((self._session.version, self._wait.spans[-1][1], self._look.spans[-1][1]))
+                woken.append((self._session.version, self._wait.spans[-1][1], now))
         return woken
 
     def close(self) -> None:
@@ -122,7 +124,7 @@ class Stream:
     def adds(self, number: int) -> list[tuple[int, int]]:
         """When each of so many XADDs was made, and when it was answered."""
         spans = []
-        time.sleep(0.05)  # the first must find the other asleep, or it waits for one more than there are
+        time.sleep(0.3)  # the first must find the other asleep, or it waits for one more than there are
         for _ in range(number):
             time.sleep(1.5 * _GAP_S)
             began = time.monotonic_ns()
@@ -164,8 +166,8 @@ def measure(place: Place, transports: Sequence[str], turns: int, quick: bool = F
 _NOTES = (
     "Each time begins when the call that writes is about to be sent; `answered` is when its caller knew. Of "
     "ready.lua's time a part lies before the flip, for it first makes all its checks: XADD has none.",
-    "After XREAD a worker reads version, clock, members and units in one MULTI: the stream is a bell, the hashes are "
-    "the truth.",
+    "The stream is a bell, the hashes are the truth: in one request with its XREAD a worker reads version, clock, "
+    "members and units in one MULTI, and a small model's weights; the server sends all of it when the bell rings.",
 )
 
 

@@ -24,9 +24,10 @@ for worker, entry in pairs(mirror.workers) do
   if cjson.decode(entry).state == 'rejoining' then redis.call('ZADD', KEYS[3], now_ms(), worker) end
 end
 -- What stands behind it in the log has not happened.
-for _, entry in ipairs(redis.call('XRANGE', KEYS[6], '(' .. mirror.entry, '+')) do
-  redis.call('XDEL', KEYS[6], entry[1])
-end
+repeat
+  local entries = redis.call('XRANGE', KEYS[6], '(' .. mirror.entry, '+', 'COUNT', 500)
+  for _, entry in ipairs(entries) do redis.call('XDEL', KEYS[6], entry[1]) end
+until #entries == 0
 local number = tonumber(holds:match('^%w+%-(%d+)%-')) or 0
 redis.call('SET', KEYS[13], ARGV[2] .. '-' .. count(number + 1) .. '-rollback')
 redis.call('HSET', KEYS[1], 'version', mirror.version, 'head', mirror.head, 'history', ARGV[2],

@@ -98,13 +98,23 @@ def _sent(*words: str, script: str = "") -> Install:
     return install
 
 
+def _each(*installs: Install) -> Install:
+    """At each of these, as one point."""
+
+    def install(fuse: Callable[[], None]) -> None:
+        for one in installs:
+            one(fuse)
+
+    return install
+
+
 WORKER: dict[str, Install] = {
     "before push": _before(Session, "push"),
     "between chunks of a push": _sent("\r\nSET\r\n", ":g:"),
     "push sent, no reply yet": _sent(script="push"),
     "push answered": _after(JobScripts, "push"),
     "while waiting": _sent("XREAD"),
-    "after waking": _after(Client, "wait"),
+    "after waking": _each(_after(Client, "wait"), _after(Client, "wait_and_read")),
 }
 AGGREGATOR: dict[str, Install] = {
     "after the lease": _after(JobScripts, "acquire", lambda taken: bool(taken[0])),
