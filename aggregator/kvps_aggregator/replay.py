@@ -204,12 +204,24 @@ class Replay:
         """The sum of a plan's contributions, added one by one as its aggregators did; None if none counts."""
         total: Array | None = None
         for contribution in plan.contributions:
+            if self._format.lossy:
+                self._follow(contribution)
             if contribution.weight:
                 values = self._values(contribution)
                 # The source may give the same memory again.
                 total = values.copy() if total is None else np.add(total, values, out=total)
-            self._seqs[contribution.worker] = contribution.incarnation, contribution.seq
         return total
+
+    def _follow(self, c: Contribution) -> None:
+        """Keep what was left out before this contribution, if that is known: an incarnation begins with nothing.
+
+        One that counts as zeros leaves it as it is.
+        """
+        before, self._seqs[c.worker] = self._seqs.get(c.worker), (c.incarnation, c.seq)
+        if c.seq == 1:
+            self._remainders[c.worker] = Remainder(self._layout, self._format)
+        elif before != (c.incarnation, c.seq - 1):
+            self._remainders.pop(c.worker, None)
 
     def _values(self, c: Contribution) -> Array:
         """What the aggregators added, (size,) float32. Raises Unproved."""
@@ -225,13 +237,10 @@ class Replay:
             return coding.decode(data)
 
     def _remainder(self, c: Contribution) -> Remainder | None:
-        """What the contribution's incarnation has left out of those before; it begins with nothing. Raises Unproved."""
+        """What was left out before this contribution. Raises Unproved."""
         if not self._format.lossy:
             return None
-        before = self._seqs.get(c.worker)
-        if c.seq == 1:
-            self._remainders[c.worker] = Remainder(self._layout, self._format)
-        elif before != (c.incarnation, c.seq - 1):
+        if c.worker not in self._remainders:
             raise Unproved(
                 f"what {self._format.name} left out of those before it is not known, for they are not in this replay: "
                 f"begin with an earlier checkpoint, or use a record"
