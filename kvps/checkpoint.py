@@ -96,6 +96,7 @@ class Checkpoint:
             entry |= {"state": "gone"} if out_of_it else {"state": "rejoining", "awaited": True, "finished": False}
             entry |= {"pending": 0, "accepted": 0}
             entry.pop("unit", None)
+            entry.pop("remainder", None)  # its bytes are another job's
             out[worker] = json.dumps(entry)
         return out
 
