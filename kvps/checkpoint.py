@@ -53,6 +53,7 @@ def workers_anew(workers: Mapping[str, str], awaited: bool) -> dict[str, str]:
             entry["awaited"] = True
         entry |= {"pending": 0, "accepted": 0}
         entry.pop("unit", None)
+        entry.pop("remainder", None)  # its bytes are another job's, or of another clock
         out[worker] = json.dumps(entry)
     return out
 

@@ -20,7 +20,9 @@ the job, bytes lie in the slot of their shard.
     kvps:{job}:workers                     hash    join, push, ready,  worker -> JSON: rank, incarnation, state
                                                    leave, evict,       (active, rejoining, draining, gone), accepted,
                                                    recover, create.lua pending, skip, finished, awaited (not there yet
-                                                                       since the restore), host, pid, device
+                                                                       since the restore), remainder (the name of what
+                                                                       is stored of it, if that is of all accepted),
+                                                                       host, pid, device
     kvps:{job}:heartbeat                   zset    join, push,         worker -> server time of its last sign of
                                                    heartbeat.lua       life, ms; "" -> of the last look by an
                                                                        aggregator
@@ -50,6 +52,8 @@ the job, bytes lie in the slot of their shard.
     kvps:{job/shard}:reserve:<part>        string  aggregator          zeros, as large as a version: given up when a
                                                                        full server refuses to stage one
     kvps:{job/shard}:g:<worker>.<incarnation>:<seq>:<chunk>  string  session  a gradient
+    kvps:{job/shard}:r:<worker>.<incarnation>:<seq>:<chunk>  string  session  what a lossy format had left out up to
+                                                                       that sequence number, when it left; float32
 
 Over shared memory weights, optimizer state and gradients are segments of the same names, without the chunk's number
 (`kvps.shared`); of weights and optimizer state Redis holds the newest version that it was given, under these keys.
@@ -187,6 +191,9 @@ class JobKeys:
 
     def gradient(self, shard: int, worker: str, incarnation: str, seq: int, chunk: int) -> str:
         return self._bytes(shard, f"g:{worker}.{incarnation}:{seq}:{chunk}")
+
+    def remainder(self, shard: int, worker: str, incarnation: str, seq: int, chunk: int) -> str:
+        return self._bytes(shard, f"r:{worker}.{incarnation}:{seq}:{chunk}")
 
     def reserve(self, shard: int, part: int) -> str:
         return self._bytes(shard, f"reserve:{part}")

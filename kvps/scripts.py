@@ -81,13 +81,15 @@ _LOADS = 10  # how often one call loads its script: a server that still does not
 
 
 class Joined(NamedTuple):
-    """What a worker is told when it joins. `round` is the last it need not do any more."""
+    """What a worker is told when it joins. `round` is the last it need not do any more; `remainder` names what the
+    last incarnation stored when it left, "" is nothing."""
 
     rank: int
     incarnation: str
     round: int
     clock: int
     pending: int
+    remainder: str
 
 
 class Accepted(NamedTuple):
@@ -324,14 +326,16 @@ class JobScripts:
         if reply[0] == "EVICTED":
             raise evicted(worker, self._keys.job, reply[1])
 
-    def leave(self, worker: str, incarnation: str, finished: bool, trace: Sequence[object] = ()) -> None:
-        """Leave the vector clock; what was pushed still commits.
+    def leave(
+        self, worker: str, incarnation: str, finished: bool, trace: Sequence[object] = (), remainder: str = ""
+    ) -> None:
+        """Leave the vector clock; what was pushed still commits. `remainder` is the name of what is stored for later.
 
         Raises WorkerEvicted if it was out of it before, and nobody has taken its place.
         """
         k = self._keys
         keys = [k.workers, k.heartbeat, k.commits, k.trace(worker), k.units, k.version]
-        reply = self._run("leave", keys, worker, incarnation, int(finished), *trace)
+        reply = self._run("leave", keys, worker, incarnation, int(finished), remainder, *trace)
         if reply[0] == "EVICTED":
             raise evicted(worker, k.job, reply[1])
 

@@ -29,7 +29,16 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from kvps.client import Client
 from kvps.coding import Remainder
 from kvps.config import JobConfig
-from kvps.errors import JobNotFound, KvpsError, LayoutMismatch, NotFinite, WorkerEvicted, WrongOrder
+from kvps.errors import (
+    CorruptData,
+    JobNotFound,
+    KvpsError,
+    LayoutMismatch,
+    NotFinite,
+    ServerFull,
+    WorkerEvicted,
+    WrongOrder,
+)
 from kvps.formats import format_of
 from kvps.heart import Heart
 from kvps.keys import JobKeys, segment_of
@@ -37,9 +46,11 @@ from kvps.layout import DTYPE, Array, Layout
 from kvps.outgoing import ByMemory, ByRedis, Outgoing, Ring, Way, chunk_sizes, views_to_fill
 from kvps.prefetch import Fetched, Prefetch
 from kvps.reader import Reader
+from kvps.remainders import Remainders
 from kvps.scripts import Accepted, InboxFull, JobScripts, Joined, NewLife, evicted
 from kvps.shared import Made, MemoryGone, Segments
 from kvps.state import State
+from kvps.transport import ChunkGone
 from kvps.wire import finite
 
 
@@ -89,10 +100,12 @@ class Session:
         self._out: Outgoing | None = None
         self._counts = True  # whether all that was put is finite
         self._doubt = ""  # the digests of a push of which the end is not known; "?" if there are none
-        format_ = format_of(config.wire)
+        self._wire = format_of(config.wire)
         self._pull_wire = format_of(config.pull_wire)
-        self._remainder = Remainder(layout, format_) if format_.lossy else None
-        self._sizes = chunk_sizes(layout, format_)
+        self._stored = Remainders(client, keys, layout, worker)
+        self._inherited = joined.remainder
+        self._remainder: Remainder | None = None  # of a lossy format, from the first contribution on
+        self._sizes = chunk_sizes(layout, self._wire)
         self._ring = Ring(segments.make, self._segment, sum(self._sizes)) if segments else None
         self._settled = 0  # what this incarnation has pushed up to here waits no more
         self._spare: Array | None = None
@@ -218,7 +231,7 @@ class Session:
         """
         self._check_may_push()
         seq = self.sequence + 1
-        if self._ring and not self._remainder and self._tried < seq:
+        if self._ring and not self._wire.lossy and self._tried < seq:
             data = self._made(self._ring, seq).data
         else:
             if self._spare is None:
@@ -328,6 +341,7 @@ class Session:
         """The contribution that is being put together; a new one is not `live` if its number was tried before."""
         if not self._out:
             seq = self.sequence + 1
+            self._remainder = self._remainder or self._inherit()
             live, self._tried = live and self._tried < seq, seq if live else self._tried
             self._out = Outgoing(self._layout, self._remainder, self._way(seq, live))
         return self._out
@@ -353,6 +367,19 @@ class Session:
 
     def _segment(self, seq: int) -> str:
         return segment_of(self._keys.gradient(0, self.worker, self.incarnation, seq, 0))
+
+    def _inherit(self) -> Remainder | None:
+        """What the last incarnation left out, if it stored that; else nothing."""
+        if not self._wire.lossy:
+            return None
+        remainder = Remainder(self._layout, self._wire)
+        if self._inherited:
+            try:
+                self._stored.load(self._inherited, remainder.values)
+            except ChunkGone as gone:
+                self._look()  # it is freed when another goes on with it
+                raise CorruptData(f"what worker {self.worker!r} stored when it left is not there: {gone}") from None
+        return remainder
 
     def _deliver(self, out: Outgoing, counts: bool) -> Accepted:
         """Store the chunks, wait for every OK, then have them accepted. A small one in one step.
@@ -430,16 +457,32 @@ class Session:
             self._forget_put()
         if self._prefetch:
             self._prefetch.close()
-        self._heart.stop()
         if self._ring:
             self._ring.unlink(self._settled)
         try:
-            self._scripts.leave(self.worker, self.incarnation, finished, self._trace)
+            remainder = self._save(finished)
+        finally:
+            self._heart.stop()
+        keys += self._stored.keys(remainder) if remainder else []
+        try:
+            self._scripts.leave(self.worker, self.incarnation, finished, self._trace, remainder)
         except NewLife:
             raise self._forgotten() from None
         except JobNotFound:
             self._client.unlink(keys)  # who removed it may have looked for bytes before
             raise
+
+    def _save(self, finished: bool) -> str:
+        """Have what was left out of all contributions stored for the next incarnation: its name, or ""."""
+        if finished and not self._config.units:  # nobody comes back; but for units of the dead one does
+            return ""
+        if not self.sequence:
+            return self._inherited
+        if self._remainder:
+            with contextlib.suppress(WorkerEvicted, ServerFull, JobNotFound):
+                if self._look().members[self.worker].accepted == self.sequence:
+                    return self._stored.save(self.incarnation, self.sequence, self._remainder.values)
+        return ""
 
     def __enter__(self) -> Session:
         return self

@@ -16,7 +16,10 @@ from kvps.plan import Plan
 
 @dataclass(frozen=True)
 class Member:
-    """A worker as the job knows it; `process` is what it said of its process, see `process.identity`."""
+    """A worker as the job knows it; `process` is what it said of its process, see `process.identity`.
+
+    `remainder` names what is stored of what a lossy format left out of all that was accepted; "" is nothing.
+    """
 
     worker: str
     rank: int
@@ -26,6 +29,7 @@ class Member:
     pending: int
     skip: int
     finished: bool
+    remainder: str
     clock: int
     host: str
     pid: int
@@ -89,7 +93,7 @@ class State:
             e = json.loads(text)
             members[worker] = Member(
                 *(worker, e["rank"], e["incarnation"], e["state"], e["accepted"], e["pending"], e["skip"]),
-                *(e["finished"], counts.get(worker, 0), e["host"], e["pid"], e["device"], e),
+                *(e["finished"], e.get("remainder", ""), counts.get(worker, 0), e["host"], e["pid"], e["device"], e),
             )
         shards = sum(1 for field in version if field.startswith("shard:"))
         return cls(

@@ -11,9 +11,9 @@ With `units` workers take those one by one, leave when none is free, and join ag
 it is known which of them the exploration can tell from none.
 
 Not here: time (who is silent and whose lease ran out is chance), gradients' bytes (bad is what an aggregator finds
-bad), ranks, readers, and a `recover` so late that the server has begun another life since. A new holder owns the slot
-at once and sweeps what others staged under their terms, as the design lets it. A killed aggregator is one that never
-moves again.
+bad), stored remainders, ranks, readers, and a `recover` so late that the server has begun another life since. A new
+holder owns the slot at once and sweeps what others staged under their terms, as the design lets it. A killed
+aggregator is one that never moves again.
 """
 
 from __future__ import annotations

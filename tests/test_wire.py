@@ -170,6 +170,20 @@ def test_lossy_runs_are_replayed_bit_for_bit(store: Store, tmp_path: Path, wire:
     assert _proved(job, tmp_path).by == "recorded"
 
 
+def test_a_replay_begins_with_an_incarnation_though_its_first_gradient_counts_as_zeros(store: Store) -> None:
+    job = _digits(store, workers=1, wire="int8", nonfinite="skip")
+    with aggregating(job):
+        for _ in range(2):
+            session = job.join("w0")
+            for number in range(3):
+                grads = _gradient(job, session)
+                session.push({name: grad * np.float32(np.nan if number == 0 else 1) for name, grad in grads.items()})
+            session.pull()
+            job.scripts.evict("w0", session.incarnation)
+    assert [c.weight for commit in job.log() for c in commit.plan.contributions] == [0, 1, 1] * 2
+    assert _proved(job).by == "recomputed"
+
+
 def test_a_remainder_that_is_not_known_is_said(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a contribution that was damaged on its way, and rejected, a replay cannot know what it had left out."""
     job = _digits(store, workers=1, wire="bf16")

@@ -103,7 +103,8 @@ def prove(
         if start and heads.get(start.version) != start.head:
             raise Unproved(f"version {start.version}: the checkpoint is not of this log, or the log does not reach it")
         if source:
-            replay = Replay(config, layout, source, chain.uses if source.wants_weights else {}, start)
+            inherited = log.inherited() if format_of(config.wire).lossy else {}
+            replay = Replay(config, layout, source, chain.uses if source.wants_weights else {}, inherited, start)
             made = replay.weights() if version == replay.version else None
             again = Chain(log.begin, state, layout.shards)  # the log may have been cut since it was read first
             for commit in _until(log.commits(), state.version):
@@ -146,7 +147,7 @@ def _until(log: Iterable[Commit], version: int) -> Iterator[Commit]:
 class Replay:
     """A job computed again, up to `version`. Keeps of its old versions those in `uses`, as long as they are used.
 
-    It begins with `start`, or else with version 0 of the source.
+    It begins with `start`, or else with version 0 of the source. `inherited` is the log's, see there.
     """
 
     def __init__(
@@ -155,6 +156,7 @@ class Replay:
         layout: Layout,
         source: Source,
         uses: Mapping[int, int],
+        inherited: Mapping[tuple[str, str], str],
         start: Checkpoint | None = None,
     ) -> None:
         self.version = start.version if start else 0
@@ -163,6 +165,7 @@ class Replay:
         self._uses = uses
         self._kept: dict[int, Array] = {}
         self._format = format_of(config.wire)
+        self._inherited = inherited
         self._remainders: dict[str, Remainder] = {}
         self._seqs: dict[str, tuple[str, int]] = {}
         with at("version 0"):
@@ -204,12 +207,25 @@ class Replay:
         """The sum of a plan's contributions, added one by one as its aggregators did; None if none counts."""
         total: Array | None = None
         for contribution in plan.contributions:
+            if self._format.lossy:
+                self._follow(contribution)
             if contribution.weight:
                 values = self._values(contribution)
                 # The source may give the same memory again.
                 total = values.copy() if total is None else np.add(total, values, out=total)
-            self._seqs[contribution.worker] = contribution.incarnation, contribution.seq
         return total
+
+    def _follow(self, c: Contribution) -> None:
+        """Keep what was left out before this contribution, if that is known: of one that counts as zeros it stays.
+
+        An incarnation goes on with what its predecessor stored, or begins with nothing.
+        """
+        before, self._seqs[c.worker] = self._seqs.get(c.worker), (c.incarnation, c.seq)
+        behind = f"{c.incarnation}:{c.seq - 1}:" if c.seq > 1 else self._inherited.get((c.worker, c.incarnation))
+        if behind == "":
+            self._remainders[c.worker] = Remainder(self._layout, self._format)
+        elif behind is None or before is None or not behind.startswith(f"{before[0]}:{before[1]}:"):
+            self._remainders.pop(c.worker, None)
 
     def _values(self, c: Contribution) -> Array:
         """What the aggregators added, (size,) float32. Raises Unproved."""
@@ -225,13 +241,10 @@ class Replay:
             return coding.decode(data)
 
     def _remainder(self, c: Contribution) -> Remainder | None:
-        """What the contribution's incarnation has left out of those before; it begins with nothing. Raises Unproved."""
+        """What was left out before this contribution. Raises Unproved."""
         if not self._format.lossy:
             return None
-        before = self._seqs.get(c.worker)
-        if c.seq == 1:
-            self._remainders[c.worker] = Remainder(self._layout, self._format)
-        elif before != (c.incarnation, c.seq - 1):
+        if c.worker not in self._remainders:
             raise Unproved(
                 f"what {self._format.name} left out of those before it is not known, for they are not in this replay: "
                 f"begin with an earlier checkpoint, or use a record"

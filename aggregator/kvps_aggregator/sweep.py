@@ -1,8 +1,9 @@
 """Finds the bytes that nobody will ever want and no living process will free.
 
 A worker killed while it sends leaves chunks that were never accepted; a holder killed while it stages leaves a
-version that is never committed; and what a dead process's connection still held may land at any time later. So who
-holds a shard looks now and then at all keys in its slot. Names are never used twice: what is dead stays dead.
+version that is never committed; and what a dead process's connection still held may land at any time later. What a
+worker stored when it left is dead once it has come back and pushed. So who holds a shard looks now and then at all keys
+in its slot. Names are never used twice: what is dead stays dead.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ def sweep(job: Job, shards: Iterable[Shard]) -> None:
     if not keys and not segments:
         return
     # Read behind the keys: what is in the inbox now, or may still be accepted, covers every gradient seen before.
-    members = job.state().members
+    state = job.state()
+    over = job.config.units > 0 and state.units_done == job.config.units  # nothing more may come
+    members = {} if over else state.members
     waiting = {(c.worker, c.incarnation, c.seq) for c in job.inbox()}
     for shard in shards:
         mine = [key for key in keys if key.startswith(job.keys.slot(shard.number))]
@@ -47,14 +50,23 @@ def dead(
     members: Mapping[str, Member],
     waiting: Collection[tuple[str, str, int]],
 ) -> Iterator[str]:
-    """Those of a slot's keys that are neither of a live version, nor of a contribution that waits or may come. Pure."""
+    """Those of a slot's keys that are neither of a live version, nor of a contribution that waits or may come, nor of a
+    remainder that somebody may go on with. Pure."""
     for key in keys:
         kind, *rest = key.split(":")[2:]
-        if kind == "g":
+        if kind in ("g", "r"):
             worker, _, incarnation = rest[0].partition(".")
             seq, member = int(rest[1]), members.get(worker)
-            may_come = member and member.incarnation == incarnation and member.active and seq > member.accepted
-            if not may_come and (worker, incarnation, seq) not in waiting:
+            alive = _may_come(kind, incarnation, seq, member) if member else False
+            if not alive and not (kind == "g" and (worker, incarnation, seq) in waiting):
                 yield key
         elif kind not in ("owner", "reserve") and rest[0] not in live_names:
             yield key
+
+
+def _may_come(kind: str, incarnation: str, seq: int, member: Member) -> bool:
+    """Whether a gradient may still be accepted; or whether a remainder is that of one who has left, or is leaving."""
+    there = member.active and member.incarnation == incarnation
+    if kind == "g":
+        return there and seq > member.accepted
+    return member.remainder.startswith(f"{incarnation}:{seq}:") or (there and seq == member.accepted)

@@ -3,7 +3,8 @@
 --     [7] units hash
 -- ARGV[1] worker   [2] nonce of this call   [3] incarnation judged dead, '*' to take over, '' for neither
 --     [4] JSON: host, pid, ... of the process
--- Returns {OK, rank, incarnation, round, clock, pending} also when repeated | {ALIVE, JSON entry}
+-- Returns {OK, rank, incarnation, round, clock, pending, name of the stored remainder to go on with or ''} also when
+--     repeated | {ALIVE, JSON entry}
 --     | {COMPLETE, worker...}: all among whom the task's data is divided have joined | {NOJOB} | {WRONGTYPE, key, is, want}
 local bad = wrong_type({ 'hash', 'hash', 'hash', 'zset', 'string', 'stream', 'hash' })
 if bad then return bad end
@@ -14,7 +15,8 @@ local entry = worker_entry(KEYS[2], worker)
 local function clock_of(name) return tonumber(redis.call('HGET', KEYS[3], name) or '0') end
 local function answer()
   local clock = clock_of(worker)
-  return { 'OK', entry.rank, entry.incarnation, clock + entry.skip + entry.pending, clock, entry.pending }
+  return { 'OK', entry.rank, entry.incarnation, clock + entry.skip + entry.pending, clock, entry.pending,
+    entry.remainder or '' }
 end
 
 if entry and entry.nonce == ARGV[2] then return answer() end
@@ -63,11 +65,11 @@ fresh.rank = entry and entry.rank or wished
 fresh.life = (entry and entry.life or 0) + 1
 fresh.nonce, fresh.incarnation = ARGV[2], count(fresh.life) .. '-' .. ARGV[2]
 fresh.state, fresh.accepted, fresh.pending, fresh.skip = 'active', 0, pending, round - clock - pending
-fresh.finished = false
+fresh.finished, fresh.remainder = false, entry and entry.remainder or nil
 entry = fresh
 redis.call('HSET', KEYS[2], worker, cjson.encode(entry))
 redis.call('HSETNX', KEYS[3], worker, 0)
 redis.call('ZADD', KEYS[4], now, worker)
 redis.call('XADD', KEYS[6], '*', 'kind', 'join', 'worker', worker, 'incarnation', entry.incarnation,
-  'rank', entry.rank, 'round', count(round), 'clock', count(clock))
+  'rank', entry.rank, 'round', count(round), 'clock', count(clock), 'remainder', entry.remainder or '')
 return answer()

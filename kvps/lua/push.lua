@@ -37,7 +37,7 @@ entry.round = entry.acked + entry.skip
 redis.call('XADD', KEYS[6], '*', 'worker', worker, 'incarnation', entry.incarnation, 'seq', ARGV[3],
   'rank', entry.rank, 'round', count(entry.round), 'base', ARGV[4], 'weight', ARGV[5], 'unit', entry.unit or '-', 'digest', ARGV[6])
 if entry.unit then redis.call('HSET', KEYS[8], entry.unit, worker .. ' pushed') end
-entry.unit = nil
+entry.unit, entry.remainder = nil, nil
 redis.call('HSET', KEYS[3], worker, cjson.encode(entry))
 redis.call('ZADD', KEYS[5], now_ms(), worker)
 if #ARGV > 9 then redis.call('XADD', KEYS[7], 'MAXLEN', '~', 1000, '*', unpack(ARGV, 10)) end
