@@ -235,6 +235,23 @@ def test_lost_memory_takes_back_what_came_since_redis_was_given_it_and_no_more(s
         assert _bits(job) == _bits(whole)
 
 
+def test_each_loss_stays_in_the_log_though_the_next_goes_further_back(store: Store) -> None:
+    """Memory is lost again before Redis was given anything since."""
+    job = store.create_job("job", model(), mirror_every="1000000", lease_ms=300, **PATIENT)
+    assert job.segments
+    for rounds in (3, 2, 0):
+        with _abandoned(job) as aggregator:
+            assert eventually(lambda a=aggregator: a.hold(at_once=True) or bool(a._shards))
+            session = job.join("w0") if rounds else None
+            for round_ in range(rounds):
+                session.push(gradient(session.pull(), 0, round_))  # type: ignore[union-attr]
+                while aggregator.work():
+                    pass
+        shutil.rmtree(job.segments.folder)
+    assert [(f["version"], f["lost"]) for _, f in job.entries() if f["kind"] == "recover"] == [("0", "3"), ("0", "2")]
+    assert check_chain(job) == 0
+
+
 class _Abandoned(Aggregator):
     """An aggregator whose process is killed at the end of the block."""
 

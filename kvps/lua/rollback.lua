@@ -23,9 +23,9 @@ end
 for worker, entry in pairs(mirror.workers) do
   if cjson.decode(entry).state == 'rejoining' then redis.call('ZADD', KEYS[3], now_ms(), worker) end
 end
--- What stands behind it in the log has not happened.
+-- What stands behind it in the log has not happened, but for earlier losses: the server's own, or of memory.
 for _, entry in ipairs(redis.call('XRANGE', KEYS[6], '(' .. mirror.entry, '+')) do
-  redis.call('XDEL', KEYS[6], entry[1])
+  if entry[2][2] ~= 'recover' then redis.call('XDEL', KEYS[6], entry[1]) end
 end
 local number = tonumber(holds:match('^%w+%-(%d+)%-')) or 0
 redis.call('SET', KEYS[13], ARGV[2] .. '-' .. count(number + 1) .. '-rollback')
