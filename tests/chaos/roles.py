@@ -18,7 +18,7 @@ from kvps_aggregator import Aggregator, shard
 from kvps_aggregator.replay import Encode
 
 from chaos import mutants, points, proxy
-from kvps import process
+from kvps import layout, process
 from kvps.client import Client
 from kvps.errors import ServerError, WorkerEvicted
 from kvps.formats import Bytes
@@ -41,6 +41,7 @@ def play(spec: dict[str, Any]) -> NoReturn:
             logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(process)d %(name)s: %(message)s")
         # As in a large model, of which few versions are kept, and dead bytes become the next ones.
         shard._REUSED_BYTES, shard._LINGER_VERSIONS = 0, 2
+        layout.CHUNK_ITEMS = spec.get("chunk_items", layout.CHUNK_ITEMS)
         for name in spec.get("mutants", ()):
             mutants.MUTANTS[name].apply()
         if arms := spec.get("arm"):
@@ -83,8 +84,9 @@ def _work(job: Job, session: Session, spec: dict[str, Any]) -> None:
         unit = session.take() if job.config.units else None
         if unit is None and (job.config.units or session.round >= spec["rounds"] or Path(spec["over"]).exists()):
             return
-        grads = computed(session.pull(), session.rank, session.round, unit)
-        time.sleep(spec.get("computes_s", 0.0))
+        params = session.pull()
+        time.sleep(spec.get("computes_s", 0.0))  # the weights are in use meanwhile
+        grads = computed(params, session.rank, session.round, unit)
         if damages and rng.random() < damages:
             with _damaging(job, session):
                 session.push(grads)
