@@ -134,7 +134,11 @@ class SharedShard(Shard):
         made = self._made.setdefault(name, {})
         for what in self._whats:
             if what not in made:
-                made[what] = self._segments.make(self._job.keys.segment(what, name), nbytes, self._spares[what])
+                try:
+                    made[what] = self._segments.make(self._job.keys.segment(what, name), nbytes, self._spares[what])
+                except JobNotFound as gone:
+                    self._job.state()  # or else the memory was lost under a living job
+                    raise LeaseLost(f"shard {self.number} has to be taken anew: {gone}") from None
                 self._spares[what] = [spare for spare in self._spares[what] if spare is not made[what]]
         self._part.next_weights = made["w"].data.view(DTYPE)
         self._part.next_state = {slot: made[slot].data.view(DTYPE) for slot in self._part.slots}
