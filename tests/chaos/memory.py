@@ -83,9 +83,12 @@ def memory_is_shared(
             "": named,
             "at random": kills.at_random(arena, at_random, every_s, units, mirror_every=EVERY[1], **SHM),
             "holder": sleepers.holders_sleep(arena, sleeps, duels, at=_NAPS, mirror_every=EVERY[0], **SHM),
-            "read while it was due to be written anew": readers_are_slow(arena, reads, slow_units),
+            "readers": readers_are_slow(arena, reads, slow_units),
         }
-    return _together("memory", "over shared memory: killed, asleep, slow to read", arena, parts, _SHARED)
+        read = parts["readers"]  # nothing was broken for these
+        read.figures = {f"{read.title}, contributions": read.injected}
+        read.faults, read.needed = {}, 0
+    return _together("memory", "over shared memory: killed, or asleep", arena, parts, _SHARED)
 
 
 def readers_are_slow(arena: Arena, reads: int, units: int = 1000, mutants: tuple[str, ...] = ()) -> Result:
