@@ -389,8 +389,9 @@ def test_others_see_what_redis_was_given(store: Store, elsewhere: Any) -> None:
         for round_ in range(9):
             weights[round_] = {name: array.tobytes() for name, array in session.pull().items()}
             session.push(gradient(session.pull(), 0, round_))
+            if round_ in (3, 7):  # or it may be late, and given a newer one
+                assert eventually(lambda r=round_: job.kept(99) == r + 1)
         assert _committed(job, 9)
-        assert eventually(lambda: job.kept(99) == 8)
         version, seen = other.snapshot()
         assert (version, {name: array.tobytes() for name, array in seen.items()}) == (8, weights[8])
         assert job.snapshot()[0] == 9
