@@ -146,7 +146,7 @@ def _section(r: Result) -> str:
     if r.times:
         lines += ["", timed(r)]
     if r.rows:
-        headings = list(r.rows[0])
+        headings = list(dict.fromkeys(heading for row in r.rows for heading in row))
         lines += ["", markdown(headings, [[_text(row.get(what, "")) for what in headings] for row in r.rows])]
     if r.figures:
         lines += ["", markdown(("figure", ""), [(what, _text(value)) for what, value in r.figures.items()])]
