@@ -24,6 +24,7 @@ from kvps.cli.verify import proof_of
 from kvps.client import Client
 from kvps.job import Job
 from kvps.log import Log
+from kvps.scripts import JobScripts
 from kvps.session import Session
 from kvps.state import Member
 from kvps.store import Store
@@ -291,14 +292,14 @@ def test_a_push_that_counted_though_nobody_was_told_ends_it(store: Store, monkey
     with aggregating(job):
         session = job.join("w0")
         session.push(_gradient(job, session))
-        grads, accept = _gradient(job, session), session._scripts.push
+        grads, accept = _gradient(job, session), JobScripts.push
 
         def cut(*arguments: Any) -> None:
             accept(*arguments)
             raise KeyboardInterrupt
 
         with monkeypatch.context() as cutting:
-            cutting.setattr(session._scripts, "push", cut)
+            cutting.setattr(JobScripts, "push", cut)
             with pytest.raises(KeyboardInterrupt):
                 session.push(grads)
         session.leave(finished=False)

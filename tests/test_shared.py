@@ -252,6 +252,62 @@ def test_lost_memory_takes_back_what_came_since_redis_was_given_it_and_no_more(s
         assert _bits(job) == _bits(whole)
 
 
+def test_each_loss_stays_in_the_log_though_the_next_goes_further_back(store: Store) -> None:
+    """Memory is lost again before Redis was given anything since."""
+    job = store.create_job("job", model(), mirror_every="1000000", lease_ms=300, **PATIENT)
+    assert job.segments
+    for rounds in (3, 2, 0):
+        with _abandoned(job) as aggregator:
+            assert eventually(lambda a=aggregator: a.hold(at_once=True) or bool(a._shards))
+            session = job.join("w0") if rounds else None
+            for round_ in range(rounds):
+                session.push(gradient(session.pull(), 0, round_))  # type: ignore[union-attr]
+                while aggregator.work():
+                    pass
+        shutil.rmtree(job.segments.folder)
+    assert [(f["version"], f["lost"]) for _, f in job.entries() if f["kind"] == "recover"] == [("0", "3"), ("0", "2")]
+    assert check_chain(job) == 0
+
+
+def test_memory_that_is_lost_under_a_living_holder_is_taken_anew(store: Store) -> None:
+    """As when a user's last login ends, and systemd removes what is his in /dev/shm: the job was not removed."""
+    job = store.create_job("job", model(), mirror_every="1000000", lease_ms=300, **PATIENT)
+    assert job.segments
+    with _abandoned(job) as aggregator, job.join("w0") as session:
+        for round_ in range(3):
+            session.push(gradient(session.pull(), 0, round_))
+            while round_ < 2 and aggregator.work():
+                pass
+        shutil.rmtree(job.segments.folder)
+        aggregator.work()
+        assert eventually(lambda: aggregator.hold(at_once=True) or bool(aggregator._shards))
+        with pytest.raises(kvps.WorkerEvicted):
+            session.pull()
+        session._closed = True
+        again = job.join("w0")
+        again.push(gradient(again.pull(), 0, 0))
+        assert aggregator.work()
+    assert [(f["version"], f["lost"]) for _, f in job.entries() if f["kind"] == "recover"] == [("0", "2")]
+    assert check_chain(job) == 1
+
+
+def test_a_holder_that_has_nothing_to_do_notices_too_that_the_memory_is_lost(store: Store) -> None:
+    """Or nobody could join, and so nobody would give it anything to do."""
+    job = store.create_job("job", model(), mirror_every="1000000", lease_ms=300, **PATIENT)
+    assert job.segments
+    with aggregating(job):
+        with job.join("w0") as session:
+            for round_ in range(3):
+                session.push(gradient(session.pull(), 0, round_))
+            assert _committed(job, 3)
+            shutil.rmtree(job.segments.folder)
+            assert eventually(lambda: job.state().version == 0)
+            session._closed = True
+        work_on(job, "w0", 4)
+        assert _committed(job, 4)
+    assert check_chain(job) == 4
+
+
 class _Abandoned(Aggregator):
     """An aggregator whose process is killed at the end of the block."""
 

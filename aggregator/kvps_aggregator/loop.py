@@ -154,6 +154,11 @@ class Aggregator:
 
     def hold(self, at_once: bool = False) -> None:
         """Drop shards that were lost, and now and then (or `at_once`) try to take those that are free."""
+        if self._shards and self._job.segments and not self._job.segments.here:
+            self._job.state()  # or else the memory was lost under a living job
+            log.warning("job %s: %s is gone", self._job.name, self._job.segments.folder)
+            for shard in list(self._shards.values()):
+                self._drop(shard)
         held = self._leases.held()
         for number in [n for n, shard in self._shards.items() if held.get(n) != shard.term]:
             self._shards.pop(number).close()

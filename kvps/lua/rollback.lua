@@ -23,10 +23,14 @@ end
 for worker, entry in pairs(mirror.workers) do
   if cjson.decode(entry).state == 'rejoining' then redis.call('ZADD', KEYS[3], now_ms(), worker) end
 end
--- What stands behind it in the log has not happened.
+-- What stands behind it in the log has not happened, but for earlier losses: the server's own, or of memory.
+local behind = mirror.entry
 repeat
-  local entries = redis.call('XRANGE', KEYS[6], '(' .. mirror.entry, '+', 'COUNT', 500)
-  for _, entry in ipairs(entries) do redis.call('XDEL', KEYS[6], entry[1]) end
+  local entries = redis.call('XRANGE', KEYS[6], '(' .. behind, '+', 'COUNT', 500)
+  for _, entry in ipairs(entries) do
+    if entry[2][2] ~= 'recover' then redis.call('XDEL', KEYS[6], entry[1]) end
+    behind = entry[1]
+  end
 until #entries == 0
 local number = tonumber(holds:match('^%w+%-(%d+)%-')) or 0
 redis.call('SET', KEYS[13], ARGV[2] .. '-' .. count(number + 1) .. '-rollback')

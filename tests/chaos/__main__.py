@@ -15,7 +15,7 @@ from functools import partial
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from chaos import controls, full, kills, others, pace, replica, report, servers, sleepers, times, wire
+from chaos import controls, full, kills, memory, others, pace, points, replica, report, servers, sleepers, times, wire
 from chaos.arena import Arena, arena
 from chaos.report import Result
 
@@ -32,6 +32,8 @@ FULL: dict[str, Scenario] = {
     "wire": wire.replies_are_lost,
     "flush": wire.scripts_are_flushed,
     "full": full.memory_is_filled,
+    "memory": memory.memory_is_shared,
+    "memory-lost": memory.memory_is_lost,
     "times": times.faults_are_timed,
     "pace": pace.pace_is_kept,
     "controls": controls.mutants_are_caught,
@@ -48,6 +50,19 @@ SHORT: dict[str, Scenario] = {
     "wire": partial(wire.replies_are_lost, faults=8, units=45),
     "flush": partial(wire.scripts_are_flushed, seconds=1.0),
     "full": partial(full.memory_is_filled, fills=2, hold_s=0.5, modes=("BSP", "ASP")),
+    "memory": partial(
+        memory.memory_is_shared,
+        at=points.SHARED_ALONE,
+        each=1,
+        most=8,
+        units=90,
+        at_random=0,
+        sleeps=1,
+        duels=0,
+        reads=6,
+        slow_units=50,
+    ),
+    "memory-lost": partial(memory.memory_is_lost, kills=2, losses=3, pause_s=0.2, each=1, units=150),
     "times": partial(times.faults_are_timed, known=2, unknown=1, lease_ms=300, worker_timeout_ms=600),
     "controls": partial(controls.mutants_are_caught, names=("digest",)),
 }

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ class Arena:
         self.seed = seed
         self.random = random.Random(seed)
         self._loud = loud
+        self.memory: set[Path] = set()  # where segments of its servers' jobs are
         self._jobs = 0
         self._began = time.monotonic()
 
@@ -56,16 +58,22 @@ class Arena:
         """A new job of the small model, in 2 shards, with momentum, so that there is optimizer state."""
         self._jobs += 1
         defaults: dict[str, Any] = {"shards": 2, "workers": 3, "optimizer": kvps.SGD(lr=0.05, momentum=0.5)} | TIMEOUTS
-        return store.create_job(f"chaos-{self._jobs}", model(), **defaults | settings)
+        job = store.create_job(f"chaos-{self._jobs}", model(), **defaults | settings)
+        if job.segments:
+            self.memory.add(job.segments.folder.parent)
+        return job
 
     @contextmanager
     def crew(self, job: Job, **options: Any) -> Iterator[Crew]:
-        """Children for `job`; none is left behind the block."""
+        """Children for `job`; none is left behind the block, nor memory behind one that failed."""
         crew = Crew(self.zygote, self.folder, job, options.pop("url", job.client.url), **options)
-        try:
+        with ExitStack() as failed:
+            if job.segments:
+                failed.callback(job.segments.remove)
+            failed.callback(crew.end)
             yield crew
-        finally:
-            crew.end()
+            failed.pop_all()
+        crew.end()
 
     def judge(self, store: Store, crew: Crew, forgiven: frozenset[Ack] = frozenset()) -> Verdict:
         """Examine a job that is done, then remove it and its files."""
@@ -83,16 +91,17 @@ def arena(seed: int, loud: bool = True) -> Iterator[Arena]:
     before = _traces()
     with private_directory() as folder:
         with Zygote(folder / "log") as zygote:
-            yield Arena(zygote, folder, seed, loud)
+            here = Arena(zygote, folder, seed, loud)
+            yield here
         running = [entry.parent.name for entry in Path("/proc").glob("[0-9]*/cmdline") if _mentions(entry, folder)]
         assert not running, f"processes are left: {running}"
-    left = _traces() - before
+    left = (_traces() - before) | {memory for memory in here.memory if memory.exists()}
     assert not left, f"left behind: {left}"
 
 
 def _traces() -> set[Path]:
-    """What a scenario could leave on this machine beside its own folder."""
-    return set(Path("/dev/shm").glob("kvps*"))
+    """What a scenario could leave on this machine beside its own folder, and others do not make meanwhile."""
+    return set(Path("/dev/shm").glob("kvps*")) - {Path(f"/dev/shm/kvps-{os.getuid()}")}
 
 
 def _mentions(cmdline: Path, folder: Path) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from chaos import sleepers, wire
+from chaos import memory, sleepers, wire
 from chaos.arena import Arena
 from chaos.damage import contributions_are_damaged, workers_are_killed
 from chaos.mutants import MUTANTS
@@ -15,6 +15,7 @@ FAMILIES: dict[str, Callable[..., Result]] = {
     "sleepers": lambda arena, mutants: sleepers.holders_sleep(arena, 3, 6, mutants=mutants),
     "impostors": lambda arena, mutants: sleepers.workers_sleep(arena, 6, mutants=mutants),
     "damage": lambda arena, mutants: contributions_are_damaged(arena, mutants=mutants),
+    "memory": lambda arena, mutants: memory.readers_are_slow(arena, 50, 200, mutants=mutants),
     "kills": lambda arena, mutants: workers_are_killed(arena, 200, mutants=mutants),
 }
 

@@ -14,6 +14,7 @@ from typing import Any
 from chaos import points
 from chaos.roles import FULL
 from chaos.zygote import Zygote
+from kvps import layout
 from kvps.cli.supervise import bury
 from kvps.job import Job
 
@@ -76,7 +77,7 @@ class Crew:
         """Start a child of that role; a worker joins under its label, unless `more` has another name for it."""
         spec = {"role": role, "name": label, "url": self.url, "job": self.job.name, "mutants": self.mutants}
         spec |= {"acks": str(self.folder / f"{self.job.name}.acks.{label}"), "notes": str(self.notes)}
-        spec |= {"over": str(self._over), "rounds": _ENDLESS} | more
+        spec |= {"over": str(self._over), "rounds": _ENDLESS, "chunk_items": layout.CHUNK_ITEMS} | more
         child = self.children[label] = Child(label, spec)
         self._fork(child)
         return child
@@ -88,7 +89,7 @@ class Crew:
         """
         for shard in range(shards):
             for number in range(per_shard):
-                self.start(f"a{shard}{'b' * number}", "aggregator", shards=[shard])
+                self.start(f"a{shard}{'b' * number}", "aggregator", shards=[shard], log=more.get("log", False))
         for number in range(workers):
             self.start(f"w{number}", "worker", rounds=rounds, seed=number, **more)
 
@@ -116,6 +117,21 @@ class Crew:
         sent = not child.ended and self.zygote.kill(child.pid, number)
         self.kills += sent and number == signal.SIGKILL
         return sent
+
+    def kill_all(self, order: random.Random) -> list[Child]:
+        """Kill all that run, in any order, with nobody in their place: those to be started again."""
+        for child in order.sample(self.running, len(self.running)):
+            self.kill(child)
+        left = {child.pid: child for child in self.running}
+        while left:
+            for death in self.zygote.deaths(1):
+                if child := left.pop(death.pid, None):
+                    child.ended = not death.signal
+        return self.running
+
+    def start_again(self, child: Child) -> None:
+        """Start one that was killed with all."""
+        self._fork(child)
 
     def step(self, timeout_s: float) -> None:
         """Wait for a death, not longer than `timeout_s`; who was killed is started again. Raises RuntimeError."""

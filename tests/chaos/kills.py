@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Collection
+from typing import Any
 
 from chaos import points
 from chaos.arena import MODES, Arena
@@ -12,21 +14,29 @@ from chaos.report import Result
 _UNITS = 8000
 
 
-def named_points(arena: Arena, each: int = 30, most: int = 40, units: int = _UNITS) -> Result:
+def named_points(
+    arena: Arena,
+    each: int = 30,
+    most: int = 40,
+    units: int = _UNITS,
+    workers: Collection[str] = points.WORKER,
+    aggregators: Collection[str] = points.AGGREGATOR,
+    **settings: Any,
+) -> Result:
     """Every point `each` times in each mode; units in odd jobs, rounds in even ones; buried at once in half of them."""
-    result = Result("points", "killed at a named point", arena.seed)
+    result, names = Result("points", "killed at a named point", arena.seed), [*workers, *aggregators]
     with arena.server() as store:
         for mode, staleness in MODES.items():
             arms: dict[str, deque[tuple[str, int]]] = {
-                "worker": shuffled(arena.random, list(points.WORKER), each, most),
-                "aggregator": shuffled(arena.random, list(points.AGGREGATOR), each, most),
+                "worker": shuffled(arena.random, list(workers), each, most),
+                "aggregator": shuffled(arena.random, list(aggregators), each, most),
             }
             fired: Counter[str] = Counter()
             number = 0
             while any(arms.values()):
-                job = arena.job(store, staleness=staleness, units=units * (number % 2))
+                job = arena.job(store, staleness=staleness, units=units * (number % 2), **settings)
                 with arena.crew(job, arms=arms, at_once=number % 4 < 2) as crew:
-                    crew.start_all(3, 2, rounds=units // 3)
+                    crew.start_all(3, job.layout.shards, rounds=units // 3)
                     crew.run()
                     fired += crew.fired
                     result.verdict.add(arena.judge(store, crew))
@@ -35,23 +45,23 @@ def named_points(arena: Arena, each: int = 30, most: int = 40, units: int = _UNI
                 arena.say(
                     f"{mode}: {sum(fired.values())} kills, {left} to come, {result.verdict.contributions} contributions"
                 )
-            result.faults |= {f"{mode}, {point}": fired[point] for point in points.WORKER | points.AGGREGATOR}
-            missing = [p for p in points.WORKER | points.AGGREGATOR if fired[p] < each]
+            result.faults |= {f"{mode}, {point}": fired[point] for point in names}
+            missing = [point for point in names if fired[point] < each]
             result.problems += [f"{mode}: {point} was reached {fired[point]} times, not {each}" for point in missing]
-    result.needed = each * len(MODES) * len(points.WORKER | points.AGGREGATOR)
+    result.needed = each * len(MODES) * len(names)
     return result.close()
 
 
-def at_random(arena: Arena, kills: int = 600, every_s: float = 0.12, units: int = 6000) -> Result:
+def at_random(arena: Arena, kills: int = 600, every_s: float = 0.12, units: int = 6000, **settings: Any) -> Result:
     """Random children at random instants, in every mode, until so many were killed."""
     result = Result("random", "killed at random", arena.seed, needed=kills)
     with arena.server() as store:
         for mode, staleness in MODES.items():
             done, number = 0, 0
             while done < kills / len(MODES):
-                job = arena.job(store, staleness=staleness, units=units * (number % 2))
+                job = arena.job(store, staleness=staleness, units=units * (number % 2), **settings)
                 with arena.crew(job, at_once=number % 4 < 2) as crew:
-                    crew.start_all(3, 2, rounds=units // 3)
+                    crew.start_all(3, job.layout.shards, rounds=units // 3)
                     crew.run(arena.random, every_s)
                     done += crew.kills
                     result.verdict.add(arena.judge(store, crew))

@@ -6,6 +6,7 @@ turn a control into a test of nothing.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from redis.retry import Retry
 
 from kvps import client, scripts
 from kvps.scripts import JobScripts, Script
+from kvps.shared import Made
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,19 @@ def _blind_retries() -> None:
     client.connection_settings = lambda url: real(url) | {"retry": Retry(NoBackoff(), 3)}  # type: ignore[assignment]
 
 
+def _no_lock() -> None:
+    """Segments are written anew whoever reads them."""
+
+    def renamed(self: Made, name: str) -> bool:
+        with suppress(FileNotFoundError):
+            os.rename(self._folder / self.name, self._folder / name)
+            self.name = name
+            return True
+        return False
+
+    Made.renamed = renamed  # type: ignore[method-assign]
+
+
 _REPEAT = ("push", "if seq and seq == entry.accepted and seq > 0 then", "if false then")
 _SEQUENCE = ("push", "if seq ~= entry.accepted + 1 then return { 'SEQUENCE', entry.accepted } end", "")
 
@@ -129,5 +144,6 @@ MUTANTS = {
         ),
     ),
     "split": Mutant("a commit in two calls", "kills", patch=_split_commit),
+    "lock": Mutant("memory that is written anew while it is read", "memory", patch=_no_lock),
     "retries": Mutant("blind retries of a push that counts each", "wire", (_REPEAT, _SEQUENCE), _blind_retries),
 }

@@ -12,13 +12,16 @@ from collections.abc import Callable
 from typing import Any
 
 from kvps_aggregator.intake import Intake
+from kvps_aggregator.memory import Mirror
 from kvps_aggregator.part import Part
 from redis.connection import AbstractConnection
 
 from kvps import scripts
 from kvps.client import Client
+from kvps.outgoing import ByMemory
 from kvps.scripts import JobScripts
 from kvps.session import Session
+from kvps.shared import Made, Segments
 
 
 class Fuse:
@@ -52,7 +55,7 @@ def note(path: str, line: bytes) -> None:
 Install = Callable[[Callable[[], None]], None]
 
 
-def _before(kind: type, method: str) -> Install:
+def _before(kind: Any, method: str) -> Install:
     def install(fuse: Callable[[], None]) -> None:
         real = getattr(kind, method)
 
@@ -127,7 +130,27 @@ AGGREGATOR: dict[str, Install] = {
     "during renewal": _sent(script="renew"),
     "during clean-up": _sent(script="free"),
 }
+_OVER_REDIS = ("between chunks of a push", "between staged chunks")
+SHARED_WORKER: dict[str, Install] = {
+    **{point: install for point, install in WORKER.items() if point not in _OVER_REDIS},
+    "a gradient's segment without bytes": _before(os, "posix_fallocate"),
+    "a gradient's segment renamed": _after(Made, "renamed", bool),
+    "between chunks copied": _after(ByMemory, "send"),
+}
+SHARED_AGGREGATOR: dict[str, Install] = {
+    **{point: install for point, install in AGGREGATOR.items() if point not in _OVER_REDIS},
+    "a version's segment without bytes": _before(os, "posix_fallocate"),
+    "a version's segment renamed": _after(Made, "renamed", bool),
+    "between segments of a version": _after(Segments, "make"),
+    "between chunks of the mirror": _sent("\r\nSET\r\n", ":w:"),
+    "before the mirror is noted": _before(Mirror, "_note"),
+    "mirror sent, no reply yet": _sent(script="mirror"),
+}
+"""The points of a job over shared memory."""
+SHARED_ALONE = [point for point in SHARED_WORKER | SHARED_AGGREGATOR if point not in WORKER | AGGREGATOR]
 _FEW = {"after the lease": 1, "during renewal": 3, "while waiting": 5, "after waking": 5}
+_FEW |= {"a gradient's segment without bytes": 1, "a version's segment without bytes": 4}
+_FEW |= {"before the mirror is noted": 5, "mirror sent, no reply yet": 5}
 """Points that are passed less often than once a round: the most passages to wait for."""
 
 
@@ -138,4 +161,4 @@ def passages(point: str, most: int) -> int:
 
 def arm(point: str, nth: int, number: int, notes: str) -> None:
     """Have this process send itself signal `number` when it passes `point` for the `nth` time."""
-    (WORKER | AGGREGATOR)[point](Fuse(point, nth, number, notes))
+    (WORKER | AGGREGATOR | SHARED_WORKER | SHARED_AGGREGATOR)[point](Fuse(point, nth, number, notes))

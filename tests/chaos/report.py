@@ -146,7 +146,7 @@ def _section(r: Result) -> str:
     if r.times:
         lines += ["", timed(r)]
     if r.rows:
-        headings = list(r.rows[0])
+        headings = list(dict.fromkeys(heading for row in r.rows for heading in row))
         lines += ["", markdown(headings, [[_text(row.get(what, "")) for what in headings] for row in r.rows])]
     if r.figures:
         lines += ["", markdown(("figure", ""), [(what, _text(value)) for what, value in r.figures.items()])]
@@ -171,8 +171,8 @@ Made by `make chaos` on {machine}; `make test` runs a short form of it. The code
 {total} faults were injected, {contributions} contributions committed meanwhile: {lost} acknowledged ones lost, {twice}
 committed twice. Every worker appends what was acknowledged to it to a file, and at the end these files are held against
 the commit log; the log is replayed in one process and must make the same weights bit for bit; no term commits after
-another has taken its shard; no key is left but those of living versions, and none at all of a removed job. Every fault
-is counted where it is injected, and a scenario that injected fewer than it says has failed."""
+another has taken its shard; no key and no segment is left but those of living versions, and none at all of a removed
+job. Every fault is counted where it is injected, and a scenario that injected fewer than it says has failed."""
 
 _BOUND = """\
 The bound says what 0 of n proves: with 95 % confidence the rate is below 3/n, and not that it is zero. A kill here is a

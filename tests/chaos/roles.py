@@ -18,7 +18,7 @@ from kvps_aggregator import Aggregator, shard
 from kvps_aggregator.replay import Encode
 
 from chaos import mutants, points, proxy
-from kvps import process
+from kvps import layout, process
 from kvps.client import Client
 from kvps.errors import ServerError, WorkerEvicted
 from kvps.formats import Bytes
@@ -43,6 +43,7 @@ def play(spec: dict[str, Any]) -> NoReturn:
         if spec.get("job", "").endswith(tuple("13579")) or spec.get("damages"):
             # Every other job is as a large one: bytes are stored first, and dead ones become the next.
             Client.small_bytes = shard._REUSED_BYTES = 0
+        layout.CHUNK_ITEMS = spec.get("chunk_items", layout.CHUNK_ITEMS)
         for name in spec.get("mutants", ()):
             mutants.MUTANTS[name].apply()
         if arms := spec.get("arm"):
@@ -85,8 +86,9 @@ def _work(job: Job, session: Session, spec: dict[str, Any]) -> None:
         unit = session.take() if job.config.units else None
         if unit is None and (job.config.units or session.round >= spec["rounds"] or Path(spec["over"]).exists()):
             return
-        grads = computed(session.pull(), session.rank, session.round, unit)
-        time.sleep(spec.get("computes_s", 0.0))
+        params = session.pull()
+        time.sleep(spec.get("computes_s", 0.0))  # the weights are in use meanwhile
+        grads = computed(params, session.rank, session.round, unit)
         if damages and rng.random() < damages:
             with _damaging(job, session):
                 session.push(grads)

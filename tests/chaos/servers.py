@@ -9,6 +9,7 @@ from collections import Counter
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from threading import Event
+from typing import Any, NamedTuple
 
 import numpy as np
 from conftest import private_directory
@@ -22,7 +23,7 @@ from chaos.crew import Crew
 from chaos.report import Result
 from chaos.verdict import Ack, acknowledged
 from kvps.client import Client
-from kvps.job import Job
+from kvps.job import Entry, Job
 from kvps.state import State
 from kvps.store import Store
 
@@ -31,7 +32,7 @@ FILES = (("always", False), ("everysec", True))
 PATIENT = {"worker_timeout_ms": 60_000, "lease_ms": 300}
 
 
-def redis_is_killed(arena: Arena, kills: int = 40, pause_s: float = 0.4) -> Result:
+def redis_is_killed(arena: Arena, kills: int = 40, pause_s: float = 0.4, **settings: Any) -> Result:
     """Half of the kills with the file whole, as `appendfsync always` leaves it; half with its end cut off."""
     result = Result("redis", "Redis killed", arena.seed, needed=kills)
     rolled_back = 0
@@ -40,13 +41,13 @@ def redis_is_killed(arena: Arena, kills: int = 40, pause_s: float = 0.4) -> Resu
             server = stack.enter_context(MortalServer(BINARY, stack.enter_context(private_directory()), fsync=fsync))
             store = stack.enter_context(Store(Client(server.url)))
             for number, (mode, staleness) in enumerate(MODES.items()):
-                job = arena.job(store, staleness=staleness, **PATIENT)
                 share = kills // 2 // 3 + (number < kills // 2 % 3)
                 if not share:
                     continue
+                job = arena.job(store, staleness=staleness, **PATIENT | settings)
                 losses = Losses(job)
                 with arena.crew(job, at_once=True) as crew:
-                    crew.start_all(3, 2, log=True)
+                    crew.start_all(3, job.layout.shards, log=True)
                     crew.until(lambda j=job: j.state().version > 3)
                     losses.floor = server.log().stat().st_size
                     for _ in range(share):
@@ -58,14 +59,22 @@ def redis_is_killed(arena: Arena, kills: int = 40, pause_s: float = 0.4) -> Resu
                             # Not so far that the job itself would be gone: its last second, not its life.
                             cut = min(arena.random.randint(0, 150_000), len(whole) - losses.floor)
                             server.log().write_bytes(whole[: len(whole) - cut])
-                        after = state_in(server.folder, job.name)
+                        after, kept = found_in(server.folder, job.name)
                         losses.note(crew, before, after)
                         server.start()
                         crew.until(lambda j=job, h=after.history: j.state().history != h)
+                        if job.segments:
+                            crew.until(lambda j=job: goes_on(j))
+                            losses.settle(crew, kept)
                         crew.until(lambda s=store: not rewriting(s))
                         losses.floor = server.log().stat().st_size
                     crew.finish()
                     result.problems += losses.unsaid(arena.zygote.log)
+                    if losses.rollbacks and not cuts:
+                        result.problems.append(f"{job.name}: went back to what Redis was given, which had lost nothing")
+                    result.figures |= {
+                        what: result.figures.get(what, 0) + count for what, count in losses.rolled_back().items()
+                    }
                     result.verdict.add(arena.judge(store, crew, frozenset(losses.lost)))
                 rolled_back += losses.versions
                 key = f"appendfsync {fsync}{', its file cut' if cuts else ''}"
@@ -83,10 +92,42 @@ def rewriting(store: Store) -> bool:
 
 def state_in(folder: Path, job: str) -> State:
     """What a server would make of the files of another that is dead; those are not touched."""
+    return found_in(folder, job)[0]
+
+
+def found_in(folder: Path, job: str) -> tuple[State, Kept]:
+    """As `state_in`, and what of it would outlast shared memory."""
     with private_directory() as copy:
         shutil.copytree(folder, copy / "d", ignore=shutil.ignore_patterns("s"))
         with MortalServer(BINARY, copy / "d") as probe, Store(Client(probe.url)) as store:
-            return store.job(job).state()
+            found = store.job(job)
+            state = found.state()
+            return state, Kept.of(found, state)
+
+
+class Kept(NamedTuple):
+    """What a loss of shared memory would not take: the version that Redis was last given, and what is in it."""
+
+    version: int
+    contributions: frozenset[Ack]
+
+    @classmethod
+    def of(cls, job: Job, state: State) -> Kept:
+        version = job.kept(state.version)
+        plans = [commit.plan for commit in job.log() if commit.version <= version]
+        ended = [c for plan in plans for c in plan.contributions + plan.rejected]
+        return cls(version, frozenset((c.worker, c.incarnation, c.seq) for c in ended))
+
+
+def goes_on(job: Job) -> bool:
+    """Whether something was committed behind the last loss."""
+    last = job.client.call("XREVRANGE", job.keys.commits, "+", "-", "COUNT", 200)
+    return next((f["kind"] for _, f in last if f["kind"] in ("commit", "recover")), "") == "commit"
+
+
+def recoveries(job: Job) -> list[Entry]:
+    """What the log says of losses, oldest first."""
+    return [entry for entry in job.entries() if entry[1]["kind"] == "recover"]
 
 
 class Losses:
@@ -95,14 +136,19 @@ class Losses:
     lost      acknowledged contributions that the server forgot
     versions  committed versions that it forgot
     floor     how long its file was when all had noticed its last life
+    rollbacks what was noticed of shared memory that was lost with them: how many versions, each time
     """
 
     def __init__(self, job: Job) -> None:
         self.lost: set[Ack] = set()
         self.versions = 0
         self.floor = 0
+        self.rollbacks: list[int] = []
         self._job = job
         self._each: list[int] = []
+        self._seen = 0
+        self._lives: list[int] | None = None
+        self._problems: list[str] = []
 
     def note(self, crew: Crew, before: State, after: State) -> None:
         """The server went from one state to an earlier one."""
@@ -110,17 +156,56 @@ class Losses:
         self.versions += before.version - after.version
         self.lost |= {ack for ack in acknowledged(crew.acks) if not _remembered(ack, after)}
 
+    def settle(self, crew: Crew, kept: Kept) -> None:
+        """Over shared memory: the job goes on, from where the server is, or from what it was last given."""
+        life, *rollbacks = recoveries(self._job)[self._seen :]
+        self._seen += 1 + len(rollbacks)
+        self._lives = [*(self._lives or ()), int(life[1]["lost"])]
+        for entry, fields in rollbacks:
+            self._rolled(crew, kept, int(life[1]["version"]), entry, fields)
+
+    def fell(self, crew: Crew, kept: Kept, version: int, rolls_back: bool) -> None:
+        """Shared memory was lost, and the server not: the job was at `version`, and goes on from what that has."""
+        found = recoveries(self._job)[self._seen :]
+        self._seen, self._lives = self._seen + len(found), self._lives or []
+        if len(found) != rolls_back:
+            self._problems.append(f"memory was lost at version {version}, the log says so {len(found)} times")
+        for entry, fields in found:
+            self._rolled(crew, kept, version, entry, fields)
+
+    def _rolled(self, crew: Crew, kept: Kept, version: int, entry: str, fields: dict[str, str]) -> None:
+        """The log's `entry` says that the job went from `version` to what Redis was last given: to that, and no
+        further. What was acknowledged until then, and is not in that, is lost with it."""
+        said = int(fields["version"]), int(fields["lost"])
+        if said != (kept.version, version - kept.version):
+            self._problems.append(f"went from {version} to {kept.version}, the log says version and loss {said}")
+        self.rollbacks.append(said[1])
+        behind = [f for _, f in self._job.entries(entry) if f["kind"] == "join"]
+        anew = {(f["worker"], f["incarnation"]) for f in behind}
+        told = {ack for ack in acknowledged(crew.acks) if ack[:2] not in anew}
+        self.lost |= told - kept.contributions
+
+    def rolled_back(self) -> dict[str, int]:
+        """Over shared memory: what was said of it."""
+        if not self._job.segments:
+            return {}
+        return {"times memory was lost with them": len(self.rollbacks), "versions lost by that": sum(self.rollbacks)}
+
     def unsaid(self, log: Path) -> list[str]:
         """Rollbacks that kvps did not notice, or of which it says too little.
 
         Who lost the reply to a commit never knew of that version, so one less may be said.
         """
         job, text = self._job, log.read_text(errors="replace")
-        entries = job.client.call("XRANGE", job.keys.commits, "-", "+")
-        lives = [int(fields["lost"]) for _, fields in entries if fields["kind"] == "recover"]
+        lives = self._lives
+        if lives is None:
+            lives = [int(fields["lost"]) for _, fields in recoveries(job)]
         warned = {int(count) for count in re.findall(rf"job {job.name}: the last (\d+) versions are lost", text)}
         terms = Counter(re.findall(rf"job {job.name}: holds shard \d+ under term (\S+)", text))
         problems = [f"term {term} was given to {count}" for term, count in terms.items() if count > 1]
+        problems += self._problems
+        rolled = Counter(int(lost) for lost in re.findall(rf"job {job.name}: shared memory.*last (\d+) versions", text))
+        problems += [f"a loss of {lost} with the memory is not warned of" for lost in Counter(self.rollbacks) - rolled]
         if len(lives) != len(self._each):
             problems.append(f"{len(self._each)} new lives of the server, noticed were {len(lives)}")
         for size, said in zip(self._each, lives, strict=False):

@@ -2,41 +2,55 @@
 
 from __future__ import annotations
 
+import json
 import signal
+from collections.abc import Sequence
 from contextlib import suppress
+from typing import Any
 
 import numpy as np
 
+from chaos import points
 from chaos.arena import MODES, Arena
 from chaos.crew import Child, Crew
 from chaos.report import Result
-from kvps import wire
 from kvps.job import Job
 from kvps.layout import DTYPE
 from kvps.transport import ChunkGone
 
 LEASE_MS = 200
-_POINTS = ["before commit", "between staged chunks", "after reducing", "during clean-up", ""]
+_POINTS = ("before commit", "between staged chunks", "after reducing", "during clean-up", "")
+_PIN_MS = 10_000
 
 
-def holders_sleep(arena: Arena, sleeps: int = 50, duels: int = 12, mutants: tuple[str, ...] = ()) -> Result:
+def holders_sleep(
+    arena: Arena,
+    sleeps: int = 50,
+    duels: int = 12,
+    mutants: tuple[str, ...] = (),
+    at: Sequence[str] = _POINTS,
+    **settings: Any,
+) -> Result:
     """The holder of a shard sleeps for 3 lease times, most often at a point; then two of them, one behind the other."""
     result = Result("sleepers", "the holder of a lease asleep for 3 lease times", arena.seed, needed=sleeps + duels)
+    compared: list[int] = []
     with arena.server() as store:
         for number, (mode, staleness) in enumerate(MODES.items()):
-            job = arena.job(store, staleness=staleness, lease_ms=LEASE_MS, worker_timeout_ms=60_000)
+            naps, fights = _share(sleeps, number), _share(duels, number)
+            if not naps + fights:
+                continue
+            job = arena.job(store, staleness=staleness, lease_ms=LEASE_MS, worker_timeout_ms=60_000, **settings)
             with arena.crew(job, mutants=mutants) as crew:
-                crew.start_all(3, 2, per_shard=2)
-                naps = _share(sleeps, number)
+                crew.start_all(3, job.layout.shards, per_shard=2)
                 for nap in range(naps):
-                    result.problems += _nap(arena, crew, _POINTS[nap % len(_POINTS)])
+                    result.problems += _nap(arena, crew, at[nap % len(at)], compared)
                 result.faults[f"{mode}, asleep"] = naps
-                fights = _share(duels, number)
                 woken = sum(_duel(crew) for _ in range(fights))
                 result.faults[f"{mode}, asleep with its plan still open"] = woken
                 crew.finish()
                 result.verdict.add(arena.judge(store, crew))
             arena.say(f"{mode}: {naps} sleeps, {woken} with the plan still open")
+    result.figures["versions whose bytes were compared before and after a sleeper woke"] = len(compared)
     return result.close()
 
 
@@ -54,22 +68,26 @@ def _holder(crew: Crew, shard: int) -> Child:
         crew.step(0.01)
 
 
-def _nap(arena: Arena, crew: Crew, point: str) -> list[str]:
+def _nap(arena: Arena, crew: Crew, point: str, compared: list[int]) -> list[str]:
     """Put a holder to sleep, let another take over, wake it: what was committed must not change by a byte."""
-    shard = arena.random.randrange(2)
+    shard = arena.random.randrange(crew.job.layout.shards)
     sleeper = _holder(crew, shard)
     if point:
-        sleeper = _replaced(crew, shard, point, arena.random.randint(1, 30))
+        sleeper = _replaced(crew, shard, point, arena.random.randint(1, points.passages(point, 30)))
     else:
         crew.kill(sleeper, signal.SIGSTOP)
     crew.wait(3 * LEASE_MS / 1000)
-    before = stored(crew.job)
+    pinned = json.loads(crew.job.scripts.pin(_PIN_MS))
+    names = [pinned["names"][str(shard)] for shard in range(crew.job.layout.shards)]
+    before = stored(crew.job, names)
     crew.kill(sleeper, signal.SIGCONT)
     version = crew.job.state().version
     crew.until(lambda: crew.job.state().version > version + 3 or not crew.running)
-    after = stored(crew.job)
-    changed = [key for key in before.keys() & after.keys() if before[key] != after[key]]
-    return [f"{key}: its bytes changed after the sleeper woke" for key in changed]
+    after = stored(crew.job, names)
+    if not before or not after:
+        return []
+    compared.append(pinned["version"])
+    return [] if before == after else [f"version {pinned['version']}: its bytes changed after the sleeper woke"]
 
 
 def _replaced(crew: Crew, shard: int, point: str, nth: int) -> Child:
@@ -113,16 +131,13 @@ def _noted(crew: Crew) -> int:
     return len(crew.notes.read_text().splitlines()) if crew.notes.exists() else 0
 
 
-def stored(job: Job) -> dict[str, bytes]:
-    """The weights that are committed now, byte by byte: each chunk under its key."""
-    state, out = job.state(), {}
-    for chunk in (chunk for chunks in job.layout.chunks for chunk in chunks):
-        key = job.keys.weights(chunk.shard, state.names[chunk.shard], chunk.number)
-        buffer = np.empty(chunk.stop - chunk.start, DTYPE)
-        with suppress(ChunkGone):  # it is older than two versions by now
-            job.client.get([(key, wire.view(buffer))])
-            out[key] = buffer.tobytes()
-    return out
+def stored(job: Job, names: Sequence[str]) -> bytes:
+    """The weights of the version of these names, byte by byte; none if it is gone."""
+    flat = np.empty(job.layout.size, DTYPE)
+    with suppress(ChunkGone):  # it is older than two versions by now, and its pin expired
+        job.reader._read(names, flat)
+        return flat.tobytes()
+    return b""
 
 
 def workers_sleep(arena: Arena, sleeps: int = 24, mutants: tuple[str, ...] = ()) -> Result:

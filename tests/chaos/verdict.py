@@ -13,6 +13,7 @@ import numpy as np
 from kvps_aggregator import Aggregator
 from kvps_aggregator.replay import prove
 
+import kvps.store
 from chaos.roles import Recomputed
 from kvps.cli.trial import judge
 from kvps.job import Job
@@ -106,8 +107,10 @@ def _ms(entry: str) -> int:
 
 
 def remains(store: Store, job: Job) -> list[str]:
-    """What is wrong with the keys of a job that has ended: first with it there, then with it removed."""
+    """What is wrong with the keys and segments of a job that has ended: first with it there, then with it removed."""
     problems = []
+    if job.segments and (found := job.segments.names()):
+        problems.append(f"{len(found)} segments are left of a finished job, as {found[0]}")
     if waiting := [key for key in store.client.scan(job.keys.all_bytes) if key.split(":")[2] == "g"]:
         problems.append(f"{len(waiting)} gradients are left behind the last sweep, as {waiting[0]}")
     # A new holder knows of two versions alone, so that all that it leaves there must be theirs.
@@ -126,10 +129,25 @@ def remains(store: Store, job: Job) -> list[str]:
             known = kind in kinds or kind.startswith("opt.") or f"{kind}:{name[0]}" in kinds
             if not known or (name and name[0] not in shard.live_names()):
                 problems.append(f"key {key} is neither of a living version nor of anybody")
+    names = {name for shard in held for name in shard.live_names()}
+    for segment in job.segments.names() if job.segments else ():
+        if segment.split(":")[1] not in names:
+            problems.append(f"segment {segment} is neither of a living version nor of anybody")
     aggregator.release()
     if len(held) < job.layout.shards:
         problems.append("a shard is still held by somebody")
-    store.remove_job(job.name)
+    _remove(store, job)
     if left := list(store.client.scan(f"kvps:{{{job.name}*")):
         problems.append(f"{len(left)} keys are left of a removed job, as {left[0]}")
+    if job.segments and job.segments.folder.exists():
+        problems.append(f"{job.segments.folder} is left of a removed job")
     return problems
+
+
+def _remove(store: Store, job: Job) -> None:
+    """Remove a job on which nobody is left to send anything: what was on its way has come long ago."""
+    settle, kvps.store._SETTLE_S = kvps.store._SETTLE_S, 0.1
+    try:
+        store.remove_job(job.name)
+    finally:
+        kvps.store._SETTLE_S = settle
