@@ -79,6 +79,10 @@ def running_server(binary: str, *arguments: str, socket: str | None = None) -> I
             shared.forget(shared.folder_of(shared.memory_of(f"unix://{path}")))  # of jobs that were never removed
 
 
+ONE_AND_SLOWLY_ALL = [pytest.param(kind, marks=[pytest.mark.slow] * bool(n)) for n, kind in enumerate(BINARIES)]
+"""For long tests of what hardly depends on the server: every day on one of them, on the others with `make slow`."""
+
+
 @pytest.fixture(scope="session", params=list(BINARIES))
 def server_url(request: pytest.FixtureRequest) -> Iterator[str]:
     """The URL of a server of each kind: a test that uses it runs on all of them."""

@@ -67,10 +67,14 @@ def other() -> Iterator[Store]:
 
 
 @pytest.mark.parametrize(
-    "optimizer",
-    [kvps.SGD(0.05, momentum=0.9, nesterov=True), kvps.Adam(kvps.Cosine(0.05, over=ROUNDS)), kvps.Adagrad()],
+    ("shards", "anew", "optimizer"),
+    [
+        (1, None, kvps.SGD(0.05, momentum=0.9, nesterov=True)),
+        (1, 3, kvps.Adam(kvps.Cosine(0.05, over=ROUNDS))),
+        (3, 2, kvps.Adagrad()),
+        pytest.param(3, 2, kvps.Adam(kvps.Cosine(0.05, over=ROUNDS)), marks=pytest.mark.slow),
+    ],
 )
-@pytest.mark.parametrize(("shards", "anew"), [(1, None), (1, 3), (3, 2)])
 def test_a_restored_bsp_job_ends_with_the_samebits(
     store: Store, other: Store, tmp_path: Path, optimizer: Any, shards: int, anew: int | None
 ) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from commands import TINY, kvps_run
-from conftest import BINARIES, eventually, processes_of
+from conftest import BINARIES, ONE_AND_SLOWLY_ALL, eventually, processes_of
 from harness import staleness_used
 
 import kvps
@@ -26,7 +26,7 @@ def _store() -> kvps.Store:
     return kvps.connect(url)
 
 
-@pytest.mark.parametrize("kind", list(BINARIES))
+@pytest.mark.parametrize("kind", ONE_AND_SLOWLY_ALL)
 def test_up_trains_the_digits_and_repeats_itself_bit_for_bit(home: Path, tmp_path: Path, kind: str) -> None:
     reports = []
     for name in ("a.json", "b.json"):

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from conftest import BINARIES, eventually
+from conftest import BINARIES, ONE_AND_SLOWLY_ALL, eventually
 
 import kvps.keys
 from kvps import embedded
@@ -217,7 +217,7 @@ def _until_closed(screen: int) -> Iterator[bytes]:
         yield piece
 
 
-@pytest.mark.parametrize("kind", list(BINARIES))
+@pytest.mark.parametrize("kind", ONE_AND_SLOWLY_ALL)
 def test_the_walkthrough_is_what_happens(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:

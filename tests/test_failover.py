@@ -31,8 +31,11 @@ def _units(job: Job) -> Counter[int | None]:
     return Counter(c.unit for commit in job.log() for c in commit.plan.contributions)
 
 
-@pytest.mark.parametrize("data", ["static", "units"])
-@pytest.mark.parametrize("staleness", ["0", "1", "-1"])
+@pytest.mark.parametrize(
+    ("staleness", "data"),
+    [("0", "static"), ("1", "units"), ("-1", "static")]
+    + [pytest.param(*case, marks=pytest.mark.slow) for case in (("0", "units"), ("1", "static"), ("-1", "units"))],
+)
 def test_up_under_fire_loses_nothing(home: Path, staleness: str, data: str) -> None:
     command = [sys.executable, "-m", "kvps", "up", "digits", "--kill-every", "1.5", "--epochs", "40", "-s", staleness]
     done = subprocess.run([*command, "--data", data, "--shards", "2"], capture_output=True, text=True)

@@ -67,8 +67,15 @@ def test_bsp_equals_a_plain_loop_bit_for_bit(store: Store, workers: int) -> None
         np.testing.assert_array_equal(job.snapshot()[1][name], array)
 
 
-@pytest.mark.parametrize("wire", ["fp32", "int8", "topk:0.1"])
-@pytest.mark.parametrize("optimizer", [kvps.SGD(0.05, momentum=0.9, nesterov=True), kvps.Adam(0.05)])
+@pytest.mark.parametrize(
+    ("optimizer", "wire"),
+    [
+        (kvps.SGD(0.05, momentum=0.9), "fp32"),
+        (kvps.Adam(0.05), "fp32"),
+        (kvps.SGD(0.05), "int8"),
+        (kvps.Adam(), "topk:0.1"),
+    ],
+)
 def test_it_makes_no_difference_to_a_bit_how_arrays_move(store: Store, optimizer: Any, wire: str) -> None:
     """With several chunks, which are made on several threads, and with optimizer state."""
 
