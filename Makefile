@@ -14,7 +14,7 @@ demo: .stamps/demo ## Train the digits on this machine, through a Redis of its o
 	$(BIN)/kvps up digits
 
 test: .stamps/dev $(OLD) check ## Check the code and run all tests but the slow ones
-	$(BIN)/pytest -n 2 -m "not gpu and not slow"
+	$(BIN)/pytest -n 3 -m "not gpu and not slow"
 
 check: .stamps/dev ## Format, lint, types, import rules; changes nothing
 	$(BIN)/ruff format --check .
@@ -33,8 +33,8 @@ oldest: $(OLD) ## Run the core's tests on the oldest libraries that kvps allows
 slow: .stamps/dev $(OLD) ## Run the tests that take longer
 	$(BIN)/pytest -m slow
 
-bench: .stamps/bench ## Measure everything and write docs/performance.md (PEERS=DIR: other systems too; ONLY=round,wake; QUICK=1)
-	$(BIN)/python docs/performance.py $(if $(PEERS),--peers $(PEERS)) $(if $(ONLY),--only $(ONLY)) $(if $(QUICK),--quick)
+bench: .stamps/bench ## Measure everything and write docs/performance.md (PEERS=DIR: other systems too; ONLY=round,wake; TURNS=3; QUICK=1)
+	$(BIN)/python docs/performance.py $(if $(PEERS),--peers $(PEERS)) $(if $(ONLY),--only $(ONLY)) $(if $(TURNS),--turns $(TURNS)) $(if $(QUICK),--quick)
 
 model: .stamps/dev ## Explore the commit protocol with all faults at once (minutes, 2 GB)
 	$(BIN)/python tests/protocol_model.py 1 0

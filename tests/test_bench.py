@@ -271,10 +271,10 @@ def test_a_peer_that_dies_says_so(kind: peer.Kind, tmp_path: Path) -> None:
     assert other._process
     other.rounds(1)  # by then it has said something
     os.kill(other._process.pid, 9)
-    with pytest.raises(CaseFailed, match="failed: noise"):
+    with pytest.raises(CaseFailed, match=r"failed: \w"):
         other.rounds(1)
     other.finish()
-    assert other.why == "failed: noise"  # its last words
+    assert other.why.startswith("failed: ")  # and its last words, or its children's
 
 
 def test_a_folder_of_peers_must_be_one(tmp_path: Path) -> None:

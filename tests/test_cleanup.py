@@ -16,7 +16,7 @@ from kvps_aggregator import Aggregator
 import kvps
 from kvps import store as store_module
 from kvps.job import Job
-from kvps.outgoing import Outgoing
+from kvps.outgoing import ByRedis
 from kvps.store import Store
 from kvps.wire import view
 
@@ -86,20 +86,21 @@ def test_a_removed_job_leaves_nothing_though_a_worker_is_in_the_middle_of_a_push
     job = store.create_job("job", ONE)
     sent = threading.Event()
 
-    def end_and_lose_the_job(self: Outgoing) -> None:
-        end(self)
+    def end_and_lose_the_job(self: ByRedis) -> bool:
+        ended = end(self)
         if not sent.is_set():
             sent.set()
             store.remove_job("job")
-            store.client.put(self.items)  # as if the connection had been slow
+            store.client.put(self._items)  # as if the connection had been slow
+        return ended
 
-    end = Outgoing.end
+    end = ByRedis.end
     with aggregating(job), contextlib.suppress(kvps.JobNotFound), job.join("w0") as session:
         for _ in range(3):
             session.pull()
             session.push(ONE, 0.5)
         session.pull()
-        monkeypatch.setattr(Outgoing, "end", end_and_lose_the_job)
+        monkeypatch.setattr(ByRedis, "end", end_and_lose_the_job)
         with pytest.raises(kvps.JobNotFound, match="no job 'job'"):
             session.push(ONE, 0.25)
     assert _all(store) == set()

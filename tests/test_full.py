@@ -40,7 +40,7 @@ def _fill(store: Store, room: int) -> None:
 
 def test_a_server_full_of_gradients_drains_by_itself(impatient: Store) -> None:
     """There is no room to stage a version, until the reserve is given up. Again and again."""
-    job = impatient.create_job("job", BIG, staleness=50, max_pending=8, **SUM)
+    job = impatient.create_job("job", BIG, staleness=50, max_pending=8, transport="redis", **SUM)
     aggregator = Aggregator(job, threading.Event())
     aggregator.hold()
     aggregator.sweep()
@@ -114,7 +114,7 @@ def test_all_but_what_takes_more_room_goes_on_when_memory_is_full(impatient: Sto
 def test_a_job_that_cannot_fit_is_refused_before_anything_is_stored(impatient: Store) -> None:
     before = impatient.client.call("DBSIZE")
     with pytest.raises(kvps.ServerFull, match=r"needs 74\.1 MB and .* left of its maxmemory"):
-        impatient.create_job("job", {"x": np.zeros(3_000_000, np.float32)})
+        impatient.create_job("job", {"x": np.zeros(3_000_000, np.float32)}, transport="redis")
     assert impatient.client.call("DBSIZE") == before
     assert impatient.jobs() == []
 
