@@ -418,7 +418,7 @@ def job_exists(job: str) -> JobExists:
 
 
 def lease_lost(shard: int, job: str, holds: str) -> LeaseLost:
-    return LeaseLost(f"shard {shard} of job {job!r} is held by another aggregator now (term {holds or 'none'})")
+    return LeaseLost(f"lost shard {shard} of job {job!r}: another aggregator holds it (term {holds or 'none'})")
 
 
 def evicted(worker: str, job: str, why: str) -> WorkerEvicted:

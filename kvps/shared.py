@@ -19,6 +19,7 @@ import hashlib
 import mmap
 import os
 import re
+import secrets
 import shutil
 import threading
 from collections.abc import Sequence
@@ -76,7 +77,10 @@ def is_ours(memory: str) -> bool:
 
 def forget(folder: Path) -> None:
     """Delete a directory of segments, and its server's if that is empty then."""
-    shutil.rmtree(folder, ignore_errors=True)
+    gone = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
+    with suppress(OSError):
+        folder.rename(gone)  # first: nobody makes a segment in it while it is emptied
+    shutil.rmtree(gone, ignore_errors=True)
     with suppress(OSError):
         if folder.parent.parent.parent == ROOT:
             folder.parent.rmdir()

@@ -233,7 +233,7 @@ def test_lost_memory_takes_back_what_came_since_redis_was_given_it_and_no_more(s
     kept, before = job.kept(99), job.state()
     assert 10 <= kept < before.version
     assert job.segments
-    shutil.rmtree(job.segments.folder)
+    shared.forget(job.segments.folder)
     with pytest.raises(kvps.UsageError, match="no part in"):
         job.join("w0")
     with aggregating(job):
@@ -271,7 +271,7 @@ def test_each_loss_stays_in_the_log_though_the_next_goes_further_back(store: Sto
                 session.push(gradient(session.pull(), 0, round_))  # type: ignore[union-attr]
                 while aggregator.work():
                     pass
-        shutil.rmtree(job.segments.folder)
+        shared.forget(job.segments.folder)
     assert [(f["version"], f["lost"]) for _, f in job.entries() if f["kind"] == "recover"] == [("0", "3"), ("0", "2")]
     assert check_chain(job) == 0
 
@@ -285,7 +285,7 @@ def test_memory_that_is_lost_under_a_living_holder_is_taken_anew(store: Store) -
             session.push(gradient(session.pull(), 0, round_))
             while round_ < 2 and aggregator.work():
                 pass
-        shutil.rmtree(job.segments.folder)
+        shared.forget(job.segments.folder)
         aggregator.work()
         assert eventually(lambda: aggregator.hold(at_once=True) or bool(aggregator._shards))
         with pytest.raises(kvps.WorkerEvicted):
@@ -307,7 +307,7 @@ def test_a_holder_that_has_nothing_to_do_notices_too_that_the_memory_is_lost(sto
             for round_ in range(3):
                 session.push(gradient(session.pull(), 0, round_))
             assert _committed(job, 3)
-            shutil.rmtree(job.segments.folder)
+            shared.forget(job.segments.folder)
             assert eventually(lambda: job.state().version == 0)
             session._closed = True
         work_on(job, "w0", 4)
@@ -390,7 +390,7 @@ def test_memory_that_is_deleted_under_a_living_job_is_made_anew(store: Store) ->
         worker = threading.Thread(target=_work_on_whatever_happens, args=(job, 60))
         worker.start()
         assert eventually(lambda: job.kept(99) >= 10)
-        shutil.rmtree(job.segments.folder)
+        shared.forget(job.segments.folder)
         worker.join()
         assert _committed(job, 60)
     assert check_chain(job) == 60

@@ -33,8 +33,12 @@ def tls_url(server_url: str, tmp_path: Path) -> Iterator[str]:
             await target.drain()
         target.close()
 
+    writers: list[asyncio.StreamWriter] = []
+
     async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
         behind = await asyncio.open_unix_connection(server_url.removeprefix("unix://"))
+        writers.append(behind[1])
         await asyncio.gather(copy(reader, behind[1]), copy(behind[0], writer), return_exceptions=True)
 
     server = loop.run_until_complete(asyncio.start_server(relay, "localhost", 0, ssl=context))
@@ -49,6 +53,9 @@ def tls_url(server_url: str, tmp_path: Path) -> Iterator[str]:
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
+        for writer in writers:
+            writer.transport.abort()
+        await asyncio.gather(*(writer.wait_closed() for writer in writers), return_exceptions=True)
 
     asyncio.run_coroutine_threadsafe(end(), loop).result(10)
     loop.call_soon_threadsafe(loop.stop)

@@ -300,6 +300,8 @@ class Aggregator:
             if shard.version < version and shard.staged and shard.staged_as == names[shard.number]:
                 self._promote(shard, pin)
             else:
+                name = self._job.name
+                log.warning("job %s: lost shard %d: version %d is not this holder's", name, shard.number, version)
                 self._drop(shard)
 
     def _promote(self, shard: Shard, pin: str) -> None:
