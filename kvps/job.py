@@ -138,8 +138,10 @@ class Job:
 
     def kept(self, version: int) -> int:
         """The newest version up to `version` that a loss of shared memory would not take back."""
+        if not self.segments:
+            return version
         record = self.reader.mirrored()
-        return min(version, record.version) if record else version
+        return min(version, record.version if record else self.state().begin.version)
 
     def checkpoint(self) -> Checkpoint:
         """All that the newest version is: weights, optimizer state, clocks, units and members as of one instant.

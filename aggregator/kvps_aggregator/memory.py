@@ -83,8 +83,12 @@ class SharedShard(Shard):
     # -- what the last holder left -----------------------------------------------------------------------------
 
     def load(self, state: State, before: str, pinned: tuple[int, str] | None) -> None:
-        super().load(state, before, pinned)
-        self.mirror.begin(self.version, state.names[self.number])
+        self.mirror.begin(state.version, state.names[self.number])  # first: it is what a rollback goes to
+        try:
+            super().load(state, before, pinned)
+        except BaseException:
+            self.close()
+            raise
 
     def _load_bytes(self, name: str) -> None:
         self._segments.ensure()
@@ -94,7 +98,7 @@ class SharedShard(Shard):
         except ChunkGone:
             # Never in memory, or all of it was given to Redis before the memory was lost.
             record = self._job.reader.mirrored()
-            whole = (not record or record.version == self.version) and self._contributions_are_here()
+            whole = record is not None and record.version == self.version and self._contributions_are_here()
             if whole:
                 super()._load_bytes(name)
         if not whole:
