@@ -30,7 +30,8 @@ _HEAD = """# Figures
 
 Written by `make bench`. Machines are noisy: whatever is compared took turns within one run, and what counts is the
 ratio: the median of those of every turn, with the least and the greatest of them. Times are medians, with the 10th and
-the 90th percentile. The first turn of each case warms up and is not counted. No GPU was there: figures with CuPy are owed.
+the 90th percentile. The first turn of each case warms up and is not counted. No GPU was there: figures with CuPy are
+owed.
 """
 
 
