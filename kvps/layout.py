@@ -109,12 +109,12 @@ class Layout:
             out.append(tuple(Chunk(shard, i, s, min(s + CHUNK_ITEMS, high)) for i, s in enumerate(starts)))
         return tuple(out)
 
-    def views(self, flat: Array) -> dict[str, Array]:
-        """Name -> read-only view into `flat` (shape (size,), float32)."""
+    def views(self, flat: Array, writable: bool = False) -> dict[str, Array]:
+        """Name -> view into `flat` (shape (size,), float32), read-only unless it is to be filled."""
         out = {}
         for p in self.parameters:
             view = flat[p.start : p.stop].reshape(p.shape)
-            view.flags.writeable = False
+            view.flags.writeable = writable
             out[p.name] = view
         return out
 

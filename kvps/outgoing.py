@@ -16,10 +16,10 @@ import numpy as np
 
 from kvps.client import Client
 from kvps.coding import Remainder
-from kvps.formats import Format
-from kvps.layout import DTYPE, Array, Layout
+from kvps.formats import Bytes, Format
+from kvps.layout import Array, Layout
 from kvps.scripts import Call
-from kvps.shared import Bytes, Made
+from kvps.shared import Made
 from kvps.wire import Buffers, digest, fold, view
 
 
@@ -187,17 +187,11 @@ class Ring:
         self._made: dict[int, Made] = {}
 
     def segment(self, seq: int, settled: int) -> Made:
-        """The segment for a contribution. Those up to the `settled`-th wait no more.
-
-        Raises ServerFull, JobNotFound.
-        """
+        """The segment for a contribution. Those up to the `settled`-th wait no more. Raises ServerFull, MemoryGone."""
         if seq not in self._made:
-            spare = {number: made for number, made in self._made.items() if number <= settled}
-            made = self._make(self._name(seq), self._nbytes, list(spare.values()))
-            unused = [number for number in spare if spare[number] is not made]
-            for number in unused[1:]:
-                spare[number].unlink()
-            self._made = {n: m for n, m in self._made.items() if n not in spare or n in unused[:1]} | {seq: made}
+            spare = [made for number, made in self._made.items() if number <= settled]
+            fresh = self._make(self._name(seq), self._nbytes, spare)
+            self._made = {number: made for number, made in self._made.items() if made is not fresh} | {seq: fresh}
         return self._made[seq]
 
     def unlink(self, settled: int) -> None:
@@ -209,9 +203,3 @@ class Ring:
 def chunk_sizes(layout: Layout, format: Format) -> list[int]:
     """How many bytes each chunk takes, shard by shard."""
     return [format.nbytes(chunk.stop - chunk.start) for shard in layout.chunks for chunk in shard]
-
-
-def views_to_fill(layout: Layout, data: Bytes) -> dict[str, Array]:
-    """Name -> writable array in `data` (layout.nbytes bytes), where `push` needs it."""
-    flat = data.view(DTYPE)
-    return {p.name: flat[p.start : p.stop].reshape(p.shape) for p in layout.parameters}

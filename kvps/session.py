@@ -43,7 +43,7 @@ from kvps.formats import format_of
 from kvps.heart import Heart
 from kvps.keys import JobKeys, segment_of
 from kvps.layout import DTYPE, Array, Layout
-from kvps.outgoing import ByMemory, ByRedis, Outgoing, Ring, Way, chunk_sizes, views_to_fill
+from kvps.outgoing import ByMemory, ByRedis, Outgoing, Ring, Way, chunk_sizes
 from kvps.prefetch import Fetched, Prefetch
 from kvps.reader import Reader
 from kvps.remainders import Remainders
@@ -110,6 +110,7 @@ class Session:
         self._settled = 0  # what this incarnation has pushed up to here waits no more
         self._spare: Array | None = None
         self._lent: dict[str, Array] = {}
+        self._in_place: Array | None = None  # where those lie, if that is where the aggregator reads them
         self._pulled = False
         self._closed = False
         self._flat: Array = np.empty(0 if segments else layout.size, DTYPE)
@@ -166,10 +167,10 @@ class Session:
                 flat: Array = np.frombuffer(mapped.data.data, DTYPE)
                 weakref.finalize(flat, mapped.close)  # with the last array that the user has of it
                 return state.version, flat
-            if (given := self._reader.given(state)) is not None:
-                return state.version, given
             now = self._look()
             if now.version == state.version:
+                if (given := self._reader.given(state)) is not None:
+                    return state.version, given
                 self._client.wait({self._keys.commits: now.bell})  # until its aggregator has seen that too
                 raise self._memory_lost()
             state = now
@@ -232,13 +233,22 @@ class Session:
         self._check_may_push()
         seq = self.sequence + 1
         if self._ring and not self._wire.lossy and self._tried < seq:
-            data = self._made(self._ring, seq).data
+            flat: Array = self._made(self._ring, seq).data.view(DTYPE)
+            self._in_place = flat
         else:
             if self._spare is None:
                 self._spare = np.empty(self._layout.size, DTYPE)
-            data = self._spare.view(np.uint8)
-        self._lent = views_to_fill(self._layout, data)
+            flat, self._in_place = self._spare, None
+        self._lent = self._layout.views(flat, writable=True)
         return dict(self._lent)
+
+    def _check_place(self, number: int, array: Array) -> None:
+        """What lies in the segment must lie where it belongs: copied from there, it might be written over first."""
+        if self._in_place is None or not np.may_share_memory(array, self._in_place):
+            return
+        name = self._layout.parameters[number].name
+        if array.ctypes.data != self._lent[name].ctypes.data:
+            raise LayoutMismatch(f"gradient {name!r} lies in another one's buffer: compute each into its own")
 
     def put(self, name: str, grad: Any) -> None:
         """Hand over one parameter's gradient ahead of `push`, as soon as it is computed: its bytes leave meanwhile.
@@ -253,6 +263,7 @@ class Session:
         if self._out and self._out.has(number):
             raise LayoutMismatch(f"gradient {name!r} was put already: push() first")
         array = self._layout.host(number, grad, "gradient")
+        self._check_place(number, array)
         self._counts &= self._finite(number, array)
         out = self._outgoing()
         try:
@@ -277,6 +288,7 @@ class Session:
         arrays = self._layout.rest({} if grads is None else grads, "gradient", put)
         counts = self._counts
         for number, array in arrays.items():
+            self._check_place(number, array)
             counts &= self._finite(number, array)
         out = self._outgoing(live=counts)
         self._out, self._counts = None, True

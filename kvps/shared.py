@@ -27,14 +27,12 @@ from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kvps import process
 from kvps.errors import CorruptData, KvpsError, ServerFull
+from kvps.formats import Bytes
 from kvps.places import private_directory
 from kvps.transport import ChunkGone, connection_settings
-
-Bytes = NDArray[np.uint8]
 
 ROOT = Path("/dev/shm")
 _MAP = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)

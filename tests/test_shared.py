@@ -133,6 +133,23 @@ def test_what_is_computed_into_the_buffers_is_pushed_as_it_lies_there(store: Sto
     assert check_chain(job) == 5
 
 
+def test_a_gradient_in_another_ones_buffer_is_refused_before_anything_is_written(store: Store) -> None:
+    params = {name: np.zeros(300_000, np.float32) for name in "ab"}
+    job = store.create_job("job", params, optimizer=kvps.SGD(lr=1.0), **PATIENT)
+    with aggregating(job), job.join("w0") as session:
+        session.pull()
+        grads = session.buffers()
+        grads["a"][:], grads["b"][:] = 1, 2
+        with pytest.raises(kvps.LayoutMismatch, match="lies in another one's buffer"):
+            session.push({"a": grads["b"], "b": grads["a"]})
+        with pytest.raises(kvps.LayoutMismatch, match="lies in another one's buffer"):
+            session.put("a", grads["b"])
+        session.push(grads)
+        weights = session.pull()
+        assert (weights["a"] == -1).all()
+        assert (weights["b"] == -2).all()
+
+
 def test_over_redis_the_buffers_are_plain_arrays(store: Store) -> None:
     job = store.create_job("job", LARGE, optimizer=kvps.SGD(lr=1.0), transport="redis", worker_timeout_ms=60_000)
     with aggregating(job), job.join("w0") as session:

@@ -164,9 +164,8 @@ class SharedShard(Shard):
     def _here(self, c: Contribution) -> list[Bytes]:
         try:
             whole = self._reading.enter_context(self._segments.open(self._gradient(c), self._ends[-1]))
-        except (
-            ChunkGone
-        ):  # a server lost its last writes, so that its worker took them for committed; or memory is lost
+        except ChunkGone:
+            # Memory is lost; or its worker saw it committed by a server that then lost its last writes.
             self._roll_back()
         return [whole[start:end] for start, end in zip([0, *self._ends], self._ends, strict=False)]
 
