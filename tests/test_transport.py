@@ -238,7 +238,7 @@ def test_a_url_that_is_none_is_not_quoted(url: str) -> None:
 
 
 def test_a_wait_ends_before_its_connection_gives_up(server_url: str) -> None:
-    with Client(f"{server_url}?socket_timeout=0.2", patience_s=0.1) as client:
+    with Client(f"{server_url}?socket_timeout=1", patience_s=0.1) as client:
         assert client.wait({"no-such-stream": "0"}, 5000) == {}
 
 
