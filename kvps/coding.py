@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kvps.formats import Bytes, Format, encoded, leave_out, within
+from kvps.formats import Bytes, Format, encoded, leave_out
 from kvps.layout import CHUNK_ITEMS, DTYPE, Array, Layout
-from kvps.wire import digest, fold
+from kvps.wire import digest, finite, fold
 
 _MOST = np.finfo(np.float32).max
 
@@ -30,8 +30,8 @@ class Remainder:
                 np.add(self.values[stop : stop + piece.size], piece, out=self._next[stop : stop + piece.size])
                 stop += piece.size
         values = self._next[start:stop]
-        if (finite := within(_MOST, values)) is not values:  # else what was infinite once would be so for ever
-            values[:] = finite
+        if not finite(values):  # else what was infinite once would be so for ever
+            np.clip(values, -_MOST, _MOST, out=values)
         data = encoded(self._format, values)
         leave_out(self._format, values, data, self._scratch[: values.size])
         return data

@@ -19,6 +19,7 @@ import math
 from dataclasses import dataclass
 from typing import Protocol
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -30,7 +31,9 @@ Bytes = NDArray[np.uint8]
 _BLOCK = 1 << 10  # items that share a scale
 _STRETCH = 1 << 14  # items converted at a time: what is between the passes stays in the nearest cache
 _HALF_MAX = np.float32(65504)
+_BF16 = np.dtype(ml_dtypes.bfloat16)
 _BF16_MAX = np.uint32(0x7F7F0000).view(np.float32)
+_BF16_INF = 0x7F80
 _SCALE_MAX = np.nextafter(np.finfo(np.float32).max / np.float32(127), np.float32(0))
 
 
@@ -83,22 +86,14 @@ class Bf16:
         return 2 * items
 
     def encode(self, values: Array, out: Bytes) -> None:
-        halves = out.view("<u2")
-        rounded = np.empty(min(values.size, _STRETCH), np.uint32)
-        for i in range(0, values.size, _STRETCH):
-            bits = within(_BF16_MAX, values[i : i + _STRETCH]).view(np.uint32)
-            up = rounded[: bits.size]
-            # Half of the last place that stays, less one, plus that place: nearest, ties to even.
-            np.right_shift(bits, 16, out=up)
-            np.bitwise_and(up, 1, out=up)
-            up += np.uint32(0x7FFF)
-            up += bits
-            halves[i : i + _STRETCH] = up.view("<u2")[1::2]
+        halves = out.view(_BF16)
+        with np.errstate(over="ignore"):
+            np.copyto(halves, values, casting="unsafe")
+        if (out.view("<u2") & 0x7FFF).max(initial=0) >= _BF16_INF:
+            np.copyto(halves, np.clip(values, -_BF16_MAX, _BF16_MAX), casting="unsafe")
 
     def decode(self, data: Bytes, out: Array) -> None:
-        halves, bits = data.view("<u2"), out.view(np.uint32)
-        for i in range(0, out.size, _STRETCH):
-            np.left_shift(halves[i : i + _STRETCH], 16, out=bits[i : i + _STRETCH], dtype=np.uint32)
+        np.copyto(out, data.view(_BF16))
 
 
 @dataclass(frozen=True)

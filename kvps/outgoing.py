@@ -20,7 +20,7 @@ from kvps.formats import Bytes, Format
 from kvps.layout import Array, Layout
 from kvps.scripts import Call
 from kvps.shared import Made
-from kvps.wire import Buffers, digest, fold, view
+from kvps.wire import Buffers, digest, finite, fold, view
 
 
 class Way(Protocol):
@@ -129,10 +129,15 @@ class ByMemory:
 
 
 class Outgoing:
-    """One contribution. Arrays are flat, contiguous float32 and must stay as they are until it is accepted."""
+    """One contribution. Arrays are flat, contiguous float32 and must stay as they are until it is accepted.
 
-    def __init__(self, layout: Layout, remainder: Remainder | None, way: Way) -> None:
+    finite   False once an array held NaN or Inf, if this `looks` at them on their way: nobody is told then of what left
+    """
+
+    def __init__(self, layout: Layout, remainder: Remainder | None, way: Way, looks: bool = False) -> None:
         self.way = way
+        self.finite = True
+        self._looks = looks
         self._layout = layout
         self._remainder = remainder
         self._arrays: list[Array | None] = [None] * len(layout.parameters)
@@ -158,6 +163,8 @@ class Outgoing:
             array = self._arrays[p.number]
             assert array is not None
             pieces.append(array[p.start : p.stop])
+        if self._looks:  # who sends them then takes them out of the cache
+            self.finite = self.finite and all(map(finite, pieces))
         if self._remainder:
             chunk = self._layout.chunks[shard][number]
             data = self._remainder.encode(chunk.start, pieces)

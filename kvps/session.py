@@ -287,19 +287,26 @@ class Session:
         put = self._out.has if self._out else lambda _: False
         arrays = self._layout.rest({} if grads is None else grads, "gradient", put)
         counts = self._counts
+        looks = self._out is None and not self._wire.lossy
         for number, array in arrays.items():
             self._check_place(number, array)
-            counts &= self._finite(number, array)
-        out = self._outgoing(live=counts)
+            counts &= looks or self._finite(number, array)
+        out = self._outgoing(live=counts, looks=looks)
         self._out, self._counts = None, True
         try:
             for number, array in arrays.items() if counts else ():
                 out.put(number, array)
+            if not out.finite:
+                counts = all(self._finite(number, array) for number, array in arrays.items())
             self._check_same(out.digests if counts else "-")
             accepted = self._deliver(out, counts)
+        except NotFinite:
+            self._out = out
+            self._forget_put()
+            raise
         except BaseException:
             if not self._doubt and self._tried > self.sequence:
-                self._doubt = out.digests
+                self._doubt = out.digests if counts else "-"
             out.way.drop()
             raise
         self._doubt = ""
@@ -349,13 +356,13 @@ class Session:
             f"the job with nonfinite='skip' to count such gradients as zeros"
         )
 
-    def _outgoing(self, live: bool = True) -> Outgoing:
+    def _outgoing(self, live: bool = True, looks: bool = False) -> Outgoing:
         """The contribution that is being put together; a new one is not `live` if its number was tried before."""
         if not self._out:
             seq = self.sequence + 1
             self._remainder = self._remainder or self._inherit()
             live, self._tried = live and self._tried < seq, seq if live else self._tried
-            self._out = Outgoing(self._layout, self._remainder, self._way(seq, live))
+            self._out = Outgoing(self._layout, self._remainder, self._way(seq, live), looks)
         return self._out
 
     def _way(self, seq: int, live: bool) -> Way:

@@ -71,6 +71,64 @@ def test_a_worker_that_met_a_full_server_is_replayed(store: Store, monkeypatch: 
     assert _proved(job).by == "recomputed"
 
 
+@pytest.mark.parametrize("transport", ["redis", "shm"])
+@pytest.mark.parametrize("size", [3, 900_000])
+@pytest.mark.parametrize("put", [False, True])
+def test_what_has_left_of_a_gradient_with_a_nan_does_not_count(
+    store: Store, transport: str, size: int, put: bool
+) -> None:
+    """Its last item is looked at when most of it has been sent."""
+    params = {"a": np.zeros(size, np.float32), "b": np.zeros(size, np.float32)}
+    bad, good = _of(params, 1), _of(params, 2)
+    bad["b"][-1] = np.nan
+    job = store.create_job("job", params, optimizer=kvps.SGD(lr=0.5), **PATIENT | {"transport": transport})
+    with aggregating(job), job.join("w0") as session:
+        for clock in (1, 2):
+            session.pull()
+            for _ in range(2):
+                if put:
+                    session.put("a", good["a"])
+                with pytest.raises(kvps.NotFinite, match="'b' holds NaN or Inf"):
+                    session.push({"b": bad["b"]} if put else bad)
+                if put:
+                    session.pull()
+            assert session.push(good) == clock
+        session.pull()
+    assert job.snapshot()[1]["b"].tolist() == [-2.0] * size
+    assert [c.seq for commit in job.log() for c in commit.plan.contributions] == [1, 2]
+
+
+@pytest.mark.parametrize("transport", ["redis", "shm"])
+@pytest.mark.parametrize("size", [3, 900_000])
+def test_a_gradient_that_is_skipped_when_most_of_it_has_left(store: Store, transport: str, size: int) -> None:
+    """Again with the same one when the answer was lost; another one is not taken for it."""
+    params = {"a": np.zeros(size, np.float32)}
+    bad, good = _of(params, 1), _of(params, 2)
+    bad["a"][-1] = np.inf
+    settings = {**PATIENT, "transport": transport, "nonfinite": "skip"}
+    job = store.create_job("job", params, optimizer=kvps.SGD(lr=0.5), **settings)
+    with aggregating(job), job.join("w0") as session:
+        session.pull()
+        accept = session._accept
+
+        def lost(*arguments: Any) -> Any:
+            accept(*arguments)
+            raise kvps.ServerLost("the answer was lost")
+
+        session._accept = lost  # type: ignore[method-assign]
+        with pytest.raises(kvps.ServerLost):
+            session.push(bad)
+        session._accept = accept  # type: ignore[method-assign]
+        with pytest.raises(kvps.WrongOrder, match="another gradient"):
+            session.push(good)
+        assert session.push(bad) == 1
+        session.pull()
+        assert session.push(good) == 2
+        session.pull()
+    assert job.snapshot()[1]["a"].tolist() == [-1.0] * size
+    assert [c.weight for commit in job.log() for c in commit.plan.contributions] == [0, 1]
+
+
 def test_another_gradient_is_not_acknowledged_in_place_of_one_that_counted(store: Store) -> None:
     """The answer to a push was lost for good, and its user goes on with the next batch."""
     job = store.create_job("job", SMALL, optimizer=kvps.SGD(lr=1.0), **PATIENT)

@@ -74,10 +74,12 @@ class Intake:
     def parts(self, chunk: Chunk) -> Iterator[Array]:
         """The contributions' parts of the next chunk, (items,) float32, in order; of any, and on any thread, if nothing
         is fetched, decoded or kept. Raises BadContribution."""
+        used: list[tuple[list[str], Bytes]] = []
         for (contribution, _), here, digests in zip(self._contributions, self._here, self._digests, strict=True):
+            if len(used) == _HELD:
+                _note(used, chunk)
             try:
                 data = here[chunk.number] if here else self._next(chunk)
-                digests[chunk.number] = wire.digest([data.data])
                 if self._recorder:
                     self._recorder.extend(contribution, data)
                 values = self._values(data, chunk)
@@ -85,7 +87,9 @@ class Intake:
                 raise BadContribution(contribution, str(gone)) from None
             except ValueError:
                 raise BadContribution(contribution, "its bytes differ from its digest") from None
+            used.append((digests, data))
             yield values
+        _note(used, chunk)
 
     def _next(self, chunk: Chunk) -> Bytes:
         next(self._arriving)
@@ -132,3 +136,11 @@ class Intake:
         self._arriving.close()
         if self._recorder:
             self._recorder.forget()
+
+
+def _note(used: list[tuple[list[str], Bytes]], chunk: Chunk) -> None:
+    """Note the digests of what was added up. Not before: xxhash keeps the interpreter's lock, also while it waits for
+    memory, and the sum, which does not, has brought the bytes into the cache."""
+    for digests, data in used:
+        digests[chunk.number] = wire.digest([data.data])
+    used.clear()

@@ -53,7 +53,8 @@ class SharedShard(Shard):
         self._made: dict[str, dict[str, Made]] = {}  # by staged name, by array
         self._spares: dict[str, list[Made]] = {what: [] for what in self._whats}
         self._gone: list[str] = []
-        self._pool = ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1), "kvps-step")
+        self._helpers = min(_THREADS, os.cpu_count() or 1) - 1
+        self._pool = ThreadPoolExecutor(max(1, self._helpers), "kvps-step")
         self.mirror = Mirror(job, term)
 
     def close(self) -> None:
@@ -173,14 +174,23 @@ class SharedShard(Shard):
         if self._format.lossy or self._recorder or len(self._part.chunks) < _FEW:
             yield from super()._each(step)
             return
-        steps = [self._pool.submit(step, chunk) for chunk in self._part.chunks]
+        todo = iter(self._part.chunks)  # gives each chunk to one thread
+        said: dict[int, dict[str, str]] = {}
+
+        def work() -> None:
+            for chunk in todo:
+                said[chunk.number] = step(chunk)
+
+        others = [self._pool.submit(work) for _ in range(self._helpers)]
         try:
-            for stepped in steps:
-                yield stepped.result()
+            work()
         finally:  # nothing is written any more once this is left
-            for stepped in steps:
-                stepped.cancel()
-            wait(steps)
+            for _ in todo:
+                pass
+            wait(others)
+        for other in others:
+            other.result()
+        yield from (said[chunk.number] for chunk in self._part.chunks)
 
     def _items(self, name: str, chunk: Chunk) -> Iterator[tuple[str, Buffers]]:
         return iter(())

@@ -30,51 +30,69 @@ def update(
     out: Array,
     state_out: State,
 ) -> None:
-    """One step, the `step`-th from 1, with learning rate `lr`. `gradient` is scratch afterwards."""
+    """One step, the `step`-th from 1, with learning rate `lr`. `gradient` is scratch afterwards; so is `out` before.
+
+    No rule makes a temporary array: a large one would be fresh memory, page by page, for every chunk.
+    """
     _RULES[type(settings)](settings, lr, step, weights, gradient, state, out, state_out)
 
 
 def _sgd(s: SGD, lr: float, step: int, w: Array, g: Array, state: State, out: Array, state_out: State) -> None:
     """``b = mu*b + g``; ``p = p - lr*b``, or with Nesterov ``p = p - lr*(g + mu*b)``. (torch.optim.SGD)"""
-    if s.weight_decay:
-        g += _f(s.weight_decay) * w
+    _decay(g, w, s.weight_decay, out)
     if s.momentum:
         buf = state_out["momentum"]
         np.multiply(state["momentum"], _f(s.momentum), out=buf)
         buf += g
         if s.nesterov:
-            g += _f(s.momentum) * buf
+            np.multiply(buf, _f(s.momentum), out=out)
+            g += out
         else:
             g = buf
-    np.subtract(w, _f(lr) * g, out=out)
+    np.multiply(g, _f(lr), out=out)
+    np.subtract(w, out, out=out)
 
 
 def _adagrad(s: Adagrad, lr: float, step: int, w: Array, g: Array, state: State, out: Array, state_out: State) -> None:
     """``h = h + g*g``; ``p = p - lr*g/(sqrt(h) + eps)``. (torch.optim.Adagrad, lr_decay 0)"""
-    if s.weight_decay:
-        g += _f(s.weight_decay) * w
+    _decay(g, w, s.weight_decay, out)
     total = state_out["sum"]
-    np.add(state["sum"], g * g, out=total)
-    scale = np.sqrt(total)
+    np.multiply(g, g, out=out)
+    np.add(state["sum"], out, out=total)
+    scale = np.sqrt(total, out=out)
     scale += _f(s.eps)
-    np.subtract(w, _f(lr) * (g / scale), out=out)
+    g /= scale
+    g *= _f(lr)
+    np.subtract(w, g, out=out)
 
 
 def _adam(s: Adam, lr: float, step: int, w: Array, g: Array, state: State, out: Array, state_out: State) -> None:
     """``m = m + (1-b1)(g-m)``; ``v = b2*v + (1-b2)g*g``;
     ``p = p - lr/(1-b1^t) * m / (sqrt(v)/sqrt(1-b2^t) + eps)``. (torch.optim.Adam and AdamW; Kingma and Ba, 2015)"""
-    if isinstance(s, AdamW):
-        w = w * _f(1 - lr * s.weight_decay)
-    elif s.weight_decay:
-        g += _f(s.weight_decay) * w
+    decoupled = isinstance(s, AdamW)
+    _decay(g, w, 0.0 if decoupled else s.weight_decay, out)
     m, v = state_out["m"], state_out["v"]
-    np.add(state["m"], (g - state["m"]) * _f(1 - s.beta1), out=m)
+    np.subtract(g, state["m"], out=m)
+    m *= _f(1 - s.beta1)
+    m += state["m"]
+    np.multiply(g, g, out=g)
+    g *= _f(1 - s.beta2)
     np.multiply(state["v"], _f(s.beta2), out=v)
-    v += g * g * _f(1 - s.beta2)
-    scale = np.sqrt(v)
+    v += g
+    scale = np.sqrt(v, out=g)
     scale /= _f(math.sqrt(1 - s.beta2**step))
     scale += _f(s.eps)
-    np.subtract(w, _f(lr / (1 - s.beta1**step)) * (m / scale), out=out)
+    change = np.divide(m, scale, out=g)
+    change *= _f(lr / (1 - s.beta1**step))
+    if decoupled:
+        w = np.multiply(w, _f(1 - lr * s.weight_decay), out=out)
+    np.subtract(w, change, out=out)
+
+
+def _decay(g: Array, w: Array, weight_decay: float, scratch: Array) -> None:
+    """Add the gradient of the L2 penalty, in place."""
+    if weight_decay:
+        g += np.multiply(w, _f(weight_decay), out=scratch)
 
 
 _RULES: dict[type[Optimizer], Callable[..., None]] = {SGD: _sgd, Adagrad: _adagrad, Adam: _adam, AdamW: _adam}

@@ -17,8 +17,6 @@ from kvps.layout import CHUNK_ITEMS, DTYPE, Array, Chunk, Layout
 from kvps.plan import Plan
 from kvps_aggregator import optimizers, reduce
 
-_STRETCH = 1 << 16  # items stepped at a time: what a step touches stays in the cache
-
 
 class Part:
     """The `number`-th shard of a job. Arrays are (size,) float32; `state` is slot name -> array, zeros at first.
@@ -57,16 +55,13 @@ class Part:
         finite = wire.finite(total)
         config = self._config
         lr = config.optimizer.lr_at(plan.progress / config.workers)
-        for i in range(0, total.size, _STRETCH):
-            stretch = slice(part_of.start + i, min(part_of.start + i + _STRETCH, part_of.stop))
-            gradient = total[i : i + _STRETCH]
-            reduce.finish(gradient, config.reduction, plan.divisor)
-            optimizers.update(
-                *(config.optimizer, lr, plan.version, self.weights[stretch], gradient),
-                {slot: array[stretch] for slot, array in self.state.items()},
-                self.next_weights[stretch],
-                {slot: array[stretch] for slot, array in self.next_state.items()},
-            )
+        reduce.finish(total, config.reduction, plan.divisor)
+        optimizers.update(
+            *(config.optimizer, lr, plan.version, self.weights[part_of], total),
+            {slot: array[part_of] for slot, array in self.state.items()},
+            self.next_weights[part_of],
+            {slot: array[part_of] for slot, array in self.next_state.items()},
+        )
         return finite
 
     def _total(self, items: int) -> Array:

@@ -32,7 +32,7 @@ SHARED: Mapping[str, Mapping[str, Any]] = {"kvps": {}, LENT: {"lent": True}}
 """The same over shared memory."""
 
 _BARE, _FRESH = "bare sockets", "bare sockets, fresh names"
-_TURN_BYTES = 160e6  # of one gradient's in one turn
+_TURN_BYTES = 1e9  # of one gradient's in one turn: what happens once a second has its right share of them
 _MOST_ROUNDS = 200
 
 
