@@ -18,7 +18,7 @@ from torch import nn
 import kvps
 import kvps.torch
 
-WORKERS, ROUNDS, BATCH = 3, 400, 32
+WORKERS, ROUNDS, BATCH = 3, 200, 32
 
 
 def make_model() -> nn.Module:

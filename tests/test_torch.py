@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import kvps_aggregator
 import numpy as np
 import pytest
 import torch
+from conftest import BINARIES, ONE_AND_SLOWLY_ALL, running_server
 from ddp import OPTIMIZERS, ROUNDS, loss_of, net, weights_of
 from harness import aggregating, check_chain
 from torch import nn
@@ -28,6 +31,13 @@ Weights = dict[str, np.ndarray]
 Round = Callable[[kvps.torch.Worker, nn.Module], None]
 
 
+@pytest.fixture(scope="module", params=ONE_AND_SLOWLY_ALL)
+def server_url(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Of one server every day: nothing here depends on its kind."""
+    with running_server(BINARIES[request.param]) as url:
+        yield url
+
+
 def one_round(worker: kvps.torch.Worker, model: nn.Module) -> None:
     worker.pull()
     loss = loss_of(model, worker.session.rank, worker.session.round)
@@ -35,26 +45,33 @@ def one_round(worker: kvps.torch.Worker, model: nn.Module) -> None:
     worker.step(loss)
 
 
-def create(store: Store, model: nn.Module, optimizer: torch.optim.Optimizer | None = None, **settings: Any) -> kvps.Job:
+def create(
+    store: Store, model: nn.Module, optimizer: torch.optim.Optimizer | None = None, name: str = "job", **settings: Any
+) -> kvps.Job:
     optimizer = optimizer or OPTIMIZERS["sgd"](model.parameters())
     settings = {"workers": 2, "transport": "redis", "worker_timeout_ms": 60_000} | settings
     translated = kvps.torch.optimizer(model, optimizer)
-    return store.create_job("job", kvps.torch.parameters(model), optimizer=translated, **settings)
+    return store.create_job(name, kvps.torch.parameters(model), optimizer=translated, **settings)
 
 
 def train(job: kvps.Job, models: list[nn.Module], rounds: int, round_: Round = one_round, **how: Any) -> Weights:
-    """In BSP, each model on a thread as a worker of its own; the weights after the last round."""
+    """Each model on a thread as a worker of its own; the weights at the end."""
 
     def run(number: int, model: nn.Module) -> None:
         with kvps.torch.join(job, model, f"w{number}", **how) as worker:
             while worker.session.round < rounds:
                 round_(worker, model)
-            worker.pull()
 
-    with aggregating(job), ThreadPoolExecutor(len(models)) as pool:
-        for done in [pool.submit(run, number, model) for number, model in enumerate(models)]:
-            done.result()
-    assert check_chain(job) == rounds
+    stop = threading.Event()
+    with ThreadPoolExecutor(len(models) + 1) as pool:
+        aggregator = pool.submit(kvps_aggregator.serve, job, stop=stop)
+        try:
+            for done in [pool.submit(run, number, model) for number, model in enumerate(models)]:
+                done.result()
+            aggregator.result()
+        finally:
+            stop.set()
+    assert kvps.torch.load(job, models[0]) == check_chain(job)
     return weights_of(models[0])
 
 
@@ -166,9 +183,8 @@ def test_a_scheduled_run_is_pytorchs(store: Store) -> None:
 def test_with_overlap_the_same_bits(store: Store, hidden: int, transport: str) -> None:
     ends = []
     for overlap in (False, True):
-        job = create(store, net(hidden), transport=transport)
+        job = create(store, net(hidden), name=f"job-{overlap}", transport=transport)
         ends.append(train(job, [net(hidden), net(hidden)], 3, overlap=overlap))
-        store.remove_job("job")
     assert_same_bits(*ends)
 
 
@@ -225,7 +241,7 @@ def test_a_step_that_a_full_server_refused_is_made_again(store: Store, overlap: 
     model = net()
     job = create(store, model, torch.optim.SGD(model.parameters(), lr=0.1), workers=1)
     patience, store.client._patience_s = store.client._patience_s, 0.3
-    with aggregating(job), kvps.torch.join(job, model, "w0", overlap=overlap) as worker:
+    with kvps.torch.join(job, model, "w0", overlap=overlap) as worker:
         worker.pull()
         loss_of(model, 0, 0).backward()
         store.client.call("CONFIG", "SET", "maxmemory", 1)
@@ -235,8 +251,9 @@ def test_a_step_that_a_full_server_refused_is_made_again(store: Store, overlap: 
         finally:
             store.client.call("CONFIG", "SET", "maxmemory", 0)
             store.client._patience_s = patience
-        assert worker.step() == 1
-        worker.pull()
+        with aggregating(job):
+            assert worker.step() == 1
+            worker.pull()
     assert_close(weights_of(model), alone(lambda p: torch.optim.SGD(p, lr=0.1), 1))
 
 
@@ -331,8 +348,7 @@ def test_gradients_of_several_backwards_add_up(store: Store) -> None:
             (loss_of(model, worker.session.rank, worker.session.round) / 2).backward()
         worker.step()
 
-    whole = train(create(store, net()), [net(), net()], 3)
-    store.remove_job("job")
+    whole = train(create(store, net(), name="whole"), [net(), net()], 3)
     assert_same_bits(train(create(store, net()), [net(), net()], 3, halves), whole)
 
 
@@ -377,8 +393,7 @@ def scaled(scaler: torch.amp.GradScaler, spoil: set[int]) -> Round:
 
 def test_a_grad_scaler_takes_the_worker_for_an_optimizer(store: Store) -> None:
     """Its scale is a power of two: what it unscales has the bits that were. A round that it skips is done again."""
-    whole = train(create(store, net(), workers=1), [net()], 4)
-    store.remove_job("job")
+    whole = train(create(store, net(), name="whole", workers=1), [net()], 4)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     assert_same_bits(train(create(store, net(), workers=1), [net()], 4, scaled(scaler, {1, 2})), whole)
     assert scaler.get_scale() == 256
@@ -402,8 +417,7 @@ def test_autocast_in_bf16_trains(store: Store) -> None:
 
 def test_a_worker_that_comes_back_goes_on(store: Store) -> None:
     """BSP to the same bits, though its model is a new one."""
-    whole = train(create(store, net(), workers=1), [net()], 6)
-    store.remove_job("job")
+    whole = train(create(store, net(), name="whole", workers=1), [net()], 6)
     job = create(store, net(), workers=1)
     model = net()
     with aggregating(job):
@@ -418,20 +432,12 @@ def test_a_worker_that_comes_back_goes_on(store: Store) -> None:
 
 @pytest.mark.parametrize("staleness", [1, -1])
 def test_ssp_and_asp_with_prefetch(store: Store, staleness: int) -> None:
-    job = create(store, net(), staleness=staleness)
     model = net()
-
-    def run(number: int, model: nn.Module) -> None:
-        with kvps.torch.join(job, model, f"w{number}", prefetch=True) as worker:
-            while worker.session.round < 30:
-                one_round(worker, model)
-
-    with aggregating(job), ThreadPoolExecutor(2) as pool:
-        for done in [pool.submit(run, 0, model), pool.submit(run, 1, net())]:
-            done.result()
-    before = float(loss_of(net(), 0, 0))
-    kvps.torch.load(job, model)
-    assert float(loss_of(model, 0, 0)) < before / 2
+    before = loss_of(model, 0, 0).item()
+    job = create(store, model, staleness=staleness)
+    train(job, [model, net()], 30, prefetch=True)
+    assert job.clock() == {"w0": 30, "w1": 30}
+    assert loss_of(model, 0, 0).item() < before / 2
 
 
 # -- what is refused -----------------------------------------------------------------------------------------------

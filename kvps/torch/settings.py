@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -29,15 +28,14 @@ def optimizer(
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise InvalidSetting(f"optimizer must be one of torch.optim, not {type(optimizer).__name__}")
     _check_begins_with(optimizer, trained(model))
-    settings = _settings(optimizer)
     if scheduler is not None:
-        return replace(settings, lr=_schedule(optimizer, scheduler, every))
+        return _settings(optimizer, _schedule(optimizer, scheduler, every))
     if "initial_lr" in optimizer.param_groups[0]:
         raise InvalidSetting(
             "a scheduler changes this optimizer's learning rate, of which the aggregator would not know: give it too, "
             "as optimizer(model, optimizer, scheduler)"
         )
-    return settings
+    return _settings(optimizer, None)
 
 
 def _check_begins_with(optimizer: torch.optim.Optimizer, params: Parameters) -> None:
@@ -71,7 +69,7 @@ _KINDS: dict[type[torch.optim.Optimizer], tuple[type[optim.Optimizer], dict[str,
 }
 
 
-def _settings(optimizer: torch.optim.Optimizer) -> optim.Optimizer:
+def _settings(optimizer: torch.optim.Optimizer, schedule: optim.Schedule | None) -> optim.Optimizer:
     said = type(optimizer).__name__
     if type(optimizer) not in _KINDS:
         raise InvalidSetting(f"kvps has no {said}: it has SGD, Adagrad, Adam and AdamW")
@@ -87,6 +85,8 @@ def _settings(optimizer: torch.optim.Optimizer) -> optim.Optimizer:
             raise InvalidSetting(f"{said} has {name}={value}, of which kvps does not know what it does")
         elif value != neutral[name]:
             raise InvalidSetting(f"{said} with {name}={value} is not in kvps: leave it at {neutral[name]}")
+    if schedule:
+        settings["lr"] = schedule
     return kind(**settings)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from kvps.errors import InvalidSetting, LayoutMismatch, UsageError, WrongOrder
 from kvps.job import Job
@@ -44,17 +45,24 @@ def join(
 class Worker:
     """A session, and the parameters it fills. `join` makes one; it belongs to the thread that joined.
 
-    session       the worker's session: rank, round, clock, version, and take() for units
-    param_groups  the parameters, where torch.amp.GradScaler looks for them in an optimizer
+    session   the worker's session: rank, round, clock, version, and take() for units
     """
 
     def __init__(self, session: Session, params: Parameters, overlap: bool) -> None:
         self.session = session
-        self.param_groups: list[dict[str, Any]] = [{"params": list(params.values())}]
         self._params = params
         self._put: dict[str, tuple[torch.Tensor, int]] = {}  # what left during backward, and its count of writes then
-        hooked = params.items() if overlap else ()
-        self._hooks = [p.register_post_accumulate_grad_hook(partial(self._leaves, name)) for name, p in hooked]
+        self._hooks: list[RemovableHandle] = []
+        for name, parameter in params.items() if overlap else ():
+            hook = parameter.register_post_accumulate_grad_hook(partial(self._leaves, name))  # type: ignore[no-untyped-call]
+            self._hooks.append(hook)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The parameters, where torch.amp.GradScaler looks for them in an optimizer. Raises WrongOrder with overlap."""
+        if self._hooks:  # it changes gradients without counting that as a write to them
+            raise WrongOrder("a gradient leaves before GradScaler has unscaled it: join with overlap=False")
+        return [{"params": list(self._params.values())}]
 
     def pull(self) -> None:
         """Begin a round: the newest weights into the model, as soon as the bound admits it, and no gradients.
@@ -108,13 +116,13 @@ class Worker:
 
     def _gradients(self) -> dict[str, Any]:
         """Those that have not left, by name."""
-        if all(p.grad is None for p in self._params.values()):
-            raise WrongOrder("no parameter has a gradient: call loss.backward() between pull() and step()")
         for name, (grad, written) in self._put.items():
             if self._params[name].grad is not grad or grad._version != written:
                 raise WrongOrder(
                     f"gradient {name!r} was changed after it had left: join with overlap=False to clip or unscale"
                 )
+        if all(p.grad is None for p in self._params.values()):
+            raise WrongOrder("no parameter has a gradient: call loss.backward() between pull() and step()")
         return {
             name: np.zeros(tuple(p.shape), DTYPE) if p.grad is None else _dense(name, p.grad)
             for name, p in self._params.items()
