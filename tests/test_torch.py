@@ -100,9 +100,14 @@ def of_ddp(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Weights]:
         subprocess.Popen([*command, str(rank), "2", str(folder)], stderr=subprocess.PIPE, text=True)
         for rank in range(2)
     ]
-    for rank in ranks:
-        _, said = rank.communicate(timeout=100)
-        assert rank.returncode == 0, said
+    try:
+        for rank in ranks:
+            _, said = rank.communicate(timeout=100)
+            assert rank.returncode == 0, said
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.communicate()
     return {name: dict(np.load(folder / f"{name}.npz")) for name in OPTIMIZERS}
 
 
@@ -234,6 +239,17 @@ def test_overlap_refuses_what_comes_after_and_the_next_round_goes_on(store: Stor
         worker.pull()
     assert job.state().version == 2
     assert_close(weights_of(model), alone(lambda p: torch.optim.SGD(p, lr=0.1), 2))
+
+
+def test_a_worker_that_is_dropped_leaves_the_model_alone(store: Store) -> None:
+    model = net()
+    worker = kvps.torch.join(create(store, model, workers=1), model, "w0", overlap=True)
+    heart = worker.session._heart
+    worker.pull()
+    del worker
+    loss_of(model, 0, 0).backward()
+    heart.join(20)
+    assert not heart.is_alive()
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -372,7 +388,7 @@ def test_clipping_is_of_a_workers_own_gradient(store: Store) -> None:
             for name, parameter in copy.named_parameters():
                 total[name] += parameter.grad.numpy() / 2
         plain = {name: array - np.float32(0.1) * total[name] for name, array in plain.items()}
-    assert_close(train(job, [net(), net()], 3, clipped), plain)
+    assert_same_bits(train(job, [net(), net()], 3, clipped), plain)
 
 
 def scaled(scaler: torch.amp.GradScaler, spoil: set[int]) -> Round:
@@ -499,6 +515,9 @@ def test_steps_that_are_refused_change_nothing(store: Store) -> None:
         assert worker.step(torch.ones(1)) == 1
         with pytest.raises(kvps.WrongOrder, match="needs a pull"):
             worker.step()
+        with ThreadPoolExecutor(1) as pool, pytest.raises(kvps.WrongOrder, match="belongs to the thread that joined"):
+            pool.submit(worker.pull).result()
+        assert model[1].bias.grad is not None
     assert job.traces()["w0"].loss == 1
 
 
@@ -563,6 +582,13 @@ def test_optimizers_that_are_refused(make: Callable[[nn.Module], Any], said: str
     made = make(model)
     with pytest.raises(kvps.InvalidSetting, match=said) as error:
         kvps.torch.optimizer(model, *(made if isinstance(made, tuple) else (made,)))
+    assert "\n" not in str(error.value)
+
+
+def test_an_optimizer_of_pytorch_is_no_setting(store: Store) -> None:
+    sgd = torch.optim.SGD(net().parameters())
+    with pytest.raises(kvps.InvalidSetting, match=r"not a torch\.optim\.sgd\.SGD; kvps\.torch\.optimizer") as error:
+        store.create_job("job", kvps.torch.parameters(net()), optimizer=sgd)
     assert "\n" not in str(error.value)
 
 

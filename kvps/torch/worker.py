@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -52,15 +53,18 @@ class Worker:
         self.session = session
         self._params = params
         self._put: dict[str, tuple[torch.Tensor, int]] = {}  # what left during backward, and its count of writes then
-        self._hooks: list[RemovableHandle] = []
+        self._overlap = overlap
+        me = weakref.proxy(self)  # who drops a worker without leaving drops its session
+        hooks: list[RemovableHandle] = []
         for name, parameter in params.items() if overlap else ():
-            hook = parameter.register_post_accumulate_grad_hook(partial(self._leaves, name))  # type: ignore[no-untyped-call]
-            self._hooks.append(hook)
+            leaves = partial(Worker._leaves, me, name)
+            hooks.append(parameter.register_post_accumulate_grad_hook(leaves))  # type: ignore[no-untyped-call]
+        self._unhook = weakref.finalize(self, _remove, hooks)
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
         """The parameters, where torch.amp.GradScaler looks for them in an optimizer. Raises WrongOrder with overlap."""
-        if self._hooks:  # it changes gradients without counting that as a write to them
+        if self._overlap:  # it changes gradients without counting that as a write to them
             raise WrongOrder("a gradient leaves before GradScaler has unscaled it: join with overlap=False")
         return [{"params": list(self._params.values())}]
 
@@ -69,10 +73,11 @@ class Worker:
 
         Raises WorkerEvicted, JobNotFound, ServerLost.
         """
+        weights = self.session.pull()
         self._put.clear()
         for parameter in self._params.values():
             parameter.grad = None
-        fill(self._params, self.session.pull())
+        fill(self._params, weights)
 
     def step(self, loss: float | torch.Tensor | None = None) -> int:
         """Hand over every parameter's `.grad`, by which the aggregator steps; returns the clock it was acknowledged as.
@@ -129,10 +134,6 @@ class Worker:
             if name not in self._put
         }
 
-    def _unhook(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
-
     def __enter__(self) -> Worker:
         return self
 
@@ -141,6 +142,11 @@ class Worker:
     ) -> None:
         self._unhook()
         self.session.__exit__(kind, error, trace)
+
+
+def _remove(hooks: list[RemovableHandle]) -> None:
+    for hook in hooks:
+        hook.remove()
 
 
 def _dense(name: str, grad: torch.Tensor | None) -> torch.Tensor:
