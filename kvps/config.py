@@ -86,7 +86,11 @@ class JobConfig:
                 meaning = " (-1 is ASP, 0 BSP, N SSP)" if name == "staleness" else ""
                 raise InvalidSetting(f"{name} must be a whole number from {low} to {high}{meaning}, not {value!r}")
         if not isinstance(self.optimizer, optim.Optimizer):
-            raise InvalidSetting(f"optimizer must be kvps.SGD(...) or its like, not {self.optimizer!r}")
+            kind = type(self.optimizer)
+            raise InvalidSetting(
+                f"optimizer must be kvps.SGD(...) or its like, not a {kind.__module__}.{kind.__name__}; "
+                f"kvps.torch.optimizer(...) makes one of PyTorch's"
+            )
         for name, allowed in (
             ("reduction", REDUCTIONS),
             ("nonfinite", NONFINITE),

@@ -1,14 +1,18 @@
-"""The Python in README and docs is run as it stands there."""
+"""The Python in README and docs is run as it stands there, and so are the examples."""
 
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import kvps_aggregator
 import numpy as np
 import pytest
+import torch
 from commands import TINY, kvps_run
 
 import kvps
@@ -29,7 +33,7 @@ def test_the_readmes_five_lines(home: Path) -> None:
             job = store.create_job("mine", start, reduction="sum", optimizer=kvps.SGD(lr=1.0))
             thread = threading.Thread(target=kvps_aggregator.serve, args=(job,))
             thread.start()
-            (code,) = python_in("README.md")
+            code, _ = python_in("README.md")
             exec(code, {"batches": range(4), "gradient": lambda params, batch: {"x": np.ones(3, np.float32)}})
             thread.join(30)
             np.testing.assert_array_equal(job.snapshot()[1]["x"], [-4, -4, -4])
@@ -54,3 +58,34 @@ def test_the_lag_of_the_modes_page(home: Path, capsys: pytest.CaptureFixture[str
         assert capsys.readouterr().out == "largest lag in rounds: 1\n"
     finally:
         assert kvps_run("server", "stop").returncode == 0
+
+
+def test_the_loops_of_the_torch_page_and_the_readme(home: Path) -> None:
+    assert kvps_run("server", "start").returncode == 0
+    try:
+        create, loop = python_in("docs/torch.md")
+        _, readmes = python_in("README.md")
+        exec(create, names := {})
+        batches = [(x := torch.randn(16, 20), x[:, :5].argmax(1)) for _ in range(30)]
+        names |= {"batches": batches, "loss_of": torch.nn.functional.cross_entropy}
+        w1 = {**names, "model": torch.nn.Sequential(torch.nn.Linear(20, 64), torch.nn.ReLU(), torch.nn.Linear(64, 5))}
+        with ThreadPoolExecutor(3) as pool:
+            ends = [pool.submit(kvps_aggregator.serve, names["job"])]
+            ends += [pool.submit(exec, loop, names), pool.submit(exec, readmes.replace("w0", "w1"), w1)]
+            for end in ends:
+                end.result(60)
+        assert names["job"].clock() == {"w0": 30, "w1": 30}
+        assert names["job"].traces()["w1"].loss < 1.2  # ln 5 at first
+        names["store"].close()
+    finally:
+        assert kvps_run("server", "stop").returncode == 0
+
+
+@pytest.mark.parametrize(("staleness", "mode"), [("0", "BSP"), ("2", "SSP(2)")])
+def test_torch_digits(home: Path, staleness: str, mode: str) -> None:
+    command = [sys.executable, str(HERE / "examples" / "torch_digits.py"), staleness]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    said, accuracy = re.fullmatch(r"(.*): test accuracy (.*)\n", done.stdout).groups()
+    assert (said, done.stderr) == (mode, "")
+    assert float(accuracy) > 0.95

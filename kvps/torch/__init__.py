@@ -1,0 +1,27 @@
+"""PyTorch models: weights come into a model's parameters, gradients leave from where autograd put them.
+
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    job = store.create_job("mine", kvps.torch.parameters(model), optimizer=kvps.torch.optimizer(model, sgd), workers=2)
+    with kvps.torch.join(job, model, "w0") as worker:
+        for x, y in batches:
+            worker.pull()                   # weights into the model, as soon as the bound admits its next round
+            loss = loss_of(model(x), y)
+            loss.backward()
+            worker.step(loss)               # gradients to the aggregator, which steps
+
+What moves are the parameters that require a gradient, tied ones once. Buffers (BatchNorm's running statistics) stay
+each worker's own.
+"""
+
+try:
+    import torch  # noqa: F401
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+    raise ImportError("kvps.torch needs PyTorch, which is not installed: pip install 'kvps[torch]'") from None
+
+from kvps.torch.model import load, parameters
+from kvps.torch.settings import optimizer
+from kvps.torch.worker import Worker, join
+
+__all__ = ["Worker", "join", "load", "optimizer", "parameters"]
