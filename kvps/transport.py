@@ -41,7 +41,7 @@ SOCKET_TIMEOUT_S = 10.0
 CONNECT_TIMEOUT_S = 5.0
 _COALESCE_BYTES = 16 << 10  # smaller pieces are joined: a copy of them is cheaper than a system call each
 _SET_WINDOW = 64  # replies to SET that may wait to be read; each is 5 bytes
-_GET_WINDOW = 8  # chunks that the server may have to hold ready for one reader
+_GET_WINDOW = 3  # chunks that one reader waits for: of more the server copies all before it sends the first
 _NONCE = secrets.token_hex(4)  # pids of several machines, or of containers, may be the same
 
 try:  # redis-py with hiredis would parse and pack through it: one more copy of each value
@@ -69,10 +69,10 @@ class _Bulk:
         head = b"*3\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n" % (len(name), name, nbytes)
         self._send([head, *value, b"\r\n"])
 
-    def write_gets(self, keys: Sequence[str]) -> None:
-        """Send ``GET`` for each key, in one piece."""
-        names = [key.encode() for key in keys]
-        self._send([b"".join(b"*2\r\n$3\r\nGET\r\n$%d\r\n%b\r\n" % (len(n), n) for n in names)])
+    def write_get(self, key: str) -> None:
+        """Send ``GET key``."""
+        name = key.encode()
+        self._send([b"*2\r\n$3\r\nGET\r\n$%d\r\n%b\r\n" % (len(name), name)])
 
     def read_get(self, target: memoryview) -> None:
         """Read one reply to ``GET`` into `target`. Raises ChunkGone unless it is as long as `target`."""
@@ -281,10 +281,9 @@ class ArrayPool:
         with self.using() as connection:
             asked = 0
             for number, (_, target) in enumerate(items):
-                if asked < len(items) and asked - number <= _GET_WINDOW // 2:
-                    ahead = [key for key, _ in items[asked : number + _GET_WINDOW]]
-                    connection.write_gets(ahead)
-                    asked += len(ahead)
+                while asked < min(len(items), number + _GET_WINDOW):
+                    connection.write_get(items[asked][0])
+                    asked += 1
                 connection.read_get(target)
                 yield
 
