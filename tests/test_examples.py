@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -29,12 +31,49 @@ def test_the_readmes_five_lines(home: Path) -> None:
             job = store.create_job("mine", start, reduction="sum", optimizer=kvps.SGD(lr=1.0))
             thread = threading.Thread(target=kvps_aggregator.serve, args=(job,))
             thread.start()
-            (code,) = python_in("README.md")
+            code, _ = python_in("README.md")
             exec(code, {"batches": range(4), "gradient": lambda params, batch: {"x": np.ones(3, np.float32)}})
             thread.join(30)
             np.testing.assert_array_equal(job.snapshot()[1]["x"], [-4, -4, -4])
     finally:
         assert kvps_run("server", "stop").returncode == 0
+
+
+def test_the_readmes_notebook(home: Path) -> None:
+    _, code = python_in("README.md")
+    found = {
+        "params": {"x": np.zeros(3, np.float32)},
+        "gradient": lambda params, rank, round_: {"x": params["x"] - rank},
+    }
+    exec(code, {"kvps": kvps} | found)
+
+
+def test_the_scripts_of_the_page_of_scripts(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script, notebook = python_in("docs/run.md")
+    (tmp_path / "train.py").write_text(script)
+    done = kvps_run("run", "-w", "3", "--", sys.executable, "train.py", "--rounds", "500")
+    assert done.returncode == 0, done.stdout + done.stderr
+    page = (HERE / "docs/run.md").read_text()
+    shown = "w0: version 500: y = 3.00 x + 2.00\n500 steps in "
+    assert shown in page
+    assert shown in done.stdout
+    exec(notebook, {})
+    assert capsys.readouterr().out.endswith("{'w0': 50, 'w1': 50, 'w2': 50}\n")
+
+
+def test_the_smallest_loop(home: Path) -> None:
+    done = _python("numpy_loop.py")
+    assert done.stdout == "{'w0': 100, 'w1': 100, 'w2': 100}: y = 3.000 x + 2.000\n", done.stderr
+
+
+def test_the_digits_under_run(home: Path) -> None:
+    done = kvps_run("run", "-w", "3", "--", sys.executable, str(HERE / "examples" / "train_under_run.py"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert float(done.stdout.rpartition("test accuracy ")[2].split()[0]) >= 0.95
+
+
+def _python(example: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, str(HERE / "examples" / example)], capture_output=True, text=True)
 
 
 def test_the_task_of_the_tasks_page(home: Path, tmp_path: Path) -> None:
