@@ -8,7 +8,7 @@ from sklearn.datasets import load_digits
 
 import kvps
 
-ROUNDS, BATCH = 600, 32
+ROUNDS, BATCH = 300, 32
 
 pixels, labels = load_digits(return_X_y=True)
 order = np.random.default_rng(0).permutation(len(labels))

@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Any
 
 from kvps import optim
-from kvps.errors import InvalidSetting, JobExists, JobNotFound, KvpsError
+from kvps.errors import InvalidSetting, JobExists, JobNotFound, KvpsError, WrongOrder
 from kvps.job import Job
 from kvps.scripts import job_exists
 from kvps.store import Store, connect
@@ -92,22 +92,25 @@ class Worker:
         self._run = run
         self._store = connect(url) if run else None
         self._local: LocalJob | None = None
+        self._made = False
 
     def create_job(self, params: Mapping[str, Any], **settings: Any) -> Job:
         """The job that all copies train; it begins with the `params` of the first (name -> float32 array).
 
         The copy of rank 0 makes it, or finds it when it is started again; the others wait for it. `settings` are those
         of `JobConfig`. What was given to `kvps run` holds too; where both speak they must say the same. Raises
-        InvalidSetting, and what `Store.create_job` does.
+        InvalidSetting, WrongOrder for a second job, and what `Store.create_job` does.
         """
+        if self._made:
+            raise WrongOrder("create_job() was called before: a run has one job")
         told = {"workers": self.workers} | self.settings
         for name, value in settings.items():
             if told.get(name, value) != value:
                 raise InvalidSetting(self._contradiction(name, value, told[name]))
         merged = settings | told
         if self._store is None or self._run is None:
-            self.close()
             self._local = local(params, url=self._url, **merged)
+            self._made = True
             return self._local
         name, id = self._run
         job = None
@@ -117,6 +120,7 @@ class Worker:
         job = job or _awaited(self._store, name)
         if job.id != id:
             raise job_exists(name)  # another's, since kvps run looked
+        self._made = True
         return job
 
     def _contradiction(self, name: str, here: Any, told: Any) -> str:

@@ -124,7 +124,7 @@ def test_a_run_that_makes_no_job_says_so(here: Path) -> None:
     assert done.stderr.splitlines()[-1].startswith("kvps: error: all copies ended, and no job was made")
     done = kvps_run("run", "-w", "2", "--", "sh", "-c", "exit $((3 * KVPS_RANK))")
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith("kvps: error: w1 failed, and no job was made")
+    assert done.stderr.splitlines()[-1].endswith(": w1 failed before a job was made")
 
 
 def test_a_copy_that_is_killed_again_and_again_is_given_up(here: Path) -> None:
@@ -230,6 +230,8 @@ def test_alone_it_is_one_worker(home: Path) -> None:
         with pytest.raises(kvps.InvalidSetting, match="epoch"):
             worker.create_job(model(), epoch=4)
         job = worker.create_job(model(), optimizer=kvps.SGD(lr=0.05))
+        with pytest.raises(kvps.WrongOrder, match="a run has one job"):
+            worker.create_job(model())
         with job.join(worker.id) as session:
             params = session.pull()
             session.push({name: np.ones_like(array) for name, array in params.items()})

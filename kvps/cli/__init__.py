@@ -1,4 +1,4 @@
-"""The command line: the only place that wires store, aggregator and workers together."""
+"""The command line: wires store, aggregator and workers together. Only `kvps.threads` knows an aggregator beside it."""
 
 from __future__ import annotations
 

@@ -63,10 +63,10 @@ def run(
         name = job or store.free_name(_name_of(command))
         made, copies = _run(store, name, command, settings.workers, told, aggregators, kept)
         if made is None:
-            failed = ", ".join(copy.name for copy in copies if copy.failed)
+            if failed := ", ".join(copy.name for copy in copies if copy.failed):
+                raise KvpsError(f"the run ends: {failed} failed before a job was made")
             raise KvpsError(
-                f"{f'{failed} failed, and' if failed else 'all copies ended, and'} no job was made: does the script "
-                f"call kvps.from_env() and create_job?"
+                "all copies ended, and no job was made: does the script call kvps.from_env() and its create_job?"
             )
         print(Figures.of(made, made.state().version))
     check_failed(name, copies)
