@@ -19,4 +19,4 @@ def gradient(params, rank, round_):
 start = {"a": np.zeros(1, np.float32), "b": np.zeros(1, np.float32)}
 with kvps.local(start, workers=3, optimizer=kvps.SGD(lr=0.2)) as job:
     weights = job.train(gradient, rounds=100)
-    print(f"{job.clock()}: y = {weights['a'][0]:.3f} x + {weights['b'][0]:.3f}")
+    print(f"version {job.state().version}: y = {weights['a'][0]:.3f} x + {weights['b'][0]:.3f}")

@@ -24,7 +24,6 @@ from typing import Any
 from kvps import optim
 from kvps.errors import InvalidSetting, JobExists, JobNotFound, KvpsError, WrongOrder
 from kvps.job import Job
-from kvps.scripts import job_exists
 from kvps.store import Store, connect
 from kvps.threads import LocalJob, local
 
@@ -119,7 +118,9 @@ class Worker:
                 job = self._store.create_job(name, params, id=id, **merged)
         job = job or _awaited(self._store, name)
         if job.id != id:
-            raise job_exists(name)  # another's, since kvps run looked
+            raise JobExists(
+                f"another run has just made a job {name!r}: give this one its own name, kvps run --job NAME"
+            )
         self._made = True
         return job
 

@@ -58,12 +58,12 @@ def test_the_scripts_of_the_page_of_scripts(home: Path, tmp_path: Path, capsys: 
         assert shown in page
         assert shown in done.stdout
     exec(notebook, {})
-    assert capsys.readouterr().out.endswith("{'w0': 50, 'w1': 50, 'w2': 50}\n")
+    assert capsys.readouterr().out.count(": 50") == 3
 
 
 def test_the_smallest_loop(home: Path) -> None:
     done = _python("numpy_loop.py")
-    assert done.stdout == "{'w0': 100, 'w1': 100, 'w2': 100}: y = 3.000 x + 2.000\n", done.stderr
+    assert done.stdout == "version 100: y = 3.000 x + 2.000\n", done.stderr
 
 
 def test_the_digits_under_run(home: Path) -> None:

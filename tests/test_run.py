@@ -199,7 +199,7 @@ def test_a_job_that_another_run_has_just_made_is_not_taken_either(
     monkeypatch.setenv("KVPS_REDIS_URL", lasting.url)
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     lasting.create_job("mine", model())
-    with kvps.from_env() as worker, pytest.raises(kvps.JobExists, match="mine"):
+    with kvps.from_env() as worker, pytest.raises(kvps.JobExists, match="its own name, kvps run --job"):
         worker.create_job(model())
 
 
