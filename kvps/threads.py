@@ -14,7 +14,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
-from kvps.errors import InvalidSetting, JobExists, KvpsError
+from kvps.errors import InvalidSetting, JobExists, JobNotFound, KvpsError
 from kvps.job import Job
 from kvps.layout import Array
 from kvps.state import State
@@ -110,8 +110,9 @@ class LocalJob(Job):
         self._stop.set()
         self._server.join()
         try:
-            if not self._store.ends_server and not self._failures:
-                self._store.remove_job(self.name)
+            with suppress(KvpsError if self._failures else JobNotFound):  # the first error is the one to see
+                if not self._store.ends_server:
+                    self._store.remove_job(self.name)
         finally:
             self._store.close()
         self._check_served()

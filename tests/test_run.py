@@ -204,7 +204,7 @@ def test_a_job_that_another_run_has_just_made_is_not_taken_either(
 
 
 def test_ending_a_run_ends_all_of_it(here: Path, home: Path, start: Any) -> None:
-    for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)):
+    for number, code in ((signal.SIGINT, 130), (signal.SIGKILL, -9)):
         running = start("run", "-w", "2", *script(10**6))
         running.until("version")
         assert eventually(lambda: len(processes_of(home)) >= 6)  # run, guard, server, aggregator, two copies
