@@ -9,6 +9,7 @@ with job.join("w0") as session:
 
 from kvps.checkpoint import Checkpoint
 from kvps.config import JobConfig
+from kvps.environment import Worker, from_env
 from kvps.errors import (
     CorruptData,
     InvalidName,
@@ -37,6 +38,7 @@ from kvps.job import Job
 from kvps.optim import SGD, Adagrad, Adam, AdamW, Cosine, Exponential, Linear, Step
 from kvps.session import Session
 from kvps.store import Store, connect
+from kvps.threads import LocalJob, local
 
 __version__ = "0.1.0"
 
@@ -61,6 +63,7 @@ __all__ = [
     "LayoutMismatch",
     "LeaseLost",
     "Linear",
+    "LocalJob",
     "NoServer",
     "NotFinite",
     "ServerError",
@@ -72,9 +75,12 @@ __all__ = [
     "Store",
     "TaskFailed",
     "UsageError",
+    "Worker",
     "WorkerAlive",
     "WorkerError",
     "WorkerEvicted",
     "WrongOrder",
     "connect",
+    "from_env",
+    "local",
 ]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import secrets
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -50,10 +52,11 @@ class Job:
         )
         if not stored or not layout:
             raise job_not_found(name)
+        self.id = id or ""
         self.config = JobConfig.from_hash(stored)
         self.layout = Layout.from_json(layout)
         self.scripts = JobScripts(client.call, self.keys, self.layout.shards)
-        self.segments = Segments(self.config.memory, id or "") if self.config.transport == "shm" else None
+        self.segments = Segments(self.config.memory, self.id) if self.config.transport == "shm" else None
         self.reader = Reader(client, self.keys, self.layout, self.scripts, self.segments)
 
     def __repr__(self) -> str:
@@ -134,6 +137,23 @@ class Job:
                 return False
             if state.unit_is_free(self.config.units):
                 return True
+            self.client.wait({self.keys.commits: state.bell})
+
+    def await_finished(self) -> bool:
+        """Wait until all workers have done all their rounds and these are committed, as for a last `snapshot`.
+
+        False if all have left with some of that undone, and none has come back for worker_timeout_ms. Do not wait as a
+        worker: leave first.
+        """
+        alone_since = math.inf
+        while True:
+            state = self.state()
+            if state.finished(self.config):
+                return True
+            now = time.monotonic()
+            alone_since = min(alone_since, now) if state.members and state.settled else math.inf
+            if now - alone_since > self.config.worker_timeout_ms / 1000:
+                return False
             self.client.wait({self.keys.commits: state.bell})
 
     def kept(self, version: int) -> int:

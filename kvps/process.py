@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,14 @@ def runs(pid: int) -> bool:
     return _start_time(pid) != ""
 
 
+def ending_with_this(command: Sequence[str]) -> list[str]:
+    """The command that becomes `command` and is sent SIGTERM when this process, which starts it, ends however it ends.
+
+    This file runs it by name, without kvps and its libraries: what is started need not be Python.
+    """
+    return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *command]
+
+
 def die_with_parent(parent: int) -> None:
     """Have this process sent SIGTERM when `parent`, which started it, ends however it ends (Linux only)."""
     if sys.platform != "linux":
@@ -74,3 +82,15 @@ def _start_time(pid: int) -> str:
         return ""
     fields = stat.rpartition(")")[2].split()  # the command's name may hold spaces and parentheses
     return "" if fields[0] in "ZX" else fields[19]
+
+
+def _become(parent: int, command: list[str]) -> None:
+    die_with_parent(parent)  # the kernel remembers it through exec
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        sys.exit(f"{command[0]}: {error.strerror}")
+
+
+if __name__ == "__main__":
+    _become(int(sys.argv[1]), sys.argv[2:])

@@ -134,13 +134,18 @@ class State:
         """Whether one of so many units has not been handed out, or has come back."""
         return int(self.units.get("next", 0)) < units or "free" in self.units.values()
 
+    @property
+    def settled(self) -> bool:
+        """Whether nobody works on it, and all that was pushed is committed."""
+        return all(m.state == "gone" for m in self.members.values())
+
     def finished(self, config: JobConfig) -> bool:
         """Whether all is done and nothing waits.
 
         That is when all units are committed; where none are handed out, when as many workers as the job wants have
         done all their rounds.
         """
-        if not all(m.state == "gone" for m in self.members.values()):
+        if not self.settled:
             return False
         if config.units:
             return self.units_done == config.units

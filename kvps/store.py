@@ -80,18 +80,25 @@ class Store:
         """Whether this is the private server that another process started, with which it ends."""
         return self._server is not None and not self._server.lasting and not self._server.started_here
 
+    @property
+    def ends_server(self) -> bool:
+        """Whether `close` ends the server: this process started it, and has no other store on it."""
+        return self._server is not None and self._server.started_here and self._server.users == 1
+
     def create_job(
         self,
         name: str,
         params: Mapping[str, Any],
         *,
         config: JobConfig | None = None,
+        id: str | None = None,
         **settings: Any,
     ) -> Job:
         """Make a job that begins with `params` (name -> float32 array) as version 0.
 
         `settings` are those of `JobConfig`: staleness, workers, shards, optimizer, reduction, nonfinite, ...;
-        or give a whole `config`. Raises JobExists, InvalidName, InvalidSetting, LayoutMismatch, NotFinite; then
+        or give a whole `config`. `id` tells it from all other jobs of its name, see `fresh_id`; without it it gets one
+        here. Raises JobExists, InvalidName, InvalidSetting, LayoutMismatch, NotFinite; then
         nothing was changed.
         """
         check_name("job", name)
@@ -111,7 +118,7 @@ class Store:
             if not wire.finite(array):
                 raise NotFinite(f"parameter {parameter.name!r} holds NaN or Inf")
         chunks = wire.chunked(layout, arrays)
-        return self._make(name, config, layout, [("w", chunks)], None)
+        return self._make(name, config, layout, [("w", chunks)], None, id or fresh_id())
 
     def restore_job(self, checkpoint: Checkpoint, name: str | None = None, shards: int | None = None) -> Job:
         """Make a job that goes on from a checkpoint: under its name or another, with its shards or other ones.
@@ -130,7 +137,7 @@ class Store:
             (what, [[[wire.view(flat[c.start : c.stop])] for c in shard] for shard in layout.chunks])
             for what, flat in arrays.items()
         ]
-        return self._make(checkpoint.job if name is None else name, config, layout, chunks, checkpoint)
+        return self._make(checkpoint.job if name is None else name, config, layout, chunks, checkpoint, fresh_id())
 
     def _make(
         self,
@@ -139,6 +146,7 @@ class Store:
         layout: Layout,
         arrays: Sequence[tuple[str, Sequence[Sequence[Buffers]]]],
         checkpoint: Checkpoint | None,
+        history: str,
     ) -> Job:
         """Stage a job's first version, and make it visible. `arrays` are "w" and optimizer slots, in chunks."""
         keys = JobKeys(name)
@@ -146,7 +154,6 @@ class Store:
             raise job_exists(name)
         self._check_room(name, config, layout)
         # Staged under a name of its own: what another creator of the same job stages is never touched.
-        history = secrets.token_hex(4)
         version = checkpoint.version if checkpoint else 0
         staged = staged_name(version, f"{history}-0-{secrets.token_hex(4)}")
         items: list[tuple[str, Buffers]] = []
@@ -232,6 +239,11 @@ class Store:
         """Names of all jobs, sorted."""
         return sorted(self.client.call("SMEMBERS", JOBS))
 
+    def free_name(self, wished: str) -> str:
+        """This name, or with a number behind it if jobs of that name are there."""
+        taken, base = set(self.jobs()), wished[:60]
+        return next(n for n in (base if i == 1 else f"{base}-{i}" for i in range(1, len(taken) + 2)) if n not in taken)
+
     def remove_job(self, name: str) -> None:
         """Delete a job and all its bytes, damaged ones too. Who works on it is told that it does not exist.
 
@@ -299,6 +311,11 @@ class Store:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def fresh_id() -> str:
+    """The id of a job that is not made yet: who makes it under this id, and asks again, finds his own."""
+    return secrets.token_hex(4)
 
 
 def _mb(nbytes: int) -> str:

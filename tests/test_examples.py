@@ -33,12 +33,49 @@ def test_the_readmes_five_lines(home: Path) -> None:
             job = store.create_job("mine", start, reduction="sum", optimizer=kvps.SGD(lr=1.0))
             thread = threading.Thread(target=kvps_aggregator.serve, args=(job,))
             thread.start()
-            code, _ = python_in("README.md")
+            code, _, _ = python_in("README.md")
             exec(code, {"batches": range(4), "gradient": lambda params, batch: {"x": np.ones(3, np.float32)}})
             thread.join(30)
             np.testing.assert_array_equal(job.snapshot()[1]["x"], [-4, -4, -4])
     finally:
         assert kvps_run("server", "stop").returncode == 0
+
+
+def test_the_readmes_notebook(home: Path) -> None:
+    _, _, code = python_in("README.md")
+    found = {
+        "params": {"x": np.zeros(3, np.float32)},
+        "gradient": lambda params, rank, round_: {"x": params["x"] - rank},
+    }
+    exec(code, {"kvps": kvps} | found)
+
+
+def test_the_scripts_of_the_page_of_scripts(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script, notebook = python_in("docs/run.md")
+    (tmp_path / "train.py").write_text(script)
+    done = kvps_run("run", "-w", "3", "--", sys.executable, "train.py", "--rounds", "500")
+    assert done.returncode == 0, done.stdout + done.stderr
+    page = (HERE / "docs/run.md").read_text()
+    for shown in ("\nw0: version 500: y = 3.00 x + 2.00\n", "\n500 steps in "):
+        assert shown in page
+        assert shown in done.stdout
+    exec(notebook, {})
+    assert capsys.readouterr().out.count(": 50") == 3
+
+
+def test_the_smallest_loop(home: Path) -> None:
+    done = _python("numpy_loop.py")
+    assert done.stdout == "version 100: y = 3.000 x + 2.000\n", done.stderr
+
+
+def test_the_digits_under_run(home: Path) -> None:
+    done = kvps_run("run", "-w", "3", "--", sys.executable, str(HERE / "examples" / "train_under_run.py"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert float(done.stdout.rpartition("test accuracy ")[2].split()[0]) >= 0.95
+
+
+def _python(example: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, str(HERE / "examples" / example)], capture_output=True, text=True)
 
 
 def test_the_task_of_the_tasks_page(home: Path, tmp_path: Path) -> None:
@@ -64,7 +101,7 @@ def test_the_loops_of_the_torch_page_and_the_readme(home: Path) -> None:
     assert kvps_run("server", "start").returncode == 0
     try:
         create, loop = python_in("docs/torch.md")
-        _, readmes = python_in("README.md")
+        _, readmes, _ = python_in("README.md")
         exec(create, names := {})
         batches = [(x := torch.randn(16, 20), x[:, :5].argmax(1)) for _ in range(30)]
         names |= {"batches": batches, "loss_of": torch.nn.functional.cross_entropy}

@@ -16,7 +16,7 @@ from kvps import embedded
 
 
 def test_the_public_names() -> None:
-    assert {n for n in vars(kvps) if n[0].isupper()} | {"connect"} == set(kvps.__all__)
+    assert {n for n in vars(kvps) if n[0].isupper()} | {"connect", "from_env", "local"} == set(kvps.__all__)
     assert all(getattr(kvps, name).__doc__ for name in kvps.__all__)
 
 

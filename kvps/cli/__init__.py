@@ -1,4 +1,4 @@
-"""The command line: the only place that wires store, aggregator and workers together."""
+"""The command line: wires store, aggregator and workers together. Only `kvps.threads` knows an aggregator beside it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from typing import Any
 
 import typer
 
-from kvps import process
-from kvps.cli import bench, checkpoint, jobs, parts, server, up, verify
+from kvps.cli import bench, checkpoint, jobs, parts, run, server, up, verify
 from kvps.errors import KvpsError, UsageError
 
 app = typer.Typer(
@@ -24,6 +23,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("up")(up.up)
+# What stands behind the program is the program's.
+app.command("run", context_settings={"allow_interspersed_args": False})(run.run)
 app.command("create")(parts.create)
 app.add_typer(parts.aggregator, name="aggregator")
 app.command("worker")(parts.worker)
@@ -43,8 +44,6 @@ def main() -> None:
     """Run the command line. Errors are one line on stderr: exit code 2 for usage, 1 for all else."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)
-    if parent := os.environ.pop("KVPS_PARENT_PID", None):  # what we start has another parent
-        process.die_with_parent(int(parent))
     sys.exit(_run())
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields, replace
 from functools import wraps
 from inspect import Signature, signature
 from pathlib import Path
@@ -92,9 +92,21 @@ def checkpoints_of(every: int | None, directory: Path, keep: int) -> Checkpoints
     return None if every is None else Checkpoints(check_directory(directory, "--checkpoints"), every, keep)
 
 
+_CALLED = {"worker_timeout": "worker_timeout_ms", "lease": "lease_ms", "lr": "optimizer"}  # by JobConfig
+
+
+def kept_options(record: Path | None, saving: Checkpoints | None) -> list[str]:
+    """How an aggregator is told of a record and of checkpoints. Raises InvalidSetting for a record that cannot be."""
+    options = ["--record", str(check_directory(record))] if record is not None else []
+    if saving:
+        options += ["--checkpoint-every", str(saving.every), "--checkpoints", str(saving.directory)]
+        options += ["--keep", str(saving.keep)]
+    return options
+
+
 @dataclass(frozen=True)
-class Settings:
-    """A new job's settings as options of a command, see `with_settings`."""
+class JobSettings:
+    """Settings of a new job, whatever it trains, as options of a command, see `with_settings`."""
 
     workers: Annotated[int, typer.Option("--workers", "-w", help="How many workers train.")] = 3
     staleness: Annotated[int, typer.Option("--staleness", "-s", help="0 is BSP, N is SSP, -1 is ASP.")] = 0
@@ -107,14 +119,7 @@ class Settings:
             help="sgd, adagrad, adam or adamw, as in sgd:momentum=0.9,nesterov=true.",
         ),
     ] = "sgd"
-    lr: Annotated[
-        float | None,
-        typer.Option("--lr", help="Learning rate.  (default: the task's for sgd, else the optimizer's)"),
-    ] = None
-    batch_size: Annotated[
-        int | None, typer.Option(help="Samples a worker takes for one gradient.  (default: the task's)")
-    ] = None
-    epochs: Annotated[int | None, typer.Option(help="Passes over the data.  (default: the task's)")] = None
+    lr: Annotated[float | None, typer.Option("--lr", help="Learning rate.  (default: the optimizer's)")] = None
     seed: Annotated[int, typer.Option(help="For the initial parameters and the order of the samples.")] = 0
     reduction: Annotated[str, typer.Option(help="mean or sum of the contributions.")] = "mean"
     wire: Annotated[
@@ -145,14 +150,6 @@ class Settings:
     nonfinite: Annotated[
         str, typer.Option("--nonfinite", help="A gradient with NaN or Inf: reject it, or skip (count as zeros).")
     ] = "reject"
-
-    data: Annotated[
-        str,
-        typer.Option(
-            help="static: each worker has a part of the samples of its own; units: they are handed out batch by batch, "
-            "and each counts once an epoch, whoever dies."
-        ),
-    ] = "static"
     min_workers: Annotated[int, typer.Option(help="With fewer workers left the job pauses.")] = 0
     worker_timeout: Annotated[
         float, typer.Option(metavar="SECONDS", help="Silence after which a worker is evicted.")
@@ -161,22 +158,48 @@ class Settings:
         float, typer.Option(metavar="SECONDS", help="Silence after which an aggregator loses its shards.")
     ] = 3.0
 
+    def given(self, options: Iterable[str]) -> dict[str, Any]:
+        """What these options say, under the names of JobConfig. Raises InvalidSetting."""
+        return {_CALLED.get(option, option): self._value(option) for option in options}
+
+    def _value(self, option: str) -> Any:
+        if option in ("optimizer", "lr"):
+            return optim.parse(self.optimizer, self.lr)
+        value = getattr(self, option)
+        return _milliseconds(f"--{option.replace('_', '-')}", value) if option in ("worker_timeout", "lease") else value
+
+
+@dataclass(frozen=True)
+class Settings(JobSettings):
+    """A new job's settings and what it trains on, as options of a command."""
+
+    lr: Annotated[
+        float | None,
+        typer.Option("--lr", help="Learning rate.  (default: the task's for sgd, else the optimizer's)"),
+    ] = None
+    batch_size: Annotated[
+        int | None, typer.Option(help="Samples a worker takes for one gradient.  (default: the task's)")
+    ] = None
+    epochs: Annotated[int | None, typer.Option(help="Passes over the data.  (default: the task's)")] = None
+    data: Annotated[
+        str,
+        typer.Option(
+            help="static: each worker has a part of the samples of its own; units: they are handed out batch by batch, "
+            "and each counts once an epoch, whoever dies."
+        ),
+    ] = "static"
+
     def job_config(self, name: str, task: Task) -> JobConfig:
         """The settings of a job that trains a task; what the user left out is the task's choice."""
         for option, value in (("--batch-size", self.batch_size), ("--epochs", self.epochs)):
             if value is not None and value < 1:
                 raise InvalidSetting(f"{option} must be 1 or more, not {value}")
-        lr = self.lr
-        if lr is None and self.optimizer.startswith("sgd") and "lr=" not in self.optimizer:
-            lr = task.lr  # a task knows a good rate for plain SGD; the other optimizers have theirs
         if self.data not in ("static", "units"):
             raise InvalidSetting(f"--data must be static or units, not {self.data!r}")
-        chosen = asdict(self)
-        for other in ("lr", "data", "worker_timeout", "lease"):
-            del chosen[other]
-        chosen["worker_timeout_ms"] = _milliseconds("--worker-timeout", self.worker_timeout)
-        chosen["lease_ms"] = _milliseconds("--lease", self.lease)
-        chosen["optimizer"] = optim.parse(self.optimizer, lr)
+        told = self
+        if self.lr is None and self.optimizer.startswith("sgd") and "lr=" not in self.optimizer:
+            told = replace(self, lr=task.lr)  # a task knows a good rate for plain SGD; the other optimizers have theirs
+        chosen = told.given(option.name for option in fields(JobSettings))
         chosen["batch_size"] = self.batch_size or task.batch_size
         chosen["epochs"] = self.epochs or task.epochs
         if self.data == "units":
@@ -191,14 +214,16 @@ def _milliseconds(option: str, seconds: float) -> int:
 
 
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """Let a command that takes `settings: Settings` have an option for each of them in its place."""
-    options = [p.replace(kind=p.KEYWORD_ONLY) for p in signature(Settings, eval_str=True).parameters.values()]
+    """Let a command that takes `settings: Settings` (or JobSettings) have an option for each of them in its place."""
+    taken = signature(command, eval_str=True).parameters
+    kind = taken["settings"].annotation
+    options = [p.replace(kind=p.KEYWORD_ONLY) for p in signature(kind, eval_str=True).parameters.values()]
 
     @wraps(command)
     def run(**given: Any) -> None:
-        command(settings=Settings(**{o.name: given.pop(o.name) for o in options}), **given)
+        command(settings=kind(**{o.name: given.pop(o.name) for o in options}), **given)
 
-    own = [p.replace(kind=p.KEYWORD_ONLY) for p in signature(command, eval_str=True).parameters.values()]
+    own = [p.replace(kind=p.KEYWORD_ONLY) for p in taken.values()]
     shown = [option for p in own for option in (options if p.name == "settings" else [p])]
     run.__signature__ = Signature(shown)  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in shown}
@@ -264,7 +289,7 @@ def wait_for_server(redis: str | None) -> None:
         time.sleep(_LOOK_AGAIN_S)  # nobody can ring a bell that does not exist yet
 
 
-def wait_for_job(store: Store, name: str | None) -> Job:
+def wait_for_job(store: Store, name: str | None, quiet: bool = False) -> Job:
     """The job of that name, or the only open one; waits for it, saying so once. Raises InvalidSetting for several."""
     said, passed_over = False, set[str]()
     while True:
@@ -280,7 +305,7 @@ def wait_for_job(store: Store, name: str | None) -> Job:
                 raise InvalidSetting(
                     f"several jobs are open ({', '.join(j.name for j in found)}): say which with --job"
                 )
-        if not said:
+        if not said and not quiet:
             wanted = f"job {name!r}" if name else "a job"
             say(f"waiting for {wanted}: kvps create TASK --job {name or 'NAME'}")
             said = True

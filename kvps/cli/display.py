@@ -1,4 +1,4 @@
-"""What `kvps up` shows while it trains: a live table on a terminal, plain lines elsewhere."""
+"""What `kvps up` and `kvps run` show while it trains: a live table on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _RATE_OVER = 8  # looks at the state over which steps/s is taken
 
 
 class Display:
-    """Shows a job's state; `rounds` is worker -> how many rounds it will do."""
+    """Shows a job's state; `rounds` is worker -> how many rounds it will do, of those of whom that is known."""
 
     def __init__(self, job: Job, rounds: dict[str, int], console: Console | None = None) -> None:
         self.console = console or Console()
@@ -88,7 +88,7 @@ class Display:
             table.add_row(
                 m.worker,
                 str(m.clock),
-                ProgressBar(total=max(total, 1), completed=m.round, width=24),
+                ProgressBar(total=total, completed=m.round, width=24) if total else "",
                 f"{trace.loss:.4f}" if trace.loss is not None else "-",
                 f"{trace.waiting:.0%}",
                 "finished" if m.finished else m.state,

@@ -79,7 +79,7 @@ def start(
         if job is None:
             _serve_all(store, record, saving)
         else:
-            found = common.wait_for_job(store, job)
+            found = common.wait_for_job(store, job, quiet)
             _announce(found, quiet)
             serve(found, record=record, checkpoints=saving)
             if not quiet:
@@ -116,7 +116,7 @@ def worker(
     device = open_device(gpu)
     common.log_to_stderr(quiet)
     with common.serving_store(redis, listen, data_dir, quiet) as store:
-        found = common.wait_for_job(store, job)
+        found = common.wait_for_job(store, job, quiet)
         _announce(found, quiet)
         train(found, device, id, factor, acks, prefetch)
         if not quiet:

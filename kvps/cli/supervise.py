@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ from kvps.job import Job
 from kvps.store import Store
 
 _END_S = 10.0
+_LAST_WORDS_S = 1.0
 _FRUITLESS = 5  # a process killed so often in a row, without a version in between, is not killed by chance
 
 
@@ -27,10 +29,11 @@ class Child:
     """A process of the job; it is the same child when it is started again."""
 
     name: str
-    arguments: tuple[str, ...]
+    command: Sequence[str]
+    environment: Mapping[str, str]
     process: subprocess.Popen[str]
     mark: str
-    reader: threading.Thread
+    heard: threading.Event  # to its end
     version: int = 0
     fruitless: int = 0
 
@@ -39,40 +42,52 @@ class Child:
         return self.process.poll() is None
 
     @property
+    def code(self) -> int | None:
+        """How it ended, as Popen has it: a signal's number is negative. None until all that it said was heard."""
+        return self.process.poll() if self.heard.is_set() else None
+
+    @property
+    def killed(self) -> bool:
+        """Whether a signal ended it; then it is started again."""
+        return (self.code or 0) < 0
+
+    @property
+    def done(self) -> bool:
+        """Whether it ended by itself, with an error or without; then it is not."""
+        return self.code is not None and not self.killed
+
+    @property
     def failed(self) -> bool:
-        """Whether it ended with an error of its own; who was killed is started again instead."""
-        return (self.process.poll() or 0) > 0
+        """Whether it ended with an error of its own."""
+        return (self.code or 0) > 0
 
 
 class Supervisor:
     """Starts the processes of a job with the server's URL in their environment; knows at once when one dies.
 
-    With `gives_up` a child that is killed again and again before anything is committed is not started once more.
+    `job` is None as long as it is not made. With `gives_up` a child that is killed again and again before anything is
+    committed is not started once more.
     """
 
-    def __init__(self, store: Store, job: Job, gives_up: bool = True) -> None:
+    def __init__(self, store: Store, job: Job | None = None, gives_up: bool = True) -> None:
         self.children: dict[str, Child] = {}
-        self._job = job
+        self.job = job
         self._gives_up = gives_up
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._died = threading.Event()
-        self._environment = ONE_THREAD | os.environ
-        self._environment |= {"KVPS_REDIS_URL": store.url, "KVPS_PARENT_PID": str(os.getpid())}
+        self._environment = ONE_THREAD | os.environ | {"KVPS_REDIS_URL": store.url}
 
-    def start(self, name: str, *arguments: str) -> None:
+    def start(self, name: str, *arguments: str) -> Child:
         """Run ``kvps *arguments`` as child `name`."""
-        child = self.children.get(name)
-        popen, reader = self._run(name, arguments)
-        if child is None:
-            self.children[name] = Child(name, arguments, popen, process.mark(popen.pid), reader)
-        else:
-            child.process, child.mark, child.reader = popen, process.mark(popen.pid), reader
-
-    def _run(self, name: str, arguments: tuple[str, ...]) -> tuple[subprocess.Popen[str], threading.Thread]:
         # -P, for a redis.py or random.py that lies in the user's directory is not meant.
+        return self.run(name, [sys.executable, "-P", "-m", "kvps", *arguments, "--quiet"])
+
+    def run(self, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None) -> Child:
+        """Run a command as child `name`, with this environment beside ours."""
+        environment = environment or {}
         popen = subprocess.Popen(
-            [sys.executable, "-P", "-m", "kvps", *arguments, "--quiet"],
-            env=self._environment,
+            process.ending_with_this(command),
+            env={**self._environment, **environment},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -80,17 +95,30 @@ class Supervisor:
             errors="replace",  # a task prints what it likes, and must never find its pipe full
             start_new_session=True,  # so that Ctrl-C comes to the children once, from here
         )
-        reader = threading.Thread(target=self._read, args=(name, popen), daemon=True)
+        mark, heard = process.mark(popen.pid), threading.Event()
+        child = self.children.get(name)
+        if child is None:
+            child = self.children[name] = Child(name, command, environment, popen, mark, heard)
+        else:
+            child.process, child.mark, child.heard = popen, mark, heard
+        threading.Thread(target=self._hear, args=(name, popen, heard), name=f"kvps-hear-{name}", daemon=True).start()
+        return child
+
+    def _hear(self, name: str, popen: subprocess.Popen[str], heard: threading.Event) -> None:
+        """Hear a process out, until it has ended. What it has started itself ends with it, and may hold its pipe."""
+        reader = threading.Thread(target=self._read, args=(name, popen), name=f"kvps-read-{name}", daemon=True)
         reader.start()
-        return popen, reader
+        popen.wait()
+        _signal_group(popen, signal.SIGKILL)
+        reader.join(_LAST_WORDS_S)  # who began a session of his own may hold it for ever
+        heard.set()
+        self._died.set()
 
     def _read(self, name: str, popen: subprocess.Popen[str]) -> None:
         assert popen.stdout is not None
         with popen.stdout:
             for line in popen.stdout:
                 self._lines.put(f"{name}: {line.rstrip()}")
-        popen.wait()
-        self._died.set()
 
     def said(self) -> list[str]:
         """The lines that came since the last call."""
@@ -107,42 +135,50 @@ class Supervisor:
         """
         if self._died.wait(timeout_s):
             self._died.clear()
-            killed = [child for child in self.children.values() if (child.process.poll() or 0) < 0]
-            if killed:
-                bury(self._job, {child.mark for child in killed})
-            for child in killed:
-                self._restart(child)
+            ended = [child for child in self.children.values() if child.code is not None]
+            if self.job:
+                bury(self.job, {child.mark for child in ended})
+            for child in ended:
+                if child.killed:
+                    self._restart(child)
 
     def _restart(self, child: Child) -> None:
-        version = self._job.state().version
+        version = self.job.state().version if self.job else 0
         child.fruitless = child.fruitless + 1 if version == child.version else 0
         child.version = version
         if child.fruitless == _FRUITLESS and self._gives_up:
             number = -child.process.returncode
             raise KvpsError(
-                f"job {self._job.name} ends: {child.name} was killed {_FRUITLESS} times in a row by signal {number} "
-                f"({signal.Signals(number).name}) before anything was committed"
+                f"{f'job {self.job.name}' if self.job else 'the run'} ends: {child.name} was killed {_FRUITLESS} times "
+                f"in a row by signal {number} ({signal.Signals(number).name}) before anything was committed"
             )
-        self.start(child.name, *child.arguments)
+        self.run(child.name, child.command, child.environment)
 
     def await_end(self, names: Iterable[str], timeout_s: float) -> None:
         """Let children that are about to end by themselves do so."""
+        deadline = time.monotonic() + timeout_s
         for name in names:
             with suppress(subprocess.TimeoutExpired):
-                self.children[name].process.wait(timeout_s)
+                self.children[name].process.wait(max(0, deadline - time.monotonic()))
 
     def end(self) -> None:
         """End what still runs: asked first, made to after a while."""
         for child in self.children.values():
             if child.running:
-                child.process.terminate()
+                _signal_group(child.process, signal.SIGTERM)
+        deadline = time.monotonic() + _END_S
         for child in self.children.values():
             try:
-                child.process.wait(_END_S)
+                child.process.wait(max(0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 child.process.kill()
-                child.process.wait()
-            child.reader.join()
+            child.heard.wait()
+
+
+def _signal_group(popen: subprocess.Popen[str], number: int) -> None:
+    """Signal a process and what it has started: each of ours leads a group."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(popen.pid, number)
 
 
 def bury(job: Job, dead: set[str]) -> None:

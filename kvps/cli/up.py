@@ -11,12 +11,12 @@ from typing import Annotated
 
 import numpy as np
 import typer
-from kvps_aggregator.record import check_directory
 from kvps_workers import Task, load_task
 from kvps_workers.loop import rounds_of
 
 from kvps.cli import common
 from kvps.cli.display import Display
+from kvps.cli.follow import Figures, aggregate, check_aggregators, check_failed, finish, follow
 from kvps.cli.parts import parse_slow
 from kvps.cli.supervise import Child, Supervisor
 from kvps.cli.trial import Trial, replayed
@@ -26,10 +26,6 @@ from kvps.job import Job
 from kvps.keys import check_name
 from kvps.store import Store
 from kvps.wire import weights_sha256
-
-_LOOK_S = 0.2
-_FINISH_S = 5.0
-_MOST_AGGREGATORS = 64
 
 
 @common.with_settings
@@ -69,21 +65,16 @@ def up(
 ) -> None:
     """Train a task on this machine: server, aggregator and workers with one command."""
     factors = _slow_factors(slow or [], settings.workers)
-    if aggregators is not None and not 1 <= aggregators <= _MOST_AGGREGATORS:
-        raise InvalidSetting(f"--aggregators must be from 1 to {_MOST_AGGREGATORS}, not {aggregators}")
+    if aggregators is not None:
+        check_aggregators(aggregators)
     if kill_every is not None and not kill_every >= 0.1:
         raise InvalidSetting(f"--kill-every must be 0.1 seconds or more, not {kill_every:g}")
     if job is not None:
         check_name("job", job)
     if report is not None:
         _check_report(report)
-    if record is not None:
-        record = check_directory(record)
     saving = common.checkpoints_of(checkpoint_every, checkpoints, keep)
-    kept = ["--record", str(record)] if record else []
-    if saving:
-        kept += ["--checkpoint-every", str(saving.every), "--checkpoints", str(saving.directory)]
-        kept += ["--keep", str(saving.keep)]
+    kept = common.kept_options(record, saving)
     found = load_task(task)
     config = settings.job_config(task, found)
     if prefetch and not config.staleness:
@@ -92,19 +83,16 @@ def up(
     rounds = _rounds(found, config)
     params = found.parameters(config.seed)
     with common.serving_store(redis, listen, data_dir) as store:
-        name = job or _free_name(store, task.rpartition(":")[2])
+        name = job or store.free_name(task.rpartition(":")[2])
         made = store.create_job(name, params, config=config)
         trial = Trial(kill_every, config.seed) if kill_every else None
         ahead = ["--prefetch"] if prefetch else []
         options = {worker: ["--slow", f"{factors.get(worker, 1):g}x", *ahead] for worker in rounds}
-        failed = _train(store, made, rounds, options, aggregators or (2 if trial else 1), kept, trial)
+        workers = _train(store, made, rounds, options, aggregators or (2 if trial else 1), kept, trial)
         _finish(made, found, report)
         if trial:
             _judge(store, made, trial, saving and saving.directory)
-    if len(failed) == config.workers:
-        raise KvpsError(f"job {name}: all its workers failed; the figures above are of what they had done by then")
-    if failed:
-        raise KvpsError(f"job {name}: {', '.join(failed)} failed; the others went on, their figures are above")
+    check_failed(name, workers)
 
 
 def _check_report(report: Path) -> None:
@@ -138,12 +126,6 @@ def _slow_factors(options: list[str], workers: int) -> dict[str, float]:
     return factors
 
 
-def _free_name(store: Store, task: str) -> str:
-    """The task's name, or with a number behind it if jobs of that name are there."""
-    taken, base = set(store.jobs()), task[:60]
-    return next(n for n in (base if i == 1 else f"{base}-{i}" for i in range(1, len(taken) + 2)) if n not in taken)
-
-
 def _train(
     store: Store,
     job: Job,
@@ -152,53 +134,23 @@ def _train(
     aggregators: int,
     kept: list[str],
     trial: Trial | None,
-) -> list[str]:
-    """Run the job's processes until its workers have ended; the names of those that failed."""
+) -> list[Child]:
+    """Run the job's processes until its workers have ended; these."""
     supervisor = Supervisor(store, job, gives_up=trial is None)
     try:
-        for number in range(aggregators):
-            supervisor.start(f"aggregator{number or ''}", "aggregator", "start", "--job", job.name, *kept)
-        serving = list(supervisor.children.values())
+        serving = aggregate(supervisor, job.name, aggregators, kept)
+        workers = []
         for worker in rounds:
             acks = ("--acks", str(trial.acks(worker))) if trial else ()
-            supervisor.start(worker, "worker", "--job", job.name, "--id", worker, *options[worker], *acks)
-        workers = [supervisor.children[worker] for worker in rounds]
+            arguments = ("worker", "--job", job.name, "--id", worker, *options[worker], *acks)
+            workers.append(supervisor.start(worker, *arguments))
         with Display(job, rounds) as display, trial.killing(supervisor) if trial else nullcontext():
-            while any(child.running for child in workers) or not _settled(job):
-                supervisor.watch(_LOOK_S)
-                for line in supervisor.said():
-                    display.message(line)
-                failed = [child.name for child in workers if child.failed]  # first: who fails may have joined
-                state = job.state()
-                display.show(state, job.traces())
-                if never := [name for name in failed if name not in state.members]:
-                    raise KvpsError(f"job {job.name} ends: {', '.join(never)} failed before it had joined")
-                _check_served(job, serving, supervisor)
-            display.show(job.state(), job.traces(), last=True)
-        if job.state().finished(job.config):
-            supervisor.await_end([child.name for child in serving], _FINISH_S)  # they sweep up first
-        supervisor.end()
-        for line in supervisor.said():
+            follow(supervisor, job, serving, workers, display)
+        for line in finish(supervisor, job, serving):
             display.message(line)
-        return [child.name for child in workers if child.failed]
+        return workers
     finally:
         supervisor.end()
-
-
-def _check_served(job: Job, serving: list[Child], supervisor: Supervisor) -> None:
-    """Raise what the aggregators said last, if none is left."""
-    if not all(child.failed for child in serving):
-        return
-    for child in serving:
-        child.reader.join()
-    said = " ".join(supervisor.said()) or f"its aggregator ended with code {serving[0].process.returncode}"
-    raise KvpsError(f"job {job.name} ends: {said}")
-
-
-def _settled(job: Job) -> bool:
-    """Whether all workers have gone and all that they pushed is committed."""
-    members = job.state().members.values()
-    return all(m.state == "gone" for m in members)
 
 
 def _judge(store: Store, job: Job, trial: Trial, checkpoints: Path | None) -> None:
@@ -222,11 +174,10 @@ def _finish(job: Job, task: Task, report: Path | None) -> None:
         figures = task.evaluate(params, np)
     except TaskFailed as error:
         failed = error
-    seconds = job.training_seconds()
+    took = Figures.of(job, version)
     config = job.config
-    steps_per_s = version / seconds if seconds else 0.0
     tested = f"test loss {figures['loss']:.4f}" if figures else f"version {version}, not tested"
-    print(f"{version} steps in {seconds:.1f} s, {steps_per_s:.0f} steps/s, {tested}")
+    print(f"{took}, {tested}")
     if "accuracy" in figures:
         print(f"test accuracy {figures['accuracy']:.4f}")
     if report is not None:
@@ -239,8 +190,8 @@ def _finish(job: Job, task: Task, report: Path | None) -> None:
             "optimizer": config.optimizer.to_json(),
             "version": version,
             "clock": job.clock(),
-            "steps_per_s": steps_per_s,
-            "wall_s": seconds,
+            "steps_per_s": took.steps_per_s,
+            "wall_s": took.seconds,
             "loss": figures.get("loss"),
             "accuracy": figures.get("accuracy"),
             "weights_sha256": weights_sha256(np.concatenate([array.reshape(-1) for array in params.values()])),

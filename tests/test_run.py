@@ -1,0 +1,246 @@
+"""`kvps run`: copies of a user's script as the workers of one job. Real processes, real signals, final weights."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from commands import kvps_run
+from conftest import eventually, processes_of
+from harness import check_chain, model, plain_loop
+
+import kvps
+from kvps import embedded
+from kvps.cli.trial import judge
+
+SCRIPT = """
+import subprocess, sys
+import kvps
+from harness import gradient, model
+
+rounds, *words = sys.argv[1:]
+stated = {"staleness": 1} if "ssp" in words else {}
+with kvps.from_env() as worker:
+    optimizer = worker.settings.get("optimizer", kvps.SGD(lr=0.05))
+    job = worker.create_job(model(), optimizer=optimizer, **stated)
+    if worker.rank == 1 and "early" in words:
+        sys.exit(3)
+    with job.join(worker.id) as session:
+        while session.round < int(rounds):
+            if worker.rank == 1 and session.round == 5 and "fail" in words:
+                raise RuntimeError("unlucky")
+            session.push(gradient(session.pull(), session.rank, session.round), 0.5)
+            with open(f"acks-{worker.id}", "a") as file:
+                file.write(f"{session.worker} {session.incarnation} {session.sequence}\\n")
+    if worker.rank == 0:
+        print("finished", job.await_finished(), *sorted(job.clock().items()), flush=True)
+"""
+
+
+@pytest.fixture
+def here(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's directory, with a script in it."""
+    (tmp_path / "train.py").write_text(SCRIPT)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    return tmp_path
+
+
+@pytest.fixture
+def lasting(here: Path) -> Iterator[kvps.Store]:
+    """A private server that a run leaves behind, with what it trained."""
+    assert kvps_run("server", "start").returncode == 0
+    try:
+        url = embedded.running()
+        assert url
+        with kvps.connect(url) as store:
+            yield store
+    finally:
+        assert kvps_run("server", "stop").returncode == 0
+
+
+def script(*arguments: object) -> list[str]:
+    return ["--", sys.executable, "train.py", *map(str, arguments)]
+
+
+def test_a_bsp_run_equals_the_plain_loop_bit_for_bit(lasting: kvps.Store) -> None:
+    done = kvps_run("run", "-w", "3", "--job", "bits", *script(40))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "w0: finished True ('w0', 40) ('w1', 40) ('w2', 40)" in done.stdout
+    assert done.stdout.splitlines()[-1].startswith("40 steps in ")
+    job = lasting.job("bits")
+    for name, array in plain_loop(model(), 3, 40, 0.05).items():
+        assert job.snapshot()[1][name].tobytes() == array.tobytes()
+    assert check_chain(job) == 40
+
+
+def test_a_killed_copy_goes_on_and_everything_counts_once(lasting: kvps.Store, here: Path, start: Any) -> None:
+    """The job pauses while it is away, so that not a bit may be another than if nobody had been killed."""
+    patient = ["--worker-timeout", "60", "--lease", "60"]  # only who knows that its child is dead can be quick
+    running = start("run", "-w", "2", "--min-workers", "2", *patient, *script(300))
+    assert eventually(lambda: lasting.jobs() == ["train"])
+    job = lasting.job("train")
+    assert eventually(lambda: job.state().version > 20)
+    member = job.state().members["w1"]
+    os.kill(member.pid, signal.SIGKILL)
+    running.until("300 steps in")
+    assert running.wait() == 0
+    state = job.state()
+    assert state.members["w1"].incarnation.startswith("2-")
+    assert state.members["w1"].rank == member.rank
+    assert state.clock == {"w0": 300, "w1": 300}
+    for name, array in plain_loop(model(), 2, 300, 0.05).items():
+        assert job.snapshot()[1][name].tobytes() == array.tobytes()
+    verdict = judge(here.glob("acks-*"), job)
+    assert (verdict.lost, verdict.twice) == (0, 0)
+    assert verdict.acknowledged in (599, 600), "it may have been killed before it wrote down the last"
+    check_chain(job)
+
+
+def test_a_copy_that_fails_is_named_and_the_others_go_on(here: Path) -> None:
+    done = kvps_run("run", "-w", "2", "--worker-timeout", "1", *script(30, "fail"))
+    assert done.returncode == 1
+    assert "w1: RuntimeError: unlucky" in done.stdout
+    assert "w0: finished False ('w0', 30) ('w1', 5)" in done.stdout
+    assert done.stderr.splitlines()[-1].startswith("kvps: error: job train: w1 failed; the others went on")
+
+
+def test_a_copy_that_ends_before_it_has_joined_ends_the_run(here: Path) -> None:
+    done = kvps_run("run", "-w", "2", *script(30, "early"))
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "kvps: error: job train ends: w1 failed before it had joined"
+
+
+def test_a_run_that_makes_no_job_says_so(here: Path) -> None:
+    done = kvps_run("run", "-w", "2", "--", sys.executable, "-c", "print('hello')")
+    assert done.returncode == 1
+    assert sorted(done.stdout.splitlines()) == ["w0: hello", "w1: hello"]
+    assert done.stderr.splitlines()[-1].startswith("kvps: error: all copies ended, and no job was made")
+    done = kvps_run("run", "-w", "2", "--", "sh", "-c", "exit $((3 * KVPS_RANK))")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].endswith(": w1 failed before a job was made")
+
+
+def test_a_copy_that_is_killed_again_and_again_is_given_up(here: Path) -> None:
+    done = kvps_run("run", "-w", "1", "--", "sh", "-c", "kill -9 $$")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("kvps: error: the run ends: w0 was killed 5 times in a row by sig")
+
+
+def test_what_a_copy_leaves_running_ends_with_it(here: Path) -> None:
+    """It holds the pipe, too: who waited for that to end would wait for ever."""
+    done = kvps_run("run", "-w", "1", "--", "sh", "-c", "sleep 1000 & echo here")
+    assert "w0: here" in done.stdout
+    assert "no job was made" in done.stderr
+
+
+def test_the_options_are_those_of_the_job(lasting: kvps.Store) -> None:
+    options = "-w 2 -s 2 --shards 2 --optimizer adam:beta1=0.8 --lr 0.01 --wire bf16 --seed 7 --worker-timeout 5"
+    done = kvps_run("run", *options.split(), "--lease", "2", "--nonfinite", "skip", *script(3))
+    assert done.returncode == 0, done.stdout + done.stderr
+    c = lasting.job("train").config
+    assert (c.workers, c.staleness, c.shards, c.wire, c.seed, c.nonfinite) == (2, 2, 2, "bf16", 7, "skip")
+    assert (c.worker_timeout_ms, c.lease_ms, c.optimizer) == (5000, 2000, kvps.Adam(lr=0.01, beta1=0.8))
+    done = kvps_run("run", "-w", "1", *script(3, "ssp"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert lasting.job("train-2").config.staleness == 1, "what is not said here the script may say"
+
+
+def test_what_script_and_command_both_say_must_be_the_same(here: Path) -> None:
+    done = kvps_run("run", "-w", "1", "-s", "0", *script(3, "ssp"))  # the default, but said
+    assert done.returncode == 1
+    words = "kvps: error: staleness: the script says 1 and kvps run says 0: let only one of them say it"
+    assert f"w0: {words} (train.py, line 10; KVPS_TRACEBACK=1 shows all of it)" in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "kvps run -w 4 -- python train.py"),
+        (["-w", "0", "--", "true"], "workers"),
+        (["--", "no-such-program", "x"], "no program 'no-such-program'"),
+        (["--", "train.py"], "kvps run -- python train.py"),
+        (["-s", "-2", "--", "true"], "staleness"),
+        (["--optimizer", "sdg", "--", "true"], "sgd, adagrad, adam, adamw"),
+        (["--min-workers", "9", "--", "true"], "min_workers"),
+        (["--epochs", "3", "--", "true"], "--epochs"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_usage_errors_are_one_line_and_start_nothing(here: Path, arguments: list[str], words: str) -> None:
+    done = kvps_run("run", *arguments)
+    assert (done.returncode, done.stderr.count("\n"), done.stdout) == (2, 1, ""), done.stderr
+    assert done.stderr.startswith("kvps: error: ")
+    assert words in done.stderr
+
+
+def test_a_job_of_that_name_is_not_taken_for_the_runs(lasting: kvps.Store) -> None:
+    lasting.create_job("mine", model())
+    done = kvps_run("run", "--job", "mine", *script(3))
+    assert done.returncode == 1
+    assert "kvps rm mine" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_job_that_another_run_has_just_made_is_not_taken_either(
+    lasting: kvps.Store, monkeypatch: pytest.MonkeyPatch, rank: int
+) -> None:
+    from kvps.environment import of_copy
+
+    for name, value in of_copy(rank, 2, "mine", "00000000", {}).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("KVPS_REDIS_URL", lasting.url)
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    lasting.create_job("mine", model())
+    with kvps.from_env() as worker, pytest.raises(kvps.JobExists, match="its own name, kvps run --job"):
+        worker.create_job(model())
+
+
+def test_ending_a_run_ends_all_of_it(here: Path, home: Path, start: Any) -> None:
+    for number, code in ((signal.SIGINT, 130), (signal.SIGKILL, -9)):
+        running = start("run", "-w", "2", *script(10**6))
+        running.until("version")
+        assert eventually(lambda: len(processes_of(home)) >= 6)  # run, guard, server, aggregator, two copies
+        assert running.end(number) == code
+        assert eventually(lambda: processes_of(home) == []), processes_of(home)
+        assert embedded.running() is None
+
+
+# -- without kvps run ---------------------------------------------------------------------------------------------
+
+
+def test_a_script_alone_serves_itself(here: Path) -> None:
+    done = subprocess.run([sys.executable, "train.py", "20"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (done.stdout, done.stderr) == ("finished True ('w0', 20)\n", "")
+
+
+def test_alone_it_is_one_worker(home: Path) -> None:
+    with kvps.from_env() as worker:
+        assert (worker.rank, worker.workers, worker.id, worker.settings) == (0, 1, "w0", {})
+        with pytest.raises(kvps.InvalidSetting, match="kvps run -w 4 -- python "):
+            worker.create_job(model(), workers=4)
+        with pytest.raises(kvps.InvalidSetting, match="epoch"):
+            worker.create_job(model(), epoch=4)
+        job = worker.create_job(model(), optimizer=kvps.SGD(lr=0.05))
+        with pytest.raises(kvps.WrongOrder, match="a run has one job"):
+            worker.create_job(model())
+        with job.join(worker.id) as session:
+            params = session.pull()
+            session.push({name: np.ones_like(array) for name, array in params.items()})
+        assert job.await_finished()
+        assert job.snapshot()[0] == 1
+    assert embedded.running() is None
+
+
+def test_half_an_environment_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVPS_RANK", "1")
+    with pytest.raises(kvps.InvalidSetting, match="unset KVPS_RANK to run alone"):
+        kvps.from_env()
