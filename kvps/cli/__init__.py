@@ -12,7 +12,7 @@ from typing import Any
 import typer
 
 from kvps import process
-from kvps.cli import bench, checkpoint, jobs, parts, server, up, verify
+from kvps.cli import bench, checkpoint, jobs, parts, queue, server, up, verify
 from kvps.errors import KvpsError, UsageError
 
 app = typer.Typer(
@@ -27,6 +27,9 @@ app.command("up")(up.up)
 app.command("create")(parts.create)
 app.add_typer(parts.aggregator, name="aggregator")
 app.command("worker")(parts.worker)
+app.command("submit")(queue.submit)
+app.command("queue")(queue.show)
+app.command("cancel")(queue.cancel)
 app.command("jobs")(jobs.jobs)
 app.command("status")(jobs.status)
 app.add_typer(checkpoint.app, name="checkpoint")

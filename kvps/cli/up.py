@@ -68,7 +68,7 @@ def up(
     data_dir: common.DataDir = None,
 ) -> None:
     """Train a task on this machine: server, aggregator and workers with one command."""
-    factors = _slow_factors(slow or [], settings.workers)
+    factors = slow_factors(slow or [], settings.workers)
     if aggregators is not None and not 1 <= aggregators <= _MOST_AGGREGATORS:
         raise InvalidSetting(f"--aggregators must be from 1 to {_MOST_AGGREGATORS}, not {aggregators}")
     if kill_every is not None and not kill_every >= 0.1:
@@ -92,7 +92,7 @@ def up(
     rounds = _rounds(found, config)
     params = found.parameters(config.seed)
     with common.serving_store(redis, listen, data_dir) as store:
-        name = job or _free_name(store, task.rpartition(":")[2])
+        name = job or free_name(store, task.rpartition(":")[2])
         made = store.create_job(name, params, config=config)
         trial = Trial(kill_every, config.seed) if kill_every else None
         ahead = ["--prefetch"] if prefetch else []
@@ -126,7 +126,8 @@ def _rounds(task: Task, config: JobConfig) -> dict[str, int]:
     return {f"w{rank}": rounds_of(n, config.batch_size, config.epochs) for rank, n in enumerate(samples)}
 
 
-def _slow_factors(options: list[str], workers: int) -> dict[str, float]:
+def slow_factors(options: list[str], workers: int) -> dict[str, float]:
+    """Worker -> how much to slow it down, of those that the options name. Raises InvalidSetting."""
     factors = {}
     for option in options:
         worker, equals, factor = option.partition("=")
@@ -138,7 +139,7 @@ def _slow_factors(options: list[str], workers: int) -> dict[str, float]:
     return factors
 
 
-def _free_name(store: Store, task: str) -> str:
+def free_name(store: Store, task: str) -> str:
     """The task's name, or with a number behind it if jobs of that name are there."""
     taken, base = set(store.jobs()), task[:60]
     return next(n for n in (base if i == 1 else f"{base}-{i}" for i in range(1, len(taken) + 2)) if n not in taken)

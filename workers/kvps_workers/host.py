@@ -1,0 +1,349 @@
+"""A host: takes one training task after the other from a queue, and runs each in a process of its own, the horse.
+
+A task is lost when its host is. That is so if the host's process is surely dead (of this machine one knows), or has not
+given a sign of life for a while; whoever serves the queue looks, at work or idle, and puts the task back, once. Its
+horse ends with the host. If it lives all the same, cut off or stopped, nobody counts twice: joining under its worker id
+is refused while it lives, and the next horse waits for that.
+
+No two jobs keep each other from starting. A job needs all its workers before anything is committed, so two that have
+some hosts each could wait for ever. The queue is in the order in which jobs were submitted, also what is put back. So
+what was taken is a beginning of that order: at most one job has only a part of its workers, those before it end, and
+their hosts take the rest of it. Only a host that is lost leaves a hole in that beginning. Then who waits in a job that
+was submitted later and cannot go on makes way (`_makes_way`). So the oldest of the jobs that are not finished always
+gets its hosts, if there are as many as it has workers. If there are fewer it waits for more, and says so.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvps import process
+from kvps.errors import InvalidTask, KvpsError, NoServer, ServerError, ServerLost
+from kvps.job import Job
+from kvps.store import Store
+from kvps_workers.horse import AWAY
+from kvps_workers.queue import Started, TrainingQueue, TrainingTask, submitted
+
+log = logging.getLogger("kvps.host")
+
+_TICK_S = 1.0
+_SILENT_S = 10.0  # a host that says nothing for so long is lost
+_MAKES_WAY_S = 3.0
+_END_S = 10.0
+
+
+@dataclass(frozen=True)
+class Means:
+    """What every horse of this host has: which tasks it may load besides the built-in ones, and where it computes."""
+
+    environment: Mapping[str, str]
+    allowed: tuple[str, ...] = ()
+    gpu: int | None = None
+    acks: Path | None = None
+
+
+class Host:
+    """Serves one queue of training tasks, whose jobs are in `store`."""
+
+    def __init__(self, queue: TrainingQueue, store: Store, means: Means) -> None:
+        self._queue = queue
+        self._store = store
+        self._means = means
+        self._lookout = Lookout()
+        self._execution = ""  # the name of the present one, or of that which may be noted in a moment
+        self._held: tuple[str, str] | None = None  # task and execution
+        self._said = ""
+
+    def serve(self, burst: bool = False) -> None:
+        """Take tasks and run them; with `burst` until none waits. Raises NoServer, ServerLost."""
+        reachable = True
+        try:
+            self._queue.arrive()
+            while True:
+                with self._going_on():
+                    self._look_around()
+                    if not self._next():
+                        if burst:
+                            return
+                        self._queue.await_task(_TICK_S)
+        except (NoServer, ServerLost):
+            reachable = False
+            raise
+        finally:
+            if reachable:
+                with suppress(KvpsError):
+                    self._leave()
+
+    def _leave(self) -> None:
+        """Give back what this host has, and be no host any more."""
+        for started in self._queue.started():
+            if started.name == self._execution:
+                self._queue.release(started.id, started.name, "queued")
+                log.info("%s: waits again (this host ends)", self._queue.task(started.id) or started.id)
+        self._queue.depart()
+
+    def _next(self) -> bool:
+        """Run the next task; whether there was any."""
+        self._execution = secrets.token_hex(8)
+        found = self._queue.take(self._execution)
+        if not found:
+            return False
+        id, payload = found
+        try:
+            if not payload:
+                raise InvalidTask("there is no payload, or it is too long, or it runs already")
+            task = TrainingTask.of(payload)
+        except InvalidTask as error:
+            log.warning("refused %s: %s", ascii(id)[:200], error)
+            self._queue.refuse(id, self._execution, str(error))
+            return True
+        self._held = (id, self._execution)
+        try:
+            self._run(task)
+        finally:
+            self._held = None
+        return True
+
+    # -- one task ---------------------------------------------------------------------------------------------
+
+    def _run(self, task: TrainingTask) -> None:
+        assert self._held
+        log.info("%s: taken", task)
+        horse = Horse(task, self._store.url, self._means)
+        status, why = "queued", ""
+        try:
+            while not horse.ended(_TICK_S):
+                if not why and (told := self._told(task)):
+                    status, why = told
+                    horse.end()
+        finally:
+            horse.end()
+            horse.wait()
+        if why:
+            self._close(task, status, why)
+        else:
+            self._judge(task, horse.code, horse.last)
+
+    def _told(self, task: TrainingTask) -> tuple[str, str] | None:
+        """What becomes of the task that runs, and why, if it shall not go on here."""
+        assert self._held
+        with self._going_on():
+            word = self._queue.beat(self._held)
+            self._look_around()
+            if not word.mine:
+                return "", "this host had not been heard of, and others look after it"
+            if word.cancelled:
+                return "canceled", "it was cancelled"
+            if self._makes_way(task, word.first):
+                return "queued", "it makes way for a job that was submitted before"
+        return None
+
+    def _makes_way(self, task: TrainingTask, first: str) -> bool:
+        """Whether the task at the front of the queue should have this host: it is of an older job, no other host has
+        taken it for a while, and nothing of this job is committed until more workers come."""
+        assert self._held
+        ours, theirs = submitted(self._held[0]), submitted(first)
+        if not self._lookout.stands(first, _MAKES_WAY_S) or ours is None or theirs is None or theirs >= ours:
+            return False
+        with suppress(Exception):  # a job that cannot be read does not go on
+            job = self._job(task)
+            members = job.state().members.values()
+            there = sum(m.active or m.finished for m in members)
+            return len(members) < job.config.workers or there < job.config.min_workers
+        return True
+
+    def _judge(self, task: TrainingTask, code: int, last: str) -> None:
+        """What becomes of a task whose horse has ended by itself."""
+        if code == 0:
+            self._close(task, "finished", "it has done its rounds")
+        elif code in (1, 2):
+            joined = self._joined(task)
+            self._close(task, "failed", last or f"its process ended with code {code}")
+            if not joined:
+                waited, running = self._queue.cancel(task.job)
+                if waited or running:
+                    log.warning("job %s is cancelled, for it cannot begin without %s", task.job, task.worker)
+        elif code == AWAY:
+            self._close(task, "queued", last)
+            time.sleep(_TICK_S)  # the server of its job is away: what comes back rings no bell
+        else:
+            version = self._version(task)
+            how = signal.Signals(-code).name if code < 0 else f"code {code}"
+            self._close(task, "queued", f"its process ended by {how}", version)
+
+    def _close(self, task: TrainingTask, status: str, why: str, version: str = "") -> None:
+        became = self._release(status, why, version) if status else ""
+        word = {"queued": "waits again", "": "left to others"}.get(became, became)
+        log.log(logging.WARNING if became == "failed" else logging.INFO, "%s: %s (%s)", task, word, why)
+
+    def _release(self, status: str, why: str = "", version: str = "") -> str:
+        assert self._held
+        return self._queue.release(*self._held, status, why, version)
+
+    # -- the others -------------------------------------------------------------------------------------------
+
+    def _look_around(self) -> None:
+        """Give a sign of life, and put back what lost hosts had."""
+        if not self._held:
+            self._queue.beat(None)
+        others = [s for s in self._queue.started() if not self._held or s.name != self._held[1]]
+        for lost in self._lookout.lost(others):
+            self._put_back(lost)
+
+    def _put_back(self, lost: Started) -> None:
+        task = self._queue.task(lost.id)
+        version = self._version(task) if task else ""
+        why = f"its host {lost.host or '?'} is lost"
+        if became := self._queue.release(lost.id, lost.name, "queued", why, version):
+            word = "waits again" if became == "queued" else became
+            log.warning("%s: %s (%s)", task or ascii(lost.id)[:200], word, why)
+
+    def _version(self, task: TrainingTask) -> str:
+        """The version of a task's job, or "". If its worker is surely dead the job goes on without it at once."""
+        with suppress(Exception):  # what stands in Redis may be anything
+            job = self._job(task)
+            state = job.state()
+            member = state.members.get(task.worker)
+            if member and member.active and process.is_dead(member.process):
+                job.scripts.evict(member.worker, member.incarnation)
+            return str(state.version)
+        return ""
+
+    def _joined(self, task: TrainingTask) -> bool:
+        """Whether a worker of that id was in the job, or nobody can say."""
+        with suppress(Exception):
+            return task.worker in self._job(task).state().members
+        return True
+
+    def _job(self, task: TrainingTask) -> Job:
+        job = self._store.job(task.job)
+        if job.state().id != task.id:
+            raise InvalidTask(f"job {task.job!r} is another one now")
+        return job
+
+    @contextmanager
+    def _going_on(self) -> Iterator[None]:
+        """What the server refuses, as keys of another type, is said once, and tried again."""
+        try:
+            yield
+        except (NoServer, ServerLost):
+            raise
+        except (ServerError, KvpsError) as error:
+            if str(error) != self._said:
+                self._said = str(error)
+                log.warning("kvps: error: %s", error)
+            time.sleep(_TICK_S)
+
+
+class Lookout:
+    """What stays as it was while this process looks. By its own clock alone: others' differ; and if it has not looked
+    for long, the server or this process may have been stopped, and nobody is judged by that time."""
+
+    def __init__(self) -> None:
+        self._since: dict[str, tuple[str, float]] = {}
+        self._looked = 0.0
+        self._first = ("", 0.0)
+
+    def lost(self, others: Collection[Started], now: float | None = None) -> list[Started]:
+        """Which of these executions nobody works on any more. `now` is in seconds."""
+        now = time.monotonic() if now is None else now
+        if now - self._looked > _SILENT_S / 2:
+            self._since.clear()
+        self._looked, before = now, self._since
+        self._since = {}
+        for other in others:
+            key = f"{other.id}:{other.name}"
+            beat, since = before.get(key, (other.beat, now))
+            self._since[key] = (other.beat, since if beat == other.beat else now)
+        return [o for o in others if self._dead(o) or now - self._since[f"{o.id}:{o.name}"][1] > _SILENT_S]
+
+    def _dead(self, other: Started) -> bool:
+        return process.is_dead(other.identity) if other.identity else False
+
+    def stands(self, first: str, for_s: float) -> bool:
+        """Whether the same task has been at the front for so long."""
+        if first != self._first[0]:
+            self._first = (first, time.monotonic())
+        return first != "" and time.monotonic() - self._first[1] > for_s
+
+
+class Horse:
+    """The process that works on one task. It is told what to do through its standard input, URL and all, and ends when
+    that is closed, however this process ends. What it says is passed on, with the task before it."""
+
+    def __init__(self, task: TrainingTask, url: str, means: Means) -> None:
+        told: dict[str, Any] = {
+            "url": url,
+            "job": task.job,
+            "id": task.id,
+            "worker": task.worker,
+            "slow": task.slow,
+            "prefetch": task.prefetch,
+            "allowed": means.allowed,
+            "gpu": means.gpu,
+            "acks": str(means.acks) if means.acks else None,
+        }
+        # -P, for a redis.py or random.py that lies in the user's directory is not meant.
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "kvps_workers.horse"],
+            env=means.environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # so that Ctrl-C comes to it once, from here
+        )
+        self.last = ""
+        self._asked = 0.0
+        self._reader = threading.Thread(target=self._read, args=(str(task),), daemon=True)
+        self._reader.start()
+        assert self._process.stdin
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(told).encode() + b"\n")
+            self._process.stdin.flush()
+
+    @property
+    def code(self) -> int:
+        return self._process.wait()
+
+    def ended(self, timeout_s: float) -> bool:
+        """Wait for its end, not longer than `timeout_s`; whether it came. Who was asked to leave long ago is killed."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout_s)
+            self._reader.join(timeout_s)  # its own children may hold the pipe
+            return True
+        if self._asked and time.monotonic() - self._asked > _END_S:
+            self._process.kill()
+        return False
+
+    def end(self) -> None:
+        """Ask it to leave."""
+        if not self._asked and self._process.poll() is None:
+            self._asked = time.monotonic()
+            self._process.terminate()
+
+    def wait(self) -> None:
+        while not self.ended(_TICK_S):
+            pass
+        assert self._process.stdin
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
+
+    def _read(self, name: str) -> None:
+        assert self._process.stdout
+        with self._process.stdout as said:
+            for raw in said:
+                line = raw.decode(errors="replace").rstrip()
+                self.last = line.removeprefix("kvps: error: ")
+                print(f"{name}: {line}", file=sys.stderr, flush=True)
