@@ -311,7 +311,23 @@ def test_a_runtime_directory_open_to_others_is_refused(home: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["", "up", "create", "aggregator", "worker", "jobs", "status", "verify", "rm", "server", "cli"]
+    "command",
+    [
+        "",
+        "up",
+        "create",
+        "aggregator",
+        "worker",
+        "submit",
+        "queue",
+        "cancel",
+        "jobs",
+        "status",
+        "verify",
+        "rm",
+        "server",
+        "cli",
+    ],
 )
 def test_help(home: Path, command: str) -> None:
     done = kvps_run(*command.split(), "--help")

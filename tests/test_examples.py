@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import re
+import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import kvps_aggregator
 import numpy as np
@@ -52,5 +56,20 @@ def test_the_lag_of_the_modes_page(home: Path, capsys: pytest.CaptureFixture[str
         (code,) = python_in("docs/modes.md")
         exec(code, {})
         assert capsys.readouterr().out == "largest lag in rounds: 1\n"
+    finally:
+        assert kvps_run("server", "stop").returncode == 0
+
+
+def test_submit_from_python(home: Path, start: Any) -> None:
+    assert kvps_run("server", "start").returncode == 0
+    try:
+        beside = [start("aggregator", "start"), start("worker", "--queue"), start("worker", "--queue")]
+        done = subprocess.run(
+            [sys.executable, "-P", str(HERE / "examples" / "submit_from_python.py")], capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        assert float(done.stdout.split()[-1]) > 0.9
+        for other in beside:
+            assert other.end() == 128 + signal.SIGTERM
     finally:
         assert kvps_run("server", "stop").returncode == 0

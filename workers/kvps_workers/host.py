@@ -40,7 +40,7 @@ log = logging.getLogger("kvps.host")
 
 _TICK_S = 1.0
 _SILENT_S = 10.0  # a host that says nothing for so long is lost
-_MAKES_WAY_S = 3.0
+_MAKES_WAY_S = 2.0
 _END_S = 10.0
 
 
@@ -101,13 +101,14 @@ class Host:
         if not found:
             return False
         id, payload = found
+        if payload is None:
+            log.warning("passed over %s: it is not there, or runs already, or is over", ascii(id)[:200])
+            return True
         try:
-            if not payload:
-                raise InvalidTask("there is no payload, or it is too long, or it runs already")
             task = TrainingTask.of(payload)
         except InvalidTask as error:
             log.warning("refused %s: %s", ascii(id)[:200], error)
-            self._queue.refuse(id, self._execution, str(error))
+            self._queue.release(id, self._execution, "failed", str(error), note=f"refused: {error}")
             return True
         self._held = (id, self._execution)
         try:
@@ -169,9 +170,9 @@ class Host:
         if code == 0:
             self._close(task, "finished", "it has done its rounds")
         elif code in (1, 2):
-            joined = self._joined(task)
+            missed = self._is_missed(task)
             self._close(task, "failed", last or f"its process ended with code {code}")
-            if not joined:
+            if missed:
                 waited, running = self._queue.cancel(task.job)
                 if waited or running:
                     log.warning("job %s is cancelled, for it cannot begin without %s", task.job, task.worker)
@@ -221,11 +222,13 @@ class Host:
             return str(state.version)
         return ""
 
-    def _joined(self, task: TrainingTask) -> bool:
-        """Whether a worker of that id was in the job, or nobody can say."""
+    def _is_missed(self, task: TrainingTask) -> bool:
+        """Whether a task's job has not begun, and cannot without this worker."""
         with suppress(Exception):
-            return task.worker in self._job(task).state().members
-        return True
+            job = self._job(task)
+            members = job.state().members
+            return task.worker not in members and len(members) < job.config.workers
+        return False
 
     def _job(self, task: TrainingTask) -> Job:
         job = self._store.job(task.job)

@@ -37,7 +37,7 @@ from rq.registry import CanceledJobRegistry, FailedJobRegistry, FinishedJobRegis
 from rq.results import Result
 from rq.serializers import JSONSerializer
 from rq.suspension import is_suspended
-from rq.utils import now
+from rq.utils import now, utcformat
 from rq.worker import BaseWorker
 from rq.worker_registration import WORKERS_BY_QUEUE_KEY, register, unregister
 
@@ -151,6 +151,14 @@ class TrainingQueue:
             for registry in (StartedJobRegistry, FinishedJobRegistry, FailedJobRegistry, CanceledJobRegistry)
         ]
         self._entry: _Entry | None = None
+        try:
+            self._redis.ping()
+        except (RedisConnectionError, RedisTimeoutError) as error:  # first contact: nobody waits for what never was
+            self.close()
+            raise NoServer(f"no Redis server answers at {self._where} ({error}): start it, or check the URL") from None
+        except ResponseError as error:
+            self.close()
+            raise ServerError(f"{self._where} answers: {error}") from None
 
     # -- who submits and who looks ----------------------------------------------------------------------------
 
@@ -244,16 +252,16 @@ class TrainingQueue:
 
     # -- who works --------------------------------------------------------------------------------------------
 
-    def take(self, execution: str) -> tuple[str, bytes] | None:
+    def take(self, execution: str) -> tuple[str, bytes | None] | None:
         """The first task and its payload, noted as this host's under the name of an execution; None: none waits.
 
-        With an id and no payload (b"") it is none, and is gone from the queue.
+        Without a payload it was only taken out of the queue: nothing has that id, or it runs already, or is over.
         """
         if self._ask(lambda: is_suspended(self._redis)):  # rq suspend
             return None
         assert self._entry
         stamp = now().timestamp()
-        task = {"status": "started", "worker_name": self._entry.name, "started_at": now().isoformat()}
+        task = {"status": "started", "worker_name": self._entry.name, "started_at": utcformat(now())}
         note = {
             "id": execution,
             "worker_name": self._entry.name,
@@ -269,7 +277,7 @@ class TrainingQueue:
         )
         if code == b"EMPTY":
             return None
-        return reply[0].decode(errors="replace"), reply[1] if code == b"TAKEN" else b""
+        return reply[0].decode(errors="replace"), reply[1] if code == b"TAKEN" else None
 
     def await_task(self, timeout_s: float) -> None:
         """Wait until a task waits for a host, not longer than `timeout_s`."""
@@ -279,11 +287,11 @@ class TrainingQueue:
         # From the front to the front: it moves nothing, and blocks until there is something that could be moved.
         self._ask(lambda: self._redis.blmove(self._queue.key, self._queue.key, timeout_s, "LEFT", "LEFT"))
 
-    def release(self, id: str, execution: str, status: str, why: str = "", version: str = "") -> str:
+    def release(self, id: str, execution: str, status: str, why: str = "", version: str = "", note: str = "") -> str:
         """End an execution: its task is "queued" again, "finished", "failed" or "canceled"; what it became, or "".
 
         "" is: that execution was ended before. `version` is that of the task's job where a loss counts: a task that
-        is lost again and again at the same version is failed.
+        is lost again and again at the same version is failed. `note` describes it to RQ's tools, if it is none.
         """
         code, *became = self._run(
             "release",
@@ -295,24 +303,28 @@ class TrainingQueue:
         status = became[0].decode()
         if self._entry:
             self._entry.tally(status)
-        if status == "failed" and _can_be_told(id):
-            job = RqJob(id, self._redis, JSONSerializer)
-            self._ask(lambda: Result.create_failure(job, _KEPT_S, self._why(id)))  # where RQ's tools look for it
+        if status != "queued":
+            self._tidy(id, status, note)
         return status
 
-    def refuse(self, id: str, execution: str, why: str) -> None:
-        """End an execution of what is no task of ours. What stands in RQ's registry of failures then is only a note of
-        it: whoever planted something meant it to be run or unpickled by who looks at it."""
+    def _tidy(self, id: str, status: str, note: str) -> None:
+        """Leave of a task that is over only what is known of it: it may have been planted, to be unpickled or called by
+        RQ's tools when they look at it."""
+        task, why = self.task(id), self._why(id)
+        fields = self._call(id, asdict(task) if task else {}, note or str(task)) if _can_be_told(id) else {}
 
         def replace() -> None:
             pipe = self._redis.pipeline()
             pipe.delete(_KEY + id)
-            if _can_be_told(id):
-                pipe.hset(_KEY + id, mapping=self._call(id, {}, f"refused: {why}") | {"status": "failed"})
+            if fields:
+                pipe.hset(_KEY + id, mapping=fields | {"status": status, "kvps_why": why, "ended_at": utcformat(now())})
+                pipe.expire(_KEY + id, _KEPT_S)
             pipe.execute()
 
         self._ask(replace)
-        self.release(id, execution, "failed", why)
+        if status == "failed" and fields:
+            job = RqJob(id, self._redis, JSONSerializer)
+            self._ask(lambda: Result.create_failure(job, _KEPT_S, why))  # where RQ's tools look for it
 
     def arrive(self) -> None:
         """Let RQ's tools, and `hosts`, see this process as one that serves the queue."""
