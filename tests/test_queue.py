@@ -16,9 +16,9 @@ import redis
 from commands import Started
 from harness import model
 from kvps_workers import host as host_module
-from kvps_workers.host import Lookout
+from kvps_workers.lookout import Lookout
 from kvps_workers.queue import CPU, SCRIPTS, TrainingQueue
-from kvps_workers.queue import Started as Execution
+from kvps_workers.training import Started as Execution
 
 import kvps
 from kvps.store import Store

@@ -39,8 +39,9 @@ def serve(
     data_dir: Path | None,
 ) -> None:
     """Serve the queue, until stopped, or with `burst` until it is empty."""
-    from kvps_workers.host import Host, Means
+    from kvps_workers.host import Host
     from kvps_workers.queue import CPU, GPU
+    from kvps_workers.stable import Means
 
     environment = dict(os.environ)  # for the horses, before a device is bound here to see that there is one
     open_device(gpu)

@@ -15,43 +15,27 @@ gets its hosts, if there are as many as it has workers. If there are fewer it wa
 
 from __future__ import annotations
 
-import json
 import logging
 import secrets
 import signal
-import subprocess
-import sys
-import threading
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from kvps import process
-from kvps.errors import InvalidTask, KvpsError, NoServer, ServerError, ServerLost
+from kvps.errors import InvalidTask, KvpsError, NoServer, ServerLost
 from kvps.job import Job
 from kvps.store import Store
 from kvps_workers.horse import AWAY
-from kvps_workers.queue import Started, TrainingQueue, TrainingTask, submitted
+from kvps_workers.lookout import Lookout
+from kvps_workers.queue import TrainingQueue
+from kvps_workers.stable import Horse, Means
+from kvps_workers.training import Started, TrainingTask, submitted
 
 log = logging.getLogger("kvps.host")
 
 _TICK_S = 1.0
-_SILENT_S = 10.0  # a host that says nothing for so long is lost
 _MAKES_WAY_S = 2.0
-_END_S = 10.0
-
-
-@dataclass(frozen=True)
-class Means:
-    """What every horse of this host has: which tasks it may load besides the built-in ones, and where it computes."""
-
-    environment: Mapping[str, str]
-    allowed: tuple[str, ...] = ()
-    gpu: int | None = None
-    acks: Path | None = None
 
 
 class Host:
@@ -102,7 +86,7 @@ class Host:
             return False
         id, payload = found
         if payload is None:
-            log.warning("passed over %s: it is not there, or runs already, or is over", ascii(id)[:200])
+            log.warning("passed over %s: no task has that id, or it runs already, or is over", ascii(id)[:200])
             return True
         try:
             task = TrainingTask.of(payload)
@@ -243,110 +227,8 @@ class Host:
             yield
         except (NoServer, ServerLost):
             raise
-        except (ServerError, KvpsError) as error:
+        except KvpsError as error:
             if str(error) != self._said:
                 self._said = str(error)
                 log.warning("kvps: error: %s", error)
             time.sleep(_TICK_S)
-
-
-class Lookout:
-    """What stays as it was while this process looks. By its own clock alone: others' differ; and if it has not looked
-    for long, the server or this process may have been stopped, and nobody is judged by that time."""
-
-    def __init__(self) -> None:
-        self._since: dict[str, tuple[str, float]] = {}
-        self._looked = 0.0
-        self._first = ("", 0.0)
-
-    def lost(self, others: Collection[Started], now: float | None = None) -> list[Started]:
-        """Which of these executions nobody works on any more. `now` is in seconds."""
-        now = time.monotonic() if now is None else now
-        if now - self._looked > _SILENT_S / 2:
-            self._since.clear()
-        self._looked, before = now, self._since
-        self._since = {}
-        for other in others:
-            key = f"{other.id}:{other.name}"
-            beat, since = before.get(key, (other.beat, now))
-            self._since[key] = (other.beat, since if beat == other.beat else now)
-        return [o for o in others if self._dead(o) or now - self._since[f"{o.id}:{o.name}"][1] > _SILENT_S]
-
-    def _dead(self, other: Started) -> bool:
-        return process.is_dead(other.identity) if other.identity else False
-
-    def stands(self, first: str, for_s: float) -> bool:
-        """Whether the same task has been at the front for so long."""
-        if first != self._first[0]:
-            self._first = (first, time.monotonic())
-        return first != "" and time.monotonic() - self._first[1] > for_s
-
-
-class Horse:
-    """The process that works on one task. It is told what to do through its standard input, URL and all, and ends when
-    that is closed, however this process ends. What it says is passed on, with the task before it."""
-
-    def __init__(self, task: TrainingTask, url: str, means: Means) -> None:
-        told: dict[str, Any] = {
-            "url": url,
-            "job": task.job,
-            "id": task.id,
-            "worker": task.worker,
-            "slow": task.slow,
-            "prefetch": task.prefetch,
-            "allowed": means.allowed,
-            "gpu": means.gpu,
-            "acks": str(means.acks) if means.acks else None,
-        }
-        # -P, for a redis.py or random.py that lies in the user's directory is not meant.
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "kvps_workers.horse"],
-            env=means.environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # so that Ctrl-C comes to it once, from here
-        )
-        self.last = ""
-        self._asked = 0.0
-        self._reader = threading.Thread(target=self._read, args=(str(task),), daemon=True)
-        self._reader.start()
-        assert self._process.stdin
-        with suppress(BrokenPipeError):
-            self._process.stdin.write(json.dumps(told).encode() + b"\n")
-            self._process.stdin.flush()
-
-    @property
-    def code(self) -> int:
-        return self._process.wait()
-
-    def ended(self, timeout_s: float) -> bool:
-        """Wait for its end, not longer than `timeout_s`; whether it came. Who was asked to leave long ago is killed."""
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout_s)
-            self._reader.join(timeout_s)  # its own children may hold the pipe
-            return True
-        if self._asked and time.monotonic() - self._asked > _END_S:
-            self._process.kill()
-        return False
-
-    def end(self) -> None:
-        """Ask it to leave."""
-        if not self._asked and self._process.poll() is None:
-            self._asked = time.monotonic()
-            self._process.terminate()
-
-    def wait(self) -> None:
-        while not self.ended(_TICK_S):
-            pass
-        assert self._process.stdin
-        with suppress(BrokenPipeError):
-            self._process.stdin.close()
-
-    def _read(self, name: str) -> None:
-        assert self._process.stdout
-        with self._process.stdout as said:
-            for raw in said:
-                line = raw.decode(errors="replace").rstrip()
-                self.last = line.removeprefix("kvps: error: ")
-                print(f"{name}: {line}", file=sys.stderr, flush=True)

@@ -1,13 +1,12 @@
 """Training tasks in RQ's queues: the one module that knows RQ.
 
-A training task is one worker of one job, for a host that is free. It stands in RQ's own keys, where RQ's own tools
-look: a hash a task, a list that is the queue, sorted sets of what runs and of what is over. But what decides is four
+They stand in RQ's own keys, where RQ's own tools look: a hash a task, a list that is the queue, sorted sets of what
+runs and of what is over. But what decides is four
 scripts of kvps (`lua/`), each one step, so that a task is always either in the queue or noted as somebody's, whoever
 is killed in between; and who is lost, kvps finds out (`host`), for RQ notices it after minutes and calls it failed.
 
-Nothing that stands there is run, imported or unpickled. A payload is JSON that says who trains what, read here field by
-field; of RQ's functions there is one, and it is only a name. RQ's `Job` is never read back, and RQ's commands over
-pub/sub are not listened to.
+Nothing that stands there is run, imported or unpickled: see `training` for how a payload is read. RQ's `Job` is written
+and never read back, and RQ's commands over pub/sub are not listened to.
 
 A task's id is <when it was submitted, us>-<job>-<worker>. The queue is kept in the order of these times.
 """
@@ -16,12 +15,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import time
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from importlib import resources
 from typing import Any, NamedTuple, TypeVar
@@ -42,73 +41,24 @@ from rq.worker import BaseWorker
 from rq.worker_registration import WORKERS_BY_QUEUE_KEY, register, unregister
 
 from kvps import process
-from kvps.errors import CorruptData, InvalidName, InvalidTask, NoServer, ServerError, ServerLost
+from kvps.errors import CorruptData, InvalidTask, NoServer, ServerError, ServerLost
 from kvps.job import Job
 from kvps.keys import check_name
 from kvps.transport import client_name, connection_settings, redacted
+from kvps_workers.training import FUNCTION, PAYLOAD_BYTES, Started, TrainingTask
 
 CPU, GPU = "kvps", "kvps-gpu"
 QUEUES = (CPU, GPU)
 
-_FUNCTION = "kvps.train"  # a name that nothing imports: a worker of RQ's own fails on it, and loses nothing
-_PAYLOAD_BYTES = 16 << 10
-_MOST_SLOW = 1000.0
 _TOO_MANY_LOSSES = 5
 _KEPT_S = 24 * 3600  # what is over
 _HOST_S = 15  # a host that says nothing for so long is none
 _EXECUTION_S = 24 * 3600
 _PATIENCE_S = 10.0
 _FAILURES_SHOWN = 10
+_IDS = re.compile("[A-Za-z0-9_-]+")
+
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True)
-class TrainingTask:
-    """Be worker `worker` of the job `job`, the one whose own id is `id`."""
-
-    job: str
-    id: str
-    worker: str
-    slow: float = 1.0
-    prefetch: bool = False
-
-    def __str__(self) -> str:
-        return f"{self.job} {self.worker}"
-
-    @classmethod
-    def of(cls, payload: bytes) -> TrainingTask:
-        """Read a payload as RQ stores it, which anybody may have written. Raises InvalidTask."""
-        try:
-            function, instance, args, kwargs = json.loads(_inflated(payload))
-        except (ValueError, RecursionError, TypeError, zlib.error):
-            raise InvalidTask("its payload is no JSON of a call") from None
-        if function != _FUNCTION or instance is not None:
-            raise InvalidTask(f"it asks for {_clipped(function)}, and only {_FUNCTION} is on the list")
-        types = {"job": str, "id": str, "worker": str, "slow": float, "prefetch": bool}
-        if args or not isinstance(kwargs, dict) or kwargs.keys() != types.keys():
-            raise InvalidTask(f"it wants other arguments than {', '.join(types)}")
-        for name, kind in types.items():
-            if type(kwargs[name]) is not kind:
-                raise InvalidTask(f"its {name} is {_clipped(kwargs[name])}")
-        task = cls(**kwargs)
-        try:
-            for what, given in (("job", task.job), ("job", task.id), ("worker", task.worker)):
-                check_name(what, given)
-        except InvalidName as error:
-            raise InvalidTask(_clipped(str(error))) from None
-        if not 1 <= task.slow <= _MOST_SLOW:
-            raise InvalidTask(f"its slow is {task.slow}")
-        return task
-
-
-class Started(NamedTuple):
-    """An execution of a task: a host has it. `beat` changes while that lives; `identity` is that of its process."""
-
-    id: str
-    name: str
-    host: str
-    beat: str
-    identity: Mapping[str, Any]
 
 
 class Seen(NamedTuple):
@@ -202,10 +152,12 @@ class TrainingQueue:
         return sum(bool(self._ask(partial(self._redis.exists, name))) for name in names)
 
     def started(self) -> list[Started]:
-        """All executions that are noted."""
+        """All executions that are noted, but for what no host can have noted."""
         out = []
         for entry in self._ids("ZRANGE", self._started, 0, -1):
             id, _, name = entry.rpartition(":")
+            if not _IDS.fullmatch(id) or not _IDS.fullmatch(name):
+                continue
             host, beat, text = self._fields(f"{_EXECUTION}{entry}", "kvps_host", "last_heartbeat", "kvps_process")
             out.append(Started(id, name, host, beat, _identity(text)))
         return out
@@ -213,7 +165,7 @@ class TrainingQueue:
     def _call(self, id: str, arguments: dict[str, Any], description: str) -> dict[str, Any]:
         """The hash of a task, as RQ writes one."""
         job = RqJob.create(
-            _FUNCTION,
+            FUNCTION,
             kwargs=arguments,
             connection=self._redis,
             id=id,
@@ -237,7 +189,7 @@ class TrainingQueue:
 
     def _payload(self, id: str) -> bytes:
         with _other_type_passed_over():
-            short = self._ask(lambda: self._redis.hstrlen(_KEY + id, "data")) <= _PAYLOAD_BYTES
+            short = self._ask(lambda: self._redis.hstrlen(_KEY + id, "data")) <= PAYLOAD_BYTES
             return (self._ask(lambda: self._redis.hget(_KEY + id, "data")) or b"") if short else b""
         return b""
 
@@ -273,7 +225,7 @@ class TrainingQueue:
         code, *reply = self._run(
             "take",
             [self._queue.key, self._started],
-            *(_KEY, _EXECUTION, execution, _PAYLOAD_BYTES, 2 * len(task), *_flat(task), *_flat(note)),
+            *(_KEY, _EXECUTION, execution, PAYLOAD_BYTES, 2 * len(task), *_flat(task), *_flat(note)),
         )
         if code == b"EMPTY":
             return None
@@ -311,18 +263,17 @@ class TrainingQueue:
         """Leave of a task that is over only what is known of it: it may have been planted, to be unpickled or called by
         RQ's tools when they look at it."""
         task, why = self.task(id), self._why(id)
-        fields = self._call(id, asdict(task) if task else {}, note or str(task)) if _can_be_told(id) else {}
+        fields = self._call(id, asdict(task) if task else {}, note or str(task))
 
         def replace() -> None:
             pipe = self._redis.pipeline()
             pipe.delete(_KEY + id)
-            if fields:
-                pipe.hset(_KEY + id, mapping=fields | {"status": status, "kvps_why": why, "ended_at": utcformat(now())})
-                pipe.expire(_KEY + id, _KEPT_S)
+            pipe.hset(_KEY + id, mapping=fields | {"status": status, "kvps_why": why, "ended_at": utcformat(now())})
+            pipe.expire(_KEY + id, _KEPT_S)
             pipe.execute()
 
         self._ask(replace)
-        if status == "failed" and fields:
+        if status == "failed":
             job = RqJob(id, self._redis, JSONSerializer)
             self._ask(lambda: Result.create_failure(job, _KEPT_S, why))  # where RQ's tools look for it
 
@@ -439,23 +390,6 @@ _KEY = RqJob.redis_job_namespace_prefix
 _EXECUTION = "rq:execution:"  # and "<task>:<execution>", see RQ's Execution.key
 
 
-def submitted(id: str) -> int | None:
-    """When the job of a task was submitted, us; None if its id does not say."""
-    first, dash, _ = id.partition("-")
-    return int(first) if dash and first.isdecimal() and first.isascii() and len(first) < 20 else None
-
-
-def _inflated(payload: bytes) -> bytes:
-    """What RQ compressed, if it did and it is not too long. Raises ValueError."""
-    if not payload.startswith(b"x"):
-        return payload
-    inflate = zlib.decompressobj()
-    text = inflate.decompress(payload, _PAYLOAD_BYTES)
-    if inflate.unconsumed_tail:
-        raise ValueError("too long")
-    return text
-
-
 def _identity(text: str) -> dict[str, Any]:
     """A process's identity as `take` noted it; {} if another program wrote there."""
     try:
@@ -465,17 +399,8 @@ def _identity(text: str) -> dict[str, Any]:
         return {}
 
 
-def _can_be_told(id: str) -> bool:
-    return bool(id) and all(c.isascii() and (c.isalnum() or c in "-_") for c in id)
-
-
 def _flat(fields: Mapping[str, Any]) -> list[Any]:
     return [part for pair in fields.items() for part in pair]
-
-
-def _clipped(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 @contextmanager

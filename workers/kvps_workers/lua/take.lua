@@ -4,7 +4,8 @@
 --     [4] how long a payload may be, bytes, [5] how many of the arguments that follow are for the task's hash, the rest
 --     for the execution's   [6...] field, value, ...
 -- Returns {TAKEN, id, payload} also when repeated; the payload is '' if it is longer
---     | {DROPPED, id}: nothing that can be run has this id, or it runs already, or was cancelled | {EMPTY}
+--     | {DROPPED, id}: no task has this id, or can have it (that is deleted), or it runs already, or was cancelled
+--     | {EMPTY}
 --     | {WRONGTYPE, key, is, want}
 local bad = wrong_type({ 'list', 'zset' })
 if bad then return bad end
@@ -21,6 +22,7 @@ local id = redis.call('LINDEX', KEYS[1], 0)
 if not id then return { 'EMPTY' } end
 local key, execution = ARGV[1] .. id, ARGV[2] .. id .. ':' .. ARGV[3]
 redis.call('LPOP', KEYS[1])
+if not id:match('^[%w_-]+$') then redis.call('UNLINK', key) end -- no id of RQ's
 if not is_hash(key) or runs(KEYS[2], id) or redis.call('HGET', key, 'status') == 'canceled' then
   return { 'DROPPED', id }
 end
