@@ -19,19 +19,19 @@ from pathlib import Path
 from types import FrameType
 
 import kvps
-from kvps.errors import CorruptData, InvalidTask, KvpsError, NoServer, ServerLost, WorkerAlive
+from kvps.errors import CorruptData, InvalidTask, JobNotFound, KvpsError, NoServer, ServerLost, WorkerAlive
 from kvps.scripts import job_not_found
 from kvps_workers.device import open_device
 from kvps_workers.loop import train
 from kvps_workers.task import BUILT_IN
 
-AWAY = 75  # exit code: the server is away; it was nothing in the task
+AWAY, REMOVED = 75, 66  # exit codes: the server is away; the job is not there any more. It was nothing in the task.
 
 log = logging.getLogger("kvps.horse")
 
 
 def main() -> int:
-    """Do what the line on the standard input says: 0 when it is done, 1 if it fails, AWAY, 143 if it was to end."""
+    """Do what the standard input says: 0 when it is done, 1 if it fails, AWAY, REMOVED, 143 if told to end."""
     try:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, _interrupt)
@@ -48,6 +48,8 @@ def main() -> int:
         if os.environ.get("KVPS_TRACEBACK"):
             traceback.print_exception(error)
         print(f"kvps: error: {' '.join(str(error).split())}", file=sys.stderr)
+        if isinstance(error, JobNotFound):
+            return REMOVED
         return AWAY if isinstance(error, NoServer | ServerLost) else 1
     except SystemExit as error:  # of the user's task
         print(f"kvps: error: the task ended its process (exit {error.code})", file=sys.stderr)

@@ -26,7 +26,7 @@ from kvps import process
 from kvps.errors import InvalidTask, KvpsError, NoServer, ServerLost
 from kvps.job import Job
 from kvps.store import Store
-from kvps_workers.horse import AWAY
+from kvps_workers.horse import AWAY, REMOVED
 from kvps_workers.lookout import Lookout
 from kvps_workers.queue import TrainingQueue
 from kvps_workers.stable import Horse, Means
@@ -160,6 +160,8 @@ class Host:
                 waited, running = self._queue.cancel(task.job)
                 if waited or running:
                     log.warning("job %s is cancelled, for it cannot begin without %s", task.job, task.worker)
+        elif code == REMOVED:
+            self._close(task, "canceled", "its job is not there any more")
         elif code == AWAY:
             self._close(task, "queued", last)
             time.sleep(_TICK_S)  # the server of its job is away: what comes back rings no bell
