@@ -84,6 +84,11 @@ def test_jobs_stand_in_the_order_of_their_submission_also_what_is_put_back(
 def test_a_task_is_in_the_queue_or_somebodys_and_put_back_once(store: Store, queue: TrainingQueue, raw: Any) -> None:
     queue.submit(store.create_job("job", model(), workers=2))
     queue.arrive()
+    raw.set("rq:suspended", 1)
+    assert queue.take("one") is None, "rq suspend"
+    raw.delete("rq:suspended")
+    queue.await_task(60)  # comes back at once: something waits, and stays where it is
+    assert waiting(raw) == ["job-w0", "job-w1"]
     first = queue.take("one")
     assert first
     assert queue.take("one") == first, "who asks again is answered again"

@@ -1,9 +1,9 @@
 """Training tasks in RQ's queues: the one module that knows RQ.
 
 They stand in RQ's own keys, where RQ's own tools look: a hash a task, a list that is the queue, sorted sets of what
-runs and of what is over. But what decides is four
-scripts of kvps (`lua/`), each one step, so that a task is always either in the queue or noted as somebody's, whoever
-is killed in between; and who is lost, kvps finds out (`host`), for RQ notices it after minutes and calls it failed.
+runs and of what is over. But what decides is four scripts of kvps (`lua/`), each one step, so that a task is always
+either in the queue or noted as somebody's, whoever is killed in between; and who is lost, kvps finds out (`host`), for
+RQ notices it after minutes and calls it failed.
 
 Nothing that stands there is run, imported or unpickled: see `training` for how a payload is read. RQ's `Job` is written
 and never read back, and RQ's commands over pub/sub are not listened to.

@@ -17,6 +17,7 @@ from kvps_workers.training import TrainingTask
 
 _TICK_S = 1.0
 _END_S = 10.0
+_LAST = 500  # characters of its last line, which may be why it failed
 
 
 @dataclass(frozen=True)
@@ -95,5 +96,5 @@ class Horse:
         with self._process.stdout as said:
             for raw in said:
                 line = raw.decode(errors="replace").rstrip()
-                self.last = line.removeprefix("kvps: error: ")
+                self.last = line.removeprefix("kvps: error: ")[:_LAST]
                 print(f"{name}: {line}", file=sys.stderr, flush=True)
