@@ -58,6 +58,8 @@ the job, bytes lie in the slot of their shard.
 Over shared memory weights, optimizer state and gradients are segments of the same names, without the chunk's number
 (`kvps.shared`); of weights and optimizer state Redis holds the newest version that it was given, under these keys.
 
+The queue of training tasks is in RQ's own keys (rq:*), which `kvps_workers.queue` alone knows.
+
 ``<name>`` is the staged name ``<version>.<term>``. Terms and incarnations carry a nonce, so no name is ever
 used twice and what a paused process writes late, it writes where nobody reads.
 """

@@ -311,7 +311,24 @@ def test_a_runtime_directory_open_to_others_is_refused(home: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["", "up", "run", "create", "aggregator", "worker", "jobs", "status", "verify", "rm", "server", "cli"]
+    "command",
+    [
+        "",
+        "up",
+        "run",
+        "create",
+        "aggregator",
+        "worker",
+        "submit",
+        "queue",
+        "cancel",
+        "jobs",
+        "status",
+        "verify",
+        "rm",
+        "server",
+        "cli",
+    ],
 )
 def test_help(home: Path, command: str) -> None:
     done = kvps_run(*command.split(), "--help")

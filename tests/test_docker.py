@@ -54,7 +54,7 @@ def test_nobody_is_root_and_each_base_has_a_version(image: str) -> None:
 
 def test_redis_keeps_everything_and_whoever_dies_comes_back() -> None:
     services = _services()
-    assert services["redis"]["command"] == "redis-server --appendonly yes --maxmemory-policy noeviction".split()
+    assert services["redis"]["command"] == ["redis-server", "--appendonly", "yes", "--maxmemory-policy", "noeviction"]
     assert services["redis"]["volumes"] == ["data:/data"]
     waiting = {name for name, each in services.items() if each.get("depends_on")}
     assert waiting == services.keys() - {"redis"}
@@ -79,7 +79,9 @@ def test_the_images_steps_and_entry_points_run_in_a_clean_environment(tmp_path: 
     (entry,) = (words for name, words in instructions if name == "ENTRYPOINT")
     assert entry == '["kvps"]'
     clean["PATH"] = f"{home / 'bin'}{os.pathsep}{clean['PATH']}"
-    commands = [each.get("entrypoint", ["kvps"]) + each["command"] for name, each in _services().items() if name != "redis"]
+    commands = [
+        each.get("entrypoint", ["kvps"]) + each["command"] for name, each in _services().items() if name != "redis"
+    ]
     for command in [["kvps"], *commands]:
         # The options are those of this version: `--help` behind them would not tell.
         done = subprocess.run([*command, "--help"], cwd=tmp_path, env=clean, capture_output=True, text=True)
@@ -92,7 +94,9 @@ def test_both_images_are_made_of_the_same_things() -> None:
     """But for the extras, and the system's Python."""
 
     def steps(image: str) -> list[str]:
-        lines = [f"{name} {words}" for name, words in _instructions(image) if name in ("COPY", "ENV", "ENTRYPOINT", "CMD")]
+        lines = [
+            f"{name} {words}" for name, words in _instructions(image) if name in ("COPY", "ENV", "ENTRYPOINT", "CMD")
+        ]
         (install,) = (words for name, words in _instructions(image) if name == "RUN" and "pip install" in words)
         return [*lines, install.replace("python3 ", "python ").replace(IMAGES[image], "[]")]
 

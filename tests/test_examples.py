@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import kvps_aggregator
 import numpy as np
@@ -126,3 +128,18 @@ def test_torch_digits(home: Path, staleness: str, mode: str) -> None:
     said, accuracy = re.fullmatch(r"(.*): test accuracy (.*)\n", done.stdout).groups()
     assert (said, done.stderr) == (mode, "")
     assert float(accuracy) > 0.95
+
+
+def test_submit_from_python(home: Path, start: Any) -> None:
+    assert kvps_run("server", "start").returncode == 0
+    try:
+        beside = [start("aggregator", "start"), start("worker", "--queue"), start("worker", "--queue")]
+        done = subprocess.run(
+            [sys.executable, "-P", str(HERE / "examples" / "submit_from_python.py")], capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        assert float(done.stdout.split()[-1]) > 0.9
+        for other in beside:
+            assert other.end() == 128 + signal.SIGTERM
+    finally:
+        assert kvps_run("server", "stop").returncode == 0

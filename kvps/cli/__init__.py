@@ -11,7 +11,7 @@ from typing import Any
 
 import typer
 
-from kvps.cli import bench, checkpoint, jobs, parts, run, server, up, verify
+from kvps.cli import bench, checkpoint, jobs, parts, queue, run, server, up, verify
 from kvps.errors import KvpsError, UsageError
 
 app = typer.Typer(
@@ -28,6 +28,9 @@ app.command("run", context_settings={"allow_interspersed_args": False})(run.run)
 app.command("create")(parts.create)
 app.add_typer(parts.aggregator, name="aggregator")
 app.command("worker")(parts.worker)
+app.command("submit")(queue.submit)
+app.command("queue")(queue.show)
+app.command("cancel")(queue.cancel)
 app.command("jobs")(jobs.jobs)
 app.command("status")(jobs.status)
 app.add_typer(checkpoint.app, name="checkpoint")

@@ -27,7 +27,7 @@ def jobs(redis: common.Redis = None) -> None:
             active = f"{_active(state)}/{c.workers}"
             table.add_row(job.name, c.task or "-", c.mode, active, str(state.version), _word(job, state))
     if table.row_count:
-        _console().print(table)
+        plain_console().print(table)
     elif not passed_over:
         print("no jobs: kvps up digits, or kvps create TASK --job NAME", file=sys.stderr)
 
@@ -45,7 +45,7 @@ def status(
     if as_json:
         print(json.dumps(_as_dict(found, state, holders, waiting)))
         return
-    console, c = _console(), found.config
+    console, c = plain_console(), found.config
     rest = f"  {_word(found, state)}  {c.task or 'made in Python'}  {c.mode}  {c.optimizer}"
     console.print(Text.assemble((job, "bold"), rest))
     console.print(f"version {state.version}  head {state.head[:12]}  {waiting} contributions waiting")
@@ -89,7 +89,7 @@ def rm(
     common.say(f"job {job}: removed")
 
 
-def _console() -> Console:
+def plain_console() -> Console:
     """A console for what stands in Redis: names in brackets are no markup, `:100:` is no emoji."""
     return Console(markup=False, emoji=False)
 

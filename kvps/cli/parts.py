@@ -14,7 +14,7 @@ from kvps_workers import load_task
 from kvps_workers.device import open_device
 from kvps_workers.loop import train
 
-from kvps.cli import common
+from kvps.cli import common, host
 from kvps.cli.common import say
 from kvps.errors import InvalidSetting, KvpsError, ServerLost
 from kvps.job import Job
@@ -102,6 +102,18 @@ def worker(
         str, typer.Option(metavar="Nx", help="Stretch this worker's steps, as in 5x, to study stragglers.")
     ] = "1x",
     prefetch: common.Prefetch = False,
+    from_queue: Annotated[
+        bool, typer.Option("--queue", help="Take workers of any job from the queue, see kvps submit.")
+    ] = False,
+    burst: Annotated[bool, typer.Option("--burst", help="With --queue: end when the queue is empty.")] = False,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TASK",
+            help="With --queue: train this task too, besides the built-in ones; may be given several times.",
+        ),
+    ] = None,
+    queue_redis: host.QueueRedis = None,
     acks: Annotated[Path | None, typer.Option(hidden=True)] = None,
     redis: common.Redis = None,
     listen: common.Listen = None,
@@ -109,6 +121,13 @@ def worker(
     quiet: Quiet = False,
 ) -> None:
     """Train: pull weights, compute gradients, push them, until all rounds are done."""
+    if from_queue:
+        _check_for_queue(job=job, id=id, slow=slow != "1x", prefetch=prefetch)
+        common.log_to_stderr(quiet)
+        host.serve(gpu, burst, allow or [], acks, queue_redis, redis, listen, data_dir)
+        return
+    if burst or allow:
+        raise InvalidSetting(f"{'--burst' if burst else '--allow'} is for kvps worker --queue")
     factor = parse_slow(slow)
     for kind, name in (("job", job), ("worker", id)):
         if name is not None:
@@ -121,6 +140,12 @@ def worker(
         train(found, device, id, factor, acks, prefetch)
         if not quiet:
             say(f"job {found.name}: this worker has done its rounds")
+
+
+def _check_for_queue(**given: object) -> None:
+    for name, value in given.items():
+        if value:
+            raise InvalidSetting(f"--{name} does not go with --queue: what a worker does is said by kvps submit")
 
 
 def parse_slow(text: str) -> float:

@@ -64,7 +64,7 @@ def up(
     data_dir: common.DataDir = None,
 ) -> None:
     """Train a task on this machine: server, aggregator and workers with one command."""
-    factors = _slow_factors(slow or [], settings.workers)
+    factors = slow_factors(slow or [], settings.workers)
     if aggregators is not None:
         check_aggregators(aggregators)
     if kill_every is not None and not kill_every >= 0.1:
@@ -114,7 +114,8 @@ def _rounds(task: Task, config: JobConfig) -> dict[str, int]:
     return {f"w{rank}": rounds_of(n, config.batch_size, config.epochs) for rank, n in enumerate(samples)}
 
 
-def _slow_factors(options: list[str], workers: int) -> dict[str, float]:
+def slow_factors(options: list[str], workers: int) -> dict[str, float]:
+    """Worker -> how much to slow it down, of those that the options name. Raises InvalidSetting."""
     factors = {}
     for option in options:
         worker, equals, factor = option.partition("=")

@@ -1,0 +1,60 @@
+"""What `kvps worker --queue` does: serve the queue on this host."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from kvps_workers import load_task
+from kvps_workers.device import open_device
+
+from kvps.cli import common
+from kvps.cli.common import say
+from kvps.store import Store
+
+if TYPE_CHECKING:  # RQ takes its time to load, and few commands need it
+    from kvps_workers.queue import TrainingQueue
+
+QueueRedis = Annotated[
+    str | None,
+    typer.Option(
+        "--queue-redis",
+        envvar="KVPS_QUEUE_URL",
+        metavar="URL",
+        help="Redis that holds the queue, if that is another than the jobs' own.",
+    ),
+]
+
+
+def serve(
+    gpu: int | None,
+    burst: bool,
+    allow: list[str],
+    acks: Path | None,
+    queue_redis: str | None,
+    redis: str | None,
+    listen: str | None,
+    data_dir: Path | None,
+) -> None:
+    """Serve the queue, until stopped, or with `burst` until it is empty."""
+    from kvps_workers.host import Host
+    from kvps_workers.queue import CPU, GPU
+    from kvps_workers.stable import Means
+
+    environment = dict(os.environ)  # for the horses, before a device is bound here to see that there is one
+    open_device(gpu)
+    for task in allow:
+        load_task(task)  # a name that nobody can load is the operator's mistake, and is said now
+    name = CPU if gpu is None else GPU
+    with common.serving_store(redis, listen, data_dir) as store, opened(store, queue_redis, name) as queue:
+        say(f"serving the queue {name}; Ctrl-C ends it, and what it runs goes back into the queue")
+        Host(queue, store, Means(environment, tuple(allow), gpu, acks)).serve(burst)
+
+
+def opened(store: Store, url: str | None, name: str) -> TrainingQueue:
+    """A queue on the server of that URL, or on that of the store."""
+    from kvps_workers.queue import TrainingQueue
+
+    return TrainingQueue(url or store.url, name)

@@ -1,0 +1,117 @@
+"""Jobs handed out to hosts: `submit`, `queue` and `cancel`. What a host does is `kvps.cli.host`."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from kvps_workers import load_task
+from rich.table import Table
+
+from kvps.cli import common
+from kvps.cli.common import say
+from kvps.cli.host import QueueRedis, opened
+from kvps.cli.jobs import plain_console
+from kvps.cli.up import slow_factors
+from kvps.errors import InvalidSetting, KvpsError
+from kvps.keys import check_name
+
+if TYPE_CHECKING:  # RQ takes its time to load, and few commands need it
+    from kvps_workers.queue import Seen
+
+
+@common.with_settings
+def submit(
+    task: common.TaskName,
+    settings: common.Settings,
+    job: Annotated[
+        str | None, typer.Option("--job", metavar="NAME", help="Name of the job.  (default: the task's)")
+    ] = None,
+    slow: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ID=Nx", help="Slow a worker down, as in w0=5x; may be given several times."),
+    ] = None,
+    prefetch: common.Prefetch = False,
+    gpus: Annotated[bool, typer.Option("--gpus", help="For hosts with a GPU: kvps worker --queue --gpu N.")] = False,
+    queue_redis: QueueRedis = None,
+    redis: common.Redis = None,
+) -> None:
+    """Create a job and put its workers into the queue, for hosts that are free: kvps worker --queue."""
+    from kvps_workers.queue import CPU, GPU
+
+    factors = slow_factors(slow or [], settings.workers)
+    if job is not None:
+        check_name("job", job)
+    found = load_task(task)
+    config = settings.job_config(task, found)
+    if prefetch and not config.staleness:
+        raise InvalidSetting("--prefetch is for SSP and ASP (--staleness): in BSP nothing is there to fetch ahead")
+    params = found.parameters(config.seed)
+    common.wait_for_server(redis)
+    with common.existing_store(redis) as store, opened(store, queue_redis, GPU if gpus else CPU) as queue:
+        hosts = queue.hosts()  # before anything is stored: the queue may be on a server that is away
+        name = job or store.free_name(task.rpartition(":")[2])
+        made = store.create_job(name, params, config=config)
+        try:
+            queue.submit(made, factors, prefetch)
+        except KvpsError:
+            store.remove_job(name)
+            raise
+    say(f"job {name}: {task}, {config.mode}, {config.workers} workers, {config.optimizer}")
+    start = f"kvps worker --queue{' --gpu N' if gpus else ''}"
+    if hosts < config.workers:
+        say(f"it begins when {config.workers} hosts serve the queue {queue.name}; now {hosts} do: {start}")
+    say(f"look: kvps queue, kvps status {name}; end it: kvps cancel {name}")
+
+
+def show(queue_redis: QueueRedis = None, redis: common.Redis = None) -> None:
+    """Show what runs, what waits for a host, and what failed."""
+    from kvps_workers.queue import QUEUES, Seen
+
+    seen, served = list[Seen](), list[str]()
+    with common.existing_store(redis) as store:
+        for name in QUEUES:
+            with opened(store, queue_redis, name) as queue:
+                found, hosts = queue.seen(), queue.hosts()
+            seen += found
+            if found or hosts:
+                served.append(f"{name}: {_served(found, hosts)}")
+    table = Table("job", "worker", "queue", "state", "", box=None, pad_edge=False)
+    for one in seen:
+        job, worker = (one.what.job, one.what.worker) if one.what else (ascii(one.id)[1:-1], "-")
+        table.add_row(job, worker, one.queue, one.state, one.more)
+    if seen:
+        plain_console().print(table)
+    for line in served:
+        print(line)
+    if not served:
+        print("nothing is queued: kvps submit TASK --workers W", file=sys.stderr)
+
+
+def cancel(job: common.JobName, queue_redis: QueueRedis = None, redis: common.Redis = None) -> None:
+    """Take a job's workers out of the queue, and have those that run leave. The job and its weights stay."""
+    from kvps_workers.queue import QUEUES
+
+    check_name("job", job)
+    waited = running = 0
+    with common.existing_store(redis) as store:
+        for name in QUEUES:
+            with opened(store, queue_redis, name) as queue:
+                counts = queue.cancel(job)
+                waited, running = waited + counts[0], running + counts[1]
+    if not waited and not running:
+        raise KvpsError(f"nothing of job {job!r} waits or runs: kvps queue shows what does")
+    say(f"job {job}: {waited} taken out of the queue, {running} told to leave")
+    say(f"what it has learnt stays: kvps worker --job {job} goes on with it, kvps rm {job} removes it")
+
+
+def _served(seen: list[Seen], hosts: int) -> str:
+    """How many hosts serve a queue, and which jobs wait for more of them."""
+    line = f"{hosts} host{'' if hosts == 1 else 's'}"
+    needed = Counter(one.what.job for one in seen if one.what and one.state != "failed")
+    waiting = {one.what.job for one in seen if one.what and one.state == "waits"}
+    if wide := [f"{job} ({needed[job]})" for job in sorted(waiting) if needed[job] > hosts]:
+        line += f"; more hosts than that are needed by {', '.join(wide)}: kvps worker --queue"
+    return line

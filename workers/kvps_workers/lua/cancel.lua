@@ -1,0 +1,22 @@
+-- cancel: take the waiting tasks of a job out of the queue, and mark those that run: their hosts look at it.
+-- KEYS[1] queue list, [2] started zset, [3] canceled zset
+-- ARGV[1] what the keys of tasks begin with   [2] job   [3] how long to keep what is over, s
+-- Returns {OK, how many waited, how many run} | {WRONGTYPE, key, is, want}
+local bad = wrong_type({ 'list', 'zset' })
+if bad then return bad end
+local pattern = '^%d+%-' .. ARGV[2]:gsub('%-', '%%-') .. '%-w%d+$'
+local waited, running = 0, 0
+for _, id in ipairs(redis.call('LRANGE', KEYS[1], 0, -1)) do
+  if id:match(pattern) then
+    waited = waited + redis.call('LREM', KEYS[1], 0, id)
+    if is_hash(ARGV[1] .. id) then over(KEYS[3], ARGV[1] .. id, id, 'canceled', 'kvps cancel', tonumber(ARGV[3])) end
+  end
+end
+for _, entry in ipairs(redis.call('ZRANGE', KEYS[2], 0, -1)) do
+  local id = task_of(entry)
+  if id:match(pattern) and is_hash(ARGV[1] .. id) then
+    running = running + 1
+    redis.call('HSET', ARGV[1] .. id, 'status', 'canceled')
+  end
+end
+return { 'OK', waited, running }
