@@ -27,7 +27,7 @@ chaos: .stamps/dev ## Break everything that can be broken and write docs/reliabi
 
 oldest: $(OLD) ## Run the core's tests on the oldest libraries that kvps allows
 	test -x .stamps/oldest/bin/pytest || $(PYTHON) -m venv .stamps/oldest
-	.stamps/oldest/bin/pip install --quiet -e '.[dev]' 'redis==6.0.0' 'numpy<2'
+	.stamps/oldest/bin/pip install --quiet -e '.[dev]' 'redis==6.1.0' 'numpy<2'
 	.stamps/oldest/bin/pytest -q -n 2 $(addprefix tests/test_,$(addsuffix .py,transport errors scripts modes public))
 
 slow: .stamps/dev $(OLD) ## Run the tests that take longer
