@@ -67,7 +67,7 @@ def test_round_beside_peers_that_are_not_there(home: Path, tmp_path: Path) -> No
     found = bench("round", *sized, "--peers", str(tmp_path))
     rows = {(row["case"], row["transport"]): row for row in found["rows"]}
     for transport in ("tcp", "unix"):
-        for case in ("bare sockets", "bare sockets, fresh names", "kvps", "kvps, bf16"):
+        for case in ("bare sockets", "bare sockets, fresh names", "bare sockets, half the bytes", "kvps", "kvps, bf16"):
             assert rows[case, transport]["over_bare"] > 0
     assert rows["gloo all_reduce", "tcp"]["not_measured"] == "failed: No module named torch"
     assert rows["Ray actor", "shm"]["not_measured"] == "not installed"

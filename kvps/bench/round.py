@@ -31,7 +31,8 @@ LENT = "kvps, in its buffers"
 SHARED: Mapping[str, Mapping[str, Any]] = {"kvps": {}, LENT: {"lent": True}}
 """The same over shared memory."""
 
-_BARE, _FRESH = "bare sockets", "bare sockets, fresh names"
+_BARE, _FRESH, _HALF = "bare sockets", "bare sockets, fresh names", "bare sockets, half the bytes"
+_BARES: Mapping[str, Mapping[str, Any]] = {_BARE: {}, _FRESH: {"fresh": True}, _HALF: {"part": 2}}
 _TURN_BYTES = 1e9  # of one gradient's in one turn: what happens once a second has its right share of them
 _MOST_ROUNDS = 200
 
@@ -146,10 +147,10 @@ class Names:
 
 
 @contextmanager
-def bare(url: str, setting: Setting, rounds: int, fresh: bool) -> Iterator[Case]:
-    """Bare rounds."""
+def bare(url: str, setting: Setting, rounds: int, fresh: bool = False, part: int = 1) -> Iterator[Case]:
+    """Bare rounds of a `part`-th of the bytes."""
     barrier, prefix = spawning.Barrier(setting.workers + 1), f"bench-{secrets.token_hex(4)}"
-    common = (url, prefix, fresh, setting.nbytes)
+    common = (url, prefix, fresh, setting.nbytes // part)
     makers = [(BareWorker, *common, rank, barrier) for rank in range(setting.workers)]
     with crew(*makers, (BareAggregator, *common, setting.workers, barrier)) as members:
         yield _case(members, rounds)
@@ -207,7 +208,8 @@ def measure(
 
 _NOTES = (
     "bare sockets carry the same bytes in the same chunks, without overlap; with fresh names they also unlink old "
-    "ones, as everybody must who never shows half of an array. kvps overlaps what they do one after the other.",
+    "ones, as everybody must who never shows half of an array. kvps overlaps what they do one after the other. "
+    "bf16 has half the bytes.",
     "Peers take their turns in the same run. Their transport is their own: shm is shared memory.",
 )
 Key = tuple[str, str]
@@ -224,8 +226,8 @@ def _measured(
         for transport in transports:
             url = place.urls[transport]
             shared = transport == "shm"
-            for name, fresh in () if shared else ((_BARE, False), (_FRESH, True)):
-                cases[name, transport] = stack.enter_context(bare(url, setting, rounds, fresh))
+            for name, more in {} if shared else _BARES.items():
+                cases[name, transport] = stack.enter_context(bare(url, setting, rounds, **more))
             for name, more in (SHARED if shared else VARIANTS).items():
                 cases[name, transport] = stack.enter_context(kvps(place, transport, setting, rounds, **more))
         others = stack.enter_context(peers.opened(folder, setting.workers, setting.nbytes, setting.tensors))
@@ -250,7 +252,7 @@ def _rows(setting: Setting, transports: Sequence[str], found: Mapping[Key, Times
     mine = [
         (name, transport)
         for transport in transports
-        for name in (SHARED if transport == "shm" else (_BARE, _FRESH, *VARIANTS))
+        for name in (SHARED if transport == "shm" else (*_BARES, *VARIANTS))
     ]
     theirs = [(kind.name, kind.transport) for kind in peers.KINDS]
     rows = []
