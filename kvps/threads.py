@@ -138,37 +138,53 @@ class _Crew:
         self._together = threading.Barrier(self._workers)
         self._failures: list[BaseException] = []
         self._failed = threading.Event()
+        self._working: set[str] = set()
+        self._all_ended = threading.Condition()
 
     def run(self) -> None:
         """Raises the first error of any of them."""
-        threads = [
-            threading.Thread(target=self._work, args=(f"w{n}",), name=f"kvps-w{n}", daemon=True)
-            for n in range(self._workers)
-        ]
         try:
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
+            for number in range(self._workers):
+                self._start(f"w{number}")
+            self._await_end()
         except BaseException:  # Ctrl-C
             self._end()
-            for thread in threads:
-                thread.join()
+            self._await_end()
             raise
         if self._failures:
             raise self._failures[0]
+
+    def _start(self, worker: str) -> None:
+        self._working.add(worker)
+        try:
+            threading.Thread(target=self._work, args=(worker,), name=f"kvps-{worker}", daemon=True).start()
+        except RuntimeError:  # no more threads
+            self._working.discard(worker)
+            raise
+
+    def _await_end(self) -> None:
+        # Not Thread.join: one that is interrupted takes its thread for ended (CPython 3.11).
+        with self._all_ended:
+            self._all_ended.wait_for(lambda: not self._working)
 
     def _work(self, worker: str) -> None:
         try:
             with self._job.join(worker) as session:
                 self._together.wait()
                 for round_ in range(session.round, session.round + self._rounds):
+                    if self._failed.is_set():
+                        session.leave(finished=False)
+                        return
                     found = self._gradient(session.pull(), session.rank, round_)
                     loss, grads = found if isinstance(found, tuple) else (None, found)
                     session.push(grads, loss)
         except BaseException as error:
             self._failures.append(error)  # what comes of `_end` in the others comes behind it
             self._end()
+        finally:
+            with self._all_ended:
+                self._working.discard(worker)
+                self._all_ended.notify()
 
     def _end(self) -> None:
         if self._failed.is_set():

@@ -19,6 +19,7 @@ from harness import check_chain, model, plain_loop
 import kvps
 from kvps import embedded
 from kvps.cli.trial import judge
+from kvps.keys import JobKeys
 
 SCRIPT = """
 import subprocess, sys
@@ -84,7 +85,7 @@ def test_a_killed_copy_goes_on_and_everything_counts_once(lasting: kvps.Store, h
     """The job pauses while it is away, so that not a bit may be another than if nobody had been killed."""
     patient = ["--worker-timeout", "60", "--lease", "60"]  # only who knows that its child is dead can be quick
     running = start("run", "-w", "2", "--min-workers", "2", *patient, *script(300))
-    assert eventually(lambda: lasting.jobs() == ["train"])
+    assert eventually(lambda: lasting.client.call("EXISTS", JobKeys("train").config))
     job = lasting.job("train")
     assert eventually(lambda: job.state().version > 20)
     member = job.state().members["w1"]
