@@ -53,7 +53,7 @@ def bench(*arguments: str) -> dict[str, Any]:
 def test_transport(home: Path) -> None:
     found = bench("transport", "--mb", "0.5", "--turns", "1", "--transport", "unix")
     rows = {(row["move"], row["case"]) for row in found["rows"]}
-    assert rows == {(m, c) for m in ("push", "pull") for c in ("kvps", "redis-py", "redis-py, hiredis")}
+    assert rows == {(m, c) for m in ("push", "pull") for c in ("kvps", "bare sockets", "redis-py", "redis-py, hiredis")}
     assert [bar["bar"] for bar in found["bars"]] == [1, 1]
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib.util
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import redis
 from redis._parsers import _HiredisParser, _RESP2Parser
 from redis.connection import ConnectionPool, PythonRespSerializer
 
+from kvps.bench.bare import Socket
 from kvps.bench.crew import Member, Place, crew
 from kvps.bench.result import NOT_INSTALLED, Bar, Figures, Result, Row, machine
 from kvps.bench.roles import Role, model
@@ -62,6 +64,39 @@ class Mover(Role):
         return took
 
 
+class Bare:
+    """Plain sockets, which only carry the bytes; the same chunks, and as fresh names as kvps takes."""
+
+    def __init__(self, url: str, nbytes: int) -> None:
+        self._socket = Socket(url)
+        self._array = np.full(nbytes // DTYPE.itemsize, 1, DTYPE)
+        self._prefix = f"bench-{secrets.token_hex(4)}"
+        self._socket.set(self._prefix, self._array)
+
+    def push(self, number: int) -> list[float]:
+        """Seconds of each of so many SETs of the array, each under another name; as many were there before."""
+        took: list[float] = []
+        for _ in range(2):
+            took = [_seconds(partial(self._socket.set, f"{self._prefix}:{n}", self._array)) for n in range(number)]
+            for n in range(number):
+                self._socket.unlink(f"{self._prefix}:{n}", self._array)
+        return took
+
+    def pull(self, number: int) -> list[float]:
+        """Seconds of each of so many GETs into the array."""
+        return [_seconds(partial(self._socket.get, self._prefix, self._array)) for _ in range(number)]
+
+    def close(self) -> None:
+        self._socket.unlink(self._prefix, self._array)
+        self._socket.close()
+
+
+def _seconds(run: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    run()
+    return time.perf_counter() - began
+
+
 class RedisPy:
     """redis-py as it is, with one of its parsers; the array as one value."""
 
@@ -78,12 +113,7 @@ class RedisPy:
 
     def push(self, number: int) -> list[float]:
         """Seconds of each of so many `set`s of one name."""
-        took = []
-        for _ in range(number):
-            began = time.perf_counter()
-            self._redis.set(self._key, view(self._array))
-            took.append(time.perf_counter() - began)
-        return took
+        return [_seconds(lambda: self._redis.set(self._key, view(self._array))) for _ in range(number)]
 
     def pull(self, number: int) -> list[float]:
         """Seconds of each of so many `get`s; the bytes seen as an array, which costs nothing."""
@@ -110,24 +140,28 @@ def measure(place: Place, transports: Sequence[str], nbytes: int, turns: int) ->
     bars: list[Bar] = []
     for transport in transports:
         times = _measured(place.urls[transport], nbytes, turns)
-        rows += [_row(transport, nbytes, move, name, times.get((move, name))) for move, name in _KEYS]
+        shown = [key for key in _KEYS if key in times or key[1] == _FAST]
+        rows += [_row(transport, nbytes, move, name, times.get((move, name))) for move, name in shown]
         bars += [_bar(transport, move, times) for move in _MOVES]
     return Result("transport", turns, rows, bars, machine(place.store.client), _NOTES)
 
 
-_PLAIN, _FAST = "redis-py", "redis-py, hiredis"
+_BARE, _PLAIN, _FAST = "bare sockets", "redis-py", "redis-py, hiredis"
 _MOVES = {"push": 2.5, "pull": 5.0}  # and their bars
 Key = tuple[str, str]
 """Move and name."""
-_KEYS: list[Key] = [(move, name) for move in _MOVES for name in ("kvps", _PLAIN, _FAST)]
+_KEYS: list[Key] = [(move, name) for move in _MOVES for name in ("kvps", _BARE, _PLAIN, _FAST)]
 _NOTES = (
     "kvps: a worker's session; its pull looks at the state, its push makes digests, waits for every OK, and is "
-    "accepted. redis-py: set and get of the array as one value, over and over the same name.",
+    "accepted. redis-py: set and get of the array as one value, over and over the same name. bare sockets: "
+    "the least that the bytes cost, in kvps's chunks.",
 )
 
 
 def _measured(url: str, nbytes: int, turns: int) -> dict[Key, Times]:
     makers: dict[str, tuple[Any, ...]] = {"kvps": (Mover, url, nbytes), _PLAIN: (RedisPy, url, nbytes, False)}
+    if not url.startswith("rediss:"):
+        makers[_BARE] = (Bare, url, nbytes)
     if importlib.util.find_spec("hiredis"):
         makers[_FAST] = (RedisPy, url, nbytes, True)
     with crew(*makers.values()) as found:
