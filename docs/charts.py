@@ -41,5 +41,9 @@ def _drawn(bar: Bar, y: float, scale: float, unit: str) -> str:
         f'<rect x="{_LEFT}" y="{y + 3:.1f}" width="{scale * bar.value:.1f}" height="{_ROW - 6}" '
         f'fill="{_COLOURS[bar.kind]}"/>'
         f'<path d="M{low:.1f} {middle:.1f}H{high:.1f}" stroke="#17202a" stroke-width="1.5"/>'
-        f'<text x="{end + 6:.1f}" y="{middle + 4:.1f}" fill="#17202a">{bar.value:.3g} {escape(unit)}</text>'
+        f'<text x="{end + 6:.1f}" y="{middle + 4:.1f}" fill="#17202a">{_number(bar.value)} {escape(unit)}</text>'
     )
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
