@@ -14,6 +14,7 @@ from kvps_aggregator import Aggregator
 from kvps_aggregator.save import Checkpoints
 
 import kvps
+from kvps.device import CPU, Device
 from kvps.job import Job
 from kvps.log import Log
 from kvps.session import Session
@@ -22,13 +23,15 @@ Params = dict[str, np.ndarray]
 
 
 @contextmanager
-def aggregating(job: Job, shards: list[int] | None = None, checkpoints: Checkpoints | None = None) -> Iterator[None]:
+def aggregating(
+    job: Job, shards: list[int] | None = None, checkpoints: Checkpoints | None = None, device: Device = CPU
+) -> Iterator[None]:
     """An aggregator serves the job inside the block; what it raises is raised behind it."""
     stop, failures = threading.Event(), []
 
     def run() -> None:
         try:
-            Aggregator(job, stop, shards, checkpoints=checkpoints).run(until_finished=False)
+            Aggregator(job, stop, shards, checkpoints=checkpoints, device=device).run(until_finished=False)
         except BaseException as error:
             failures.append(error)
 
