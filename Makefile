@@ -14,7 +14,7 @@ demo: .stamps/demo ## Train the digits on this machine, through a Redis of its o
 	$(BIN)/kvps up digits
 
 test: .stamps/dev $(OLD) check ## Check the code and run all tests but the slow ones
-	$(BIN)/pytest -n 3 -m "not gpu and not slow"
+	$(BIN)/pytest -n 3 -m "not slow"
 
 check: .stamps/dev ## Format, lint, types, import rules; changes nothing
 	$(BIN)/ruff format --check .

@@ -16,6 +16,7 @@ from kvps_aggregator.save import Checkpoints
 import kvps
 from kvps.device import CPU, Device
 from kvps.job import Job
+from kvps.layout import CHUNK_ITEMS
 from kvps.log import Log
 from kvps.session import Session
 
@@ -87,6 +88,12 @@ def check_chain(job: Job, directory: Path | None = None) -> int:
     return version
 
 
+def await_version(job: Job, version: int) -> None:
+    """Wait until that is committed."""
+    while (state := job.state()).version < version:
+        job.client.wait({job.keys.commits: state.bell})
+
+
 def staleness_used(job: Job, workers: int) -> int:
     """The largest lag of any contribution's weights, from the log: (its round - 1) - the smallest clock they held."""
     clocks: list[Mapping[str, int]] = [defaultdict(int)]
@@ -109,6 +116,13 @@ def model(seed: int = 0) -> Params:
         "b": rng.normal(size=11).astype(np.float32),
         "scale": np.float32(rng.normal(size=())).reshape(()),
     }
+
+
+def large_model(seed: int = 0) -> Params:
+    """Several chunks, of which some hold more than one parameter."""
+    rng = np.random.default_rng(seed)
+    shapes = {"W": (70, 100), "b": (1000,), "scale": (), "V": (2, CHUNK_ITEMS)}
+    return {name: np.asarray(rng.standard_normal(shape, np.float32)) for name, shape in shapes.items()}
 
 
 def gradient(params: Params, rank: int, round_: int) -> Params:

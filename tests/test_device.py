@@ -12,7 +12,7 @@ import pytest
 import torch
 from commands import kvps_run
 from conftest import BINARIES, running_server
-from harness import Params, aggregating, check_chain, model, work
+from harness import Params, aggregating, await_version, check_chain, large_model, model, work
 from kvps_aggregator.part import Part
 from kvps_aggregator.twin import Twin
 
@@ -20,7 +20,6 @@ import kvps
 from kvps import device
 from kvps.config import JobConfig
 from kvps.device import Arriving, Cuda, open_device
-from kvps.job import Job
 from kvps.layout import CHUNK_ITEMS, Layout
 from kvps.optim import SGD, Adagrad, Adam, AdamW
 from kvps.outgoing import Outgoing
@@ -50,18 +49,6 @@ def server_url() -> Iterator[str]:
     """One server: nothing here depends on which."""
     with running_server(next(iter(BINARIES.values()))) as url:
         yield url
-
-
-def large(seed: int = 0) -> Params:
-    """Several chunks, of which some hold more than one parameter."""
-    rng = np.random.default_rng(seed)
-    shapes = {"W": (70, 100), "b": (1000,), "scale": (), "V": (2, CHUNK_ITEMS)}
-    return {name: np.asarray(rng.standard_normal(shape, np.float32)) for name, shape in shapes.items()}
-
-
-def await_version(job: Job, version: int) -> None:
-    while (state := job.state()).version < version:
-        job.client.wait({job.keys.commits: state.bell})
 
 
 def on(grads: Params) -> dict[str, hostcupy.ndarray]:
@@ -181,11 +168,11 @@ def test_gradients_on_a_device_count_as_those_in_host_memory(
     ended = {}
     for where in ("host", "device"):
         job = store.create_job(
-            *(where, large()), optimizer=SGD(lr=0.1, momentum=0.9), transport=transport, wire=wire, workers=2
+            *(where, large_model()), optimizer=SGD(lr=0.1, momentum=0.9), transport=transport, wire=wire, workers=2
         )
 
         def step(session: kvps.Session, params: Params, round_: int, where: str = where) -> dict[str, object]:
-            grads = large(10 * session.rank + round_)
+            grads = large_model(10 * session.rank + round_)
             if where == "host":
                 return grads
             turned = hostcupy.ndarray(np.asfortranarray(grads["W"]))
@@ -201,8 +188,8 @@ def test_gradients_on_a_device_count_as_those_in_host_memory(
 
 
 def test_each_put_as_soon_as_its_layer_is_done(store: Store, cupy: None) -> None:
-    job = store.create_job("job", large(), optimizer=SGD(lr=1.0))
-    grads = large(1)
+    job = store.create_job("job", large_model(), optimizer=SGD(lr=1.0))
+    grads = large_model(1)
     with aggregating(job), job.join("w0") as session:
         session.pull()
         for name, grad in reversed(on(grads).items()):
@@ -210,7 +197,7 @@ def test_each_put_as_soon_as_its_layer_is_done(store: Store, cupy: None) -> None
         session.push()
         after = session.pull()
     for name, array in after.items():
-        np.testing.assert_array_equal(array, large()[name] - grads[name])
+        np.testing.assert_array_equal(array, large_model()[name] - grads[name])
 
 
 def test_a_gradient_that_another_stream_still_computes(store: Store, cupy: None) -> None:
@@ -248,31 +235,31 @@ def test_arrays_of_other_libraries_come_by_dlpack(store: Store, cupy: None) -> N
 @pytest.mark.parametrize("wire", ["fp32", "bf16"])
 def test_nan_on_a_device_is_refused_and_the_next_push_counts(store: Store, cupy: None, wire: str) -> None:
     """It is found in the last chunk, when others have left, and what came of it lies where the next one comes."""
-    job = store.create_job("job", large(), optimizer=SGD(lr=1.0), wire=wire)
-    bad = large(1)
+    job = store.create_job("job", large_model(), optimizer=SGD(lr=1.0), wire=wire)
+    bad = large_model(1)
     bad["V"][-1, -1] = np.nan
     with aggregating(job), job.join("w0") as session:
         session.pull()
         with pytest.raises(kvps.NotFinite, match="'V'"):
             session.push(on(bad))
-        assert session.push(on(large(2))) == 1
+        assert session.push(on(large_model(2))) == 1
         after = session.pull()
     if wire == "fp32":
         for name, array in after.items():
-            np.testing.assert_array_equal(array, large()[name] - large(2)[name])
+            np.testing.assert_array_equal(array, large_model()[name] - large_model(2)[name])
 
 
 def test_a_device_that_fails_is_said_in_one_line(store: Store, cupy: None) -> None:
-    job = store.create_job("job", large(), optimizer=SGD(lr=1.0))
+    job = store.create_job("job", large_model(), optimizer=SGD(lr=1.0))
     with aggregating(job), job.join("w0") as session:
         session.pull()
         hostcupy.failing.append("cudaErrorIllegalAddress: an illegal memory access was encountered")
         with pytest.raises(kvps.KvpsError, match=r"^the CUDA device failed: cudaErrorIllegalAddress: .*"):
-            session.push(on(large(1)))
+            session.push(on(large_model(1)))
         session.leave(finished=False)
     with aggregating(job), job.join("w0") as session:
         session.pull()
-        assert session.push(on(large(1))) == 1, "nothing of it had counted"
+        assert session.push(on(large_model(1))) == 1, "nothing of it had counted"
 
 
 def test_what_does_not_fit_is_refused(store: Store, cupy: None) -> None:
@@ -296,10 +283,10 @@ def test_a_job_begins_with_parameters_on_a_device(store: Store, cupy: None) -> N
 
 @pytest.mark.parametrize("prefetch", [False, True])
 def test_weights_for_a_device_come_into_page_locked_memory(store: Store, cupy: None, prefetch: bool) -> None:
-    job = store.create_job("job", large(), optimizer=SGD(lr=1.0), staleness=1, transport="redis")
+    job = store.create_job("job", large_model(), optimizer=SGD(lr=1.0), staleness=1, transport="redis")
     found = Cuda(hostcupy, 0)
     with aggregating(job), job.join("w0", device=found.name, prefetch=prefetch) as session:
-        weights = large()
+        weights = large_model()
         for round_ in range(3):
             pulled = session.pull()
             there = {name: found.upload(array) for name, array in pulled.items()}
@@ -310,7 +297,7 @@ def test_weights_for_a_device_come_into_page_locked_memory(store: Store, cupy: N
                     root = root.base
                 assert isinstance(root.base, memoryview), "hostcupy's page-locked memory"
                 np.testing.assert_array_equal(weights[name], array)
-            session.push(on(large(round_)))
+            session.push(on(large_model(round_)))
         await_version(job, 3)
 
 
@@ -343,7 +330,7 @@ def test_who_computes_on_the_cpu_never_asks_for_cupy(store: Store, monkeypatch: 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda each: type(each).__name__)
 def test_a_twin_makes_what_a_part_makes(cupy: None, optimizer: kvps.Optimizer) -> None:
-    config, layout = JobConfig(workers=2, optimizer=optimizer), Layout.of(large(), shards=2)
+    config, layout = JobConfig(workers=2, optimizer=optimizer), Layout.of(large_model(), shards=2)
     parts = [Part(config, layout, 1), Twin(config, layout, 1, Cuda(hostcupy, 0))]
     rng = np.random.default_rng(0)
     weights = rng.normal(size=parts[0].size).astype(np.float32)
@@ -374,10 +361,10 @@ def test_an_aggregator_on_a_device_commits_the_same_bits(store: Store, cupy: Non
     config = {"optimizer": Adam(lr=0.1), "transport": transport, "shards": shards, "workers": 2}
     ended = []
     for name, devices in (("cpu", [device.CPU] * 2), ("gpu", [Cuda(hostcupy, 0), Cuda(hostcupy, 1)])):
-        job = store.create_job(name, large(), **config)
+        job = store.create_job(name, large_model(), **config)
         for half, found in enumerate(devices):
             with aggregating(job, device=found):
-                work(job, 2, lambda s, params, r, half=half: large(7 * s.rank + 2 * half + r), 2)
+                work(job, 2, lambda s, params, r, half=half: large_model(7 * s.rank + 2 * half + r), 2)
                 await_version(job, 2 * half + 2)
         assert check_chain(job) == 4
         ended.append(job.snapshot()[1])
