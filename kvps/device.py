@@ -193,8 +193,7 @@ class Staging:
         cupy = _cupy()
         assert cupy
         with _in_one_line(cupy):
-            # PyTorch's stream, if it is another one, is waited for by CuPy's.
-            source = array if isinstance(array, cupy.ndarray) else cupy.from_dlpack(_detached(array))
+            source = _taken(cupy, _detached(array))
             with source.device:
                 flat = cupy.ascontiguousarray(source).reshape(-1)
                 computed = cupy.cuda.get_current_stream().record()
@@ -218,6 +217,13 @@ class Staging:
 def _wait(cupy: ModuleType, event: Any, source: object) -> None:
     with _in_one_line(cupy):
         event.synchronize()
+
+
+def _taken(cupy: ModuleType, array: Any) -> Any:
+    """The same memory as CuPy's array, whole as soon as its current stream is there."""
+    if not isinstance(array, cupy.ndarray) and hasattr(array, "__dlpack__"):
+        return cupy.from_dlpack(array)  # has that stream wait for PyTorch's, if it is another one
+    return cupy.asarray(array)
 
 
 def _cupy() -> ModuleType | None:

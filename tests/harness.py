@@ -18,9 +18,19 @@ from kvps.device import CPU, Device
 from kvps.job import Job
 from kvps.layout import CHUNK_ITEMS
 from kvps.log import Log
+from kvps.optim import SGD, Adagrad, Adam, AdamW
+from kvps.plan import Contribution, Plan
 from kvps.session import Session
 
 Params = dict[str, np.ndarray]
+
+OPTIMIZERS = [
+    SGD(lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
+    Adagrad(lr=0.1, weight_decay=0.01),
+    Adam(lr=0.1, weight_decay=0.01),
+    AdamW(lr=0.1),
+]
+"""One of each rule."""
 
 
 @contextmanager
@@ -132,6 +142,12 @@ def gradient(params: Params, rank: int, round_: int) -> Params:
         name: np.asarray(0.1 * value + rng.normal(size=value.shape).astype(np.float32), np.float32)
         for name, value in params.items()
     }
+
+
+def a_plan(version: int) -> Plan:
+    """As plan.lua makes them: two contributions count."""
+    both = tuple(Contribution(f"w{i}", "1-0", version, version, version - 1, 1, "", "") for i in range(2))
+    return Plan(version, version, "", "", 2, 2 * (version - 1), ("w0", "w1"), both, ())
 
 
 def plain_loop(params: Params, workers: int, rounds: int, lr: float) -> Params:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from commands import kvps_run
 from conftest import BINARIES, running_server
-from harness import Params, aggregating, await_version, check_chain, large_model, model, work
+from harness import OPTIMIZERS, Params, a_plan, aggregating, await_version, check_chain, large_model, model, work
 from kvps_aggregator.part import Part
 from kvps_aggregator.twin import Twin
 
@@ -21,18 +21,10 @@ from kvps import device
 from kvps.config import JobConfig
 from kvps.device import Arriving, Cuda, open_device
 from kvps.layout import CHUNK_ITEMS, Layout
-from kvps.optim import SGD, Adagrad, Adam, AdamW
+from kvps.optim import SGD, Adam
 from kvps.outgoing import Outgoing
-from kvps.plan import Contribution, Plan
 from kvps.store import Store
 from kvps.wire import digest
-
-OPTIMIZERS = [
-    SGD(lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
-    Adagrad(lr=0.1, weight_decay=0.01),
-    Adam(lr=0.1, weight_decay=0.01),
-    AdamW(lr=0.1),
-]
 
 
 @pytest.fixture
@@ -223,6 +215,9 @@ class Elsewhere:
     def __dlpack_device__(self) -> tuple[int, int]:
         return 2, 0
 
+    def __dlpack__(self) -> None:
+        raise AssertionError("hostcupy takes what is on the host")
+
 
 def test_arrays_of_other_libraries_come_by_dlpack(store: Store, cupy: None) -> None:
     job = store.create_job("job", {"w": np.zeros(3, np.float32)}, optimizer=SGD(lr=1.0))
@@ -230,6 +225,39 @@ def test_arrays_of_other_libraries_come_by_dlpack(store: Store, cupy: None) -> N
         session.pull()
         session.push({"w": Elsewhere()})
         np.testing.assert_array_equal(session.pull()["w"], [0, -1, -2])
+
+
+class Tensor:
+    """As PyTorch's that requires a gradient: it refuses even to say where it is."""
+
+    dtype, shape = "torch.float32", (3,)
+
+    @property
+    def __cuda_array_interface__(self) -> object:
+        raise RuntimeError("Use var.detach()")
+
+    def detach(self) -> TensorDetached:
+        return TensorDetached()
+
+
+class TensorDetached(Elsewhere):
+    def detach(self) -> TensorDetached:
+        return self
+
+    def cpu(self) -> np.ndarray:
+        return self.on_host
+
+
+@pytest.mark.parametrize("here", [True, False])
+def test_a_tensor_needs_no_cupy(store: Store, cupy: None, monkeypatch: pytest.MonkeyPatch, here: bool) -> None:
+    if not here:
+        monkeypatch.setitem(sys.modules, "cupy", None)
+    job = store.create_job("job", {"w": np.zeros(3, np.float32)}, optimizer=SGD(lr=1.0))
+    with aggregating(job), job.join("w0") as session:
+        session.pull()
+        session.push({"w": Tensor()})
+        np.testing.assert_array_equal(session.pull()["w"], [0, -1, -2])
+    assert bool(hostcupy.copied) == here
 
 
 @pytest.mark.parametrize("wire", ["fp32", "bf16"])
@@ -346,12 +374,6 @@ def test_a_twin_makes_what_a_part_makes(cupy: None, optimizer: kvps.Optimizer) -
         assert made[0] == made[1]
         for part in parts:
             part.promote()
-
-
-def a_plan(version: int) -> Plan:
-    """As plan.lua makes them: two contributions count."""
-    both = tuple(Contribution(f"w{i}", "1-0", version, version, version - 1, 1, "", "") for i in range(2))
-    return Plan(version, version, "", "", 2, 2 * (version - 1), ("w0", "w1"), both, ())
 
 
 @pytest.mark.parametrize("transport", ["redis", "shm"])

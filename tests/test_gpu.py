@@ -13,12 +13,11 @@ from typing import Any
 import kvps_aggregator
 import numpy as np
 import pytest
-from harness import Params, aggregating, await_version, check_chain, large_model, work
+from harness import OPTIMIZERS, Params, a_plan, aggregating, await_version, check_chain, large_model, work
 from kvps_aggregator.part import Part
 from kvps_aggregator.twin import Twin
 from kvps_workers import load_task
 from kvps_workers.loop import train
-from test_device import OPTIMIZERS, a_plan
 
 import kvps
 from kvps.config import JobConfig
