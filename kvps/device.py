@@ -188,7 +188,7 @@ class Staging:
     def bring(self, array: Any, start: int) -> Arriving:
         """Begin to copy a whole array, float32 of any shape, to where item `start` is. Raises KvpsError.
 
-        What comes is what the stream that is current now, PyTorch's for a tensor, makes of it; it stays so until then.
+        It comes as the stream leaves it that is current now (of a tensor PyTorch's), and must not change before it has.
         """
         cupy = _cupy()
         assert cupy
