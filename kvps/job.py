@@ -84,7 +84,8 @@ class Job:
         An id belongs to one process at a time. It is free if its process has left, is silent for longer than
         the job's worker_timeout_ms, or is on this machine and dead. With `takeover` it is taken from a living
         one, whose next call raises WorkerEvicted. With `prefetch` the next weights come while the worker computes,
-        in SSP and ASP. Raises WorkerAlive, InvalidName, InvalidSetting.
+        in SSP and ASP. `device` is what it computes on, as in "cuda:0": that is shown, and weights for a CUDA device
+        are received where it can copy them from. Raises WorkerAlive, InvalidName, InvalidSetting.
         """
         if prefetch and self.config.staleness == 0:
             raise InvalidSetting("prefetch: in BSP the next weights are not there before this round is pushed")
@@ -98,7 +99,8 @@ class Job:
         else:
             joined = self._join(check_name("worker", worker), device, takeover)
         return Session(
-            *(self.client, self.keys, self.config, self.layout, self.scripts, worker, joined, prefetch, self.segments)
+            *(self.client, self.keys, self.config, self.layout, self.scripts, worker, joined, prefetch, self.segments),
+            device=device,
         )
 
     def _join(self, worker: str, device: str, takeover: bool) -> Joined:

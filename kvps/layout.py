@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from kvps.device import to_host
 from kvps.errors import InvalidSetting, LayoutMismatch
 
 Array = NDArray[np.float32]
@@ -124,10 +125,10 @@ class Layout:
         `what` ("gradient", "parameter") is for messages. Raises LayoutMismatch when a name is missing or
         extra, or a dtype or shape differs.
         """
-        return list(self.rest(arrays, what, lambda _: False).values())
+        return [flattened(array) for array in self.rest(arrays, what, lambda _: False).values()]
 
-    def rest(self, arrays: Mapping[str, Any], what: str, has: Callable[[int], bool]) -> dict[int, Array]:
-        """Like `hosted`, of those that are not there yet: parameter's number -> array."""
+    def rest(self, arrays: Mapping[str, Any], what: str, has: Callable[[int], bool]) -> dict[int, Any]:
+        """Those that are not there yet, as they are: parameter's number -> array. Raises LayoutMismatch as `hosted`."""
         if not isinstance(arrays, Mapping):
             raise LayoutMismatch(f"{what}s must be a mapping of names to arrays, not {type(arrays).__name__}")
         wanted = {p.name: number for number, p in enumerate(self.parameters) if not has(number)}
@@ -138,16 +139,16 @@ class Layout:
         if any(wrong.values()):
             said = "; ".join(f"{how} {', '.join(names)}" for how, names in wrong.items() if names)
             raise LayoutMismatch(f"{what}s do not fit the job: {said}")
-        return {number: self.host(number, arrays[name], what) for name, number in wanted.items()}
+        for name, number in wanted.items():
+            self.check(number, arrays[name], what)
+        return {number: arrays[name] for name, number in wanted.items()}
 
-    def host(self, number: int, array: Any, what: str) -> Array:
-        """The `number`-th array as `hosted` returns it. Raises LayoutMismatch."""
+    def check(self, number: int, array: Any, what: str) -> None:
+        """Raises LayoutMismatch for what cannot be the `number`-th array."""
         p = self.parameters[number]
         shape = _checked_shape(p.name, array, what)
         if shape != p.shape:
             raise LayoutMismatch(f"{what} {p.name!r} has shape {shape}, the job's has {p.shape}")
-        flat: Array = np.ascontiguousarray(to_host(array)).reshape(-1)
-        return flat
 
     @cached_property
     def numbers(self) -> dict[str, int]:
@@ -203,13 +204,9 @@ class Layout:
         return cls(parameters, len(value["shards"]))
 
 
-def to_host(array: Any) -> NDArray[Any]:
-    """A NumPy array of the same values; no copy if the array is in host memory already."""
-    if hasattr(array, "detach"):  # a torch tensor that requires grad is refused by NumPy as it is
-        array = array.detach()
-    if hasattr(array, "__cuda_array_interface__"):
-        return np.asarray(array.get() if hasattr(array, "get") else array.cpu())
-    return np.asarray(array)
+def flattened(array: Any) -> Array:
+    """The items of a float32 array in host memory, contiguous; copied only where they are not."""
+    return np.ascontiguousarray(to_host(array)).reshape(-1)
 
 
 def _checked_shape(name: str, value: Any, what: str = "parameter") -> tuple[int, ...]:

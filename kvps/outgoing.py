@@ -16,8 +16,9 @@ import numpy as np
 
 from kvps.client import Client
 from kvps.coding import Remainder
+from kvps.device import Flat
 from kvps.formats import Bytes, Format
-from kvps.layout import Array, Layout
+from kvps.layout import Layout
 from kvps.scripts import Call
 from kvps.shared import Made
 from kvps.wire import Buffers, digest, finite, fold, view
@@ -129,7 +130,8 @@ class ByMemory:
 
 
 class Outgoing:
-    """One contribution. Arrays are flat, contiguous float32 and must stay as they are until it is accepted.
+    """One contribution. Arrays are flat, contiguous float32 and must stay as they are until it is accepted; of one that
+    still arrives a chunk is waited for when it is its turn.
 
     finite   False once an array held NaN or Inf, if this `looks` at them on their way: nobody is told then of what left
     """
@@ -140,7 +142,7 @@ class Outgoing:
         self._looks = looks
         self._layout = layout
         self._remainder = remainder
-        self._arrays: list[Array | None] = [None] * len(layout.parameters)
+        self._arrays: list[Flat | None] = [None] * len(layout.parameters)
         self._missing = [[len(pieces) for pieces in chunks] for chunks in layout.pieces]
         self._digests = [[""] * len(chunks) for chunks in layout.pieces]
         self._first = [0, *accumulate(len(chunks) for chunks in layout.pieces)]  # of a shard, among all chunks
@@ -149,7 +151,7 @@ class Outgoing:
         """Whether the `number`-th array was put."""
         return self._arrays[number] is not None
 
-    def put(self, number: int, array: Array) -> None:
+    def put(self, number: int, array: Flat) -> None:
         """Add the `number`-th array of the layout, and send the chunks that are whole now."""
         self._arrays[number] = array
         for shard, chunk in self._layout.chunks_of[number]:

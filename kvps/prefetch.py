@@ -12,14 +12,12 @@ import threading
 from concurrent.futures import Future
 from typing import NamedTuple
 
-import numpy as np
-
 from kvps.client import Client
 from kvps.config import JobConfig
 from kvps.errors import KvpsError
 from kvps.formats import format_of
 from kvps.keys import JobKeys
-from kvps.layout import DTYPE, Array, Layout
+from kvps.layout import Array
 from kvps.reader import Reader
 
 
@@ -50,13 +48,14 @@ class _Order:
 class Prefetch:
     """Of one session, whose thread alone calls it. Threads: one that fetches, and one that may still wait in vain."""
 
-    def __init__(self, client: Client, keys: JobKeys, layout: Layout, config: JobConfig, reader: Reader) -> None:
+    def __init__(self, client: Client, keys: JobKeys, config: JobConfig, reader: Reader, spare: Array) -> None:
+        """`spare`, (size,) float32, is where the first version goes."""
         self._client = client
         self._keys = keys
         self._config = config
         self._reader = reader
         self._wire = format_of(config.pull_wire)
-        self._spare: Array = np.empty(layout.size, DTYPE)
+        self._spare = spare
         self._order: _Order | None = None
         self._coming: Future[int | None] | None = None
 

@@ -29,6 +29,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from kvps.client import Client
 from kvps.coding import Remainder
 from kvps.config import JobConfig
+from kvps.device import Flat, Staging, empty, on_device
 from kvps.errors import (
     CorruptData,
     JobNotFound,
@@ -42,7 +43,7 @@ from kvps.errors import (
 from kvps.formats import format_of
 from kvps.heart import Heart
 from kvps.keys import JobKeys, segment_of
-from kvps.layout import DTYPE, Array, Layout
+from kvps.layout import CHUNK_ITEMS, DTYPE, Array, Layout, flattened
 from kvps.outgoing import ByMemory, ByRedis, Outgoing, Ring, Way, chunk_sizes
 from kvps.prefetch import Fetched, Prefetch
 from kvps.reader import Reader
@@ -75,6 +76,7 @@ class Session:
         joined: Joined,
         prefetch: bool = False,
         segments: Segments | None = None,
+        device: str = "cpu",
     ) -> None:
         self.worker = worker
         self.rank = joined.rank
@@ -90,7 +92,8 @@ class Session:
         self._reader = Reader(client, keys, layout, scripts, segments)
         # Over shared memory there is nothing to fetch.
         ahead = prefetch and not segments
-        self._prefetch = Prefetch(client, keys, layout, config, self._reader) if ahead else None
+        memory = partial(empty, layout.size, device)
+        self._prefetch = Prefetch(client, keys, config, self._reader, memory()) if ahead else None
         self._history = ""
         self._seen: State | None = None
         self._pushed_on: State | None = None  # in BSP, since the last push: nobody goes on before something happens
@@ -109,11 +112,12 @@ class Session:
         self._ring = Ring(segments.make, self._segment, sum(self._sizes)) if segments else None
         self._settled = 0  # what this incarnation has pushed up to here waits no more
         self._spare: Array | None = None
+        self._staging = Staging(layout.size, CHUNK_ITEMS)
         self._lent: dict[str, Array] = {}
         self._in_place: Array | None = None  # where those lie, if that is where the aggregator reads them
         self._pulled = False
         self._closed = False
-        self._flat: Array = np.empty(0 if segments else layout.size, DTYPE)
+        self._flat: Array = np.empty(0, DTYPE) if segments else memory()
         self._views = {} if segments else layout.views(self._flat)
         self._spans: dict[str, float] = {}
         self._since = time.perf_counter()
@@ -242,6 +246,14 @@ class Session:
         self._lent = self._layout.views(flat, writable=True)
         return dict(self._lent)
 
+    def _host(self, number: int, grad: Any) -> Flat:
+        """A gradient flat in host memory, or on its way there. Raises LayoutMismatch, KvpsError."""
+        if on_device(grad):
+            return self._staging.bring(grad, self._layout.parameters[number].start)
+        array = flattened(grad)
+        self._check_place(number, array)
+        return array
+
     def _check_place(self, number: int, array: Array) -> None:
         """What lies in the segment must lie where it belongs: copied from there, it might be written over first."""
         if self._in_place is None or not np.may_share_memory(array, self._in_place):
@@ -262,8 +274,8 @@ class Session:
             raise LayoutMismatch(f"gradients do not fit the job: unknown {name}")
         if self._out and self._out.has(number):
             raise LayoutMismatch(f"gradient {name!r} was put already: push() first")
-        array = self._layout.host(number, grad, "gradient")
-        self._check_place(number, array)
+        self._layout.check(number, grad, "gradient")
+        array = self._host(number, grad)
         self._counts &= self._finite(number, array)
         out = self._outgoing()
         try:
@@ -285,11 +297,11 @@ class Session:
         self._check_may_push()
         began = time.perf_counter()
         put = self._out.has if self._out else lambda _: False
-        arrays = self._layout.rest({} if grads is None else grads, "gradient", put)
+        rest = self._layout.rest({} if grads is None else grads, "gradient", put)
+        arrays = {number: self._host(number, grad) for number, grad in rest.items()}
         counts = self._counts
         looks = self._out is None and not self._wire.lossy
         for number, array in arrays.items():
-            self._check_place(number, array)
             counts &= looks or self._finite(number, array)
         out = self._outgoing(live=counts, looks=looks)
         self._out, self._counts = None, True
@@ -345,7 +357,7 @@ class Session:
         if self._config.units and self._unit is None:
             raise WrongOrder("push() needs a take() before it: this job counts each unit of data once")
 
-    def _finite(self, number: int, array: Array) -> bool:
+    def _finite(self, number: int, array: Flat) -> bool:
         """Whether a gradient counts; one with NaN or Inf is refused, or counts as zeros."""
         if finite(array):
             return True

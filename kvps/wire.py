@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import xxhash
 
+from kvps.device import Flat
 from kvps.layout import DTYPE, Array, Layout
 
 Buffers = Sequence[memoryview]
@@ -49,7 +50,7 @@ def digests(layout: Layout, flat: Array) -> list[str]:
     return [fold(digest([view(flat[c.start : c.stop])]) for c in chunks) for chunks in layout.chunks]
 
 
-def finite(array: Array) -> bool:
+def finite(array: Flat) -> bool:
     """Whether a flat array holds neither NaN nor Inf, looked at in pieces that stay in the cache."""
     step = 1 << 18
     return all(bool(np.isfinite(array[i : i + step]).all()) for i in range(0, array.size, step))

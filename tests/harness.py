@@ -14,21 +14,35 @@ from kvps_aggregator import Aggregator
 from kvps_aggregator.save import Checkpoints
 
 import kvps
+from kvps.device import CPU, Device
 from kvps.job import Job
+from kvps.layout import CHUNK_ITEMS
 from kvps.log import Log
+from kvps.optim import SGD, Adagrad, Adam, AdamW
+from kvps.plan import Contribution, Plan
 from kvps.session import Session
 
 Params = dict[str, np.ndarray]
 
+OPTIMIZERS = [
+    SGD(lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
+    Adagrad(lr=0.1, weight_decay=0.01),
+    Adam(lr=0.1, weight_decay=0.01),
+    AdamW(lr=0.1),
+]
+"""One of each rule."""
+
 
 @contextmanager
-def aggregating(job: Job, shards: list[int] | None = None, checkpoints: Checkpoints | None = None) -> Iterator[None]:
+def aggregating(
+    job: Job, shards: list[int] | None = None, checkpoints: Checkpoints | None = None, device: Device = CPU
+) -> Iterator[None]:
     """An aggregator serves the job inside the block; what it raises is raised behind it."""
     stop, failures = threading.Event(), []
 
     def run() -> None:
         try:
-            Aggregator(job, stop, shards, checkpoints=checkpoints).run(until_finished=False)
+            Aggregator(job, stop, shards, checkpoints=checkpoints, device=device).run(until_finished=False)
         except BaseException as error:
             failures.append(error)
 
@@ -84,6 +98,12 @@ def check_chain(job: Job, directory: Path | None = None) -> int:
     return version
 
 
+def await_version(job: Job, version: int) -> None:
+    """Wait until that is committed."""
+    while (state := job.state()).version < version:
+        job.client.wait({job.keys.commits: state.bell})
+
+
 def staleness_used(job: Job, workers: int) -> int:
     """The largest lag of any contribution's weights, from the log: (its round - 1) - the smallest clock they held."""
     clocks: list[Mapping[str, int]] = [defaultdict(int)]
@@ -108,6 +128,13 @@ def model(seed: int = 0) -> Params:
     }
 
 
+def large_model(seed: int = 0) -> Params:
+    """Several chunks, of which some hold more than one parameter."""
+    rng = np.random.default_rng(seed)
+    shapes = {"W": (70, 100), "b": (1000,), "scale": (), "V": (2, CHUNK_ITEMS)}
+    return {name: np.asarray(rng.standard_normal(shape, np.float32)) for name, shape in shapes.items()}
+
+
 def gradient(params: Params, rank: int, round_: int) -> Params:
     """Depends on the weights, so that any wrong bit or wrong version grows; deterministic."""
     rng = np.random.default_rng((rank, round_))
@@ -115,6 +142,12 @@ def gradient(params: Params, rank: int, round_: int) -> Params:
         name: np.asarray(0.1 * value + rng.normal(size=value.shape).astype(np.float32), np.float32)
         for name, value in params.items()
     }
+
+
+def a_plan(version: int) -> Plan:
+    """As plan.lua makes them: two contributions count."""
+    both = tuple(Contribution(f"w{i}", "1-0", version, version, version - 1, 1, "", "") for i in range(2))
+    return Plan(version, version, "", "", 2, 2 * (version - 1), ("w0", "w1"), both, ())
 
 
 def plain_loop(params: Params, workers: int, rounds: int, lr: float) -> Params:

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from harness import aggregating, check_chain
 from kvps_aggregator import Aggregator
-from kvps_workers.device import open_device
 from kvps_workers.loop import Batches, train
 
 import kvps
+from kvps.device import open_device
 from kvps.job import Job
 from kvps.session import Session
 from kvps.store import Store

@@ -14,11 +14,11 @@ import pytest
 from kvps_aggregator import Aggregator, serve
 from kvps_aggregator.replay import Proof
 from kvps_workers import load_task
-from kvps_workers.device import open_device
 from kvps_workers.loop import batches_of, train
 
 import kvps
 from kvps.cli.verify import proof_of
+from kvps.device import open_device
 from kvps.job import Job
 from kvps.session import Session
 from kvps.state import chained, first_head

@@ -12,7 +12,6 @@ import pytest
 from conftest import eventually
 from harness import aggregating, check_chain, gradient, model, plain_loop, staleness_used, work
 from kvps_aggregator.early import Early
-from kvps_workers.device import open_device
 from kvps_workers.loop import train
 from test_verify import _digits, _gradient, _proved, _run, _training
 
@@ -20,6 +19,7 @@ import kvps
 from kvps.cli.verify import proof_of
 from kvps.client import Client
 from kvps.coding import Coding, Remainder
+from kvps.device import open_device
 from kvps.formats import format_of
 from kvps.job import Job
 from kvps.layout import Layout

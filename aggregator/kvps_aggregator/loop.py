@@ -16,6 +16,7 @@ from typing import Any
 
 from kvps import shared
 from kvps.client import BELL_MS
+from kvps.device import CPU, Device
 from kvps.errors import CorruptData, JobNotFound, KvpsError, LeaseLost, ServerFull
 from kvps.job import Job
 from kvps.plan import Plan
@@ -37,6 +38,7 @@ def serve(
     until_finished: bool = True,
     record: Path | None = None,
     checkpoints: Checkpoints | None = None,
+    device: Device = CPU,
 ) -> None:
     """Aggregate for `job` until it is finished or removed, or `stop` is set.
 
@@ -44,10 +46,11 @@ def serve(
     they pushed is committed. With ``until_finished=False`` it goes on for those who may still join. May run in
     any number of processes and threads: one holds each shard, the others stand by. With `record` every
     contribution is kept in a file under that directory; with `checkpoints` they are written, and the commit log is
-    moved into a file with each. Raises ServerLost, CorruptData, and KvpsError if that
-    cannot be written.
+    moved into a file with each. `device` is where it reduces and steps, to the same bits on any. Raises ServerLost,
+    CorruptData, and KvpsError if that cannot be written, or the device fails.
     """
-    Aggregator(job, stop or threading.Event(), record=record, checkpoints=checkpoints).run(until_finished)
+    aggregator = Aggregator(job, stop or threading.Event(), None, record, checkpoints, device)
+    aggregator.run(until_finished)
 
 
 class Aggregator:
@@ -60,8 +63,10 @@ class Aggregator:
         shards: list[int] | None = None,
         record: Path | None = None,
         checkpoints: Checkpoints | None = None,
+        device: Device = CPU,
     ) -> None:
         self._job = job
+        self._device = device
         self._saver = Saver(job, checkpoints, self._flush) if checkpoints else None
         self._record = record
         self._stop = stop
@@ -195,7 +200,7 @@ class Aggregator:
         keys = self._job.keys
         before, text = self._job.client.together([("HGET", keys.version, f"before:{number}"), ("GET", keys.pin)])
         make = SharedShard if self._job.segments else Shard
-        shard = make(self._job, number, term, self._record)
+        shard = make(self._job, number, term, self._record, self._device)
         state = self._job.state()
         if self._id and state.id != self._id:  # made anew under its name, with other settings
             raise JobNotFound(f"job {self._job.name!r} was removed and made anew")

@@ -16,6 +16,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import NoReturn
 
+from kvps.device import CPU, Device
 from kvps.errors import CorruptData, LeaseLost
 from kvps.formats import Bytes
 from kvps.job import Job
@@ -40,8 +41,8 @@ _FEW = 4  # chunks that are made as fast on one
 class SharedShard(Shard):
     """The one shard of a job over shared memory."""
 
-    def __init__(self, job: Job, number: int, term: str, record: Path | None = None) -> None:
-        super().__init__(job, number, term, record)
+    def __init__(self, job: Job, number: int, term: str, record: Path | None = None, device: Device = CPU) -> None:
+        super().__init__(job, number, term, record, device)
         assert job.segments is not None
         self._segments: Segments = job.segments
         self._whole = True  # Redis is given the manifest alone

@@ -1,13 +1,15 @@
 """One shard in memory: its weights and optimizer state, and beside them the next version's. Pure, without Redis.
 
 The holder of a shard and the replay of a log compute with this one class: what the one commits the other gets, bit
-for bit.
+for bit. On a device too: every operation is one IEEE 754 operation on float32 items, and CuPy compiles each by itself,
+so that none is fused with the next.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator
+from types import ModuleType
 
 import numpy as np
 
@@ -21,22 +23,28 @@ from kvps_aggregator import optimizers, reduce
 class Part:
     """The `number`-th shard of a job. Arrays are (size,) float32; `state` is slot name -> array, zeros at first.
 
-    A version is made by `step` for each of `chunks`, on any threads; the present one stays as it is until `promote`.
+    They are of `xp`, NumPy or CuPy; what hands out their memory is for NumPy's alone. A version is made by `step` for
+    each of `chunks`, on any threads; the present one stays as it is until `promote`.
     """
 
-    def __init__(self, config: JobConfig, layout: Layout, number: int) -> None:
+    def __init__(self, config: JobConfig, layout: Layout, number: int, xp: ModuleType = np) -> None:
         self.chunks = layout.chunks[number]
         self.low, self.high = layout.shard_range(number)
         self.size = self.high - self.low
         self.slots = config.optimizer.slots
+        self._xp = xp
         self.weights, self.next_weights = self._empty(), self._empty()
-        self.state = {slot: np.zeros(self.size, DTYPE) for slot in self.slots}
+        self.state = {slot: xp.zeros(self.size, DTYPE) for slot in self.slots}
         self.next_state = {slot: self._empty() for slot in self.slots}
         self._scratch = threading.local()
         self._config = config
 
     def _empty(self) -> Array:
-        return np.empty(self.size, DTYPE)
+        array: Array = self._xp.empty(self.size, DTYPE)
+        return array
+
+    def loaded(self) -> None:
+        """Weights and state were read into their arrays: go on from them."""
 
     def step(self, plan: Plan, chunk: Chunk, gradients: Iterable[Array]) -> bool:
         """Make a chunk of the plan's version of the contributions' parts of it, those that count, in the plan's order.
@@ -67,7 +75,7 @@ class Part:
     def _total(self, items: int) -> Array:
         """Where a thread sums up: chunks may be made on several."""
         if not hasattr(self._scratch, "total"):
-            self._scratch.total = np.empty(min(self.size, CHUNK_ITEMS), DTYPE)
+            self._scratch.total = self._xp.empty(min(self.size, CHUNK_ITEMS), DTYPE)
         total: Array = self._scratch.total[:items]
         return total
 

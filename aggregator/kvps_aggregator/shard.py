@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from kvps import wire
+from kvps.device import CPU, Device
 from kvps.errors import CorruptData, ServerFull
 from kvps.formats import Bytes, encoded, format_of
 from kvps.job import Job
@@ -27,6 +28,7 @@ from kvps_aggregator.early import Early
 from kvps_aggregator.intake import Intake
 from kvps_aggregator.part import Part
 from kvps_aggregator.record import Recorder
+from kvps_aggregator.twin import Twin
 
 _LINGER_BYTES = 32 << 20  # what the versions of a small job may take together; of a large one two are kept
 _LINGER_VERSIONS = 64
@@ -35,21 +37,25 @@ _RESERVE_PART = 64 << 20  # Redis fills this much in some ten milliseconds
 
 
 class Shard:
-    """One shard, held under `term`. Used by the aggregator's loop alone. `record` is where contributions are kept.
+    """One shard, held under `term`. Used by the aggregator's loop alone.
+
+    `record` is where contributions are kept, `device` where they are reduced.
 
     begun    the plan for which bytes of the next version may have been stored
     staged   that plan, when all of them are there
     early    contributions that came before their plan
     """
 
-    def __init__(self, job: Job, number: int, term: str, record: Path | None = None) -> None:
+    def __init__(self, job: Job, number: int, term: str, record: Path | None = None, device: Device = CPU) -> None:
         self.number = number
         self.term = term
         self.version, self._life = 0, ""
         self.begun: Plan | None = None
         self.staged: Plan | None = None
         self._job = job
-        self._part = Part(job.config, job.layout, number)
+        self._part = (
+            Part(job.config, job.layout, number) if device is CPU else Twin(job.config, job.layout, number, device)
+        )
         self._format, self._pull = format_of(job.config.wire), format_of(job.config.pull_wire)
         sizes = [self._format.nbytes(chunk.stop - chunk.start) for chunk in self._part.chunks]
         self.early = Early(job.client, job.layout.shards, sizes, self._gradient_keys)
@@ -90,6 +96,7 @@ class Shard:
             self._check_manifest(name)
         elif self._recorder:
             self._recorder.initial(self._part.weights, self._part.digest(self._part.weights))
+        self._part.loaded()
         self._names = {self.version: name} if before == name else {self.version - 1: before, self.version: name}
         if pinned:
             self._names.setdefault(pinned[0], pinned[1])

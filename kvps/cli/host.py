@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from kvps_workers import load_task
-from kvps_workers.device import open_device
 
 from kvps.cli import common
 from kvps.cli.common import say
+from kvps.device import open_device
 from kvps.store import Store
 
 if TYPE_CHECKING:  # RQ takes its time to load, and few commands need it

@@ -11,11 +11,11 @@ from kvps_aggregator import serve
 from kvps_aggregator.record import check_directory
 from kvps_aggregator.save import Checkpoints
 from kvps_workers import load_task
-from kvps_workers.device import open_device
 from kvps_workers.loop import train
 
 from kvps.cli import common, host
 from kvps.cli.common import say
+from kvps.device import CPU, Device, open_device
 from kvps.errors import InvalidSetting, KvpsError, ServerLost
 from kvps.job import Job
 from kvps.keys import check_name
@@ -60,6 +60,10 @@ def start(
     checkpoint_every: common.CheckpointEvery = None,
     checkpoints: common.CheckpointDirectory = common.DEFAULT_CHECKPOINTS,
     keep: common.Keep = 3,
+    gpu: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Reduce and step on this CUDA device, with CuPy.  (default: NumPy)"),
+    ] = None,
     redis: common.Redis = None,
     listen: common.Listen = None,
     data_dir: common.DataDir = None,
@@ -74,14 +78,15 @@ def start(
     if record is not None:
         record = check_directory(record)
     saving = common.checkpoints_of(checkpoint_every, checkpoints, keep)
+    device = open_device(gpu)
     common.log_to_stderr(quiet)
     with common.serving_store(redis, listen, data_dir, quiet) as store:
         if job is None:
-            _serve_all(store, record, saving)
+            _serve_all(store, record, saving, device)
         else:
             found = common.wait_for_job(store, job, quiet)
             _announce(found, quiet)
-            serve(found, record=record, checkpoints=saving)
+            serve(found, record=record, checkpoints=saving, device=device)
             if not quiet:
                 say(f"job {found.name}: finished")
 
@@ -165,7 +170,9 @@ def _announce(job: Job, quiet: bool) -> None:
         say(f"job {job.name}: {c.task or 'made in Python'}, {c.mode}, {c.workers} workers, {c.optimizer}")
 
 
-def _serve_all(store: Store, record: Path | None = None, checkpoints: Checkpoints | None = None) -> None:
+def _serve_all(
+    store: Store, record: Path | None = None, checkpoints: Checkpoints | None = None, device: Device = CPU
+) -> None:
     """One thread for each open job, and a look now and then for new ones and for those that are open again."""
     stop, threads, lost = threading.Event(), dict[str, threading.Thread](), list[ServerLost]()
     failed, passed_over = set[str](), set[str]()
@@ -174,7 +181,7 @@ def _serve_all(store: Store, record: Path | None = None, checkpoints: Checkpoint
     def run(job: Job, id: str) -> None:
         failed.add(id)  # until it has ended well: what failed is not tried again and again
         try:
-            serve(job, stop=stop, record=record, checkpoints=checkpoints)
+            serve(job, stop=stop, record=record, checkpoints=checkpoints, device=device)
             failed.discard(id)
         except ServerLost as error:
             lost.append(error)

@@ -18,10 +18,10 @@ import traceback
 from pathlib import Path
 from types import FrameType
 
+from kvps.device import open_device
 from kvps.errors import CorruptData, InvalidTask, JobNotFound, KvpsError, NoServer, ServerLost, WorkerAlive
 from kvps.scripts import job_not_found
 from kvps.store import connect
-from kvps_workers.device import open_device
 from kvps_workers.loop import train
 from kvps_workers.task import BUILT_IN
 

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 
 from kvps.config import JobConfig
+from kvps.device import Device
 from kvps.errors import InvalidSetting, InvalidTask, ServerFull, WorkerEvicted
 from kvps.job import Job
 from kvps.plan import Contribution
 from kvps.session import Session
-from kvps_workers.device import Device
 from kvps_workers.patience import Patience
 from kvps_workers.task import Task, blamed, load_task
 

@@ -1,0 +1,251 @@
+"""The one module that knows CuPy: where arrays are computed, and how they come from there into host memory.
+
+Everything else computes with the `xp` it is given, NumPy or CuPy, or takes slices of what arrives. CuPy is loaded by
+name, for who asks for a device or hands over an array that is on one, and for nobody else.
+
+    on the device   [ 0 | 1 | 2 | 3 ]   as its stream computes it
+    host memory     [ 0 | 1 |   |   ]   page-locked; copied piece by piece on a stream that waits for that one
+    sent            [ 0 |   |   |   ]   a piece is waited for when it is asked for
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvps.errors import InvalidSetting, KvpsError
+
+Array = NDArray[np.float32]
+
+
+class Device:
+    """Where gradients are computed, or reduced; this is the CPU.
+
+    name   "cpu" or "cuda:N"
+    xp     NumPy or CuPy
+    """
+
+    name = "cpu"
+    xp: ModuleType = np
+
+    @contextmanager
+    def current(self) -> Iterator[None]:
+        """Around what computes on it, on any thread. Raises KvpsError for what the device cannot do."""
+        yield
+
+    def upload(self, array: Array) -> Any:
+        """The array on this device, and whole there; the same array if it is there already."""
+        return array
+
+    def download(self, array: Any, out: Array) -> None:
+        """Copy an array that is on this device into host memory of its shape."""
+        np.copyto(out, array)
+
+
+class Cuda(Device):
+    """The CUDA device of that index."""
+
+    def __init__(self, cupy: ModuleType, index: int) -> None:
+        self.name = f"cuda:{index}"
+        self.xp = cupy
+        self._index = index
+
+    @contextmanager
+    def current(self) -> Iterator[None]:
+        # Which device is current is a matter of each thread.
+        with _in_one_line(self.xp), self.xp.cuda.Device(self._index):
+            yield
+
+    def upload(self, array: Array) -> Any:
+        with self.current():
+            out = self.xp.empty(array.shape, array.dtype)
+            out.set(array)
+            self.xp.cuda.get_current_stream().synchronize()  # from page-locked memory it may still be read
+            return out
+
+    def download(self, array: Any, out: Array) -> None:
+        with self.current():
+            array.get(out=out)
+
+
+CPU = Device()
+
+
+def open_device(gpu: int | None) -> Device:
+    """The CPU for None, else the GPU of that index. Raises InvalidSetting, saying what there is.
+
+    Must run before anything touches CUDA: it makes that device the one of the calling thread.
+    """
+    if gpu is None:
+        return CPU
+    if gpu < 0:
+        raise InvalidSetting(f"--gpu wants an index from 0, not {gpu}")
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    try:
+        cupy = importlib.import_module("cupy")
+    except ModuleNotFoundError:
+        raise InvalidSetting(
+            "--gpu needs CuPy, which is not installed: pip install 'kvps[cuda12]' or 'kvps[cuda13]', "
+            "or leave --gpu out to compute with NumPy"
+        ) from None
+    except ImportError as error:
+        reason = next(filter(None, map(str.strip, str(error).splitlines())), type(error).__name__)
+        raise InvalidSetting(
+            f"--gpu needs CuPy, which is installed but cannot be loaded ({reason}); leave --gpu out to compute with "
+            f"NumPy"
+        ) from None
+    try:
+        found = int(cupy.cuda.runtime.getDeviceCount())
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        raise InvalidSetting(
+            f"--gpu {gpu}: CUDA finds no device ({error}); leave --gpu out to compute with NumPy"
+        ) from None
+    if gpu >= found:
+        limit = f", CUDA_VISIBLE_DEVICES is {visible}" if visible is not None else ""
+        raise InvalidSetting(f"--gpu {gpu}: this machine has {found} CUDA device(s), numbered from 0{limit}")
+    try:
+        cupy.cuda.Device(gpu).use()
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        raise InvalidSetting(f"--gpu {gpu}: that device cannot be used ({error}); give another") from None
+    return Cuda(cupy, gpu)
+
+
+# -- host memory ---------------------------------------------------------------------------------------------------
+
+
+def empty(items: int, device: str) -> Array:
+    """Host memory for what comes from or goes to the device of that name, (items,) float32, with anything in it.
+
+    For a CUDA device it is page-locked if CuPy can do that: copied straight from there, and without waiting.
+    """
+    kind, _, index = device.partition(":")
+    cupy = _cupy() if kind == "cuda" else None
+    if cupy:
+        with suppress(cupy.cuda.runtime.CUDARuntimeError, ValueError), cupy.cuda.Device(int(index or 0)):
+            # Not from CuPy's pool, which rounds up to a power of two.
+            memory = cupy.cuda.PinnedMemoryPointer(cupy.cuda.PinnedMemory(4 * items), 0)
+            return np.frombuffer(memory, np.float32, items)
+    return np.empty(items, np.float32)
+
+
+def on_device(array: Any) -> bool:
+    """Whether a `Staging` can bring it: it is in the memory of a CUDA device, and CuPy is here."""
+    # PyTorch refuses to say for one that requires a gradient.
+    return hasattr(_detached(array), "__cuda_array_interface__") and _cupy() is not None
+
+
+def to_host(array: Any) -> NDArray[Any]:
+    """A NumPy array of the same values; no copy if the array is in host memory already."""
+    array = _detached(array)
+    if hasattr(array, "cpu"):  # PyTorch does it without CuPy
+        return np.asarray(array.cpu())
+    return np.asarray(array.get() if hasattr(array, "get") else array)
+
+
+class Arriving:
+    """A flat float32 array on its way into `host`. A slice of it is host memory; taking one waits until that is there.
+
+    `waits` has for each `step` items what returns once they, and all before them, have come.
+    """
+
+    def __init__(self, host: Array, step: int, waits: Sequence[Callable[[], object]]) -> None:
+        self.size = host.size
+        self._host = host
+        self._step = step
+        self._waits = waits
+
+    def __getitem__(self, part: slice) -> Array:
+        stop = part.indices(self.size)[1]
+        if stop:
+            self._waits[(stop - 1) // self._step]()
+        return self._host[part]
+
+
+Flat = Array | Arriving
+"""A flat float32 array of which slices are taken."""
+
+
+class Staging:
+    """Host memory through which arrays come from CUDA devices: (size,) float32, allocated with the first of them.
+
+    They come `step` items at a time. Written again for the next contribution, once nobody reads of the last any more.
+    """
+
+    def __init__(self, size: int, step: int) -> None:
+        self._size = size
+        self._step = step
+        self._memory: Array | None = None
+        self._stream: Any = None
+
+    def bring(self, array: Any, start: int) -> Arriving:
+        """Begin to copy a whole array, float32 of any shape, to where item `start` is. Raises KvpsError.
+
+        It comes as the stream leaves it that is current now (of a tensor PyTorch's), and must not change before it has.
+        """
+        cupy = _cupy()
+        assert cupy
+        with _in_one_line(cupy):
+            source = _taken(cupy, _detached(array))
+            with source.device:
+                flat = cupy.ascontiguousarray(source).reshape(-1)
+                computed = cupy.cuda.get_current_stream().record()
+                if self._memory is None:
+                    self._memory = empty(self._size, f"cuda:{source.device.id}")
+                    self._stream = cupy.cuda.Stream(non_blocking=True)
+            self._stream.wait_event(computed)
+            host, step = self._memory[start : start + flat.size], self._step
+            waits = [self._copy(cupy, flat[i : i + step], host[i : i + step]) for i in range(0, flat.size, step)]
+        return Arriving(host, step, waits)
+
+    def _copy(self, cupy: ModuleType, source: Any, target: Array) -> Callable[[], object]:
+        """Begin to copy; what returns once that is done, and keeps the source until then."""
+        source.get(stream=self._stream, out=target, blocking=False)
+        with cupy.cuda.Device(self._stream.device_id):
+            # To sleep, not to spin: the gradient may still be computed, and others need the processor.
+            event = self._stream.record(cupy.cuda.Event(block=True, disable_timing=True))
+        return partial(_wait, cupy, event, source)
+
+
+def _wait(cupy: ModuleType, event: Any, source: object) -> None:
+    with _in_one_line(cupy):
+        event.synchronize()
+
+
+def _taken(cupy: ModuleType, array: Any) -> Any:
+    """The same memory as CuPy's array, whole as soon as its current stream is there."""
+    if not isinstance(array, cupy.ndarray) and hasattr(array, "__dlpack__"):
+        return cupy.from_dlpack(array)  # has that stream wait for PyTorch's, if it is another one
+    return cupy.asarray(array)
+
+
+def _cupy() -> ModuleType | None:
+    try:
+        return importlib.import_module("cupy")
+    except ImportError:
+        return None
+
+
+def _detached(array: Any) -> Any:
+    """The same memory without what autograd knows of it."""
+    return array.detach() if hasattr(array, "detach") else array
+
+
+@contextmanager
+def _in_one_line(cupy: ModuleType) -> Iterator[None]:
+    """Have what CUDA refuses said as kvps says it."""
+    try:
+        yield
+    except (
+        cupy.cuda.runtime.CUDARuntimeError,
+        cupy.cuda.driver.CUDADriverError,
+        cupy.cuda.memory.OutOfMemoryError,
+    ) as error:
+        raise KvpsError(f"the CUDA device failed: {error}") from error

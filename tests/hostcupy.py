@@ -1,0 +1,249 @@
+"""As much of CuPy's interface as kvps uses, over host memory: for what can be tested without a GPU.
+
+Streams are as lazy as CUDA allows: what was queued on one runs when somebody waits for it, and not before. So a copy
+that nobody waits for never happens, and one that does not wait for a computation comes before it. Arrays refuse to be
+taken for NumPy's, as CuPy's do. Page-locked memory holds NaN at first.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import numpy as np
+
+
+class CUDARuntimeError(RuntimeError):
+    pass
+
+
+class CUDADriverError(RuntimeError):
+    pass
+
+
+class OutOfMemoryError(MemoryError):
+    pass
+
+
+_now = threading.local()
+failing: list[str] = []  # what the next wait raises
+copied: list[int] = []  # items of each copy to the host that was done
+
+
+class Event:
+    def __init__(self, block: bool = False, disable_timing: bool = False) -> None:
+        self.stream: Stream | None = None
+        self.position = 0
+
+    def synchronize(self) -> None:
+        if failing:
+            raise CUDARuntimeError(failing.pop())
+        assert self.stream
+        self.stream.run(self.position)
+
+
+class Stream:
+    def __init__(self, non_blocking: bool = False) -> None:
+        self.device_id = _device()
+        self._queue: list[Callable[[], object]] = []
+        self._done = 0
+        self._lock = threading.RLock()
+
+    def queue(self, work: Callable[[], object]) -> None:
+        self._queue.append(work)
+
+    def run(self, position: int) -> None:
+        with self._lock:
+            while self._done < position:
+                self._done += 1
+                self._queue[self._done - 1]()
+
+    def record(self, event: Event | None = None) -> Event:
+        event = event or Event()
+        event.stream, event.position = self, len(self._queue)
+        return event
+
+    def wait_event(self, event: Event) -> None:
+        self.queue(event.synchronize)
+
+    def synchronize(self) -> None:
+        self.run(len(self._queue))
+
+    def __enter__(self) -> None:
+        self._before = get_current_stream()
+        _now.stream = self
+
+    def __exit__(self, *_: object) -> None:
+        _now.stream = self._before
+
+
+def _device() -> int:
+    return getattr(_now, "device", 0)
+
+
+_null = Stream()
+
+
+def get_current_stream() -> Stream:
+    return getattr(_now, "stream", _null)
+
+
+class Device:
+    def __init__(self, id: int) -> None:
+        self.id = id
+
+    def use(self) -> None:
+        _now.device = self.id
+
+    def __enter__(self) -> None:
+        self._before = _device()
+        self.use()
+
+    def __exit__(self, *_: object) -> None:
+        _now.device = self._before
+
+
+class ndarray(np.lib.mixins.NDArrayOperatorsMixin):  # noqa: N801
+    """`values` is the memory on the device."""
+
+    def __init__(self, values: np.ndarray, device: int | None = None) -> None:
+        self.values = values
+        self.device = Device(_device() if device is None else device)
+
+    dtype = property(lambda self: self.values.dtype)
+    shape = property(lambda self: self.values.shape)
+    size = property(lambda self: self.values.size)
+    __cuda_array_interface__ = property(lambda self: {"version": 3})
+
+    def __array__(self, *_: object, **__: object) -> None:
+        raise TypeError("Implicit conversion to a NumPy array is not allowed.")
+
+    def __getitem__(self, part: object) -> ndarray:
+        return ndarray(self.values[part], self.device.id)
+
+    def __setitem__(self, part: object, other: ndarray) -> None:
+        self.values[part] = _values(other)
+
+    def __bool__(self) -> bool:
+        return bool(self.values)
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: object, **options: object) -> object:
+        assert method == "__call__"
+        if any(isinstance(each, np.ndarray) for each in inputs):
+            return NotImplemented
+        if "out" in options:
+            (out,) = options["out"]
+            options["out"] = _values(out)
+            ufunc(*map(_values, inputs), **options)
+            return out
+        return ndarray(ufunc(*map(_values, inputs)))
+
+    def __array_function__(self, function: object, types: object, args: tuple, options: dict) -> object:
+        if function is not np.copyto:
+            return NotImplemented
+        np.copyto(*map(_values, args))
+        return None
+
+    def all(self) -> ndarray:
+        return ndarray(np.asarray(self.values.all()))
+
+    def fill(self, value: float) -> None:
+        self.values.fill(value)
+
+    def reshape(self, *shape: int) -> ndarray:
+        return ndarray(self.values.reshape(*shape), self.device.id)
+
+    def get(
+        self, stream: Stream | None = None, order: str = "C", out: np.ndarray | None = None, blocking: bool = True
+    ) -> np.ndarray:
+        stream = stream or get_current_stream()
+        target = np.empty(self.shape, self.dtype) if out is None else out
+        assert target.flags.c_contiguous
+        assert target.shape == self.shape
+        assert target.dtype == self.dtype
+
+        def copy() -> None:
+            np.copyto(target, self.values)
+            copied.append(self.size)
+
+        stream.queue(copy)
+        if blocking:
+            stream.synchronize()
+        return target
+
+    def set(self, array: np.ndarray, stream: Stream | None = None) -> None:
+        assert array.shape == self.shape
+        assert array.dtype == self.dtype
+        (stream or get_current_stream()).queue(lambda: np.copyto(self.values, array))
+
+
+def _values(array: object) -> object:
+    """What to compute with, on the current stream and so after what is queued there."""
+    if isinstance(array, ndarray):
+        get_current_stream().synchronize()
+        return array.values
+    assert not isinstance(array, np.ndarray), "CuPy computes with its own arrays only"
+    return array
+
+
+def empty(shape: object, dtype: object) -> ndarray:
+    return ndarray(np.full(shape, np.nan, dtype))
+
+
+def zeros(shape: object, dtype: object) -> ndarray:
+    return ndarray(np.zeros(shape, dtype))
+
+
+def asarray(array: object) -> ndarray:
+    return array if isinstance(array, ndarray) else ndarray(np.array(array))
+
+
+def ascontiguousarray(array: ndarray) -> ndarray:
+    if array.values.flags.c_contiguous:
+        return array
+    made = empty(array.shape, array.dtype)
+    get_current_stream().queue(lambda: np.copyto(made.values, array.values))
+    return made
+
+
+def from_dlpack(array: object) -> ndarray:
+    """Of what another library says is on a device."""
+    assert array.__dlpack_device__() == (2, 0)
+    return ndarray(np.from_dlpack(array.on_host))
+
+
+def _page_locked(size: int) -> memoryview:
+    return memoryview(bytearray(b"\xff" * size))
+
+
+found = [2]
+
+
+def _count() -> int:
+    if not found[0]:
+        raise CUDARuntimeError("cudaErrorNoDevice: no CUDA-capable device is detected")
+    return found[0]
+
+
+cuda = SimpleNamespace(
+    Device=Device,
+    Event=Event,
+    Stream=Stream,
+    get_current_stream=get_current_stream,
+    PinnedMemory=_page_locked,
+    PinnedMemoryPointer=lambda memory, offset: memory[offset:],
+    runtime=SimpleNamespace(getDeviceCount=_count, CUDARuntimeError=CUDARuntimeError),
+    driver=SimpleNamespace(CUDADriverError=CUDADriverError),
+    memory=SimpleNamespace(OutOfMemoryError=OutOfMemoryError),
+)
+
+
+@contextmanager
+def computing(values: np.ndarray) -> object:
+    """An array that a stream of its own computes, current inside the block: not before it is waited for."""
+    made = empty(values.shape, values.dtype)
+    with (stream := Stream()):
+        stream.queue(lambda: np.copyto(made.values, values))
+        yield made
