@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -16,8 +17,11 @@ import numpy as np
 import pytest
 import torch
 from commands import TINY, kvps_run
+from conftest import eventually
+from harness import check_chain
 
 import kvps
+from kvps.keys import JobKeys
 
 HERE = Path(__file__).parent.parent
 
@@ -121,13 +125,27 @@ def test_the_loops_of_the_torch_page_and_the_readme(home: Path) -> None:
 
 
 @pytest.mark.parametrize(("staleness", "mode"), [("0", "BSP"), ("2", "SSP(2)")])
-def test_torch_digits(home: Path, staleness: str, mode: str) -> None:
-    command = [sys.executable, str(HERE / "examples" / "torch_digits.py"), staleness]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    said, accuracy = re.fullmatch(r"(.*): test accuracy (.*)\n", done.stdout).groups()
-    assert (said, done.stderr) == (mode, "")
-    assert float(accuracy) > 0.95
+def test_torch_digits_under_run(home: Path, start: Any, staleness: str, mode: str) -> None:
+    """One copy is killed in the middle, and goes on; the others wait for it."""
+    assert kvps_run("server", "start").returncode == 0
+    try:
+        script = str(HERE / "examples" / "torch_digits.py")
+        with kvps.connect() as store:
+            settings = ["--job", "torch", "--staleness", staleness, "--min-workers", "3"]
+            running = start("run", "-w", "3", *settings, "--", sys.executable, script)
+            assert eventually(lambda: store.client.call("EXISTS", JobKeys("torch").config))
+            job = store.job("torch")
+            assert eventually(lambda: job.state().version > 50)
+            os.kill(job.state().members["w1"].pid, signal.SIGKILL)
+            shown = running.until("test accuracy ").splitlines()[-1]
+            assert running.wait() == 0
+            assert shown.startswith(f"w0: {mode}: test accuracy ")
+            assert float(shown.split()[-1]) > 0.95
+            assert job.state().members["w1"].incarnation.startswith("2-")
+            assert job.clock() == {"w0": 200, "w1": 200, "w2": 200}
+            check_chain(job)
+    finally:
+        assert kvps_run("server", "stop").returncode == 0
 
 
 def test_submit_from_python(home: Path, start: Any) -> None:
