@@ -80,6 +80,12 @@ def test_the_digits_under_run(home: Path) -> None:
     assert float(done.stdout.rpartition("test accuracy ")[2].split()[0]) >= 0.95
 
 
+def test_an_mlp_where_there_is_no_gpu(home: Path) -> None:
+    done = kvps_run("run", "-w", "2", "--", sys.executable, str(HERE / "examples" / "cupy_mlp.py"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert float(done.stdout.rpartition("w0: cpu: test accuracy ")[2].split()[0]) >= 0.95
+
+
 def _python(example: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, str(HERE / "examples" / example)], capture_output=True, text=True)
 
