@@ -130,7 +130,7 @@ def test_on_a_server_that_stays_the_job_is_removed(store: Store) -> None:
 
 
 PROGRAM = """
-import time
+import signal
 import kvps
 from harness import gradient, model
 
@@ -139,6 +139,7 @@ def endless(params, rank, round_):
         print("there", flush=True)
     return gradient(params, rank, round_)
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # who runs the tests may have them ignore it
 job = kvps.local(model(), workers=2)
 job.train(endless, rounds={rounds})
 """
