@@ -99,7 +99,7 @@ class Session:
         self._pushed_on: State | None = None  # in BSP, since the last push: nobody goes on before something happens
         self.sequence = 0
         self._unit: int | None = None
-        self._tried = 0  # the last sequence number of which bytes may have been sent
+        self._tried = 0  # the last sequence number under which bytes, or a push, may have been sent
         self._out: Outgoing | None = None
         self._counts = True  # whether all that was put is finite
         self._doubt = ""  # the digests of a push of which the end is not known; "?" if there are none
@@ -300,7 +300,7 @@ class Session:
         rest = self._layout.rest({} if grads is None else grads, "gradient", put)
         arrays = {number: self._host(number, grad) for number, grad in rest.items()}
         counts = self._counts
-        looks = self._out is None and not self._wire.lossy
+        looks = self._out is None and self._looks_late
         for number, array in arrays.items():
             counts &= looks or self._finite(number, array)
         out = self._outgoing(live=counts, looks=looks)
@@ -357,6 +357,12 @@ class Session:
         if self._config.units and self._unit is None:
             raise WrongOrder("push() needs a take() before it: this job counts each unit of data once")
 
+    @property
+    def _looks_late(self) -> bool:
+        """Whether NaN may be found when most has left: if that is written over by what follows, and not left behind on
+        the server until a sweep, as of a contribution that is skipped."""
+        return not self._wire.lossy and (self._ring is not None or self._config.nonfinite == "reject")
+
     def _finite(self, number: int, array: Flat) -> bool:
         """Whether a gradient counts; one with NaN or Inf is refused, or counts as zeros."""
         if finite(array):
@@ -373,7 +379,7 @@ class Session:
         if not self._out:
             seq = self.sequence + 1
             self._remainder = self._remainder or self._inherit()
-            live, self._tried = live and self._tried < seq, seq if live else self._tried
+            live, self._tried = live and self._tried < seq, seq
             self._out = Outgoing(self._layout, self._remainder, self._way(seq, live), looks)
         return self._out
 

@@ -109,6 +109,22 @@ def store(server_url: str) -> Iterator[Store]:
 
 
 @pytest.fixture
+def queue(store: Store) -> Iterator[Any]:
+    """The queue for hosts without a GPU."""
+    from kvps_workers.queue import CPU, TrainingQueue  # RQ takes its time to load, and few tests need it
+
+    with TrainingQueue(store.url, CPU) as found:
+        yield found
+
+
+@pytest.fixture
+def raw(store: Store) -> Iterator[Any]:
+    """What anybody may send to the server."""
+    with redis.Redis.from_url(store.url, protocol=2) as client:
+        yield client
+
+
+@pytest.fixture
 def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """A user with a runtime directory and a working directory of his own, and no server; nothing of his is left."""
     with private_directory() as folder:

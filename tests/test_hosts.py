@@ -18,12 +18,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import redis
 from commands import TINY, Started, kvps_run
 from conftest import BINARIES, ONE_AND_SLOWLY_ALL, eventually, running_server
 from harness import check_chain
 from kvps_workers import load_task
-from kvps_workers.queue import CPU, TrainingQueue
+from kvps_workers.queue import TrainingQueue
 from rq.job import Job as RqJob
 from rq.registry import FailedJobRegistry
 from rq.serializers import JSONSerializer
@@ -41,19 +40,6 @@ Start = Callable[..., Started]
 def server_url(request: pytest.FixtureRequest) -> Iterator[str]:
     with running_server(BINARIES[request.param]) as url:
         yield url
-
-
-@pytest.fixture
-def queue(store: Store) -> Iterator[TrainingQueue]:
-    with TrainingQueue(store.url, CPU) as queue:
-        yield queue
-
-
-@pytest.fixture
-def raw(store: Store) -> Iterator[Any]:
-    """What anybody may send to the server."""
-    with redis.Redis.from_url(store.url, protocol=2) as client:
-        yield client
 
 
 @pytest.fixture

@@ -6,18 +6,17 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
 from commands import Started
 from harness import model
 from kvps_workers import host as host_module
 from kvps_workers.lookout import Lookout
-from kvps_workers.queue import CPU, SCRIPTS, TrainingQueue
+from kvps_workers.queue import SCRIPTS, TrainingQueue
 from kvps_workers.training import Started as Execution
 
 import kvps
@@ -25,19 +24,6 @@ from kvps.store import Store
 
 RQ = str(Path(sys.executable).with_name("rq"))
 Start = Callable[..., Started]
-
-
-@pytest.fixture
-def queue(store: Store) -> Iterator[TrainingQueue]:
-    with TrainingQueue(store.url, CPU) as queue:
-        yield queue
-
-
-@pytest.fixture
-def raw(store: Store) -> Iterator[Any]:
-    """What anybody may send to the server."""
-    with redis.Redis.from_url(store.url, protocol=2) as client:
-        yield client
 
 
 def waiting(raw: Any) -> list[str]:

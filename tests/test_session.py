@@ -129,6 +129,17 @@ def test_a_gradient_that_is_skipped_when_most_of_it_has_left(store: Store, trans
     assert [c.weight for commit in job.log() for c in commit.plan.contributions] == [0, 1]
 
 
+def test_nothing_of_a_large_gradient_that_is_skipped_is_stored(store: Store) -> None:
+    """The server would hold it until a sweep, and a run that skips many would fill it."""
+    params = {"a": np.zeros(900_000, np.float32)}
+    bad = _of(params, np.nan)
+    job = store.create_job("job", params, nonfinite="skip", **PATIENT)
+    with job.join("w0") as session:
+        session.pull()
+        assert session.push(bad) == 1
+        assert list(store.client.scan("kvps:*:g:*")) == []
+
+
 def test_another_gradient_is_not_acknowledged_in_place_of_one_that_counted(store: Store) -> None:
     """The answer to a push was lost for good, and its user goes on with the next batch."""
     job = store.create_job("job", SMALL, optimizer=kvps.SGD(lr=1.0), **PATIENT)

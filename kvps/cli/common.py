@@ -62,6 +62,13 @@ DataDir = Annotated[
         help="Have the private server keep its data there, and go on from them.  (default: it keeps nothing)",
     ),
 ]
+NewJobName = Annotated[
+    str | None, typer.Option("--job", metavar="NAME", help="Name of the job.  (default: the task's)")
+]
+Slow = Annotated[
+    list[str] | None,
+    typer.Option(metavar="ID=Nx", help="Slow a worker down, as in w0=5x; may be given several times."),
+]
 TaskName = Annotated[
     str, typer.Argument(metavar="TASK", help="digits, or module:attribute of a module in this directory.")
 ]
@@ -102,6 +109,12 @@ def kept_options(record: Path | None, saving: Checkpoints | None) -> list[str]:
         options += ["--checkpoint-every", str(saving.every), "--checkpoints", str(saving.directory)]
         options += ["--keep", str(saving.keep)]
     return options
+
+
+def check_prefetch(prefetch: bool, config: JobConfig) -> None:
+    """Raise InvalidSetting for --prefetch where it can do nothing."""
+    if prefetch and not config.staleness:
+        raise InvalidSetting("--prefetch is for SSP and ASP (--staleness): in BSP nothing is there to fetch ahead")
 
 
 @dataclass(frozen=True)

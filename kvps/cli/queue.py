@@ -15,7 +15,7 @@ from kvps.cli.common import say
 from kvps.cli.host import QueueRedis, opened
 from kvps.cli.jobs import plain_console
 from kvps.cli.up import slow_factors
-from kvps.errors import InvalidSetting, KvpsError
+from kvps.errors import KvpsError
 from kvps.keys import check_name
 
 if TYPE_CHECKING:  # RQ takes its time to load, and few commands need it
@@ -26,13 +26,8 @@ if TYPE_CHECKING:  # RQ takes its time to load, and few commands need it
 def submit(
     task: common.TaskName,
     settings: common.Settings,
-    job: Annotated[
-        str | None, typer.Option("--job", metavar="NAME", help="Name of the job.  (default: the task's)")
-    ] = None,
-    slow: Annotated[
-        list[str] | None,
-        typer.Option(metavar="ID=Nx", help="Slow a worker down, as in w0=5x; may be given several times."),
-    ] = None,
+    job: common.NewJobName = None,
+    slow: common.Slow = None,
     prefetch: common.Prefetch = False,
     gpus: Annotated[bool, typer.Option("--gpus", help="For hosts with a GPU: kvps worker --queue --gpu N.")] = False,
     queue_redis: QueueRedis = None,
@@ -46,8 +41,7 @@ def submit(
         check_name("job", job)
     found = load_task(task)
     config = settings.job_config(task, found)
-    if prefetch and not config.staleness:
-        raise InvalidSetting("--prefetch is for SSP and ASP (--staleness): in BSP nothing is there to fetch ahead")
+    common.check_prefetch(prefetch, config)
     params = found.parameters(config.seed)
     common.wait_for_server(redis)
     with common.existing_store(redis) as store, opened(store, queue_redis, GPU if gpus else CPU) as queue:

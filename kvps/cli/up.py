@@ -32,13 +32,8 @@ from kvps.wire import weights_sha256
 def up(
     task: common.TaskName,
     settings: common.Settings,
-    job: Annotated[
-        str | None, typer.Option("--job", metavar="NAME", help="Name of the job.  (default: the task's)")
-    ] = None,
-    slow: Annotated[
-        list[str] | None,
-        typer.Option(metavar="ID=Nx", help="Slow a worker down, as in w0=5x; may be given several times."),
-    ] = None,
+    job: common.NewJobName = None,
+    slow: common.Slow = None,
     report: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the figures of the run to FILE as JSON.")
     ] = None,
@@ -77,8 +72,7 @@ def up(
     kept = common.kept_options(record, saving)
     found = load_task(task)
     config = settings.job_config(task, found)
-    if prefetch and not config.staleness:
-        raise InvalidSetting("--prefetch is for SSP and ASP (--staleness): in BSP nothing is there to fetch ahead")
+    common.check_prefetch(prefetch, config)
     # All that can be asked of the task is asked before anything is started or stored.
     rounds = _rounds(found, config)
     params = found.parameters(config.seed)
