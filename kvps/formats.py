@@ -156,7 +156,7 @@ class Int8:
 
 @dataclass(frozen=True)
 class TopK:
-    """Only the items of largest magnitude, a fixed part of each chunk; of equal ones any."""
+    """Only the items of largest magnitude, a fixed part of each chunk; of equal ones those that come first."""
 
     part: float
     lossy = True
@@ -173,7 +173,7 @@ class TopK:
 
     def encode(self, values: Array, out: Bytes) -> None:
         k = self._count(values.size)
-        places = np.sort(np.argpartition(np.abs(values), values.size - k)[values.size - k :])
+        places = _largest(np.abs(values), k)
         out[: 4 * k].view("<i4")[:] = places
         out[4 * k :].view(DTYPE)[:] = values[places]
 
@@ -183,6 +183,16 @@ class TopK:
             raise ValueError("a place is not in the chunk")
         out.fill(0)
         out[places] = data[data.size // 2 :].view(DTYPE)
+
+
+def _largest(sizes: Array, k: int) -> NDArray[np.intp]:
+    """Where the k largest are, rising. Which of equal ones a partition puts where depends on the processor, and a run
+    must be the same on all: the first of them are taken."""
+    least = np.partition(sizes, sizes.size - k)[sizes.size - k]
+    chosen = sizes > least
+    equal = np.flatnonzero(sizes == least)
+    chosen[equal[: k - np.count_nonzero(chosen)]] = True
+    return np.flatnonzero(chosen)
 
 
 def within(limit: np.float32, values: Array) -> Array:
