@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from types import ModuleType
@@ -49,6 +49,19 @@ class Device:
         """Copy an array that is on this device into host memory of its shape."""
         np.copyto(out, array)
 
+    def flat(self, array: Any) -> Any:
+        """The items of a float32 array, contiguous and on this device; copied only where they are not."""
+        return flattened(array)
+
+    def stream(self) -> Any:
+        """An order of its own for what is computed on it."""
+        return None
+
+    @contextmanager
+    def computing_on(self, stream: Any) -> Iterator[None]:
+        """Compute on one of its streams, after what was begun on the one that is current now. Raises KvpsError."""
+        yield
+
 
 class Cuda(Device):
     """The CUDA device of that index."""
@@ -74,6 +87,23 @@ class Cuda(Device):
     def download(self, array: Any, out: Array) -> None:
         with self.current():
             array.get(out=out)
+
+    def flat(self, array: Any) -> Any:
+        with self.current():
+            if on_device(array) and (there := _taken(self.xp, array)).device.id == self._index:
+                return self.xp.ascontiguousarray(there).reshape(-1)
+            return self.upload(flattened(array))
+
+    def stream(self) -> Any:
+        with self.current():
+            return self.xp.cuda.Stream(non_blocking=True)
+
+    @contextmanager
+    def computing_on(self, stream: Any) -> Iterator[None]:
+        with self.current():
+            stream.wait_event(self.xp.cuda.get_current_stream().record())
+            with stream:
+                yield
 
 
 CPU = Device()
@@ -118,11 +148,20 @@ def open_device(gpu: int | None) -> Device:
     return Cuda(cupy, gpu)
 
 
+def device_of(arrays: Iterable[Any]) -> Device:
+    """Where the first of them is that is on a CUDA device; the CPU if none is."""
+    for array in filter(on_device, arrays):
+        cupy = _cupy()
+        assert cupy
+        return Cuda(cupy, _taken(cupy, array).device.id)
+    return CPU
+
+
 # -- host memory ---------------------------------------------------------------------------------------------------
 
 
-def empty(items: int, device: str) -> Array:
-    """Host memory for what comes from or goes to the device of that name, (items,) float32, with anything in it.
+def empty(items: int, device: str, dtype: Any = np.float32) -> NDArray[Any]:
+    """Host memory for what comes from or goes to the device of that name, (items,), with anything in it.
 
     For a CUDA device it is page-locked if CuPy can do that: copied straight from there, and without waiting.
     """
@@ -131,9 +170,10 @@ def empty(items: int, device: str) -> Array:
     if cupy:
         with suppress(cupy.cuda.runtime.CUDARuntimeError, ValueError), cupy.cuda.Device(int(index or 0)):
             # Not from CuPy's pool, which rounds up to a power of two.
-            memory = cupy.cuda.PinnedMemoryPointer(cupy.cuda.PinnedMemory(4 * items), 0)
-            return np.frombuffer(memory, np.float32, items)
-    return np.empty(items, np.float32)
+            nbytes = items * np.dtype(dtype).itemsize
+            memory = cupy.cuda.PinnedMemoryPointer(cupy.cuda.PinnedMemory(nbytes), 0)
+            return np.frombuffer(memory, dtype, items)
+    return np.empty(items, dtype)
 
 
 def on_device(array: Any) -> bool:
@@ -142,63 +182,66 @@ def on_device(array: Any) -> bool:
     return hasattr(_detached(array), "__cuda_array_interface__") and _cupy() is not None
 
 
-def to_host(array: Any) -> NDArray[Any]:
-    """A NumPy array of the same values; no copy if the array is in host memory already."""
+def flattened(array: Any) -> Array:
+    """The items of a float32 array in host memory, contiguous; copied only where they are not."""
     array = _detached(array)
     if hasattr(array, "cpu"):  # PyTorch does it without CuPy
-        return np.asarray(array.cpu())
-    return np.asarray(array.get() if hasattr(array, "get") else array)
+        array = array.cpu()
+    elif hasattr(array, "get"):
+        array = array.get()
+    return np.ascontiguousarray(array).reshape(-1)
 
 
 class Arriving:
-    """A flat float32 array on its way into `host`. A slice of it is host memory; taking one waits until that is there.
+    """A flat array on its way into `host`. A slice of it is host memory; taking one waits until that is there.
 
     `waits` has for each `step` items what returns once they, and all before them, have come.
     """
 
-    def __init__(self, host: Array, step: int, waits: Sequence[Callable[[], object]]) -> None:
+    def __init__(self, host: NDArray[Any], step: int, waits: Sequence[Callable[[], object]]) -> None:
         self.size = host.size
         self._host = host
         self._step = step
         self._waits = waits
 
-    def __getitem__(self, part: slice) -> Array:
+    def __getitem__(self, part: slice) -> NDArray[Any]:
         stop = part.indices(self.size)[1]
         if stop:
             self._waits[(stop - 1) // self._step]()
         return self._host[part]
 
 
-Flat = Array | Arriving
-"""A flat float32 array of which slices are taken."""
+Flat = Array | Arriving | Any
+"""A flat float32 array of which slices are taken; on a device those are there."""
 
 
 class Staging:
-    """Host memory through which arrays come from CUDA devices: (size,) float32, allocated with the first of them.
+    """Host memory through which arrays come from CUDA devices: (size,), allocated with the first of them.
 
     They come `step` items at a time. Written again for the next contribution, once nobody reads of the last any more.
     """
 
-    def __init__(self, size: int, step: int) -> None:
+    def __init__(self, size: int, step: int, dtype: Any = np.float32) -> None:
         self._size = size
         self._step = step
-        self._memory: Array | None = None
+        self._dtype = dtype
+        self._memory: NDArray[Any] | None = None
         self._stream: Any = None
 
     def bring(self, array: Any, start: int) -> Arriving:
-        """Begin to copy a whole array, float32 of any shape, to where item `start` is. Raises KvpsError.
+        """Begin to copy a whole array, of any shape, to where item `start` is. Raises KvpsError.
 
         It comes as the stream leaves it that is current now (of a tensor PyTorch's), and must not change before it has.
         """
         cupy = _cupy()
         assert cupy
         with _in_one_line(cupy):
-            source = _taken(cupy, _detached(array))
+            source = _taken(cupy, array)
             with source.device:
                 flat = cupy.ascontiguousarray(source).reshape(-1)
                 computed = cupy.cuda.get_current_stream().record()
                 if self._memory is None:
-                    self._memory = empty(self._size, f"cuda:{source.device.id}")
+                    self._memory = empty(self._size, f"cuda:{source.device.id}", self._dtype)
                     self._stream = cupy.cuda.Stream(non_blocking=True)
             self._stream.wait_event(computed)
             host, step = self._memory[start : start + flat.size], self._step
@@ -221,6 +264,7 @@ def _wait(cupy: ModuleType, event: Any, source: object) -> None:
 
 def _taken(cupy: ModuleType, array: Any) -> Any:
     """The same memory as CuPy's array, whole as soon as its current stream is there."""
+    array = _detached(array)
     if not isinstance(array, cupy.ndarray) and hasattr(array, "__dlpack__"):
         return cupy.from_dlpack(array)  # has that stream wait for PyTorch's, if it is another one
     return cupy.asarray(array)

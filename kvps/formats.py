@@ -17,17 +17,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from types import ModuleType
+from typing import Any, Protocol
 
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 from kvps.errors import InvalidSetting
-from kvps.layout import DTYPE, Array
+from kvps.layout import DTYPE, Array, Layout
 
 Bytes = NDArray[np.uint8]
 
+_u32 = np.uint32
 _BLOCK = 1 << 10  # items that share a scale
 _STRETCH = 1 << 14  # items converted at a time: what is between the passes stays in the nearest cache
 _HALF_MAX = np.float32(65504)
@@ -54,6 +56,12 @@ class Format(Protocol):
     def encode(self, values: Array, out: Bytes) -> None:
         """Write `values`, (n,) float32 and finite, as (nbytes(n),) bytes."""
 
+    def encode_with(self, xp: ModuleType, values: Any) -> tuple[Any, Any]:
+        """The bytes that `encode` writes, and what `decode` reads from them, where the values are and by its `xp`.
+
+        All of them at once; each operation is one IEEE 754 operation, so that every `xp` makes the same bits.
+        """
+
     def decode(self, data: Bytes, out: Array) -> None:
         """Read (nbytes(n),) bytes into `out`, (n,) float32. May raise ValueError for what `encode` did not write."""
 
@@ -70,6 +78,9 @@ class Fp32:
 
     def encode(self, values: Array, out: Bytes) -> None:
         np.copyto(out.view(DTYPE), values)
+
+    def encode_with(self, xp: ModuleType, values: Any) -> tuple[Any, Any]:
+        return values.view(xp.uint8), values
 
     def decode(self, data: Bytes, out: Array) -> None:
         np.copyto(out, data.view(DTYPE))
@@ -92,6 +103,12 @@ class Bf16:
         if (out.view("<u2") & 0x7FFF).max(initial=0) >= _BF16_INF:
             np.copyto(halves, np.clip(values, -_BF16_MAX, _BF16_MAX), casting="unsafe")
 
+    def encode_with(self, xp: ModuleType, values: Any) -> tuple[Any, Any]:
+        bits = xp.clip(values, -_BF16_MAX, _BF16_MAX).view(xp.uint32)
+        odd = (bits >> _u32(16)) & _u32(1)
+        halves = (bits + (odd + _u32(0x7FFF))) >> _u32(16)
+        return halves.astype(xp.uint16).view(xp.uint8), (halves << _u32(16)).view(xp.float32)
+
     def decode(self, data: Bytes, out: Array) -> None:
         np.copyto(out, data.view(_BF16))
 
@@ -110,6 +127,10 @@ class Fp16:
         halves = out.view("<f2")
         for i in range(0, values.size, _STRETCH):
             halves[i : i + _STRETCH] = within(_HALF_MAX, values[i : i + _STRETCH])
+
+    def encode_with(self, xp: ModuleType, values: Any) -> tuple[Any, Any]:
+        halves = xp.clip(values, -_HALF_MAX, _HALF_MAX).astype(xp.float16)
+        return halves.view(xp.uint8), halves.astype(xp.float32)
 
     def decode(self, data: Bytes, out: Array) -> None:
         np.copyto(out, data.view("<f2"))
@@ -144,6 +165,16 @@ class Int8:
             np.clip(padded, -127, 127, out=padded)  # by a scale that was rounded down
             steps[i : i + _STRETCH] = padded.reshape(-1)[: stretch.size]
 
+    def encode_with(self, xp: ModuleType, values: Any) -> tuple[Any, Any]:
+        blocks = -(-values.size // _BLOCK)
+        padded = xp.zeros((blocks, _BLOCK), xp.float32)
+        padded.reshape(-1)[: values.size] = values
+        scales = xp.minimum(xp.abs(padded).max(axis=1) / np.float32(127), _SCALE_MAX)
+        padded /= xp.where(scales > 0, scales, np.float32(1)).reshape(blocks, 1)
+        steps = xp.clip(xp.rint(padded), np.float32(-127), np.float32(127)).astype(xp.int8)
+        data = xp.concatenate([scales.view(xp.uint8), steps.reshape(-1)[: values.size].view(xp.uint8)])
+        return data, (steps.astype(xp.float32) * scales.reshape(blocks, 1)).reshape(-1)[: values.size]
+
     def decode(self, data: Bytes, out: Array) -> None:
         scales, steps = self._split(data, out.size)
         whole = out.size - out.size % _BLOCK
@@ -173,9 +204,15 @@ class TopK:
 
     def encode(self, values: Array, out: Bytes) -> None:
         k = self._count(values.size)
-        places = _largest(np.abs(values), k)
+        places = _largest(np, np.abs(values), k)
         out[: 4 * k].view("<i4")[:] = places
         out[4 * k :].view(DTYPE)[:] = values[places]
+
+    def encode_with(self, xp: ModuleType, values: Any) -> tuple[Any, Any]:
+        places = _largest(xp, xp.abs(values), self._count(values.size)).astype(xp.int32)
+        taken, decoded = values[places], xp.zeros(values.shape, xp.float32)
+        decoded[places] = taken
+        return xp.concatenate([places.view(xp.uint8), taken.view(xp.uint8)]), decoded
 
     def decode(self, data: Bytes, out: Array) -> None:
         places = data[: data.size // 2].view("<i4")
@@ -185,14 +222,14 @@ class TopK:
         out[places] = data[data.size // 2 :].view(DTYPE)
 
 
-def _largest(sizes: Array, k: int) -> NDArray[np.intp]:
+def _largest(xp: ModuleType, sizes: Any, k: int) -> Any:
     """Where the k largest are, rising. Which of equal ones a partition puts where depends on the processor, and a run
     must be the same on all: the first of them are taken."""
-    least = np.partition(sizes, sizes.size - k)[sizes.size - k]
+    least = xp.partition(sizes, sizes.size - k)[sizes.size - k]
     chosen = sizes > least
-    equal = np.flatnonzero(sizes == least)
-    chosen[equal[: k - np.count_nonzero(chosen)]] = True
-    return np.flatnonzero(chosen)
+    equal = xp.flatnonzero(sizes == least)
+    chosen[equal[: k - int(xp.count_nonzero(chosen))]] = True
+    return xp.flatnonzero(chosen)
 
 
 def within(limit: np.float32, values: Array) -> Array:
@@ -215,6 +252,11 @@ def format_of(name: str) -> Format:
     except ValueError:
         pass
     raise InvalidSetting(f"wire must be one of {', '.join(_NAMED)}, topk:PART with a PART up to 1, not {name!r}")
+
+
+def chunk_sizes(layout: Layout, format: Format) -> list[int]:
+    """How many bytes each chunk takes, shard by shard."""
+    return [format.nbytes(chunk.stop - chunk.start) for shard in layout.chunks for chunk in shard]
 
 
 def encoded(format: Format, values: Array) -> Bytes:

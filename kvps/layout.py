@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvps.device import to_host
+from kvps.device import flattened
 from kvps.errors import InvalidSetting, LayoutMismatch
 
 Array = NDArray[np.float32]
@@ -202,11 +202,6 @@ class Layout:
             )
         parameters = tuple(Parameter(p["name"], tuple(p["shape"]), p["start"]) for p in value["parameters"])
         return cls(parameters, len(value["shards"]))
-
-
-def flattened(array: Any) -> Array:
-    """The items of a float32 array in host memory, contiguous; copied only where they are not."""
-    return np.ascontiguousarray(to_host(array)).reshape(-1)
 
 
 def _checked_shape(name: str, value: Any, what: str = "parameter") -> tuple[int, ...]:

@@ -6,7 +6,7 @@ sent out of the same cache.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import accumulate
@@ -15,10 +15,10 @@ from typing import Protocol
 import numpy as np
 
 from kvps.client import Client
-from kvps.coding import Remainder
 from kvps.device import Flat
-from kvps.formats import Bytes, Format
-from kvps.layout import Layout
+from kvps.feedback import Remainder
+from kvps.formats import Bytes
+from kvps.layout import Array, Layout
 from kvps.scripts import Call
 from kvps.shared import Made
 from kvps.wire import Buffers, digest, finite, fold, view
@@ -151,15 +151,32 @@ class Outgoing:
         """Whether the `number`-th array was put."""
         return self._arrays[number] is not None
 
-    def put(self, number: int, array: Flat) -> None:
-        """Add the `number`-th array of the layout, and send the chunks that are whole now."""
-        self._arrays[number] = array
-        for shard, chunk in self._layout.chunks_of[number]:
-            self._missing[shard][chunk] -= 1
-            if not self._missing[shard][chunk]:
-                self._send(shard, chunk)
+    def put(self, arrays: Mapping[int, Flat]) -> None:
+        """Add arrays, by their numbers in the layout, and send the chunks that are whole now."""
+        whole = list(self._completed(arrays))
+        for (shard, number), value in zip(whole, self._values(whole), strict=True):
+            self._digests[shard][number] = self.way.send(self._first[shard] + number, value)
 
-    def _send(self, shard: int, number: int) -> None:
+    def _completed(self, arrays: Mapping[int, Flat]) -> Iterator[tuple[int, int]]:
+        """The chunks of which these are the last arrays that were missing, as (shard, number)."""
+        for number, array in arrays.items():
+            self._arrays[number] = array
+            for shard, chunk in self._layout.chunks_of[number]:
+                self._missing[shard][chunk] -= 1
+                if not self._missing[shard][chunk]:
+                    yield shard, chunk
+
+    def _values(self, chunks: Sequence[tuple[int, int]]) -> Iterator[Buffers]:
+        """What is sent of each: in host memory it is computed when it is its turn, to be sent out of the cache."""
+        parts = map(self._pieces, chunks)
+        if self._remainder:
+            starts = (self._layout.chunks[shard][number].start for shard, number in chunks)
+            return ([data.data] for data in self._remainder.encode(zip(starts, parts, strict=True)))
+        return ([view(piece) for piece in pieces] for pieces in parts)
+
+    def _pieces(self, chunk: tuple[int, int]) -> list[Array]:
+        """The memory it is made of."""
+        shard, number = chunk
         pieces = []
         for p in self._layout.pieces[shard][number]:
             array = self._arrays[p.number]
@@ -167,13 +184,7 @@ class Outgoing:
             pieces.append(array[p.start : p.stop])
         if self._looks:  # who sends them then takes them out of the cache
             self.finite = self.finite and all(map(finite, pieces))
-        if self._remainder:
-            chunk = self._layout.chunks[shard][number]
-            data = self._remainder.encode(chunk.start, pieces)
-            value: Buffers = [data.data]
-        else:
-            value = [view(piece) for piece in pieces]
-        self._digests[shard][number] = self.way.send(self._first[shard] + number, value)
+        return pieces
 
     @property
     def digests(self) -> str:
@@ -207,8 +218,3 @@ class Ring:
         """Give up those that wait no more."""
         for number in [number for number in self._made if number <= settled]:
             self._made.pop(number).unlink()
-
-
-def chunk_sizes(layout: Layout, format: Format) -> list[int]:
-    """How many bytes each chunk takes, shard by shard."""
-    return [format.nbytes(chunk.stop - chunk.start) for shard in layout.chunks for chunk in shard]

@@ -27,9 +27,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from kvps.client import Client
-from kvps.coding import Remainder
 from kvps.config import JobConfig
-from kvps.device import Flat, Staging, empty, on_device
+from kvps.device import CPU, Device, Flat, Staging, device_of, empty, on_device
 from kvps.errors import (
     CorruptData,
     JobNotFound,
@@ -40,11 +39,12 @@ from kvps.errors import (
     WorkerEvicted,
     WrongOrder,
 )
-from kvps.formats import format_of
+from kvps.feedback import Remainder, RemainderOnDevice
+from kvps.formats import chunk_sizes, format_of
 from kvps.heart import Heart
 from kvps.keys import JobKeys, segment_of
-from kvps.layout import CHUNK_ITEMS, DTYPE, Array, Layout, flattened
-from kvps.outgoing import ByMemory, ByRedis, Outgoing, Ring, Way, chunk_sizes
+from kvps.layout import CHUNK_ITEMS, DTYPE, Array, Layout
+from kvps.outgoing import ByMemory, ByRedis, Outgoing, Ring, Way
 from kvps.prefetch import Fetched, Prefetch
 from kvps.reader import Reader
 from kvps.remainders import Remainders
@@ -246,11 +246,20 @@ class Session:
         self._lent = self._layout.views(flat, writable=True)
         return dict(self._lent)
 
-    def _host(self, number: int, grad: Any) -> Flat:
-        """A gradient flat in host memory, or on its way there. Raises LayoutMismatch, KvpsError."""
-        if on_device(grad):
+    def _taken(self, grads: Mapping[int, Any]) -> dict[int, Flat]:
+        """Gradients flat in host memory, or on their way there; on a device, if that is where they are encoded.
+
+        What the format left out is where the first of them are that are on a device. Raises LayoutMismatch, KvpsError.
+        """
+        if self._wire.lossy and not self._remainder:
+            self._remainder = self._inherit(device_of(grads.values()))
+        home = self._remainder.home if self._remainder else CPU
+        return {number: self._flattened(number, grad, home) for number, grad in grads.items()}
+
+    def _flattened(self, number: int, grad: Any, home: Device) -> Flat:
+        if home is CPU and on_device(grad):
             return self._staging.bring(grad, self._layout.parameters[number].start)
-        array = flattened(grad)
+        array = home.flat(grad)
         self._check_place(number, array)
         return array
 
@@ -275,11 +284,11 @@ class Session:
         if self._out and self._out.has(number):
             raise LayoutMismatch(f"gradient {name!r} was put already: push() first")
         self._layout.check(number, grad, "gradient")
-        array = self._host(number, grad)
-        self._counts &= self._finite(number, array)
+        arrays = self._taken({number: grad})
+        self._counts &= self._finite(number, arrays[number])
         out = self._outgoing()
         try:
-            out.put(number, array)
+            out.put(arrays)
         except BaseException:  # half of it may be sent, and the other half may land later
             self._out, self._counts, self._doubt = None, True, "?"
             out.way.drop()
@@ -298,7 +307,7 @@ class Session:
         began = time.perf_counter()
         put = self._out.has if self._out else lambda _: False
         rest = self._layout.rest({} if grads is None else grads, "gradient", put)
-        arrays = {number: self._host(number, grad) for number, grad in rest.items()}
+        arrays = self._taken(rest)
         counts = self._counts
         looks = self._out is None and self._looks_late
         for number, array in arrays.items():
@@ -306,8 +315,8 @@ class Session:
         out = self._outgoing(live=counts, looks=looks)
         self._out, self._counts = None, True
         try:
-            for number, array in arrays.items() if counts else ():
-                out.put(number, array)
+            if counts:
+                out.put(arrays)
             if not out.finite:
                 counts = all(self._finite(number, array) for number, array in arrays.items())
             self._check_same(out.digests if counts else "-")
@@ -378,7 +387,6 @@ class Session:
         """The contribution that is being put together; a new one is not `live` if its number was tried before."""
         if not self._out:
             seq = self.sequence + 1
-            self._remainder = self._remainder or self._inherit()
             live, self._tried = live and self._tried < seq, seq
             self._out = Outgoing(self._layout, self._remainder, self._way(seq, live), looks)
         return self._out
@@ -405,18 +413,18 @@ class Session:
     def _segment(self, seq: int) -> str:
         return segment_of(self._keys.gradient(0, self.worker, self.incarnation, seq, 0))
 
-    def _inherit(self) -> Remainder | None:
+    def _inherit(self, home: Device) -> Remainder:
         """What the last incarnation left out, if it stored that; else nothing."""
-        if not self._wire.lossy:
-            return None
-        remainder = Remainder(self._layout, self._wire)
+        values: Array = np.zeros(self._layout.size, DTYPE)
         if self._inherited:
             try:
-                self._stored.load(self._inherited, remainder.values)
+                self._stored.load(self._inherited, values)
             except ChunkGone as gone:
                 self._look()  # it is freed when another goes on with it
                 raise CorruptData(f"what worker {self.worker!r} stored when it left is not there: {gone}") from None
-        return remainder
+        if home is CPU:
+            return Remainder(self._wire, values)
+        return RemainderOnDevice(self._wire, values, self._layout, home)
 
     def _deliver(self, out: Outgoing, counts: bool) -> Accepted:
         """Store the chunks, wait for every OK, then have them accepted. A small one in one step.

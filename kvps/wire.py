@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import xxhash
 
-from kvps.device import Flat
+from kvps.device import Arriving, Flat
 from kvps.layout import DTYPE, Array, Layout
 
 Buffers = Sequence[memoryview]
@@ -51,8 +51,8 @@ def digests(layout: Layout, flat: Array) -> list[str]:
 
 
 def finite(array: Flat) -> bool:
-    """Whether a flat array holds neither NaN nor Inf, looked at in pieces that stay in the cache."""
-    step = 1 << 18
+    """Whether a flat array holds neither NaN nor Inf, looked at in pieces that stay in the cache; on a device whole."""
+    step = 1 << 18 if isinstance(array, np.ndarray | Arriving) else array.size
     return all(bool(np.isfinite(array[i : i + step]).all()) for i in range(0, array.size, step))
 
 

@@ -1,8 +1,8 @@
 """As much of CuPy's interface as kvps uses, over host memory: for what can be tested without a GPU.
 
-Streams are as lazy as CUDA allows: what was queued on one runs when somebody waits for it, and not before. So a copy
-that nobody waits for never happens, and one that does not wait for a computation comes before it. Arrays refuse to be
-taken for NumPy's, as CuPy's do. Page-locked memory holds NaN at first.
+Streams are as lazy as CUDA allows: what was queued on one, computations too, runs when somebody waits for it, and not
+before. So a copy that nobody waits for never happens, and one that does not wait for a computation comes before it.
+Arrays refuse to be taken for NumPy's, as CuPy's do. Page-locked memory holds NaN at first.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -121,24 +122,30 @@ class ndarray(np.lib.mixins.NDArrayOperatorsMixin):  # noqa: N801
         raise TypeError("Implicit conversion to a NumPy array is not allowed.")
 
     def __getitem__(self, part: object) -> ndarray:
-        return ndarray(self.values[part], self.device.id)
+        if isinstance(part, ndarray):
+            return _computed(lambda: _values(self)[_values(part)])
+        return ndarray(self.values[(part, ...)] if isinstance(part, int) else self.values[part], self.device.id)
 
-    def __setitem__(self, part: object, other: ndarray) -> None:
-        self.values[part] = _values(other)
+    def __setitem__(self, part: object, other: object) -> None:
+        index, value = (
+            (_values(each) for each in (part, other)) if isinstance(part, ndarray) else (part, _values(other))
+        )
+        get_current_stream().queue(lambda: self.values.__setitem__(index, value))
 
     def __bool__(self) -> bool:
-        return bool(self.values)
+        return bool(_values(self))
+
+    def __int__(self) -> int:
+        return int(_values(self))
+
+    __index__ = __int__
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: object, **options: object) -> object:
         assert method == "__call__"
         if any(isinstance(each, np.ndarray) for each in inputs):
             return NotImplemented
-        if "out" in options:
-            (out,) = options["out"]
-            options["out"] = _values(out)
-            ufunc(*map(_values, inputs), **options)
-            return out
-        return ndarray(ufunc(*map(_values, inputs)))
+        (out,) = options.pop("out", (None,))
+        return _computed(lambda: ufunc(*map(_values, inputs), **options), out)
 
     def __array_function__(self, function: object, types: object, args: tuple, options: dict) -> object:
         if function is not np.copyto:
@@ -147,7 +154,16 @@ class ndarray(np.lib.mixins.NDArrayOperatorsMixin):  # noqa: N801
         return None
 
     def all(self) -> ndarray:
-        return ndarray(np.asarray(self.values.all()))
+        return _computed(lambda: _values(self).all())
+
+    def max(self, axis: int) -> ndarray:
+        return _computed(lambda: _values(self).max(axis=axis))
+
+    def astype(self, dtype: object) -> ndarray:
+        return _computed(lambda: _values(self).astype(dtype))
+
+    def view(self, dtype: object) -> ndarray:
+        return ndarray(self.values.view(dtype), self.device.id)
 
     def fill(self, value: float) -> None:
         self.values.fill(value)
@@ -188,8 +204,36 @@ def _values(array: object) -> object:
     return array
 
 
+def _computed(compute: Callable[[], object], out: ndarray | None = None) -> ndarray:
+    """What comes of it, once the current stream is there."""
+    found = np.asarray(compute())
+    if out is None:
+        out = empty(found.shape, found.dtype)
+    get_current_stream().queue(lambda: np.copyto(out.values, found))
+    return out
+
+
+_FUNCTIONS = "abs add clip concatenate count_nonzero flatnonzero minimum partition rint subtract where"
+_TYPES = "float16 float32 int8 int32 uint8 uint16 uint32"
+
+
+def __getattr__(name: str) -> object:
+    if name in _TYPES.split():
+        return getattr(np, name)
+    if name in _FUNCTIONS.split():
+        return partial(_by_numpy, getattr(np, name))
+    raise AttributeError(name)
+
+
+def _by_numpy(function: Callable[..., object], *args: object, out: ndarray | None = None) -> ndarray:
+    def compute() -> object:
+        return function(*([*map(_values, each)] if isinstance(each, list) else _values(each) for each in args))
+
+    return _computed(compute, out)
+
+
 def empty(shape: object, dtype: object) -> ndarray:
-    return ndarray(np.full(shape, np.nan, dtype))
+    return ndarray(np.full(shape, np.nan if np.dtype(dtype).kind == "f" else 85, dtype))
 
 
 def zeros(shape: object, dtype: object) -> ndarray:

@@ -20,6 +20,7 @@ import kvps
 from kvps import device
 from kvps.config import JobConfig
 from kvps.device import Arriving, Cuda, open_device
+from kvps.formats import chunk_sizes, format_of
 from kvps.layout import CHUNK_ITEMS, Layout
 from kvps.optim import SGD, Adam
 from kvps.outgoing import Outgoing
@@ -145,7 +146,7 @@ class Noted:
 def test_a_chunk_leaves_while_the_next_is_still_coming(cupy: None) -> None:
     layout, way = Layout.of({"w": np.zeros(3 * CHUNK_ITEMS + 5, np.float32)}), Noted()
     array = hostcupy.asarray(np.arange(layout.size, dtype=np.float32))
-    Outgoing(layout, None, way, looks=True).put(0, device.Staging(layout.size, CHUNK_ITEMS).bring(array, 0))
+    Outgoing(layout, None, way, looks=True).put({0: device.Staging(layout.size, CHUNK_ITEMS).bring(array, 0)})
     assert way.sent == [(0, CHUNK_ITEMS), (1, 2 * CHUNK_ITEMS), (2, 3 * CHUNK_ITEMS), (3, 3 * CHUNK_ITEMS + 5)]
 
 
@@ -177,6 +178,36 @@ def test_gradients_on_a_device_count_as_those_in_host_memory(
         assert check_chain(job) == 3
     for name, array in ended["host"][1].items():
         np.testing.assert_array_equal(array, ended["device"][1][name])
+
+
+@pytest.mark.parametrize("wire", ["bf16", "int8", "topk:0.1"])
+def test_only_what_is_sent_comes_from_the_device(store: Store, cupy: None, wire: str) -> None:
+    job = store.create_job("job", large_model(), optimizer=SGD(lr=1.0), wire=wire)
+    grads = on(large_model(1))
+    with aggregating(job), job.join("w0") as session:
+        session.pull()
+        session.push(grads)
+        assert sum(hostcupy.copied) == sum(chunk_sizes(job.layout, format_of(wire)))
+
+
+@pytest.mark.parametrize("wire", ["bf16", "int8", "topk:0.1"])
+def test_what_was_left_out_goes_from_device_to_host_and_back(store: Store, cupy: None, wire: str) -> None:
+    """It is stored by who leaves; each incarnation finds it, wherever that computes, and goes on to the same bits."""
+    ended = []
+    for name, places in (("stays", [dict, dict, dict]), ("moves", [on, dict, on])):
+        job = store.create_job(name, large_model(), optimizer=SGD(lr=1.0), wire=wire)
+        with aggregating(job):
+            for life, place in enumerate(places):
+                with job.join("w0") as session:
+                    for round_ in range(2):
+                        session.pull()
+                        session.push(place(large_model(2 * life + round_)))
+                    await_version(job, 2 * life + 2)
+                    session.leave(finished=False)
+        ended.append(job.snapshot()[1])
+        assert check_chain(job) == 6
+    for name in ended[0]:
+        np.testing.assert_array_equal(ended[0][name], ended[1][name])
 
 
 def test_each_put_as_soon_as_its_layer_is_done(store: Store, cupy: None) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+
+import hostcupy
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -73,7 +76,7 @@ def test_topk_keeps_the_largest(values: np.ndarray, part: float) -> None:
 @settings(max_examples=60, deadline=None)
 @given(hnp.arrays(np.float32, st.integers(1, 3000), elements=st.sampled_from([0.0, -0.0, 1.0, -1.0, 2.0])))
 def test_topk_takes_the_first_of_equals(values: np.ndarray) -> None:
-    """np.argpartition takes others on a processor with AVX2 than without: such a run could be proved on its own kind."""
+    """np.argpartition takes others with AVX2 than without: a run of it could be proved on its own kind only."""
     k = int(np.ceil(0.3 * values.size))
     data = encoded(format_of("topk:0.3"), values)
     places = np.argsort(-np.abs(values), kind="stable")[:k]
@@ -118,6 +121,23 @@ def test_what_is_left_out_comes_with_the_next(name: str) -> None:
         assert np.abs(residual).max() < 1e-4
     else:
         assert np.abs(residual).max() < np.abs(meant).max() + 1e-2
+
+
+ANY_BITS = st.integers(0, 2**32 - 1).map(lambda bits: np.uint32(bits).view(np.float32)).filter(np.isfinite)
+
+
+@pytest.mark.parametrize("name", LOSSY)
+@pytest.mark.parametrize("xp", [np, hostcupy], ids=["numpy", "cupy"])
+@settings(max_examples=40, deadline=None)
+@given(values=hnp.arrays(np.float32, st.integers(1, 3000), elements=FINITE | ANY_BITS | st.sampled_from([0.0, -0.0])))
+def test_the_same_bits_where_arrays_are_on_a_device(name: str, xp: ModuleType, values: np.ndarray) -> None:
+    """What is decoded too, to the sign of a zero: the remainder is made of it."""
+    format_, out = format_of(name), np.empty_like(values)
+    data = encoded(format_, values)
+    format_.decode(data, out)
+    made = format_.encode_with(xp, xp.asarray(values))
+    there = [array.get() if xp is hostcupy else array for array in made]
+    assert [array.tobytes() for array in there] == [data.tobytes(), out.tobytes()]
 
 
 @pytest.mark.parametrize("name", ["fp64", "topk", "topk:0", "topk:1.5", "topk:nan", "topk:x", "int4", ""])

@@ -18,8 +18,9 @@ from test_verify import _digits, _gradient, _proved, _run, _training
 import kvps
 from kvps.cli.verify import proof_of
 from kvps.client import Client
-from kvps.coding import Coding, Remainder
+from kvps.coding import Coding
 from kvps.device import open_device
+from kvps.feedback import Remainder
 from kvps.formats import format_of
 from kvps.job import Job
 from kvps.layout import Layout
@@ -140,7 +141,7 @@ def test_bsp_equals_a_plain_loop_over_what_was_sent(store: Store, wire: str) -> 
     """Each worker's gradients go through the format with their remainder; else nothing differs from fp32."""
     job = store.create_job("job", model(), workers=2, shards=2, optimizer=kvps.SGD(lr=0.05), wire=wire)
     layout, format_ = Layout.of(model(), 2), format_of(wire)
-    remainders = [Remainder(layout, format_) for _ in range(2)]
+    remainders = [Remainder(format_, np.zeros(layout.size, np.float32)) for _ in range(2)]
     coding = Coding(layout, format_)
 
     def sent(rank: int, grads: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -318,7 +319,8 @@ def test_what_waits_for_others_is_fetched_early(store: Store, monkeypatch: pytes
 
     monkeypatch.setattr(Early, "fetch", noted)
     expected = np.zeros(600_000, np.float32)
-    layout, remainders = job.layout, [Remainder(job.layout, format_of(wire)) for _ in range(2)]
+    layout = job.layout
+    remainders = [Remainder(format_of(wire), np.zeros(layout.size, np.float32)) for _ in range(2)]
     with aggregating(job), job.join("w0") as w0, job.join("w1") as w1:
         for round_ in range(1, 4):
             sessions = [w0, w1] if round_ % 2 else [w1, w0]

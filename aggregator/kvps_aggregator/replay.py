@@ -15,11 +15,12 @@ import numpy as np
 
 from kvps import wire
 from kvps.checkpoint import Checkpoint
-from kvps.coding import Coding, Remainder
+from kvps.coding import Coding
 from kvps.config import JobConfig
 from kvps.errors import CorruptData
+from kvps.feedback import Remainder
 from kvps.formats import Bytes, encoded, format_of
-from kvps.layout import Array, Layout
+from kvps.layout import DTYPE, Array, Layout
 from kvps.log import Log
 from kvps.plan import Contribution, Plan
 from kvps.state import Commit, State
@@ -223,7 +224,7 @@ class Replay:
         before, self._seqs[c.worker] = self._seqs.get(c.worker), (c.incarnation, c.seq)
         behind = f"{c.incarnation}:{c.seq - 1}:" if c.seq > 1 else self._inherited.get((c.worker, c.incarnation))
         if behind == "":
-            self._remainders[c.worker] = Remainder(self._layout, self._format)
+            self._remainders[c.worker] = Remainder(self._format, np.zeros(self._layout.size, DTYPE))
         elif behind is None or before is None or not behind.startswith(f"{before[0]}:{before[1]}:"):
             self._remainders.pop(c.worker, None)
 
