@@ -52,9 +52,9 @@ def initial():
 
 with kvps.from_env() as worker:
     job = worker.create_job(initial(), optimizer=kvps.Adam(lr=0.003))
-    with job.join(worker.id, device=device.name) as session:
+    with job.join(worker.id, device=device) as session:
         while session.round < ROUNDS:
-            params = {name: device.upload(array) for name, array in session.pull().items()}
+            params = session.pull()  # CuPy's arrays, on that device
             rows = np.random.default_rng((worker.rank, session.round)).integers(HELD_OUT, len(y), BATCH)
             session.push(gradient(params, x[rows], y[rows]))  # CuPy's arrays as they are
     if worker.rank == 0:

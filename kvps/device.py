@@ -62,6 +62,10 @@ class Device:
         """Compute on one of its streams, after what was begun on the one that is current now. Raises KvpsError."""
         yield
 
+    def landing(self, size: int) -> Landing | None:
+        """Where arrays of so many items come to from host memory; None if that is where they are wanted."""
+        return None
+
 
 class Cuda(Device):
     """The CUDA device of that index."""
@@ -105,6 +109,9 @@ class Cuda(Device):
             with stream:
                 yield
 
+    def landing(self, size: int) -> Landing:
+        return Landing(self, size)
+
 
 CPU = Device()
 
@@ -146,6 +153,36 @@ def open_device(gpu: int | None) -> Device:
     except cupy.cuda.runtime.CUDARuntimeError as error:
         raise InvalidSetting(f"--gpu {gpu}: that device cannot be used ({error}); give another") from None
     return Cuda(cupy, gpu)
+
+
+class Landing:
+    """A flat array on a CUDA device, (size,) float32, which comes there from host memory, part by part."""
+
+    def __init__(self, device: Cuda, size: int) -> None:
+        self._device = device
+        self._stream = device.stream()
+        self._some = False
+        with device.current():
+            self._flat = device.xp.empty(size, np.float32)
+
+    def begin(self) -> None:
+        """It is written anew from here on, once what was begun on the stream that is current has been computed."""
+        with self._device.computing_on(self._stream):
+            self._some = False
+
+    def arrived(self, start: int, part: Array) -> None:
+        """Begin to copy what has come for item `start` on, and must stay as it is; or come again, and be told again."""
+        with self._device.current():
+            self._flat[start : start + part.size].set(part, self._stream)
+        self._some = True
+
+    def whole(self, host: Array) -> Any:
+        """Wait until all of it is there that `host` holds: all parts were told of, or none."""
+        if not self._some:
+            self.arrived(0, host)
+        with self._device.current():
+            _record(self._device.xp, self._stream).synchronize()
+        return self._flat
 
 
 def device_of(arrays: Iterable[Any]) -> Device:
@@ -252,9 +289,13 @@ class Staging:
         """Begin to copy; what returns once that is done, and keeps the source until then."""
         source.get(stream=self._stream, out=target, blocking=False)
         with cupy.cuda.Device(self._stream.device_id):
-            # To sleep, not to spin: the gradient may still be computed, and others need the processor.
-            event = self._stream.record(cupy.cuda.Event(block=True, disable_timing=True))
+            event = _record(cupy, self._stream)
         return partial(_wait, cupy, event, source)
+
+
+def _record(cupy: ModuleType, stream: Any) -> Any:
+    """An event that is waited for asleep, not spinning: others need the processor meanwhile."""
+    return stream.record(cupy.cuda.Event(block=True, disable_timing=True))
 
 
 def _wait(cupy: ModuleType, event: Any, source: object) -> None:

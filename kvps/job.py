@@ -14,6 +14,7 @@ from kvps import process
 from kvps.checkpoint import Checkpoint
 from kvps.client import Client
 from kvps.config import JobConfig
+from kvps.device import CPU, Device
 from kvps.errors import CorruptData, InvalidSetting, UsageError, WorkerAlive
 from kvps.keys import JobKeys, check_name
 from kvps.layout import DTYPE, Array, Layout
@@ -77,15 +78,16 @@ class Job:
         return version, self.layout.views(flat)
 
     def join(
-        self, worker: str | None = None, *, device: str = "cpu", takeover: bool = False, prefetch: bool = False
+        self, worker: str | None = None, *, device: Device | str = CPU, takeover: bool = False, prefetch: bool = False
     ) -> Session:
         """Become a worker: of this id, or of the first free one of w0, w1, ...
 
         An id belongs to one process at a time. It is free if its process has left, is silent for longer than
         the job's worker_timeout_ms, or is on this machine and dead. With `takeover` it is taken from a living
         one, whose next call raises WorkerEvicted. With `prefetch` the next weights come while the worker computes,
-        in SSP and ASP. `device` is what it computes on, as in "cuda:0": that is shown, and weights for a CUDA device
-        are received where it can copy them from. Raises WorkerAlive, InvalidName, InvalidSetting.
+        in SSP and ASP. `device` is where it computes, and where `pull` puts the weights; of a mere name, as "cuda:0",
+        they come into host memory from which that device can copy them. Raises WorkerAlive, InvalidName,
+        InvalidSetting.
         """
         if prefetch and self.config.staleness == 0:
             raise InvalidSetting("prefetch: in BSP the next weights are not there before this round is pushed")
@@ -94,10 +96,11 @@ class Job:
                 f"job {self.name!r} runs over the shared memory of {self.config.host}, and this process has no part in "
                 f"that: work there, where its aggregator runs, or create the job with --transport redis"
             )
+        shown = device if isinstance(device, str) else device.name
         if worker is None:
-            worker, joined = self._join_any(device)
+            worker, joined = self._join_any(shown)
         else:
-            joined = self._join(check_name("worker", worker), device, takeover)
+            joined = self._join(check_name("worker", worker), shown, takeover)
         return Session(
             *(self.client, self.keys, self.config, self.layout, self.scripts, worker, joined, prefetch, self.segments),
             device=device,

@@ -112,12 +112,14 @@ class Layout:
 
     def views(self, flat: Array, writable: bool = False) -> dict[str, Array]:
         """Name -> view into `flat` (shape (size,), float32), read-only unless it is to be filled."""
-        out = {}
-        for p in self.parameters:
-            view = flat[p.start : p.stop].reshape(p.shape)
+        out = self.cut(flat)
+        for view in out.values():
             view.flags.writeable = writable
-            out[p.name] = view
         return out
+
+    def cut(self, flat: Any) -> dict[str, Any]:
+        """Name -> view into `flat` (shape (size,), float32), wherever that is."""
+        return {p.name: flat[p.start : p.stop].reshape(p.shape) for p in self.parameters}
 
     def hosted(self, arrays: Mapping[str, Any], what: str) -> list[Array]:
         """The arrays in layout order, in host memory, flat and contiguous; copied only where they are not.

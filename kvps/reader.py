@@ -7,7 +7,7 @@ gone; it then pins a version and reads that, so that no storm of commits can sta
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -25,6 +25,8 @@ from kvps.shared import Mapped, Segments
 from kvps.state import Mirrored, State
 from kvps.transport import ChunkGone
 from kvps.wire import digests, view
+
+Arrived = Callable[[int, Array], None]
 
 _PIN_MS = 5_000
 _MOST_PIN_MS = 600_000
@@ -88,12 +90,13 @@ class Reader:
     def _patience_ms(self, arrays: int = 1) -> int:
         return _PIN_MS + arrays * self._layout.nbytes // _SLOW_BYTES_PER_MS
 
-    def weights(self, state: State, flat: Array, wire: Format = FP32) -> int:
+    def weights(self, state: State, flat: Array, wire: Format = FP32, arrived: Arrived | None = None) -> int:
         """Read the weights of `state`, or of a newer version, into `flat` (shape (size,), float32); of a job over the
         shared memory of another host those that Redis was last given.
 
-        `wire` is the format they come in: fp32, or the job's `pull_wire`. Returns the version that was read. Raises
-        CorruptData if bytes that must be there are not.
+        `wire` is the format they come in: fp32, or the job's `pull_wire`. `arrived` is told of each part of `flat` once
+        it is there, and its first item; of a part that comes again, in another version, again. Returns the version
+        that was read. Raises CorruptData if bytes that must be there are not.
         """
         self.reads += 1
         if self._segments and not self._segments.here:
@@ -102,7 +105,9 @@ class Reader:
         while True:
             try:
                 if wire.lossy:
-                    self._pull(names, flat, wire)
+                    self._pull(names, flat, wire, arrived)
+                elif arrived and not self._segments:
+                    self._stream(names, flat, arrived)
                 else:
                     self._read(names, flat)
                 return version
@@ -188,7 +193,12 @@ class Reader:
         chunks = [c for shard in self._layout.chunks for c in shard]
         return [(key(c), view(flat[c.start : c.stop])) for c in chunks]
 
-    def _pull(self, names: Sequence[str], flat: Array, wire: Format) -> None:
+    def _stream(self, names: Sequence[str], flat: Array, arrived: Arrived) -> None:
+        chunks = (c for shard in self._layout.chunks for c in shard)
+        for c, _ in zip(chunks, self._client.getting(self._gets(names, flat)), strict=True):
+            arrived(c.start, flat[c.start : c.stop])
+
+    def _pull(self, names: Sequence[str], flat: Array, wire: Format, arrived: Arrived | None) -> None:
         """Read what was staged for workers, each chunk turned to float32 while the next ones come."""
         chunks = [c for shard in self._layout.chunks for c in shard]
         whole: Bytes = np.empty(sum(wire.nbytes(c.stop - c.start) for c in chunks), np.uint8)
@@ -203,5 +213,7 @@ class Reader:
             coming = ahead(coming, slots=len(chunks), held=0)
         for c, part, _ in zip(chunks, parts, coming, strict=False):
             wire.decode(part, flat[c.start : c.stop])
+            if arrived:
+                arrived(c.start, flat[c.start : c.stop])
         for _ in coming:  # gives its connection back
             pass

@@ -76,7 +76,7 @@ class Session:
         joined: Joined,
         prefetch: bool = False,
         segments: Segments | None = None,
-        device: str = "cpu",
+        device: Device | str = CPU,
     ) -> None:
         self.worker = worker
         self.rank = joined.rank
@@ -92,7 +92,9 @@ class Session:
         self._reader = Reader(client, keys, layout, scripts, segments)
         # Over shared memory there is nothing to fetch.
         ahead = prefetch and not segments
-        memory = partial(empty, layout.size, device)
+        named, given = (device, CPU) if isinstance(device, str) else (device.name, device)
+        memory = partial(empty, layout.size, named)
+        self._landing = given.landing(layout.size)
         self._prefetch = Prefetch(client, keys, config, self._reader, memory()) if ahead else None
         self._history = ""
         self._seen: State | None = None
@@ -131,10 +133,11 @@ class Session:
 
     # -- pull -------------------------------------------------------------------------------------------------
 
-    def pull(self) -> dict[str, Array]:
+    def pull(self) -> dict[str, Any]:
         """The newest weights, as soon as the staleness bound lets this worker begin its next round.
 
-        Returns name -> read-only array, valid until the next pull. Raises WorkerEvicted, JobNotFound, ServerLost.
+        Returns name -> read-only array, on the device it joined with, valid until the next pull and, on a device, for
+        what the stream computes that is current then. Raises WorkerEvicted, JobNotFound, ServerLost.
         """
         self._check_usable()
         self._forget_put()
@@ -142,14 +145,17 @@ class Session:
         # First: nothing may fail between taking what was fetched and ordering the next.
         state, came = self._await_turn()
         turn = time.perf_counter()
+        if self._landing:
+            self._landing.begin()
         self.version, flat = self._fetch(state, came)
         if flat is not self._flat:
             self._flat, self._views = flat, self._layout.views(flat)
+        views = self._layout.cut(self._landing.whole(flat)) if self._landing else dict(self._views)
         self._seen, self._history = state, state.history
         self._pulled = True
         self._spans = {"wait": turn - began, "fetch": time.perf_counter() - turn}
         self._since = time.perf_counter()
-        return dict(self._views)
+        return views
 
     def _fetch(self, state: State, came: bool) -> tuple[int, Array]:
         """The weights of this state, or newer ones, and their version; over shared memory where they are."""
@@ -159,7 +165,8 @@ class Session:
             return state.version, self._flat
         fetched = self._prefetch.take(self._flat) if self._prefetch else None
         if not fetched:
-            fetched = Fetched(self._reader.weights(state, self._flat, self._pull_wire), self._flat)
+            arrived = self._landing.arrived if self._landing else None
+            fetched = Fetched(self._reader.weights(state, self._flat, self._pull_wire, arrived), self._flat)
         if self._prefetch:
             self._prefetch.begin(self.round + 1, fetched.version)
         return fetched

@@ -31,6 +31,7 @@ class OutOfMemoryError(MemoryError):
 _now = threading.local()
 failing: list[str] = []  # what the next wait raises
 copied: list[int] = []  # items of each copy to the host that was done
+uploads: list[int] = []  # and of each from there that was begun
 
 
 class Event:
@@ -193,6 +194,7 @@ class ndarray(np.lib.mixins.NDArrayOperatorsMixin):  # noqa: N801
         assert array.shape == self.shape
         assert array.dtype == self.dtype
         (stream or get_current_stream()).queue(lambda: np.copyto(self.values, array))
+        uploads.append(self.size)
 
 
 def _values(array: object) -> object:

@@ -18,6 +18,7 @@ from kvps_aggregator.twin import Twin
 
 import kvps
 from kvps import device
+from kvps.client import Client
 from kvps.config import JobConfig
 from kvps.device import Arriving, Cuda, open_device
 from kvps.formats import chunk_sizes, format_of
@@ -25,6 +26,7 @@ from kvps.layout import CHUNK_ITEMS, Layout
 from kvps.optim import SGD, Adam
 from kvps.outgoing import Outgoing
 from kvps.store import Store
+from kvps.transport import ChunkGone
 from kvps.wire import digest
 
 
@@ -35,6 +37,7 @@ def cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     hostcupy.found[:] = [2]
     hostcupy.failing.clear()
     hostcupy.copied.clear()
+    hostcupy.uploads.clear()
 
 
 @pytest.fixture(scope="module")
@@ -341,23 +344,78 @@ def test_a_job_begins_with_parameters_on_a_device(store: Store, cupy: None) -> N
 
 
 @pytest.mark.parametrize("prefetch", [False, True])
-def test_weights_for_a_device_come_into_page_locked_memory(store: Store, cupy: None, prefetch: bool) -> None:
+def test_weights_for_a_named_device_come_into_page_locked_memory(store: Store, cupy: None, prefetch: bool) -> None:
     job = store.create_job("job", large_model(), optimizer=SGD(lr=1.0), staleness=1, transport="redis")
-    found = Cuda(hostcupy, 0)
-    with aggregating(job), job.join("w0", device=found.name, prefetch=prefetch) as session:
-        weights = large_model()
+    with aggregating(job), job.join("w0", device="cuda:0", prefetch=prefetch) as session:
         for round_ in range(3):
-            pulled = session.pull()
-            there = {name: found.upload(array) for name, array in pulled.items()}
-            weights = {name: array.values.copy() for name, array in there.items()}
-            for name, array in pulled.items():
+            for array in session.pull().values():
                 root = array
                 while isinstance(root.base, np.ndarray):
                     root = root.base
                 assert isinstance(root.base, memoryview), "hostcupy's page-locked memory"
-                np.testing.assert_array_equal(weights[name], array)
-            session.push(on(large_model(round_)))
-        await_version(job, 3)
+            session.push(large_model(round_))
+
+
+@pytest.mark.parametrize(
+    ("settings", "parts"),
+    [({"transport": "redis"}, 3), ({"transport": "redis", "pull_wire": "bf16"}, 3), ({"transport": "shm"}, 1)],
+    ids=str,
+)
+def test_weights_arrive_on_the_device(store: Store, cupy: None, settings: dict[str, str], parts: int) -> None:
+    """Part by part as they are received, and not before what is computed on the last ones has been computed."""
+    weights = {name: np.round(4 * array) for name, array in large_model().items()}  # bf16 says them exactly
+    job = store.create_job("job", weights, optimizer=SGD(lr=1.0), **settings)
+    used: list[np.ndarray] = []
+    with aggregating(job), job.join("w0", device=Cuda(hostcupy, 0)) as session:
+        for round_ in range(3):
+            hostcupy.uploads.clear()
+            pulled = session.pull()
+            assert (len(hostcupy.uploads), sum(hostcupy.uploads)) == (parts, job.layout.size)
+            hostcupy.get_current_stream().queue(lambda flat=pulled["W"]: used.append(flat.values.copy()))
+            for name, array in weights.items():
+                np.testing.assert_array_equal(pulled[name].values, array - round_)
+            session.push({name: np.ones_like(array) for name, array in weights.items()})
+        session.pull()
+    for round_, array in enumerate(used):
+        np.testing.assert_array_equal(array, weights["W"] - round_)
+    assert len(used) == 3
+
+
+def test_weights_that_were_fetched_ahead_arrive_at_once(store: Store, cupy: None) -> None:
+    job = store.create_job("job", large_model(), optimizer=SGD(lr=1.0), staleness=1, transport="redis")
+    made = [large_model()]
+    with aggregating(job), job.join("w0", device=Cuda(hostcupy, 0), prefetch=True) as session:
+        for round_ in range(4):
+            for name, array in session.pull().items():
+                np.testing.assert_array_equal(array.values, made[session.version][name])
+            session.push(large_model(round_))
+            await_version(job, round_ + 1)
+            made.append(job.snapshot()[1])
+
+
+def test_a_version_that_goes_while_it_comes(store: Store, cupy: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts of the one that came instead are on the device, and none of it."""
+    both = {"workers": 2, "reduction": "sum"}
+    job = store.create_job("job", large_model(), optimizer=SGD(lr=1.0), staleness=-1, transport="redis", **both)
+    getting = Client.getting
+
+    def gone(self: Client, items: object) -> Iterator[None]:
+        monkeypatch.undo()
+        monkeypatch.setitem(sys.modules, "cupy", hostcupy)
+        stream = getting(self, items)
+        yield next(stream)
+        yield next(stream)
+        other.pull()
+        other.push(large_model(1))
+        await_version(job, 1)
+        raise ChunkGone("it took too long")
+
+    with aggregating(job), job.join("w0", device=Cuda(hostcupy, 0)) as session, job.join("w1") as other:
+        monkeypatch.setattr(Client, "getting", gone)
+        pulled = session.pull()
+        assert session.version == 1
+        for name, array in pulled.items():
+            np.testing.assert_array_equal(array.get(), large_model()[name] - large_model(1)[name])
 
 
 @pytest.mark.parametrize("name", ["cuda", "cuda:1", "cuda:fast", "my box"])

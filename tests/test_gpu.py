@@ -22,6 +22,7 @@ from kvps_workers.loop import train
 import kvps
 from kvps.config import JobConfig
 from kvps.device import CPU, Device, open_device
+from kvps.formats import encoded, format_of
 from kvps.layout import Layout
 from kvps.store import Store
 
@@ -121,9 +122,9 @@ def test_gradients_on_a_device_count_as_those_in_host_memory(
 
 
 @pytest.mark.parametrize("kind", ["cupy", "cupy, non-blocking", "torch"])
-def test_a_gradient_that_another_stream_still_computes(store: Store, cupy: ModuleType, kind: str) -> None:
+def test_a_gradient_that_another_stream_still_computes(store: Store, gpu: Device, kind: str) -> None:
     """Some hundred milliseconds of multiplications stand before it in its stream."""
-    n = 4096
+    cupy, n = gpu.xp, 4096
     job = store.create_job("job", {"w": np.zeros((n, n), np.float32)}, optimizer=kvps.SGD(lr=1.0))
 
     def late(xp: Any, ones: Any) -> Any:
@@ -131,7 +132,7 @@ def test_a_gradient_that_another_stream_still_computes(store: Store, cupy: Modul
             ones = xp.matmul(ones, ones) / n
         return ones * 3
 
-    with aggregating(job), job.join("w0", device="cuda:0") as session:
+    with aggregating(job), job.join("w0", device=gpu) as session:
         for round_ in range(2):
             session.pull()
             if kind == "torch":
@@ -143,20 +144,37 @@ def test_a_gradient_that_another_stream_still_computes(store: Store, cupy: Modul
                 cupy.cuda.get_current_stream().synchronize()
                 with cupy.cuda.Stream(non_blocking=kind != "cupy"):
                     session.push({"w": late(cupy, ones)})
-            np.testing.assert_allclose(session.pull()["w"], -3 * (round_ + 1), rtol=1e-3)
+            np.testing.assert_allclose(session.pull()["w"].get(), -3 * (round_ + 1), rtol=1e-3)
+
+
+@pytest.mark.parametrize("wire", ["bf16", "fp16", "int8", "topk:0.01", "topk:1"])
+def test_a_device_encodes_to_the_same_bits(cupy: ModuleType, wire: str) -> None:
+    """Any that are finite; ties between two neighbours and between equally large ones too."""
+    format_, rng = format_of(wire), np.random.default_rng(0)
+    for size in (1, 1023, 1025, 262_144):
+        values = rng.integers(0, 1 << 32, size, np.uint32)
+        values[rng.random(size) < 0.3] &= 0xFFFF8000
+        values[rng.random(size) < 0.3] = 0
+        floats = np.where(np.isfinite(values.view(np.float32)), values.view(np.float32), np.float32(1))
+        out = np.empty_like(floats)
+        data = encoded(format_, floats)
+        format_.decode(data, out)
+        made = format_.encode_with(cupy, cupy.asarray(floats))
+        assert [array.get().tobytes() for array in made] == [data.tobytes(), out.tobytes()]
 
 
 @pytest.mark.parametrize("transport", ["redis", "shm"])
 @pytest.mark.parametrize("prefetch", [False, True])
 def test_pulled_weights_arrive_bit_for_bit(store: Store, gpu: Device, transport: str, prefetch: bool) -> None:
     job = store.create_job("job", large_model(), optimizer=kvps.SGD(lr=1.0), transport=transport, staleness=1)
-    with aggregating(job), job.join("w0", device=gpu.name, prefetch=prefetch) as session:
+    made = [large_model()]
+    with aggregating(job), job.join("w0", device=gpu, prefetch=prefetch) as session:
         for round_ in range(3):
-            pulled = session.pull()
-            there = {name: gpu.upload(array) for name, array in pulled.items()}
-            for name, array in pulled.items():
-                np.testing.assert_array_equal(there[name].get(), array)
+            for name, array in session.pull().items():
+                np.testing.assert_array_equal(array.get(), made[session.version][name])
             session.push(large_model(round_))
+            await_version(job, round_ + 1)
+            made.append(job.snapshot()[1])
 
 
 def test_nan_is_refused_and_the_next_push_counts(store: Store, cupy: ModuleType) -> None:
@@ -235,9 +253,9 @@ def test_rates_at_100_mb(store: Store, gpu: Device, transport: str, capsys: pyte
         cupy.cuda.get_current_stream().synchronize()
         took[what].append(time.perf_counter() - began)
 
-    with aggregating(job), job.join("w0", device=gpu.name) as session, job.join("w1") as plain:
+    with aggregating(job), job.join("w0", device=gpu) as session, job.join("w1") as plain:
         for turn in range(turns):
-            timed("pull", lambda: {name: gpu.upload(array) for name, array in session.pull().items()})
+            timed("pull", session.pull)
             timed("plain pull", lambda: {name: cupy.asarray(array) for name, array in plain.pull().items()})
             timed("push", lambda: session.push(grads))
             await_version(job, 2 * turn + 1)  # else the aggregator takes the processor from the next

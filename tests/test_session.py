@@ -265,11 +265,11 @@ def test_an_interrupted_pull_has_nobody_else_fetch_into_its_array(
     targets: list[int] = []
     gate, weights = threading.Event(), Reader.weights
 
-    def slow(self: Reader, state: Any, flat: Any, wire: Any) -> int:
+    def slow(self: Reader, state: Any, flat: Any, *rest: Any) -> int:
         if threading.current_thread().name.startswith("kvps-prefetch"):
             targets.append(id(flat))
             gate.wait(10)
-        return weights(self, state, flat, wire)
+        return weights(self, state, flat, *rest)
 
     monkeypatch.setattr(Reader, "weights", slow)
     with aggregating(job), job.join("w0", prefetch=True) as session:

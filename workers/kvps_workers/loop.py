@@ -53,7 +53,7 @@ def train(
     acknowledged = 0
     while True:
         try:
-            with job.join(worker, device=device.name, prefetch=prefetch) as session:
+            with job.join(worker, device=device, prefetch=prefetch) as session:
                 worker = session.worker
                 log.info("job %s: joined as %s, rank %d, on %s", job.name, worker, session.rank, device.name)
                 if session.clock < acknowledged:
@@ -77,8 +77,7 @@ def _work(job: Job, session: Session, task: Task, device: Device, slow: float, a
     with Patience(job, session) as patience:
         while (number := _next(session, batches, job.config)) is not None:
             with patience.waiting():
-                weights = session.pull()
-            params = {name: device.upload(array) for name, array in weights.items()}
+                params = session.pull()
             began = time.perf_counter()
             with blamed(job.config.task):  # its arrays may not be such that rows can be taken from
                 batch = batches[number]
