@@ -372,14 +372,17 @@ class JobScripts:
         if reply[0] == "TERM":
             raise lease_lost(0, k.job, reply[1])
 
-    def rollback(self, term: str, history: str) -> int | None:
-        """Go on from the version that `mirror` noted, under a new history; None if there is none. Raises LeaseLost."""
+    def rollback(self, term: str, history: str) -> tuple[int, int] | None:
+        """Go on from the version that `mirror` noted, under a new history. Raises LeaseLost.
+
+        Returns that version, and how many were lost; None if none was noted.
+        """
         k = self._keys
         keys = [k.version, k.workers, k.heartbeat, k.plan, k.ready, k.commits, k.units, k.pin, k.clock, k.inbox]
         reply = self._run("rollback", [*keys, k.mirror, k.lease(0), k.term(0)], term, history)
         if reply[0] == "TERM":
             raise lease_lost(0, k.job, reply[1])
-        return int(reply[1]) if reply[0] == "OK" else None
+        return (int(reply[1]), int(reply[2])) if reply[0] == "OK" else None
 
     def trim(self, history: str, entry: str, version: int) -> int:
         """Drop the log before an entry, that of the commit of `version`; how many were. None in another history."""

@@ -21,7 +21,7 @@ import pytest
 from conftest import BINARIES, eventually, private_directory
 from faults import MortalServer
 from harness import aggregating, check_chain, gradient, model, plain_loop, staleness_used, work, work_on
-from kvps_aggregator import Aggregator
+from kvps_aggregator import Aggregator, serve
 
 import kvps
 from kvps import process, shared
@@ -234,6 +234,28 @@ def test_a_standby_goes_on_in_the_memory_of_a_killed_holder(store: Store) -> Non
     assert len({shard.split()[0] for commit in job.log() for shard in commit.shards}) == 3
 
 
+def test_a_finished_job_leaves_no_segment_of_the_holder_before_the_last(store: Store) -> None:
+    """Nor of a version that Redis was given by that one, and has when the job ends."""
+    job = store.create_job("job", model(), mirror_every="1000000", lease_ms=300, **PATIENT)
+    assert job.segments
+    with job.join("w0") as session:
+        with _abandoned(job) as aggregator:
+            for round_ in range(6):
+                session.push(gradient(session.pull(), 0, round_))
+                assert aggregator.work()
+                if round_ == 1:
+                    aggregator._flush()
+            assert job.kept(99) == 2
+        successor = threading.Thread(target=serve, args=(job,))
+        successor.start()
+        for round_ in range(6, 8):
+            session.push(gradient(session.pull(), 0, round_))
+        assert _committed(job, 8)
+    successor.join()
+    assert job.kept(99) == 8
+    assert job.segments.names() == []
+
+
 @pytest.mark.parametrize("staleness", [0, 2, -1])
 def test_lost_memory_takes_back_what_came_since_redis_was_given_it_and_no_more(store: Store, staleness: int) -> None:
     """As if the host had gone down: every process is gone, and all that was in memory. Redis is all there is."""
@@ -313,6 +335,25 @@ def test_memory_that_is_lost_under_a_living_holder_is_taken_anew(store: Store) -
         assert aggregator.work()
     assert [(f["version"], f["lost"]) for _, f in job.entries() if f["kind"] == "recover"] == [("0", "2")]
     assert check_chain(job) == 1
+
+
+def test_what_a_rollback_loses_is_said_as_the_log_says_it(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    """The holder's own count differs after a lost reply, or when the server has forgotten a version; so may the call be
+    made twice."""
+    job = store.create_job("job", model(), mirror_every="1000000", lease_ms=300, **PATIENT)
+    assert job.segments
+    with _abandoned(job) as aggregator, job.join("w0") as session:
+        for round_ in range(2):
+            session.push(gradient(session.pull(), 0, round_))
+            assert aggregator.work()
+        shard = aggregator._shards[0]
+        shard.version += 1
+        with pytest.raises(kvps.LeaseLost):
+            shard._roll_back()
+        assert job.scripts.rollback(shard.term, job.state().history) == (0, 2), "asked again"
+        session._closed = True
+    assert [(f["version"], f["lost"]) for _, f in job.entries() if f["kind"] == "recover"] == [("0", "2")]
+    assert "goes on from version 0, which Redis has; the last 2 versions are lost" in caplog.text
 
 
 def test_a_holder_that_has_nothing_to_do_notices_too_that_the_memory_is_lost(store: Store) -> None:

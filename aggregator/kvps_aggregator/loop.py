@@ -143,8 +143,8 @@ class Aggregator:
             self._settle(planned.version, planned.pin)  # the last version may have been another's call to commit
             for shard in self._shards.values():
                 shard.retire()
+            self._flush()  # first: what Redis had until now is dead then
             self.sweep()
-            self._flush()
             if self._saver and 0 in self._shards:
                 self._saver.finish()
             for number, shard in list(self._shards.items()):
@@ -171,6 +171,7 @@ class Aggregator:
         if not missing or (time.monotonic() < self._next_try and not at_once):
             return
         self._next_try = time.monotonic() + self._job.config.lease_ms / 1000 / 3
+        self._leases.watch()  # first: what is lost with memory is counted from what the server has left
         for number in missing:
             try:
                 self._take(number)
@@ -298,6 +299,7 @@ class Aggregator:
         """
         if lost := max(0, self._leases.newest - version):
             log.warning("job %s: the last %d versions are lost and will be computed again", self._job.name, lost)
+            self._leases.watch()  # as long as it remembers how many, for the log to say it
         self._leases.newest = version
         astray = [shard for shard in self._shards.values() if shard.version != version]
         names = self._job.state().names if astray else ()

@@ -69,10 +69,10 @@ class SharedShard(Shard):
     def finish(self) -> None:
         super().finish()
         self.close()
-        # Only what is its own, and now in Redis too: another may have gone on while this one slept.
-        self._segments.unlink(
-            [self._job.keys.segment(what, name) for what in self._whats for name in self._names.values()]
-        )
+        # Only what is now in Redis too, or dead: another may have gone on while this one slept. Of what Redis has the
+        # last holder may have left segments, which a sweep takes for living while Redis has that.
+        names = {*self._names.values(), *self.mirror.names}
+        self._segments.unlink([self._job.keys.segment(what, name) for what in self._whats for name in names])
 
     @property
     def fetches_early(self) -> bool:
@@ -127,15 +127,18 @@ class SharedShard(Shard):
 
     def _roll_back(self) -> NoReturn:
         """Have the job go on from what Redis was given. Raises LeaseLost: all terms end with that."""
-        version = self._job.scripts.rollback(self.term, secrets.token_hex(4))
-        if version is None:
+        found = self._job.scripts.rollback(self.term, secrets.token_hex(4))
+        if found is None:
             raise CorruptData(
                 f"job {self._job.name!r}: its shared memory is lost, and Redis was never given the weights"
             )
         log.warning(
             "job %s: shared memory was lost: goes on from version %d, which Redis has; the last %d versions are lost "
             "and will be computed again",
-            *(self._job.name, version, self.version - version),
+            *(
+                self._job.name,
+                *found,
+            ),  # not by its own count: it may not know what the server forgot, or last committed
         )
         raise LeaseLost(f"shard {self.number} of job {self._job.name!r} has to be taken anew")
 

@@ -4,13 +4,17 @@
 --     [7] units hash, [8] pin string, [9] clock hash, [10] inbox stream, [11] mirror string, [12] lease string,
 --     [13] term string
 -- ARGV[1] term   [2] history from here on
--- Returns {OK, version} also when repeated | {TERM, term} | {NOMIRROR} | {NOJOB} | {WRONGTYPE, key, is, want}
+-- Returns {OK, version, versions lost} also when repeated | {TERM, term} | {NOMIRROR} | {NOJOB} | {WRONGTYPE, key, is, want}
 local bad = wrong_type({ 'hash', 'hash', 'zset', 'string', 'hash', 'stream', 'hash', 'string', 'hash', 'stream',
   'string', 'string', 'string' })
 if bad then return bad end
 local at = redis.call('HMGET', KEYS[1], 'version', 'history')
 if not at[1] then return { 'NOJOB' } end
-if at[2] == ARGV[2] then return { 'OK', whole(at[1]) } end
+if at[2] == ARGV[2] then
+  for _, entry in ipairs(redis.call('XREVRANGE', KEYS[6], '+', '-', 'COUNT', 500)) do
+    if entry[2][2] == 'recover' then return { 'OK', whole(entry[2][4]), whole(entry[2][12]) } end
+  end
+end
 local holds = redis.call('GET', KEYS[13]) or ''
 if holds ~= ARGV[1] then return { 'TERM', holds } end
 local text = redis.call('GET', KEYS[11])
@@ -36,6 +40,7 @@ local number = tonumber(holds:match('^%w+%-(%d+)%-')) or 0
 redis.call('SET', KEYS[13], ARGV[2] .. '-' .. count(number + 1) .. '-rollback')
 redis.call('HSET', KEYS[1], 'version', mirror.version, 'head', mirror.head, 'history', ARGV[2],
   'shard:0', mirror.name, 'before:0', mirror.name)
+local lost = whole(at[1]) - whole(mirror.version)
 redis.call('XADD', KEYS[6], '*', 'kind', 'recover', 'version', mirror.version, 'head', mirror.head,
-  'history', ARGV[2], 'before', at[2], 'lost', count(whole(at[1]) - whole(mirror.version)))
-return { 'OK', whole(mirror.version) }
+  'history', ARGV[2], 'before', at[2], 'lost', count(lost))
+return { 'OK', whole(mirror.version), lost }

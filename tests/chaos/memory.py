@@ -181,6 +181,8 @@ def _lose(arena: Arena, crew: Crew, losses: Losses) -> bool:
         crew.start_again(child)
     crew.until(lambda: job.state().version > kept.version or not crew.running)
     losses.fell(crew, kept, before.version, rolls_back)
+    # Another aggregator may have gone on before this one says it: killed in between, by the next loss, it never would.
+    crew.until(lambda: not losses.unwarned(arena.zygote.log))
     return True
 
 
