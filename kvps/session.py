@@ -28,7 +28,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from kvps.client import Client
 from kvps.config import JobConfig
-from kvps.device import CPU, Device, Flat, Staging, device_of, empty, on_device
+from kvps.device import CPU, Device, Flat, Staging, device_of, on_device
 from kvps.errors import (
     CorruptData,
     JobNotFound,
@@ -42,10 +42,10 @@ from kvps.errors import (
 from kvps.feedback import Remainder, RemainderOnDevice
 from kvps.formats import chunk_sizes, format_of
 from kvps.heart import Heart
+from kvps.incoming import Incoming
 from kvps.keys import JobKeys, segment_of
 from kvps.layout import CHUNK_ITEMS, DTYPE, Array, Layout
 from kvps.outgoing import ByMemory, ByRedis, Outgoing, Ring, Way
-from kvps.prefetch import Fetched, Prefetch
 from kvps.reader import Reader
 from kvps.remainders import Remainders
 from kvps.scripts import Accepted, InboxFull, JobScripts, Joined, NewLife, evicted
@@ -90,12 +90,7 @@ class Session:
         self._layout = layout
         self._scripts = scripts
         self._reader = Reader(client, keys, layout, scripts, segments)
-        # Over shared memory there is nothing to fetch.
-        ahead = prefetch and not segments
-        named, given = (device, CPU) if isinstance(device, str) else (device.name, device)
-        memory = partial(empty, layout.size, named)
-        self._landing = given.landing(layout.size)
-        self._prefetch = Prefetch(client, keys, config, self._reader, memory()) if ahead else None
+        self._incoming = Incoming(client, keys, config, layout, self._reader, segments, device, prefetch)
         self._history = ""
         self._seen: State | None = None
         self._pushed_on: State | None = None  # in BSP, since the last push: nobody goes on before something happens
@@ -106,7 +101,6 @@ class Session:
         self._counts = True  # whether all that was put is finite
         self._doubt = ""  # the digests of a push of which the end is not known; "?" if there are none
         self._wire = format_of(config.wire)
-        self._pull_wire = format_of(config.pull_wire)
         self._stored = Remainders(client, keys, layout, worker)
         self._inherited = joined.remainder
         self._remainder: Remainder | None = None  # of a lossy format, from the first contribution on
@@ -119,8 +113,6 @@ class Session:
         self._in_place: Array | None = None  # where those lie, if that is where the aggregator reads them
         self._pulled = False
         self._closed = False
-        self._flat: Array = np.empty(0, DTYPE) if segments else memory()
-        self._views = {} if segments else layout.views(self._flat)
         self._spans: dict[str, float] = {}
         self._since = time.perf_counter()
         self._trace: list[object] = []  # of the last iteration; goes with the next call that writes anyway
@@ -128,8 +120,6 @@ class Session:
         self._heart = Heart(scripts, worker, joined.incarnation, config.worker_timeout_ms / 1000)
         self._heart.start()
         weakref.finalize(self, self._heart.stop)  # who drops a session without leaving falls silent
-        if self._prefetch:
-            weakref.finalize(self, self._prefetch.close)
 
     # -- pull -------------------------------------------------------------------------------------------------
 
@@ -145,54 +135,22 @@ class Session:
         # First: nothing may fail between taking what was fetched and ordering the next.
         state, came = self._await_turn()
         turn = time.perf_counter()
-        if self._landing:
-            self._landing.begin()
-        self.version, flat = self._fetch(state, came)
-        if flat is not self._flat:
-            self._flat, self._views = flat, self._layout.views(flat)
-        views = self._layout.cut(self._landing.whole(flat)) if self._landing else dict(self._views)
+        try:
+            self.version, weights = self._incoming.weights(state, came, self.round, self._look)
+        except MemoryGone:
+            raise self._memory_lost() from None
         self._seen, self._history = state, state.history
         self._pulled = True
         self._spans = {"wait": turn - began, "fetch": time.perf_counter() - turn}
         self._since = time.perf_counter()
-        return views
-
-    def _fetch(self, state: State, came: bool) -> tuple[int, Array]:
-        """The weights of this state, or newer ones, and their version; over shared memory where they are."""
-        if self._ring:
-            return self._fetch_shared(state)
-        if came:
-            return state.version, self._flat
-        fetched = self._prefetch.take(self._flat) if self._prefetch else None
-        if not fetched:
-            arrived = self._landing.arrived if self._landing else None
-            fetched = Fetched(self._reader.weights(state, self._flat, self._pull_wire, arrived), self._flat)
-        if self._prefetch:
-            self._prefetch.begin(self.round + 1, fetched.version)
-        return fetched
-
-    def _fetch_shared(self, state: State) -> tuple[int, Array]:
-        """The same over shared memory: where they are, or out of Redis if only that has them yet."""
-        while True:
-            if mapped := self._reader.mapped(state):
-                flat: Array = np.frombuffer(mapped.data.data, DTYPE)
-                weakref.finalize(flat, mapped.close)  # with the last array that the user has of it
-                return state.version, flat
-            now = self._look()
-            if now.version == state.version:
-                if (given := self._reader.given(state)) is not None:
-                    return state.version, given
-                self._client.wait({self._keys.commits: now.bell})  # until its aggregator has seen that too
-                raise self._memory_lost()
-            state = now
+        return weights
 
     def _await_turn(self) -> tuple[State, bool]:
         """The first state that holds enough of everybody's rounds for this worker's next one; whether its weights came
         with it."""
-        flat = None if self._prefetch or self._ring or self._pull_wire.lossy else self._flat
         state, came = self._pushed_on or self._look(), False
         while self._pushed_on or not state.admits(self.round, self._config.staleness, self._config.workers):
-            state, came = self._reader.next(state, flat)
+            state, came = self._reader.next(state, self._incoming.room)
             self._pushed_on = None
             self._check_member(state)
         return state, came
@@ -507,8 +465,7 @@ class Session:
         keys = self._out.way.keys if self._out else []
         with contextlib.suppress(KvpsError):  # the next call meets the same
             self._forget_put()
-        if self._prefetch:
-            self._prefetch.close()
+        self._incoming.close()
         if self._ring:
             self._ring.unlink(self._settled)
         try:

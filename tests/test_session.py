@@ -246,7 +246,7 @@ def test_a_pull_that_fails_keeps_the_weights_apart(store: Store, monkeypatch: py
     with aggregating(job), job.join("w0", prefetch=True) as session:
         session.pull()
         session.push(_of(SMALL, 1))
-        assert eventually(lambda: session._prefetch._coming.done())
+        assert eventually(lambda: session._incoming._prefetch._coming.done())
         with monkeypatch.context() as failing:
             failing.setattr(Session, "_look", lambda _: (_ for _ in ()).throw(kvps.ServerLost("gone")))
             with pytest.raises(kvps.ServerLost):
@@ -254,7 +254,7 @@ def test_a_pull_that_fails_keeps_the_weights_apart(store: Store, monkeypatch: py
         params = session.pull()
         before = params["b"].copy()
         session.push(_of(SMALL, 1))
-        assert eventually(lambda: session._prefetch._coming.done())
+        assert eventually(lambda: session._incoming._prefetch._coming.done())
         assert params["b"].tobytes() == before.tobytes()
 
 
@@ -278,7 +278,7 @@ def test_an_interrupted_pull_has_nobody_else_fetch_into_its_array(
         assert eventually(lambda: len(targets) == 1)
         with monkeypatch.context() as interrupting:
             interrupting.setattr(
-                type(session._prefetch._coming), "result", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+                type(session._incoming._prefetch._coming), "result", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
             )
             with pytest.raises(KeyboardInterrupt):
                 session.pull()
@@ -299,7 +299,7 @@ def test_who_joins_behind_is_waited_for_with_prefetch_too(store: Store) -> None:
         w0.pull()
         w1.pull()
         w1.push(_of(SMALL, 1))
-        assert eventually(lambda: w0._prefetch._coming.done())
+        assert eventually(lambda: w0._incoming._prefetch._coming.done())
         w2 = job.join("w2")
         w0.push(_of(SMALL, 1))
         assert not job.state().admits(w0.round, 1, 2)
