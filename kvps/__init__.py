@@ -12,6 +12,7 @@ from kvps.config import JobConfig
 from kvps.environment import Worker, from_env
 from kvps.errors import (
     CorruptData,
+    DeviceFailed,
     InvalidName,
     InvalidSetting,
     InvalidTask,
@@ -50,6 +51,7 @@ __all__ = [
     "Checkpoint",
     "CorruptData",
     "Cosine",
+    "DeviceFailed",
     "Exponential",
     "InvalidName",
     "InvalidSetting",

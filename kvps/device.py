@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvps.errors import InvalidSetting, KvpsError
+from kvps.errors import DeviceFailed, InvalidSetting
 
 Array = NDArray[np.float32]
 
@@ -29,16 +29,18 @@ Array = NDArray[np.float32]
 class Device:
     """Where gradients are computed, or reduced; this is the CPU.
 
-    name   "cpu" or "cuda:N"
-    xp     NumPy or CuPy
+    name    "cpu" or "cuda:N"
+    xp      NumPy or CuPy
+    exact   the same, with arithmetic that makes NumPy's bits on any device
     """
 
     name = "cpu"
     xp: ModuleType = np
+    exact: Any = np
 
     @contextmanager
     def current(self) -> Iterator[None]:
-        """Around what computes on it, on any thread. Raises KvpsError for what the device cannot do."""
+        """Around what computes on it, on any thread. Raises DeviceFailed for what the device cannot do."""
         yield
 
     def upload(self, array: Array) -> Any:
@@ -59,7 +61,7 @@ class Device:
 
     @contextmanager
     def computing_on(self, stream: Any) -> Iterator[None]:
-        """Compute on one of its streams, after what was begun on the one that is current now. Raises KvpsError."""
+        """Compute on one of its streams, after what was begun on the one that is current now. Raises DeviceFailed."""
         yield
 
     def landing(self, size: int) -> Landing | None:
@@ -73,6 +75,7 @@ class Cuda(Device):
     def __init__(self, cupy: ModuleType, index: int) -> None:
         self.name = f"cuda:{index}"
         self.xp = cupy
+        self.exact = Exact(cupy)
         self._index = index
 
     @contextmanager
@@ -111,6 +114,36 @@ class Cuda(Device):
 
     def landing(self, size: int) -> Landing:
         return Landing(self, size)
+
+
+class Exact:
+    """CuPy with IEEE 754's arithmetic on float32.
+
+    CuPy has every kernel flush subnormal numbers to zero (-ftz=true, whatever else it is told), and NumPy does not:
+    small gradients would leave other remainders and another state behind. Only PTX says for itself how it is rounded.
+    Each operation is a kernel of its own, so that none is fused with the next.
+    """
+
+    def __init__(self, cupy: ModuleType) -> None:
+        self._cupy = cupy
+        for name, ptx in {"add": "add", "subtract": "sub", "multiply": "mul", "divide": "div"}.items():
+            setattr(self, name, self._operation(name, ptx, "a", "b"))
+        self.sqrt = self._operation("sqrt", "sqrt", "a")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cupy, name)
+
+    def _operation(self, name: str, ptx: str, *inputs: str) -> Callable[..., Any]:
+        places = ", ".join(f"%{number}" for number in range(1 + len(inputs)))
+        values = ", ".join(f'"f"((float){each})' for each in inputs)
+        code = f'float r; asm("{ptx}.rn.f32 {places};" : "=f"(r) : {values}); c = r'
+        arguments = ", ".join(f"float32 {each}" for each in inputs)
+        kernel = self._cupy.ElementwiseKernel(arguments, "float32 c", code, f"kvps_{name}")
+        return lambda *arrays, out=None: kernel(*arrays) if out is None else kernel(*arrays, out)
+
+    def partition(self, array: Any, kth: int) -> Any:
+        """CuPy's own, for the few smallest of many, has the threads of a warp wait for nobody."""
+        return self._cupy.sort(array)
 
 
 CPU = Device()
@@ -162,7 +195,8 @@ class Landing:
         self._device = device
         self._stream = device.stream()
         self._some = False
-        with device.current():
+        # Of that stream's memory: once freed, nobody else is given it before what is still on its way there has come.
+        with device.computing_on(self._stream):
             self._flat = device.xp.empty(size, np.float32)
 
     def begin(self) -> None:
@@ -190,7 +224,8 @@ def device_of(arrays: Iterable[Any]) -> Device:
     for array in filter(on_device, arrays):
         cupy = _cupy()
         assert cupy
-        return Cuda(cupy, _taken(cupy, array).device.id)
+        with _in_one_line(cupy):
+            return Cuda(cupy, _taken(cupy, array).device.id)
     return CPU
 
 
@@ -266,7 +301,7 @@ class Staging:
         self._stream: Any = None
 
     def bring(self, array: Any, start: int) -> Arriving:
-        """Begin to copy a whole array, of any shape, to where item `start` is. Raises KvpsError.
+        """Begin to copy a whole array, of any shape, to where item `start` is. Raises DeviceFailed.
 
         It comes as the stream leaves it that is current now (of a tensor PyTorch's), and must not change before it has.
         """
@@ -304,9 +339,11 @@ def _wait(cupy: ModuleType, event: Any, source: object) -> None:
 
 
 def _taken(cupy: ModuleType, array: Any) -> Any:
-    """The same memory as CuPy's array, whole as soon as its current stream is there."""
+    """The same memory as CuPy's array, on its device, whole as soon as the current stream there is."""
     array = _detached(array)
-    if not isinstance(array, cupy.ndarray) and hasattr(array, "__dlpack__"):
+    if isinstance(array, cupy.ndarray):  # which asarray would copy to the device that is current
+        return array
+    if hasattr(array, "__dlpack__"):
         return cupy.from_dlpack(array)  # has that stream wait for PyTorch's, if it is another one
     return cupy.asarray(array)
 
@@ -325,12 +362,8 @@ def _detached(array: Any) -> Any:
 
 @contextmanager
 def _in_one_line(cupy: ModuleType) -> Iterator[None]:
-    """Have what CUDA refuses said as kvps says it."""
+    """Have what CUDA, its compiler or the device's memory refuse said as kvps says it."""
     try:
         yield
-    except (
-        cupy.cuda.runtime.CUDARuntimeError,
-        cupy.cuda.driver.CUDADriverError,
-        cupy.cuda.memory.OutOfMemoryError,
-    ) as error:
-        raise KvpsError(f"the CUDA device failed: {error}") from error
+    except (RuntimeError, MemoryError, cupy.cuda.compiler.CompileException) as error:
+        raise DeviceFailed(f"the CUDA device failed: {error}") from error

@@ -21,6 +21,7 @@ KvpsError
 │   ├── TaskFailed        the user's task raised an error, or returned what it must not
 │   ├── WorkerAlive       the id belongs to a living worker
 │   └── WorkerEvicted     this incarnation was evicted or replaced; it must join again
+├── DeviceFailed          CUDA refused something, or the device has no memory left
 └── LeaseLost             another aggregator holds the shard now
 """
 
@@ -116,6 +117,10 @@ class WorkerAlive(WorkerError):
 
 class WorkerEvicted(WorkerError):
     """This incarnation was evicted or replaced. What it had acknowledged still counts; join again to go on."""
+
+
+class DeviceFailed(KvpsError):
+    """CUDA refused something, or the device has no memory left; what it was about may be made again."""
 
 
 class LeaseLost(KvpsError):

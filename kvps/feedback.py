@@ -75,8 +75,10 @@ class RemainderOnDevice(Remainder):
         self.home = home
         self._format = format
         self._stream = home.stream()
-        self._values = home.upload(values)
-        self._next = home.upload(values)
+        with home.computing_on(
+            self._stream
+        ):  # of its memory: nobody else is given it while something is computed there
+            self._values, self._next = home.upload(values), home.upload(values)
         sizes = chunk_sizes(layout, format)
         starts = (chunk.start for shard in layout.chunks for chunk in shard)
         self._places = dict(zip(starts, accumulate(sizes, initial=0), strict=False))
@@ -97,7 +99,7 @@ class RemainderOnDevice(Remainder):
             yield each[:]
 
     def _begun(self, start: int, pieces: Sequence[Any]) -> Any:
-        xp, stop = self.home.xp, start
+        xp, stop = self.home.exact, start
         for piece in pieces:
             xp.add(self._values[stop : stop + piece.size], piece, out=self._next[stop : stop + piece.size])
             stop += piece.size

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any, Protocol
 
 import ml_dtypes
@@ -56,10 +55,10 @@ class Format(Protocol):
     def encode(self, values: Array, out: Bytes) -> None:
         """Write `values`, (n,) float32 and finite, as (nbytes(n),) bytes."""
 
-    def encode_with(self, xp: ModuleType, values: Any) -> tuple[Any, Any]:
-        """The bytes that `encode` writes, and what `decode` reads from them, where the values are and by its `xp`.
+    def encode_with(self, xp: Any, values: Any) -> tuple[Any, Any]:
+        """The bytes that `encode` writes, and what `decode` reads from them, where the values are and by its `exact`.
 
-        All of them at once; each operation is one IEEE 754 operation, so that every `xp` makes the same bits.
+        All of them at once. What is compared is compared as integers: a GPU may take subnormal floats for zeros.
         """
 
     def decode(self, data: Bytes, out: Array) -> None:
@@ -79,7 +78,7 @@ class Fp32:
     def encode(self, values: Array, out: Bytes) -> None:
         np.copyto(out.view(DTYPE), values)
 
-    def encode_with(self, xp: ModuleType, values: Any) -> tuple[Any, Any]:
+    def encode_with(self, xp: Any, values: Any) -> tuple[Any, Any]:
         return values.view(xp.uint8), values
 
     def decode(self, data: Bytes, out: Array) -> None:
@@ -103,7 +102,7 @@ class Bf16:
         if (out.view("<u2") & 0x7FFF).max(initial=0) >= _BF16_INF:
             np.copyto(halves, np.clip(values, -_BF16_MAX, _BF16_MAX), casting="unsafe")
 
-    def encode_with(self, xp: ModuleType, values: Any) -> tuple[Any, Any]:
+    def encode_with(self, xp: Any, values: Any) -> tuple[Any, Any]:
         bits = xp.clip(values, -_BF16_MAX, _BF16_MAX).view(xp.uint32)
         odd = (bits >> _u32(16)) & _u32(1)
         halves = (bits + (odd + _u32(0x7FFF))) >> _u32(16)
@@ -128,7 +127,7 @@ class Fp16:
         for i in range(0, values.size, _STRETCH):
             halves[i : i + _STRETCH] = within(_HALF_MAX, values[i : i + _STRETCH])
 
-    def encode_with(self, xp: ModuleType, values: Any) -> tuple[Any, Any]:
+    def encode_with(self, xp: Any, values: Any) -> tuple[Any, Any]:
         halves = xp.clip(values, -_HALF_MAX, _HALF_MAX).astype(xp.float16)
         return halves.view(xp.uint8), halves.astype(xp.float32)
 
@@ -165,15 +164,17 @@ class Int8:
             np.clip(padded, -127, 127, out=padded)  # by a scale that was rounded down
             steps[i : i + _STRETCH] = padded.reshape(-1)[: stretch.size]
 
-    def encode_with(self, xp: ModuleType, values: Any) -> tuple[Any, Any]:
+    def encode_with(self, xp: Any, values: Any) -> tuple[Any, Any]:
         blocks = -(-values.size // _BLOCK)
         padded = xp.zeros((blocks, _BLOCK), xp.float32)
         padded.reshape(-1)[: values.size] = values
-        scales = xp.minimum(xp.abs(padded).max(axis=1) / np.float32(127), _SCALE_MAX)
-        padded /= xp.where(scales > 0, scales, np.float32(1)).reshape(blocks, 1)
-        steps = xp.clip(xp.rint(padded), np.float32(-127), np.float32(127)).astype(xp.int8)
-        data = xp.concatenate([scales.view(xp.uint8), steps.reshape(-1)[: values.size].view(xp.uint8)])
-        return data, (steps.astype(xp.float32) * scales.reshape(blocks, 1)).reshape(-1)[: values.size]
+        largest = _sizes(xp, padded).max(axis=1).view(xp.float32)
+        bits = xp.minimum(xp.divide(largest, np.float32(127)).view(xp.uint32), _SCALE_MAX.view(np.uint32))
+        scales = bits.view(xp.float32).reshape(blocks, 1)
+        steps = xp.divide(padded, xp.where(bits.reshape(blocks, 1) > _u32(0), scales, np.float32(1)))
+        steps = xp.clip(xp.rint(steps), np.float32(-127), np.float32(127)).astype(xp.int8)
+        data = xp.concatenate([bits.view(xp.uint8), steps.reshape(-1)[: values.size].view(xp.uint8)])
+        return data, xp.multiply(steps.astype(xp.float32), scales).reshape(-1)[: values.size]
 
     def decode(self, data: Bytes, out: Array) -> None:
         scales, steps = self._split(data, out.size)
@@ -204,12 +205,12 @@ class TopK:
 
     def encode(self, values: Array, out: Bytes) -> None:
         k = self._count(values.size)
-        places = _largest(np, np.abs(values), k)
+        places = _largest(np, values, k)
         out[: 4 * k].view("<i4")[:] = places
         out[4 * k :].view(DTYPE)[:] = values[places]
 
-    def encode_with(self, xp: ModuleType, values: Any) -> tuple[Any, Any]:
-        places = _largest(xp, xp.abs(values), self._count(values.size)).astype(xp.int32)
+    def encode_with(self, xp: Any, values: Any) -> tuple[Any, Any]:
+        places = _largest(xp, values, self._count(values.size)).astype(xp.int32)
         taken, decoded = values[places], xp.zeros(values.shape, xp.float32)
         decoded[places] = taken
         return xp.concatenate([places.view(xp.uint8), taken.view(xp.uint8)]), decoded
@@ -222,9 +223,15 @@ class TopK:
         out[places] = data[data.size // 2 :].view(DTYPE)
 
 
-def _largest(xp: ModuleType, sizes: Any, k: int) -> Any:
-    """Where the k largest are, rising. Which of equal ones a partition puts where depends on the processor, and a run
-    must be the same on all: the first of them are taken."""
+def _sizes(xp: Any, values: Any) -> Any:
+    """How large the items are: integers that are in the order of their magnitudes."""
+    return values.view(xp.uint32) & _u32(0x7FFFFFFF)
+
+
+def _largest(xp: Any, values: Any, k: int) -> Any:
+    """Where the k items of largest magnitude are, rising. Which of equal ones a partition puts where depends on the
+    processor, and a run must be the same on all: the first of them are taken."""
+    sizes = _sizes(xp, values)
     least = xp.partition(sizes, sizes.size - k)[sizes.size - k]
     chosen = sizes > least
     equal = xp.flatnonzero(sizes == least)

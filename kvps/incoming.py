@@ -16,7 +16,7 @@ import numpy as np
 
 from kvps.client import Client
 from kvps.config import JobConfig
-from kvps.device import CPU, Device, empty
+from kvps.device import CPU, Device, Landing, empty
 from kvps.formats import format_of
 from kvps.keys import JobKeys
 from kvps.layout import DTYPE, Array, Layout
@@ -48,7 +48,8 @@ class Incoming:
         self._reader = reader
         self._wire = format_of(config.pull_wire)
         self._shared = segments is not None
-        self._landing = where.landing(layout.size)
+        self._where = where
+        self._landing: Landing | None = None  # from the first pull on, for a device without room must not fail a join
         self._flat: Array = np.empty(0, DTYPE) if self._shared else memory()
         self._views = {} if self._shared else layout.views(self._flat)
         self._prefetch: Prefetch | None = None
@@ -66,9 +67,10 @@ class Incoming:
     ) -> tuple[int, dict[str, Any]]:
         """The weights of this state, or newer ones: their version, and name -> array.
 
-        `came` is whether they are in `room`, `look` how the session finds the newest state. Raises MemoryGone, and what
-        `Reader.weights` and `look` raise.
+        `came` is whether they are in `room`, `look` how the session finds the newest state. Raises MemoryGone,
+        DeviceFailed, and what `Reader.weights` and `look` raise.
         """
+        self._landing = self._landing or self._where.landing(self._layout.size)
         if self._landing:
             self._landing.begin()
         version, flat = self._mapped(state, look) if self._shared else self._fetched(state, came, rounds_done)

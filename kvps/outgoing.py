@@ -134,11 +134,13 @@ class Outgoing:
     still arrives a chunk is waited for when it is its turn.
 
     finite   False once an array held NaN or Inf, if this `looks` at them on their way: nobody is told then of what left
+    begun    whether anything of it may have left
     """
 
     def __init__(self, layout: Layout, remainder: Remainder | None, way: Way, looks: bool = False) -> None:
         self.way = way
         self.finite = True
+        self.begun = False
         self._looks = looks
         self._layout = layout
         self._remainder = remainder
@@ -155,6 +157,7 @@ class Outgoing:
         """Add arrays, by their numbers in the layout, and send the chunks that are whole now."""
         whole = list(self._completed(arrays))
         for (shard, number), value in zip(whole, self._values(whole), strict=True):
+            self.begun = True
             self._digests[shard][number] = self.way.send(self._first[shard] + number, value)
 
     def _completed(self, arrays: Mapping[int, Flat]) -> Iterator[tuple[int, int]]:

@@ -31,6 +31,7 @@ from kvps.config import JobConfig
 from kvps.device import CPU, Device, Flat, Staging, device_of, on_device
 from kvps.errors import (
     CorruptData,
+    DeviceFailed,
     JobNotFound,
     KvpsError,
     LayoutMismatch,
@@ -214,19 +215,23 @@ class Session:
     def _taken(self, grads: Mapping[int, Any]) -> dict[int, Flat]:
         """Gradients flat in host memory, or on their way there; on a device, if that is where they are encoded.
 
-        What the format left out is where the first of them are that are on a device. Raises LayoutMismatch, KvpsError.
+        What the format left out is where the first of them is that is on a device. Raises LayoutMismatch, DeviceFailed.
         """
         if self._wire.lossy and not self._remainder:
             self._remainder = self._inherit(device_of(grads.values()))
-        home = self._remainder.home if self._remainder else CPU
-        return {number: self._flattened(number, grad, home) for number, grad in grads.items()}
+        return {number: self._flattened(number, grad) for number, grad in grads.items()}
 
-    def _flattened(self, number: int, grad: Any, home: Device) -> Flat:
-        if home is CPU and on_device(grad):
+    def _flattened(self, number: int, grad: Any) -> Flat:
+        if self._home is CPU and on_device(grad):
             return self._staging.bring(grad, self._layout.parameters[number].start)
-        array = home.flat(grad)
+        array = self._home.flat(grad)
         self._check_place(number, array)
         return array
+
+    @property
+    def _home(self) -> Device:
+        """Where gradients are encoded; if that is no matter, host memory."""
+        return self._remainder.home if self._remainder else CPU
 
     def _check_place(self, number: int, array: Array) -> None:
         """What lies in the segment must lie where it belongs: copied from there, it might be written over first."""
@@ -255,7 +260,8 @@ class Session:
         try:
             out.put(arrays)
         except BaseException:  # half of it may be sent, and the other half may land later
-            self._out, self._counts, self._doubt = None, True, "?"
+            self._out, self._counts = None, True
+            self._doubt = "?" if out.begun else self._doubt
             out.way.drop()
             raise
 
@@ -291,7 +297,7 @@ class Session:
             self._forget_put()
             raise
         except BaseException:
-            if not self._doubt and self._tried > self.sequence:
+            if not self._doubt and self._tried > self.sequence and (out.begun or not counts):
                 self._doubt = out.digests if counts else "-"
             out.way.drop()
             raise
@@ -339,8 +345,9 @@ class Session:
 
     def _finite(self, number: int, array: Flat) -> bool:
         """Whether a gradient counts; one with NaN or Inf is refused, or counts as zeros."""
-        if finite(array):
-            return True
+        with self._home.current():
+            if finite(array):
+                return True
         if self._config.nonfinite == "skip":
             return False
         raise NotFinite(
@@ -488,7 +495,7 @@ class Session:
         if not self.sequence:
             return self._inherited
         if self._remainder:
-            with contextlib.suppress(WorkerEvicted, ServerFull, JobNotFound):
+            with contextlib.suppress(WorkerEvicted, ServerFull, JobNotFound, DeviceFailed):
                 if self._look().members[self.worker].accepted == self.sequence:
                     return self._stored.save(self.incarnation, self.sequence, self._remainder.values)
         return ""

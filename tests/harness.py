@@ -128,6 +128,12 @@ def model(seed: int = 0) -> Params:
     }
 
 
+def any_floats(seed: int, shape: tuple[int, ...] | int) -> np.ndarray:
+    """Of all magnitudes, subnormal ones and those whose squares overflow too."""
+    rng = np.random.default_rng(seed)
+    return (rng.standard_normal(shape) * 10.0 ** rng.uniform(-45, 18, shape)).astype(np.float32)
+
+
 def large_model(seed: int = 0) -> Params:
     """Several chunks, of which some hold more than one parameter."""
     rng = np.random.default_rng(seed)

@@ -2,11 +2,13 @@
 
 Streams are as lazy as CUDA allows: what was queued on one, computations too, runs when somebody waits for it, and not
 before. So a copy that nobody waits for never happens, and one that does not wait for a computation comes before it.
-Arrays refuse to be taken for NumPy's, as CuPy's do. Page-locked memory holds NaN at first.
+Arrays refuse to be taken for NumPy's, as CuPy's do. Page-locked memory holds NaN at first. What computes or compares
+takes subnormal numbers for zeros, as CuPy's kernels do, but for those that say otherwise in PTX.
 """
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -20,11 +22,7 @@ class CUDARuntimeError(RuntimeError):
     pass
 
 
-class CUDADriverError(RuntimeError):
-    pass
-
-
-class OutOfMemoryError(MemoryError):
+class CompileException(Exception):
     pass
 
 
@@ -146,13 +144,7 @@ class ndarray(np.lib.mixins.NDArrayOperatorsMixin):  # noqa: N801
         if any(isinstance(each, np.ndarray) for each in inputs):
             return NotImplemented
         (out,) = options.pop("out", (None,))
-        return _computed(lambda: ufunc(*map(_values, inputs), **options), out)
-
-    def __array_function__(self, function: object, types: object, args: tuple, options: dict) -> object:
-        if function is not np.copyto:
-            return NotImplemented
-        np.copyto(*map(_values, args))
-        return None
+        return _computed(lambda: _flushed(ufunc(*map(_flushed, map(_values, inputs)), **options)), out)
 
     def all(self) -> ndarray:
         return _computed(lambda: _values(self).all())
@@ -215,7 +207,29 @@ def _computed(compute: Callable[[], object], out: ndarray | None = None) -> ndar
     return out
 
 
-_FUNCTIONS = "abs add clip concatenate count_nonzero flatnonzero minimum partition rint subtract where"
+def _flushed(value: object) -> object:
+    """With zeros for what is subnormal."""
+    if getattr(value, "dtype", None) != np.float32:
+        return value
+    return np.where(np.abs(value) < np.finfo(np.float32).tiny, np.copysign(np.float32(0), value), value)
+
+
+class ElementwiseKernel:
+    """Of one PTX instruction that rounds to the nearest, and flushes nothing."""
+
+    def __init__(self, inputs: str, outputs: str, code: str, name: str) -> None:
+        (instruction,) = re.findall(r'asm\("(add|sub|mul|div|sqrt)\.rn\.f32 [%0-9, ]+;"', code)
+        names = {"add": "add", "sub": "subtract", "mul": "multiply", "div": "divide", "sqrt": "sqrt"}
+        self._function, self._inputs = getattr(np, names[instruction]), inputs.count("float32 ")
+        assert outputs == "float32 c"
+
+    def __call__(self, *arrays: object) -> ndarray:
+        out = arrays[self._inputs] if len(arrays) > self._inputs else None
+        return _by_numpy(self._function, *arrays[: self._inputs], out=out)
+
+
+_MOVING = "clip concatenate flatnonzero where"  # not a bit of a float is changed but by a limit
+_FUNCTIONS = f"count_nonzero minimum rint sort {_MOVING}"
 _TYPES = "float16 float32 int8 int32 uint8 uint16 uint32"
 
 
@@ -223,7 +237,8 @@ def __getattr__(name: str) -> object:
     if name in _TYPES.split():
         return getattr(np, name)
     if name in _FUNCTIONS.split():
-        return partial(_by_numpy, getattr(np, name))
+        function = getattr(np, name)
+        return partial(_by_numpy, function if name in _MOVING.split() else lambda *args: _flushed(function(*args)))
     raise AttributeError(name)
 
 
@@ -232,6 +247,10 @@ def _by_numpy(function: Callable[..., object], *args: object, out: ndarray | Non
         return function(*([*map(_values, each)] if isinstance(each, list) else _values(each) for each in args))
 
     return _computed(compute, out)
+
+
+def copyto(target: ndarray, source: ndarray) -> None:
+    _computed(lambda: _values(source), target)
 
 
 def empty(shape: object, dtype: object) -> ndarray:
@@ -281,8 +300,7 @@ cuda = SimpleNamespace(
     PinnedMemory=_page_locked,
     PinnedMemoryPointer=lambda memory, offset: memory[offset:],
     runtime=SimpleNamespace(getDeviceCount=_count, CUDARuntimeError=CUDARuntimeError),
-    driver=SimpleNamespace(CUDADriverError=CUDADriverError),
-    memory=SimpleNamespace(OutOfMemoryError=OutOfMemoryError),
+    compiler=SimpleNamespace(CompileException=CompileException),
 )
 
 

@@ -12,7 +12,18 @@ import pytest
 import torch
 from commands import kvps_run
 from conftest import BINARIES, running_server
-from harness import OPTIMIZERS, Params, a_plan, aggregating, await_version, check_chain, large_model, model, work
+from harness import (
+    OPTIMIZERS,
+    Params,
+    a_plan,
+    aggregating,
+    any_floats,
+    await_version,
+    check_chain,
+    large_model,
+    model,
+    work,
+)
 from kvps_aggregator.part import Part
 from kvps_aggregator.twin import Twin
 
@@ -45,6 +56,16 @@ def server_url() -> Iterator[str]:
     """One server: nothing here depends on which."""
     with running_server(next(iter(BINARIES.values()))) as url:
         yield url
+
+
+def tiny(seed: int) -> Params:
+    """Gradients for `large_model`, so small that their sums and differences are subnormal."""
+    return {name: any_floats(seed, array.shape) * np.float32(1e-30) for name, array in large_model().items()}
+
+
+def contributed(job: kvps.Job) -> list[tuple[str, ...]]:
+    """The digests of what was sent, in the log's order."""
+    return [c.digests for commit in job.log() for c in commit.plan.contributions]
 
 
 def on(grads: Params) -> dict[str, hostcupy.ndarray]:
@@ -161,14 +182,14 @@ def test_gradients_on_a_device_count_as_those_in_host_memory(
     store: Store, cupy: None, transport: str, wire: str
 ) -> None:
     """Several rounds, for host memory is written again; some arrays on a device, some not, some not contiguous."""
-    ended = {}
+    ended, sent = {}, {}
     for where in ("host", "device"):
         job = store.create_job(
             *(where, large_model()), optimizer=SGD(lr=0.1, momentum=0.9), transport=transport, wire=wire, workers=2
         )
 
         def step(session: kvps.Session, params: Params, round_: int, where: str = where) -> dict[str, object]:
-            grads = large_model(10 * session.rank + round_)
+            grads = (large_model if round_ % 2 else tiny)(10 * session.rank + round_)
             if where == "host":
                 return grads
             turned = hostcupy.ndarray(np.asfortranarray(grads["W"]))
@@ -178,7 +199,9 @@ def test_gradients_on_a_device_count_as_those_in_host_memory(
             work(job, 3, step, 2)
             await_version(job, 3)
         ended[where] = job.snapshot()
+        sent[where] = contributed(job)
         assert check_chain(job) == 3
+    assert sent["host"] == sent["device"]
     for name, array in ended["host"][1].items():
         np.testing.assert_array_equal(array, ended["device"][1][name])
 
@@ -204,13 +227,12 @@ def test_what_was_left_out_goes_from_device_to_host_and_back(store: Store, cupy:
                 with job.join("w0") as session:
                     for round_ in range(2):
                         session.pull()
-                        session.push(place(large_model(2 * life + round_)))
+                        session.push(place(tiny(2 * life + round_)))
                     await_version(job, 2 * life + 2)
                     session.leave(finished=False)
-        ended.append(job.snapshot()[1])
+        ended.append((contributed(job), [array.tobytes() for array in job.snapshot()[1].values()]))
         assert check_chain(job) == 6
-    for name in ended[0]:
-        np.testing.assert_array_equal(ended[0][name], ended[1][name])
+    assert ended[0] == ended[1]
 
 
 def test_each_put_as_soon_as_its_layer_is_done(store: Store, cupy: None) -> None:
@@ -311,17 +333,52 @@ def test_nan_on_a_device_is_refused_and_the_next_push_counts(store: Store, cupy:
             np.testing.assert_array_equal(array, large_model()[name] - large_model(2)[name])
 
 
-def test_a_device_that_fails_is_said_in_one_line(store: Store, cupy: None) -> None:
-    job = store.create_job("job", large_model(), optimizer=SGD(lr=1.0))
+@pytest.mark.parametrize("wire", ["fp32", "bf16"])
+def test_a_device_that_fails_is_said_in_one_line(store: Store, cupy: None, wire: str) -> None:
+    """Nothing of it had counted, or left: another gradient may be pushed instead."""
+    job = store.create_job("job", large_model(), optimizer=SGD(lr=1.0), wire=wire)
     with aggregating(job), job.join("w0") as session:
         session.pull()
         hostcupy.failing.append("cudaErrorIllegalAddress: an illegal memory access was encountered")
-        with pytest.raises(kvps.KvpsError, match=r"^the CUDA device failed: cudaErrorIllegalAddress: .*"):
+        with pytest.raises(kvps.DeviceFailed, match=r"^the CUDA device failed: cudaErrorIllegalAddress: .*"):
             session.push(on(large_model(1)))
+        assert session.push(on(large_model(2))) == 1
         session.leave(finished=False)
     with aggregating(job), job.join("w0") as session:
         session.pull()
-        assert session.push(on(large_model(1))) == 1, "nothing of it had counted"
+        assert session.push(on(large_model(1))) == 2
+
+
+def test_who_leaves_a_device_that_has_failed_leaves(store: Store, cupy: None) -> None:
+    """Without what was left out there: the others must not wait for it."""
+    job = store.create_job("job", large_model(), optimizer=SGD(lr=1.0), wire="bf16")
+    with aggregating(job), job.join("w0") as session:
+        session.pull()
+        session.push(on(large_model(1)))
+        await_version(job, 1)
+        hostcupy.failing.append("cudaErrorLaunchFailure")
+        session.leave(finished=False)
+        assert not hostcupy.failing
+        assert (job.state().members["w0"].state, job.state().members["w0"].remainder) == ("gone", "")
+
+
+def test_a_device_without_room_fails_a_pull_and_no_join(
+    store: Store, cupy: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who has joined is waited for, so that it must be there to leave."""
+
+    def full(*_: object) -> None:
+        raise MemoryError("Out of memory allocating 4 bytes")
+
+    job = store.create_job("job", large_model(), optimizer=SGD(lr=1.0))
+    with job.join("w0", device=Cuda(hostcupy, 0)) as session:
+        with monkeypatch.context() as patch:
+            patch.setattr(hostcupy, "empty", full)
+            with pytest.raises(kvps.DeviceFailed, match="the CUDA device failed: Out of memory"):
+                session.pull()
+        for name, array in session.pull().items():
+            np.testing.assert_array_equal(array.get(), large_model()[name])
+        session.leave(finished=False)
 
 
 def test_what_does_not_fit_is_refused(store: Store, cupy: None) -> None:
@@ -449,16 +506,15 @@ def test_who_computes_on_the_cpu_never_asks_for_cupy(store: Store, monkeypatch: 
 def test_a_twin_makes_what_a_part_makes(cupy: None, optimizer: kvps.Optimizer) -> None:
     config, layout = JobConfig(workers=2, optimizer=optimizer), Layout.of(large_model(), shards=2)
     parts = [Part(config, layout, 1), Twin(config, layout, 1, Cuda(hostcupy, 0))]
-    rng = np.random.default_rng(0)
-    weights = rng.normal(size=parts[0].size).astype(np.float32)
     for part in parts:
-        np.copyto(part.weights, weights)
+        np.copyto(part.weights, any_floats(0, parts[0].size))
         part.loaded()
     for version in range(1, 4):
         plan = a_plan(version)
         for chunk in parts[0].chunks:
-            grads = [rng.normal(size=chunk.stop - chunk.start).astype(np.float32) for _ in range(2)]
-            assert [part.step(plan, chunk, grads) for part in parts] == [True, True]
+            grads = [any_floats(10 * version + i, chunk.stop - chunk.start) for i in range(2)]
+            with np.errstate(over="ignore", under="ignore"):
+                assert [part.step(plan, chunk, grads) for part in parts] == [True, True]
         made = [[bytes(memory) for c in part.chunks for memory in part.made(c).values()] for part in parts]
         assert made[0] == made[1]
         for part in parts:

@@ -12,11 +12,12 @@ import pytest
 from conftest import BINARIES, eventually, private_directory
 from faults import MortalServer
 from harness import aggregating, check_chain, gradient, model, plain_loop, work_on
-from kvps_aggregator import Aggregator
+from kvps_aggregator import Aggregator, serve
 
 import kvps
 from kvps.job import Job
 from kvps.scripts import NewLife
+from kvps.store import Store
 
 ROUNDS = 40
 PATIENT = {"worker_timeout_ms": 60_000, "lease_ms": 300}
@@ -233,3 +234,21 @@ def test_before_a_new_history_nothing_is_accepted_committed_or_deleted(mortal: M
         assert job.state().history != before.history, "who notices begins it"
         with job.join("w0") as again:
             assert again.round == 1
+
+
+def test_a_server_that_begins_a_new_life_while_a_job_ends(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it then asks for again is done, and the aggregator ends as ever."""
+    job = store.create_job("job", {"x": np.zeros(3, np.float32)}, **PATIENT)
+    with job.join("w0") as session:
+        session.pull()
+    finish, failures = Aggregator._finish, [NewLife("again")]
+
+    def interrupted(self: Aggregator) -> None:
+        finish(self)
+        if failures:
+            raise failures.pop()
+
+    monkeypatch.setattr(Aggregator, "_finish", interrupted)
+    serve(job)
+    assert not failures
+    assert job.state().finished(job.config)

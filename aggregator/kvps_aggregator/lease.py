@@ -57,6 +57,8 @@ class Leases:
         version, history = self._job.scripts.recover(life, secrets.token_hex(4), self.newest)
         log.warning("job %s: its server began a new life: history %s from version %d", self._job.name, history, version)
         with self._lock:
+            if self._life == life:  # the other thread was quicker, and may have taken shards since
+                return
             self._life = life
             self._terms.clear()
         self._rewrite()

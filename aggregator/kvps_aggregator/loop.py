@@ -87,9 +87,9 @@ class Aggregator:
             seen = {stream.inbox: "0-0", stream.commits: job.state().bell, stream.leases: "0-0"}
             changed = freed = True
             while not self._stop.is_set():
-                self.hold(at_once=freed)
-                freed = False
                 try:
+                    self.hold(at_once=freed)
+                    freed = False
                     if time.monotonic() >= self._next_sweep:
                         self.sweep()
                     commit_id = self.work()
@@ -102,8 +102,7 @@ class Aggregator:
                 elif commit_id is None:
                     if self._idle and self._fetch_early():
                         continue
-                    if until_finished and changed and job.state().finished(job.config):
-                        self._finish()
+                    if until_finished and changed and job.state().finished(job.config) and self._finished():
                         return
                     rung = job.client.wait({key: seen[key] for key in self._bells()}, self._patience_ms())
                     changed, freed = stream.inbox not in rung, stream.leases in rung
@@ -130,6 +129,17 @@ class Aggregator:
         for shard in list(self._shards.values()):
             shard.flush()
 
+    def _finished(self) -> bool:
+        """Whether the job ended well; no, if its server has begun a new life meanwhile, and may have lost that."""
+        eligible = list(self._eligible)
+        try:
+            self._finish()
+        except NewLife:
+            self._leases.watch()
+            self._eligible = eligible
+            return False
+        return True
+
     def _finish(self) -> None:
         """Leave no dead bytes behind: sweep each shard and give it up, those of a killed holder too.
 
@@ -143,8 +153,10 @@ class Aggregator:
             self._settle(planned.version, planned.pin)  # the last version may have been another's call to commit
             for shard in self._shards.values():
                 shard.retire()
-            self._flush()  # first: what Redis had until now is dead then
             self.sweep()
+            self._flush()
+            if job.segments:
+                self.sweep()  # what Redis had until now is dead
             if self._saver and 0 in self._shards:
                 self._saver.finish()
             for number, shard in list(self._shards.items()):

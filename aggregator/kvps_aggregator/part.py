@@ -1,15 +1,14 @@
 """One shard in memory: its weights and optimizer state, and beside them the next version's. Pure, without Redis.
 
 The holder of a shard and the replay of a log compute with this one class: what the one commits the other gets, bit
-for bit. On a device too: every operation is one IEEE 754 operation on float32 items, and CuPy compiles each by itself,
-so that none is fused with the next.
+for bit. On a device too: every operation is one IEEE 754 operation on float32 items (see `kvps.device.Exact`).
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator
-from types import ModuleType
+from typing import Any
 
 import numpy as np
 
@@ -23,11 +22,11 @@ from kvps_aggregator import optimizers, reduce
 class Part:
     """The `number`-th shard of a job. Arrays are (size,) float32; `state` is slot name -> array, zeros at first.
 
-    They are of `xp`, NumPy or CuPy; what hands out their memory is for NumPy's alone. A version is made by `step` for
-    each of `chunks`, on any threads; the present one stays as it is until `promote`.
+    They are of `xp`, NumPy or a device's `exact`; what hands out their memory is for NumPy's alone. A version is made
+    by `step` for each of `chunks`, on any threads; the present one stays as it is until `promote`.
     """
 
-    def __init__(self, config: JobConfig, layout: Layout, number: int, xp: ModuleType = np) -> None:
+    def __init__(self, config: JobConfig, layout: Layout, number: int, xp: Any = np) -> None:
         self.chunks = layout.chunks[number]
         self.low, self.high = layout.shard_range(number)
         self.size = self.high - self.low
@@ -59,16 +58,17 @@ class Part:
                 self.next_state[slot][part_of] = self.state[slot][part_of]
             return True
         total = self._total(chunk.stop - chunk.start)
-        reduce.total(gradients, total)
+        reduce.total(gradients, total, self._xp)
         finite = wire.finite(total)
         config = self._config
         lr = config.optimizer.lr_at(plan.progress / config.workers)
-        reduce.finish(total, config.reduction, plan.divisor)
+        reduce.finish(total, config.reduction, plan.divisor, self._xp)
         optimizers.update(
             *(config.optimizer, lr, plan.version, self.weights[part_of], total),
             {slot: array[part_of] for slot, array in self.state.items()},
             self.next_weights[part_of],
             {slot: array[part_of] for slot, array in self.next_state.items()},
+            self._xp,
         )
         return finite
 

@@ -7,28 +7,29 @@ that are there or have done all their rounds. Any process that adds in this orde
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
 from kvps.layout import Array
 
 
-def total(contributions: Iterable[Array], out: Array) -> None:
-    """The sum of contributions, in their order, into `out`, all of shape (n,); zeros if there is none."""
+def total(contributions: Iterable[Array], out: Array, xp: Any = np) -> None:
+    """The sum of contributions, in their order, into `out`, all of shape (n,) and of `xp`; zeros if there is none."""
     rest = iter(contributions)
     first = next(rest, None)
     second = next(rest, None)
     if first is None:
         out.fill(0)
     elif second is None:
-        np.copyto(out, first)
+        xp.copyto(out, first)
     else:
-        np.add(first, second, out=out)
+        xp.add(first, second, out=out)
     for contribution in rest:
-        np.add(out, contribution, out=out)
+        xp.add(out, contribution, out=out)
 
 
-def finish(total: Array, reduction: str, divisor: int) -> None:
+def finish(total: Array, reduction: str, divisor: int, xp: Any = np) -> None:
     """Turn the sum into the gradient to step by, in place: `mean` divides by `divisor`, `sum` leaves it."""
     if reduction == "mean" and divisor != 1:
-        np.divide(total, np.float32(divisor), out=total)
+        xp.divide(total, np.float32(divisor), out=total)

@@ -22,7 +22,7 @@ class Twin(Part):
         super().__init__(config, layout, number)
         self._device = device
         with device.current():
-            self._there = Part(config, layout, number, device.xp)
+            self._there = Part(config, layout, number, device.exact)
 
     def loaded(self) -> None:
         self._there.weights = self._device.upload(self.weights)
