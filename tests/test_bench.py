@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -266,7 +268,17 @@ def test_a_peer_whose_weights_are_wrong_is_not_believed(kind: peer.Kind, tmp_pat
     assert other.why == "failed: its weights are not what they must be"
 
 
+def left_semaphores() -> set[str]:
+    """Those that are there and that no process has."""
+    there = {entry.name for entry in Path("/dev/shm").glob("sem.mp-*")}
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with suppress(OSError):
+            there -= set(re.findall(r"/dev/shm/(sem\.mp-\w+)", maps.read_text()))
+    return there
+
+
 def test_a_peer_that_dies_says_so(kind: peer.Kind, tmp_path: Path) -> None:
+    before = left_semaphores()
     other = open_peer(kind, tmp_path)
     assert other._process
     other.rounds(1)  # by then it has said something
@@ -274,6 +286,7 @@ def test_a_peer_that_dies_says_so(kind: peer.Kind, tmp_path: Path) -> None:
     with pytest.raises(CaseFailed, match=r"failed: \w"):
         other.rounds(1)
     other.finish()
+    assert eventually(lambda: left_semaphores() <= before)
     assert other.why.startswith("failed: ")  # and its last words, or its children's
 
 

@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from kvps.bench.turns import CaseFailed
 from kvps.errors import InvalidSetting
 
 _SCRIPTS = Path(__file__).parent / "peers"
+_TRACKER_S = 2.0
 _PATIENCE_S = 120.0  # some take long to start
 
 
@@ -129,7 +131,7 @@ class Peer:
         told = process.stdin is None or process.stdin.closed
         with suppress(subprocess.TimeoutExpired):
             process.wait(10 if told and not why else 0)
-        _signal_session(process.pid, signal.SIGKILL)
+        _end_session(process.pid)
         process.wait()
         for file in (process.stdin, process.stdout, self._said):
             if file:
@@ -141,12 +143,36 @@ class Peer:
             _signal_session(self._process.pid, number)
 
 
+def _end_session(session: int) -> None:
+    """Kill all of its processes; Python's tracker last, which deletes what semaphores the dead have left."""
+    for pid in _session(session):
+        with suppress(OSError):
+            if b"resource_tracker" not in Path(f"/proc/{pid}/cmdline").read_bytes():
+                os.kill(pid, signal.SIGKILL)
+    _signal_session(session, signal.SIGCONT)
+    deadline = time.monotonic() + _TRACKER_S
+    while any(_session(session)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    _signal_session(session, signal.SIGKILL)
+
+
 def _signal_session(session: int, number: signal.Signals) -> None:
     """Send a signal to all processes of a session: those of a peer, and nobody else's."""
+    for pid in _session(session):
+        with suppress(OSError):
+            os.kill(pid, number)
+
+
+def _session(session: int) -> Iterator[int]:
+    """The processes of a session that are not dead yet."""
     for entry in Path("/proc").iterdir():
         with suppress(OSError, ValueError):
-            if entry.name.isdigit() and os.getsid(int(entry.name)) == session:
-                os.kill(int(entry.name), number)
+            if entry.name.isdigit() and os.getsid(int(entry.name)) == session and not _is_dead(entry):
+                yield int(entry.name)
+
+
+def _is_dead(process: Path) -> bool:
+    return (process / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
 
 
 @contextmanager
