@@ -366,4 +366,4 @@ def _in_one_line(cupy: ModuleType) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, MemoryError, cupy.cuda.compiler.CompileException) as error:
-        raise DeviceFailed(f"the CUDA device failed: {error}") from error
+        raise DeviceFailed(f"the CUDA device failed: {str(error) or type(error).__name__}") from error

@@ -120,7 +120,7 @@ class WorkerEvicted(WorkerError):
 
 
 class DeviceFailed(KvpsError):
-    """CUDA refused something, or the device has no memory left; what it was about may be made again."""
+    """CUDA refused something, or the device has no memory left."""
 
 
 class LeaseLost(KvpsError):

@@ -272,7 +272,7 @@ class Session:
         host or CUDA memory; `loss` is shown while the job runs. Raises LayoutMismatch, NotFinite (unless the job
         counts those as zeros), WrongOrder; after these nothing has changed and the push may be made again. Raises
         WorkerEvicted. After any other error it may have counted: the same gradients, put again too, may be pushed
-        again, and count once.
+        again, and count once; unless it came in the middle of computing them on a device, when WrongOrder says so.
         """
         self._check_may_push()
         began = time.perf_counter()
@@ -292,6 +292,11 @@ class Session:
                 counts = all(self._finite(number, array) for number, array in arrays.items())
             self._check_same(out.digests if counts else "-")
             accepted = self._deliver(out, counts)
+            for lent in self._lent.values():
+                lent.flags.writeable = False  # they are a contribution now
+            if self._remainder and counts:
+                self._remainder.keep()
+            self.sequence += 1  # last: if this is interrupted, how it ended is not known
         except NotFinite:
             self._out = out
             self._forget_put()
@@ -302,11 +307,6 @@ class Session:
             out.way.drop()
             raise
         self._doubt = ""
-        for lent in self._lent.values():
-            lent.flags.writeable = False  # they are a contribution now
-        if self._remainder and counts:
-            self._remainder.keep()
-        self.sequence += 1
         self._pulled, self._unit = False, None
         self._pushed_on = None if self._config.staleness else self._seen
         self.clock, self.round = accepted
@@ -327,8 +327,10 @@ class Session:
         if out:
             try:
                 out.way.end()
-            except (RedisConnectionError, RedisTimeoutError):
+            except BaseException as error:
                 self._doubt = "?"
+                if not isinstance(error, (RedisConnectionError, RedisTimeoutError)):
+                    raise
 
     def _check_may_push(self) -> None:
         self._check_usable()

@@ -237,18 +237,29 @@ def test_before_a_new_history_nothing_is_accepted_committed_or_deleted(mortal: M
 
 
 def test_a_server_that_begins_a_new_life_while_a_job_ends(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it then asks for again is done, and the aggregator ends as ever."""
+    """It has lost that the last worker left, and another has noticed: the aggregator goes on until that comes again."""
     job = store.create_job("job", {"x": np.zeros(3, np.float32)}, **PATIENT)
     with job.join("w0") as session:
         session.pull()
-    finish, failures = Aggregator._finish, [NewLife("again")]
+        there = job.client.call("HGET", job.keys.workers, "w0")
+    finish, lost = Aggregator._finish, threading.Event()
 
     def interrupted(self: Aggregator) -> None:
+        if not lost.is_set():
+            self._leases._life = "the one before"
+            job.client.call("HSET", job.keys.version, "server", "the one before")
+            job.client.call("HSET", job.keys.workers, "w0", there)
+            job.scripts.recover(job.client.run_id(), "00000001", 0)
+            lost.set()
         finish(self)
-        if failures:
-            raise failures.pop()
 
     monkeypatch.setattr(Aggregator, "_finish", interrupted)
-    serve(job)
-    assert not failures
+    with ThreadPoolExecutor(1) as pool:
+        serving = pool.submit(serve, job)
+        assert lost.wait(10)
+        with job.join("w0", takeover=True) as session:
+            session.pull()
+            session.push({"x": np.ones(3, np.float32)})
+            assert eventually(lambda: job.state().version == 1)
+        serving.result()
     assert job.state().finished(job.config)

@@ -102,8 +102,11 @@ class Aggregator:
                 elif commit_id is None:
                     if self._idle and self._fetch_early():
                         continue
-                    if until_finished and changed and job.state().finished(job.config) and self._finished():
-                        return
+                    if until_finished and changed and job.state().finished(job.config):
+                        if self._finished():
+                            return
+                        freed = True
+                        continue
                     rung = job.client.wait({key: seen[key] for key in self._bells()}, self._patience_ms())
                     changed, freed = stream.inbox not in rung, stream.leases in rung
                     seen |= rung
@@ -130,7 +133,7 @@ class Aggregator:
             shard.flush()
 
     def _finished(self) -> bool:
-        """Whether the job ended well; no, if its server has begun a new life meanwhile, and may have lost that."""
+        """Whether the job ended well; no, if its server has begun a new life meanwhile, and has lost that it had."""
         eligible = list(self._eligible)
         try:
             self._finish()
@@ -151,6 +154,8 @@ class Aggregator:
             self.hold(at_once=True)
             planned = job.scripts.plan()
             self._settle(planned.version, planned.pin)  # the last version may have been another's call to commit
+            if not job.state().finished(job.config):  # and another may have been the first to notice
+                raise NewLife("the job is not finished any more")
             for shard in self._shards.values():
                 shard.retire()
             self.sweep()

@@ -44,7 +44,7 @@ class Saver:
         self._flush = flush
         self._job = job
         self._settings = settings
-        self._done = -1
+        self._done = (-1, "")  # version and head: a version may be lost, and made again
         self._lock = threading.Lock()
         self._writing = self._behind = False
         self._pool = ThreadPoolExecutor(1, f"kvps-save-{job.name}")
@@ -90,7 +90,7 @@ class Saver:
 
     def _write(self, state: State) -> None:
         job, directory = self._job, self._settings.directory
-        if state.version == self._done:
+        if (state.version, state.head) == self._done:
             return
         try:
             found = job.checkpoint_of(state)
@@ -99,7 +99,7 @@ class Saver:
         if found.id != state.id:
             raise JobNotFound(f"job {job.name!r} was removed and made anew")
         found.write(directory / found.filename)
-        self._done = found.version
+        self._done = (found.version, found.head)
         with suppress(KvpsError, NewLife):  # then less of the log is moved: what may be taken back stays in Redis
             self._flush()
         log.move(job, directory, state, job.kept(found.version))
