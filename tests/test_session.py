@@ -17,6 +17,7 @@ from test_verify import _digits, _proved, _run, _training
 
 import kvps
 from kvps import outgoing
+from kvps.feedback import Remainder
 from kvps.reader import Reader
 from kvps.session import Session
 from kvps.store import Store
@@ -164,6 +165,23 @@ def test_another_gradient_is_not_acknowledged_in_place_of_one_that_counted(store
         assert session.push(_of(SMALL, 2)) == 2
         session.pull()
     assert job.snapshot()[1]["b"].tolist() == [-3.0] * 3
+
+
+def test_another_gradient_is_not_taken_for_one_whose_push_was_interrupted(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C comes when it has been accepted, and before it is counted here."""
+    job = store.create_job("job", SMALL, optimizer=kvps.SGD(lr=1.0), wire="bf16")
+    with aggregating(job), job.join("w0") as session:
+        session.pull()
+        with monkeypatch.context() as patch:
+            patch.setattr(Remainder, "keep", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                session.push(_of(SMALL, 1))
+        with pytest.raises(kvps.WrongOrder, match="how the push before this one ended is not known"):
+            session.push(_of(SMALL, 2))
+        assert session.push(_of(SMALL, 1)) == 1
+        session.leave(finished=False)
 
 
 # -- put -----------------------------------------------------------------------------------------------------------
