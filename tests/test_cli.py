@@ -46,10 +46,11 @@ def test_up_trains_the_digits_and_repeats_itself_bit_for_bit(home: Path, tmp_pat
 
 @pytest.mark.parametrize("mode", ["1", "-1"])
 def test_up_in_the_other_modes_with_a_straggler(home: Path, tmp_path: Path, mode: str) -> None:
-    done = kvps_run("up", "digits", "-s", mode, "--slow", "w0=3x", "--shards", "2", "--report", "r.json")
+    patient = ["--worker-timeout", "60"]  # an eviction on a busy machine would leave rounds to one worker alone
+    done = kvps_run("up", "digits", "-s", mode, "--slow", "w0=3x", "--shards", "2", *patient, "--report", "r.json")
     assert done.returncode == 0, done.stderr
     report = json.loads((tmp_path / "r.json").read_text())
-    assert report["accuracy"] >= 0.95
+    assert report["accuracy"] >= 0.95, done.stdout + done.stderr
     assert report["staleness"] == int(mode)
 
 
