@@ -55,15 +55,6 @@ class Device:
         """The items of a float32 array, contiguous and on this device; copied only where they are not."""
         return flattened(array)
 
-    def stream(self) -> Any:
-        """An order of its own for what is computed on it."""
-        return None
-
-    @contextmanager
-    def computing_on(self, stream: Any) -> Iterator[None]:
-        """Compute on one of its streams, after what was begun on the one that is current now. Raises DeviceFailed."""
-        yield
-
     def landing(self, size: int) -> Landing | None:
         """Where arrays of so many items come to from host memory; None if that is where they are wanted."""
         return None
@@ -102,11 +93,13 @@ class Cuda(Device):
             return self.upload(flattened(array))
 
     def stream(self) -> Any:
+        """An order of its own for what is computed on it."""
         with self.current():
             return self.xp.cuda.Stream(non_blocking=True)
 
     @contextmanager
     def computing_on(self, stream: Any) -> Iterator[None]:
+        """Compute on one of its streams, after what was begun on the one that is current now. Raises DeviceFailed."""
         with self.current():
             stream.wait_event(self.xp.cuda.get_current_stream().record())
             with stream:
@@ -283,8 +276,8 @@ class Arriving:
         return self._host[part]
 
 
-Flat = Array | Arriving | Any
-"""A flat float32 array of which slices are taken; on a device those are there."""
+Flat = Any
+"""A flat float32 array of which slices are taken: NumPy's, an `Arriving`, or one that is on a device as they are."""
 
 
 class Staging:

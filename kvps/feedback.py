@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from kvps.device import CPU, Device, Staging
+from kvps.device import CPU, Cuda, Device, Staging
 from kvps.formats import Bytes, Format, chunk_sizes, encoded, leave_out
 from kvps.layout import CHUNK_BYTES, CHUNK_ITEMS, Array, Layout
 from kvps.wire import finite
@@ -71,7 +71,9 @@ class Remainder:
 class RemainderOnDevice(Remainder):
     """The same on a CUDA device, `home`: only encoded bytes come into host memory."""
 
-    def __init__(self, format: Format, values: Array, layout: Layout, home: Device) -> None:
+    home: Cuda
+
+    def __init__(self, format: Format, values: Array, layout: Layout, home: Cuda) -> None:
         self.home = home
         self._format = format
         self._stream = home.stream()

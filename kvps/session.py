@@ -28,7 +28,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from kvps.client import Client
 from kvps.config import JobConfig
-from kvps.device import CPU, Device, Flat, Staging, device_of, on_device
+from kvps.device import CPU, Cuda, Device, Flat, Staging, device_of, on_device
 from kvps.errors import (
     CorruptData,
     DeviceFailed,
@@ -127,8 +127,8 @@ class Session:
     def pull(self) -> dict[str, Any]:
         """The newest weights, as soon as the staleness bound lets this worker begin its next round.
 
-        Returns name -> read-only array, on the device it joined with, valid until the next pull and, on a device, for
-        what the stream computes that is current then. Raises WorkerEvicted, JobNotFound, ServerLost.
+        Returns name -> array, to be read only, on the device it joined with: valid until the next pull, on a device
+        also for what the stream that is current then still computes. Raises WorkerEvicted, JobNotFound, ServerLost.
         """
         self._check_usable()
         self._forget_put()
@@ -255,7 +255,8 @@ class Session:
             raise LayoutMismatch(f"gradient {name!r} was put already: push() first")
         self._layout.check(number, grad, "gradient")
         arrays = self._taken({number: grad})
-        self._counts &= self._finite(number, arrays[number])
+        with self._home.current():
+            self._counts &= self._finite(number, arrays[number])
         out = self._outgoing()
         try:
             out.put(arrays)
@@ -281,8 +282,9 @@ class Session:
         arrays = self._taken(rest)
         counts = self._counts
         looks = self._out is None and self._looks_late
-        for number, array in arrays.items():
-            counts &= looks or self._finite(number, array)
+        with self._home.current():
+            for number, array in arrays.items():
+                counts &= looks or self._finite(number, array)
         out = self._outgoing(live=counts, looks=looks)
         self._out, self._counts = None, True
         try:
@@ -347,9 +349,8 @@ class Session:
 
     def _finite(self, number: int, array: Flat) -> bool:
         """Whether a gradient counts; one with NaN or Inf is refused, or counts as zeros."""
-        with self._home.current():
-            if finite(array):
-                return True
+        if finite(array):
+            return True
         if self._config.nonfinite == "skip":
             return False
         raise NotFinite(
@@ -396,9 +397,9 @@ class Session:
             except ChunkGone as gone:
                 self._look()  # it is freed when another goes on with it
                 raise CorruptData(f"what worker {self.worker!r} stored when it left is not there: {gone}") from None
-        if home is CPU:
-            return Remainder(self._wire, values)
-        return RemainderOnDevice(self._wire, values, self._layout, home)
+        if isinstance(home, Cuda):
+            return RemainderOnDevice(self._wire, values, self._layout, home)
+        return Remainder(self._wire, values)
 
     def _deliver(self, out: Outgoing, counts: bool) -> Accepted:
         """Store the chunks, wait for every OK, then have them accepted. A small one in one step.

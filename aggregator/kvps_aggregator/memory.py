@@ -132,13 +132,11 @@ class SharedShard(Shard):
             raise CorruptData(
                 f"job {self._job.name!r}: its shared memory is lost, and Redis was never given the weights"
             )
+        version, lost = found  # not by its own count: it may not know what the server forgot, or last committed
         log.warning(
             "job %s: shared memory was lost: goes on from version %d, which Redis has; the last %d versions are lost "
             "and will be computed again",
-            *(
-                self._job.name,
-                *found,
-            ),  # not by its own count: it may not know what the server forgot, or last committed
+            *(self._job.name, version, lost),
         )
         raise LeaseLost(f"shard {self.number} of job {self._job.name!r} has to be taken anew")
 

@@ -8,7 +8,6 @@ import select
 import signal
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -150,9 +149,13 @@ def _end_session(session: int) -> None:
             if b"resource_tracker" not in Path(f"/proc/{pid}/cmdline").read_bytes():
                 os.kill(pid, signal.SIGKILL)
     _signal_session(session, signal.SIGCONT)
-    deadline = time.monotonic() + _TRACKER_S
-    while any(_session(session)) and time.monotonic() < deadline:
-        time.sleep(0.01)
+    for pid in _session(session):
+        with suppress(OSError):  # it is gone
+            ended = os.pidfd_open(pid)
+            try:
+                select.select([ended], [], [], _TRACKER_S)
+            finally:
+                os.close(ended)
     _signal_session(session, signal.SIGKILL)
 
 
@@ -164,15 +167,11 @@ def _signal_session(session: int, number: signal.Signals) -> None:
 
 
 def _session(session: int) -> Iterator[int]:
-    """The processes of a session that are not dead yet."""
+    """The processes of a session."""
     for entry in Path("/proc").iterdir():
         with suppress(OSError, ValueError):
-            if entry.name.isdigit() and os.getsid(int(entry.name)) == session and not _is_dead(entry):
+            if entry.name.isdigit() and os.getsid(int(entry.name)) == session:
                 yield int(entry.name)
-
-
-def _is_dead(process: Path) -> bool:
-    return (process / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
 
 
 @contextmanager
