@@ -94,8 +94,9 @@ class Reader:
         """Read the weights of `state`, or of a newer version, into `flat` (shape (size,), float32); of a job over the
         shared memory of another host those that Redis was last given.
 
-        `wire` is the format they come in: fp32, or the job's `pull_wire`. `arrived` is told of each part of `flat` once
-        it is there, and its first item; of a part that comes again, in another version, again. Returns the version
+        `wire` is the format they come in: fp32, or the job's `pull_wire`. `arrived`, for what is
+        in Redis, is told of each part of `flat` once it is there, and its first item; of a part that comes again, in
+        another version, again. Returns the version
         that was read. Raises CorruptData if bytes that must be there are not.
         """
         self.reads += 1
@@ -106,7 +107,7 @@ class Reader:
             try:
                 if wire.lossy:
                     self._pull(names, flat, wire, arrived)
-                elif arrived and not self._segments:
+                elif arrived:
                     self._stream(names, flat, arrived)
                 else:
                     self._read(names, flat)
