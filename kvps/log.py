@@ -3,8 +3,8 @@
     DIR/<job>.<id>.log.jsonl    one entry a line, oldest first, each as it stood in Redis, with its id
 
 An aggregator that writes checkpoints moves the log into the file with each of them: entries are appended and synced,
-and only then trimmed in Redis. Who is killed in between leaves entries in both places, or half a line: the ids say
-where to go on. A restored job's log goes on from its checkpoint's job's.
+and only then trimmed in Redis. Who is killed in between leaves entries in both places, or half a line: what stands in
+both says where to go on. A restored job's log goes on from its checkpoint's job's.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -31,19 +31,25 @@ class LogFile:
     def __init__(self, directory: Path, job: str, id: str) -> None:
         self.path = directory / f"{job}.{id}.log.jsonl"
 
-    def extend(self, after: Callable[[str], Iterator[Entry]]) -> Entry | None:
-        """Append what `after` returns when it is given the id of the last entry here; that which is the last then.
+    def extend(self, stream: Iterable[Entry]) -> Entry | None:
+        """Append those entries of a stream, given from its first on, that are not here yet; the last of the stream.
 
-        One process at a time; each entry comes once, however often this is cut short. Raises KvpsError.
+        Their ids say nothing about what is here: a server that lost its last writes, and whose clock runs behind,
+        writes entries under lower ids than those that it has lost. One process at a time; each entry comes once,
+        however often this is cut short. Raises KvpsError.
         """
+        last = None
         try:
             with self.path.open("a+b") as file:
                 fcntl.flock(file, fcntl.LOCK_EX)
-                end, last = _last(file, self.path)
-                file.truncate(end)  # what a killed writer could not end
-                for entry in after(last[0] if last else "0-0"):
-                    file.write(_line(entry))
-                    last = entry
+                file.truncate(_whole(file))  # what a killed writer could not end
+                known: Container[bytes] | None = None
+                for last in stream:
+                    line = _line(last)
+                    known = _since(file, line) if known is None else known
+                    if line not in known:
+                        known = ()
+                        file.write(line)
                 file.flush()
                 os.fsync(file.fileno())
             sync_directory(self.path.parent)
@@ -54,7 +60,7 @@ class LogFile:
     def entries(self) -> Iterator[Entry]:
         """All entries. Raises CorruptData, KvpsError."""
         with self.open() as file:
-            yield from _lines(file, self.path)
+            yield from (_entry(line, self.path) for line in _lines(file))
 
     def open(self) -> IO[bytes]:
         """The file, to be read. Raises KvpsError."""
@@ -64,10 +70,10 @@ class LogFile:
             raise KvpsError(f"{self.path} cannot be read: {error.strerror}") from None
 
 
-def _lines(file: IO[bytes], path: Path) -> Iterator[Entry]:
-    """The entries from where the file stands to its last whole line."""
+def _lines(file: IO[bytes]) -> Iterator[bytes]:
+    """The lines from where the file stands to its last whole one."""
     while (line := file.readline()).endswith(b"\n"):
-        yield _entry(line, path)
+        yield line
     file.seek(-len(line), os.SEEK_CUR)
 
 
@@ -83,29 +89,40 @@ def _entry(line: bytes, path: Path) -> Entry:
         raise CorruptData(f"{path} is damaged: {line[:40]!r}… is no entry of a commit log") from None
 
 
-def _last(file: IO[bytes], path: Path) -> tuple[int, Entry | None]:
-    """Where the last whole line ends, and its entry."""
+def _tails(file: IO[bytes]) -> Iterator[bytes]:
+    """The end of the file, each time a block longer, up to all of it."""
+    tail, start = b"", file.seek(0, os.SEEK_END)
+    while start:
+        begin = max(0, start - _BLOCK)
+        file.seek(begin)
+        tail = file.read(start - begin) + tail
+        start = begin
+        yield tail
+
+
+def _whole(file: IO[bytes]) -> int:
+    """Where the last whole line ends."""
     end = file.seek(0, os.SEEK_END)
-    tail, start = b"", end
-    while start and tail.count(b"\n") < 2:
-        start = max(0, start - _BLOCK)
-        file.seek(start)
-        tail = file.read(end - start)
-    whole, newline, _ = tail.rpartition(b"\n")
-    if not newline:
-        return 0, None
-    return start + len(whole) + 1, _entry(whole.rpartition(b"\n")[2], path)
+    return next((end - len(tail) + tail.rindex(b"\n") + 1 for tail in _tails(file) if b"\n" in tail), 0)
+
+
+def _since(file: IO[bytes], line: bytes) -> set[bytes]:
+    """The lines from this one on, which is looked for from the end; none if it is not there."""
+    for tail in _tails(file):
+        if (at := tail.rfind(line)) >= 0:  # quotes inside a line are escaped: no other line ends like this one
+            return set(tail[at:].splitlines(keepends=True))
+    return set()
 
 
 def keep(job: Job, directory: Path, state: State, version: int) -> Entry | None:
-    """Append the log up to the commit of `version` to the file: the last entry there, or None if none was made yet.
+    """Append the log up to the commit of `version` to the file: the last entry of that, or None if there is none yet.
 
     `state` is of any time since the job began its present history. Raises KvpsError.
     """
 
-    def up_to_version(after: str) -> Iterator[Entry]:
+    def up_to_version() -> Iterator[Entry]:
         held: list[Entry] = []  # goes with the commit behind it: what follows the last one here waits for the next
-        for entry in job.entries(after):
+        for entry in job.entries():
             held.append(entry)
             if entry[1]["kind"] == "commit":
                 at = int(entry[1]["version"])
@@ -117,7 +134,7 @@ def keep(job: Job, directory: Path, state: State, version: int) -> Entry | None:
 
     if version == state.begin.version:
         return None
-    return LogFile(directory, job.name, state.id).extend(up_to_version)
+    return LogFile(directory, job.name, state.id).extend(up_to_version())
 
 
 def move(job: Job, directory: Path, state: State, version: int) -> None:
@@ -204,22 +221,24 @@ def _traced(directory: Path, source: _Source, begin: Begin) -> tuple[Begin, list
 
 def _joined(file: LogFile, job: Job) -> Iterator[Entry]:
     """What was moved into a file and then what stands in Redis, each entry once, though more is moved meanwhile."""
-    last = "0-0"
+    last, first = "0-0", b""
+    recent: set[bytes] = set()  # what has come since the stream's first entry
     with file.open() as opened:
         while True:
             # Looked at before the file: what is no more in this page is then in the file.
-            page = job.page(last)
+            page = [(_line(entry), entry) for entry in job.page(last)]
+            first = first or (page[0][0] if page else b"")
             moved = False
-            for entry in _lines(opened, file.path):
-                if _order(entry[0]) > _order(last):
+            for line in _lines(opened):
+                if line not in recent:
+                    yield _entry(line, file.path)
+                    moved = True
+                if recent or line == first:
+                    recent.add(line)
+            for line, entry in page:
+                if line not in recent:
                     yield entry
-                    last, moved = entry[0], True
-            if not moved:
-                yield from page
-                if not page:
-                    return
-                last = page[-1][0]
-
-
-def _order(entry: str) -> tuple[int, ...]:
-    return tuple(map(int, entry.split("-")))
+                    recent.add(line)
+            if not page and not moved:
+                return
+            last = page[-1][1][0] if page else last

@@ -132,9 +132,8 @@ def test_what_was_appended_and_not_trimmed_comes_once(store: Store, tmp_path: Pa
     whole = list(job.entries())
     last = next(n for n, (_, fields) in enumerate(whole) if fields.get("version") == "5")
     file = LogFile(tmp_path, "job", state.id)
-    copies = [iter(whole[:3]), iter(()), iter(whole[3:5])]
-    for copy in copies:
-        file.extend(lambda after, copy=copy: copy)
+    for stream in (whole[:3], [], whole[:5]):
+        file.extend(stream)
         with file.path.open("ab") as half:
             half.write(b'{"entry": "1795238263183-0", "ki')
         assert check_chain(job, tmp_path) == 5
@@ -175,8 +174,10 @@ def test_a_full_disk_stops_no_training(store: Store, tmp_path: Path, caplog: pyt
     assert (job.state().version, job.state().moved) == (5, 0)
 
 
-def test_entries_that_a_server_lost_are_no_part_of_the_log(tmp_path: Path) -> None:
-    """They are in the file, and Redis goes on from an earlier version, with others."""
+@pytest.mark.parametrize("ahead_ms", [0, 3_600_000], ids=["", "clock-set-back"])
+def test_entries_that_a_server_lost_are_no_part_of_the_log(tmp_path: Path, ahead_ms: int) -> None:
+    """They are in the file, and Redis goes on from an earlier version, with others: under lower ids, where the clock of
+    the server that wrote the lost ones was ahead."""
     with (
         private_directory() as folder,
         MortalServer(next(iter(BINARIES.values())), folder) as mortal,
@@ -185,6 +186,8 @@ def test_entries_that_a_server_lost_are_no_part_of_the_log(tmp_path: Path) -> No
         job = store.create_job("job", model(), **PATIENT)
         train_to(job, 5, 1)
         size = mortal.log().stat().st_size
+        newest = int(job.state().bell.partition("-")[0])
+        job.client.call("XSETID", job.keys.commits, f"{newest + ahead_ms}-9")
         train_to(job, STOP, 1, checkpoints=Checkpoints(tmp_path, 4))
         mortal.kill()
         mortal.log().write_bytes(mortal.log().read_bytes()[:size])
