@@ -32,26 +32,27 @@ from kvps.layout import DTYPE, Array, Layout
 from kvps.state import Begin, State
 
 SUFFIX = ".safetensors"
-_FORMAT = "1"
+_FORMAT = "2"
 _UNKNOWN = "0" * 32
 _DIGEST = re.compile(rb'"digest":"([0-9a-f]{32})"')
 _LONGEST_HEADER = 100 << 20  # of safetensors
 _PIECE = 1 << 20
 
 
-def workers_anew(workers: Mapping[str, str], awaited: bool) -> dict[str, str]:
-    """The workers of a job that goes on from an earlier version: same rank, skip and clock, and nothing on its way.
+def workers_anew(workers: Mapping[str, str], rounds: Mapping[str, int], awaited: bool) -> dict[str, str]:
+    """The workers of a job that goes on from an earlier version: same rank and clock, and nothing on its way.
 
-    `awaited` are those who were at work if nobody is to evict them for their silence.
+    `rounds` are their committed ones. With `awaited` nobody evicts those who were at work for their silence.
     """
     out = {}
     for worker, text in workers.items():
-        entry = json.loads(text)
-        out_of_it = entry["state"] == "gone" or (entry["state"] == "draining" and not entry.get("left"))
-        entry |= {"state": "gone"} if out_of_it else {"state": "rejoining", "finished": False}
+        entry, round_ = json.loads(text), rounds[worker]
+        out_of_it = entry["state"] == "evicted" or (entry["state"] == "left" and entry["round"] == round_)
+        if not out_of_it:
+            entry |= {"state": "rejoining", "finished": False}
         if awaited and not out_of_it:
             entry["awaited"] = True
-        entry |= {"pending": 0, "accepted": 0}
+        entry |= {"round": round_, "accepted": 0}
         entry.pop("unit", None)
         entry.pop("remainder", None)  # its bytes are another job's, or of another clock
         out[worker] = json.dumps(entry)
@@ -68,7 +69,8 @@ class Checkpoint:
     """A job at one version. `weights` are (size,) float32 in layout order, `slots` slot name -> the same of the
     optimizer's state (none at version 0, where all are zeros).
 
-    `clock`, `workers` and `units` are the job's hashes of these names, as they stood when the version was the newest.
+    `clock`, `skip`, `workers` and `units` are the job's hashes of these names, as they stood when the version was the
+    newest.
     """
 
     job: str
@@ -78,6 +80,7 @@ class Checkpoint:
     config: JobConfig
     layout: Layout
     clock: Mapping[str, int]
+    skip: Mapping[str, int]
     workers: Mapping[str, str] = field(repr=False)
     units: Mapping[str, str] = field(repr=False)
     weights: Array = field(repr=False)
@@ -91,6 +94,7 @@ class Checkpoint:
         """What a job is at `state`, with the bytes of that version."""
         return cls(
             *(job, state.id, state.version, state.head, config, layout, dict(state.clock)),
+            {m.worker: m.skip for m in state.members.values()},
             {m.worker: json.dumps(m.process) for m in state.members.values()},
             *(dict(state.units), weights, slots, datetime.now(UTC).isoformat(timespec="seconds")),
         )
@@ -113,7 +117,8 @@ class Checkpoint:
         Who was at work, or had left with contributions that were not committed yet, is awaited: the job goes on as
         it was, and in BSP to the same bits, only with all of them. Nobody evicts them for their silence.
         """
-        return workers_anew(self.workers, awaited=True)
+        rounds = {worker: self.clock.get(worker, 0) + self.skip[worker] for worker in self.workers}
+        return workers_anew(self.workers, rounds, awaited=True)
 
     def units_anew(self) -> dict[str, str]:
         """The units for a restored job."""
@@ -157,6 +162,7 @@ class Checkpoint:
             "config": json.dumps(self.config.to_hash()),
             "layout": self.layout.to_json(),
             "clock": json.dumps(self.clock),
+            "skip": json.dumps(self.skip),
             "workers": json.dumps(self.workers),
             "units": json.dumps(self.units),
             "slots": json.dumps(list(self.slots)),
@@ -182,6 +188,7 @@ class Checkpoint:
                     JobConfig.from_hash(json.loads(said["config"])),
                     layout,
                     json.loads(said["clock"]),
+                    json.loads(said["skip"]),
                     json.loads(said["workers"]),
                     json.loads(said["units"]),
                     *(_flat(layout, file.get_tensor), slots, said["saved"]),

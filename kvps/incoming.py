@@ -23,7 +23,7 @@ from kvps.layout import DTYPE, Array, Layout
 from kvps.prefetch import Fetched, Prefetch
 from kvps.reader import Reader
 from kvps.shared import MemoryGone, Segments
-from kvps.state import State
+from kvps.state import Turn
 
 
 class Incoming:
@@ -59,50 +59,48 @@ class Incoming:
 
     @property
     def room(self) -> Array | None:
-        """Where the weights of a small model may come together with a state; None if they come otherwise."""
+        """Where the weights of a small model may come together with a turn; None if they come otherwise."""
         return None if self._prefetch or self._shared or self._wire.lossy else self._flat
 
-    def weights(
-        self, state: State, came: bool, rounds_done: int, look: Callable[[], State]
-    ) -> tuple[int, dict[str, Any]]:
-        """The weights of this state, or newer ones: their version, and name -> array.
+    def weights(self, turn: Turn, came: bool, rounds_done: int, look: Callable[[], Turn]) -> tuple[int, dict[str, Any]]:
+        """The weights of this turn, or newer ones: their version, and name -> array.
 
-        `came` is whether they are in `room`, `look` how the session finds the newest state. Raises MemoryGone,
+        `came` is whether they are in `room`, `look` how the session finds the newest turn. Raises MemoryGone,
         DeviceFailed, and what `Reader.weights` and `look` raise.
         """
         self._landing = self._landing or self._where.landing(self._layout.size)
         if self._landing:
             self._landing.begin()
-        version, flat = self._mapped(state, look) if self._shared else self._fetched(state, came, rounds_done)
+        version, flat = self._mapped(turn, look) if self._shared else self._fetched(turn, came, rounds_done)
         if flat is not self._flat:
             self._flat, self._views = flat, self._layout.views(flat)
         return version, self._layout.cut(self._landing.whole(flat)) if self._landing else dict(self._views)
 
-    def _fetched(self, state: State, came: bool, rounds_done: int) -> tuple[int, Array]:
+    def _fetched(self, turn: Turn, came: bool, rounds_done: int) -> tuple[int, Array]:
         if came:
-            return state.version, self._flat
+            return turn.version, self._flat
         fetched = self._prefetch.take(self._flat) if self._prefetch else None
         if not fetched:
             arrived = self._landing.arrived if self._landing else None
-            fetched = Fetched(self._reader.weights(state, self._flat, self._wire, arrived), self._flat)
+            fetched = Fetched(self._reader.weights(turn, self._flat, self._wire, arrived), self._flat)
         if self._prefetch:
             self._prefetch.begin(rounds_done + 1, fetched.version)
         return fetched
 
-    def _mapped(self, state: State, look: Callable[[], State]) -> tuple[int, Array]:
+    def _mapped(self, turn: Turn, look: Callable[[], Turn]) -> tuple[int, Array]:
         """Where they are in shared memory, or out of Redis if only that has them yet."""
         while True:
-            if mapped := self._reader.mapped(state):
+            if mapped := self._reader.mapped(turn):
                 flat: Array = np.frombuffer(mapped.data.data, DTYPE)
                 weakref.finalize(flat, mapped.close)  # with the last array that the user has of it
-                return state.version, flat
+                return turn.version, flat
             now = look()
-            if now.version == state.version:
-                if (given := self._reader.given(state)) is not None:
-                    return state.version, given
-                self._client.wait({self._keys.commits: now.bell})  # until its aggregator has seen that too
-                raise MemoryGone(f"version {state.version} of job {self._keys.job!r} is in no memory")
-            state = now
+            if now.version == turn.version:
+                if (given := self._reader.given(turn)) is not None:
+                    return turn.version, given
+                self._client.wait({self._keys.turns: now.bell})  # until its aggregator has seen that too
+                raise MemoryGone(f"version {turn.version} of job {self._keys.job!r} is in no memory")
+            turn = now
 
     def close(self) -> None:
         """Forget what is coming."""

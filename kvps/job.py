@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -20,10 +22,11 @@ from kvps.keys import JobKeys, check_name
 from kvps.layout import DTYPE, Array, Layout
 from kvps.plan import Contribution
 from kvps.reader import Reader
-from kvps.scripts import JobScripts, Joined, job_not_found
+from kvps.resp import Command
+from kvps.scripts import JobScripts, Joined, job_not_found, made_anew
 from kvps.session import Session
 from kvps.shared import Segments
-from kvps.state import Commit, State
+from kvps.state import Commit, State, Turn
 from kvps.transport import ChunkGone
 
 _LOG_PAGE = 500
@@ -46,14 +49,15 @@ class Job:
 
     def __init__(self, client: Client, name: str) -> None:
         self.client = client
-        self.keys = JobKeys(name)
         self.name = name
+        keys = JobKeys(name)
         stored, layout, id = client.together(
-            [("HGETALL", self.keys.config), ("GET", self.keys.layout), ("HGET", self.keys.version, "id")]
+            [("HGETALL", keys.config), ("GET", keys.layout), ("HGET", keys.version, "id")]
         )
-        if not stored or not layout:
+        if not stored or not layout or not id:
             raise job_not_found(name)
-        self.id = id or ""
+        self.id = str(id)
+        self.keys = JobKeys(name, self.id)
         self.config = JobConfig.from_hash(stored)
         self.layout = Layout.from_json(layout)
         self.scripts = JobScripts(client.call, self.keys, self.layout.shards)
@@ -67,6 +71,11 @@ class Job:
         """Version, vector clock and members at one instant. Raises JobNotFound."""
         return self.reader.state()
 
+    def turn(self) -> Turn:
+        """Version, staged names and lowest round at one instant: a look that costs as much for any number of workers.
+        Raises JobNotFound."""
+        return self.reader.turn()
+
     def clock(self) -> dict[str, int]:
         """The vector clock: worker -> contributions committed."""
         return dict(self.state().clock)
@@ -74,7 +83,7 @@ class Job:
     def snapshot(self) -> tuple[int, dict[str, Array]]:
         """The newest version and its weights, name -> read-only array. Whole and consistent; blocks nobody."""
         flat: Array = np.empty(self.layout.size, DTYPE)
-        version = self.reader.weights(self.state(), flat)
+        version = self.reader.weights(self.turn(), flat)
         return version, self.layout.views(flat)
 
     def join(
@@ -118,31 +127,56 @@ class Job:
             return self.scripts.join(worker, nonce, alive.entry["incarnation"], me)
 
     def _join_any(self, device: str) -> tuple[str, Joined]:
+        if fresh := self._next_id():
+            with suppress(WorkerAlive):  # another process was quicker
+                return fresh, self._join(fresh, device, takeover=False)
         members = self.state().members
         there = [m.worker for m in sorted(members.values(), key=lambda m: m.rank) if not m.finished]
-        fresh = [worker for worker in (f"w{i}" for i in range(self.config.workers)) if worker not in members]
+        unused = [worker for worker in (f"w{i}" for i in range(self.config.workers)) if worker not in members]
         room = self.config.workers - len(members)
         if self.config.units and room < 1:  # the data is not divided among them: there is work for any number
-            fresh, room = [f"w{i}" for i in range(len(members) + 1) if f"w{i}" not in members], 1
-        for worker in there + fresh[: max(0, room)]:
+            unused, room = [f"w{i}" for i in range(len(members) + 1) if f"w{i}" not in members], 1
+        for worker in there + unused[: max(0, room)]:
             try:
                 return worker, self._join(worker, device, takeover=False)
             except WorkerAlive:
                 continue
         raise UsageError(f"all {self.config.workers} workers of job {self.name!r} are there or have finished")
 
+    def _next_id(self) -> str:
+        """The id that a worker more takes where all that have joined are at work, found without a look at each of
+        them; "" if one of those may have to be replaced, or all have joined."""
+        keys = self.keys
+        joined, counting, first, oldest, server_time = self.client.together(
+            [
+                ("HLEN", keys.workers),
+                ("ZCARD", keys.pushed),
+                ("HEXISTS", keys.workers, "w0"),
+                ("ZRANGE", keys.heartbeat, 0, 1, "WITHSCORES"),
+                ("TIME",),
+            ]
+        )
+        now_ms = _server_ms(server_time)
+        beats = [float(ms) for worker, ms in zip(oldest[::2], oldest[1::2], strict=True) if worker]
+        silent_ms = now_ms - min(beats, default=now_ms)
+        if joined >= self.config.workers or counting < joined or 2 * silent_ms > self.config.worker_timeout_ms:
+            return ""
+        return f"w{joined}" if first or not joined else ""
+
     def await_unit(self) -> bool:
         """Wait until a unit of data is free: others may still compute the last, and die. False once all are committed.
 
         Do not wait as a worker, or others wait for you: leave, and join again for what is free.
         """
+        keys = self.keys
         while True:
-            state = self.state()
-            if state.units_done >= self.config.units:
+            found, free, bell = self._asked([("HMGET", keys.units, "next", "done"), ("ZCARD", keys.free_units)])
+            handed_out, done = (int(number or 0) for number in found)
+            if done >= self.config.units:
                 return False
-            if state.unit_is_free(self.config.units):
+            if free or handed_out < self.config.units:
                 return True
-            self.client.wait({self.keys.commits: state.bell})
+            self.client.wait({keys.turns: bell})
 
     def await_finished(self) -> bool:
         """Wait until all workers have done all their rounds and these are committed, as for a last `snapshot`.
@@ -150,16 +184,35 @@ class Job:
         False if all have left with some of that undone, and none has come back for worker_timeout_ms. Do not wait as a
         worker: leave first.
         """
-        alone_since = math.inf
+        keys, alone_since = self.keys, math.inf
         while True:
-            state = self.state()
-            if state.finished(self.config):
+            present, joined, bell = self._asked([("ZCARD", keys.rounds), ("HLEN", keys.workers)])
+            if not present and self.state().finished(self.config):
                 return True
             now = time.monotonic()
-            alone_since = min(alone_since, now) if state.members and state.settled else math.inf
+            alone_since = min(alone_since, now) if joined and not present else math.inf
             if now - alone_since > self.config.worker_timeout_ms / 1000:
                 return False
-            self.client.wait({self.keys.commits: state.bell})
+            self.client.wait({keys.turns: bell})
+
+    def _asked(self, commands: Sequence[Command]) -> list[Any]:
+        """The replies to reads of this job, as of one instant, and the newest turn. Raises JobNotFound."""
+        newest = ("XREVRANGE", self.keys.turns, "+", "-", "COUNT", 1)
+        id, *replies, turns = self.client.together([("HGET", self.keys.version, "id"), *commands, newest])
+        if id != self.id:
+            raise made_anew(self.name) if id else job_not_found(self.name)
+        return [*replies, turns[0][0] if turns else "0-0"]
+
+    def behind(self, round_: int, most: int = 4) -> tuple[list[str], int]:
+        """Workers in the vector clock that have not even pushed a round: the slowest, and how many there are."""
+        keys = self.keys
+        names, number, _ = self._asked(
+            [
+                ("ZRANGEBYSCORE", keys.pushed, "-inf", f"({round_}", "LIMIT", 0, most),
+                ("ZCOUNT", keys.pushed, "-inf", f"({round_}"),
+            ]
+        )
+        return list(names), int(number)
 
     def kept(self, version: int) -> int:
         """The newest version up to `version` that a loss of shared memory would not take back."""
@@ -196,13 +249,8 @@ class Job:
 
     def inbox(self) -> list[Contribution]:
         """The accepted contributions that wait for their commit, oldest first."""
-        return [
-            Contribution(
-                *(f["worker"], f["incarnation"], int(f["seq"]), int(f["round"]), int(f["base"]), int(f["weight"])),
-                *(f["digest"], entry, None if f["unit"] == "-" else int(f["unit"])),
-            )
-            for entry, f in self.client.call("XRANGE", self.keys.inbox, "-", "+")
-        ]
+        entries = self.client.call("XRANGE", self.keys.inbox, "-", "+")
+        return [Contribution.from_text(fields["contribution"]) for _, fields in entries]
 
     def entries(self, after: str = "0-0") -> Iterator[Entry]:
         """What stands in Redis of the commit log behind the entry `after`, oldest first."""
@@ -254,6 +302,12 @@ class Job:
             spent = sum(sum(v for k, v in span.items() if k.endswith("_ms")) for span in spans)
             out[worker] = Trace(losses[0] if losses else None, waited / spent if spent else 0.0)
         return out
+
+
+def _server_ms(time: Sequence[Any]) -> float:
+    """A reply to TIME, seconds and microseconds, in ms."""
+    seconds, microseconds = map(int, time)
+    return seconds * 1000 + microseconds / 1000
 
 
 def _ms(entry: str) -> int:

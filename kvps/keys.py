@@ -1,6 +1,6 @@
 """Every key kvps uses, and nobody else's business to spell one.
 
-``{job}`` and ``{job/shard}`` are Redis Cluster hash tags: all that must change together lies in the slot of
+``{job}`` and ``{job/id/shard}`` are Redis Cluster hash tags: all that must change together lies in the slot of
 the job, bytes lie in the slot of their shard.
 
     key                                    type    written by          what it holds
@@ -10,6 +10,9 @@ the job, bytes lie in the slot of their shard.
     kvps:{job}:layout                      string  create.lua          JSON: parameters, dtype, shapes, shards
     kvps:{job}:version                     hash    create, ready,      version, head, id, history, server (the run
                                                    recover, trim.lua   id with which that began), plan_id;
+                                                                       contributions (the sum of the clock), furthest
+                                                                       (the highest committed round), free_rank (all
+                                                                       lower ones are taken);
                                                                        shard:<i> and before:<i>: staged name now
                                                                        and one version ago; from_version, from_head,
                                                                        from_contributions: of a restored job, the
@@ -17,43 +20,65 @@ the job, bytes lie in the slot of their shard.
                                                                        the log is in a file; began: the first join, ms
     kvps:{job}:clock                       hash    join, ready,        worker -> contributions committed
                                                    create.lua
-    kvps:{job}:workers                     hash    join, push, ready,  worker -> JSON: rank, incarnation, state
-                                                   leave, evict,       (active, rejoining, draining, gone), accepted,
-                                                   recover, create.lua pending, skip, finished, awaited (not there yet
-                                                                       since the restore), remainder (the name of what
-                                                                       is stored of it, if that is of all accepted),
-                                                                       host, pid, device
+    kvps:{job}:skip                        hash    join, ready,        worker -> rounds that it need not do, since it
+                                                   create.lua          was not there, or its contribution was rejected
+    kvps:{job}:workers                     hash    join, push, leave,  worker -> JSON: rank, incarnation, state
+                                                   evict, recover,     (active, rejoining, left, evicted), accepted,
+                                                   take, create.lua    round (the last accepted; pending is that less
+                                                                       clock and skip), finished, awaited (not there
+                                                                       yet since the restore), remainder (the name of
+                                                                       what is stored of it, if that is of all
+                                                                       accepted), host, pid, device
+    kvps:{job}:ranks                       hash    join.lua            rank -> worker
+    kvps:{job}:rounds                      zset    join, ready,        worker -> its last committed round, of those who
+                                                   leave, evict.lua    are not gone: the lowest is what the bound asks
+    kvps:{job}:pushed                      zset    join, push,         worker -> its last accepted round, of those in
+                                                   leave, evict.lua    the clock: in BSP the lowest says what is due
+    kvps:{job}:draining                    zset    leave, evict,       worker -> the round with which it is gone
+                                                   ready, join.lua
+    kvps:{job}:finished                    set     leave, join.lua     workers that have done all their rounds
     kvps:{job}:heartbeat                   zset    join, push,         worker -> server time of its last sign of
                                                    heartbeat.lua       life, ms; "" -> of the last look by an
                                                                        aggregator
+    kvps:{job}:turns                       stream  ready, join,        capped: the lowest committed round, when it has
+                                                   leave, evict,       changed: the bell that wakes waiting workers
+                                                   recover.lua
     kvps:{job}:lease:<shard>               string  acquire, renew.lua  the holder, expiring: liveness
     kvps:{job}:term:<shard>                string  acquire.lua         the fencing token, never expiring: safety
     kvps:{job}:leases                      stream  acquire, renew.lua  capped: who took and gave up which shard under
                                                                        which term; the bell that wakes standbys
-    kvps:{job}:inbox                       stream  push.lua            accepted contributions that wait
+    kvps:{job}:inbox                       stream  push.lua            accepted contributions that wait: rank, round,
+                                                                       and the text that goes into plan and log
     kvps:{job}:units                       hash    take, push, ready,  next: the first unit never handed out; done: how
                                                    leave, evict,       many are committed; and for each between them
                                                    create.lua          who computes or has pushed it, or "free"
-    kvps:{job}:plan                        string  plan.lua            JSON: the one open plan
+    kvps:{job}:free_units                  zset    take, ready,        those units that are "free", lowest first
+                                                   leave, evict.lua
+    kvps:{job}:plan                        hash    plan, reject,       the one open plan: id, version, head, history,
+                                                   recover.lua         through (the last inbox id it takes), and text,
+                                                                       the JSON that is logged
     kvps:{job}:ready                       hash    ready.lua           shard -> term and digest staged for it
     kvps:{job}:commits                     stream  ready.lua (commit), the commit log; joins and leaves stand in
-                                                   join, leave, evict  it too; and the bell that wakes who waits
+                                                   join, leave, evict  it too; and the bell of aggregators and watchers
     kvps:{job}:pin                         string  pin.lua             JSON: a version a slow reader holds, expiring
     kvps:{job}:mirror                      string  mirror.lua          JSON, over shared memory: the newest version
                                                                        that Redis was given, and all else that it was
-    kvps:{job}:removed                     string  remove.lua          since when (ms) the job is gone and its bytes
-                                                                       are being unlinked; ends with them
+    kvps:{job}:removed                     string  remove, forget.lua  the id of the job that was removed, as long as
+                                                                       its bytes are being unlinked
     kvps:{job}:trace:<who>                 stream  push, leave.lua     capped: what each iteration cost, its loss
-    kvps:{job/shard}:owner                 string  own.lua             the term that may delete in this slot
-    kvps:{job/shard}:w:<name>:<chunk>      string  aggregator          weights, raw little-endian
-    kvps:{job/shard}:p:<name>:<chunk>      string  aggregator          weights as workers pull them, if not as they are
-    kvps:{job/shard}:opt.<slot>:<name>:<chunk>  string  aggregator     optimizer state
-    kvps:{job/shard}:m:<name>              string  aggregator          JSON manifest, staged last
-    kvps:{job/shard}:reserve:<part>        string  aggregator          zeros, as large as a version: given up when a
+    kvps:{job/id/shard}:owner              string  own.lua             the term that may delete in this slot
+    kvps:{job/id/shard}:w:<name>:<chunk>   string  aggregator          weights, raw little-endian
+    kvps:{job/id/shard}:p:<name>:<chunk>   string  aggregator          weights as workers pull them, if not as they are
+    kvps:{job/id/shard}:opt.<slot>:<name>:<chunk>  string  aggregator  optimizer state
+    kvps:{job/id/shard}:m:<name>           string  aggregator          JSON manifest, staged last
+    kvps:{job/id/shard}:reserve:<part>     string  aggregator          zeros, as large as a version: given up when a
                                                                        full server refuses to stage one
-    kvps:{job/shard}:g:<worker>.<incarnation>:<seq>:<chunk>  string  session  a gradient
-    kvps:{job/shard}:r:<worker>.<incarnation>:<seq>:<chunk>  string  session  what a lossy format had left out up to
-                                                                       that sequence number, when it left; float32
+    kvps:{job/id/shard}:g:<worker>.<incarnation>:<seq>:<chunk>  string  session  a gradient
+    kvps:{job/id/shard}:r:<worker>.<incarnation>:<seq>:<chunk>  string  session  what a lossy format had left out up
+                                                                       to that sequence number, when it left; float32
+
+The id of a job is a nonce, and part of the name of all its bytes: whoever unlinks those of a job that was removed
+touches nothing of one that was made anew under its name.
 
 Over shared memory weights, optimizer state and gradients are segments of the same names, without the chunk's number
 (`kvps.shared`); of weights and optimizer state Redis holds the newest version that it was given, under these keys.
@@ -75,6 +100,7 @@ JOBS = "kvps:jobs"
 PREFLIGHT = "kvps:preflight"
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_ID = re.compile(r"[0-9a-f]{8}")
 
 
 def check_name(kind: str, name: str) -> str:
@@ -84,11 +110,19 @@ def check_name(kind: str, name: str) -> str:
     return name
 
 
+def check_id(id: str) -> str:
+    """Return `id` if it can be a job's. Raises InvalidName."""
+    if not isinstance(id, str) or not _ID.fullmatch(id):
+        raise InvalidName(f"job id {id!r} is none: leave it out, or take one that kvps.store.fresh_id() made")
+    return id
+
+
 @dataclass(frozen=True)
 class JobKeys:
-    """The keys of one job. Raises InvalidName for a name that cannot be one."""
+    """The keys of one job; without its `id` only those of control. Raises InvalidName for a name that cannot be one."""
 
     job: str
+    id: str = ""
 
     def __post_init__(self) -> None:
         check_name("job", self.job)
@@ -97,7 +131,8 @@ class JobKeys:
         return f"kvps:{{{self.job}}}:{what}"
 
     def _bytes(self, shard: int, what: str) -> str:
-        return f"kvps:{{{self.job}/{shard}}}:{what}"
+        assert self.id, "the keys of bytes hold the id of their job"
+        return f"kvps:{{{self.job}/{self.id}/{shard}}}:{what}"
 
     @property
     def config(self) -> str:
@@ -118,6 +153,38 @@ class JobKeys:
     @property
     def workers(self) -> str:
         return self._control("workers")
+
+    @property
+    def skip(self) -> str:
+        return self._control("skip")
+
+    @property
+    def ranks(self) -> str:
+        return self._control("ranks")
+
+    @property
+    def rounds(self) -> str:
+        return self._control("rounds")
+
+    @property
+    def pushed(self) -> str:
+        return self._control("pushed")
+
+    @property
+    def draining(self) -> str:
+        return self._control("draining")
+
+    @property
+    def finished(self) -> str:
+        return self._control("finished")
+
+    @property
+    def turns(self) -> str:
+        return self._control("turns")
+
+    @property
+    def free_units(self) -> str:
+        return self._control("free_units")
 
     @property
     def heartbeat(self) -> str:
@@ -206,8 +273,9 @@ class JobKeys:
 
     @property
     def all_bytes(self) -> str:
-        """Glob pattern (names hold no glob characters) of all keys in the slots of the job's shards."""
-        return f"kvps:{{{self.job}/*}}:*"
+        """Glob pattern (names hold no glob characters) of all keys in the slots of the job's shards; without an id, of
+        those of all jobs that ever had this name."""
+        return f"kvps:{{{self.job}/{self.id if _ID.fullmatch(self.id) else '*'}/*}}:*"
 
 
 def segment_of(key: str) -> str:

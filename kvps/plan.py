@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Contribution(NamedTuple):
-    """One worker's gradient for one round, as an open plan or the commit log names it; `unit` is the data it used."""
+    """One worker's gradient for one round, as inbox, open plan and commit log name it; `unit` is the data it used."""
 
     worker: str
     incarnation: str
@@ -17,8 +17,21 @@ class Contribution(NamedTuple):
     base: int
     weight: int
     digest: str
-    id: str
     unit: int | None = None
+
+    @classmethod
+    def from_text(cls, text: str) -> Contribution:
+        """From "worker incarnation seq round base weight unit digest", as `push.lua` writes it. Raises ValueError."""
+        worker, incarnation, seq, round_, base, weight, unit, digest = text.split(" ")
+        unit_ = None if unit == "-" else int(unit)
+        return cls(worker, incarnation, int(seq), int(round_), int(base), int(weight), digest, unit_)
+
+    @property
+    def text(self) -> str:
+        """What `from_text` reads."""
+        unit = "-" if self.unit is None else self.unit
+        said = (self.worker, self.incarnation, self.seq, self.round, self.base, self.weight, unit, self.digest)
+        return " ".join(map(str, said))
 
     @property
     def digests(self) -> list[str]:
@@ -39,14 +52,12 @@ class Plan:
     history: str
     divisor: int
     progress: int
-    members: tuple[str, ...]
     contributions: tuple[Contribution, ...]
     rejected: tuple[Contribution, ...]
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
         value = json.loads(text)
-        value["members"] = tuple(value["members"])
         for name in ("contributions", "rejected"):
-            value[name] = tuple(Contribution(**c) for c in value[name])
+            value[name] = tuple(map(Contribution.from_text, value[name]))
         return cls(**value)

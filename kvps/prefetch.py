@@ -95,9 +95,9 @@ class Prefetch:
     def _fetch(self, order: _Order) -> int | None:
         config = self._config
         while True:
-            state = self._reader.state()
-            if state.version > order.newer_than and state.admits(order.rounds_done, config.staleness, config.workers):
-                return self._reader.weights(state, self._spare, self._wire) if order.claim() else None
-            self._client.wait({self._keys.commits: state.bell})
+            turn = self._reader.turn()
+            if turn.version > order.newer_than and turn.admits(order.rounds_done, config.staleness, config.workers):
+                return self._reader.weights(turn, self._spare, self._wire) if order.claim() else None
+            self._client.wait({self._keys.turns: turn.bell})
             if order.claimed:
                 return None

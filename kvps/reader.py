@@ -7,7 +7,7 @@ gone; it then pins a version and reads that, so that no storm of commits can sta
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -20,9 +20,9 @@ from kvps.formats import FP32, Bytes, Format
 from kvps.keys import JobKeys, following
 from kvps.layout import DTYPE, Array, Chunk, Layout
 from kvps.resp import Command
-from kvps.scripts import JobScripts, job_not_found
+from kvps.scripts import JobScripts, job_not_found, made_anew
 from kvps.shared import Mapped, Segments
-from kvps.state import Mirrored, State
+from kvps.state import Mirrored, State, Turn
 from kvps.transport import ChunkGone
 from kvps.wire import digests, view
 
@@ -50,7 +50,7 @@ class Reader:
         self.restarts = 0
 
     def state(self) -> State:
-        """The job at one instant. Raises JobNotFound."""
+        """The job at one instant, with every member. Raises JobNotFound."""
         return self._state()
 
     def held(self, arrays: int) -> State:
@@ -58,39 +58,59 @@ class Reader:
         size; unless another reader's pin holds another version. Raises JobNotFound."""
         return self._state(self._scripts.pinning(self._patience_ms(arrays)))
 
-    def next(self, state: State, flat: Array | None) -> tuple[State, bool]:
-        """The job at the instant when something happens to it after `state`, or in a second at the latest.
+    def turn(self, worker: str = "") -> Turn:
+        """What a worker, or a reader, must know of the job, at one instant. Raises JobNotFound."""
+        newest = ("XREVRANGE", self._keys.turns, "+", "-", "COUNT", 1)
+        return self._turn(worker, self._client.together([*self._asked(worker), newest]))
 
-        With it come the weights of the version behind that of `state`, into `flat`, if the model is small: whether that
+    def next_turn(self, worker: str, turn: Turn, flat: Array | None) -> tuple[Turn, bool]:
+        """What a worker must know at the instant when the next turn begins after `turn`, or in a second at the latest.
+
+        With it come the weights of the version behind that of `turn`, into `flat`, if the model is small: whether that
         is the version now, and they did. Raises JobNotFound.
         """
-        names = tuple(following(name) for name in state.names)
+        names = tuple(following(name) for name in turn.names)
         small = flat is not None and self._layout.nbytes <= self._client.small_bytes
         gets = self._gets(names, flat) if flat is not None and small else []
-        log = self._keys.commits
-        rung, hashes, came = self._client.wait_and_read({log: state.bell}, self._hashes, gets)
-        now = self._found([*hashes, [(rung.get(log, state.bell), {})]])
+        turns = self._keys.turns
+        rung, asked, came = self._client.wait_and_read({turns: turn.bell}, self._asked(worker), gets)
+        now = self._turn(worker, [*asked, [(rung.get(turns, turn.bell), {})]])
         return now, small and came and now.names == names
 
-    def _state(self, *before: Command) -> State:
-        newest = ("XREVRANGE", self._keys.commits, "+", "-", "COUNT", 1)
-        return self._found(self._client.together([*before, *self._hashes, newest])[len(before) :])
-
-    @property
-    def _hashes(self) -> list[Command]:
+    def _asked(self, worker: str) -> list[Command]:
         k = self._keys
-        return [("HGETALL", key) for key in (k.version, k.clock, k.workers, k.units)]
+        return [
+            ("HGETALL", k.version),
+            ("ZRANGE", k.rounds, 0, 0, "WITHSCORES"),
+            ("HLEN", k.workers),
+            ("HGET", k.workers, worker),
+            ("HGET", k.clock, worker),
+            ("ZSCORE", k.rounds, worker),
+        ]
 
-    def _found(self, replies: Sequence[Any]) -> State:
-        version, *rest = replies
+    def _turn(self, worker: str, replies: Sequence[Any]) -> Turn:
+        self._check_found(replies[0])
+        return Turn.of(worker, *replies)
+
+    def _state(self, *before: Command) -> State:
+        k = self._keys
+        hashes = [("HGETALL", key) for key in (k.version, k.clock, k.skip, k.workers, k.units)]
+        newest = ("XREVRANGE", k.commits, "+", "-", "COUNT", 1)
+        replies = self._client.together([*before, *hashes, newest])[len(before) :]
+        self._check_found(replies[0])
+        return State.of(*replies)
+
+    def _check_found(self, version: Mapping[str, str]) -> None:
+        """Raise JobNotFound unless the job is there, and is the one that was meant."""
         if not version:
             raise job_not_found(self._keys.job)
-        return State.of(version, *rest)
+        if version.get("id") != self._keys.id:
+            raise made_anew(self._keys.job)
 
     def _patience_ms(self, arrays: int = 1) -> int:
         return _PIN_MS + arrays * self._layout.nbytes // _SLOW_BYTES_PER_MS
 
-    def weights(self, state: State, flat: Array, wire: Format = FP32, arrived: Arrived | None = None) -> int:
+    def weights(self, state: State | Turn, flat: Array, wire: Format = FP32, arrived: Arrived | None = None) -> int:
         """Read the weights of `state`, or of a newer version, into `flat` (shape (size,), float32); of a job over the
         shared memory of another host those that Redis was last given.
 
@@ -114,7 +134,7 @@ class Reader:
                 return version
             except ChunkGone as gone:
                 self.restarts += 1
-                now = self.state()
+                now = self.turn()
                 if now.version == version:  # nobody frees this one
                     raise CorruptData(f"version {version} of job {self._keys.job!r}: {gone}") from None
             pin = json.loads(self._scripts.pin(patience_ms))
@@ -124,7 +144,7 @@ class Reader:
             else:  # another reader's, too old for this one
                 version, names = now.version, now.names
 
-    def mapped(self, state: State) -> Mapped | None:
+    def mapped(self, state: State | Turn) -> Mapped | None:
         """The weights of exactly this version, in memory that its maker shares with this process; None if it does not,
         or another version has taken their place."""
         if self._segments:
@@ -132,7 +152,7 @@ class Reader:
                 return self._segments.open(self._keys.segment("w", state.names[0]), self._layout.nbytes)
         return None
 
-    def given(self, state: State) -> Array | None:
+    def given(self, state: State | Turn) -> Array | None:
         """The weights of exactly this version if Redis has them, of a job over shared memory."""
         flat: Array = np.empty(self._layout.size, DTYPE)
         with suppress(ChunkGone):
@@ -145,7 +165,7 @@ class Reader:
         text = self._client.call("GET", self._keys.mirror) if self._segments else None
         return Mirrored.of(text) if text else None
 
-    def _weights_given(self, state: State, flat: Array) -> int:
+    def _weights_given(self, state: State | Turn, flat: Array) -> int:
         """Read, where the memory is not shared, the newest weights that Redis was given; their version."""
         for _ in range(_TRIES):
             record = self.mirrored() or Mirrored(state.version, state.names[0])

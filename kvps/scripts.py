@@ -57,6 +57,7 @@ NAMES = [
     "acquire",
     "create",
     "evict",
+    "forget",
     "free",
     "heartbeat",
     "join",
@@ -100,12 +101,36 @@ class Accepted(NamedTuple):
 
 
 class Planned(NamedTuple):
-    """The version that is committed, the pin as JSON or "", and the open plan if there is one."""
+    """The version that is committed, the pin as JSON or "", and the open plan if there is one.
+
+    `members` is how many workers are not gone: they are in the clock, or what they pushed still waits.
+    """
 
     version: int
     pin: str
+    members: int
     plan: Plan | None
     waits_for_workers: bool
+
+
+class Acquired(NamedTuple):
+    """The term under which a shard was taken, "" if another holds it: `holder`.
+
+    `future_ms` is how long that lease would have lasted, if that was longer than a lease lasts; else 0. Then the
+    server's clock was set back, and the lease now ends as one that was taken this moment.
+    """
+
+    term: str
+    holder: str
+    future_ms: int
+
+
+class Evicted(NamedTuple):
+    """Workers that were taken out of the vector clock. `future_ms` is how far the latest sign of life lay in the
+    future, which counts as now: the server's clock was set back by about so much."""
+
+    workers: list[str]
+    future_ms: int
 
 
 class Flip(NamedTuple):
@@ -129,7 +154,8 @@ class InboxFull(Exception):
 
 
 class JobScripts:
-    """The scripts of one job. Every method may be repeated; all raise JobNotFound once the job is removed.
+    """The scripts of one job. Every method may be repeated; all raise JobNotFound once the job is removed, also when
+    another one was made under its name.
 
     Those that accept, commit or delete raise NewLife on a server that has begun a new life without a new history.
     """
@@ -144,9 +170,14 @@ class JobScripts:
         return JobScripts(call, self._keys, self._shards)
 
     def _run(self, script: str, keys: Sequence[str], *args: object) -> list[Any]:
-        reply = evaluate(self._call, script, keys, *args)
+        """Run a script on the version hash and `keys`, for the job of this id."""
+        return self._answered(evaluate(self._call, script, [self._keys.version, *keys], self._keys.id, *args))
+
+    def _answered(self, reply: list[Any]) -> list[Any]:
         if reply[0] == "NOJOB":
             raise job_not_found(self._keys.job)
+        if reply[0] == "ANOTHER":
+            raise made_anew(self._keys.job)
         if reply[0] == "LIFE":
             raise NewLife
         if reply[0] == "WRONGTYPE":
@@ -154,31 +185,25 @@ class JobScripts:
             raise CorruptData(f"key {key} is a {found}, not a {want}: another program wrote there")
         return reply
 
-    def create(
-        self, config: JobConfig, layout: Layout, history: str, name: str, server: str, checkpoint: str = ""
-    ) -> None:
+    def create(self, config: JobConfig, layout: Layout, name: str, server: str, checkpoint: str = "") -> None:
         """Make the job, its first version staged under `name`: 0, or `checkpoint`'s (JSON). Raises JobExists."""
         k = self._keys
         fields = [part for pair in config.to_hash().items() for part in pair]
-        reply = self._run(
-            "create",
-            [k.config, k.layout, k.version, k.commits, k.removed, k.clock, k.workers, k.units],
-            *(history, layout.to_json(), server, name, layout.shards, checkpoint),
-            *fields,
-        )
+        keys = [k.version, k.config, k.layout, k.commits, k.removed, k.clock, k.skip, k.workers, k.units, k.free_units]
+        keys += [k.rounds, k.pushed, k.draining, k.finished, k.ranks]
+        args = [k.id, layout.to_json(), server, name, layout.shards, checkpoint, *fields]
+        reply = self._answered(evaluate(self._call, "create", keys, *args))
         if reply[0] == "EXISTS":
             raise job_exists(k.job)
         if reply[0] == "REMOVED":
-            raise JobExists(f"job {k.job!r} is being removed: wait, or if that was cut short: kvps rm {k.job}")
+            raise being_removed(k.job)
 
     def join(self, worker: str, nonce: str, replaces: str, process: Mapping[str, Any]) -> Joined:
         """Begin an incarnation. Raises WorkerAlive, UsageError if the job has all its workers."""
         k = self._keys
-        reply = self._run(
-            "join",
-            [k.config, k.workers, k.clock, k.heartbeat, k.plan, k.commits, k.units],
-            *(worker, nonce, replaces, json.dumps(process)),
-        )
+        keys = [k.config, k.workers, k.clock, k.skip, k.heartbeat, k.plan, k.commits, k.units, k.free_units, k.rounds]
+        keys += [k.pushed, k.draining, k.finished, k.ranks, k.turns]
+        reply = self._run("join", keys, worker, nonce, replaces, json.dumps(process))
         if reply[0] == "ALIVE":
             entry = json.loads(reply[1])
             raise WorkerAlive(
@@ -187,7 +212,7 @@ class JobScripts:
                 entry,
             )
         if reply[0] == "COMPLETE":
-            raise UsageError(f"job {k.job!r} has its workers ({', '.join(sorted(reply[1:]))}): be one of them")
+            raise UsageError(f"job {k.job!r} has its workers ({_some(sorted(reply[1:]))}): be one of them")
         return Joined(*reply[1:])
 
     def push(
@@ -219,7 +244,7 @@ class JobScripts:
         k = self._keys
         reply = self._run(
             "push",
-            [k.config, k.version, k.workers, k.clock, k.heartbeat, k.inbox, k.trace(worker), k.units],
+            [k.config, k.workers, k.clock, k.skip, k.heartbeat, k.inbox, k.trace(worker), k.units, k.pushed],
             *(worker, incarnation, seq, *said),
         )
         match reply:
@@ -232,25 +257,28 @@ class JobScripts:
             case ["EVICTED", state]:
                 raise evicted(worker, k.job, state)
             case ["HISTORY", _]:
-                raise evicted(worker, k.job, "its server began a new life, or the job was made anew under its name")
+                raise evicted(worker, k.job, "its server began a new life")
         raise WrongOrder(f"push {seq} of worker {worker!r} does not follow what was accepted: {reply}")
 
-    def plan(self) -> Planned:
-        """Open the next plan if the mode's condition holds, and say what is."""
+    def plan(self, known: Plan | None = None) -> Planned:
+        """Open the next plan if the mode's condition holds, and say what is. One that is `known` is not read again."""
         k = self._keys
-        reply = self._run("plan", [k.config, k.version, k.workers, k.clock, k.inbox, k.plan, k.pin])
-        plan = Plan.from_json(reply[3]) if reply[0] == "OPEN" else None
-        return Planned(reply[1], reply[2], plan, reply[0] == "EARLY")
+        reply = self._run(
+            "plan",
+            [k.config, k.workers, k.inbox, k.plan, k.pin, k.rounds, k.pushed, k.draining, k.finished],
+            *((known.id, known.history) if known else ("", "")),
+        )
+        code, version, pin, members = reply[:4]
+        plan = known if code == "SAME" else Plan.from_json(reply[4]) if code == "OPEN" else None
+        return Planned(version, pin, members, plan, code == "EARLY")
 
     def ready(self, shard: int, term: str, plan: Plan, digest: str) -> Flip:
         """Say that a shard has staged its part. Raises LeaseLost, or PlanGone if the plan is not open any more."""
         k = self._keys
-        reply = self._run(
-            "ready",
-            [k.version, k.clock, k.workers, k.inbox, k.plan, k.ready, k.commits, k.pin, k.units]
-            + [k.term(i) for i in range(self._shards)],
-            *(shard, term, plan.id, plan.version, plan.head, plan.history, digest),
-        )
+        keys = [k.config, k.clock, k.skip, k.inbox, k.plan, k.ready, k.commits, k.pin, k.units, k.free_units, k.rounds]
+        keys += [k.draining, k.turns, *(k.term(i) for i in range(self._shards))]
+        said = (shard, term, plan.id, plan.version, plan.head, plan.history, digest)
+        reply = self._run("ready", keys, *said)
         match reply:
             case ["FLIPPED", _, pin, commit_id]:
                 return Flip(True, pin, commit_id)
@@ -267,24 +295,26 @@ class JobScripts:
         k = self._keys
         reply = self._run(
             "reject",
-            [k.version, k.inbox, k.plan, k.ready, k.commits, k.term(shard)],
-            *(term, plan.id, contribution.id, reason),
+            [k.inbox, k.plan, k.ready, k.commits, k.term(shard)],
+            *(term, plan.id, contribution.text, reason),
         )
         if reply[0] == "TERM":
             raise lease_lost(shard, k.job, reply[1])
         if reply[0] == "PLAN":
             raise PlanGone
 
-    def acquire(self, shard: int, holder: str, lease_ms: int, nonce: str) -> tuple[str, str]:
-        """Take a shard's lease: (term, ""), or ("", who holds it)."""
+    def acquire(self, shard: int, holder: str, lease_ms: int, nonce: str) -> Acquired:
+        """Take a shard's lease, unless another holds it."""
         k = self._keys
-        keys = [k.lease(shard), k.term(shard), k.version, k.ready, k.leases]
+        keys = [k.lease(shard), k.term(shard), k.ready, k.leases]
         reply = self._run("acquire", keys, holder, lease_ms, nonce, shard)
-        return (reply[1], "") if reply[0] == "OK" else ("", reply[1])
+        if reply[0] == "OK":
+            return Acquired(reply[1], "", 0)
+        return Acquired("", reply[1], reply[2] if reply[0] == "FUTURE" else 0)
 
     def own(self, shard: int, term: str) -> None:
         """Become the one who may delete in the shard's slot. Raises LeaseLost."""
-        reply = self._run("own", [self._keys.owner(shard)], term)
+        reply = self._answered(evaluate(self._call, "own", [self._keys.owner(shard)], term))
         if reply[0] == "LOST":
             raise lease_lost(shard, self._keys.job, reply[1])
 
@@ -306,19 +336,18 @@ class JobScripts:
         batches += [(dead[:0], reused[i : i + most]) for i in range(0, len(reused), most)]
         for gone, pairs in batches:
             keys = [self._keys.owner(shard), *gone, *(key for pair in pairs for key in pair)]
-            reply = self._run("free", keys, term, life, len(gone))
+            reply = self._answered(evaluate(self._call, "free", keys, term, life, len(gone)))
             if reply[0] == "LOST":
                 raise lease_lost(shard, self._keys.job, reply[1])
 
     def pin(self, ms: int) -> str:
         """Keep the bytes of a version for a slow reader: the pin as JSON."""
-        k = self._keys
-        return str(self._run("pin", [k.pin, k.version, k.clock], ms)[1])
+        return str(self._run("pin", [self._keys.pin], ms)[1])
 
     def pinning(self, ms: int) -> tuple[object, ...]:
         """`pin` as a command for a MULTI."""
         k = self._keys
-        return ("EVAL", SCRIPTS["pin"].text, 3, k.pin, k.version, k.clock, ms)
+        return ("EVAL", SCRIPTS["pin"].text, 2, k.version, k.pin, k.id, ms)
 
     def heartbeat(self, worker: str, incarnation: str) -> None:
         """Raises WorkerEvicted."""
@@ -334,7 +363,8 @@ class JobScripts:
         Raises WorkerEvicted if it was out of it before, and nobody has taken its place.
         """
         k = self._keys
-        keys = [k.workers, k.heartbeat, k.commits, k.trace(worker), k.units, k.version]
+        keys = [k.workers, k.heartbeat, k.commits, k.trace(worker), k.units, k.free_units, k.rounds, k.pushed]
+        keys += [k.draining, k.finished, k.turns]
         reply = self._run("leave", keys, worker, incarnation, int(finished), remainder, *trace)
         if reply[0] == "EVICTED":
             raise evicted(worker, k.job, reply[1])
@@ -345,22 +375,23 @@ class JobScripts:
         Raises WorkerEvicted.
         """
         k = self._keys
-        reply = self._run("take", [k.config, k.workers, k.units], worker, incarnation)
+        reply = self._run("take", [k.config, k.workers, k.units, k.free_units], worker, incarnation)
         if reply[0] == "EVICTED":
             raise evicted(worker, k.job, reply[1])
         return int(reply[1]) if reply[0] == "OK" else None
 
-    def evict(self, worker: str = "", incarnation: str = "") -> list[str]:
-        """Take silent workers out of the vector clock, and this one, known to be dead: who they were."""
+    def evict(self, worker: str = "", incarnation: str = "") -> Evicted:
+        """Take silent workers out of the vector clock, and this one, known to be dead."""
         k = self._keys
-        keys = [k.config, k.workers, k.heartbeat, k.commits, k.units]
-        return self._run("evict", keys, worker, incarnation)[1:]
+        keys = [k.config, k.workers, k.heartbeat, k.commits, k.units, k.free_units, k.rounds, k.pushed, k.draining]
+        _, future_ms, *workers = self._run("evict", [*keys, k.turns], worker, incarnation)
+        return Evicted(workers, future_ms)
 
     def recover(self, server: str, history: str, remembered: int) -> tuple[int, str]:
         """Begin a new history on a server with a new life, unless another did: (version, history) from here on."""
         k = self._keys
         shards = range(self._shards)
-        keys = [k.version, k.workers, k.heartbeat, k.plan, k.ready, k.commits, k.units, k.pin]
+        keys = [k.workers, k.heartbeat, k.plan, k.ready, k.commits, k.units, k.free_units, k.pin, k.turns, k.rounds]
         keys += [k.lease(i) for i in shards] + [k.term(i) for i in shards]
         reply = self._run("recover", keys, server, history, remembered)
         return reply[1], reply[2]
@@ -368,7 +399,7 @@ class JobScripts:
     def mirror(self, term: str, life: str, record: str) -> None:
         """Note what version Redis was given, of a job over shared memory. Raises LeaseLost."""
         k = self._keys
-        reply = self._run("mirror", [k.version, k.mirror, k.term(0)], term, life, record)
+        reply = self._run("mirror", [k.mirror, k.term(0)], term, life, record)
         if reply[0] == "TERM":
             raise lease_lost(0, k.job, reply[1])
 
@@ -378,25 +409,34 @@ class JobScripts:
         Returns that version, and how many were lost; None if none was noted.
         """
         k = self._keys
-        keys = [k.version, k.workers, k.heartbeat, k.plan, k.ready, k.commits, k.units, k.pin, k.clock, k.inbox]
-        reply = self._run("rollback", [*keys, k.mirror, k.lease(0), k.term(0)], term, history)
+        keys = [k.workers, k.heartbeat, k.plan, k.ready, k.commits, k.units, k.pin, k.clock, k.skip, k.inbox]
+        keys += [k.mirror, k.lease(0), k.term(0), k.turns, k.free_units, k.rounds, k.pushed, k.draining, k.finished]
+        reply = self._run("rollback", [*keys, k.ranks], term, history)
         if reply[0] == "TERM":
             raise lease_lost(0, k.job, reply[1])
         return (int(reply[1]), int(reply[2])) if reply[0] == "OK" else None
 
     def trim(self, history: str, entry: str, version: int) -> int:
         """Drop the log before an entry, that of the commit of `version`; how many were. None in another history."""
-        reply = self._run("trim", [self._keys.version, self._keys.commits], history, entry, version)
+        reply = self._run("trim", [self._keys.commits], history, entry, version)
         return int(reply[1]) if reply[0] == "OK" else 0
 
-    def remove(self, workers: Sequence[str]) -> None:
-        """Delete all control keys in one step; from then on the job does not exist, and only its name is taken."""
+    def remove(self, workers: Sequence[str]) -> bool:
+        """Delete all control keys in one step; from then on the job does not exist, and only its name is taken.
+
+        False, and nothing was deleted, if other workers than `workers` have joined.
+        """
         k = self._keys
-        keys = [k.removed, k.config, k.layout, k.version, k.clock, k.workers, k.heartbeat, k.inbox, k.plan, k.ready]
-        keys += [k.commits, k.pin, k.units, k.leases, k.mirror, *(k.trace(worker) for worker in workers)]
+        keys = [k.removed, k.workers, k.config, k.layout, k.clock, k.skip, k.heartbeat, k.inbox, k.plan, k.ready]
+        keys += [k.commits, k.pin, k.units, k.free_units, k.leases, k.mirror, k.ranks, k.rounds, k.pushed, k.draining]
+        keys += [k.finished, k.turns, *(k.trace(worker) for worker in workers)]
         for shard in range(self._shards):
             keys += [k.lease(shard), k.term(shard)]
-        self._run("remove", keys)
+        return bool(self._run("remove", keys, len(workers))[0] == "OK")
+
+    def forget(self) -> None:
+        """The bytes of the removed job are unlinked: its name is free. Changes nothing if another has the name."""
+        self._answered(evaluate(self._call, "forget", [self._keys.removed], self._keys.id))
 
 
 def evaluate(call: Call, script: str, keys: Sequence[str], *args: object) -> list[Any]:
@@ -416,6 +456,16 @@ def job_not_found(job: str) -> JobNotFound:
     return JobNotFound(f"no job {job!r} on this server (any more): kvps jobs lists those there are")
 
 
+def made_anew(job: str) -> JobNotFound:
+    return JobNotFound(
+        f"the job {job!r} that this process knew was removed, and another one has its name now: open that one anew"
+    )
+
+
+def being_removed(job: str) -> JobExists:
+    return JobExists(f"job {job!r} is being removed: wait, or if that was cut short: kvps rm {job}")
+
+
 def job_exists(job: str) -> JobExists:
     return JobExists(f"job {job!r} exists: choose another name, or remove it with: kvps rm {job}")
 
@@ -428,3 +478,8 @@ def evicted(worker: str, job: str, why: str) -> WorkerEvicted:
     return WorkerEvicted(
         f"worker {worker!r} is no longer in job {job!r} ({why}): what it had acknowledged counts, join again to go on"
     )
+
+
+def _some(names: Sequence[str]) -> str:
+    """Names for a message, of many only the first."""
+    return ", ".join(names) if len(names) <= 8 else f"{', '.join(names[:7])} and {len(names) - 7} others"

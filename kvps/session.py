@@ -51,7 +51,7 @@ from kvps.reader import Reader
 from kvps.remainders import Remainders
 from kvps.scripts import Accepted, InboxFull, JobScripts, Joined, NewLife, evicted
 from kvps.shared import Made, MemoryGone, Segments
-from kvps.state import State
+from kvps.state import Member, Turn
 from kvps.transport import ChunkGone
 from kvps.wire import finite
 
@@ -93,8 +93,8 @@ class Session:
         self._reader = Reader(client, keys, layout, scripts, segments)
         self._incoming = Incoming(client, keys, config, layout, self._reader, segments, device, prefetch)
         self._history = ""
-        self._seen: State | None = None
-        self._pushed_on: State | None = None  # in BSP, since the last push: nobody goes on before something happens
+        self._seen: Turn | None = None
+        self._pushed_on: Turn | None = None  # in BSP, since the last push: nobody goes on before something happens
         self.sequence = 0
         self._unit: int | None = None
         self._tried = 0  # the last sequence number under which bytes, or a push, may have been sent
@@ -134,35 +134,35 @@ class Session:
         self._forget_put()
         began = time.perf_counter()
         # First: nothing may fail between taking what was fetched and ordering the next.
-        state, came = self._await_turn()
-        turn = time.perf_counter()
+        turn, came = self._await_turn()
+        waited = time.perf_counter()
         try:
-            self.version, weights = self._incoming.weights(state, came, self.round, self._look)
+            self.version, weights = self._incoming.weights(turn, came, self.round, self._look)
         except MemoryGone:
             raise self._memory_lost() from None
-        self._seen, self._history = state, state.history
+        self._seen, self._history = turn, turn.history
         self._pulled = True
-        self._spans = {"wait": turn - began, "fetch": time.perf_counter() - turn}
+        self._spans = {"wait": waited - began, "fetch": time.perf_counter() - waited}
         self._since = time.perf_counter()
         return weights
 
-    def _await_turn(self) -> tuple[State, bool]:
-        """The first state that holds enough of everybody's rounds for this worker's next one; whether its weights came
+    def _await_turn(self) -> tuple[Turn, bool]:
+        """The first turn that holds enough of everybody's rounds for this worker's next one; whether its weights came
         with it."""
-        state, came = self._pushed_on or self._look(), False
-        while self._pushed_on or not state.admits(self.round, self._config.staleness, self._config.workers):
-            state, came = self._reader.next(state, self._incoming.room)
+        turn, came = self._pushed_on or self._look(), False
+        while self._pushed_on or not turn.admits(self.round, self._config.staleness, self._config.workers):
+            turn, came = self._reader.next_turn(self.worker, turn, self._incoming.room)
             self._pushed_on = None
-            self._check_member(state)
-        return state, came
+            self._check_member(turn)
+        return turn, came
 
-    def _look(self) -> State:
-        state = self._reader.state()
-        self._check_member(state)
-        return state
+    def _look(self) -> Turn:
+        turn = self._reader.turn(self.worker)
+        self._check_member(turn)
+        return turn
 
-    def _check_member(self, state: State) -> None:
-        me = state.members.get(self.worker)
+    def _check_member(self, turn: Turn) -> Member:
+        me = turn.me
         if me is None or me.incarnation != self.incarnation:
             raise evicted(self.worker, self._keys.job, "replaced")
         if me.state != "active":
@@ -170,6 +170,7 @@ class Session:
         if me.accepted < self.sequence:
             raise self._forgotten()
         self._settled = me.accepted - me.pending
+        return me
 
     def _forgotten(self) -> WorkerEvicted:
         """The server remembers less than this session was told: it has begun a new life, which all must know."""
@@ -449,9 +450,9 @@ class Session:
                 raise
             except InboxFull:
                 scripts = self._scripts  # what those store is there now
-                state = self._look()
-                if state.members[self.worker].pending >= self._config.max_pending:
-                    self._client.wait({self._keys.commits: state.bell})
+                turn = self._reader.turn(self.worker)
+                if self._check_member(turn).pending >= self._config.max_pending:
+                    self._client.wait({self._keys.turns: turn.bell})
 
     def _measured(self, compute_s: float, push_s: float, loss: float | None) -> list[object]:
         fields: list[object] = ["round", self.round, "version", self.version]
@@ -499,7 +500,7 @@ class Session:
             return self._inherited
         if self._remainder:
             with contextlib.suppress(WorkerEvicted, ServerFull, JobNotFound, DeviceFailed):
-                if self._look().members[self.worker].accepted == self.sequence:
+                if self._check_member(self._reader.turn(self.worker)).accepted == self.sequence:
                     return self._stored.save(self.incarnation, self.sequence, self._remainder.values)
         return ""
 

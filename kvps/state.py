@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -18,13 +18,17 @@ from kvps.plan import Plan
 class Member:
     """A worker as the job knows it; `process` is what it said of its process, see `process.identity`.
 
-    `remainder` names what is stored of what a lossy format left out of all that was accepted; "" is nothing.
+    state      active; rejoining, cut off by a new life of the server; or out of the vector clock: draining while
+               contributions of it wait, then gone
+    evicted    whether it is out of the vector clock without having left
+    remainder  the name of what is stored of what a lossy format left out of all that was accepted; "" is nothing
     """
 
     worker: str
     rank: int
     incarnation: str
     state: str
+    evicted: bool
     accepted: int
     pending: int
     skip: int
@@ -35,6 +39,34 @@ class Member:
     pid: int
     device: str
     process: Mapping[str, Any] = field(repr=False)
+
+    @classmethod
+    def of(cls, worker: str, text: str, committed: int | None, clock: int) -> Member:
+        """From its entry in the workers hash, its last committed round (None: all that it pushed is), and its place in
+        the vector clock."""
+        e = json.loads(text)
+        rank = e["rank"]
+        pending = 0 if committed is None else e["round"] - committed
+        state = e["state"]
+        if state not in ("active", "rejoining"):
+            state = "draining" if pending else "gone"
+        return cls(
+            worker=worker,
+            rank=rank,
+            incarnation=e["incarnation"],
+            state=state,
+            evicted=e["state"] == "evicted",
+            accepted=e["accepted"],
+            pending=pending,
+            skip=e["round"] - pending - clock,
+            finished=e["finished"],
+            remainder=e.get("remainder", ""),
+            clock=clock,
+            host=e["host"],
+            pid=e["pid"],
+            device=e["device"],
+            process=e,
+        )
 
     @property
     def active(self) -> bool:
@@ -56,8 +88,62 @@ class Begin(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Turn:
+    """What a worker that waits for its turn must know of a job, at one instant: as much for 1,000 workers as for two.
+
+    names   the staged names of the shards
+    lowest  the lowest round that is committed of a worker that is not gone; None if there is no worker
+    joined  how many workers have ever joined
+    me      the worker that asked; None if the job does not know it
+    bell    the newest id of the stream of turns: whoever waits behind it is woken when the lowest round changes
+    """
+
+    version: int
+    id: str
+    history: str
+    server: str
+    names: tuple[str, ...]
+    lowest: int | None
+    joined: int
+    me: Member | None
+    bell: str
+
+    @classmethod
+    def of(
+        cls,
+        worker: str,
+        version: Mapping[str, str],
+        lowest: Sequence[str],
+        joined: int,
+        entry: str | None,
+        clock: str | None,
+        committed: str | float | None,
+        turns: Any,
+    ) -> Turn:
+        """From the replies to HGETALL of version, ZRANGE 0 0 WITHSCORES of rounds, HLEN and HGET of workers, HGET of
+        clock, ZSCORE of rounds, and XREVRANGE COUNT 1 of turns."""
+        return cls(
+            *(int(version["version"]), version["id"], version["history"], version["server"], _names(version)),
+            int(lowest[1]) if lowest else None,
+            joined,
+            Member.of(worker, entry, None if committed is None else int(committed), int(clock or 0)) if entry else None,
+            turns[0][0] if turns else "0-0",
+        )
+
+    def admits(self, rounds_done: int, staleness: int, workers: int) -> bool:
+        """Whether a worker that has done `rounds_done` rounds may compute on these weights.
+
+        Until all `workers` have joined once nothing is committed, and nobody goes past the first round: or
+        gradients of version 0 would pile up, and be applied all at once.
+        """
+        if rounds_done > 0 and self.joined < workers:
+            return False
+        return clocks.admits(rounds_done, () if self.lowest is None else (self.lowest,), staleness)
+
+
+@dataclass(frozen=True)
 class State:
-    """A job at one instant. `names` are the staged names of its shards, `bell` the newest log id.
+    """A job at one instant, with every member. `names` are the staged names of its shards, `bell` the newest log id.
 
     `id` is the job's own for ever, `history` new with each life of the server that may have lost writes, `server`
     that life. `units` is the hash of that name. The job's own log goes on from `begin`; what stands in Redis of it
@@ -82,27 +168,24 @@ class State:
         cls,
         version: Mapping[str, str],
         clock: Mapping[str, str],
+        skip: Mapping[str, str],
         workers: Mapping[str, str],
         units: Mapping[str, str],
         log: Any,
     ) -> State:
-        """From the replies to HGETALL of version, clock, workers and units, and XREVRANGE COUNT 1 of commits."""
+        """From the replies to HGETALL of version, clock, skip, workers and units, and XREVRANGE COUNT 1 of commits."""
         counts = {worker: int(n) for worker, n in clock.items()}
         members = {}
         for worker, text in workers.items():
-            e = json.loads(text)
-            members[worker] = Member(
-                *(worker, e["rank"], e["incarnation"], e["state"], e["accepted"], e["pending"], e["skip"]),
-                *(e["finished"], e.get("remainder", ""), counts.get(worker, 0), e["host"], e["pid"], e["device"], e),
-            )
-        shards = sum(1 for field in version if field.startswith("shard:"))
+            done = counts.get(worker, 0)
+            members[worker] = Member.of(worker, text, done + int(skip.get(worker, 0)), done)
         return cls(
             version=int(version["version"]),
             head=version["head"],
             id=version["id"],
             history=version["history"],
             server=version["server"],
-            names=tuple(version[f"shard:{i}"] for i in range(shards)),
+            names=_names(version),
             clock=counts,
             members=members,
             units=units,
@@ -114,16 +197,6 @@ class State:
             ),
             moved=int(version.get("moved", 0)),
         )
-
-    def admits(self, rounds_done: int, staleness: int, workers: int) -> bool:
-        """Whether a worker that has done `rounds_done` rounds may compute on these weights.
-
-        Until all `workers` have joined once nothing is committed, and nobody goes past the first round: or
-        gradients of version 0 would pile up, and be applied all at once.
-        """
-        if rounds_done > 0 and len(self.members) < workers:
-            return False
-        return clocks.admits(rounds_done, (m.round for m in self.members.values() if m.state != "gone"), staleness)
 
     @property
     def units_done(self) -> int:
@@ -176,6 +249,11 @@ class Commit:
     def follows(self, head: str) -> bool:
         """Whether this entry continues the chain whose head is `head`."""
         return self.head == chained(head, self.plan_text, self.shards) and self.plan.head == head
+
+
+def _names(version: Mapping[str, str]) -> tuple[str, ...]:
+    shards = sum(1 for field in version if field.startswith("shard:"))
+    return tuple(version[f"shard:{i}"] for i in range(shards))
 
 
 class Mirrored(NamedTuple):

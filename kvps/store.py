@@ -21,9 +21,9 @@ from kvps.config import JobConfig
 from kvps.errors import InvalidSetting, KvpsError, LayoutMismatch, NotFinite, ServerFull, ServerLost
 from kvps.formats import encoded, format_of
 from kvps.job import Job
-from kvps.keys import JOBS, JobKeys, check_name, staged_name
+from kvps.keys import JOBS, JobKeys, check_id, check_name, staged_name
 from kvps.layout import CHUNK_BYTES, DTYPE, Layout
-from kvps.scripts import JobScripts, job_exists, job_not_found
+from kvps.scripts import JobScripts, being_removed, job_exists, job_not_found
 from kvps.transport import redacted
 from kvps.wire import Buffers
 
@@ -102,6 +102,7 @@ class Store:
         nothing was changed.
         """
         check_name("job", name)
+        id = fresh_id() if id is None else check_id(id)
         if not isinstance(params, Mapping):
             raise LayoutMismatch(
                 f"parameters must be a mapping of names to float32 arrays, not {type(params).__name__}"
@@ -118,7 +119,7 @@ class Store:
             if not wire.finite(array):
                 raise NotFinite(f"parameter {parameter.name!r} holds NaN or Inf")
         chunks = wire.chunked(layout, arrays)
-        return self._make(name, config, layout, [("w", chunks)], None, id or fresh_id())
+        return self._make(name, config, layout, [("w", chunks)], None, id)
 
     def restore_job(self, checkpoint: Checkpoint, name: str | None = None, shards: int | None = None) -> Job:
         """Make a job that goes on from a checkpoint: under its name or another, with its shards or other ones.
@@ -146,16 +147,18 @@ class Store:
         layout: Layout,
         arrays: Sequence[tuple[str, Sequence[Sequence[Buffers]]]],
         checkpoint: Checkpoint | None,
-        history: str,
+        id: str,
     ) -> Job:
         """Stage a job's first version, and make it visible. `arrays` are "w" and optimizer slots, in chunks."""
-        keys = JobKeys(name)
-        if self.client.call("EXISTS", keys.config):
+        keys = JobKeys(name, id)
+        if self.client.call("EXISTS", keys.version, keys.config, keys.layout):
             raise job_exists(name)
+        if self.client.call("EXISTS", keys.removed):
+            raise being_removed(name)
         self._check_room(name, config, layout)
         # Staged under a name of its own: what another creator of the same job stages is never touched.
         version = checkpoint.version if checkpoint else 0
-        staged = staged_name(version, f"{history}-0-{secrets.token_hex(4)}")
+        staged = staged_name(version, f"{id}-0-{secrets.token_hex(4)}")
         items: list[tuple[str, Buffers]] = []
         pull = format_of(config.pull_wire)
         for shard in range(layout.shards):
@@ -174,13 +177,14 @@ class Store:
                 items.append((keys.manifest(shard, staged), [memoryview(json.dumps(manifest).encode())]))
         scripts = JobScripts(self.client.call, keys, layout.shards)
         begins = json.dumps(_as_text(checkpoint)) if checkpoint else ""
-        segments = shared.Segments(config.memory, history) if config.transport == "shm" else None
+        segments = shared.Segments(config.memory, id) if config.transport == "shm" else None
         if segments:
             segments.ensure()
         try:
             self.client.put(items)
             self.client.call("SADD", JOBS, name)  # first: a job that nobody lists would be there for ever
-            scripts.create(config, layout, history, staged, self.client.run_id(), begins)
+            scripts.create(config, layout, staged, self.client.run_id(), begins)
+            self.client.call("SADD", JOBS, name)  # who removed an earlier job of that name may have unlisted it since
         except ServerLost:
             raise  # it may have been created all the same: whose bytes these are is not known
         except KvpsError:
@@ -244,26 +248,42 @@ class Store:
         taken, base = set(self.jobs()), wished[:60]
         return next(n for n in (base if i == 1 else f"{base}-{i}" for i in range(1, len(taken) + 2)) if n not in taken)
 
-    def remove_job(self, name: str) -> None:
-        """Delete a job and all its bytes, damaged ones too. Who works on it is told that it does not exist.
+    def remove_job(self, name: str, id: str | None = None) -> None:
+        """Delete a job and all its bytes, damaged ones too; with `id` only the job of that id. Who works on it is told
+        that it does not exist. A job that is made under its name afterwards, or meanwhile, is left alone.
 
         Goes on where an earlier call was cut short. Raises JobNotFound.
         """
-        keys = JobKeys(name)
-        control = (keys.config, keys.layout, keys.version, keys.removed)
-        fields, workers, there = self.client.together(
-            [("HGETALL", keys.version), ("HKEYS", keys.workers), ("EXISTS", *control)]
-        )
-        if not there:
-            self.client.call("SREM", JOBS, name)
-            raise job_not_found(name)
-        shards = sum(field.startswith("shard:") for field in fields)
-        segments = self._segments(keys, fields.get("id", ""))
-        JobScripts(self.client.call, keys, shards).remove(workers)
+        while True:
+            keys = JobKeys(name)
+            fields, workers, removed, there = self.client.together(
+                [
+                    ("HGETALL", keys.version),
+                    ("HKEYS", keys.workers),
+                    ("GET", keys.removed),
+                    ("EXISTS", keys.version, keys.config, keys.layout),
+                ]
+            )
+            if not there and removed is None:
+                self._unlist(keys)
+                raise job_not_found(name)
+            keys = JobKeys(name, fields.get("id", "") if there else removed)
+            if id is not None and keys.id != id:
+                raise job_not_found(name)
+            segments = self._segments(keys) if there else None
+            shards = sum(field.startswith("shard:") for field in fields)
+            if not there or JobScripts(self.client.call, keys, shards).remove(workers):
+                break  # else workers have joined meanwhile
+        self._remove_bytes(keys, segments, settles=bool(workers))
+        self._unlist(keys)
+        JobScripts(self.client.call, keys, 0).forget()
+
+    def _remove_bytes(self, keys: JobKeys, segments: shared.Segments | None, settles: bool) -> None:
+        """Unlink all bytes of a removed job; if it had workers, until nothing comes any more."""
         if segments:
             segments.remove()
         self._unlink_all(keys)
-        while workers:
+        while settles:
             # A worker may have been sending a gradient, and one that was killed leaves it on the way: there is no
             # sign to wait for when a closed connection's last bytes arrive.
             time.sleep(_SETTLE_S)
@@ -271,14 +291,18 @@ class Store:
                 break
         if segments:
             segments.remove()  # a worker may have made one meanwhile
-        self.client.call("SREM", JOBS, name)
-        self.client.call("DEL", keys.removed)
 
-    def _segments(self, keys: JobKeys, id: str) -> shared.Segments | None:
+    def _unlist(self, keys: JobKeys) -> None:
+        """Take a name out of the list, unless a job of that name has been made meanwhile."""
+        self.client.call("SREM", JOBS, keys.job)
+        if self.client.call("EXISTS", keys.version):
+            self.client.call("SADD", JOBS, keys.job)
+
+    def _segments(self, keys: JobKeys) -> shared.Segments | None:
         """Those of a job that may be damaged."""
         with suppress(KvpsError):
             if memory := self.client.call("HGET", keys.config, "memory"):
-                return shared.Segments(memory, id)
+                return shared.Segments(memory, keys.id)
         return None
 
     def _unlink_all(self, keys: JobKeys) -> int:
@@ -331,6 +355,7 @@ def _as_text(checkpoint: Checkpoint) -> dict[str, str | dict[str, str]]:
         "job": checkpoint.job,
         "id": checkpoint.id,
         "clock": {worker: str(count) for worker, count in checkpoint.clock.items()},
+        "skip": {worker: str(count) for worker, count in checkpoint.skip.items()},
         "workers": checkpoint.workers_anew(),
         "units": checkpoint.units_anew(),
     }

@@ -9,7 +9,7 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any
@@ -17,7 +17,8 @@ from typing import Any
 from kvps.errors import InvalidSetting, JobExists, JobNotFound, KvpsError
 from kvps.job import Job
 from kvps.layout import Array
-from kvps.state import State
+from kvps.resp import Command
+from kvps.state import State, Turn
 from kvps.store import Store, connect
 
 Gradient = Callable[[dict[str, Array], int, int], Any]
@@ -79,6 +80,15 @@ class LocalJob(Job):
         self._check_served()
         return super().state()
 
+    def turn(self) -> Turn:
+        """As of any job. Raises what the aggregator raised."""
+        self._check_served()
+        return super().turn()
+
+    def _asked(self, commands: Sequence[Command]) -> list[Any]:
+        self._check_served()
+        return super()._asked(commands)
+
     def train(self, gradient: Gradient, rounds: int) -> dict[str, Array]:
         """Have every worker do so many rounds more, each on a thread of its own; the weights then.
 
@@ -112,7 +122,7 @@ class LocalJob(Job):
         try:
             with suppress(KvpsError if self._failures else JobNotFound):  # the first error is the one to see
                 if not self._store.ends_server:
-                    self._store.remove_job(self.name)
+                    self._store.remove_job(self.name, self.id)
         finally:
             self._store.close()
         self._check_served()

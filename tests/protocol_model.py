@@ -39,6 +39,7 @@ from protocol_scripts import (
     Faults,
     Holder,
     Plan,
+    Remover,
     Scripts,
     Session,
     Staged,
@@ -81,8 +82,8 @@ class Model:
             *((), (0,) * self.workers, (None,) * self.workers, (), None, 0, (None,) * self.shards),
             *(tuple(shard % 2 for shard in range(self.shards)), *((1,) * self.shards,) * 2, (0,) * self.shards),
             frozenset(Staged(shard, 0, 0, ()) for shard in range(self.shards)),
-            *((FREE,) * self.units, 0, frozenset(), frozenset(), 0, None),
-            *((None,) * self.workers, None, tuple(map(tuple, holders)), None, self.faults, ""),
+            *((FREE,) * self.units, 0, frozenset(), frozenset(), 1, 0, 0, None),
+            *((None,) * self.workers, None, tuple(map(tuple, holders)), None, (), None, self.faults, ""),
         )
         for worker in range(self.workers if self.joined else 0):
             s = next(step.state for step in self._membership(s, worker))
@@ -90,11 +91,16 @@ class Model:
 
     def over(self, s: State) -> bool:
         """Whether all is committed or rejected, and every worker has finished or is gone for good."""
-        left = s.inbox or s.plan or any(s.sessions) or set(s.units) - {DONE} or s.history != s.life
+        left = s.inbox or s.plan or any(s.sessions) or set(s.units) - {DONE} or s.history != s.life or s.removers
         return not left and all(e and e.state == GONE for e in s.entries)
 
     def steps(self, s: State) -> Iterator[Step]:
         """All that may happen next."""
+        yield from self._removal(s)
+        if s.stale:
+            yield from self._stale(s, *s.stale)
+        if not s.job:
+            return
         _, t = self.scripts.plan(s)
         if t != s:
             yield Step(f"{t.plan} of version {s.version + 1} is opened", t)
@@ -116,6 +122,62 @@ class Model:
             yield Step("the disk has all that is written", t.saved(), sure=False)
         if s.history != s.life:
             yield Step("somebody sees the new life", self.scripts.recover(s)[1])
+
+    # -- removal ----------------------------------------------------------------------------------------------
+
+    def _removal(self, s: State) -> Iterator[Step]:
+        """Somebody removes the job, as slowly as may be; and another one is made under its name."""
+        for number, remover in enumerate(s.removers):
+            others = (*s.removers[:number], *s.removers[number + 1 :])
+            if remover.does == "remove":
+                (answer,), t = self.scripts.remove(s, remover.job)
+                if answer == "OK" and s.job != remover.job:
+                    t = t._replace(wrong="another job than was meant is removed")
+                goes_on = (remover._replace(does="unlink"),) if answer == "OK" else ()
+                yield Step(f"job {remover.job} is removed: {answer}", t._replace(removers=(*others, *goes_on)))
+            elif remover.does == "unlink":
+                any_job = "remove-bytes" in self.scripts.without
+                keeps = frozenset(b for b in s.bytes if b.job != remover.job and not any_job)
+                t = s._replace(bytes=keeps, removers=(*others, remover._replace(does="forget")))
+                yield Step(f"the bytes of job {remover.job} are unlinked", t)
+            else:
+                _, t = self.scripts.forget(s, remover.job)
+                yield Step(f"the name of job {remover.job} is freed", t._replace(removers=others))
+        if (s.job or s.removed) and (t := s.spending("removals")):
+            begins = Remover(s.job, "remove") if s.job else Remover(s.removed, "unlink")
+            yield Step(f"somebody begins to remove job {begins.job}", t._replace(removers=(*s.removers, begins)), False)
+        if not s.job and not s.removed and s.stale:
+            job = s.stale.job + 1
+            staged = frozenset(Staged(shard, 0, 0, (), job) for shard in range(self.shards))
+            yield Step(f"job {job} is made", s._replace(job=job, bytes=s.bytes | staged))
+
+    def _stale(
+        self, s: State, job: int, sessions: Sequence[Session | None], holders: Sequence[Sequence[Holder | None]]
+    ) -> Iterator[Step]:
+        """Whatever processes do that still hold an earlier job, which must change nothing."""
+        does: list[tuple[str, State]] = []
+        for worker, session in enumerate(sessions):
+            does.append((f"join of w{worker}", self.scripts.join(s, worker, job)[1]))
+            if s.job and s.entries[worker]:
+                does.append((f"evict of w{worker}", self.scripts.evict(s, worker, job)[1]))
+            if session:
+                does.append((f"push of w{worker}", self.scripts.push(s, worker, session, job=job)[1]))
+                does.append((f"leave of w{worker}", self.scripts.leave(s, worker, session.incarnation, job=job)[1]))
+                does.append((f"take of w{worker}", self.scripts.take(s, worker, session.incarnation, job)[1]))
+        does.append(("plan", self.scripts.plan(s, job)[1]))
+        does.append(("recover", self.scripts.recover(s, job)[1]))
+        for aggregator, held in enumerate(holders):
+            for shard, holder in enumerate(held):
+                does.append((f"acquire of a{aggregator}", self.scripts.acquire(s, shard, aggregator, False, job)[1]))
+                if holder and (plan := holder.staged or holder.plan):
+                    digest = (*holder.weights, plan.mark)
+                    does.append(("ready", self.scripts.ready(s, shard, holder.term, plan, digest, job)[1]))
+                    bad = plan.contributions[0] if plan.contributions else None
+                    if bad:
+                        does.append(("reject", self.scripts.reject(s, shard, holder.term, plan, bad, job)[1]))
+        for what, t in does:
+            if t != s:
+                yield Step(f"{what} for job {job}", t._replace(wrong="a script does something for an earlier job"))
 
     # -- workers ----------------------------------------------------------------------------------------------
 
@@ -232,7 +294,7 @@ class Model:
         holder, who = s.holders[a][shard], f"a{a}/s{shard}"
         if holder is None:
             term, t, sure = self._take(s, a, shard)
-            found = [b.weights for b in s.bytes if b[:3] == (shard, s.version, s.names[shard])]
+            found = [b.weights for b in s.bytes if b[:3] == (shard, s.version, s.names[shard]) and b.job == s.job]
             if term and found:  # if they are not there, `broken` says so
                 yield Step(f"{who} takes term {term}", self._held(t, a, shard, Holder(term, found[0], s.history)), sure)
             return
@@ -256,7 +318,9 @@ class Model:
             term, t, sure = self._take(s, a, shard)
             if not term or not sure:
                 yield Step(f"{who} has lost the lease", self._held(s, a, shard, None))
-            known = any(b[1:] == (t.version, t.names[shard], holder.weights) for b in t.bytes if b.shard == shard)
+            known = any(
+                b[1:] == (t.version, t.names[shard], holder.weights, t.job) for b in t.bytes if b.shard == shard
+            )
             if term and "holder-retakes" not in self.without and not known:
                 yield Step(f"{who} takes term {term}, has old weights", self._held(t, a, shard, None), sure)
             elif term:
@@ -289,7 +353,7 @@ class Model:
 
     def _stage(self, s: State, a: int, shard: int, holder: Holder, plan: Plan) -> Iterator[Step]:
         """Compute and store the plan's version, or find that it cannot be computed."""
-        staged = Staged(shard, plan.version, holder.term, (*holder.weights, plan.mark))
+        staged = Staged(shard, plan.version, holder.term, (*holder.weights, plan.mark), s.job)
         t = self._held(s.stored(staged), a, shard, holder._replace(staged=plan, does="say", plan=None))
         label = f"a{a}/s{shard} stages {plan} as {staged.version}.{staged.term}"
         yield Step(label, t)
@@ -326,7 +390,7 @@ class Model:
 
     def broken(self, s: State) -> str:
         """What is wrong with a state, or ""."""
-        if s.wrong:
+        if s.wrong or not s.job:
             return s.wrong
         committed = [c for plan in s.log for c in plan.contributions]
         places = [*committed, *s.inbox, *s.rejected]
@@ -356,7 +420,7 @@ class Model:
             if has != [is_] and (has, is_) != ([], FREE):
                 return "a unit is lost, or there twice"
         spent = self.faults.kills - s.faults.kills + self.faults.evictions - s.faults.evictions
-        alone = not self.units and not s.life
+        alone = not self.units and not s.life and s.job == 1
         if alone and sum(entry.incarnation - 1 for entry in s.entries if entry) > spent:
             return "a worker was put out though no fault did it"
         if s.log and None in s.entries:
@@ -365,7 +429,7 @@ class Model:
             return "the log is no chain"
         decided = tuple(plan.mark for plan in s.log)
         for shard, term in enumerate(s.names):
-            visible = [b.weights for b in s.bytes if b[:3] == (shard, s.version, term)]
+            visible = [b.weights for b in s.bytes if b[:3] == (shard, s.version, term) and b.job == s.job]
             if not visible:
                 return "a shard's visible bytes were swept or never staged"
             if visible[0] != decided:

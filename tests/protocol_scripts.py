@@ -5,11 +5,8 @@ The half of the protocol's model that must follow `kvps/lua`; `protocol_model` h
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from typing import Any, NamedTuple
-
-from kvps.clocks import ASP
 
 ACTIVE, DRAINING, GONE, REJOINING = "active", "draining", "gone", "rejoining"
 FREE, TAKEN, PUSHED, DONE = "free", "taken", "pushed", "done"  # a unit of data; never handed out is free, too
@@ -77,6 +74,19 @@ MUTANTS = {
     "holder-retakes": "holder: takes a new term without a look whether another committed meanwhile",
     "holder-names": "holder: takes what it staged for committed when any of that version is",
     "holder-stale": "holder: goes on from old weights when another has committed",
+    "join-id": "join: also for who means an earlier job of that name",
+    "push-id": "push: also for who means an earlier job",
+    "leave-id": "leave: also for who means an earlier job",
+    "take-id": "take: also for who means an earlier job",
+    "evict-id": "evict: also for who means an earlier job",
+    "plan-id": "plan: also for who means an earlier job",
+    "ready-id": "ready: also for who means an earlier job",
+    "reject-id": "reject: also for who means an earlier job",
+    "acquire-id": "acquire: also for who means an earlier job",
+    "recover-id": "recover: also for who means an earlier job",
+    "remove-id": "remove: whichever job has the name",
+    "remove-bytes": "remove: unlinks the bytes of all jobs that ever had the name",
+    "forget-id": "forget: frees the name though another job that had it is being removed",
     "session-bound": "session: does not wait for the others' rounds",
     "session-forgotten": "session: goes on though the server knows of less than it was told",
 }
@@ -161,18 +171,34 @@ class Holder(NamedTuple):
 
 
 class Staged(NamedTuple):
-    """Bytes: shard, version and term are their name, `weights` is what they are."""
+    """Bytes: shard, version, term and the job's id are their name, `weights` is what they are."""
 
     shard: int
     version: int
     term: int
     weights: tuple[tuple[int, int], ...]
+    job: int = 1
+
+
+class Stale(NamedTuple):
+    """Processes that hold a job which was removed: its id, sessions and holders."""
+
+    job: int
+    sessions: tuple[Session | None, ...]
+    holders: tuple[tuple[Holder | None, ...], ...]
+
+
+class Remover(NamedTuple):
+    """A process that removes the job of an id. It will remove control, unlink bytes, or free the name."""
+
+    job: int
+    does: str
 
 
 class Faults(NamedTuple):
     """How many of each may still happen. `bad` is not a fault of the protocol, but not its choice either.
 
-    `losses` are new lives of the server, each without its last writes.
+    `losses` are new lives of the server, each without its last writes; `removals` are processes that remove the job.
     """
 
     kills: int = 1
@@ -182,9 +208,10 @@ class Faults(NamedTuple):
     late: int = 0
     bad: int = 1
     losses: int = 0
+    removals: int = 0
 
 
-NO_FAULTS = Faults(0, 0, 0, 0, 0, 0, 0)
+NO_FAULTS = Faults(0, 0, 0, 0, 0, 0, 0, 0)
 
 
 class State(NamedTuple):
@@ -209,6 +236,8 @@ class State(NamedTuple):
     history: int
     accepted: frozenset[Contribution]
     rejected: frozenset[Contribution]
+    job: int  # its id; 0: there is none
+    removed: int  # the id of one that is being removed; 0: the name is free
 
     life: int
     disk: tuple[Any, ...] | None  # all of the above as it was when something was written to the disk last
@@ -216,6 +245,8 @@ class State(NamedTuple):
     zombie: tuple[int, Session] | None  # a process whose worker id is another's by now
     holders: tuple[tuple[Holder | None, ...], ...]
     late: Staged | None  # a copy of a write, on its way on a connection that was given up
+    removers: tuple[Remover, ...]
+    stale: Stale | None
     faults: Faults
     wrong: str
 
@@ -228,13 +259,35 @@ class State(NamedTuple):
         left = getattr(self.faults, fault)
         return self._replace(faults=self.faults._replace(**{fault: left - 1})) if left else None
 
+    def empty(self) -> State:
+        """Without the job: what it promised ends with it."""
+        workers, shards = len(self.clock), len(self.terms)
+        none = (None,) * shards
+        return self._replace(
+            log=(),
+            clock=(0,) * workers,
+            entries=(None,) * workers,
+            inbox=(),
+            plan=None,
+            plan_id=0,
+            ready=none,
+            leases=none,
+            terms=(0,) * shards,
+            owners=(0,) * shards,
+            names=(0,) * shards,
+            units=(FREE,) * len(self.units),
+            accepted=frozenset(),
+            rejected=frozenset(),
+            job=0,
+        )
+
     @property
     def head(self) -> tuple[int, int]:
         return self.log[-1].mark if self.log else (0, 0)
 
     def next(self, number: int) -> int:
         """What has not been before: terms and incarnations carry a nonce, so that a lost one never comes again."""
-        return max(number, 10 * self.life) + 1
+        return max(number, 10 * self.life, 100 * (self.job - 1)) + 1
 
     def saved(self) -> State:
         """Writes up to here are on the disk."""
@@ -296,6 +349,10 @@ class Scripts:
     def has(self, check: str) -> bool:
         return check not in self.without
 
+    def another_job(self, s: State, job: int | None, check: str) -> bool:
+        """Whether the caller means an earlier job of this name. None is the present one."""
+        return not s.job or (job not in (None, s.job) and self.has(check))
+
     def another_life(self, s: State, check: str) -> bool:
         return s.history != s.life and self.has(check)
 
@@ -310,18 +367,20 @@ class Scripts:
         state = DRAINING if entry.pending and self.has(f"{name}-drains") else GONE
         return self.drop_unit(s.entered(worker, entry._replace(state=state)), worker, f"{name}-unit")
 
-    def join(self, s: State, worker: int) -> Outcome:
+    def join(self, s: State, worker: int, job: int | None = None) -> Outcome:
         """Whether the one there lives (ALIVE) is a matter of time, and left to `Model`."""
+        if self.another_job(s, job, "join-id"):
+            return ("NOJOB",), s
         entry, clock = s.entries[worker], s.clock[worker]
-        planned: Counter[int] = Counter()
-        if s.plan and self.has("join-plan"):
-            planned.update(c.worker for c in (*s.plan.contributions, *s.plan.over))
-        rounds = {w: s.clock[w] + e.skip + planned[w] for w, e in enumerate(s.entries) if e}
-        most = max(rounds.values(), default=0)
-        least = min((r for w, r in rounds.items() if w != worker and entry_of(s, w).state != GONE), default=most)
+        others = (s.clock[w] + e.skip for w, e in enumerate(s.entries) if e and w != worker and e.state != GONE)
+        furthest = max((c.round for plan in s.log for c in (*plan.contributions, *plan.over)), default=0)
         pending = entry.pending if entry and self.has("join-pending") else 0
         own = clock + entry.skip + pending if entry else 0
-        due = 0 if self.staleness == ASP else least - self.staleness
+        due = 0
+        if self.staleness == 0:
+            due = s.version + bool(s.plan and self.has("join-plan"))
+        elif self.staleness > 0:
+            due = min(others, default=furthest) - self.staleness - 1
         round_ = max(own if self.has("join-own") else 0, due if self.has("join-others") else 0)
         if pending and self.has("join-waits"):
             round_ = own  # a skip would count as committed before what waits is
@@ -331,7 +390,9 @@ class Scripts:
             s = self.drop_unit(s, worker, "join-unit")
         return ("OK", life, round_), s.entered(worker, fresh)
 
-    def take(self, s: State, worker: int, incarnation: int) -> Outcome:
+    def take(self, s: State, worker: int, incarnation: int, job: int | None = None) -> Outcome:
+        if self.another_job(s, job, "take-id"):
+            return ("NOJOB",), s
         entry = s.entries[worker]
         if not entry or (entry.incarnation != incarnation and self.has("take-incarnation")):
             return ("EVICTED",), s
@@ -344,7 +405,9 @@ class Scripts:
         unit = s.units.index(FREE)
         return ("OK", unit), s.united(unit, TAKEN).entered(worker, entry._replace(unit=unit))
 
-    def push(self, s: State, worker: int, session: Session, ask: bool = False) -> Outcome:
+    def push(self, s: State, worker: int, session: Session, ask: bool = False, job: int | None = None) -> Outcome:
+        if self.another_job(s, job, "push-id"):
+            return ("NOJOB",), s
         entry, seq = s.entries[worker], session.seq + 1
         if not entry or (entry.incarnation != session.incarnation and self.has("push-incarnation")):
             return ("EVICTED",), s
@@ -373,7 +436,9 @@ class Scripts:
         s = s.entered(worker, entry).united(unit, PUSHED)._replace(accepted=s.accepted | {c})
         return ("ACK", entry.round), s._replace(inbox=tuple(sorted((*s.inbox, c))))  # a plan sorts them so anyway
 
-    def leave(self, s: State, worker: int, incarnation: int, finished: bool = True) -> Outcome:
+    def leave(self, s: State, worker: int, incarnation: int, finished: bool = True, job: int | None = None) -> Outcome:
+        if self.another_job(s, job, "leave-id"):
+            return ("NOJOB",), s
         entry = s.entries[worker]
         if (not entry or entry.incarnation < incarnation) and self.has("leave-lost"):
             return ("EVICTED",), s
@@ -389,8 +454,10 @@ class Scripts:
             return ("LIFE",), s
         return ("OK",), self.depart(s.entered(worker, entry._replace(finished=finished)), worker, "leave")
 
-    def evict(self, s: State, worker: int) -> Outcome:
+    def evict(self, s: State, worker: int, job: int | None = None) -> Outcome:
         """Takes one active worker out; that it was silent is chance."""
+        if self.another_job(s, job, "evict-id"):
+            return ("NOJOB",), s
         if not self.has("evict-keeps"):
             planned = s.plan.contributions if s.plan else ()
             s = s._replace(inbox=tuple(c for c in s.inbox if c.worker != worker or c in planned))
@@ -398,7 +465,9 @@ class Scripts:
             s = s.entered(worker, entry_of(s, worker)._replace(pending=pending))
         return ("OK",), self.depart(s, worker, "evict")
 
-    def plan(self, s: State) -> Outcome:
+    def plan(self, s: State, job: int | None = None) -> Outcome:
+        if self.another_job(s, job, "plan-id"):
+            return ("NOJOB",), s
         if s.plan and self.has("plan-open"):
             return ("OPEN",), s
         if None in s.entries and self.has("plan-early"):
@@ -414,7 +483,11 @@ class Scripts:
         opened = Plan(s.plan_id + 1, s.version + 1, chosen, s.head, s.history, s.life)
         return ("OPEN",), s._replace(plan_id=opened.id, plan=opened)
 
-    def ready(self, s: State, shard: int, term: int, plan: Plan, digest: tuple[tuple[int, int], ...]) -> Outcome:
+    def ready(
+        self, s: State, shard: int, term: int, plan: Plan, digest: tuple[tuple[int, int], ...], job: int | None = None
+    ) -> Outcome:
+        if self.another_job(s, job, "ready-id"):
+            return ("NOJOB",), s
         if self.another_life(s, "ready-life"):
             return ("LIFE",), s
         if plan.history != s.history and self.has("ready-history"):
@@ -451,11 +524,15 @@ class Scripts:
             plan=None,
             ready=(None,) * len(s.ready),
             names=tuple(said[0] if said else 0 for said in s.ready),
-            bytes=frozenset(b for b in s.bytes if b.version > s.version),  # nothing looks at older ones
+            bytes=frozenset(
+                b for b in s.bytes if b.version > s.version or b.job != s.job
+            ),  # nothing looks at older ones
         )
         return ("FLIPPED",), flipped
 
-    def reject(self, s: State, shard: int, term: int, plan: Plan, out: Contribution) -> Outcome:
+    def reject(self, s: State, shard: int, term: int, plan: Plan, out: Contribution, job: int | None = None) -> Outcome:
+        if self.another_job(s, job, "reject-id"):
+            return ("NOJOB",), s
         if s.terms[shard] != term and self.has("reject-term"):
             return ("TERM",), s
         if s.plan is None or (s.plan.id != plan.id and self.has("reject-plan")):
@@ -478,8 +555,10 @@ class Scripts:
         )
         return ("OK",), s
 
-    def acquire(self, s: State, shard: int, aggregator: int, expired: bool) -> Outcome:
+    def acquire(self, s: State, shard: int, aggregator: int, expired: bool, job: int | None = None) -> Outcome:
         """`expired` says that the holder let its lease run out. The new one owns the slot, and sweeps it."""
+        if self.another_job(s, job, "acquire-id"):
+            return ("NOJOB",), s
         if s.leases[shard] not in (aggregator, None) and not expired:
             return ("HELD",), s
         term = s.next(s.terms[shard])
@@ -488,7 +567,7 @@ class Scripts:
             terms=put(s.terms, shard, term),
             owners=put(s.owners, shard, term),
             ready=put(s.ready, shard, None) if self.has("acquire-clears") else s.ready,
-            bytes=frozenset(b for b in s.bytes if b.shard != shard or b.version <= s.version),
+            bytes=frozenset(b for b in s.bytes if b.shard != shard or b.version <= s.version or b.job != s.job),
         )
         return ("OK", term), s
 
@@ -499,11 +578,14 @@ class Scripts:
         if holder.history != s.life and self.has("free-life"):
             return ("LIFE",), s
         mine = (len(holder.weights), holder.weights), (len(holder.weights) + 1, holder.term)
-        keeps = (b for b in s.bytes if b.shard != shard or (b.version, b.weights) in mine or b[1:3] in mine)
+        others = (b for b in s.bytes if b.shard != shard or b.job != s.job)
+        keeps = (*others, *(b for b in s.bytes if (b.version, b.weights) in mine or b[1:3] in mine))
         return ("OK",), s._replace(bytes=frozenset(keeps))
 
-    def recover(self, s: State) -> Outcome:
+    def recover(self, s: State, job: int | None = None) -> Outcome:
         """What goes on is `s.life`."""
+        if self.another_job(s, job, "recover-id"):
+            return ("NOJOB",), s
         if s.history == s.life:
             return ("OK",), s
         for worker, entry in enumerate(s.entries):
@@ -519,3 +601,17 @@ class Scripts:
             history=s.life,
         )
         return ("OK",), s
+
+    def remove(self, s: State, job: int) -> Outcome:
+        """Forgets control; the name stays taken."""
+        if not s.job or (s.job != job and self.has("remove-id")):
+            return ("NOJOB",), s
+        stale = Stale(s.job, s.sessions, s.holders)
+        none = (None,) * len(s.terms)
+        gone = s.empty()._replace(removed=s.job, stale=stale, zombie=None)
+        return ("OK",), gone._replace(sessions=(None,) * len(s.sessions), holders=(none,) * len(s.holders))
+
+    def forget(self, s: State, job: int) -> Outcome:
+        if s.removed != job and self.has("forget-id"):
+            return ("OTHER",), s
+        return ("OK",), s._replace(removed=0)

@@ -162,7 +162,7 @@ def test_who_left_unfinished_is_taken_up_first(store: Store) -> None:
 
 
 def _held_by_another(job: Job) -> None:
-    term, _ = job.scripts.acquire(1, "another", job.config.lease_ms, "abcd")
+    term, *_ = job.scripts.acquire(1, "another", job.config.lease_ms, "abcd")
     job.scripts.own(1, term)
 
 

@@ -105,7 +105,7 @@ def test_all_but_what_takes_more_room_goes_on_when_memory_is_full(impatient: Sto
     assert plan
     assert not s.ready(0, term, plan, "digest").flipped
     assert s.ready(1, other, plan, "digest").flipped
-    assert s.evict("w1", w1.incarnation) == ["w1"]
+    assert s.evict("w1", w1.incarnation).workers == ["w1"]
     w0.leave(finished=False)
     assert s.recover("another life", "abcd1234", 0) == (1, "abcd1234")
     s.free(0, term, "", [])

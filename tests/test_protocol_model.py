@@ -48,6 +48,9 @@ SMALL = [
     _bounds(1, 0, workers=1, losses=1, rounds=1, joined=False),
     _bounds(1, ASP, workers=1, losses=1),
     _bounds(1, 0, workers=1, losses=1, units=2),
+    _bounds(1, 0, workers=1, removals=2, rounds=1),
+    _bounds(1, 0, removals=1, rounds=1),
+    _bounds(1, 0, workers=1, removals=2, rounds=1, units=1),
 ]
 LARGE = [
     _bounds(1, 0, kills=1, evictions=1, takeovers=1, lost=1, bad=1),
@@ -72,6 +75,9 @@ LARGE = [
     _bounds(1, 0, workers=1, losses=1, lost=1, evictions=1, rounds=1, joined=False),
     _bounds(1, 1, workers=1, losses=1, bad=1),
     _bounds(2, 0, workers=1, losses=1, rounds=1),
+    _bounds(1, 0, workers=1, removals=3, rounds=1, kills=1),
+    _bounds(1, ASP, removals=2, rounds=1, late=1),
+    _bounds(2, 0, removals=1, rounds=1, takeovers=1),
 ]
 
 
@@ -96,6 +102,7 @@ def test_nothing_is_broken_at_larger_bounds(sizes: tuple[int, int], settings: di
 # -- negative controls ---------------------------------------------------------------------------------------------
 
 LOSSES = {"workers": 1, "losses": 1, "rounds": 1}
+REMOVALS = {"workers": 1, "removals": 2, "rounds": 1}
 SEEN = {  # the mutant, and where it shows
     "push-repeat": ((1, 0), {"lost": 1}),
     "push-sequence": ((1, 0), {"lost": 1}),
@@ -146,6 +153,12 @@ SEEN = {  # the mutant, and where it shows
     "recover-plan": ((1, 0), LOSSES),
     "recover-terms": ((1, 0), LOSSES),
     "recover-workers": ((1, 0), LOSSES),
+    "join-id": ((1, 0), REMOVALS),
+    "evict-id": ((1, 0), REMOVALS),
+    "plan-id": ((1, 0), REMOVALS),
+    "acquire-id": ((1, 0), REMOVALS),
+    "remove-id": ((1, 0), REMOVALS),
+    "remove-bytes": ((1, 0), REMOVALS),
 }
 REDUNDANT = {  # the mutant, why nothing shows, and where that is looked at
     "plan-due": ("BSP has no other round in the inbox when a plan opens", (1, 0), {"evictions": 1, "bad": 1}),
@@ -167,6 +180,13 @@ REDUNDANT = {  # the mutant, why nothing shows, and where that is looked at
     "ready-head": ("the plan is another then, too", (1, 0), LOSSES),
     "session-forgotten": ("its sequence number does not follow, or it is rejoining", (1, ASP), LOSSES),
     "holder-names": ("a new term looks what is committed", (1, 0), {"takeovers": 1, "lost": 1}),
+    "push-id": ("incarnations carry a nonce", (1, 0), REMOVALS),
+    "leave-id": ("incarnations carry a nonce", (1, 0), REMOVALS),
+    "take-id": ("incarnations carry a nonce", (1, 0), REMOVALS | {"units": 1}),
+    "ready-id": ("terms carry a nonce", (1, 0), REMOVALS),
+    "reject-id": ("terms carry a nonce", (1, 0), REMOVALS),
+    "recover-id": ("whoever calls it, it ends an earlier life of the server and no more", (1, 0), REMOVALS),
+    "forget-id": ("a name that is free too early harms nobody: bytes have the id in theirs", (1, 0), REMOVALS),
     "holder-stale": ("who has old weights has an old term", (1, 0), {"takeovers": 1, "lost": 1}),
 }
 

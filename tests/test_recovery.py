@@ -214,7 +214,7 @@ def test_before_a_new_history_nothing_is_accepted_committed_or_deleted(mortal: M
         session.push(gradient(session.pull(), 0, 0))
         plan = s.plan().plan
         assert plan
-        term, _ = s.acquire(0, "me", 60_000, "nonce")
+        term, *_ = s.acquire(0, "me", 60_000, "nonce")
         s.own(0, term)
         before = job.state()
         mortal.kill()

@@ -30,10 +30,10 @@ def test_a_rejected_round_is_over_with_the_version_that_leaves_it_out(store: Sto
         _push(session)
         plan = job.scripts.plan().plan
         assert plan
-        term, _ = job.scripts.acquire(0, "holder", 10_000, "nonce")
+        term, *_ = job.scripts.acquire(0, "holder", 10_000, "nonce")
         job.scripts.reject(0, term, plan, plan.contributions[1], "because")
         assert job.state().members["w0"].round == 0
-        assert not job.state().admits(2, 1, 1)
+        assert not job.turn().admits(2, 1, 1)
         rest = job.scripts.plan().plan
         assert rest
         assert [(c.seq, r.seq) for c, r in zip(rest.contributions, rest.rejected, strict=True)] == [(1, 2)]
@@ -55,9 +55,9 @@ def test_who_joins_anew_does_not_skip_past_what_still_waits(store: Store) -> Non
             assert again.round == 1
             assert job.state().members["w1"].round == 0
             assert plan
-            term, _ = job.scripts.acquire(0, "holder", 10_000, "nonce")
+            term, *_ = job.scripts.acquire(0, "holder", 10_000, "nonce")
             assert job.scripts.ready(0, term, plan, "digest").flipped
-            assert not job.state().admits(2, 1, 1), "w0 waits for w1's first round"
+            assert not job.turn().admits(2, 1, 1), "w0 waits for w1's first round"
 
 
 def test_a_holder_that_overslept_does_not_go_on_from_what_was_rejected(
@@ -131,13 +131,13 @@ def test_what_was_rejected_is_settled_in_a_new_life_of_the_server_too(store: Sto
     _push(session)
     plan = job.scripts.plan().plan
     assert plan
-    term, _ = job.scripts.acquire(0, "holder", 10_000, "nonce")
+    term, *_ = job.scripts.acquire(0, "holder", 10_000, "nonce")
     job.scripts.reject(0, term, plan, plan.contributions[0], "because")
     for life in ("another life", store.client.run_id()):
         job.scripts.recover(life, life[:8], 0)
     rest = job.scripts.plan().plan
     assert rest
-    term, _ = job.scripts.acquire(0, "holder", 10_000, "nonce")
+    term, *_ = job.scripts.acquire(0, "holder", 10_000, "nonce")
     assert job.scripts.ready(0, term, rest, "digest").flipped
     assert job.state().members["w0"].pending == 0
     with job.join("w0") as again:

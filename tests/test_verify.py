@@ -20,6 +20,7 @@ import kvps
 from kvps.cli.verify import proof_of
 from kvps.device import open_device
 from kvps.job import Job
+from kvps.plan import Contribution
 from kvps.session import Session
 from kvps.state import chained, first_head
 from kvps.store import Store
@@ -116,7 +117,7 @@ def test_rejected_evicted_and_come_back(store: Store, tmp_path: Path) -> None:
         silent._heart.stop()
     job.scripts.evict()  # the first look of one who was away evicts nobody
     store.client.call("ZADD", job.keys.heartbeat, 0, "w0", 0, "w2")
-    assert sorted(job.scripts.evict()) == ["w0", "w2"]
+    assert sorted(job.scripts.evict().workers) == ["w0", "w2"]
     _run(job, *_training(job, "w0", "w1", "w2"), record=tmp_path)
     first = next(iter(job.log())).plan
     assert [len(first.contributions), len(first.rejected)] == [2, 1]
@@ -185,7 +186,13 @@ def _change(**values: Any) -> Callable[[list[Entry]], None]:
 
 def _change_contribution(number: int, **values: Any) -> Callable[[list[Entry]], None]:
     """Changes fields of a contribution of commit 5."""
-    return lambda log: _edit(log, lambda plan: plan["contributions"][number].update(values))
+    return lambda log: _edit(
+        log, lambda plan: plan["contributions"].__setitem__(number, _changed(plan, number, values))
+    )
+
+
+def _changed(plan: Any, number: int, values: dict[str, Any]) -> str:
+    return Contribution.from_text(plan["contributions"][number])._replace(**values).text
 
 
 def _edit(log: list[Entry], edit: Callable[[Any], Any]) -> None:
@@ -199,8 +206,7 @@ def _swap(plan: Any) -> None:
 
 
 def _twice(plan: Any) -> None:
-    again = plan["contributions"][2]
-    plan["contributions"].append(again | {"id": f"{again['id'][:13]}-999"})
+    plan["contributions"].append(_changed(plan, 2, {"round": 6}))
 
 
 def _weights(log: list[Entry]) -> None:

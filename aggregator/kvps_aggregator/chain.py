@@ -73,9 +73,9 @@ class Chain:
             yield f"it names {len(commit.shards)} shards, the job has {self._shards}"
         if strangers := [c.worker for c in plan.contributions if c.worker not in self._ranks]:
             yield f"it holds a contribution of {strangers[0]!r}, who never joined"
-        order = [(self._ranks[c.worker], *map(int, c.id.split("-"))) for c in plan.contributions]
+        order = [(self._ranks[c.worker], c.round) for c in plan.contributions]
         if any(later <= earlier for earlier, later in pairwise(order)):
-            yield "its contributions do not stand in rank order, and in the order of their arrival"
+            yield "its contributions do not stand in rank order, each worker's in the order of its rounds"
         for c in plan.contributions:
             who = f"contribution {c.seq} of {c.worker}"
             if c.seq <= self._seqs.get((c.worker, c.incarnation), 0):

@@ -20,6 +20,7 @@ log = logging.getLogger("kvps.lease")
 
 _RENEWALS_PER_LEASE = 3
 _LOOKS_PER_TIMEOUT = 5
+_CLOCK_STEP_MS = 1000  # smaller corrections of a clock are not worth a line
 
 
 class Leases:
@@ -38,7 +39,11 @@ class Leases:
 
     def take(self, shard: int) -> tuple[str, str]:
         """Take a shard under a new term: (term, ""), or ("", the other holder)."""
-        term, other = self._job.scripts.acquire(shard, self.holder, self._job.config.lease_ms, secrets.token_hex(4))
+        term, other, future_ms = self._job.scripts.acquire(
+            shard, self.holder, self._job.config.lease_ms, secrets.token_hex(4)
+        )
+        if future_ms:
+            _warn_of_clock(self._job, f"the lease of shard {shard}", future_ms)
         if term:
             self._job.scripts.own(shard, term)
             with self._lock:
@@ -103,7 +108,10 @@ class Leases:
             try:
                 self.watch()
                 self._renew()
-                for worker in self._job.scripts.evict():
+                evicted, future_ms = self._job.scripts.evict()
+                if future_ms > _CLOCK_STEP_MS:
+                    _warn_of_clock(self._job, "signs of life", future_ms)
+                for worker in evicted:
                     log.warning("job %s: worker %s fell silent and was evicted", self._job.name, worker)
             except KvpsError:
                 continue  # the loop meets the same error, and it can say it
@@ -116,3 +124,10 @@ class Leases:
                     continue
                 del self._terms[shard]
             log.warning("job %s: lost shard %d, another aggregator holds it", self._job.name, shard)
+
+
+def _warn_of_clock(job: Job, what: str, future_ms: int) -> None:
+    log.warning(
+        "job %s: the server's clock was set back: %s lay %.1f s in the future, and counts from now on",
+        *(job.name, what, future_ms / 1000),
+    )

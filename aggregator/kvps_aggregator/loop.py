@@ -75,14 +75,13 @@ class Aggregator:
         self._shards: dict[int, Shard] = {}
         self._next_try = self._next_sweep = 0.0
         self._idle = False
+        self._planned: Planned | None = None
         self._said = ""
-        self._id = ""
 
     def run(self, until_finished: bool) -> None:
         """See `serve`."""
         job, stream = self._job, self._job.keys
         try:
-            self._id = job.state().id
             self._leases.watch()
             seen = {stream.inbox: "0-0", stream.commits: job.state().bell, stream.leases: "0-0"}
             changed = freed = True
@@ -95,14 +94,14 @@ class Aggregator:
                     commit_id = self.work()
                 except NewLife:
                     self._leases.watch()
-                    commit_id = ""
+                    self._planned, commit_id = None, ""
                 if commit_id:
                     seen[stream.commits] = commit_id  # its own bell need not wake it
                     changed = True
                 elif commit_id is None:
                     if self._idle and self._fetch_early():
                         continue
-                    if until_finished and changed and job.state().finished(job.config):
+                    if until_finished and changed and self._nobody_is_left() and job.state().finished(job.config):
                         if self._finished():
                             return
                         freed = True
@@ -177,7 +176,7 @@ class Aggregator:
     def hold(self, at_once: bool = False) -> None:
         """Drop shards that were lost, and now and then (or `at_once`) try to take those that are free."""
         if self._shards and self._job.segments and not self._job.segments.here:
-            self._job.state()  # or else the memory was lost under a living job
+            self._job.turn()  # or else the memory was lost under a living job
             log.warning("job %s: %s is gone", self._job.name, self._job.segments.folder)
             for shard in list(self._shards.values()):
                 self._drop(shard)
@@ -220,8 +219,6 @@ class Aggregator:
         make = SharedShard if self._job.segments else Shard
         shard = make(self._job, number, term, self._record, self._device)
         state = self._job.state()
-        if self._id and state.id != self._id:  # made anew under its name, with other settings
-            raise JobNotFound(f"job {self._job.name!r} was removed and made anew")
         pin = json.loads(text) if text else None
         try:
             shard.load(state, before, pin and (pin["version"], pin["names"][str(number)]))
@@ -285,7 +282,13 @@ class Aggregator:
                 early.got(arrived)
             return reply
 
-        return self._job.scripts.through(call).plan()
+        known = self._planned.plan if self._planned else None
+        self._planned = self._job.scripts.through(call).plan(known)
+        return self._planned
+
+    def _nobody_is_left(self) -> bool:
+        """Whether a job may be finished: a look at all its workers is worth it only then."""
+        return self._planned is not None and self._planned.members == 0
 
     def _advance(self, shard: Shard, plan: Plan) -> str:
         """Stage a shard's part of the plan and say ready; the id of the commit if that made one."""
@@ -319,7 +322,7 @@ class Aggregator:
             self._leases.watch()  # as long as it remembers how many, for the log to say it
         self._leases.newest = version
         astray = [shard for shard in self._shards.values() if shard.version != version]
-        names = self._job.state().names if astray else ()
+        names = self._job.turn().names if astray else ()
         for shard in astray:
             if shard.version < version and shard.staged and shard.staged_as == names[shard.number]:
                 self._promote(shard, pin)

@@ -176,7 +176,8 @@ class Mirror:
             "name": state.names[0],
             "entry": state.bell,
             "clock": {worker: str(count) for worker, count in state.clock.items()},
-            "workers": workers_anew(entries, awaited=False),
+            "skip": {worker: str(member.skip) for worker, member in state.members.items()},
+            "workers": workers_anew(entries, {m.worker: m.round for m in state.members.values()}, awaited=False),
             "units": units_anew(state.units),
         }
         self._job.scripts.mirror(self._term, state.server, json.dumps(record))

@@ -96,8 +96,6 @@ class Saver:
             found = job.checkpoint_of(state)
         except ChunkGone:  # another reader's pin was in the way: then a later version
             found = job.checkpoint()
-        if found.id != state.id:
-            raise JobNotFound(f"job {job.name!r} was removed and made anew")
         found.write(directory / found.filename)
         self._done = (found.version, found.head)
         with suppress(KvpsError, NewLife):  # then less of the log is moved: what may be taken back stays in Redis

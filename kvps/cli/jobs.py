@@ -73,9 +73,11 @@ def rm(
     redis: common.Redis = None,
 ) -> None:
     """Remove a job and all its bytes."""
+    id: str | None = None  # of a damaged job it is not known
     with common.existing_store(redis) as store:
         try:
-            _, state = common.read_job(store, job)
+            found, state = common.read_job(store, job)
+            id = found.id
             what = f"job {job} at version {state.version}, with {_active(state)} workers in it"
         except CorruptData:
             what = f"job {job}, which is damaged"
@@ -85,7 +87,7 @@ def rm(
             if not sys.stdin.isatty():
                 raise InvalidSetting(f"kvps rm asks before it removes job {job!r}: give --yes where nobody can answer")
             typer.confirm(f"Remove {what}?", abort=True)
-        store.remove_job(job)
+        store.remove_job(job, id)
     common.say(f"job {job}: removed")
 
 

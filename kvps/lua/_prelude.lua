@@ -1,4 +1,4 @@
--- Stands before every script: the few checks that all of them need.
+-- Stands before every script: the few checks that all of them need, and what membership is made of.
 --
 -- Lua does not roll back, so each script makes all its checks first and writes last. Numbers from outside are
 -- taken by `whole` alone: tonumber accepts nan, 0x10 and 1e3, and doubles above 2^53 are not whole any more.
@@ -8,6 +8,8 @@ local function whole(text)
   local number = tonumber(text)
   return number < 9007199254740992 and number or nil
 end
+
+local function count(number) return string.format('%.0f', number) end
 
 local function now_ms()
   local time = redis.call('TIME')
@@ -22,10 +24,25 @@ local function wrong_type(types)
   end
 end
 
+-- A job that was made anew under the name of one that was removed is another job: nothing is done for a caller that
+-- still holds the old one. `id` is what the version hash holds now, ARGV[1] the id of the job that the caller means.
+local function another_job(id)
+  if id ~= ARGV[1] then return { id and 'ANOTHER' or 'NOJOB' } end
+end
+
 -- A server that was started again, or a replica that was promoted, may have lost its last writes: until a new history
 -- has begun, nothing is accepted, committed or deleted on the word of those who remember more than it does.
 local function another_life(noted)
   if not redis.call('INFO', 'server'):find('run_id:' .. noted, 1, true) then return { 'LIFE' } end
+end
+
+-- Lua can pass some 8,000 values to one call, so large sets are deleted in slices.
+local function delete_keys(keys, from)
+  local deleted = 0
+  for i = from, #keys, 1000 do
+    deleted = deleted + redis.call('DEL', unpack(keys, i, math.min(i + 999, #keys)))
+  end
+  return deleted
 end
 
 local function worker_entry(key, worker)
@@ -33,19 +50,78 @@ local function worker_entry(key, worker)
   return text and cjson.decode(text)
 end
 
--- The unit that was taken and not pushed goes to another.
-local function drop_unit(entry, units)
-  if entry.unit then redis.call('HSET', units, entry.unit, 'free') end
-  entry.unit = nil
-end
-
--- In the vector clock. Who is rejoining had its process cut off by a new life of the server: the others wait for it.
+-- In the vector clock. Of a rejoining worker the process was cut off by a new life of the server: the others wait for it.
 local function counts(entry) return entry.state == 'active' or entry.state == 'rejoining' end
 
--- Out of the vector clock; what waits still commits.
-local function depart(entry, units)
-  entry.state = entry.pending > 0 and 'draining' or 'gone'
-  drop_unit(entry, units)
+-- A unit of data that goes to whoever asks next.
+local function free_unit(unit, keys)
+  redis.call('HSET', keys.units, unit, 'free')
+  redis.call('ZADD', keys.free_units, unit, unit)
+  return true
 end
 
-local function count(number) return string.format('%.0f', number) end
+-- A unit that was taken and not pushed goes to another worker. Returns whether there was one.
+local function drop_unit(entry, keys)
+  local unit = entry.unit
+  entry.unit = nil
+  return unit ~= nil and free_unit(unit, keys)
+end
+
+-- Out of the vector clock; what waits still commits, and until then the worker is draining.
+local function depart(worker, entry, state, keys)
+  local waits = entry.round > tonumber(redis.call('ZSCORE', keys.rounds, worker) or '0')
+  entry.state = state
+  redis.call('ZREM', keys.pushed, worker)
+  if waits then
+    redis.call('ZADD', keys.draining, entry.round, worker)
+  else
+    redis.call('ZREM', keys.rounds, worker)
+  end
+  return waits and 'draining' or 'gone'
+end
+
+local function lowest_round(rounds) return redis.call('ZRANGE', rounds, 0, 0, 'WITHSCORES')[2] end
+
+-- Wakes the workers that wait for their turn. They wait for this small stream and not for the log: of 1,000 workers
+-- each would be woken by every join of another, and read every commit's entry.
+local function ring(turns, lowest) redis.call('XADD', turns, 'MAXLEN', '~', 100, '*', 'lowest', lowest or '') end
+
+-- The sets that scripts ask instead of looking at every worker and unit, made anew from the hashes of a job of which
+-- nothing is on its way.
+local function index_members(keys)
+  redis.call('DEL', keys.rounds, keys.pushed, keys.draining, keys.finished, keys.ranks, keys.free_units)
+  local function number(key, field) return tonumber(redis.call('HGET', key, field) or '0') end
+  local contributions, furthest = 0, 0
+  local all = redis.call('HGETALL', keys.workers)
+  for i = 1, #all, 2 do
+    local worker, entry = all[i], cjson.decode(all[i + 1])
+    local clock = number(keys.clock, worker)
+    local round = clock + number(keys.skip, worker)
+    contributions, furthest = contributions + clock, math.max(furthest, round)
+    redis.call('HSET', keys.ranks, count(entry.rank), worker)
+    if entry.finished then redis.call('SADD', keys.finished, worker) end
+    if counts(entry) then
+      redis.call('ZADD', keys.rounds, round, worker)
+      redis.call('ZADD', keys.pushed, round, worker)
+    end
+  end
+  local units = redis.call('HGETALL', keys.units)
+  for i = 1, #units, 2 do
+    if units[i + 1] == 'free' then redis.call('ZADD', keys.free_units, units[i], units[i]) end
+  end
+  redis.call('HSET', keys.version, 'contributions', count(contributions), 'furthest', count(furthest), 'free_rank', 0)
+end
+
+-- A plan is a table until it is written. What is written is hashed and logged letter by letter, so it is made in one
+-- place: cjson would write an empty list as an empty object. Contributions are text without a quote or a backslash.
+local function plan_encode(plan)
+  local function list(items) return #items > 0 and '["' .. table.concat(items, '","') .. '"]' or '[]' end
+  return string.format('{"id":%s,"version":%s,"head":"%s","history":"%s","divisor":%s,"progress":%s,'
+    .. '"contributions":%s,"rejected":%s}', count(plan.id), count(plan.version), plan.head, plan.history,
+    count(plan.divisor), count(plan.progress), list(plan.contributions), list(plan.rejected))
+end
+
+-- Who made a contribution, and the unit of data that it used ('-' for none), out of its text.
+local function author_and_unit(contribution)
+  return contribution:match('^(%S+) %S+ %S+ %S+ %S+ %S+ (%S+)')
+end

@@ -1,22 +1,30 @@
 -- acquire: take a shard's lease under a new term, unless another holds it. The lease is for liveness and may
 -- expire at any time; safety is the term's, which is compared for equality and never expires.
--- KEYS[1] lease string, [2] term string, [3] version hash, [4] ready hash, [5] leases stream
--- ARGV[1] holder   [2] lease ms   [3] nonce of this call   [4] shard
--- Returns {OK, term} also when repeated | {HELD, holder, ms left} | {NOJOB} | {WRONGTYPE, key, is, want}
-local bad = wrong_type({ 'string', 'string', 'hash', 'hash', 'stream' })
+-- KEYS[1] version hash, [2] lease string, [3] term string, [4] ready hash, [5] leases stream
+-- ARGV[1] job id   [2] holder   [3] lease ms   [4] nonce of this call   [5] shard
+-- Returns {OK, term} also when repeated | {HELD, holder, ms left} | {FUTURE, holder, ms left}: it is held, and would
+--     have been for longer than a lease lasts, for the server's clock was set back | {NOJOB} | {ANOTHER}
+--     | {WRONGTYPE, key, is, want}
+local bad = wrong_type({ 'hash', 'string', 'string', 'hash', 'stream' })
 if bad then return bad end
-local history = redis.call('HGET', KEYS[3], 'history')
-if not history then return { 'NOJOB' } end
-local holder, term = redis.call('GET', KEYS[1]), redis.call('GET', KEYS[2])
-if holder and holder ~= ARGV[1] then return { 'HELD', holder, redis.call('PTTL', KEYS[1]) } end
+local at = redis.call('HMGET', KEYS[1], 'id', 'history')
+local another = another_job(at[1])
+if another then return another end
+local holder, term = redis.call('GET', KEYS[2]), redis.call('GET', KEYS[3])
+if holder and holder ~= ARGV[2] then
+  local left = redis.call('PTTL', KEYS[2])
+  if left <= tonumber(ARGV[3]) then return { 'HELD', holder, left } end
+  redis.call('PEXPIRE', KEYS[2], ARGV[3])
+  return { 'FUTURE', holder, left }
+end
 local number = term and tonumber(term:match('^%w+%-(%d+)%-')) or 0
-if not term or term:match('(%w+)$') ~= ARGV[3] then
-  term = history .. '-' .. count(number + 1) .. '-' .. ARGV[3]
+if not term or term:match('(%w+)$') ~= ARGV[4] then
+  term = at[2] .. '-' .. count(number + 1) .. '-' .. ARGV[4]
 end
 -- What the last holder had staged is not what this one will stage: a plan must not flip to it. This stands first, for
 -- deleting is allowed when memory is full, and lets the script write: taking over must be possible then.
-redis.call('HDEL', KEYS[4], ARGV[4])
-redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
-redis.call('SET', KEYS[2], term)
-redis.call('XADD', KEYS[5], 'MAXLEN', '~', 1000, '*', 'kind', 'take', 'shard', ARGV[4], 'holder', ARGV[1], 'term', term)
+redis.call('HDEL', KEYS[4], ARGV[5])
+redis.call('SET', KEYS[2], ARGV[2], 'PX', ARGV[3])
+redis.call('SET', KEYS[3], term)
+redis.call('XADD', KEYS[5], 'MAXLEN', '~', 1000, '*', 'kind', 'take', 'shard', ARGV[5], 'holder', ARGV[2], 'term', term)
 return { 'OK', term }

@@ -1,33 +1,43 @@
--- evict: take the silent out of the vector clock, and one who is known to be dead. If the looker himself was away for long, Redis or the network may
--- have been: then nobody is judged by that silence, and all get a new start.
--- KEYS[1] config hash, [2] workers hash, [3] heartbeat zset, [4] commits stream,
---     [5] units hash
--- ARGV[1] who is known to be dead, or ''   [2] its incarnation
--- Returns {OK, evicted worker...} | {NOJOB} | {WRONGTYPE, key, is, want}
-local bad = wrong_type({ 'hash', 'hash', 'zset', 'stream', 'hash' })
+-- evict: take silent workers out of the vector clock, and one that is known to be dead. If nobody has looked for long,
+-- Redis or the network may have been away: then nobody is judged by that silence, and all get a new start. A time that
+-- lies in the future counts as now: the server's clock was set back.
+-- KEYS[1] version hash, [2] config hash, [3] workers hash, [4] heartbeat zset, [5] commits stream, [6] units hash,
+--     [7] free units zset, [8] rounds zset, [9] pushed zset, [10] draining zset, [11] turns stream
+-- ARGV[1] job id   [2] who is known to be dead, or ''   [3] its incarnation
+-- Returns {OK, ms by which the latest time lay in the future, evicted worker...} | {NOJOB} | {ANOTHER}
+--     | {WRONGTYPE, key, is, want}
+local bad = wrong_type({ 'hash', 'hash', 'hash', 'zset', 'stream', 'hash', 'zset', 'zset', 'zset', 'zset', 'stream' })
 if bad then return bad end
-local timeout = whole(redis.call('HGET', KEYS[1], 'worker_timeout_ms') or '')
-if not timeout then return { 'NOJOB' } end
-local now, out = now_ms(), { 'OK' }
-local looked = tonumber(redis.call('ZSCORE', KEYS[3], '') or '0')
+local another = another_job(redis.call('HGET', KEYS[1], 'id'))
+if another then return another end
+local keys = { units = KEYS[6], free_units = KEYS[7], rounds = KEYS[8], pushed = KEYS[9], draining = KEYS[10] }
+local timeout = whole(redis.call('HGET', KEYS[2], 'worker_timeout_ms'))
+local now, lowest = now_ms(), lowest_round(KEYS[8])
+local latest = redis.call('ZRANGE', KEYS[4], -1, -1, 'WITHSCORES')[2]
+local ahead = math.max(0, tonumber(latest or '0') - now)
+local looked = tonumber(redis.call('ZSCORE', KEYS[4], '') or '0')
 local away = now - looked > timeout / 2
-redis.call('ZREM', KEYS[3], '') -- allowed when memory is full, and lets the script write
-local all = redis.call('HGETALL', KEYS[2])
-for i = 1, #all, 2 do
-  local worker, entry = all[i], cjson.decode(all[i + 1])
-  local dead = worker == ARGV[1] and entry.incarnation == ARGV[2]
-  -- Who has not come yet since the job was restored is awaited as one who has never joined.
-  local silent = not entry.awaited and now - tonumber(redis.call('ZSCORE', KEYS[3], worker) or '0') > timeout
-  if counts(entry) and away and not dead then
-    redis.call('ZADD', KEYS[3], now, worker)
-  elseif counts(entry) and (silent or dead) then
-    depart(entry, KEYS[5])
-    redis.call('HSET', KEYS[2], worker, cjson.encode(entry))
-    redis.call('ZREM', KEYS[3], worker)
-    redis.call('XADD', KEYS[4], '*', 'kind', 'evict', 'worker', worker, 'incarnation', entry.incarnation,
-      'state', entry.state)
-    out[#out + 1] = worker
-  end
+redis.call('ZREM', KEYS[4], '') -- allowed when memory is full, and lets the script write
+local out = { 'OK', ahead }
+local function put_out(worker, entry)
+  local state = depart(worker, entry, 'evicted', keys)
+  drop_unit(entry, keys)
+  redis.call('HSET', KEYS[3], worker, cjson.encode(entry))
+  redis.call('ZREM', KEYS[4], worker)
+  redis.call('XADD', KEYS[5], '*', 'kind', 'evict', 'worker', worker, 'incarnation', entry.incarnation, 'state', state)
+  out[#out + 1] = worker
 end
-redis.call('ZADD', KEYS[3], now, '')
+local dead = worker_entry(KEYS[3], ARGV[2])
+if dead and counts(dead) and dead.incarnation == ARGV[3] then put_out(ARGV[2], dead) end
+local from = away and '-inf' or '(' .. count(now)
+for _, worker in ipairs((away or ahead > 0) and redis.call('ZRANGEBYSCORE', KEYS[4], from, '+inf') or {}) do
+  redis.call('ZADD', KEYS[4], now, worker)
+end
+-- Workers that have not come yet since the job was restored are awaited, not silent.
+for _, worker in ipairs(redis.call('ZRANGEBYSCORE', KEYS[4], '-inf', '(' .. count(now - timeout))) do
+  local entry = worker_entry(KEYS[3], worker)
+  if entry and counts(entry) and not entry.awaited then put_out(worker, entry) else redis.call('ZREM', KEYS[4], worker) end
+end
+redis.call('ZADD', KEYS[4], now, '')
+if #out > 2 then ring(KEYS[11], lowest_round(KEYS[8]) or lowest) end
 return out

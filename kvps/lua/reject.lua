@@ -1,40 +1,32 @@
 -- reject: a contribution of the open plan turned out bad. It leaves by a log entry with the reason, and the plan goes
 -- on for the same version without it, if need be without any step. Its worker's round is over when that version is
--- committed, not before: till then others may still wait for earlier rounds of his that stand in the same plan.
--- KEYS[1] version hash, [2] inbox stream, [3] plan string, [4] ready hash, [5] commits stream, [6] the term string
+-- committed, not before: till then others may still wait for earlier rounds of that worker in the same plan.
+-- KEYS[1] version hash, [2] inbox stream, [3] plan hash, [4] ready hash, [5] commits stream, [6] the term string
 --     of the shard
--- ARGV[1] term   [2] plan id   [3] inbox id of the contribution   [4] reason
--- Returns {OK} | {TERM, term} | {PLAN} also when repeated | {WRONGTYPE, key, is, want}
-local bad = wrong_type({ 'hash', 'stream', 'string', 'hash', 'stream', 'string' })
+-- ARGV[1] job id   [2] term   [3] plan id   [4] the contribution, as the plan has it   [5] reason
+-- Returns {OK} | {TERM, term} | {PLAN} also when repeated | {NOJOB} | {ANOTHER} | {WRONGTYPE, key, is, want}
+local bad = wrong_type({ 'hash', 'stream', 'hash', 'hash', 'stream', 'string' })
 if bad then return bad end
+local another = another_job(redis.call('HGET', KEYS[1], 'id'))
+if another then return another end
 local holds = redis.call('GET', KEYS[6]) or ''
-if holds ~= ARGV[1] then return { 'TERM', holds } end
-local text = redis.call('GET', KEYS[3])
-local plan = text and cjson.decode(text)
-if not plan or plan.id ~= whole(ARGV[2]) then return { 'PLAN' } end
-local out
-for _, c in ipairs(plan.contributions) do
-  if c.id == ARGV[3] then out = c end
+if holds ~= ARGV[2] then return { 'TERM', holds } end
+local open = redis.call('HMGET', KEYS[3], 'id', 'through', 'text')
+if not open[1] or open[1] ~= ARGV[3] then return { 'PLAN' } end
+local plan, at = cjson.decode(open[3]), nil
+for i, contribution in ipairs(plan.contributions) do
+  if contribution == ARGV[4] then at = i end
 end
-if not out then return { 'PLAN' } end
+if not at then return { 'PLAN' } end
 
--- The plan is cut as text: decoding and encoding again would turn an empty list into an empty object.
-local from, to
-for part_from, part, part_to in text:gmatch('(){"worker":([^}]*)}()') do
-  if part:find('"id":"' .. out.id .. '"', 1, true) then from, to = part_from, part_to end
-end
-local left, part, right = text:sub(1, from - 1), text:sub(from, to - 1), text:sub(to)
-if right:sub(1, 1) == ',' then
-  right = right:sub(2)
-elseif left:sub(-1) == ',' then
-  left = left:sub(1, -2)
-end
 redis.call('DEL', KEYS[4]) -- allowed when memory is full, and lets the script write
-local id = count(redis.call('HINCRBY', KEYS[1], 'plan_id', 1))
-local rest = (left .. right):gsub('^{"id":%d+', '{"id":' .. id, 1)
-rest = rest:gsub('%]}$', (rest:find('"rejected":[]', 1, true) and '' or ',') .. part .. ']}', 1)
-redis.call('SET', KEYS[3], rest)
-redis.call('XDEL', KEYS[2], out.id)
-redis.call('XADD', KEYS[5], '*', 'kind', 'reject', 'worker', out.worker, 'incarnation', out.incarnation,
-  'seq', count(out.seq), 'round', count(out.round), 'reason', ARGV[4], 'digest', out.digest)
+table.insert(plan.rejected, table.remove(plan.contributions, at))
+plan.id = redis.call('HINCRBY', KEYS[1], 'plan_id', 1)
+redis.call('HSET', KEYS[3], 'id', count(plan.id), 'text', plan_encode(plan))
+for _, item in ipairs(redis.call('XRANGE', KEYS[2], '-', open[2])) do
+  if item[2][6] == ARGV[4] then redis.call('XDEL', KEYS[2], item[1]) end
+end
+local worker, incarnation, seq, round, digest = ARGV[4]:match('^(%S+) (%S+) (%S+) (%S+) %S+ %S+ %S+ (%S+)$')
+redis.call('XADD', KEYS[5], '*', 'kind', 'reject', 'worker', worker, 'incarnation', incarnation,
+  'seq', seq, 'round', round, 'reason', ARGV[5], 'digest', digest)
 return { 'OK' }

@@ -1,8 +1,15 @@
 -- remove: forget a job, in one step for everybody: from here on every script answers NOJOB. Its name stays taken until
--- who called this has unlinked the bytes, so that nothing of a new job of that name can be among them.
--- KEYS[1] removed string, [2...] all control keys of the job
--- Returns {OK, deleted} | {WRONGTYPE, key, is, want}
-local bad = wrong_type({ 'string' })
+-- its bytes are unlinked (see forget), so that a removal that was cut short can be ended.
+-- KEYS[1] version hash, [2] removed string, [3] workers hash, [4...] all other control keys of the job
+-- ARGV[1] job id, '' if it is damaged and has none   [2] how many workers the caller knows, whose traces are among KEYS
+-- Returns {OK, deleted} | {MORE}: workers have joined meanwhile | {NOJOB} | {ANOTHER} | {WRONGTYPE, key, is, want}
+local bad = wrong_type({ 'hash', 'string', 'hash' })
 if bad then return bad end
-redis.call('SET', KEYS[1], now_ms())
-return { 'OK', redis.call('DEL', unpack(KEYS, 2)) }
+local id = redis.call('HGET', KEYS[1], 'id')
+if ARGV[1] ~= '' or id then
+  local another = another_job(id)
+  if another then return another end
+end
+if count(redis.call('HLEN', KEYS[3])) ~= ARGV[2] then return { 'MORE' } end
+redis.call('SET', KEYS[2], ARGV[1])
+return { 'OK', redis.call('DEL', KEYS[1]) + delete_keys(KEYS, 3) }

@@ -1,15 +1,17 @@
 -- renew: keep a shard's lease, or end it. A lease that had only expired is taken again: the term is still its own.
--- KEYS[1] lease string, [2] term string, [3] leases stream, the bell of standbys
--- ARGV[1] holder   [2] term   [3] lease ms, 0 to give it up
--- Returns {OK} | {LOST, holder or ''} | {WRONGTYPE, key, is, want}
-local bad = wrong_type({ 'string', 'string', 'stream' })
+-- KEYS[1] version hash, [2] lease string, [3] term string, [4] leases stream, the bell of standbys
+-- ARGV[1] job id   [2] holder   [3] term   [4] lease ms, 0 to give it up
+-- Returns {OK} | {LOST, holder or ''} | {NOJOB} | {ANOTHER} | {WRONGTYPE, key, is, want}
+local bad = wrong_type({ 'hash', 'string', 'string', 'stream' })
 if bad then return bad end
-local holder = redis.call('GET', KEYS[1])
-if redis.call('GET', KEYS[2]) ~= ARGV[2] or (holder and holder ~= ARGV[1]) then return { 'LOST', holder or '' } end
-redis.call('DEL', KEYS[1]) -- allowed when memory is full, and lets the script write
-if ARGV[3] == '0' then
-  redis.call('XADD', KEYS[3], 'MAXLEN', '~', 1000, '*', 'kind', 'release', 'holder', ARGV[1], 'term', ARGV[2])
+local another = another_job(redis.call('HGET', KEYS[1], 'id'))
+if another then return another end
+local holder = redis.call('GET', KEYS[2])
+if redis.call('GET', KEYS[3]) ~= ARGV[3] or (holder and holder ~= ARGV[2]) then return { 'LOST', holder or '' } end
+redis.call('DEL', KEYS[2]) -- allowed when memory is full, and lets the script write
+if ARGV[4] == '0' then
+  redis.call('XADD', KEYS[4], 'MAXLEN', '~', 1000, '*', 'kind', 'release', 'holder', ARGV[2], 'term', ARGV[3])
 else
-  redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[3])
+  redis.call('SET', KEYS[2], ARGV[2], 'PX', ARGV[4])
 end
 return { 'OK' }

@@ -55,11 +55,14 @@ def _no_digest() -> None:
 def _split_commit() -> None:
     """Clocks, inbox and plan in one call; names, version, head and log in a second, between which one may be killed."""
     text = scripts.SCRIPTS["ready"].text
-    cut = text.index("for i = 0, shards - 1 do\n  local name = 'shard:'")
-    reads = text[: text.index("local entries, done")].replace("redis.call('GET', KEYS[5])", "ARGV[8]")
-    first = text[:cut] + "return { 'HALF', text, table.concat(parts, ',') }"
+    cut = text.index("for i, part in ipairs(staged) do")
+    opened = "redis.call('HMGET', KEYS[6], 'id', 'version', 'head', 'through')"
+    reads = text[: text.index("redis.call('HDEL', KEYS[7], shard)")].replace(opened, "{ ARGV[4], ARGV[5], ARGV[6] }")
+    first = text[:cut] + "return { 'HALF', text, said, count(furthest) }"
     second = (
-        reads + "local parts = {}\nfor part in ARGV[9]:gmatch('[^,]+') do parts[#parts + 1] = part end\n" + text[cut:]
+        reads + "local text, said, decided = ARGV[9], ARGV[10], cjson.decode(ARGV[9])\n"
+        "local lowest, furthest, freed, staged = '', tonumber(ARGV[11]), false, {}\n"
+        "for part in said:gmatch('[^,]+') do staged[#staged + 1] = part end\n" + text[cut:]
     )
     for name, half in (("ready", first), ("second", second)):
         scripts.SCRIPTS[name] = Script(name, half)
@@ -104,7 +107,7 @@ MUTANTS = {
             ("ready", "if holds ~= term then return { 'TERM', holds } end", ""),
             (
                 "ready",
-                "if staged[i] and staged[i]:match('^(%S+)') ~= redis.call('GET', KEYS[10 + i]) then",
+                "if staged[i + 1]:match('^(%S+)') ~= redis.call('GET', KEYS[15 + i]) then",
                 "if false then",
             ),
         ),
@@ -112,7 +115,7 @@ MUTANTS = {
     "head": Mutant(
         "a head that does not hold the one before",
         "damage",
-        (("ready", "redis.sha1hex(ARGV[5] .. ", "redis.sha1hex("),),
+        (("ready", "redis.sha1hex(ARGV[6] .. ", "redis.sha1hex("),),
     ),
     "dedupe": Mutant("a push that counts as often as it comes", "wire", (_REPEAT, _SEQUENCE)),
     "digest": Mutant("contributions applied unread", "damage", patch=_no_digest),
@@ -122,15 +125,15 @@ MUTANTS = {
         (
             (
                 "push",
-                "if not entry or entry.incarnation ~= ARGV[2] then",
+                "if not entry or entry.incarnation ~= ARGV[3] then",
                 "if not entry then",
             ),
         ),
     ),
     "unit": Mutant(
-        "a unit that was pushed goes to another",
+        "a unit that came back goes to all who ask",
         "kills",
-        (("push", "worker .. ' pushed')", "'free')"),),
+        (("take", "redis.call('ZREM', KEYS[5], unit)", ""),),
     ),
     "inbox": Mutant(
         "what a dead worker had pushed is dropped",
@@ -138,8 +141,8 @@ MUTANTS = {
         (
             (
                 "join",
-                "if entry then drop_unit(entry, KEYS[7]) end",
-                "redis.call('DEL', (KEYS[6]:gsub('commits$', 'inbox')))",
+                "local freed = entry and drop_unit(entry, { units = KEYS[9], free_units = KEYS[10] })",
+                "local freed = redis.call('DEL', (KEYS[8]:gsub('commits$', 'inbox'))) > 1",
             ),
         ),
     ),

@@ -27,6 +27,7 @@ from kvps.cli.supervise import Supervisor
 from kvps.cli.trial import judge, replayed
 from kvps.config import JobConfig
 from kvps.job import Job
+from kvps.plan import Plan
 from kvps.store import Store
 
 BAR = 0.977  # of the undisturbed throughput, with a kill every 30 s
@@ -163,7 +164,8 @@ class Runner:
     def rate(self, window: Window) -> float:
         """Contributions a second that were committed in a window."""
         entries = self._job.client.call("XRANGE", self._job.keys.commits, window.begin, window.end - 1)
-        done = sum(fields["plan"].count('"seq":') for _, fields in entries if fields["kind"] == "commit")
+        plans = [Plan.from_json(fields["plan"]) for _, fields in entries if fields["kind"] == "commit"]
+        done = sum(len(plan.contributions) + len(plan.rejected) for plan in plans)
         return done / (window.end - window.begin) * 1000
 
     def lost(self, kill: int) -> float:

@@ -11,7 +11,6 @@ commit is seen when it is made. Which commit is the first is decided by what the
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable
@@ -28,6 +27,7 @@ from chaos.report import Result
 from chaos.servers import rewriting
 from kvps.client import Client
 from kvps.job import Job
+from kvps.plan import Plan
 from kvps.store import Store
 
 LEASE_MS, WORKER_TIMEOUT_MS = 1000, 2000
@@ -213,6 +213,6 @@ class Commits:
 
 
 def _commit(at: float, fields: dict[str, str]) -> Commit:
-    plan = json.loads(fields["plan"])
-    authors = {c["worker"]: c["incarnation"] for c in plan["contributions"]}
-    return Commit(at, plan["history"], authors, [said.split()[0] for said in fields["shards"].split(",")])
+    plan = Plan.from_json(fields["plan"])
+    authors = {c.worker: c.incarnation for c in plan.contributions}
+    return Commit(at, plan.history, authors, [said.split()[0] for said in fields["shards"].split(",")])

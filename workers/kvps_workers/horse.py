@@ -73,7 +73,7 @@ def work(
     with connect(url) as store:
         try:
             found = store.job(job)
-            same = found.state().id == id
+            same = found.id == id
         except (ValueError, LookupError, TypeError, AttributeError) as error:  # as reading JSON and hashes raises them
             if isinstance(error, KvpsError):
                 raise

@@ -218,7 +218,7 @@ class Host:
 
     def _job(self, task: TrainingTask) -> Job:
         job = self._store.job(task.job)
-        if job.state().id != task.id:
+        if job.id != task.id:
             raise InvalidTask(f"job {task.job!r} is another one now")
         return job
 

@@ -12,7 +12,6 @@ from kvps.clocks import ASP
 from kvps.errors import KvpsError
 from kvps.job import Job
 from kvps.session import Session
-from kvps.state import State
 
 log = logging.getLogger("kvps.worker")
 
@@ -59,21 +58,14 @@ class Patience:
                 log.info("%s", message)
 
     def _for_whom(self) -> str:
-        job, me = self._job, self._session
-        state = job.state()
+        job, me, config = self._job, self._session, self._job.config
         reasons = []
-        if (joined := len(state.members)) < job.config.workers:
-            reasons.append(f"{joined} of {job.config.workers} workers have joined: kvps worker --job {job.name}")
-        if late := behind(state, me.round, job.config.staleness):
-            reasons.append(f"{', '.join(late)} {'are' if len(late) > 1 else 'is'} behind")
+        if (joined := job.turn().joined) < config.workers:
+            reasons.append(f"{joined} of {config.workers} workers have joined: kvps worker --job {job.name}")
+        late, number = ([], 0) if config.staleness == ASP else job.behind(me.round - config.staleness)
+        if number:
+            others = f" and {number - len(late)} others" if number > len(late) else ""
+            reasons.append(f"{', '.join(late)}{others} {'are' if number > 1 else 'is'} behind")
         if free := [str(shard) for shard, holder in enumerate(job.holders()) if not holder]:
             reasons.append(f"no aggregator holds shard {', '.join(free)}: kvps aggregator start")
         return "; ".join(reasons) or "the aggregator is at work on the next version"
-
-
-def behind(state: State, round_: int, staleness: int) -> list[str]:
-    """Who has not even pushed what a worker that has done `round_` rounds must see before its next one."""
-    if staleness == ASP:
-        return []
-    members = sorted(state.members.values(), key=lambda m: m.rank)
-    return [m.worker for m in members if m.state != "gone" and m.round + m.pending < round_ - staleness]
