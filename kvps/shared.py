@@ -138,11 +138,12 @@ class Made:
         except BlockingIOError:
             return False
         try:
-            os.rename(self._folder / self.name, self._folder / name)
-            self.name = name
+            with suppress(FileNotFoundError):
+                os.rename(self._folder / self.name, self._folder / name)
+            if _inode(self._folder / name) != os.fstat(self._fd).st_ino:
+                return False
+            self.name = name  # also if the call that renamed it was interrupted before it noted that
             return True
-        except FileNotFoundError:
-            return False
         finally:
             fcntl.flock(self._fd, fcntl.LOCK_UN)
 
@@ -182,6 +183,9 @@ class Segments:
         for made in spare:
             if made.data.size == nbytes and made.renamed(name):
                 return made
+        # Only this process makes a segment of this name, and only now. A file that has it was left by a call that was
+        # interrupted, and nobody was told of it.
+        self.unlink([name])
         return Made(self.folder, name, nbytes)
 
     def open(self, name: str, nbytes: int) -> Mapped:
