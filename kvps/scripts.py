@@ -372,14 +372,14 @@ class JobScripts:
         if reply[0] == "TERM":
             raise lease_lost(0, k.job, reply[1])
 
-    def rollback(self, term: str, history: str) -> tuple[int, int] | None:
-        """Go on from the version that `mirror` noted, under a new history. Raises LeaseLost.
+    def rollback(self, term: str, history: str, memory: str) -> tuple[int, int] | None:
+        """Go on from the version that `mirror` noted, under a new history, in this memory. Raises LeaseLost.
 
         Returns that version, and how many were lost; None if none was noted.
         """
         k = self._keys
         keys = [k.version, k.workers, k.heartbeat, k.plan, k.ready, k.commits, k.units, k.pin, k.clock, k.inbox]
-        reply = self._run("rollback", [*keys, k.mirror, k.lease(0), k.term(0)], term, history)
+        reply = self._run("rollback", [*keys, k.mirror, k.lease(0), k.term(0), k.config], term, history, memory)
         if reply[0] == "TERM":
             raise lease_lost(0, k.job, reply[1])
         return (int(reply[1]), int(reply[2])) if reply[0] == "OK" else None

@@ -2,11 +2,11 @@
 -- recover, all terms and incarnations end here; what was accepted or committed since is done again, and said in numbers.
 -- KEYS[1] version hash, [2] workers hash, [3] heartbeat zset, [4] plan string, [5] ready hash, [6] commits stream,
 --     [7] units hash, [8] pin string, [9] clock hash, [10] inbox stream, [11] mirror string, [12] lease string,
---     [13] term string
--- ARGV[1] term   [2] history from here on
+--     [13] term string, [14] config hash
+-- ARGV[1] term   [2] history from here on   [3] the shared memory that the job is in from here on
 -- Returns {OK, version, versions lost} also when repeated | {TERM, term} | {NOMIRROR} | {NOJOB} | {WRONGTYPE, key, is, want}
 local bad = wrong_type({ 'hash', 'hash', 'zset', 'string', 'hash', 'stream', 'hash', 'string', 'hash', 'stream',
-  'string', 'string', 'string' })
+  'string', 'string', 'string', 'hash' })
 if bad then return bad end
 local at = redis.call('HMGET', KEYS[1], 'version', 'history')
 if not at[1] then return { 'NOJOB' } end
@@ -38,6 +38,7 @@ repeat
 until #entries == 0
 local number = tonumber(holds:match('^%w+%-(%d+)%-')) or 0
 redis.call('SET', KEYS[13], ARGV[2] .. '-' .. count(number + 1) .. '-rollback')
+redis.call('HSET', KEYS[14], 'memory', ARGV[3])
 redis.call('HSET', KEYS[1], 'version', mirror.version, 'head', mirror.head, 'history', ARGV[2],
   'shard:0', mirror.name, 'before:0', mirror.name)
 local lost = whole(at[1]) - whole(mirror.version)
