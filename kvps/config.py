@@ -34,7 +34,7 @@ class JobConfig:
     transport          "redis" moves arrays through the server; "shm" through memory that worker and aggregator share,
                        on one host; "auto" is shm where nobody can be elsewhere and it is worth it
     mirror_every       over shared memory: how often Redis is given the weights, in versions ("10") or seconds ("1s")
-    memory             over shared memory: "<host>/<uid>/<server>", filled in when the job is created
+    memory             over shared memory: which that is, see `kvps.shared.Memory`; filled in when the job is created
     nonfinite          a gradient with NaN or Inf is refused ("reject") or counts as zeros ("skip")
     max_pending        accepted contributions of one worker that may wait for their commit; 0 chooses
     worker_timeout_ms  silence after which a worker is evicted from the vector clock

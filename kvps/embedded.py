@@ -31,7 +31,7 @@ from redis.retry import Retry
 from kvps import process
 from kvps.errors import InvalidSetting, NoServer, ServerUnfit
 from kvps.places import runtime_dir, server_program, socket_path
-from kvps.shared import folder_of, forget, memory_of
+from kvps.shared import folder_of, forget
 from kvps.transport import client_name, connection_settings
 
 _START_S = 15.0
@@ -139,7 +139,7 @@ def stop() -> bool:
             said = f"it does not end ({error})"
         _until(lambda: not _answers(url) and not (pid and process.runs(pid)), said)
         if not keeps:
-            forget(folder_of(memory_of(url)))
+            forget(folder_of(url))
         return True
 
 
@@ -177,7 +177,7 @@ def _start(listen: str | None, data_dir: Path | None, lasting: bool) -> Server:
     if _listens(url):
         raise NoServer(f"your private server runs, but {folder / 'url'} is gone: end it, before you start another")
     if not data_dir:
-        forget(folder_of(memory_of(url)))  # of one whose guard was killed
+        forget(folder_of(url))  # of one whose guard was killed
     if listen:
         host, port = _parse_listen(listen)
         password = secrets.token_urlsafe(24)
@@ -189,7 +189,7 @@ def _start(listen: str | None, data_dir: Path | None, lasting: bool) -> Server:
     # A session of its own: Ctrl-C in the terminal is for the workers first, which still need the server to leave.
     guard = [sys.executable, "-I", "-S", str(Path(__file__).with_name("guard.py")), binary]
     # Of a server that keeps nothing, shared memory holds nothing either.
-    command = [binary, "-"] if lasting else guard + ([] if data_dir else [str(folder_of(memory_of(url)))])
+    command = [binary, "-"] if lasting else guard + ([] if data_dir else [str(folder_of(url))])
     try:
         with open(log, "w") as said:
             child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=said, stderr=said, start_new_session=True)

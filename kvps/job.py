@@ -7,7 +7,7 @@ import secrets
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from kvps.layout import DTYPE, Array, Layout
 from kvps.plan import Contribution
 from kvps.reader import Reader
 from kvps.resp import Command
-from kvps.scripts import JobScripts, Joined, job_not_found, made_anew
+from kvps.scripts import JobScripts, Joined, evicted, job_not_found, made_anew
 from kvps.session import Session
 from kvps.shared import Segments
 from kvps.state import Commit, State, Turn
@@ -67,6 +67,19 @@ class Job:
     def __repr__(self) -> str:
         return f"Job({self.name!r}, {self.config.mode}, {self.layout.size} float32)"
 
+    def find_segments(self) -> Segments | None:
+        """Where its arrays are now: in the memory that it was created in, or goes on in since that was lost.
+
+        None if they are in Redis.
+        """
+        if self.segments:
+            memory = self.client.call("HGET", self.keys.config, "memory")
+            if memory and memory != self.config.memory:
+                self.config = replace(self.config, memory=memory)
+                self.segments = self.segments.moved_to(memory)
+                self.reader = Reader(self.client, self.keys, self.layout, self.scripts, self.segments)
+        return self.segments
+
     def state(self) -> State:
         """Version, vector clock and members at one instant. Raises JobNotFound."""
         return self.reader.state()
@@ -100,18 +113,23 @@ class Job:
         """
         if prefetch and self.config.staleness == 0:
             raise InvalidSetting("prefetch: in BSP the next weights are not there before this round is pushed")
-        if self.segments and not self.segments.here:
+        segments = self.find_segments()
+        if segments and not segments.here:
             raise UsageError(
                 f"job {self.name!r} runs over the shared memory of {self.config.host}, and this process has no part in "
-                f"that: work there, where its aggregator runs, or create the job with --transport redis"
+                f"that: work there, where its aggregator runs (a container may have a /dev/shm of its own), or create "
+                f"the job with --transport redis"
             )
         shown = device if isinstance(device, str) else device.name
         if worker is None:
             worker, joined = self._join_any(shown)
         else:
             joined = self._join(check_name("worker", worker), shown, takeover)
+        if self.find_segments() is not segments:  # from now on that would evict this worker
+            self.scripts.leave(worker, joined.incarnation, finished=False)
+            raise evicted(worker, self.name, "the shared memory of the job was lost meanwhile")
         return Session(
-            *(self.client, self.keys, self.config, self.layout, self.scripts, worker, joined, prefetch, self.segments),
+            *(self.client, self.keys, self.config, self.layout, self.scripts, worker, joined, prefetch, segments),
             device=device,
         )
 
@@ -226,7 +244,8 @@ class Job:
 
         Blocks nobody. Raises CorruptData if bytes that must be there are not, UsageError if they are another host's.
         """
-        if self.segments and not self.segments.here:
+        segments = self.find_segments()
+        if segments and not segments.here:
             raise UsageError(
                 f"the arrays of job {self.name!r} are in the shared memory of {self.config.host}: do it there"
             )

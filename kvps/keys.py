@@ -6,6 +6,9 @@ the job, bytes lie in the slot of their shard.
     key                                    type    written by          what it holds
     kvps:jobs                              set     store               names of jobs, for listing only
     kvps:preflight                         string  client              nothing: it was writable, a second ago at most
+    kvps:memory                            hash    store               run id of the server -> the shared memory that
+                                                                       its first job over one is in: `auto` takes no
+                                                                       other; ends with the last job
     kvps:{job}:config                      hash    create.lua          one readable field a setting
     kvps:{job}:layout                      string  create.lua          JSON: parameters, dtype, shapes, shards
     kvps:{job}:version                     hash    create, ready,      version, head, id, history, server (the run
@@ -98,6 +101,7 @@ from kvps.errors import InvalidName
 
 JOBS = "kvps:jobs"
 PREFLIGHT = "kvps:preflight"
+MEMORY = "kvps:memory"
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _ID = re.compile(r"[0-9a-f]{8}")

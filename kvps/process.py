@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -65,11 +66,19 @@ def die_with_parent(parent: int) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
+@cache
+def boot() -> str:
+    """Which start of which kernel this process runs under; "" where that is not known."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
 def _space() -> str:
     """The boot and the pid namespace in which pids mean something; "" where that is not known."""
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
+        return f"{boot()}/{os.readlink('/proc/self/ns/pid')}" if boot() else ""
     except OSError:
         return ""
 

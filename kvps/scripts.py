@@ -403,15 +403,15 @@ class JobScripts:
         if reply[0] == "TERM":
             raise lease_lost(0, k.job, reply[1])
 
-    def rollback(self, term: str, history: str) -> tuple[int, int] | None:
-        """Go on from the version that `mirror` noted, under a new history. Raises LeaseLost.
+    def rollback(self, term: str, history: str, memory: str) -> tuple[int, int] | None:
+        """Go on from the version that `mirror` noted, under a new history, in this memory. Raises LeaseLost.
 
         Returns that version, and how many were lost; None if none was noted.
         """
         k = self._keys
         keys = [k.workers, k.heartbeat, k.plan, k.ready, k.commits, k.units, k.pin, k.clock, k.skip, k.inbox]
         keys += [k.mirror, k.lease(0), k.term(0), k.turns, k.free_units, k.rounds, k.pushed, k.draining, k.finished]
-        reply = self._run("rollback", [*keys, k.ranks], term, history)
+        reply = self._run("rollback", [*keys, k.ranks, k.config], term, history, memory)
         if reply[0] == "TERM":
             raise lease_lost(0, k.job, reply[1])
         return (int(reply[1]), int(reply[2])) if reply[0] == "OK" else None

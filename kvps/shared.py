@@ -6,9 +6,11 @@ and never while the name is in use. Later it may give the file another name and 
 the kernel more than the copy into it: only with the exclusive lock, while readers hold the shared one and look, once
 they have it, whether the file is still that of the name. The kernel drops the locks of the dead.
 
+    /dev/shm/kvps-<uid>/identity                           the nonce of this memory, see `Memory`
     /dev/shm/kvps-<uid>/<server>/<job's id>/<segment>      directories 0700, files 0600
 
-That a process finds the directory of a job proves that it shares the host with who made it: the id is a nonce.
+Processes of one host need not see the same /dev/shm: a container may have its own. So a job says which memory its
+segments are in, and only a process that sees that very memory may say that they are lost.
 """
 
 from __future__ import annotations
@@ -24,17 +26,20 @@ import shutil
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from kvps import process
-from kvps.errors import CorruptData, KvpsError, ServerFull
+from kvps.errors import CorruptData, KvpsError, ServerFull, ServerUnfit
 from kvps.formats import Bytes
 from kvps.places import private_directory
 from kvps.transport import ChunkGone, connection_settings
 
 ROOT = Path("/dev/shm")
+_IDENTITY = "identity"
+_NONCE = re.compile("[0-9a-f]{32}")
 _MAP = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
 
 
@@ -53,24 +58,118 @@ class MemoryGone(KvpsError):
     """The directory of a job's segments is not there (any more)."""
 
 
-def memory_of(url: str) -> str:
-    """What jobs on a server that are created here say of where their segments are: "<host>/<uid>/<server>"."""
+def folder_of(url: str) -> Path:
+    """The directory of all segments of the jobs of a server."""
+    return ROOT / f"kvps-{os.getuid()}" / _server_of(url)
+
+
+def _server_of(url: str) -> str:
     settings = connection_settings(url)
-    where = settings.get("path") or f"{settings.get('host')}:{settings.get('port')}"
-    return f"{process.host()}/{os.getuid()}/{hashlib.sha256(where.encode()).hexdigest()[:16]}"
+    if path := settings.get("path"):  # containers that share /dev/shm may each have a server at this path
+        where = f"{path} {_place(Path(path).parent)}"
+    else:
+        where = f"{settings.get('host')}:{settings.get('port')}"
+    return hashlib.sha256(where.encode()).hexdigest()[:16]
 
 
-def folder_of(memory: str) -> Path:
-    """The directory of all segments of a server's jobs, from what these say. Raises CorruptData."""
-    found = re.fullmatch(".+/([0-9]{1,10})/([0-9a-f]{16})", memory)
-    if not found:
-        raise CorruptData(f"{memory!r} is no place in shared memory: another program wrote to the job's config")
-    return ROOT / f"kvps-{found[1]}" / found[2]
+@dataclass(frozen=True)
+class Memory:
+    """One /dev/shm as one user's processes see it, and in it the directory of one server's jobs.
+
+    host    what its machine is called, for messages
+    user    the uid; only processes of this user have a part in it
+    server  the name of the directory
+    nonce   what its file `identity` holds
+    boot    which start of the kernel it was made under; "" if that was not known
+    place   device and inode of /dev/shm; of all directories that exist under one kernel only one has both these
+    """
+
+    host: str
+    user: int
+    server: str
+    nonce: str
+    boot: str
+    place: str
+
+    @classmethod
+    def at(cls, root: Path, server: str, nonce: str = "") -> Memory:
+        """That of this user at `root`; given an identity (`nonce`, or a fresh one) if it has none.
+
+        Raises ServerUnfit if its place is another user's, ServerFull.
+        """
+        return cls(process.host(), os.getuid(), server, _identify(root, nonce), process.boot(), _place(root))
+
+    @classmethod
+    def of(cls, text: str) -> Memory:
+        """What `str` wrote. Raises CorruptData."""
+        found = re.fullmatch(r"(.+)/(\d{1,10})/([0-9a-f]{16})/([0-9a-f]{32})/([0-9a-f-]{0,36})/(\d+\.\d+)", text)
+        if not found:
+            raise CorruptData(f"{text!r} is no place in shared memory: another program wrote that to Redis")
+        return cls(found[1], int(found[2]), *found.groups()[2:])
+
+    def __str__(self) -> str:
+        return "/".join(map(str, (self.host, self.user, self.server, self.nonce, self.boot, self.place)))
+
+    def seen(self, root: Path) -> bool:
+        """Whether the /dev/shm at `root` is that of this memory: it has the nonce, or had it before it was emptied.
+
+        The second is so if kernel, device and inode are the same: if these belonged to another directory once, then
+        that is gone.
+        """
+        if self.user != os.getuid():
+            return False
+        same_place = self.boot != "" and (self.boot, self.place) == (process.boot(), _place(root))
+        return same_place or _identity(root) == self.nonce
 
 
-def is_ours(memory: str) -> bool:
-    """Whether it is this user's, on this host."""
-    return memory.rpartition("/")[0] == f"{process.host()}/{os.getuid()}"
+def _place(root: Path) -> str:
+    try:
+        found = root.stat()
+    except OSError:
+        return ""
+    return f"{found.st_dev}.{found.st_ino}"
+
+
+def _identity(root: Path) -> str:
+    """The nonce of this user's memory there; "" if there is none, or it is another's."""
+    try:
+        fd = os.open(root / f"kvps-{os.getuid()}" / _IDENTITY, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return ""
+    with open(fd, "rb") as file:
+        found = file.read(64).decode("ascii", "replace") if os.fstat(fd).st_uid == os.getuid() else ""
+    return found if _NONCE.fullmatch(found) else ""
+
+
+def _identify(root: Path, nonce: str) -> str:
+    """The nonce of this user's memory there; this one, or a fresh one, from now on if it had none."""
+    folder = root / f"kvps-{os.getuid()}"
+    private_directory(folder)
+    if found := _identity(root):
+        return found
+    fresh = folder / f".{_IDENTITY}.{secrets.token_hex(4)}"
+    try:
+        with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "w") as file:
+            file.write(nonce or secrets.token_hex(16))
+        with suppress(FileExistsError):  # another process was quicker
+            os.link(fresh, folder / _IDENTITY)
+    except OSError as error:
+        raise ServerFull(f"{folder} cannot be written ({error.strerror}): make room, or choose 'redis'") from None
+    finally:
+        fresh.unlink(missing_ok=True)
+    if found := _identity(root):
+        return found
+    raise ServerUnfit(f"{folder / _IDENTITY} is not a file that kvps wrote: delete it")
+
+
+def memory_of(url: str) -> str:
+    """Where the segments of a job are that is created here, on the server at `url`. Raises ServerUnfit, ServerFull."""
+    return str(Memory.at(ROOT, _server_of(url)))
+
+
+def sees(memory: str) -> bool:
+    """Whether this process sees that memory. Raises CorruptData."""
+    return Memory.of(memory).seen(ROOT)
 
 
 def forget(folder: Path) -> None:
@@ -138,11 +237,12 @@ class Made:
         except BlockingIOError:
             return False
         try:
-            os.rename(self._folder / self.name, self._folder / name)
-            self.name = name
+            with suppress(FileNotFoundError):
+                os.rename(self._folder / self.name, self._folder / name)
+            if _inode(self._folder / name) != os.fstat(self._fd).st_ino:
+                return False
+            self.name = name  # also if the call that renamed it was interrupted before it noted that
             return True
-        except FileNotFoundError:
-            return False
         finally:
             fcntl.flock(self._fd, fcntl.LOCK_UN)
 
@@ -159,21 +259,48 @@ class Made:
 class Segments:
     """Those of one job. May be used from several threads."""
 
-    def __init__(self, memory: str, id: str) -> None:
-        """Raises CorruptData for what can be none."""
+    def __init__(self, memory: str, id: str, root: Path | None = None) -> None:
+        """Raises CorruptData for what can be none. `root` is /dev/shm, unless that is said to be elsewhere."""
         if not re.fullmatch("[0-9a-f]{8}", id):
             raise CorruptData(f"{id!r} is no job's id: another program wrote to its version")
-        self.folder = folder_of(memory) / id
+        self._memory = Memory.of(memory)
+        self._id = id
+        self._root = root or ROOT
+        self.folder = self._root / f"kvps-{self._memory.user}" / self._memory.server / id
         self._files: dict[int, _File] = {}
         self._lock = threading.Lock()
 
     @property
     def here(self) -> bool:
-        """Whether this process shares the host with those who made them."""
-        return os.path.isdir(self.folder)  # also False where nobody may look
+        """Whether this process sees the memory that they are in, and their directory is there."""
+        return self._owner() == os.getuid() and self._memory.seen(self._root)
+
+    @property
+    def seen(self) -> bool:
+        """Whether this process sees the memory that they are in, or were: it can tell whether they are lost."""
+        return self._owner() in (os.getuid(), None) and self._memory.seen(self._root)
+
+    def _owner(self) -> int | None:
+        """Whose their directory is; None if it is certain that there is none, -1 if nobody may look."""
+        try:
+            return os.stat(self.folder, follow_symlinks=False).st_uid
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError:
+            return -1
+
+    def moved_to(self, memory: str) -> Segments:
+        """Those of the same job in another memory. Raises CorruptData."""
+        return Segments(memory, self._id, self._root)
+
+    def memory_here(self) -> str:
+        """The memory of this process, as the place of a job that goes on here. Raises ServerUnfit, ServerFull."""
+        nonce = self._memory.nonce if self._memory.seen(self._root) else ""
+        return str(Memory.at(self._root, self._memory.server, nonce))
 
     def ensure(self) -> None:
         """Make the directory. Raises ServerUnfit if another user holds its place."""
+        _identify(self._root, self._memory.nonce)
         for path in (self.folder.parent.parent, self.folder.parent, self.folder):
             private_directory(path)
 
@@ -182,6 +309,9 @@ class Segments:
         for made in spare:
             if made.data.size == nbytes and made.renamed(name):
                 return made
+        # Only this process makes a segment of this name, and only now. A file that has it was left by a call that was
+        # interrupted, and nobody was told of it.
+        self.unlink([name])
         return Made(self.folder, name, nbytes)
 
     def open(self, name: str, nbytes: int) -> Mapped:

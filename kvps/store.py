@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -21,11 +22,13 @@ from kvps.config import JobConfig
 from kvps.errors import InvalidSetting, KvpsError, LayoutMismatch, NotFinite, ServerFull, ServerLost
 from kvps.formats import encoded, format_of
 from kvps.job import Job
-from kvps.keys import JOBS, JobKeys, check_id, check_name, staged_name
+from kvps.keys import JOBS, MEMORY, JobKeys, check_id, check_name, staged_name
 from kvps.layout import CHUNK_BYTES, DTYPE, Layout
 from kvps.scripts import JobScripts, being_removed, job_exists, job_not_found
 from kvps.transport import redacted
 from kvps.wire import Buffers
+
+log = logging.getLogger("kvps.store")
 
 _SETTLE_S = 1.0
 _WORTH_SHARING = 1 << 20  # below that the calls to Redis, which stay, are all that a round costs
@@ -113,7 +116,6 @@ class Store:
             except TypeError as error:
                 raise InvalidSetting(f"create_job: {str(error).removeprefix('JobConfig.__init__() ')}") from None
         layout = Layout.of(params, config.shards)
-        config = self._with_transport(config, layout)
         arrays = layout.hosted(params, "parameter")
         for parameter, array in zip(layout.parameters, arrays, strict=True):
             if not wire.finite(array):
@@ -132,7 +134,6 @@ class Store:
             config = replace(config, transport="auto", memory="")
         config = config if shards is None else replace(config, shards=shards)
         layout = Layout.of(checkpoint.layout.views(checkpoint.weights), config.shards)
-        config = self._with_transport(config, layout)
         arrays = {"w": checkpoint.weights, **checkpoint.slots}
         chunks = [
             (what, [[[wire.view(flat[c.start : c.stop])] for c in shard] for shard in layout.chunks])
@@ -155,6 +156,7 @@ class Store:
             raise job_exists(name)
         if self.client.call("EXISTS", keys.removed):
             raise being_removed(name)
+        config = self._with_transport(config, layout)
         self._check_room(name, config, layout)
         # Staged under a name of its own: what another creator of the same job stages is never touched.
         version = checkpoint.version if checkpoint else 0
@@ -195,9 +197,10 @@ class Store:
         return Job(self.client, name)
 
     def _with_transport(self, config: JobConfig, layout: Layout) -> JobConfig:
-        """The settings with the transport that is meant by "auto", and the host whose memory is shared.
+        """The settings with the transport that is meant by "auto", and the memory that is shared.
 
-        Raises ServerFull if that has not the room, InvalidSetting if there is none.
+        Raises ServerFull if that has not the room, InvalidSetting if there is none, ServerUnfit if its place is
+        another user's.
         """
         if config.transport == "redis":
             return config
@@ -215,7 +218,26 @@ class Store:
             raise ServerFull(
                 f"{shared.ROOT} has {_mb(shared.room())} left, the job needs {_mb(needs)}: make room, or choose 'redis'"
             )
-        return replace(config, transport="shm", memory=shared.memory_of(self.url))
+        memory = shared.memory_of(self.url)
+        first = self._first_memory(memory)
+        if not shared.sees(first):
+            if config.transport == "auto":
+                return replace(config, transport="redis")
+            log.warning(
+                "another job of this server is in the shared memory of %s, which this process does not see: only "
+                "processes that see the one here, of %s, can work on this job",
+                *(shared.Memory.of(text).host for text in (first, memory)),
+            )
+        return replace(config, transport="shm", memory=memory)
+
+    def _first_memory(self, memory: str) -> str:
+        """The memory of this server's jobs: this one, unless another was first since the server was started.
+
+        What was noted before may have gone with the host on which the server ran.
+        """
+        life = self.client.run_id()
+        _, first = self.client.together([("HSETNX", MEMORY, life, memory), ("HGET", MEMORY, life)])
+        return str(first)
 
     def _is_local(self) -> bool:
         """Whether nobody can reach the server but from this host."""
@@ -277,6 +299,8 @@ class Store:
         self._remove_bytes(keys, segments, settles=bool(workers))
         self._unlist(keys)
         JobScripts(self.client.call, keys, 0).forget()
+        if not self.jobs():
+            self.client.call("DEL", MEMORY)
 
     def _remove_bytes(self, keys: JobKeys, segments: shared.Segments | None, settles: bool) -> None:
         """Unlink all bytes of a removed job; if it had workers, until nothing comes any more."""

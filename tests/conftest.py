@@ -76,7 +76,7 @@ def running_server(binary: str, *arguments: str, socket: str | None = None) -> I
         finally:
             process.terminate()
             process.wait()
-            shared.forget(shared.folder_of(shared.memory_of(f"unix://{path}")))  # of jobs that were never removed
+            shared.forget(shared.folder_of(f"unix://{path}"))  # of jobs that were never removed
 
 
 ONE_AND_SLOWLY_ALL = [pytest.param(kind, marks=[pytest.mark.slow] * bool(n)) for n, kind in enumerate(BINARIES)]

@@ -35,14 +35,19 @@ OPTIMIZERS = [
 
 @contextmanager
 def aggregating(
-    job: Job, shards: list[int] | None = None, checkpoints: Checkpoints | None = None, device: Device = CPU
+    job: Job,
+    shards: list[int] | None = None,
+    checkpoints: Checkpoints | None = None,
+    device: Device = CPU,
+    memory_lost: bool = False,
 ) -> Iterator[None]:
     """An aggregator serves the job inside the block; what it raises is raised behind it."""
     stop, failures = threading.Event(), []
 
     def run() -> None:
         try:
-            Aggregator(job, stop, shards, checkpoints=checkpoints, device=device).run(until_finished=False)
+            options = {"checkpoints": checkpoints, "device": device, "memory_lost": memory_lost}
+            Aggregator(job, stop, shards, **options).run(until_finished=False)  # type: ignore[arg-type]
         except BaseException as error:
             failures.append(error)
 
@@ -55,6 +60,22 @@ def aggregating(
         thread.join()
     if failures:
         raise failures[0]
+
+
+class _Abandoned(Aggregator):
+    def __enter__(self) -> Aggregator:
+        self.hold()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for shard in self._shards.values():
+            shard.close()
+        self._leases._stopped.set()
+
+
+def abandoned(job: Job) -> _Abandoned:
+    """An aggregator whose process is killed at the end of the block."""
+    return _Abandoned(job, threading.Event())
 
 
 def work(job: Job, rounds: int, step: Callable[[Session, Params, int], Params], workers: int) -> None:

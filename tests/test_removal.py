@@ -78,7 +78,7 @@ def test_who_holds_a_removed_job_does_nothing_to_one_made_anew(store: Store) -> 
         "evict": lambda: s.evict("w0", "1-abc"),
         "recover": lambda: s.recover("another", "abcd", 0),
         "mirror": lambda: s.mirror(term, old.id, "{}"),
-        "rollback": lambda: s.rollback(term, "abcd"),
+        "rollback": lambda: s.rollback(term, "abcd", ""),
         "trim": lambda: s.trim(plan.history, "0-1", 0),
         "pin": lambda: s.pin(1000),
         "remove": lambda: s.remove(["w0", "w1"]),

@@ -14,10 +14,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from kvps import shared
 from kvps.client import BELL_MS
 from kvps.device import CPU, Device
-from kvps.errors import CorruptData, JobNotFound, KvpsError, LeaseLost, ServerFull
+from kvps.errors import CorruptData, InvalidSetting, JobNotFound, KvpsError, LeaseLost, ServerFull
 from kvps.job import Job
 from kvps.plan import Plan
 from kvps.scripts import NewLife, PlanGone, Planned
@@ -39,6 +38,7 @@ def serve(
     record: Path | None = None,
     checkpoints: Checkpoints | None = None,
     device: Device = CPU,
+    memory_lost: bool = False,
 ) -> None:
     """Aggregate for `job` until it is finished or removed, or `stop` is set.
 
@@ -46,10 +46,20 @@ def serve(
     they pushed is committed. With ``until_finished=False`` it goes on for those who may still join. May run in
     any number of processes and threads: one holds each shard, the others stand by. With `record` every
     contribution is kept in a file under that directory; with `checkpoints` they are written, and the commit log is
-    moved into a file with each. `device` is where it reduces and steps, to the same bits on any. Raises ServerLost,
-    CorruptData, and KvpsError if that cannot be written, or the device fails.
+    moved into a file with each. `device` is where it reduces and steps, to the same bits on any.
+
+    `memory_lost` says that the shared memory that the job is in now is lost, because its host or container was
+    restarted or is gone. If this process does not see that memory, the job goes on in the memory of this process, from
+    the version that Redis has.
+
+    Raises ServerLost, CorruptData, and KvpsError if that cannot be written, or the device fails; InvalidSetting for
+    `memory_lost` of a job over Redis.
     """
-    aggregator = Aggregator(job, stop or threading.Event(), None, record, checkpoints, device)
+    if memory_lost and not job.segments:
+        raise InvalidSetting(f"the arrays of job {job.name!r} are in Redis: it has no shared memory to lose")
+    if memory_lost and job.segments and job.segments.seen:
+        log.info("job %s: this process sees its shared memory, so it finds out by itself what is lost", job.name)
+    aggregator = Aggregator(job, stop or threading.Event(), None, record, checkpoints, device, memory_lost)
     aggregator.run(until_finished)
 
 
@@ -64,8 +74,10 @@ class Aggregator:
         record: Path | None = None,
         checkpoints: Checkpoints | None = None,
         device: Device = CPU,
+        memory_lost: bool = False,
     ) -> None:
         self._job = job
+        self._lost_memory = job.config.memory if memory_lost else ""
         self._device = device
         self._saver = Saver(job, checkpoints, self._flush) if checkpoints else None
         self._record = record
@@ -205,9 +217,13 @@ class Aggregator:
                 shard.keep_reserve()
 
     def _take(self, number: int) -> None:
-        config = self._job.config
-        if self._job.segments and not self._job.segments.here and not shared.is_ours(config.memory):
-            self._say(f"stands by: its arrays are in the shared memory of {config.host}")
+        segments = self._job.find_segments()
+        if segments and not segments.seen and self._job.config.memory != self._lost_memory:
+            self._say(
+                f"stands by: its arrays are in a shared memory of {self._job.config.host} that this process does not "
+                f"see. Run an aggregator where it was created. Only if that memory is lost, because the host was "
+                f"restarted or is gone: kvps aggregator start --job {self._job.name} --memory-lost"
+            )
             return
         term, other = self._leases.take(number)
         if other:
@@ -216,11 +232,15 @@ class Aggregator:
         # Nobody flips between the two reads: that would take this term's own word.
         keys = self._job.keys
         before, text = self._job.client.together([("HGET", keys.version, f"before:{number}"), ("GET", keys.pin)])
-        make = SharedShard if self._job.segments else Shard
+        if self._job.find_segments() is not segments:
+            raise LeaseLost(f"job {self._job.name}: goes on in another memory since it was looked for")
+        make = SharedShard if segments else Shard
         shard = make(self._job, number, term, self._record, self._device)
         state = self._job.state()
         pin = json.loads(text) if text else None
         try:
+            if isinstance(shard, SharedShard) and segments and not segments.seen:
+                shard.move(state)
             shard.load(state, before, pin and (pin["version"], pin["names"][str(number)]))
         except CorruptData:
             if self._job.terms()[number] == term:
@@ -246,7 +266,7 @@ class Aggregator:
         """Bring the open plan forward: the id of a commit made, "" for less than that, None if nothing is to do."""
         planned = self._plan()
         self._settle(planned.version, planned.pin)
-        if planned.waits_for_workers:
+        if planned.waits_for_workers and self._shards:
             self._say(f"waits until {self._job.config.workers} workers have joined")
         plan = planned.plan
         self._idle = plan is None

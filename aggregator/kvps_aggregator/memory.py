@@ -88,9 +88,18 @@ class SharedShard(Shard):
         self.mirror.begin(state.version, state.names[self.number])  # first: it is what a rollback goes to
         try:
             super().load(state, before, pinned)
+            self.mirror.start()
         except BaseException:
             self.close()
             raise
+
+    def move(self, state: State) -> NoReturn:
+        """Have the job go on in the memory of this process, for its own is lost. Raises LeaseLost, see `_roll_back`."""
+        try:
+            self.mirror.begin(state.version, state.names[self.number])
+            self._roll_back()
+        finally:
+            self.close()
 
     def _load_bytes(self, name: str) -> None:
         self._segments.ensure()
@@ -104,7 +113,7 @@ class SharedShard(Shard):
             if whole:
                 super()._load_bytes(name)
         if not whole:
-            self._roll_back()
+            self._lose()
 
     def _map(self, name: str) -> None:
         nbytes = self._part.size * DTYPE.itemsize
@@ -125,9 +134,15 @@ class SharedShard(Shard):
             return True
         return False
 
+    def _lose(self) -> NoReturn:
+        """Have the job go on without what is missing; not on the word of a process that cannot see whether it is."""
+        if not self._segments.seen:
+            raise LeaseLost(f"job {self._job.name}: its shared memory is not seen here any more")
+        self._roll_back()
+
     def _roll_back(self) -> NoReturn:
         """Have the job go on from what Redis was given. Raises LeaseLost: all terms end with that."""
-        found = self._job.scripts.rollback(self.term, secrets.token_hex(4))
+        found = self._job.scripts.rollback(self.term, secrets.token_hex(4), self._segments.memory_here())
         if found is None:
             raise CorruptData(
                 f"job {self._job.name!r}: its shared memory is lost, and Redis was never given the weights"
@@ -160,7 +175,7 @@ class SharedShard(Shard):
                 made[what] = self._segments.make(self._job.keys.segment(what, name), nbytes, self._spares[what])
             except MemoryGone:
                 self._job.state()  # it was removed; or somebody has deleted the directory under a living job
-                self._roll_back()
+                self._lose()
             self._spares[what] = [spare for spare in self._spares[what] if spare is not made[what]]
         return made
 
@@ -169,7 +184,7 @@ class SharedShard(Shard):
             whole = self._reading.enter_context(self._segments.open(self._gradient(c), self._ends[-1]))
         except ChunkGone:
             # Memory is lost; or its worker saw it committed by a server that then lost its last writes.
-            self._roll_back()
+            self._lose()
         return [whole[start:end] for start, end in zip([0, *self._ends], self._ends, strict=False)]
 
     def _each(self, step: Callable[[Chunk], dict[str, str]]) -> Generator[dict[str, str], None, None]:

@@ -63,6 +63,9 @@ class Mirror:
         else:  # the job's first, which it was created with
             self._noted = [name]
             self._note(self._job.state())
+
+    def start(self) -> None:
+        """Give Redis what is committed from now on, and what was and is due."""
         self._thread = threading.Thread(target=self._run, name=f"kvps-mirror-{self._job.name}", daemon=True)
         self._thread.start()
 

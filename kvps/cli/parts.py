@@ -64,6 +64,14 @@ def start(
         int | None,
         typer.Option(metavar="N", help="Reduce and step on this CUDA device, with CuPy.  (default: NumPy)"),
     ] = None,
+    memory_lost: Annotated[
+        bool,
+        typer.Option(
+            "--memory-lost",
+            help="With --job: the host or container whose shared memory held the job's arrays was restarted, or is "
+            "gone: go on here, from the version that Redis has.",
+        ),
+    ] = False,
     redis: common.Redis = None,
     listen: common.Listen = None,
     data_dir: common.DataDir = None,
@@ -75,6 +83,8 @@ def start(
     """
     if job is not None:
         check_name("job", job)
+    elif memory_lost:
+        raise InvalidSetting("--memory-lost is for one job, whose memory is surely lost: give its name with --job")
     if record is not None:
         record = check_directory(record)
     saving = common.checkpoints_of(checkpoint_every, checkpoints, keep)
@@ -86,7 +96,7 @@ def start(
         else:
             found = common.wait_for_job(store, job, quiet)
             _announce(found, quiet)
-            serve(found, record=record, checkpoints=saving, device=device)
+            serve(found, record=record, checkpoints=saving, device=device, memory_lost=memory_lost)
             if not quiet:
                 say(f"job {found.name}: finished")
 

@@ -3,12 +3,12 @@
 -- KEYS[1] version hash, [2] workers hash, [3] heartbeat zset, [4] plan hash, [5] ready hash, [6] commits stream,
 --     [7] units hash, [8] pin string, [9] clock hash, [10] skip hash, [11] inbox stream, [12] mirror string,
 --     [13] lease string, [14] term string, [15] turns stream, [16] free units zset, [17] rounds zset, [18] pushed zset,
---     [19] draining zset, [20] finished set, [21] ranks hash
--- ARGV[1] job id   [2] term   [3] history from here on
+--     [19] draining zset, [20] finished set, [21] ranks hash, [22] config hash
+-- ARGV[1] job id   [2] term   [3] history from here on   [4] the shared memory that the job is in from here on
 -- Returns {OK, version, versions lost} also when repeated | {TERM, term} | {NOMIRROR} | {NOJOB} | {ANOTHER}
 --     | {WRONGTYPE, key, is, want}
 local bad = wrong_type({ 'hash', 'hash', 'zset', 'hash', 'hash', 'stream', 'hash', 'string', 'hash', 'hash', 'stream',
-  'string', 'string', 'string', 'stream', 'zset', 'zset', 'zset', 'zset', 'set', 'hash' })
+  'string', 'string', 'string', 'stream', 'zset', 'zset', 'zset', 'zset', 'set', 'hash', 'hash' })
 if bad then return bad end
 local at = redis.call('HMGET', KEYS[1], 'id', 'version', 'history')
 local another = another_job(at[1])
@@ -43,6 +43,7 @@ repeat
 until #entries == 0
 local number = tonumber(holds:match('^%w+%-(%d+)%-')) or 0
 redis.call('SET', KEYS[14], ARGV[3] .. '-' .. count(number + 1) .. '-rollback')
+redis.call('HSET', KEYS[22], 'memory', ARGV[4])
 redis.call('HSET', KEYS[1], 'version', mirror.version, 'head', mirror.head, 'history', ARGV[3],
   'shard:0', mirror.name, 'before:0', mirror.name)
 local lost = whole(at[2]) - whole(mirror.version)
