@@ -21,6 +21,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from kvps import keys
 from kvps.errors import NoServer, ServerError, ServerFull, ServerLost, ServerUnfit
+from kvps.owner import Owner
 from kvps.resp import Command
 from kvps.transport import ArrayPool, connection_settings, redacted
 from kvps.wire import Buffers
@@ -36,7 +37,7 @@ _T = TypeVar("_T")
 
 
 class Client:
-    """One server. May be used from several threads."""
+    """One server. May be used from several threads, and by the process alone that made it: see `owner`."""
 
     small_bytes = 256 << 10  # of arrays that travel in one request with the command that they are for
 
@@ -49,6 +50,7 @@ class Client:
         }
         pool = ConnectionPool(connection_class=kind[url.split(":", 1)[0]], **settings)
         self.url = url
+        self.owner = Owner(f"the connection to {redacted(url)}")
         self._redis: Any = redis.Redis(connection_pool=pool)
         self._arrays = ArrayPool(url)
         self._patience_s = patience_s
@@ -60,7 +62,9 @@ class Client:
         return f"Client({redacted(self.url)})"
 
     def close(self) -> None:
-        """Close all connections; what is using one on another thread meets ServerLost."""
+        """Close all connections; what is using one on another thread meets ServerLost. In a fork it does nothing."""
+        if not self.owner.is_here:
+            return
         self._closed = True
         self._redis.connection_pool.disconnect()
         self._arrays.close()
@@ -165,6 +169,7 @@ class Client:
         send = self._repeat(lambda: sending.enter_context(self._arrays.putting()))
 
         def put(key: str, value: Buffers) -> None:
+            self.owner.check()
             items.append((key, value))
             send(key, value)
 
@@ -214,6 +219,7 @@ class Client:
 
     def _repeat(self, run: Callable[[], _T], cuts: bool = True, room: bool = True) -> _T:
         """Run until it is answered: after cuts, and where the server may answer later, as when its memory is full."""
+        self.owner.check()
         deadline, delay = time.monotonic() + self._patience_s, 0.01
         while True:
             try:
@@ -258,6 +264,7 @@ class Client:
 
     def preflight(self) -> None:
         """Make sure that this server can be trained on. Raises NoServer or ServerUnfit, saying what to do."""
+        self.owner.check()
         where = redacted(self.url)
         refused, advice = "does not let kvps look at it", ""
         try:

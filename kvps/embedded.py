@@ -64,10 +64,15 @@ class Server:
         return any(client["name"] != client_name() and client["name"].startswith("kvps-") for client in clients)
 
     def stop(self) -> None:
-        """One user in this process less; the last one ends the server if this process started it."""
+        """One user in this process less; the last one ends the server if this process started it.
+
+        In a fork it does nothing.
+        """
+        if self._starter != os.getpid():
+            return
         with _counting:
             self.users -= 1
-            if self.users <= 0 and self.guard and self._starter == os.getpid():
+            if self.users <= 0 and self.guard:
                 _end(self.guard)
                 self.guard = None
                 if _started.get(self.url) is self:

@@ -47,6 +47,7 @@ from kvps.incoming import Incoming
 from kvps.keys import JobKeys, segment_of
 from kvps.layout import CHUNK_ITEMS, DTYPE, Array, Layout
 from kvps.outgoing import ByMemory, ByRedis, Outgoing, Ring, Way
+from kvps.owner import Owner
 from kvps.reader import Reader
 from kvps.remainders import Remainders
 from kvps.scripts import Accepted, InboxFull, JobScripts, Joined, NewLife, evicted
@@ -58,6 +59,8 @@ from kvps.wire import finite
 
 class Session:
     """One incarnation of a worker in a job. Belongs to the thread that made it; `Job.join` makes one.
+
+    A fork of its process cannot use it: every call raises WrongOrder there, and the end of its with block does nothing.
 
     rank      the worker's number in the job, kept across incarnations
     round     the last round it has done (or need not do)
@@ -79,6 +82,7 @@ class Session:
         segments: Segments | None = None,
         device: Device | str = CPU,
     ) -> None:
+        self._owner = Owner(f"the session of worker {worker!r}")
         self.worker = worker
         self.rank = joined.rank
         self.incarnation = joined.incarnation
@@ -120,7 +124,7 @@ class Session:
         self._thread = threading.get_ident()
         self._heart = Heart(scripts, worker, joined.incarnation, config.worker_timeout_ms / 1000)
         self._heart.start()
-        weakref.finalize(self, self._heart.stop)  # who drops a session without leaving falls silent
+        weakref.finalize(self, self._owner.run, self._heart.stop)  # who drops a session without leaving falls silent
 
     # -- pull -------------------------------------------------------------------------------------------------
 
@@ -469,6 +473,7 @@ class Session:
         `finished` says that it has done all its rounds; a job is finished when all its workers are. Raises
         WorkerEvicted if it was evicted before and not replaced, for then the job does not know that.
         """
+        self._owner.check()
         if self._closed:
             return
         self._closed = True
@@ -509,6 +514,8 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if not self._owner.is_here:
+            return
         if error is None:
             self.leave(finished=True)
             return
@@ -517,6 +524,7 @@ class Session:
             self.leave(finished=False)
 
     def _check_usable(self) -> None:
+        self._owner.check()
         if self._closed:
             raise WrongOrder(f"the session of worker {self.worker!r} is closed: join again")
         if threading.get_ident() != self._thread:

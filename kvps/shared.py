@@ -265,9 +265,13 @@ class _File:
         return False
 
     def leave(self) -> None:
+        if (
+            self._pid != os.getpid()
+        ):  # a fork shares the file's lock with its parent, and may have this one held for ever
+            return
         with self._lock:
             self._readers -= 1
-            if not self._readers and self._pid == os.getpid():  # a forked child shares the lock with its parent
+            if not self._readers:
                 fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     def __del__(self) -> None:
