@@ -83,6 +83,15 @@ _started: dict[str, Server] = {}  # by this process, or by that which forked it
 _counting = threading.RLock()
 
 
+def _count_anew() -> None:
+    """In a fork, where another thread of the parent may have held the lock."""
+    global _counting
+    _counting = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_count_anew)
+
+
 def running() -> str | None:
     """The URL of the user's private server, or None if it does not run."""
     server = _found()
@@ -332,4 +341,7 @@ def alone() -> Iterator[None]:
     """One process at a time looks for the server and starts it: two commands begun together share one."""
     with open(runtime_dir() / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+        try:
+            yield
+        finally:
+            fcntl.flock(lock, fcntl.LOCK_UN)  # closing it is not enough: a fork that was made meanwhile has it open too

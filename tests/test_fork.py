@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 import subprocess
 import sys
+import threading
+import traceback
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from conftest import eventually
 from forker import ROUNDS
-from harness import aggregating, gradient, large_model
+from harness import aggregating, await_version, gradient, large_model, work
+from kvps_aggregator import serve
 
 import kvps
+from kvps import embedded
 from kvps.store import Store
 
 FORKER = str(Path(__file__).with_name("forker.py"))
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 PATIENT = {"worker_timeout_ms": 3_600_000, "optimizer": kvps.SGD(lr=0.1)}
 
 
@@ -61,3 +71,180 @@ def test_a_child_of_a_worker_that_fetches_ahead(store: Store) -> None:
 def test_a_child_connects_and_joins_anew(store: Store, transport: str) -> None:
     (name, status, _, _), *rest = _forked(store, ["connects"], transport=transport)
     assert (name, status, rest) == ("connects", "0", [])
+
+
+def _in_fork(run: Callable[[], object]) -> int:
+    """Start a fork of this process that does just this; its pid."""
+    if pid := os.fork():
+        return pid
+    try:
+        run()
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+
+
+def _status(pid: int) -> int:
+    """How a child has ended; one that hangs is killed."""
+    kill = threading.Timer(60, os.kill, (pid, signal.SIGKILL))
+    kill.start()
+    try:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    finally:
+        kill.cancel()
+
+
+def test_a_child_cannot_write_into_a_gradient_that_its_parent_pushes(store: Store) -> None:
+    """Not before the push, and not between its acknowledgement and the commit."""
+    params = {"a": np.zeros(300_000, np.float32)}
+    job = store.create_job("job", params, transport="shm", optimizer=kvps.SGD(lr=1.0), worker_timeout_ms=3_600_000)
+    ours, theirs = os.pipe()
+    with job.join("w0") as session:
+        session.pull()
+        grads = session.buffers()
+        grads["a"][:] = 1
+
+        def write() -> None:
+            grads["a"][:] = 5
+            assert (grads["a"] == 5).all()
+
+        assert _status(_in_fork(write)) == 0
+        assert (grads["a"] == 1).all()
+        late = _in_fork(lambda: os.read(ours, 1) and write())
+        session.push(grads)
+        os.write(theirs, b".")
+        assert _status(late) == 0
+        with aggregating(job):
+            session.pull()
+    assert [fields for _, fields in job.entries() if fields["kind"] == "reject"] == []
+    assert np.unique(job.snapshot()[1]["a"]).tolist() == [-1.0]
+
+
+def test_an_aggregator_that_forks_keeps_its_shards(store: Store) -> None:
+    """The child ends in the middle of its parent's loop, as by sys.exit in a signal's handler."""
+    job = store.create_job("job", large_model(), **PATIENT)
+    children: list[int] = []
+
+    class Stop(threading.Event):
+        def is_set(self) -> bool:
+            if job.holders() == [""] or children:
+                return super().is_set()
+            if not (pid := os.fork()):
+                sys.exit(0)
+            children.append(pid)
+            return False
+
+    stop = Stop()
+
+    def run() -> None:
+        me = os.getpid()
+        try:
+            serve(job, stop=stop, until_finished=False)
+        finally:
+            if os.getpid() != me:
+                os._exit(0)
+
+    aggregator = threading.Thread(target=run)
+    aggregator.start()
+    try:
+        assert eventually(lambda: bool(children))
+        assert _status(children[0]) == 0
+        holder, term = job.holders(), job.terms()
+        work(job, 2, lambda session, params, round_: gradient(params, session.rank, round_), workers=1)
+        assert (job.holders(), job.terms()) == (holder, term) != ([""], [""])
+    finally:
+        stop.set()
+        aggregator.join()
+    await_version(job, 2)
+
+
+ALONE = """if True:
+    import gc, os, sys
+    import numpy as np, kvps
+    def gradient(params, rank, round): return {"a": np.full(3, rank + 1, np.float32)}
+    MAKE
+        job.train(gradient, 2)
+        for ends in (lambda: sys.exit(0), gc.collect, lambda: job.train(gradient, 1), lambda: CREATE):
+            if not (pid := os.fork()):
+                try:
+                    ends()
+                except kvps.WrongOrder as error:
+                    print("refused:", error, flush=True)
+                sys.exit(0)
+            assert os.waitpid(pid, 0)[1] == 0
+        print(job.train(gradient, 2)["a"].tolist(), flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("make", "create"),
+    [
+        ("with kvps.local({'a': np.zeros(3, np.float32)}, workers=2) as job:", "job.state()"),
+        (
+            "worker = kvps.from_env(); job = worker.create_job({'a': np.zeros(3, np.float32)})\n    with worker:",
+            "worker.create_job({})",
+        ),
+    ],
+)
+def test_a_job_that_its_process_serves_outlives_the_children(home: Path, make: str, create: str) -> None:
+    """So does the private server."""
+    code = ALONE.replace("MAKE", make).replace("CREATE", create)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    refused, again, weights = done.stdout.splitlines()
+    assert refused.startswith("refused: the connection to unix://"), done.stderr
+    assert again.startswith("refused: the worker of kvps.from_env()" if "worker" in create else "refused: the conn")
+    mean = 1.0 if "worker" in create else 1.5
+    np.testing.assert_allclose(json.loads(weights), [-0.1 * 4 * mean] * 3, rtol=1e-5)
+
+
+def test_a_child_is_not_kept_from_a_server_of_its_own(home: Path) -> None:
+    """Another thread of its parent was looking for the private server when it was forked."""
+    inside, leave = threading.Event(), threading.Event()
+
+    def look() -> None:
+        with embedded.alone(), embedded._counting:
+            inside.set()
+            leave.wait(30)
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    assert inside.wait(30)
+
+    def connect() -> None:
+        with kvps.connect() as store:
+            assert store.jobs() == []
+
+    child = _in_fork(connect)
+    leave.set()
+    looking.join()
+    assert _status(child) == 0
+
+
+def test_a_child_trains_a_copy_of_the_model_that_its_parent_trains(store: Store) -> None:
+    """The hooks by which gradients of its parent leave are there, and do nothing."""
+    torch = pytest.importorskip("torch")
+    import kvps.torch
+
+    def round_of(worker: kvps.torch.Worker, model: Any) -> None:
+        worker.pull()
+        model(torch.ones(1, 3)).sum().backward()
+        worker.step()
+
+    def train_anew() -> None:
+        with pytest.raises(kvps.WrongOrder, match=f"worker 'w0' belongs to process {os.getppid()}"):
+            worker.step()
+        worker.__exit__(None, None, None)
+        with kvps.connect(store.url) as mine:
+            job = mine.create_job("copy", kvps.torch.parameters(model), **PATIENT)
+            with kvps.torch.join(job, model, "w0", overlap=True) as anew:
+                round_of(anew, model)
+
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 2)
+    job = store.create_job("job", kvps.torch.parameters(model), **PATIENT)
+    with aggregating(job), kvps.torch.join(job, model, "w0", overlap=True) as worker:
+        round_of(worker, model)
+        assert _status(_in_fork(train_anew)) == 0
+        round_of(worker, model)
+    assert job.clock() == {"w0": 2}
