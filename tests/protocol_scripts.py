@@ -79,6 +79,7 @@ MUTANTS = {
     "holder-stale": "holder: goes on from old weights when another has committed",
     "session-bound": "session: does not wait for the others' rounds",
     "session-forgotten": "session: goes on though the server knows of less than it was told",
+    "session-fork": "session: a fork of its process goes on with it too",
 }
 
 
@@ -182,6 +183,7 @@ class Faults(NamedTuple):
     late: int = 0
     bad: int = 1
     losses: int = 0
+    forks: int = 0
 
 
 NO_FAULTS = Faults(0, 0, 0, 0, 0, 0, 0)

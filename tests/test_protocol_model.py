@@ -48,6 +48,7 @@ SMALL = [
     _bounds(1, 0, workers=1, losses=1, rounds=1, joined=False),
     _bounds(1, ASP, workers=1, losses=1),
     _bounds(1, 0, workers=1, losses=1, units=2),
+    _bounds(1, 0, forks=1, kills=1, lost=1),
 ]
 LARGE = [
     _bounds(1, 0, kills=1, evictions=1, takeovers=1, lost=1, bad=1),
@@ -127,6 +128,7 @@ SEEN = {  # the mutant, and where it shows
     "ready-term ready-recheck": ((1, 0), {"takeovers": 1}),
     "holder-restages": ((2, 0), {"late": 1, "bad": 1}),
     "session-bound": ((1, 0), {}),
+    "session-fork": ((1, 0), {"forks": 1}),
     "push-pushed": ((1, 0), {"units": 2}),
     "take-state": ((1, 0), {"units": 2, "evictions": 1}),
     "take-same": ((1, 0), {"units": 2, "lost": 1}),
