@@ -21,8 +21,9 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from kvps import keys
 from kvps.errors import NoServer, ServerError, ServerFull, ServerLost, ServerUnfit
+from kvps.owner import Owner
 from kvps.resp import Command
-from kvps.transport import ArrayPool, connection_settings, redacted
+from kvps.transport import ArrayPool, Stored, connection_settings, redacted
 from kvps.wire import Buffers
 
 OLDEST_SERVER = (6, 2)
@@ -35,8 +36,29 @@ _PASSING = ("BUSY ", "MASTERDOWN", "NOREPLICAS", "MISCONF", "CLUSTERDOWN", "TRYA
 _T = TypeVar("_T")
 
 
+class Retries:
+    """When to try again: soon at first, then less often, until nothing has come of it for `patience_s`."""
+
+    def __init__(self, patience_s: float) -> None:
+        self.patience_s = patience_s
+        self.progress()
+
+    def progress(self) -> None:
+        """Something has come of it: begin anew."""
+        self._deadline, self._delay_s = time.monotonic() + self.patience_s, 0.01
+
+    def pause(self) -> bool:
+        """Wait for a moment; False, and at once, if that would be longer than patience lasts."""
+        if time.monotonic() + self._delay_s > self._deadline:
+            return False
+        # A server that is away or full rings no bell: this is the one wait that has no event to wait for.
+        time.sleep(self._delay_s)
+        self._delay_s = min(self._delay_s * 2, 0.5)
+        return True
+
+
 class Client:
-    """One server. May be used from several threads."""
+    """One server. May be used from several threads, and by the process alone that made it: see `owner`."""
 
     small_bytes = 256 << 10  # of arrays that travel in one request with the command that they are for
 
@@ -49,6 +71,7 @@ class Client:
         }
         pool = ConnectionPool(connection_class=kind[url.split(":", 1)[0]], **settings)
         self.url = url
+        self.owner = Owner(f"the connection to {redacted(url)}")
         self._redis: Any = redis.Redis(connection_pool=pool)
         self._arrays = ArrayPool(url)
         self._patience_s = patience_s
@@ -60,7 +83,9 @@ class Client:
         return f"Client({redacted(self.url)})"
 
     def close(self) -> None:
-        """Close all connections; what is using one on another thread meets ServerLost."""
+        """Close all connections; what is using one on another thread meets ServerLost. In a fork it does nothing."""
+        if not self.owner.is_here:
+            return
         self._closed = True
         self._redis.connection_pool.disconnect()
         self._arrays.close()
@@ -139,9 +164,10 @@ class Client:
         """SET each key to its pieces of memory, and wait for every OK. Raises ServerLost, ServerFull, ServerError."""
         self._repeat(lambda: self._arrays.put(items), room=wait_for_room)
 
-    def put_once(self, items: Sequence[tuple[str, Buffers]]) -> None:
-        """Like `put`, but a cut is the caller's to judge: raises redis-py's ConnectionError or TimeoutError."""
-        self._repeat(lambda: self._arrays.put(items), cuts=False)
+    def put_once(self, items: Sequence[tuple[str, Buffers]], stored: Stored | None = None) -> None:
+        """Like `put`, but a cut is the caller's to judge: raises redis-py's ConnectionError or TimeoutError. What has
+        arrived until then `stored` has been told."""
+        self._repeat(lambda: self._arrays.put(items, stored), cuts=False)
 
     def put_and_call(
         self, items: Sequence[tuple[str, Buffers]], *command: Any, cuts: bool = True, wait_for_room: bool = True
@@ -154,17 +180,20 @@ class Client:
         return self._repeat(lambda: _granted(self._ask(asked)[-1])[-1], cuts, wait_for_room)
 
     @contextmanager
-    def putting(self, wait_for_room: bool = True, cuts: bool = True) -> Iterator[Callable[[str, Buffers], None]]:
+    def putting(
+        self, wait_for_room: bool = True, cuts: bool = True, stored: Stored | None = None
+    ) -> Iterator[Callable[[str, Buffers], None]]:
         """A function that SETs one (key, value) without waiting: for values that are still being computed.
 
         They must stay as they are until the block is left; then all are there. Raises what `put` does, or without
-        `cuts` what `put_once` does.
+        `cuts` what `put_once` does; `stored` is as there.
         """
         items: list[tuple[str, Buffers]] = []
         sending = ExitStack()
-        send = self._repeat(lambda: sending.enter_context(self._arrays.putting()))
+        send = self._repeat(lambda: sending.enter_context(self._arrays.putting(stored)))
 
         def put(key: str, value: Buffers) -> None:
+            self.owner.check()
             items.append((key, value))
             send(key, value)
 
@@ -181,7 +210,7 @@ class Client:
                 raise
             if isinstance(error, (RedisConnectionError, RedisTimeoutError)) and not cuts:
                 raise
-            self._repeat(lambda: self._arrays.put(items), cuts, wait_for_room)
+            self._repeat(lambda: self._arrays.put(items, stored), cuts, wait_for_room)
 
     def get(self, items: Sequence[tuple[str, memoryview]]) -> None:
         """GET each key into its buffer. Raises ChunkGone, ServerLost, ServerError."""
@@ -212,9 +241,14 @@ class Client:
 
     # -- failure ----------------------------------------------------------------------------------------------
 
+    def retries(self) -> Retries:
+        """For who repeats something himself, as long as this client would."""
+        return Retries(self._patience_s)
+
     def _repeat(self, run: Callable[[], _T], cuts: bool = True, room: bool = True) -> _T:
         """Run until it is answered: after cuts, and where the server may answer later, as when its memory is full."""
-        deadline, delay = time.monotonic() + self._patience_s, 0.01
+        self.owner.check()
+        retries = self.retries()
         while True:
             try:
                 return run()
@@ -237,11 +271,8 @@ class Client:
                     raise failure from None
             except InvalidResponse as error:
                 raise ServerError(f"{redacted(self.url)} answers as no Redis server does: {error}") from None
-            if time.monotonic() + delay > deadline:
+            if not retries.pause():
                 raise failure
-            # A server that is away or full rings no bell: this is the one wait that has no event to wait for.
-            time.sleep(delay)
-            delay = min(delay * 2, 0.5)
 
     def _refused(self, error: ResponseError) -> Exception:
         if isinstance(error, redis.exceptions.NoScriptError):
@@ -258,6 +289,7 @@ class Client:
 
     def preflight(self) -> None:
         """Make sure that this server can be trained on. Raises NoServer or ServerUnfit, saying what to do."""
+        self.owner.check()
         where = redacted(self.url)
         refused, advice = "does not let kvps look at it", ""
         try:

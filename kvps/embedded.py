@@ -64,10 +64,15 @@ class Server:
         return any(client["name"] != client_name() and client["name"].startswith("kvps-") for client in clients)
 
     def stop(self) -> None:
-        """One user in this process less; the last one ends the server if this process started it."""
+        """One user in this process less; the last one ends the server if this process started it.
+
+        In a fork it does nothing.
+        """
+        if self._starter != os.getpid():
+            return
         with _counting:
             self.users -= 1
-            if self.users <= 0 and self.guard and self._starter == os.getpid():
+            if self.users <= 0 and self.guard:
                 _end(self.guard)
                 self.guard = None
                 if _started.get(self.url) is self:
@@ -76,6 +81,15 @@ class Server:
 
 _started: dict[str, Server] = {}  # by this process, or by that which forked it
 _counting = threading.RLock()
+
+
+def _count_anew() -> None:
+    """In a fork, where another thread of the parent may have held the lock."""
+    global _counting
+    _counting = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_count_anew)
 
 
 def running() -> str | None:
@@ -327,4 +341,7 @@ def alone() -> Iterator[None]:
     """One process at a time looks for the server and starts it: two commands begun together share one."""
     with open(runtime_dir() / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+        try:
+            yield
+        finally:
+            fcntl.flock(lock, fcntl.LOCK_UN)  # closing it is not enough: a fork that was made meanwhile has it open too

@@ -24,6 +24,7 @@ from typing import Any
 from kvps import optim
 from kvps.errors import InvalidSetting, JobExists, JobNotFound, KvpsError, WrongOrder
 from kvps.job import Job
+from kvps.owner import Owner
 from kvps.store import Store, connect
 from kvps.threads import LocalJob, local
 
@@ -83,6 +84,7 @@ class Worker:
     def __init__(
         self, rank: int, workers: int, settings: Mapping[str, Any], url: str | None, run: tuple[str, str] | None
     ) -> None:
+        self._owner = Owner("the worker of kvps.from_env()")
         self.rank = rank
         self.workers = workers
         self.id = f"w{rank}"
@@ -100,6 +102,7 @@ class Worker:
         of `JobConfig`. What was given to `kvps run` holds too; where both speak they must say the same. Raises
         InvalidSetting, WrongOrder for a second job, and what `Store.create_job` does.
         """
+        self._owner.check()
         if self._made:
             raise WrongOrder("create_job() was called before: a run has one job")
         told = {"workers": self.workers} | self.settings
@@ -130,7 +133,9 @@ class Worker:
         return f"{name}: the script says {here} and kvps run says {told}: let only one of them say it"
 
     def close(self) -> None:
-        """Close the connection; a job that this process serves itself ends."""
+        """Close the connection; a job that this process serves itself ends. In a fork it does nothing."""
+        if not self._owner.is_here:
+            return
         if self._store:
             self._store.close()
         if self._local:

@@ -25,9 +25,13 @@ from kvps.wire import Buffers, digest, finite, fold, view
 
 
 class Way(Protocol):
-    """How chunks get to where an aggregator finds them: one by one by `send`, or all again by `resend`."""
+    """How chunks get to where an aggregator finds them: one by one by `send`, or once more by `resend`."""
 
     keys: list[str]
+
+    @property
+    def missing(self) -> int:
+        """How many chunks are not known to have arrived. Any thread may ask."""
 
     @property
     def with_command(self) -> Call | None:
@@ -41,7 +45,7 @@ class Way(Protocol):
         TimeoutError after a cut."""
 
     def resend(self) -> None:
-        """Store all chunks, whether they were sent or not. Raises as `end` does."""
+        """Store the chunks that are not known to have arrived, sent or not. Raises as `end` does."""
 
     def drop(self) -> None:
         """What was sent is dead."""
@@ -62,8 +66,14 @@ class ByRedis:
         self._live, self._whole = live, whole
         self._client = client
         self._items: list[tuple[str, Buffers]] = []
+        self._stored: set[str] = set()
         self._sending = ExitStack()
-        self._put = self._sending.enter_context(client.putting(cuts=False)) if live and not whole else None
+        putting = client.putting(cuts=False, stored=self._stored.add)
+        self._put = self._sending.enter_context(putting) if live and not whole else None
+
+    @property
+    def missing(self) -> int:
+        return len(self.keys) - len(self._stored)
 
     @property
     def with_command(self) -> Call | None:
@@ -81,7 +91,7 @@ class ByRedis:
         return self._live
 
     def resend(self) -> None:
-        self._client.put_once(self._items)
+        self._client.put_once([item for item in self._items if item[0] not in self._stored], self._stored.add)
 
     def drop(self) -> None:
         self._sending.__exit__(_Dropped, _Dropped(), None)  # its connection may hold half a chunk: it is closed
@@ -96,6 +106,10 @@ class ByMemory:
         self._make = make
         self._data: Bytes | None = make().data if live else None
         self._items: list[tuple[int, Buffers]] = []
+
+    @property
+    def missing(self) -> int:
+        return 0  # no link is in between
 
     @property
     def with_command(self) -> Call | None:

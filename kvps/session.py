@@ -13,6 +13,7 @@ first time or the third makes no difference.
 from __future__ import annotations
 
 import contextlib
+import logging
 import secrets
 import threading
 import time
@@ -37,6 +38,7 @@ from kvps.errors import (
     LayoutMismatch,
     NotFinite,
     ServerFull,
+    ServerLost,
     WorkerEvicted,
     WrongOrder,
 )
@@ -47,17 +49,22 @@ from kvps.incoming import Incoming
 from kvps.keys import JobKeys, segment_of
 from kvps.layout import CHUNK_ITEMS, DTYPE, Array, Layout
 from kvps.outgoing import ByMemory, ByRedis, Outgoing, Ring, Way
+from kvps.owner import Owner
 from kvps.reader import Reader
 from kvps.remainders import Remainders
 from kvps.scripts import Accepted, InboxFull, JobScripts, Joined, NewLife, evicted
 from kvps.shared import Made, MemoryGone, Segments
 from kvps.state import Member, Turn
-from kvps.transport import ChunkGone
+from kvps.transport import ChunkGone, redacted
 from kvps.wire import finite
+
+log = logging.getLogger("kvps.session")
 
 
 class Session:
     """One incarnation of a worker in a job. Belongs to the thread that made it; `Job.join` makes one.
+
+    A fork of its process cannot use it: every call raises WrongOrder there, and the end of its with block does nothing.
 
     rank      the worker's number in the job, kept across incarnations
     round     the last round it has done (or need not do)
@@ -79,6 +86,7 @@ class Session:
         segments: Segments | None = None,
         device: Device | str = CPU,
     ) -> None:
+        self._owner = Owner(f"the session of worker {worker!r}")
         self.worker = worker
         self.rank = joined.rank
         self.incarnation = joined.incarnation
@@ -99,6 +107,7 @@ class Session:
         self._unit: int | None = None
         self._tried = 0  # the last sequence number under which bytes, or a push, may have been sent
         self._out: Outgoing | None = None
+        self._pushing: Outgoing | None = None  # while push() is at work, for other threads
         self._counts = True  # whether all that was put is finite
         self._doubt = ""  # the digests of a push of which the end is not known; "?" if there are none
         self._wire = format_of(config.wire)
@@ -120,7 +129,7 @@ class Session:
         self._thread = threading.get_ident()
         self._heart = Heart(scripts, worker, joined.incarnation, config.worker_timeout_ms / 1000)
         self._heart.start()
-        weakref.finalize(self, self._heart.stop)  # who drops a session without leaving falls silent
+        weakref.finalize(self, self._owner.run, self._heart.stop)  # who drops a session without leaving falls silent
 
     # -- pull -------------------------------------------------------------------------------------------------
 
@@ -288,6 +297,7 @@ class Session:
                 counts &= looks or self._finite(number, array)
         out = self._outgoing(live=counts, looks=looks)
         self._out, self._counts = None, True
+        self._pushing = out
         try:
             if counts:
                 out.put(arrays)
@@ -309,12 +319,20 @@ class Session:
                 self._doubt = out.digests if counts else "-"
             out.way.drop()
             raise
+        finally:
+            self._pushing = None
         self._doubt = ""
         self._pulled, self._unit = False, None
         self._pushed_on = None if self._config.staleness else self._seen
         self.clock, self.round = accepted
         self._trace = self._measured(began - self._since, time.perf_counter() - began, loss)
         return self.clock
+
+    @property
+    def undelivered(self) -> int:
+        """How many chunks of the gradient that is being pushed are not known to have arrived. Any thread may ask."""
+        out = self._pushing
+        return out.way.missing if out else 0
 
     def _check_same(self, digests: str) -> None:
         """After a push of which the end is not known, only the same one may follow: it may count, or its bytes may
@@ -412,28 +430,47 @@ class Session:
         accept = partial(self._accept, self.sequence + 1, out, counts)
         if not counts:
             out.way.drop()  # what was sent of it is dead, and will be swept
-        elif not self._sent(out):
-            return self._resent(out) or accept(self._scripts)
-        elif call := out.way.with_command:
-            with contextlib.suppress(RedisConnectionError, RedisTimeoutError):
-                return accept(self._scripts.through(call))
-            return self._resent(out) or accept(self._scripts)
-        return accept(self._scripts)
+            return accept(self._scripts)
+        cut: Exception | None = None
+        try:
+            if out.way.end():
+                call = out.way.with_command
+                return accept(self._scripts.through(call) if call else self._scripts)
+        except (RedisConnectionError, RedisTimeoutError) as error:
+            cut = error
+        return self._resent(out, cut) or accept(self._scripts)
 
-    def _resent(self, out: Outgoing) -> Accepted | None:
-        """Store the chunks of which it is not known whether they are there, unless they were accepted before."""
+    def _resent(self, out: Outgoing, cut: Exception | None) -> Accepted | None:
+        """Store the chunks of which it is not known whether they are there, unless they were accepted before.
+
+        Goes on as long as chunks arrive. `cut` is how the first try ended, if there was one. Raises ServerLost.
+        """
+        retries, told = self._client.retries(), False
         while True:
             if accepted := self._scripts.ask(self.worker, self.incarnation, self.sequence + 1):
                 return accepted
-            with contextlib.suppress(RedisConnectionError, RedisTimeoutError):
+            missing = out.way.missing
+            if cut and not told:
+                log.warning("%s; what has not arrived is sent again", self._stuck(missing, out, cut))
+                told = True
+            try:
                 out.way.resend()
                 return None
+            except (RedisConnectionError, RedisTimeoutError) as error:
+                cut = error
+            if out.way.missing < missing:
+                retries.progress()
+            if not retries.pause():
+                raise ServerLost(
+                    f"{self._stuck(out.way.missing, out, cut)}; for {retries.patience_s:g} s small requests passed and "
+                    f"no chunk did: look at what is between here and there, then push the same gradient again"
+                )
 
-    def _sent(self, out: Outgoing) -> bool:
-        """Whether all is there; False if it may be, or if it was tried before."""
-        with contextlib.suppress(RedisConnectionError, RedisTimeoutError):
-            return out.way.end()
-        return False
+    def _stuck(self, missing: int, out: Outgoing, cut: Exception) -> str:
+        return (
+            f"job {self._keys.job}: push {self.sequence + 1} of worker {self.worker!r} does not get through to "
+            f"{redacted(self._client.url)}: {missing} of {len(out.way.keys)} chunks have not arrived ({cut})"
+        )
 
     def _accept(self, seq: int, out: Outgoing, counts: bool, scripts: JobScripts) -> Accepted:
         """Have what was stored, or is by these `scripts`, accepted, as soon as the inbox takes it."""
@@ -470,6 +507,7 @@ class Session:
         `finished` says that it has done all its rounds; a job is finished when all its workers are. Raises
         WorkerEvicted if it was evicted before and not replaced, for then the job does not know that.
         """
+        self._owner.check()
         if self._closed:
             return
         self._closed = True
@@ -510,6 +548,8 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if not self._owner.is_here:
+            return
         if error is None:
             self.leave(finished=True)
             return
@@ -518,6 +558,7 @@ class Session:
             self.leave(finished=False)
 
     def _check_usable(self) -> None:
+        self._owner.check()
         if self._closed:
             raise WrongOrder(f"the session of worker {self.worker!r} is closed: join again")
         if threading.get_ident() != self._thread:

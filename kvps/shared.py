@@ -11,10 +11,13 @@ they have it, whether the file is still that of the name. The kernel drops the l
 
 Processes of one host need not see the same /dev/shm: a container may have its own. So a job says which memory its
 segments are in, and only a process that sees that very memory may say that they are lost.
+
+A fork gets a copy of the segments that its parent writes, as of all other memory: what it writes there, nobody sees.
 """
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import hashlib
@@ -24,6 +27,7 @@ import re
 import secrets
 import shutil
 import threading
+import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -41,6 +45,7 @@ ROOT = Path("/dev/shm")
 _IDENTITY = "identity"
 _NONCE = re.compile("[0-9a-f]{32}")
 _MAP = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+_FIXED, _NO_RESERVE = 0x10, 0x4000  # of Linux: Python names them in part, or late
 
 
 def available() -> bool:
@@ -229,6 +234,14 @@ class Made:
                 f"{ROOT} is full ({room() / 1e6:,.1f} MB left of {nbytes / 1e6:,.1f} MB): make room there, remove jobs "
                 f"(kvps rm), or create the job with --transport redis"
             ) from None
+        _written_here.add(self)
+
+    def part(self) -> None:
+        """In a fork: map the bytes anew in the same place, so that what is written there stays in this process."""
+        protection, kind = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | _FIXED | _NO_RESERVE
+        at = self.data.ctypes.data
+        if _mmap(at, self.data.size, protection, kind, self._fd, 0) != at:
+            os.abort()  # to go on would be to write into what the parent pushes
 
     def renamed(self, name: str) -> bool:
         """Give it another name, to be written anew; False if somebody still reads it, or it was swept."""
@@ -254,6 +267,20 @@ class Made:
     def __del__(self) -> None:
         with suppress(OSError, AttributeError):
             os.close(self._fd)
+
+
+_written_here: weakref.WeakSet[Made] = weakref.WeakSet()
+_mmap = ctypes.CDLL(None).mmap
+_mmap.restype = ctypes.c_void_p
+_mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+
+
+def _part_all() -> None:
+    for made in _written_here:
+        made.part()
+
+
+os.register_at_fork(after_in_child=_part_all)
 
 
 class Segments:
@@ -395,9 +422,13 @@ class _File:
         return False
 
     def leave(self) -> None:
+        if (
+            self._pid != os.getpid()
+        ):  # a fork shares the file's lock with its parent, and may have this one held for ever
+            return
         with self._lock:
             self._readers -= 1
-            if not self._readers and self._pid == os.getpid():  # a forked child shares the lock with its parent
+            if not self._readers:
                 fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     def __del__(self) -> None:

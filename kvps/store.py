@@ -335,7 +335,12 @@ class Store:
         return len(found)
 
     def close(self) -> None:
-        """Close the connections; and end the server if this process started it and has no other store on it."""
+        """Close the connections; and end the server if this process started it and has no other store on it.
+
+        In a fork it does nothing.
+        """
+        if not self.client.owner.is_here:
+            return
         self.client.close()
         server, self._server = self._server, None
         if server:

@@ -7,7 +7,6 @@ Beside the command line this is the one place that brings an aggregator to a job
 from __future__ import annotations
 
 import atexit
-import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -56,7 +55,6 @@ class LocalJob(Job):
         self._stop = threading.Event()
         self._server = threading.Thread(target=self._serve, name=f"kvps-serve-{name}", daemon=True)
         self._server.start()
-        self._process = os.getpid()
         atexit.register(self.close)
 
     def _serve(self) -> None:
@@ -112,8 +110,8 @@ class LocalJob(Job):
             raise self._failures[0]
 
     def close(self) -> None:
-        """End the aggregator, and remove the job. Raises what the aggregator raised."""
-        if self._closed or os.getpid() != self._process:  # a forked child has no part in it
+        """End the aggregator, and remove the job; in a fork it does nothing. Raises what the aggregator raised."""
+        if self._closed or not self.client.owner.is_here:
             return
         self._closed = True
         atexit.unregister(self.close)

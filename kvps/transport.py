@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, cast
@@ -51,6 +52,10 @@ except ImportError:  # pragma: no cover
 
 
 _parse_url: Any = parse_url  # untyped in redis-py
+
+
+Stored = Callable[[str], None]
+"""Is told of each key that the server has stored."""
 
 
 class ChunkGone(Exception):
@@ -221,41 +226,45 @@ class ArrayPool:
         self._pool = ConnectionPool(connection_class=cast(Any, _KINDS[url.split(":", 1)[0]]), **settings)
         self._idle: list[Any] = []
 
-    def put(self, items: Iterable[tuple[str, Buffers]]) -> None:
-        """SET each (key, value) and wait until the server has answered OK to all of them.
+    def put(self, items: Iterable[tuple[str, Buffers]], stored: Stored | None = None) -> None:
+        """SET each (key, value) and wait until the server has answered OK to all of them; `stored` is told each time.
 
         Raises redis-py's ResponseError (OOM, READONLY ...) of the first that was refused, and its
         ConnectionError or TimeoutError when cut: then any of them may have been stored.
         """
-        with self.putting() as put:
+        with self.putting(stored) as put:
             for key, value in items:
                 put(key, value)
 
     @contextmanager
-    def putting(self) -> Iterator[Callable[[str, Buffers], None]]:
+    def putting(self, stored: Stored | None = None) -> Iterator[Callable[[str, Buffers], None]]:
         """A function that SETs one (key, value) without waiting, and never fails: leaving the block raises for it."""
         failed: RedisError | None = None
-        waiting = 0
+        waiting: deque[str] = deque()
 
         with self.using() as connection:
 
             def confirm() -> None:
-                nonlocal failed, waiting
-                waiting -= 1
+                nonlocal failed
+                key = waiting.popleft()
                 try:
                     cast(Any, connection).read_response()
                 except ResponseError as error:
                     failed = failed or error
+                else:
+                    if stored:
+                        stored(key)
 
             def put(key: str, value: Buffers) -> None:
-                nonlocal failed, waiting
+                nonlocal failed
                 if failed and not isinstance(failed, ResponseError):
                     return
                 try:
-                    connection.write_set(key, value)
-                    waiting += 1
-                    if waiting == _SET_WINDOW:
+                    # Not only when the window is full: of a slow link that is cut it must be known what has arrived.
+                    while waiting and (len(waiting) == _SET_WINDOW or cast(Any, connection).can_read()):
                         confirm()
+                    connection.write_set(key, value)
+                    waiting.append(key)
                 except RedisError as error:
                     failed = error
 

@@ -4,8 +4,9 @@
 
 `protocol_scripts` has the Lua scripts; around them `Model` has what the clients do: workers that join, pull, push and
 leave; aggregators that look, stage, say ready or reject. Workers may be killed, wrongly evicted, and replaced while
-they still run; leases may expire under their holders; a reply may be lost, and a write of a cut connection may land
-late; a contribution may turn out bad; the server may be started again without its last writes, under all of them.
+they still run, or forked; leases may expire under their holders; a reply may be lost, and a write of a cut connection
+may land late; a contribution may turn out bad; the server may be started again without its last writes, under all of
+them.
 With `units` workers take those one by one, leave when none is free, and join again for what comes back.
 `Model.broken` says what must never be, in any state that can be reached. Each mutant leaves one check out, so that
 it is known which of them the exploration can tell from none.
@@ -199,6 +200,10 @@ class Model:
                 t = self.scripts.leave(t, worker, session.incarnation, finished=False)[1]
                 t = t._replace(sessions=put(s.sessions, worker, None))
                 yield Step(f"w{worker} fails, and leaves", t, sure=False)
+        if session and not s.zombie and (t := s.spending("forks")):
+            if "session-fork" in self.without:
+                t = t._replace(zombie=(worker, session))
+            yield Step(f"w{worker} is forked", t, sure=False)
         if entry and entry.counts and not (session and active):
             yield Step(f"w{worker} is evicted", self.scripts.evict(s, worker)[1])
         elif active and (t := s.spending("evictions")):
@@ -240,6 +245,8 @@ class Model:
                 t = t._replace(wrong="a contribution is accepted on the word of an earlier life")
             if t != s and entry and entry.unit != session.unit:
                 t = t._replace(wrong="a contribution is accepted as of another unit than it was computed on")
+            if answer[0] == "ACK" and session.does == "push" and entry and entry.accepted > session.seq:
+                t = t._replace(wrong="a gradient is acknowledged in the place of another")
             match answer:
                 case ("ACK", round_):
                     after = Session(session.incarnation, session.seq + 1, round_, "take" if self.units else "pull")

@@ -89,6 +89,7 @@ MUTANTS = {
     "forget-id": "forget: frees the name though another job that had it is being removed",
     "session-bound": "session: does not wait for the others' rounds",
     "session-forgotten": "session: goes on though the server knows of less than it was told",
+    "session-fork": "session: a fork of its process goes on with it too",
 }
 
 
@@ -209,9 +210,10 @@ class Faults(NamedTuple):
     bad: int = 1
     losses: int = 0
     removals: int = 0
+    forks: int = 0
 
 
-NO_FAULTS = Faults(0, 0, 0, 0, 0, 0, 0, 0)
+NO_FAULTS = Faults(*(0,) * 9)
 
 
 class State(NamedTuple):

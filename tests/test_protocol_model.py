@@ -51,6 +51,7 @@ SMALL = [
     _bounds(1, 0, workers=1, removals=2, rounds=1),
     _bounds(1, 0, removals=1, rounds=1),
     _bounds(1, 0, workers=1, removals=2, rounds=1, units=1),
+    _bounds(1, 0, forks=1, kills=1, lost=1),
 ]
 LARGE = [
     _bounds(1, 0, kills=1, evictions=1, takeovers=1, lost=1, bad=1),
@@ -134,6 +135,7 @@ SEEN = {  # the mutant, and where it shows
     "ready-term ready-recheck": ((1, 0), {"takeovers": 1}),
     "holder-restages": ((2, 0), {"late": 1, "bad": 1}),
     "session-bound": ((1, 0), {}),
+    "session-fork": ((1, 0), {"forks": 1}),
     "push-pushed": ((1, 0), {"units": 2}),
     "take-state": ((1, 0), {"units": 2, "evictions": 1}),
     "take-same": ((1, 0), {"units": 2, "lost": 1}),

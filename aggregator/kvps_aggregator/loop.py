@@ -126,10 +126,11 @@ class Aggregator:
             if job.segments:
                 job.segments.remove()  # who removed it may be elsewhere
         finally:
-            with suppress(KvpsError, NewLife):
-                self.release()
-            if self._saver:
-                self._saver.close()
+            if job.client.owner.is_here:  # in a fork that ends, the shards are still its parent's
+                with suppress(KvpsError, NewLife):
+                    self.release()
+                if self._saver:
+                    self._saver.close()
 
     def release(self) -> None:
         """Give up all shards, so that a standby can take them at once."""

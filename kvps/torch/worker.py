@@ -14,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from kvps.errors import InvalidSetting, LayoutMismatch, UsageError, WrongOrder
 from kvps.job import Job
 from kvps.layout import DTYPE
+from kvps.owner import Owner
 from kvps.session import Session
 from kvps.torch.model import Parameters, fill, fitting
 
@@ -50,6 +51,7 @@ class Worker:
     """
 
     def __init__(self, session: Session, params: Parameters, overlap: bool) -> None:
+        self._owner = Owner(f"the session of worker {session.worker!r}")
         self.session = session
         self._params = params
         self._put: dict[str, tuple[torch.Tensor, int]] = {}  # what left during backward, and its count of writes then
@@ -86,6 +88,7 @@ class Worker:
         NotFinite, WrongOrder; after these nothing has changed. Raises what `Session.push` raises besides, and may then
         be called again as that may.
         """
+        self._owner.check()
         shown = _number(loss)
         grads = self._gradients()
         try:
@@ -104,7 +107,9 @@ class Worker:
         self.session.leave(finished)
 
     def _leaves(self, name: str, parameter: torch.Tensor) -> None:
-        """Autograd has added up a gradient."""
+        """Autograd has added up a gradient; in a fork, that of a model which another session trains by now."""
+        if not self._owner.is_here:
+            return
         if name in self._put:
             raise WrongOrder(
                 f"gradient {name!r} has left, and is added to again: join with overlap=False for several backward()"

@@ -2,6 +2,7 @@
 
 For one in `one_in` of the requests that run one of these scripts it does one thing, by its seed, and notes which. A
 request that was not forwarded never happened; one that was, did, and only its reply is lost: kvps must not mind which.
+Of a connection that has sent more than `limit` bytes all the rest vanishes, as large requests do on some links.
 """
 
 from __future__ import annotations
@@ -28,18 +29,21 @@ FAULTS = {
 
 def serve(spec: dict[str, Any]) -> None:
     """Forward from `listen` (a port of this machine) to `target` (a port, or a Unix socket's path)."""
-    asyncio.run(_Proxy(spec).run())
+    asyncio.run(Proxy(spec).run())
 
 
-class _Proxy:
+class Proxy:
+    """One proxy; `limit` is that of bytes, 0 is none, and may be changed while it runs."""
+
     def __init__(self, spec: dict[str, Any]) -> None:
-        self._port, self._target, self._notes = spec["listen"], spec["target"], spec["notes"]
+        self.port, self._target, self._notes = spec["listen"], spec["target"], spec.get("notes", "")
+        self.limit = spec.get("limit", 0)
         self._one_in, self._timeout_s = spec.get("one_in", 0), spec.get("timeout_s", 1.5)
         self._random = random.Random(spec.get("seed", 0))
         self._shas = [scripts._SHAS[name].encode() for name in spec.get("scripts", ("push", "ready"))]
 
     async def run(self) -> None:
-        server = await asyncio.start_server(self._serve, "127.0.0.1", self._port, backlog=512)
+        server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, backlog=512)
         async with server:
             await server.serve_forever()
 
@@ -56,8 +60,8 @@ class _Proxy:
             for task in done:
                 task.cancel()
             await asyncio.gather(*done, return_exceptions=True)
-        except OSError:
-            pass  # the server is away: so is the client's connection
+        except (OSError, asyncio.CancelledError):
+            pass  # the server is away, or the proxy ends: so is the client's connection
         finally:
             for writer in (to_client, to_server):
                 if writer:
@@ -85,7 +89,7 @@ class _Link:
 
     def __init__(
         self,
-        proxy: _Proxy,
+        proxy: Proxy,
         from_client: asyncio.StreamReader,
         to_client: asyncio.StreamWriter,
         from_server: asyncio.StreamReader,
@@ -95,12 +99,14 @@ class _Link:
         self._from_client, self._to_client = from_client, to_client
         self._from_server, self._to_server = from_server, to_server
         self._fault = ""
+        self._sent = 0
 
     async def requests(self) -> None:
         """From the client to the server, until one of them ends or a fault ends it."""
         while data := await self._from_client.read(1 << 18):
             self._fault = self._proxy.fault(data)
-            if self._fault == "request swallowed":
+            self._sent += len(data)
+            if self._fault == "request swallowed" or 0 < self._proxy.limit < self._sent:
                 continue
             if self._fault == "reset before forwarding":
                 self._reset()
