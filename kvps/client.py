@@ -52,6 +52,7 @@ class Client:
         self._redis: Any = redis.Redis(connection_pool=pool)
         self._arrays = ArrayPool(url)
         self._patience_s = patience_s
+        self._connections = int(settings["max_connections"])
         self._closed = False
         # A reply that comes as the connection gives up waiting for it is a cut: BLOCK ends well before.
         self._block_ms = int(settings["socket_timeout"] * 500)
@@ -227,10 +228,7 @@ class Client:
             except (RedisConnectionError, RedisTimeoutError) as error:
                 if not cuts:
                     raise
-                failure: Exception = ServerLost(
-                    f"no answer from {redacted(self.url)} for {self._patience_s:g} s ({error}): "
-                    f"what was acknowledged is as safe as that server's data"
-                )
+                failure: Exception = self._lost(error)
             except ResponseError as error:
                 failure = self._refused(error)
                 if not _passing(error) or (_full(error) and not room):
@@ -242,6 +240,17 @@ class Client:
             # A server that is away or full rings no bell: this is the one wait that has no event to wait for.
             time.sleep(delay)
             delay = min(delay * 2, 0.5)
+
+    def _lost(self, error: Exception) -> ServerLost:
+        where, waited = redacted(self.url), f"{self._patience_s:g} s"
+        if str(error) == "Too many connections":  # redis-py before 6.3 has no class for it
+            return ServerLost(
+                f"all {self._connections} connections to {where} that max_connections in its URL allows were in use "
+                f"for {waited}: raise that, or have fewer sessions in one process"
+            )
+        return ServerLost(
+            f"no answer from {where} for {waited} ({error}): what was acknowledged is as safe as that server's data"
+        )
 
     def _refused(self, error: ResponseError) -> Exception:
         if isinstance(error, redis.exceptions.NoScriptError):

@@ -41,6 +41,7 @@ SOCKET_TIMEOUT_S = 10.0
 CONNECT_TIMEOUT_S = 5.0
 _COALESCE_BYTES = 16 << 10  # smaller pieces are joined: a copy of them is cheaper than a system call each
 _SET_WINDOW = 64  # replies to SET that may wait to be read; each is 5 bytes
+_NO_LIMIT = 2**31  # of connections: the server has one of its own, maxclients
 _GET_WINDOW = 3  # chunks that one reader waits for: of more the server copies all before it sends the first
 _NONCE = secrets.token_hex(4)  # pids of several machines, or of containers, may be the same
 
@@ -181,6 +182,10 @@ def connection_settings(url: str) -> dict[str, Any]:
         ) from None
     settings.pop("connection_class", None)
     settings.setdefault("client_name", client_name())
+    # redis-py's own limit is 100: each session that waits holds a connection, and its heartbeat needs another.
+    settings.setdefault("max_connections", _NO_LIMIT)
+    if settings["max_connections"] < 1:
+        raise InvalidSetting(f"{redacted(url)}: max_connections must be 1 or more")
     settings.setdefault("socket_timeout", SOCKET_TIMEOUT_S)
     if not settings["socket_timeout"] > 0:
         raise InvalidSetting(f"{redacted(url)}: socket_timeout must be more than 0 seconds")
