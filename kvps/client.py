@@ -85,6 +85,17 @@ class Client:
         """The replies to several reads as of one instant (MULTI). Raises ServerLost, ServerError."""
         return self._repeat(lambda: self._shaped(commands, self._ask([_MULTI, *commands, _EXEC])[-1]))
 
+    def each(self, commands: Sequence[Command]) -> list[Any]:
+        """The reply to each command, all sent in one piece; for one that is refused the error that `call` would raise.
+
+        Raises ServerLost.
+        """
+        replies = self._repeat(lambda: self._arrays.exchange(commands)[0])
+        return [
+            self._refused(reply) if isinstance(reply, ResponseError) else self._shaped([command], [reply])[0]
+            for command, reply in zip(commands, replies, strict=True)
+        ]
+
     def _ask(self, commands: Sequence[Command]) -> list[Any]:
         """The replies to commands that are sent in one piece. Raises the first that is an error."""
         return _granted(self._arrays.exchange(commands)[0])
@@ -106,13 +117,17 @@ class Client:
         return _rung(self.call(*self._bell(streams, timeout_ms)))
 
     def wait_and_read(
-        self, streams: Mapping[str, str], commands: Sequence[Command], gets: Sequence[tuple[str, memoryview]]
+        self,
+        streams: Mapping[str, str],
+        commands: Sequence[Command],
+        gets: Sequence[tuple[str, memoryview]] = (),
+        timeout_ms: int = BELL_MS,
     ) -> tuple[dict[str, str], list[Any], bool]:
         """`wait`, then `together`, then GETs into their buffers, in one request; and whether all of those were there.
 
         The server answers it when the bell rings, so that who wakes up need not ask any more.
         """
-        asked = [self._bell(streams, BELL_MS), _MULTI, *commands, _EXEC]
+        asked = [self._bell(streams, timeout_ms), _MULTI, *commands, _EXEC]
 
         def run() -> tuple[dict[str, str], list[Any], bool]:
             replies, filled = self._arrays.exchange(asked, gets)

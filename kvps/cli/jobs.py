@@ -13,7 +13,7 @@ from rich.text import Text
 
 from kvps.cli import common
 from kvps.errors import CorruptData, InvalidSetting, JobNotFound
-from kvps.job import Job
+from kvps.job import Job, readable
 from kvps.state import State
 
 
@@ -38,7 +38,7 @@ def status(
     redis: common.Redis = None,
 ) -> None:
     """Show one job: version, vector clock, workers, who holds its shards."""
-    with common.existing_store(redis) as store, common.readable(job):
+    with common.existing_store(redis) as store, readable(job):
         found = store.job(job)
         state, holders, traces = found.state(), found.holders(), found.traces()
         waiting, kept = found.client.call("XLEN", found.keys.inbox), found.kept(state.version)
