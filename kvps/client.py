@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any, TypeVar
 
 import redis
-from redis.connection import Connection, ConnectionPool, SSLConnection, UnixDomainSocketConnection
 from redis.exceptions import AuthenticationError, AuthorizationError, InvalidResponse, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
@@ -22,7 +21,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from kvps import keys
 from kvps.errors import NoServer, ServerError, ServerFull, ServerLost, ServerUnfit
 from kvps.resp import Command
-from kvps.transport import ArrayPool, connection_settings, redacted
+from kvps.transport import ArrayPool, ClientRefused, connection_settings, redacted, too_many_clients
 from kvps.wire import Buffers
 
 OLDEST_SERVER = (6, 2)
@@ -32,6 +31,7 @@ _UNLINK_BATCH = 500
 _MULTI, _EXEC = ("MULTI",), ("EXEC",)
 _PASSING = ("BUSY ", "MASTERDOWN", "NOREPLICAS", "MISCONF", "CLUSTERDOWN", "TRYAGAIN")
 
+_SHAPES: Any = redis.Redis(protocol=2).response_callbacks  # what redis-py makes of replies
 _T = TypeVar("_T")
 
 
@@ -41,19 +41,13 @@ class Client:
     small_bytes = 256 << 10  # of arrays that travel in one request with the command that they are for
 
     def __init__(self, url: str, patience_s: float = _PATIENCE_S) -> None:
-        settings = connection_settings(url) | {"decode_responses": True}
-        kind: dict[str, Any] = {
-            "redis": Connection,
-            "rediss": SSLConnection,
-            "unix": UnixDomainSocketConnection,
-        }
-        pool = ConnectionPool(connection_class=kind[url.split(":", 1)[0]], **settings)
+        settings = connection_settings(url)
         self.url = url
-        self._redis: Any = redis.Redis(connection_pool=pool)
         self._arrays = ArrayPool(url)
         self._patience_s = patience_s
         self._connections = int(settings["max_connections"])
         self._closed = False
+        self._maxclients: int | None = None  # until the server says it
         # A reply that comes as the connection gives up waiting for it is a cut: BLOCK ends well before.
         self._block_ms = int(settings["socket_timeout"] * 500)
 
@@ -63,14 +57,13 @@ class Client:
     def close(self) -> None:
         """Close all connections; what is using one on another thread meets ServerLost."""
         self._closed = True
-        self._redis.connection_pool.disconnect()
         self._arrays.close()
 
     # -- commands ---------------------------------------------------------------------------------------------
 
     def call(self, *command: Any) -> Any:
         """The reply to one command, sent again after a cut. Raises ServerLost, ServerError."""
-        return self._repeat(lambda: self._shaped([command], self._ask([command]))[0])
+        return self._repeat(lambda: self._once(*command))
 
     def call_and_get(self, gets: Sequence[tuple[str, memoryview]], *command: Any) -> tuple[Any, list[bool]]:
         """`call`, then GETs into their buffers, in one request; and which of those were there."""
@@ -96,15 +89,17 @@ class Client:
             for command, reply in zip(commands, replies, strict=True)
         ]
 
+    def _once(self, *command: Any) -> Any:
+        return self._shaped([command], self._ask([command]))[0]
+
     def _ask(self, commands: Sequence[Command]) -> list[Any]:
         """The replies to commands that are sent in one piece. Raises the first that is an error."""
         return _granted(self._arrays.exchange(commands)[0])
 
     def _shaped(self, commands: Sequence[Command], replies: Sequence[Any]) -> list[Any]:
         """Replies as redis-py shapes those to these commands: a hash is a dict. Raises the first that is an error."""
-        shapes = self._redis.response_callbacks
         return [
-            shapes[command[0]](reply) if command[0] in shapes else reply
+            _SHAPES[command[0]](reply) if command[0] in _SHAPES else reply
             for command, reply in zip(commands, _granted(replies), strict=True)
         ]
 
@@ -142,7 +137,14 @@ class Client:
 
     def scan(self, pattern: str) -> Iterator[str]:
         """Names of keys, found without stopping the server."""
-        return iter(self._repeat(lambda: list(self._redis.scan_iter(match=pattern, count=1000))))
+        return iter(self._repeat(lambda: list(self._scan(pattern))))  # a cursor does not outlive its server
+
+    def _scan(self, pattern: str) -> Iterator[str]:
+        cursor, found = self._once("SCAN", 0, "MATCH", pattern, "COUNT", 1000)
+        yield from found
+        while cursor:
+            cursor, found = self._once("SCAN", cursor, "MATCH", pattern, "COUNT", 1000)
+            yield from found
 
     def unlink(self, keys: Sequence[str]) -> None:
         """Delete keys, some hundreds a command, so that the server is never held up."""
@@ -258,6 +260,8 @@ class Client:
 
     def _lost(self, error: Exception) -> ServerLost:
         where, waited = redacted(self.url), f"{self._patience_s:g} s"
+        if isinstance(error, ClientRefused):
+            return too_many_clients(self.url, self._maxclients)
         if str(error) == "Too many connections":  # redis-py before 6.3 has no class for it
             return ServerLost(
                 f"all {self._connections} connections to {where} that max_connections in its URL allows were in use "
@@ -285,11 +289,15 @@ class Client:
         where = redacted(self.url)
         refused, advice = "does not let kvps look at it", ""
         try:
-            _check(where, self._redis.info())
+            info = self._once("INFO")
+            self._maxclients = info.get("maxclients")
+            _check(where, info)
             refused, advice = "cannot be written", "; give the URL of a primary with room"
-            self._redis.execute_command("SET", keys.PREFLIGHT, "ok", "PX", 1000)
+            self._once("SET", keys.PREFLIGHT, "ok", "PX", 1000)
         except (AuthenticationError, AuthorizationError) as error:
             raise NoServer(f"{where} refuses the login: {error}") from None
+        except ClientRefused:
+            raise too_many_clients(self.url, self._maxclients) from None
         except (RedisConnectionError, RedisTimeoutError) as error:
             raise NoServer(f"no Redis server answers at {where} ({error}): start it, or check the URL") from None
         except ResponseError as error:
@@ -299,17 +307,16 @@ class Client:
 
     def memory(self) -> tuple[int, int]:
         """Bytes that the server uses, and how many it may use; 0 is no limit."""
-        info = self._repeat(lambda: self._redis.info("memory"))
+        info = self.call("INFO", "memory")
         return int(info["used_memory"]), int(info["maxmemory"])
 
     def port(self) -> int:
         """The TCP port that the server listens on; 0 if it does on none."""
-        info = self._repeat(lambda: self._redis.info("server"))
-        return int(info["tcp_port"])
+        return int(self.call("INFO", "server")["tcp_port"])
 
     def run_id(self) -> str:
         """The server's own name for its present life."""
-        return str(self._repeat(lambda: self._redis.info("server"))["run_id"])
+        return str(self.call("INFO", "server")["run_id"])
 
     def __enter__(self) -> Client:
         return self

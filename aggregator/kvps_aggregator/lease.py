@@ -16,7 +16,7 @@ from functools import partial
 
 from kvps import process
 from kvps.client import Client
-from kvps.errors import KvpsError, ServerError
+from kvps.errors import KvpsError, ServerError, TooManyClients
 from kvps.job import Job
 from kvps.scripts import Call
 from kvps_aggregator.batch import Ask, in_one_request
@@ -57,8 +57,11 @@ class LeaseKeeper:
     def _run(self) -> None:
         while due := self._await_due():
             try:
-                with suppress(KvpsError):  # the jobs' own loops meet the same error, and can say it
-                    self._keep(due)
+                self._keep(due)
+            except TooManyClients as error:  # the jobs' own loops may have the connections that they need
+                log.warning("leases cannot be renewed: %s", error)
+            except KvpsError:
+                pass  # those loops meet the same error, and can say it
             finally:
                 for leases in due:
                     leases.renewing.release()
