@@ -70,6 +70,21 @@ def test_names_are_shown_as_they_are(store: Store) -> None:
     assert "shard 0  [host]:100:abc" in done.stdout
 
 
+def test_a_job_that_nobody_is_in_is_not_said_to_lack_an_aggregator(store: Store) -> None:
+    """It is served when a worker joins; only one that somebody is in lacks what it has not."""
+    job = store.create_job("idle", ONE)
+
+    def said() -> tuple[str, str]:
+        lines = kvps_run(store, "status", "idle").stdout.splitlines()
+        return lines[0].split("  ")[1], next(line for line in lines if line.startswith("shard 0"))
+
+    assert said() == ("waits for workers", "shard 0  idle until a worker joins")
+    with job.join("w0") as session:
+        assert said() == ("waits for an aggregator", "shard 0  no aggregator: kvps aggregator start")
+        session.leave(finished=False)
+    assert said() == ("waits for workers", "shard 0  idle until a worker joins")
+
+
 # -- jobs that cannot be read -------------------------------------------------------------------------------------
 
 
