@@ -16,6 +16,8 @@ import os
 import re
 import secrets
 import socket
+import time
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, cast
@@ -42,6 +44,7 @@ SOCKET_TIMEOUT_S = 10.0
 CONNECT_TIMEOUT_S = 5.0
 _COALESCE_BYTES = 16 << 10  # smaller pieces are joined: a copy of them is cheaper than a system call each
 _SET_WINDOW = 64  # replies to SET that may wait to be read; each is 5 bytes
+_UNUSED_S = 60.0
 _NO_LIMIT = 2**31  # of connections: the server has one of its own, maxclients
 _GET_WINDOW = 3  # chunks that one reader waits for: of more the server copies all before it sends the first
 _REFUSAL = "max number of clients reached"
@@ -68,6 +71,7 @@ class _Bulk:
     """What a redis-py connection needs to move arrays; mixed into each of its kinds."""
 
     _sock: Any
+    used_at = 0.0
     _greeted = False
     _last_words = b""
 
@@ -260,7 +264,7 @@ class ArrayPool:
             "command_packer": PythonRespSerializer(_COALESCE_BYTES, _encode),
         }
         self._pool = ConnectionPool(connection_class=cast(Any, KINDS[url.split(":", 1)[0]]), **settings)
-        self._idle: list[Any] = []
+        self._idle: deque[Any] = deque()  # the last one used is the first one taken
 
     def put(self, items: Iterable[tuple[str, Buffers]]) -> None:
         """SET each (key, value) and wait until the server has answered OK to all of them.
@@ -346,7 +350,15 @@ class ArrayPool:
             while other := self._idle_connection():  # where one was cut, these may have been
                 self._give_back(other)
             raise
+        self._keep(connection)
+
+    def _keep(self, connection: Any) -> None:
+        """Have it at hand for the next; of the others close one that nobody has used for long: a crowd may be over."""
+        connection.used_at = now = time.monotonic()
         self._idle.append(connection)
+        with suppress(IndexError):  # another thread took it
+            if now - self._idle[0].used_at > _UNUSED_S:
+                self._give_back(self._idle.popleft())
 
     def _idle_connection(self) -> Any:
         """One that was used before. redis-py's pool would ask the kernel first, in three calls, whether it lives."""

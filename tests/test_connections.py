@@ -19,9 +19,11 @@ from kvps_aggregator.watch import JobWatcher
 from kvps_workers.queue import CPU, TrainingQueue
 
 import kvps
+from kvps import transport
 from kvps.client import Client
 from kvps.session import Session
 from kvps.store import Store
+from kvps.transport import client_name
 
 TINY = {"x": np.zeros(2, np.float32)}
 ONES = {"x": np.ones(2, np.float32)}
@@ -61,6 +63,23 @@ def test_a_limit_in_the_url_is_kept_and_said(store: Store) -> None:
         for connection in using:
             connection.__exit__(None, None, None)
         assert limited.client.call("GET", "none") is None
+
+
+def test_connections_that_a_crowd_has_left_are_closed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    with kvps.connect(store.url) as crowded:
+
+        def connections() -> int:
+            return sum(c["name"] == client_name() for c in store.client.call("CLIENT LIST"))
+
+        others = connections() - 1
+        with ExitStack() as crowd:
+            for _ in range(20):
+                crowd.enter_context(crowded.client._arrays.using())
+        assert connections() - others == 20
+        monkeypatch.setattr(transport, "_UNUSED_S", 0.0)
+        for _ in range(30):
+            crowded.client.call("GET", "none")
+        assert eventually(lambda: connections() - others == 1)
 
 
 # -- the server's limit -------------------------------------------------------------------------------------------
