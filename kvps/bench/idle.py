@@ -7,6 +7,7 @@ of the benchmark itself. Linux only.
 
 from __future__ import annotations
 
+import os
 import secrets
 import subprocess
 import sys
@@ -15,11 +16,11 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvps.bench.crew import Place
+from kvps.bench.crew import ONE_THREAD, Place
 from kvps.bench.result import Bar, Result, Row, machine
 from kvps.bench.turns import Ratio, Times, in_turns
 from kvps.errors import KvpsError
@@ -27,7 +28,7 @@ from kvps.job import Job
 from kvps.layout import DTYPE
 from kvps.store import Store
 
-_WINDOW_S, _QUICK_WINDOW_S = 2.0, 0.2
+_WINDOW_S, _QUICK_WINDOW_S = 2.0, 0.6  # longer than the aggregator is ever asleep
 _AGGREGATOR, _SERVER = "CPU of the aggregator in a second", "CPU of the server in a second"
 _IDLE, _SERVED = "an idle job, from join to its first commit", "a job that is served, the same"
 _ONE = {"w": np.ones(1, DTYPE)}
@@ -109,7 +110,8 @@ def measure(place: Place, transports: Sequence[str], turns: int, jobs: int, quic
     rows: list[Row] = []
     bars: list[Bar] = []
     for transport in transports:
-        with _idle_jobs(place.store, max(jobs, turns + 1)) as made, _aggregator(place.urls[transport], made) as pid:
+        made = _idle_jobs(place.store, max(jobs, turns + 1))
+        with _aggregator(place.urls[transport], made) as pid:
             rest = _Rest(place.store, pid, _QUICK_WINDOW_S if quick else _WINDOW_S)
             in_turns({"rest": rest.turn}, turns)
             wake = _Wake(made)
@@ -138,25 +140,21 @@ def _part(cpu: Times) -> Ratio:
     return cpu.over(Times(tuple((1.0,) for _ in cpu.turns)))
 
 
-@contextmanager
-def _idle_jobs(store: Store, number: int) -> Iterator[list[Job]]:
-    """Jobs that nobody has joined; removed with the block."""
+def _idle_jobs(store: Store, number: int) -> list[Job]:
+    """Jobs that nobody has joined; they end with the server, which is the benchmark's own."""
     prefix = f"bench-{secrets.token_hex(4)}"
-    made: list[Job] = []
-    try:
-        for i in range(number):
-            made.append(store.create_job(f"{prefix}-{i}", {"w": np.zeros(1, DTYPE)}, workers=1, transport="redis"))
-        yield made
-    finally:
-        for job in made:
-            store.remove_job(job.name)
+    settings: dict[str, Any] = {"workers": 1, "transport": "redis"}
+    return [store.create_job(f"{prefix}-{i}", {"w": np.zeros(1, DTYPE)}, **settings) for i in range(number)]
 
 
 @contextmanager
 def _aggregator(url: str, jobs: Sequence[Job]) -> Iterator[int]:
     """The process id of `kvps aggregator start`, once it has found all of them; ended with the block."""
     command = [sys.executable, "-m", "kvps", "aggregator", "start", "--redis", url]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True) as process:
+    environment = os.environ | ONE_THREAD  # NumPy would have a thread for each core
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, env=environment
+    ) as process:
         try:
             assert process.stderr
             missing, last = {job.name for job in jobs}, ""
