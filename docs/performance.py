@@ -17,13 +17,14 @@ from charts import Bar, chart
 
 from kvps.bench.result import Table, bars_table, rows_tables
 
-BENCHES = ("transport", "round", "straggler", "scale", "wake", "digits")
+BENCHES = ("transport", "round", "straggler", "scale", "wake", "idle", "digits")
 _TITLES = {
     "transport": "Arrays in and out",
     "round": "A round",
     "straggler": "Slow workers",
     "scale": "Many tensors, Adam, large models, many readers",
     "wake": "From a commit to a worker awake",
+    "idle": "Jobs that nobody is in",
     "digits": "Digits in every mode",
 }
 _HEAD = """# Figures

@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any, TypeVar
 
 import redis
-from redis.connection import Connection, ConnectionPool, SSLConnection, UnixDomainSocketConnection
 from redis.exceptions import AuthenticationError, AuthorizationError, InvalidResponse, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
@@ -23,7 +22,7 @@ from kvps import keys
 from kvps.errors import NoServer, ServerError, ServerFull, ServerLost, ServerUnfit
 from kvps.owner import Owner
 from kvps.resp import Command
-from kvps.transport import ArrayPool, Stored, connection_settings, redacted
+from kvps.transport import ArrayPool, ClientRefused, Stored, connection_settings, redacted, too_many_clients
 from kvps.wire import Buffers
 
 OLDEST_SERVER = (6, 2)
@@ -33,6 +32,7 @@ _UNLINK_BATCH = 500
 _MULTI, _EXEC = ("MULTI",), ("EXEC",)
 _PASSING = ("BUSY ", "MASTERDOWN", "NOREPLICAS", "MISCONF", "CLUSTERDOWN", "TRYAGAIN")
 
+_SHAPES: Any = redis.Redis(protocol=2).response_callbacks  # what redis-py makes of replies
 _T = TypeVar("_T")
 
 
@@ -63,19 +63,14 @@ class Client:
     small_bytes = 256 << 10  # of arrays that travel in one request with the command that they are for
 
     def __init__(self, url: str, patience_s: float = _PATIENCE_S) -> None:
-        settings = connection_settings(url) | {"decode_responses": True}
-        kind: dict[str, Any] = {
-            "redis": Connection,
-            "rediss": SSLConnection,
-            "unix": UnixDomainSocketConnection,
-        }
-        pool = ConnectionPool(connection_class=kind[url.split(":", 1)[0]], **settings)
+        settings = connection_settings(url)
         self.url = url
         self.owner = Owner(f"the connection to {redacted(url)}")
-        self._redis: Any = redis.Redis(connection_pool=pool)
         self._arrays = ArrayPool(url)
         self._patience_s = patience_s
+        self._connections = int(settings["max_connections"])
         self._closed = False
+        self._maxclients: int | None = None  # until the server says it
         # A reply that comes as the connection gives up waiting for it is a cut: BLOCK ends well before.
         self._block_ms = int(settings["socket_timeout"] * 500)
 
@@ -87,14 +82,13 @@ class Client:
         if not self.owner.is_here:
             return
         self._closed = True
-        self._redis.connection_pool.disconnect()
         self._arrays.close()
 
     # -- commands ---------------------------------------------------------------------------------------------
 
     def call(self, *command: Any) -> Any:
         """The reply to one command, sent again after a cut. Raises ServerLost, ServerError."""
-        return self._repeat(lambda: self._shaped([command], self._ask([command]))[0])
+        return self._repeat(lambda: self._once(*command))
 
     def call_and_get(self, gets: Sequence[tuple[str, memoryview]], *command: Any) -> tuple[Any, list[bool]]:
         """`call`, then GETs into their buffers, in one request; and which of those were there."""
@@ -109,15 +103,28 @@ class Client:
         """The replies to several reads as of one instant (MULTI). Raises ServerLost, ServerError."""
         return self._repeat(lambda: self._shaped(commands, self._ask([_MULTI, *commands, _EXEC])[-1]))
 
+    def each(self, commands: Sequence[Command]) -> list[Any]:
+        """The reply to each command, all sent in one piece; for one that is refused the error that `call` would raise.
+
+        Raises ServerLost.
+        """
+        replies = self._repeat(lambda: self._arrays.exchange(commands)[0])
+        return [
+            self._refused(reply) if isinstance(reply, ResponseError) else self._shaped([command], [reply])[0]
+            for command, reply in zip(commands, replies, strict=True)
+        ]
+
+    def _once(self, *command: Any) -> Any:
+        return self._shaped([command], self._ask([command]))[0]
+
     def _ask(self, commands: Sequence[Command]) -> list[Any]:
         """The replies to commands that are sent in one piece. Raises the first that is an error."""
         return _granted(self._arrays.exchange(commands)[0])
 
     def _shaped(self, commands: Sequence[Command], replies: Sequence[Any]) -> list[Any]:
         """Replies as redis-py shapes those to these commands: a hash is a dict. Raises the first that is an error."""
-        shapes = self._redis.response_callbacks
         return [
-            shapes[command[0]](reply) if command[0] in shapes else reply
+            _SHAPES[command[0]](reply) if command[0] in _SHAPES else reply
             for command, reply in zip(commands, _granted(replies), strict=True)
         ]
 
@@ -130,13 +137,17 @@ class Client:
         return _rung(self.call(*self._bell(streams, timeout_ms)))
 
     def wait_and_read(
-        self, streams: Mapping[str, str], commands: Sequence[Command], gets: Sequence[tuple[str, memoryview]]
+        self,
+        streams: Mapping[str, str],
+        commands: Sequence[Command],
+        gets: Sequence[tuple[str, memoryview]] = (),
+        timeout_ms: int = BELL_MS,
     ) -> tuple[dict[str, str], list[Any], bool]:
         """`wait`, then `together`, then GETs into their buffers, in one request; and whether all of those were there.
 
         The server answers it when the bell rings, so that who wakes up need not ask any more.
         """
-        asked = [self._bell(streams, BELL_MS), _MULTI, *commands, _EXEC]
+        asked = [self._bell(streams, timeout_ms), _MULTI, *commands, _EXEC]
 
         def run() -> tuple[dict[str, str], list[Any], bool]:
             replies, filled = self._arrays.exchange(asked, gets)
@@ -151,7 +162,14 @@ class Client:
 
     def scan(self, pattern: str) -> Iterator[str]:
         """Names of keys, found without stopping the server."""
-        return iter(self._repeat(lambda: list(self._redis.scan_iter(match=pattern, count=1000))))
+        return iter(self._repeat(lambda: list(self._scan(pattern))))  # a cursor does not outlive its server
+
+    def _scan(self, pattern: str) -> Iterator[str]:
+        cursor, found = self._once("SCAN", 0, "MATCH", pattern, "COUNT", 1000)
+        yield from found
+        while cursor:
+            cursor, found = self._once("SCAN", cursor, "MATCH", pattern, "COUNT", 1000)
+            yield from found
 
     def unlink(self, keys: Sequence[str]) -> None:
         """Delete keys, some hundreds a command, so that the server is never held up."""
@@ -261,10 +279,7 @@ class Client:
             except (RedisConnectionError, RedisTimeoutError) as error:
                 if not cuts:
                     raise
-                failure: Exception = ServerLost(
-                    f"no answer from {redacted(self.url)} for {self._patience_s:g} s ({error}): "
-                    f"what was acknowledged is as safe as that server's data"
-                )
+                failure: Exception = self._lost(error)
             except ResponseError as error:
                 failure = self._refused(error)
                 if not _passing(error) or (_full(error) and not room):
@@ -273,6 +288,19 @@ class Client:
                 raise ServerError(f"{redacted(self.url)} answers as no Redis server does: {error}") from None
             if not retries.pause():
                 raise failure
+
+    def _lost(self, error: Exception) -> ServerLost:
+        where, waited = redacted(self.url), f"{self._patience_s:g} s"
+        if isinstance(error, ClientRefused):
+            return too_many_clients(self.url, self._maxclients)
+        if str(error) == "Too many connections":  # redis-py before 6.3 has no class for it
+            return ServerLost(
+                f"all {self._connections} connections to {where} that max_connections in its URL allows were in use "
+                f"for {waited}: raise that, or have fewer sessions in one process"
+            )
+        return ServerLost(
+            f"no answer from {where} for {waited} ({error}): what was acknowledged is as safe as that server's data"
+        )
 
     def _refused(self, error: ResponseError) -> Exception:
         if isinstance(error, redis.exceptions.NoScriptError):
@@ -293,11 +321,15 @@ class Client:
         where = redacted(self.url)
         refused, advice = "does not let kvps look at it", ""
         try:
-            _check(where, self._redis.info())
+            info = self._once("INFO")
+            self._maxclients = info.get("maxclients")
+            _check(where, info)
             refused, advice = "cannot be written", "; give the URL of a primary with room"
-            self._redis.execute_command("SET", keys.PREFLIGHT, "ok", "PX", 1000)
+            self._once("SET", keys.PREFLIGHT, "ok", "PX", 1000)
         except (AuthenticationError, AuthorizationError) as error:
             raise NoServer(f"{where} refuses the login: {error}") from None
+        except ClientRefused:
+            raise too_many_clients(self.url, self._maxclients) from None
         except (RedisConnectionError, RedisTimeoutError) as error:
             raise NoServer(f"no Redis server answers at {where} ({error}): start it, or check the URL") from None
         except ResponseError as error:
@@ -307,17 +339,16 @@ class Client:
 
     def memory(self) -> tuple[int, int]:
         """Bytes that the server uses, and how many it may use; 0 is no limit."""
-        info = self._repeat(lambda: self._redis.info("memory"))
+        info = self.call("INFO", "memory")
         return int(info["used_memory"]), int(info["maxmemory"])
 
     def port(self) -> int:
         """The TCP port that the server listens on; 0 if it does on none."""
-        info = self._repeat(lambda: self._redis.info("server"))
-        return int(info["tcp_port"])
+        return int(self.call("INFO", "server")["tcp_port"])
 
     def run_id(self) -> str:
         """The server's own name for its present life."""
-        return str(self._repeat(lambda: self._redis.info("server"))["run_id"])
+        return str(self.call("INFO", "server")["run_id"])
 
     def __enter__(self) -> Client:
         return self

@@ -25,14 +25,13 @@ from typing import Any
 from urllib.parse import quote
 
 import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
+from redis.connection import ConnectionPool
 
 from kvps import process
 from kvps.errors import InvalidSetting, NoServer, ServerUnfit
 from kvps.places import runtime_dir, server_program, socket_path
 from kvps.shared import folder_of, forget
-from kvps.transport import client_name, connection_settings
+from kvps.transport import KINDS, ClientRefused, client_name, connection_settings, too_many_clients
 
 _START_S = 15.0
 _LOAD_S = 600.0  # a server with data reads them first
@@ -286,6 +285,8 @@ def _answers(url: str, loading: bool = True) -> bool:
             return bool(connection.ping())
     except redis.exceptions.BusyLoadingError:
         return loading
+    except ClientRefused:
+        raise too_many_clients(url) from None
     except redis.exceptions.RedisError as error:
         if not _listens(url):  # it has ended since
             return False
@@ -308,18 +309,12 @@ def _listens(url: str) -> bool:
 
 @contextmanager
 def _connection(url: str) -> Iterator[Any]:
-    connection: Any = redis.Redis.from_url(
-        url,
-        socket_timeout=_REPLY_S,
-        client_name=client_name(),
-        decode_responses=True,
-        protocol=2,
-        retry=Retry(NoBackoff(), 0),
-    )
+    settings = connection_settings(url) | {"socket_timeout": _REPLY_S, "decode_responses": True}
+    connection: Any = redis.Redis(connection_pool=ConnectionPool(connection_class=KINDS["unix"], **settings))
     try:
         yield connection
     finally:
-        connection.close()
+        connection.connection_pool.disconnect()
 
 
 def _parse_listen(text: str) -> tuple[str, int]:

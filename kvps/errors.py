@@ -13,6 +13,7 @@ KvpsError
 │   ├── ServerUnfit       too old, evicting, read-only, or not the user's own
 │   ├── ServerFull        its memory is full: nothing was stored, and the call may be made again
 │   └── ServerLost        it answered before and does not any more
+│       └── TooManyClients   it refuses one more connection
 ├── JobError
 │   ├── JobNotFound
 │   ├── JobExists
@@ -81,6 +82,10 @@ class ServerFull(ServerError):
 
 class ServerLost(ServerError):
     """The server answered before and does not any more."""
+
+
+class TooManyClients(ServerLost):
+    """The server has as many clients as its maxclients allows, and refused one more connection."""
 
 
 class JobError(KvpsError):

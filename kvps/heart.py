@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 
-from kvps.errors import KvpsError, WorkerEvicted
+from kvps.errors import KvpsError, TooManyClients, WorkerEvicted
 from kvps.scripts import JobScripts
+
+log = logging.getLogger("kvps.session")
 
 _BEATS_PER_TIMEOUT = 5
 
@@ -29,6 +32,8 @@ class Heart(threading.Thread):
             except WorkerEvicted as error:
                 self.evicted = error
                 return
+            except TooManyClients as error:  # the worker may have the connection that it needs
+                log.warning("worker %s cannot say that it lives: %s", self._worker, error)
             except KvpsError:
                 continue  # the worker's own next call will say it, with the context that a user needs
 

@@ -6,7 +6,7 @@ import math
 import secrets
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from kvps.checkpoint import Checkpoint
 from kvps.client import Client
 from kvps.config import JobConfig
 from kvps.device import CPU, Device
-from kvps.errors import CorruptData, InvalidSetting, UsageError, WorkerAlive
+from kvps.errors import CorruptData, InvalidName, InvalidSetting, KvpsError, UsageError, WorkerAlive
 from kvps.keys import JobKeys, check_name
 from kvps.layout import DTYPE, Array, Layout
 from kvps.plan import Contribution
@@ -332,3 +332,17 @@ def _server_ms(time: Sequence[Any]) -> float:
 def _ms(entry: str) -> int:
     """When an entry of a stream was written."""
     return int(entry.partition("-")[0])
+
+
+@contextmanager
+def readable(name: str) -> Iterator[None]:
+    """What stands in Redis for a job may be a newer kvps's, or another program's: then CorruptData is raised."""
+    try:
+        yield
+    except InvalidName:
+        raise
+    except (ValueError, LookupError, TypeError, AttributeError) as error:  # as reading JSON and hashes raises them
+        why = str(error) if isinstance(error, KvpsError) else f"{type(error).__name__}: {error}"
+        raise CorruptData(
+            f"job {name!r} cannot be read ({why}): a newer kvps made it, or another program wrote under kvps:{{{name}}}"
+        ) from error

@@ -15,6 +15,8 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import socket
+import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -34,7 +36,7 @@ from redis.exceptions import InvalidResponse, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
-from kvps.errors import InvalidSetting
+from kvps.errors import InvalidSetting, TooManyClients
 from kvps.resp import Command, Replies, packed
 from kvps.wire import Buffers
 
@@ -42,7 +44,10 @@ SOCKET_TIMEOUT_S = 10.0
 CONNECT_TIMEOUT_S = 5.0
 _COALESCE_BYTES = 16 << 10  # smaller pieces are joined: a copy of them is cheaper than a system call each
 _SET_WINDOW = 64  # replies to SET that may wait to be read; each is 5 bytes
+_UNUSED_S = 60.0
+_NO_LIMIT = 2**31  # of connections: the server has one of its own, maxclients
 _GET_WINDOW = 3  # chunks that one reader waits for: of more the server copies all before it sends the first
+_REFUSAL = "max number of clients reached"
 _NONCE = secrets.token_hex(4)  # pids of several machines, or of containers, may be the same
 
 try:  # redis-py with hiredis would parse and pack through it: one more copy of each value
@@ -62,10 +67,35 @@ class ChunkGone(Exception):
     """A chunk is not there (any more), or has another length than its layout says."""
 
 
+class ClientRefused(RedisConnectionError):
+    """The server has as many clients as it takes."""
+
+
 class _Bulk:
     """What a redis-py connection needs to move arrays; mixed into each of its kinds."""
 
     _sock: Any
+    used_at = 0.0
+    _greeted = False
+    _last_words = b""
+
+    def connect(self) -> None:
+        """Connect and greet the server. Raises ClientRefused, and redis-py's errors as they come."""
+        self._greeted, self._last_words = False, b""
+        try:
+            cast(Any, super()).connect()
+        except RedisConnectionError as error:
+            if _REFUSAL in f"{error} {self._last_words!r}":
+                raise ClientRefused(_REFUSAL) from None
+            raise
+        self._greeted = True
+
+    def disconnect(self, *args: Any, **named: Any) -> None:
+        """Close it. A server that refuses a client says why and closes: if the greeting then fails, that is unread."""
+        if self._sock is not None and not self._greeted:
+            with suppress(OSError, ValueError):  # ValueError: TLS, where a server says nothing
+                self._last_words = self._sock.recv(256, socket.MSG_DONTWAIT)
+        cast(Any, super()).disconnect(*args, **named)
 
     def write_set(self, key: str, value: Buffers) -> None:
         """Send ``SET key value``, the value straight from the memory of its pieces."""
@@ -163,7 +193,8 @@ class BulkUnix(_Bulk, UnixDomainSocketConnection):
     """A bulk connection over a Unix socket."""
 
 
-_KINDS: dict[str, type[Connection | UnixDomainSocketConnection]] = {
+# By the scheme of the URL.
+KINDS: dict[str, type[Connection | UnixDomainSocketConnection]] = {
     "redis": BulkTCP,
     "rediss": BulkTLS,
     "unix": BulkUnix,
@@ -186,6 +217,10 @@ def connection_settings(url: str) -> dict[str, Any]:
         ) from None
     settings.pop("connection_class", None)
     settings.setdefault("client_name", client_name())
+    # redis-py's own limit is 100: each session that waits holds a connection, and its heartbeat needs another.
+    settings.setdefault("max_connections", _NO_LIMIT)
+    if settings["max_connections"] < 1:
+        raise InvalidSetting(f"{redacted(url)}: max_connections must be 1 or more")
     settings.setdefault("socket_timeout", SOCKET_TIMEOUT_S)
     if not settings["socket_timeout"] > 0:
         raise InvalidSetting(f"{redacted(url)}: socket_timeout must be more than 0 seconds")
@@ -196,12 +231,21 @@ def connection_settings(url: str) -> dict[str, Any]:
         settings.setdefault("ssl_check_hostname", True)
     settings |= {"protocol": 2, "retry": Retry(NoBackoff(), 0)}
     try:  # redis-py looks at the options only when it makes a connection, in the middle of a command
-        _KINDS[url.split(":", 1)[0]](**{name: v for name, v in settings.items() if name != "max_connections"})
+        KINDS[url.split(":", 1)[0]](**{name: v for name, v in settings.items() if name != "max_connections"})
     except (TypeError, ValueError, RedisError) as error:
         raise InvalidSetting(
             f"{redacted(url)} has an option that is none: redis-py {str(error).rpartition('() ')[2]}"
         ) from None
     return settings
+
+
+def too_many_clients(url: str, allowed: int | None = None) -> TooManyClients:
+    """The error that ClientRefused is for users. `allowed` is the server's maxclients, if that is known."""
+    has = "as many clients as its maxclients allows" if allowed is None else f"its maxclients of {allowed} clients"
+    return TooManyClients(
+        f"{redacted(url)} refused one more connection: it has {has}; raise that (CONFIG SET maxclients N), or end "
+        f"processes that use it"
+    )
 
 
 def client_name() -> str:
@@ -223,8 +267,8 @@ class ArrayPool:
             "parser_class": _PythonParser,
             "command_packer": PythonRespSerializer(_COALESCE_BYTES, _encode),
         }
-        self._pool = ConnectionPool(connection_class=cast(Any, _KINDS[url.split(":", 1)[0]]), **settings)
-        self._idle: list[Any] = []
+        self._pool = ConnectionPool(connection_class=cast(Any, KINDS[url.split(":", 1)[0]]), **settings)
+        self._idle: deque[Any] = deque()  # the last one used is the first one taken
 
     def put(self, items: Iterable[tuple[str, Buffers]], stored: Stored | None = None) -> None:
         """SET each (key, value) and wait until the server has answered OK to all of them; `stored` is told each time.
@@ -314,7 +358,15 @@ class ArrayPool:
             while other := self._idle_connection():  # where one was cut, these may have been
                 self._give_back(other)
             raise
+        self._keep(connection)
+
+    def _keep(self, connection: Any) -> None:
+        """Have it at hand for the next; of the others close one that nobody has used for long: a crowd may be over."""
+        connection.used_at = now = time.monotonic()
         self._idle.append(connection)
+        with suppress(IndexError):  # another thread took it
+            if now - self._idle[0].used_at > _UNUSED_S:
+                self._give_back(self._idle.popleft())
 
     def _idle_connection(self) -> Any:
         """One that was used before. redis-py's pool would ask the kernel first, in three calls, whether it lives."""

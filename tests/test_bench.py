@@ -49,7 +49,7 @@ def bench(*arguments: str) -> dict[str, Any]:
     return found
 
 
-# -- the five -----------------------------------------------------------------------------------------------------
+# -- the six ------------------------------------------------------------------------------------------------------
 
 
 def test_transport(home: Path) -> None:
@@ -112,6 +112,17 @@ def test_wake_and_the_page_that_is_made_of_it(home: Path, tmp_path: Path) -> Non
     assert "| bare XREAD, woken by XADD | tcp |" in page
 
 
+def test_idle(home: Path) -> None:
+    found = bench("idle", "--jobs", "4", "--quick", "--turns", "2")
+    aggregator, *others = found["rows"]
+    assert len(others) == 3
+    assert {row["jobs"] for row in found["rows"]} == {4}
+    assert aggregator["threads"] <= 2
+    assert 1 <= aggregator["connections"] <= 2
+    assert aggregator["requests_per_s"] > 0
+    assert [bar["wanted"] for bar in found["bars"]] == ["<= 0.05", "stated", "stated"]
+
+
 # -- what is asked wrongly ----------------------------------------------------------------------------------------
 
 
@@ -130,6 +141,7 @@ def test_wake_and_the_page_that_is_made_of_it(home: Path, tmp_path: Path) -> Non
         "straggler --slow everybody",
         "scale --parts wings",
         "wake --redis unix:///nowhere/s",
+        "idle --jobs 0",
     ],
 )
 def test_what_is_asked_wrongly_is_said_in_one_line(home: Path, arguments: str) -> None:

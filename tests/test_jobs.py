@@ -70,6 +70,21 @@ def test_names_are_shown_as_they_are(store: Store) -> None:
     assert "shard 0  [host]:100:abc" in done.stdout
 
 
+def test_a_job_that_nobody_is_in_is_not_said_to_lack_an_aggregator(store: Store) -> None:
+    """It is served when a worker joins; only one that somebody is in lacks what it has not."""
+    job = store.create_job("idle", ONE)
+
+    def said() -> tuple[str, str]:
+        lines = kvps_run(store, "status", "idle").stdout.splitlines()
+        return lines[0].split("  ")[1], next(line for line in lines if line.startswith("shard 0"))
+
+    assert said() == ("waits for workers", "shard 0  idle until a worker joins")
+    with job.join("w0") as session:
+        assert said() == ("waits for an aggregator", "shard 0  no aggregator: kvps aggregator start")
+        session.leave(finished=False)
+    assert said() == ("waits for workers", "shard 0  idle until a worker joins")
+
+
 # -- jobs that cannot be read -------------------------------------------------------------------------------------
 
 
@@ -170,26 +185,32 @@ def test_a_lost_server_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
     raised: list[BaseException] = []
     with serving_all(raised) as store:
         jobs = [store.create_job(name, ONE) for name in ("a", "b")]
+        for job in jobs:
+            job.join("w0")
         assert eventually(lambda: all(all(job.holders()) for job in jobs))
     assert [type(error) for error in raised] == [kvps.ServerLost], "it ends, with one error for main() to say"
     assert "error" not in capsys.readouterr().err
 
 
 def test_a_finished_job_is_let_go_and_taken_up_again(capsys: pytest.CaptureFixture[str]) -> None:
-    said = ""
+    said: list[str] = []
+
+    def count(words: str) -> int:
+        said.append(capsys.readouterr().err)
+        return "".join(said).count(words)
+
     with serving_all([]) as store:
         job = store.create_job("a", ONE, optimizer=kvps.SGD(lr=1.0))
         _one_round(job)
         assert eventually(lambda: job.state().finished(job.config))
         assert eventually(lambda: not _serving(job)), "its model is in memory no more"
-        other = store.create_job("b", ONE)
-        assert eventually(lambda: _serving(other))
-        said += capsys.readouterr().err
-        assert said.count("job a: ") == 1, "it was left alone"
+        store.create_job("b", ONE)
+        assert eventually(lambda: count("job b: ") == 1)
         _one_round(job)
         assert eventually(lambda: job.state().version == 2)
         np.testing.assert_array_equal(job.snapshot()[1]["x"], -ONE["x"])
         assert eventually(lambda: not _serving(job))
+    assert [count(f"job {name}: ") for name in "ab"] == [1, 1], "each is named when it is found"
 
 
 # -- who waits, and for whom --------------------------------------------------------------------------------------

@@ -179,7 +179,7 @@ def test_a_worker_that_is_stopped_and_started_again_makes_the_same_weights(lasti
         work = [["worker", "--job", name, "--id", f"w{i}"] for i in range(2)]
         if name == "stopped":
             first = start(*work[0])
-            assert eventually(lambda: int(lasting.client._redis.info("clients")["blocked_clients"]) == 1)
+            assert eventually(lambda: int(lasting.client.call("INFO", "clients")["blocked_clients"]) == 1)
             first.end()
             assert (_member(job).state, _member(job).accepted) == ("draining", 1)
             assert _member(job).remainder.startswith(f"{_member(job).incarnation}:1:")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import threading
 import time
 from contextlib import suppress
@@ -20,14 +21,17 @@ from kvps.errors import CorruptData, InvalidSetting, JobNotFound, KvpsError, Lea
 from kvps.job import Job
 from kvps.plan import Plan
 from kvps.scripts import NewLife, PlanGone, Planned
+from kvps.state import State
 from kvps_aggregator.intake import BadContribution
-from kvps_aggregator.lease import Leases
+from kvps_aggregator.lease import LeaseKeeper, Leases
 from kvps_aggregator.memory import SharedShard
 from kvps_aggregator.save import Checkpoints, Saver
 from kvps_aggregator.shard import Shard
 from kvps_aggregator.sweep import sweep
 
 log = logging.getLogger("kvps.commit")
+
+_LOOK_S = 1.0  # between two looks at whether anybody is in the job: each reads its state
 
 
 def serve(
@@ -63,8 +67,23 @@ def serve(
     aggregator.run(until_finished)
 
 
+def is_idle(job: Job) -> bool:
+    """Whether a job needs no aggregator: nobody is in it, nothing waits, and no version is being made.
+
+    A worker that a restored job awaits is not in it: it has given no sign of life yet.
+    """
+    keys = job.keys
+    present, looked, waiting, planned = job.client.together(
+        [("ZCARD", keys.heartbeat), ("ZSCORE", keys.heartbeat, ""), ("XLEN", keys.inbox), ("EXISTS", keys.plan)]
+    )
+    return present == (looked is not None) and not waiting and not planned
+
+
 class Aggregator:
-    """One aggregator of one job. `shards` restricts which it may hold; None is all."""
+    """One aggregator of one job. `shards` restricts which it may hold; None is all.
+
+    `keeper` renews its leases; without one it has its own.
+    """
 
     def __init__(
         self,
@@ -75,6 +94,7 @@ class Aggregator:
         checkpoints: Checkpoints | None = None,
         device: Device = CPU,
         memory_lost: bool = False,
+        keeper: LeaseKeeper | None = None,
     ) -> None:
         self._job = job
         self._lost_memory = job.config.memory if memory_lost else ""
@@ -83,15 +103,16 @@ class Aggregator:
         self._record = record
         self._stop = stop
         self._eligible = list(range(job.layout.shards) if shards is None else shards)
-        self._leases = Leases(job)
+        self._leases = Leases(job, keeper)
         self._shards: dict[int, Shard] = {}
-        self._next_try = self._next_sweep = 0.0
+        self._next_try = self._next_sweep = self._next_look = 0.0
+        self._alone_since = math.inf
         self._idle = False
         self._planned: Planned | None = None
         self._said = ""
 
-    def run(self, until_finished: bool) -> None:
-        """See `serve`."""
+    def run(self, until_finished: bool, idle_s: float = math.inf) -> None:
+        """See `serve`. Returns also when the job has been idle for `idle_s`, see `is_idle`."""
         job, stream = self._job, self._job.keys
         try:
             self._leases.watch()
@@ -104,6 +125,9 @@ class Aggregator:
                     if time.monotonic() >= self._next_sweep:
                         self.sweep()
                     commit_id = self.work()
+                    if commit_id is None and self._left_alone(idle_s):
+                        self.sweep()  # it may be long before somebody holds the shards again
+                        return
                 except NewLife:
                     self._leases.watch()
                     self._planned, commit_id = None, ""
@@ -139,6 +163,15 @@ class Aggregator:
                 shard.flush()
             shard.close()
         self._leases.release()
+
+    def _left_alone(self, idle_s: float) -> bool:
+        """Whether the job has been idle for so long."""
+        now = time.monotonic()
+        if idle_s == math.inf or now < self._next_look:
+            return False
+        self._next_look = now + min(_LOOK_S, idle_s / 2)
+        self._alone_since = min(self._alone_since, now) if is_idle(self._job) else math.inf
+        return now - self._alone_since >= idle_s
 
     def _flush(self) -> None:
         for shard in list(self._shards.values()):

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from kvps import optim
-from kvps.bench import peer, result, round, scale, straggler, transport, wake
+from kvps.bench import idle, peer, result, round, scale, straggler, transport, wake
 from kvps.bench.crew import Place, place
 from kvps.bench.roles import LR
 from kvps.cli.common import say
@@ -163,6 +163,23 @@ def wake_(
         return wake.measure(where, names, turns, quick)
 
     _measure(run, redis, transports, turns, quick, as_json)
+
+
+@app.command("idle")
+def idle_(
+    jobs: Annotated[int, typer.Option("--jobs", metavar="N", help="How many jobs nobody is in.")] = 1000,
+    turns: Turns = None,
+    quick: Quick = False,
+    as_json: AsJson = False,
+) -> None:
+    """What one aggregator costs over jobs that nobody is in, and how soon it serves one that is joined."""
+    number = _positive("--jobs", jobs)
+
+    def run(where: Place, names: list[str], turns: int) -> result.Result:
+        return idle.measure(where, names, turns, number, quick)
+
+    # It serves all jobs of its server: not those of a user's.
+    _measure(run, None, "unix", turns, quick, as_json)
 
 
 def _measure(

@@ -17,6 +17,7 @@ from kvps.checkpoint import SUFFIX, Checkpoint, listed
 from kvps.cli import common
 from kvps.cli.common import DEFAULT_CHECKPOINTS, say
 from kvps.errors import InvalidSetting
+from kvps.job import readable
 from kvps.keys import check_name
 
 app = typer.Typer(help="Save jobs in files, and go on from them.", no_args_is_help=True)
@@ -36,7 +37,7 @@ def save(
     """
     whole = to.suffix == SUFFIX and not to.is_dir()
     directory = check_directory(to.parent if whole else to, "--to")
-    with common.existing_store(redis) as store, common.readable(job):
+    with common.existing_store(redis) as store, readable(job):
         found = store.job(job)
         state = found.state()
         made = found.checkpoint()

@@ -23,8 +23,8 @@ from kvps_workers.loop import rounds_of
 import kvps
 from kvps import embedded, optim
 from kvps.config import JobConfig
-from kvps.errors import CorruptData, InvalidName, InvalidSetting, JobNotFound, KvpsError, NoServer, ServerLost
-from kvps.job import Job
+from kvps.errors import InvalidSetting, JobNotFound, KvpsError, NoServer, ServerLost
+from kvps.job import Job, readable
 from kvps.state import State
 from kvps.store import Store
 from kvps.transport import redacted
@@ -347,20 +347,6 @@ def read_job(store: Store, name: str) -> tuple[Job, State]:
     with readable(name):
         job = store.job(name)
         return job, job.state()
-
-
-@contextmanager
-def readable(name: str) -> Iterator[None]:
-    """What stands in Redis for a job may be a newer kvps's, or another program's: then CorruptData is raised."""
-    try:
-        yield
-    except InvalidName:
-        raise
-    except (ValueError, LookupError, TypeError, AttributeError) as error:  # as reading JSON and hashes raises them
-        why = str(error) if isinstance(error, KvpsError) else f"{type(error).__name__}: {error}"
-        raise CorruptData(
-            f"job {name!r} cannot be read ({why}): a newer kvps made it, or another program wrote under kvps:{{{name}}}"
-        ) from error
 
 
 def say(message: str) -> None:

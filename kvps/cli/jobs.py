@@ -7,13 +7,14 @@ import sys
 from typing import Annotated, Any
 
 import typer
+from kvps_aggregator.loop import is_idle
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from kvps.cli import common
 from kvps.errors import CorruptData, InvalidSetting, JobNotFound
-from kvps.job import Job
+from kvps.job import Job, readable
 from kvps.state import State
 
 
@@ -38,10 +39,11 @@ def status(
     redis: common.Redis = None,
 ) -> None:
     """Show one job: version, vector clock, workers, who holds its shards."""
-    with common.existing_store(redis) as store, common.readable(job):
+    with common.existing_store(redis) as store, readable(job):
         found = store.job(job)
         state, holders, traces = found.state(), found.holders(), found.traces()
         waiting, kept = found.client.call("XLEN", found.keys.inbox), found.kept(state.version)
+        missing = _why_nobody_holds(found, state)
     if as_json:
         print(json.dumps(_as_dict(found, state, holders, waiting)))
         return
@@ -52,7 +54,6 @@ def status(
     if c.transport == "shm":
         console.print(f"arrays in the shared memory of {c.host}; Redis has version {kept}")
     for shard, holder in enumerate(holders):
-        missing = "-" if state.finished(c) else "no aggregator: kvps aggregator start"
         console.print(f"shard {shard}  {holder or missing}")
     table = Table(
         "worker", "rank", "state", "clock", "round", "loss", "waiting", "device", "process", box=None, pad_edge=False
@@ -100,10 +101,17 @@ def _active(state: State) -> int:
     return sum(1 for m in state.members.values() if m.state == "active")
 
 
+def _why_nobody_holds(job: Job, state: State) -> str:
+    """What is said of a shard without an aggregator: while nobody is in the job it needs none."""
+    if state.finished(job.config):
+        return "-"
+    return "idle until a worker joins" if is_idle(job, state) else "no aggregator: kvps aggregator start"
+
+
 def _word(job: Job, state: State) -> str:
     if state.finished(job.config):
         return "finished"
-    if len(state.members) < job.config.workers:
+    if len(state.members) < job.config.workers or is_idle(job, state):
         return "waits for workers"
     return "runs" if any(job.holders()) else "waits for an aggregator"
 

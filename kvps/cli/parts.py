@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -10,18 +10,18 @@ import typer
 from kvps_aggregator import serve
 from kvps_aggregator.record import check_directory
 from kvps_aggregator.save import Checkpoints
+from kvps_aggregator.watch import JobWatcher
 from kvps_workers import load_task
 from kvps_workers.loop import train
 
 from kvps.cli import common, host
 from kvps.cli.common import say
 from kvps.device import CPU, Device, open_device
-from kvps.errors import InvalidSetting, KvpsError, ServerLost
+from kvps.errors import InvalidSetting
 from kvps.job import Job
 from kvps.keys import check_name
 from kvps.store import Store
 
-_NEW_JOBS_S = 0.5
 Quiet = Annotated[bool, typer.Option("--quiet", hidden=True)]
 
 aggregator = typer.Typer(help="The process that averages gradients and commits weights.", no_args_is_help=True)
@@ -183,34 +183,5 @@ def _announce(job: Job, quiet: bool) -> None:
 def _serve_all(
     store: Store, record: Path | None = None, checkpoints: Checkpoints | None = None, device: Device = CPU
 ) -> None:
-    """One thread for each open job, and a look now and then for new ones and for those that are open again."""
-    stop, threads, lost = threading.Event(), dict[str, threading.Thread](), list[ServerLost]()
-    failed, passed_over = set[str](), set[str]()
     say("serving every job of this server; Ctrl-C ends it")
-
-    def run(job: Job, id: str) -> None:
-        failed.add(id)  # until it has ended well: what failed is not tried again and again
-        try:
-            serve(job, stop=stop, record=record, checkpoints=checkpoints, device=device)
-            failed.discard(id)
-        except ServerLost as error:
-            lost.append(error)
-            stop.set()
-        except KvpsError as error:
-            say(f"kvps: error: {error}")
-
-    try:
-        while not stop.wait(_NEW_JOBS_S):
-            threads = {name: t for name, t in threads.items() if t.is_alive()}
-            for job, state in common.all_jobs(store, passed_over):
-                finished = state.finished(job.config)
-                if finished or job.name in threads or state.id in failed:
-                    continue
-                _announce(job, quiet=False)
-                threads[job.name] = threading.Thread(target=run, args=(job, state.id), name=f"kvps-serve-{job.name}")
-                threads[job.name].start()
-    finally:
-        stop.set()
-        for thread in threads.values():
-            thread.join()
-    raise lost[0]
+    JobWatcher(store, say, partial(_announce, quiet=False), record, checkpoints, device).run()

@@ -50,7 +50,7 @@ class Arena:
             yield store
             left = set(store.client.call("KEYS", "*")) - {"kvps:jobs", "kvps:preflight"}
             store.client.close()  # what is then connected is somebody else
-            others = len(store.client._redis.client_list()) - 1
+            others = len(store.client.call("CLIENT LIST")) - 1
             assert not left, f"keys are left: {left}"
             assert not others, f"{others} connections are left"
 

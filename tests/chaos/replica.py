@@ -37,7 +37,7 @@ def replicas_are_promoted(arena: Arena, promotions: int = 20, lag_s: float = 0.3
                 for _ in range(share):
                     replica = _Server(arena.zygote, servers, primary)
                     with replica.looking() as there:
-                        crew.until(lambda t=there: t.client._redis.info("replication")["master_link_status"] == "up")
+                        crew.until(lambda t=there: t.client.call("INFO", "replication")["master_link_status"] == "up")
                         crew.wait(lag_s)
                         arena.zygote.kill(replica.link)
                         crew.wait(lag_s * arena.random.uniform(0.2, 1.5))

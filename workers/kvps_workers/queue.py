@@ -26,7 +26,7 @@ from importlib import resources
 from typing import Any, NamedTuple, TypeVar
 
 import redis
-from redis.connection import Connection, ConnectionPool, SSLConnection, UnixDomainSocketConnection
+from redis.connection import ConnectionPool
 from redis.exceptions import AuthenticationError, AuthorizationError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
@@ -44,7 +44,7 @@ from kvps import process
 from kvps.errors import CorruptData, InvalidTask, NoServer, ServerError, ServerLost
 from kvps.job import Job
 from kvps.keys import check_name
-from kvps.transport import client_name, connection_settings, redacted
+from kvps.transport import KINDS, ClientRefused, client_name, connection_settings, redacted, too_many_clients
 from kvps_workers.training import FUNCTION, PAYLOAD_BYTES, Started, TrainingTask
 
 CPU, GPU = "kvps", "kvps-gpu"
@@ -87,12 +87,11 @@ class TrainingQueue:
     """
 
     def __init__(self, url: str, name: str) -> None:
-        kinds: dict[str, Any] = {"redis": Connection, "rediss": SSLConnection, "unix": UnixDomainSocketConnection}
         settings = connection_settings(url)
         self.name = name
-        self._where = redacted(url)
+        self._url, self._where = url, redacted(url)
         self._redis: Any = redis.Redis(
-            connection_pool=ConnectionPool(connection_class=kinds[url.split(":", 1)[0]], **settings)
+            connection_pool=ConnectionPool(connection_class=KINDS[url.split(":", 1)[0]], **settings)
         )
         known: dict[str, Any] = {"connection": self._redis, "serializer": JSONSerializer}
         self._queue = RqQueue(name, **known)
@@ -103,6 +102,9 @@ class TrainingQueue:
         self._entry: _Entry | None = None
         try:
             self._redis.ping()
+        except ClientRefused:
+            self.close()
+            raise too_many_clients(url) from None
         except (RedisConnectionError, RedisTimeoutError) as error:  # first contact: nobody waits for what never was
             self.close()
             raise NoServer(f"no Redis server answers at {self._where} ({error}): start it, or check the URL") from None
@@ -338,6 +340,8 @@ class TrainingQueue:
                 raise NoServer(f"{self._where} refuses the login: {error}") from None
             except (RedisConnectionError, RedisTimeoutError) as error:
                 if time.monotonic() + delay > deadline:
+                    if isinstance(error, ClientRefused):
+                        raise too_many_clients(self._url) from None
                     raise ServerLost(f"no answer from {self._where} for {_PATIENCE_S:g} s ({error})") from None
             except ResponseError as error:
                 raise ServerError(f"{self._where} answers: {error}") from error
