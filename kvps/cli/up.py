@@ -131,7 +131,7 @@ def _train(
     trial: Trial | None,
 ) -> list[Child]:
     """Run the job's processes until its workers have ended; these."""
-    supervisor = Supervisor(store, job, gives_up=trial is None)
+    supervisor = Supervisor(store, lambda: job, gives_up=trial is None)
     try:
         serving = aggregate(supervisor, job.name, aggregators, kept)
         workers = []
