@@ -126,7 +126,7 @@ class Store:
         Its workers join under their old ids and go on where those were; those that were at work are waited for.
         Raises JobExists, InvalidName, InvalidSetting; then nothing was changed.
         """
-        config = checkpoint.config
+        config = replace(checkpoint.config, launched_by="")
         if config.transport == "shm":  # this may be another host
             config = replace(config, transport="auto", memory="")
         config = config if shards is None else replace(config, shards=shards)

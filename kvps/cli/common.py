@@ -303,7 +303,10 @@ def wait_for_server(redis: str | None) -> None:
 
 
 def wait_for_job(store: Store, name: str | None, quiet: bool = False) -> Job:
-    """The job of that name, or the only open one; waits for it, saying so once. Raises InvalidSetting for several."""
+    """The job of that name, or the only one that is open to all; waits for it, saying so once.
+
+    Raises InvalidSetting if several are open.
+    """
     said, passed_over = False, set[str]()
     while True:
         if name is not None:
@@ -311,7 +314,7 @@ def wait_for_job(store: Store, name: str | None, quiet: bool = False) -> Job:
                 return read_job(store, name)[0]
         else:
             jobs = all_jobs(store, passed_over)
-            found = [j for j, state in jobs if j.config.task and not state.finished(j.config)]
+            found = [j for j, state in jobs if j.config.task and not j.launcher and not state.finished(j.config)]
             if len(found) == 1:
                 return found[0]
             if found:

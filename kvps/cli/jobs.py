@@ -64,7 +64,8 @@ def status(
         table.add_row(
             m.worker, str(m.rank), m.state, str(m.clock), str(m.round), loss, share, m.device, f"{m.host}:{m.pid}"
         )
-    console.print(table if state.members else f"no worker has joined: kvps worker --job {job}")
+    start = "" if c.launched_by else f": kvps worker --job {job}"
+    console.print(table if state.members else f"no worker has joined{start}")
 
 
 def rm(

@@ -109,7 +109,7 @@ def _run(
 ) -> tuple[Job | None, list[Child]]:
     """Run the copies until they have ended: the job that they made, and they."""
     id = fresh_id()
-    supervisor = Supervisor(store, lambda: _found(store, name, id))
+    supervisor = Supervisor(store, "kvps run", lambda: _found(store, name, id))
     try:
         serving = aggregate(supervisor, name, aggregators, kept)
         copies = []

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from kvps import process
+from kvps import launcher, process
 from kvps.cli.common import ONE_THREAD
 from kvps.config import JobConfig
 from kvps.errors import KvpsError
@@ -73,18 +73,19 @@ class Child:
 class Supervisor:
     """Starts the processes of a job with the server's URL in their environment; knows at once when one dies.
 
-    `find` looks for the job, and returns None as long as it is not made. With `gives_up` a child that is killed again
-    and again before anything is committed is not started once more.
+    `command` is what launches them, as "kvps up". `find` looks for the job, and returns None as long as it is not made.
+    With `gives_up` a child that is killed again and again before anything is committed is not started once more.
     """
 
-    def __init__(self, store: Store, find: Callable[[], Job | None], gives_up: bool = True) -> None:
+    def __init__(self, store: Store, command: str, find: Callable[[], Job | None], gives_up: bool = True) -> None:
         self.children: dict[str, Child] = {}
         self._find = find
         self._job: Job | None = None
         self._gives_up = gives_up
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._died = threading.Event()
-        self._environment = ONE_THREAD | os.environ | {"KVPS_REDIS_URL": store.url}
+        told = {"KVPS_REDIS_URL": store.url, launcher.VARIABLE: launcher.this_process(command)}
+        self._environment = ONE_THREAD | os.environ | told
 
     @property
     def job(self) -> Job | None:

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +15,7 @@ import typer
 from kvps_workers import Task, load_task
 from kvps_workers.loop import rounds_of
 
+from kvps import launcher
 from kvps.cli import common
 from kvps.cli.display import Display
 from kvps.cli.follow import Figures, aggregate, check_aggregators, check_failed, finish, follow
@@ -71,7 +73,7 @@ def up(
     saving = common.checkpoints_of(checkpoint_every, checkpoints, keep)
     kept = common.kept_options(record, saving)
     found = load_task(task)
-    config = settings.job_config(task, found)
+    config = replace(settings.job_config(task, found), launched_by=launcher.this_process("kvps up"))
     common.check_prefetch(prefetch, config)
     # All that can be asked of the task is asked before anything is started or stored.
     rounds = _rounds(found, config)
@@ -131,7 +133,7 @@ def _train(
     trial: Trial | None,
 ) -> list[Child]:
     """Run the job's processes until its workers have ended; these."""
-    supervisor = Supervisor(store, lambda: job, gives_up=trial is None)
+    supervisor = Supervisor(store, "kvps up", lambda: job, gives_up=trial is None)
     try:
         serving = aggregate(supervisor, job.name, aggregators, kept)
         workers = []

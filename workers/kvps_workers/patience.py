@@ -63,7 +63,8 @@ class Patience:
         state = job.state()
         reasons = []
         if (joined := len(state.members)) < job.config.workers:
-            reasons.append(f"{joined} of {job.config.workers} workers have joined: kvps worker --job {job.name}")
+            start = "" if job.config.launched_by else f": kvps worker --job {job.name}"
+            reasons.append(f"{joined} of {job.config.workers} workers have joined{start}")
         if late := behind(state, me.round, job.config.staleness):
             reasons.append(f"{', '.join(late)} {'are' if len(late) > 1 else 'is'} behind")
         if free := [str(shard) for shard, holder in enumerate(job.holders()) if not holder]:
