@@ -64,10 +64,14 @@ def _keep_served(job: Job, serving: list[Child], supervisor: Supervisor) -> None
         supervisor.run_again(next(child for child in serving if not child.failed))
 
 
-def check_failed(job: str, workers: list[Child]) -> None:
-    """Raise KvpsError if any of the workers failed."""
+def check_trained(job: str, version: int, workers: list[Child]) -> None:
+    """Raise KvpsError if nothing was committed (version 0), or any of the workers failed."""
     failed = [child.name for child in workers if child.failed]
-    if failed and len(failed) == len(workers):
+    all_failed = len(failed) == len(workers)
+    if version == 0:
+        what = "all its workers failed before anything" if all_failed else "nothing"
+        raise KvpsError(f"job {job}: {what} was committed: there are no figures")
+    if all_failed:
         raise KvpsError(f"job {job}: all its workers failed; the figures above are of what they had done by then")
     if failed:
         raise KvpsError(f"job {job}: {', '.join(failed)} failed; the others went on, their figures are above")

@@ -14,7 +14,7 @@ import typer
 from kvps import environment
 from kvps.cli import common
 from kvps.cli.display import Display
-from kvps.cli.follow import LOOK_S, Figures, aggregate, check_aggregators, check_failed, check_killed, finish, follow
+from kvps.cli.follow import LOOK_S, Figures, aggregate, check_aggregators, check_killed, check_trained, finish, follow
 from kvps.cli.supervise import Child, Supervisor
 from kvps.config import JobConfig
 from kvps.errors import InvalidSetting, JobNotFound, KvpsError
@@ -68,8 +68,10 @@ def run(
             raise KvpsError(
                 "all copies ended, and no job was made: does the script call kvps.from_env() and its create_job?"
             )
-        print(Figures.of(made, made.state().version))
-    check_failed(name, copies)
+        version = made.state().version
+        if version:
+            print(Figures.of(made, version))
+    check_trained(name, version, copies)
     check_killed(name, copies)
 
 
