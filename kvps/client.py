@@ -40,7 +40,9 @@ class Client:
 
     small_bytes = 256 << 10  # of arrays that travel in one request with the command that they are for
 
-    def __init__(self, url: str, patience_s: float = _PATIENCE_S) -> None:
+    def __init__(
+        self, url: str, patience_s: float = _PATIENCE_S, why_lost: Callable[[str], str] = lambda url: ""
+    ) -> None:
         settings = connection_settings(url) | {"decode_responses": True}
         kind: dict[str, Any] = {
             "redis": Connection,
@@ -52,6 +54,7 @@ class Client:
         self._redis: Any = redis.Redis(connection_pool=pool)
         self._arrays = ArrayPool(url)
         self._patience_s = patience_s
+        self._why_lost = why_lost  # says of a URL why no server will ever answer there again, or ""
         self._closed = False
         # A reply that comes as the connection gives up waiting for it is a cut: BLOCK ends well before.
         self._block_ms = int(settings["socket_timeout"] * 500)
@@ -225,6 +228,8 @@ class Client:
             except (AuthenticationError, AuthorizationError) as error:
                 raise NoServer(f"{redacted(self.url)} refuses the login: {error}") from None
             except (RedisConnectionError, RedisTimeoutError) as error:
+                if why := self._why_lost(self.url):
+                    raise ServerLost(why) from None
                 if not cuts:
                     raise
                 failure: Exception = ServerLost(

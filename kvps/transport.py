@@ -33,6 +33,7 @@ from redis.exceptions import InvalidResponse, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
+from kvps import launcher
 from kvps.errors import InvalidSetting
 from kvps.resp import Command, Replies, packed
 from kvps.wire import Buffers
@@ -42,6 +43,7 @@ CONNECT_TIMEOUT_S = 5.0
 _COALESCE_BYTES = 16 << 10  # smaller pieces are joined: a copy of them is cheaper than a system call each
 _SET_WINDOW = 64  # replies to SET that may wait to be read; each is 5 bytes
 _GET_WINDOW = 3  # chunks that one reader waits for: of more the server copies all before it sends the first
+_OURS, _CHILD = "kvps-", "kvps-child-"  # `guard` knows these too
 _NONCE = secrets.token_hex(4)  # pids of several machines, or of containers, may be the same
 
 try:  # redis-py with hiredis would parse and pack through it: one more copy of each value
@@ -201,7 +203,16 @@ def connection_settings(url: str) -> dict[str, Any]:
 
 def client_name() -> str:
     """What this process's connections are called in CLIENT LIST, and no other process's."""
-    return f"kvps-{os.getpid()}-{_NONCE}"
+    return f"{_CHILD if launcher.own() else _OURS}{os.getpid()}-{_NONCE}"
+
+
+def counts_as_user(name: str) -> bool:
+    """Whether a private server goes on for a client of that name.
+
+    It does not for what another process launched: that one is connected too as long as it lives, and what is left of
+    its processes when it was killed must not keep the server.
+    """
+    return name.startswith(_OURS) and not name.startswith(_CHILD)
 
 
 def redacted(url: str) -> str:

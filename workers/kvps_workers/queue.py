@@ -41,6 +41,7 @@ from rq.worker import BaseWorker
 from rq.worker_registration import WORKERS_BY_QUEUE_KEY, register, unregister
 
 from kvps import process
+from kvps.embedded import why_lost
 from kvps.errors import CorruptData, InvalidTask, NoServer, ServerError, ServerLost
 from kvps.job import Job
 from kvps.keys import check_name
@@ -90,7 +91,7 @@ class TrainingQueue:
         kinds: dict[str, Any] = {"redis": Connection, "rediss": SSLConnection, "unix": UnixDomainSocketConnection}
         settings = connection_settings(url)
         self.name = name
-        self._where = redacted(url)
+        self._url, self._where = url, redacted(url)
         self._redis: Any = redis.Redis(
             connection_pool=ConnectionPool(connection_class=kinds[url.split(":", 1)[0]], **settings)
         )
@@ -337,6 +338,8 @@ class TrainingQueue:
             except (AuthenticationError, AuthorizationError) as error:
                 raise NoServer(f"{self._where} refuses the login: {error}") from None
             except (RedisConnectionError, RedisTimeoutError) as error:
+                if why := why_lost(self._url):
+                    raise ServerLost(why) from None
                 if time.monotonic() + delay > deadline:
                     raise ServerLost(f"no answer from {self._where} for {_PATIENCE_S:g} s ({error})") from None
             except ResponseError as error:
