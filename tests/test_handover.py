@@ -127,7 +127,7 @@ def test_copies_that_outlive_a_killed_run_do_not_keep_it(home: Path, start: Any,
         "        while True:\n"
         "            session.push(dict(session.pull()))\n"
     )
-    run = start("run", "-w", "1", "--", "sh", "-c", f"{sys.executable} train.py; true")
+    run = start("run", "-w", "1", "--job", "train", "--", "sh", "-c", f"{sys.executable} train.py; true")
     run.until("look inside")
     _at_work("train")[0].close()
     assert run.end(signal.SIGKILL) == -signal.SIGKILL
