@@ -1,5 +1,8 @@
 """Hand a job to free hosts (`kvps worker --queue`, and a `kvps aggregator start`), and wait for its weights."""
 
+import sys
+import time
+
 import numpy as np
 from kvps_workers import load_task
 from kvps_workers.queue import CPU, TrainingQueue
@@ -9,11 +12,28 @@ import kvps
 task = load_task("digits")
 settings = {"workers": 2, "batch_size": task.batch_size, "epochs": 10, "optimizer": kvps.SGD(lr=task.lr)}
 
-with kvps.connect() as store, TrainingQueue(store.url, CPU) as queue:  # or connect("redis://host:6379")
-    job = store.create_job("from-python", task.parameters(seed=0), task="digits", **settings)
-    queue.submit(job)
-    print(f"submitted; {queue.hosts()} hosts serve the queue")
+
+def wait_for(job, queue):
+    """Wait until the job is finished. After two seconds, say once what is missing."""
+    says_at = time.monotonic() + 2
     while not (state := job.state()).finished(job.config):
-        store.client.wait({job.keys.commits: state.bell})  # a commit, a join or a leave rings
+        if time.monotonic() > says_at:
+            says_at = float("inf")
+            if not queue.hosts():
+                print("waits: no host takes tasks: kvps worker --queue")
+            if not any(job.holders()):
+                print("waits: nobody serves the job: kvps aggregator start")
+        job.client.wait({job.keys.commits: state.bell})  # a commit, a join or a leave rings
+
+
+with kvps.connect() as store, TrainingQueue(store.url, CPU) as queue:  # or connect("redis://host:6379")
+    job = store.create_job(store.free_name("from-python"), task.parameters(seed=0), task="digits", **settings)
+    queue.submit(job)
+    print(f"submitted {job.name}; {queue.hosts()} hosts serve the queue")
+    try:
+        wait_for(job, queue)
+    except KeyboardInterrupt:
+        queue.cancel(job.name)
+        sys.exit(f"interrupted: {job.name} is cancelled")
     version, params = job.snapshot()
     print(f"version {version}: accuracy {task.evaluate(params, np)['accuracy']:.2f}")

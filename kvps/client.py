@@ -62,13 +62,16 @@ class Client:
 
     small_bytes = 256 << 10  # of arrays that travel in one request with the command that they are for
 
-    def __init__(self, url: str, patience_s: float = _PATIENCE_S) -> None:
+    def __init__(
+        self, url: str, patience_s: float = _PATIENCE_S, why_lost: Callable[[str], str] = lambda url: ""
+    ) -> None:
         settings = connection_settings(url)
         self.url = url
         self.owner = Owner(f"the connection to {redacted(url)}")
         self._arrays = ArrayPool(url)
         self._patience_s = patience_s
         self._connections = int(settings["max_connections"])
+        self._why_lost = why_lost  # says of a URL why no server will ever answer there again, or ""
         self._closed = False
         self._maxclients: int | None = None  # until the server says it
         # A reply that comes as the connection gives up waiting for it is a cut: BLOCK ends well before.
@@ -277,6 +280,8 @@ class Client:
             except (AuthenticationError, AuthorizationError) as error:
                 raise NoServer(f"{redacted(self.url)} refuses the login: {error}") from None
             except (RedisConnectionError, RedisTimeoutError) as error:
+                if why := self._why_lost(self.url):
+                    raise ServerLost(why) from None
                 if not cuts:
                     raise
                 failure: Exception = self._lost(error)

@@ -11,6 +11,7 @@ from typing import Any
 from kvps import clocks, optim
 from kvps.errors import InvalidSetting
 from kvps.formats import format_of
+from kvps.launcher import Launcher
 
 REDUCTIONS = ("mean", "sum")
 NONFINITE = ("reject", "skip")
@@ -43,6 +44,7 @@ class JobConfig:
     units              of data to hand out, one for each contribution, each counted once; 0: none are handed out, and
                        each worker has a part of the data of its own
     task, seed, batch_size, epochs   for `kvps worker`; a job made through the Python API has no task
+    launched_by        the command whose own processes are the workers, see kvps.launcher; "": anybody may join
     """
 
     staleness: int = 0
@@ -65,6 +67,7 @@ class JobConfig:
     seed: int = 0
     batch_size: int = 0
     epochs: int = 0
+    launched_by: str = ""
 
     def __post_init__(self) -> None:
         bounds: dict[str, tuple[int, int]] = {
@@ -109,6 +112,10 @@ class JobConfig:
             raise InvalidSetting(
                 "transport shm is for shards=1 and pull_wire='fp32': on one host others gain nothing; or choose 'redis'"
             )
+        try:
+            _ = self.launched_by and Launcher.of(self.launched_by)
+        except (ValueError, TypeError):
+            raise InvalidSetting(f"launched_by is what kvps up and kvps run note, not {self.launched_by!r}") from None
         if self.max_pending == 0:
             # The bound itself lets a worker have s + 1 contributions on the way; ASP has none, but memory has.
             pending = _ASP_PENDING if self.staleness == clocks.ASP else self.staleness + 1

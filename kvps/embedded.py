@@ -2,7 +2,8 @@
 
 It listens on a Unix socket in a directory of mode 0700 and on no TCP port unless asked to; then it wants a
 password, which stands in a file of mode 0600 beside the socket and never in a command line. It keeps nothing
-on disk. It ends with the process that started it (see `guard`), unless `start` did, which lets it stay.
+on disk. It ends when the process that started it has left and no other uses it (see `guard`), unless `start` started
+it, which lets it stay.
 """
 
 from __future__ import annotations
@@ -31,20 +32,25 @@ from kvps import process
 from kvps.errors import InvalidSetting, NoServer, ServerUnfit
 from kvps.places import runtime_dir, server_program, socket_path
 from kvps.shared import folder_of, forget
-from kvps.transport import KINDS, ClientRefused, client_name, connection_settings, too_many_clients
+from kvps.transport import KINDS, ClientRefused, client_name, connection_settings, counts_as_user, too_many_clients
 
 _START_S = 15.0
 _LOAD_S = 600.0  # a server with data reads them first
 _REPLY_S = 2.0
+_NOTE, _LOCK = "url", "lock"  # files beside the socket
 
 
 @dataclass
 class Server:
-    """A private server. `guard` is the process that ends it with this one; None if it was running already."""
+    """A private server. `guard` is the process that ends it when it is not used; None if it was running already.
+
+    `lasting` is one that `start` started, `keeps` one that keeps its data.
+    """
 
     url: str
     guard: subprocess.Popen[bytes] | None = None
     lasting: bool = False
+    keeps: bool = False
     users: int = 1  # in this process
     _starter: int = field(default_factory=os.getpid)
 
@@ -54,31 +60,44 @@ class Server:
         return self.guard is not None and self._starter == os.getpid() and self.guard.poll() is None
 
     def used_by_others(self) -> bool:
-        """Whether kvps in other processes is connected to it."""
+        """Whether kvps in other processes is connected to it, but for those that another one launched and ends."""
         try:
             with _connection(self.url) as connection:
                 clients = connection.client_list()
         except redis.exceptions.RedisError:  # too busy to say, if it runs
             return self.started_here
-        return any(client["name"] != client_name() and client["name"].startswith("kvps-") for client in clients)
+        return any(name != client_name() and counts_as_user(name) for name in (client["name"] for client in clients))
+
+    def leave(self) -> None:
+        """One user in this process less. After the last one the server ends, or if others use it goes on for them.
+
+        Only if this process started it: else it is not this one's to end.
+        """
+        if not self.started_here:
+            self.stop()
+            return
+        with alone():  # who was about to connect has by now; who comes later starts a server anew
+            self.stop()
 
     def stop(self) -> None:
-        """One user in this process less; the last one ends the server if this process started it.
-
-        In a fork it does nothing.
-        """
+        """What `leave` does, for one who is `alone`. In a fork it does nothing."""
         if self._starter != os.getpid():
             return
         with _counting:
             self.users -= 1
-            if self.users <= 0 and self.guard:
+            if self.users > 0 or not self.guard:
+                return
+            if self.started_here and self.used_by_others():
+                _hand_over(self.guard)
+            else:
                 _end(self.guard)
-                self.guard = None
-                if _started.get(self.url) is self:
-                    del _started[self.url]
+            self.guard = None
+            if _started.get(self.url) is self:
+                del _started[self.url]
 
 
 _started: dict[str, Server] = {}  # by this process, or by that which forked it
+_handed_over: list[subprocess.Popen[bytes]] = []  # children of this process still
 _counting = threading.RLock()
 
 
@@ -99,7 +118,7 @@ def running() -> str | None:
 
 @contextmanager
 def ensured(listen: str | None = None, data_dir: Path | None = None) -> Iterator[Server]:
-    """The user's private server; started if it does not run, and then ended with this process.
+    """The user's private server; started if it does not run.
 
     Whoever looks whether it is used waits until the block is left, so connect inside. `listen` is HOST:PORT of a
     TCP port to open as well, `data_dir` where it keeps its data. Raises NoServer, ServerUnfit, InvalidSetting.
@@ -156,6 +175,18 @@ def stop() -> bool:
         return True
 
 
+def why_lost(url: str) -> str:
+    """What to tell those who used the private server at `url` when it has ended for good.
+
+    "" if it runs, if it keeps its data and may be started again, or if that is another server's URL.
+    """
+    path = connection_settings(url).get("path")
+    noted = _noted(Path(path).parent) if path else None
+    if noted is None or noted.keeps or connection_settings(noted.url)["path"] != path or _listens(url):
+        return ""
+    return "the private server has ended, by kvps server stop or by a signal, and its jobs with it: start this again"
+
+
 def join_line(url: str, listen: str) -> str:
     """What to type on another machine to work on this server's jobs."""
     return f"KVPS_REDIS_URL={tcp_url(url, listen)} kvps worker"
@@ -188,7 +219,7 @@ def _start(listen: str | None, data_dir: Path | None, lasting: bool) -> Server:
     if data_dir:
         settings |= {"dir": f'"{_own_directory(data_dir)}"', "appendonly": "yes", "appendfsync": "everysec"}
     if _listens(url):
-        raise NoServer(f"your private server runs, but {folder / 'url'} is gone: end it, before you start another")
+        raise NoServer(f"your private server runs, but {folder / _NOTE} is gone: end it, before you start another")
     if not data_dir:
         forget(folder_of(url))  # of one whose guard was killed
     if listen:
@@ -201,6 +232,7 @@ def _start(listen: str | None, data_dir: Path | None, lasting: bool) -> Server:
         text += b"end\n"
     # A session of its own: Ctrl-C in the terminal is for the workers first, which still need the server to leave.
     guard = [sys.executable, "-I", "-S", str(Path(__file__).with_name("guard.py")), binary]
+    guard += [str(socket_path(folder)), str(folder / _LOCK)]
     # Of a server that keeps nothing, shared memory holds nothing either.
     command = [binary, "-"] if lasting else guard + ([] if data_dir else [str(folder_of(url))])
     try:
@@ -223,8 +255,18 @@ def _start(listen: str | None, data_dir: Path | None, lasting: bool) -> Server:
     except BaseException:
         _end(child)
         raise
-    _write_private(folder / "url", f"{url}\n{'lasting' if lasting else ''}")
-    return Server(url, None if lasting else child, lasting)
+    words = [word for word, holds in (("lasting", lasting), ("keeps", data_dir)) if holds]
+    _write_private(folder / _NOTE, f"{url}\n{' '.join(words)}")
+    return Server(url, None if lasting else child, lasting, bool(data_dir))
+
+
+def _hand_over(child: subprocess.Popen[bytes]) -> None:
+    """Leave it to the guard to end the server, when nobody uses it any more."""
+    assert child.stdin is not None
+    with suppress(BrokenPipeError):
+        child.stdin.write(b"\n")  # a forked child of ours may hold the other end of its input
+        child.stdin.close()
+    _handed_over[:] = [guard for guard in (*_handed_over, child) if guard.poll() is None]
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
@@ -238,11 +280,17 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 def _found() -> Server | None:
     """The server that runs, as one that another process started."""
+    server = _noted(runtime_dir())
+    return server if server and _answers(server.url) else None
+
+
+def _noted(folder: Path) -> Server | None:
+    """The server that was started last with its socket in this directory."""
     try:
-        url, _, rest = (runtime_dir() / "url").read_text().partition("\n")
+        url, _, words = (folder / _NOTE).read_text().partition("\n")
     except OSError:
         return None
-    return Server(url, lasting=rest.strip() == "lasting") if _answers(url) else None
+    return Server(url, lasting="lasting" in words.split(), keeps="keeps" in words.split())
 
 
 def _own_directory(path: Path) -> Path:
@@ -334,7 +382,7 @@ def _write_private(path: Path, text: str) -> None:
 @contextmanager
 def alone() -> Iterator[None]:
     """One process at a time looks for the server and starts it: two commands begun together share one."""
-    with open(runtime_dir() / "lock", "w") as lock:
+    with open(runtime_dir() / _LOCK, "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         try:
             yield

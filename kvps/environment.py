@@ -6,6 +6,7 @@ KVPS_JOB        name of the job
 KVPS_JOB_ID     the id under which it is made, so that no copy takes another run's job of that name for its own
 KVPS_SETTINGS   JSON: the job's settings that were given to `kvps run`
 KVPS_REDIS_URL  the server; also read without `kvps run`
+KVPS_LAUNCHER   see kvps.launcher
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from kvps import optim
+from kvps import launcher, optim
 from kvps.errors import InvalidSetting, JobExists, JobNotFound, KvpsError, WrongOrder
 from kvps.job import Job
 from kvps.owner import Owner
@@ -118,7 +119,7 @@ class Worker:
         job = None
         if self.rank == 0:
             with suppress(JobExists):
-                job = self._store.create_job(name, params, id=id, **merged)
+                job = self._store.create_job(name, params, id=id, launched_by=launcher.own(), **merged)
         job = job or _awaited(self._store, name)
         if job.id != id:
             raise JobExists(

@@ -1,26 +1,40 @@
-"""Ends an embedded server when the process that started it is gone, however that ended; and ends with the server.
+"""Ends an embedded server when nobody uses it any more after its starter has left; and ends with the server.
 
-Run by file name, not imported: it must start at once and needs nothing but the standard library. Its standard
-input brings the server's settings, a line "end", and then nothing until the starter's end closes it. SIGTERM says
-the same where a forked child of the starter holds that input open. The guard itself is a child the server does not
-outlive: the kernel sends it SIGTERM (Linux). A second argument is a directory that is of no use without the server.
+Run by file name, not imported: it must start at once and needs nothing but the standard library. Its arguments are the
+server program, the server's Unix socket, the lock that is held by whoever looks for a server, and a directory, if any,
+that is of no use without the server.
+
+Its standard input brings the server's settings and a line "end". A byte after that says that the starter has left, and
+so does the end of the input, which comes when the starter is gone, however it went. From then on the guard looks
+whether kvps is connected in any process, and ends the server when it is in none. SIGTERM ends the server at once. The
+server does not outlive the guard: the kernel sends it SIGTERM (Linux).
 """
 
 import ctypes
+import fcntl
 import os
 import queue
+import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
+
+_LOOK_AGAIN_S = 0.2
+_REPLY_S = 2.0
+_LEFT, _END = "left", "end"
+_USER = re.compile(rb" name=kvps-(?!child-)")
+_NOT_OURS = re.compile(rb"-(NOAUTH|WRONGPASS|NOPERM)")  # somebody has changed its password or its rules
 
 
 def main() -> int:
-    over: queue.SimpleQueue[None] = queue.SimpleQueue()  # the one queue that a signal handler may put to
-    signal.signal(signal.SIGTERM, lambda *_: over.put(None))
-    binary = sys.argv[1]
+    binary, address, lock, *useless = sys.argv[1:]
+    told: queue.SimpleQueue[str] = queue.SimpleQueue()  # the one queue that a signal handler may put to
+    signal.signal(signal.SIGTERM, lambda *_: told.put(_END))
     settings = b""
     while (line := sys.stdin.buffer.readline()) != b"end\n":
         if not line:  # the starter is gone before it had said all
@@ -38,24 +52,63 @@ def main() -> int:
     except BrokenPipeError:  # it is gone already, and has said why
         return 1
     # os.read, for the interpreter's end would stumble over a thread that holds the lock of sys.stdin.
-    waits: tuple[Callable[[], object], ...] = (lambda: os.read(0, 1), server.wait)
-    for wait in waits:
-        threading.Thread(target=_then, args=(wait, over), daemon=True).start()
-    over.get()
+    waits: tuple[tuple[Callable[[], object], str], ...] = ((lambda: os.read(0, 1), _LEFT), (server.wait, _END))
+    for wait, word in waits:
+        threading.Thread(target=_then, args=(wait, told, word), daemon=True).start()
+    password = re.search(rb"^requirepass (\S+)$", settings, re.MULTILINE)
+    if told.get() == _LEFT:
+        _await_unused(told, lock, address, password[1] if password else b"")
     server.terminate()
     try:
         server.wait(timeout=5)
     except subprocess.TimeoutExpired:
         server.kill()
         server.wait()
-    if len(sys.argv) > 2:
-        shutil.rmtree(sys.argv[2], ignore_errors=True)
+    for path in useless:
+        shutil.rmtree(path, ignore_errors=True)
     return 0
 
 
-def _then(wait: Callable[[], object], over: queue.SimpleQueue[None]) -> None:
+def _await_unused(told: "queue.SimpleQueue[str]", lock: str, address: str, password: bytes) -> None:
+    """Wait until nobody uses the server, or somebody ends it.
+
+    If nobody uses it the lock is held from here on: who looks for a server meanwhile waits until the guard has ended.
+    """
+    while True:
+        try:
+            held = os.open(lock, os.O_WRONLY | os.O_CREAT, 0o600)
+        except OSError:  # the directory is gone, and nobody can find the server
+            return
+        with suppress(BlockingIOError):  # somebody is about to connect
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not _is_used(address, password):
+                return
+        os.close(held)
+        with suppress(queue.Empty):
+            if told.get(timeout=_LOOK_AGAIN_S) == _END:
+                return
+
+
+def _is_used(address: str, password: bytes) -> bool:
+    """Whether kvps is connected, but for processes that another one launched and ends. Too busy to say is used."""
+    asked = b"CLIENT LIST\r\nQUIT\r\n"
+    try:
+        with socket.socket(socket.AF_UNIX) as client:
+            client.settimeout(_REPLY_S)
+            client.connect(address)
+            client.sendall(b"AUTH %b\r\n%b" % (password, asked) if password else asked)
+            reply = b"".join(iter(lambda: client.recv(1 << 16), b""))
+    except (FileNotFoundError, ConnectionRefusedError):
+        return False
+    except OSError:
+        return True
+    listed = b" addr=" in reply
+    return bool(_USER.search(reply)) if listed else not _NOT_OURS.match(reply)
+
+
+def _then(wait: Callable[[], object], told: "queue.SimpleQueue[str]", word: str) -> None:
     wait()
-    over.put(None)
+    told.put(word)
 
 
 def _end_with_guard() -> None:

@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from kvps import process
+from kvps import launcher, process
 from kvps.checkpoint import Checkpoint
 from kvps.client import Client
 from kvps.config import JobConfig
 from kvps.device import CPU, Device
 from kvps.errors import CorruptData, InvalidName, InvalidSetting, KvpsError, UsageError, WorkerAlive
 from kvps.keys import JobKeys, check_name
+from kvps.launcher import Launcher
 from kvps.layout import DTYPE, Array, Layout
 from kvps.plan import Contribution
 from kvps.reader import Reader
@@ -108,8 +109,9 @@ class Job:
         the job's worker_timeout_ms, or is on this machine and dead. With `takeover` it is taken from a living
         one, whose next call raises WorkerEvicted. With `prefetch` the next weights come while the worker computes,
         in SSP and ASP. `device` is where it computes, and where `pull` puts the weights; of a mere name, as "cuda:0",
-        they come into host memory from which that device can copy them. Raises WorkerAlive, InvalidName,
-        InvalidSetting.
+        they come into host memory from which that device can copy them. The workers of a job that `kvps up` or
+        `kvps run` launched are processes of that command: others may join only if it hands out units, under other ids.
+        Raises WorkerAlive, InvalidName, InvalidSetting, UsageError.
         """
         if prefetch and self.config.staleness == 0:
             raise InvalidSetting("prefetch: in BSP the next weights are not there before this round is pushed")
@@ -120,6 +122,8 @@ class Job:
                 f"that: work there, where its aggregator runs (a container may have a /dev/shm of its own), or create "
                 f"the job with --transport redis"
             )
+        if not takeover:
+            self._check_open_to_us(worker)
         shown = device if isinstance(device, str) else device.name
         if worker is None:
             worker, joined = self._join_any(shown)
@@ -144,16 +148,44 @@ class Job:
             # Only that incarnation is replaced: if another was quicker, the script refuses.
             return self.scripts.join(worker, nonce, alive.entry["incarnation"], me)
 
+    @property
+    def launcher(self) -> Launcher | None:
+        """The command whose processes are the workers of this job; None if it is gone, or started this process too."""
+        text = self.config.launched_by
+        if not text or text == launcher.own():
+            return None
+        found = Launcher.of(text)
+        return None if found.is_dead else found
+
+    @property
+    def _ids(self) -> list[str]:
+        return [f"w{rank}" for rank in range(self.config.workers)]
+
+    def _check_open_to_us(self, worker: str | None) -> None:
+        """Raise UsageError for an id that belongs to a process which another command launches."""
+        launched = self.launcher
+        if launched is None or (self.config.units and worker not in self._ids):
+            return
+        advice = "kvps create makes a job for workers of your own"
+        if self.config.units:
+            advice = f"choose another id than {worker}, or none"
+        if launched.is_elsewhere:
+            advice += f"; if that has ended: kvps checkpoint save {self.name}, and restore it under another name"
+        raise UsageError(f"the workers of job {self.name!r} are those of {launched}: {advice}")
+
     def _join_any(self, device: str) -> tuple[str, Joined]:
-        if fresh := self._next_id():
+        if not self.launcher and (fresh := self._next_id()):
             with suppress(WorkerAlive):  # another process was quicker
                 return fresh, self._join(fresh, device, takeover=False)
         members = self.state().members
+        launched = self._ids if self.launcher else []
         there = [m.worker for m in sorted(members.values(), key=lambda m: m.rank) if not m.finished]
-        unused = [worker for worker in (f"w{i}" for i in range(self.config.workers)) if worker not in members]
+        there = [worker for worker in there if worker not in launched]
+        unused = [worker for worker in self._ids if worker not in members]
         room = self.config.workers - len(members)
-        if self.config.units and room < 1:  # the data is not divided among them: there is work for any number
-            unused, room = [f"w{i}" for i in range(len(members) + 1) if f"w{i}" not in members], 1
+        if self.config.units and (launched or room < 1):  # the data is not divided: there is work for any number
+            ids = (f"w{i}" for i in range(len(launched) + len(members) + 1))
+            unused, room = [worker for worker in ids if worker not in members and worker not in launched], 1
         for worker in there + unused[: max(0, room)]:
             try:
                 return worker, self._join(worker, device, takeover=False)

@@ -37,8 +37,8 @@ _WORTH_SHARING = 1 << 20  # below that the calls to Redis, which stay, are all t
 def connect(url: str | None = None, listen: str | None = None, data_dir: Path | None = None) -> Store:
     """A store on the server at `url` (redis, rediss, unix), or for None on the user's own private server.
 
-    That one is started if it does not run, and then ends with this process, or with the last of its stores that is
-    closed; `listen` is HOST:PORT of a TCP port it opens as well, behind a password. It keeps nothing, or with
+    That one is started if it does not run. It ends when this process has closed its stores or is gone, and no other
+    process uses it. `listen` is HOST:PORT of a TCP port it opens as well, behind a password. It keeps nothing, or with
     `data_dir` all but the last second in files there. Raises NoServer, ServerUnfit, InvalidSetting.
     """
     if url is None:
@@ -52,7 +52,7 @@ def connect(url: str | None = None, listen: str | None = None, data_dir: Path | 
 
 
 def _client(url: str) -> Client:
-    client = Client(url)
+    client = Client(url, why_lost=embedded.why_lost)
     try:
         client.preflight()
     except BaseException:
@@ -75,18 +75,31 @@ class Store:
 
     @property
     def started_server(self) -> bool:
-        """Whether this process started the server, which then ends with its last store."""
+        """Whether this process started the server."""
         return self._server is not None and self._server.started_here
 
     @property
-    def borrowed_server(self) -> bool:
-        """Whether this is the private server that another process started, with which it ends."""
-        return self._server is not None and not self._server.lasting and not self._server.started_here
+    def ends_unused(self) -> bool:
+        """Whether this is the private server, and it ends when nobody uses it."""
+        return self._server is not None and not self._server.lasting
 
     @property
     def ends_server(self) -> bool:
-        """Whether `close` ends the server: this process started it, and has no other store on it."""
+        """Whether `close` ends the server: this process started it, and this store is the last that uses it."""
+        return self._is_last_here and not self._used_by_others
+
+    @property
+    def hands_over_server(self) -> bool:
+        """Whether the server that this process started goes on for others when this store is closed."""
+        return self._is_last_here and self._used_by_others
+
+    @property
+    def _is_last_here(self) -> bool:
         return self._server is not None and self._server.started_here and self._server.users == 1
+
+    @property
+    def _used_by_others(self) -> bool:
+        return self._server is not None and self._server.used_by_others()
 
     def create_job(
         self,
@@ -129,7 +142,7 @@ class Store:
         Its workers join under their old ids and go on where those were; those that were at work are waited for.
         Raises JobExists, InvalidName, InvalidSetting; then nothing was changed.
         """
-        config = checkpoint.config
+        config = replace(checkpoint.config, launched_by="")
         if config.transport == "shm":  # this may be another host
             config = replace(config, transport="auto", memory="")
         config = config if shards is None else replace(config, shards=shards)
@@ -335,7 +348,7 @@ class Store:
         return len(found)
 
     def close(self) -> None:
-        """Close the connections; and end the server if this process started it and has no other store on it.
+        """Close the connections. A server that this process started ends with its last store, or goes on for others.
 
         In a fork it does nothing.
         """
@@ -344,18 +357,7 @@ class Store:
         self.client.close()
         server, self._server = self._server, None
         if server:
-            server.stop()
-
-    def close_unless_used(self) -> bool:
-        """Close, but not if that ended a server which other processes use; whether it is closed."""
-        if not self.started_server:
-            self.close()
-            return True
-        with embedded.alone():  # who was about to connect has by now; who comes later starts a server anew
-            if self._server and self._server.used_by_others():
-                return False
-            self.close()
-            return True
+            server.leave()
 
     def __enter__(self) -> Store:
         return self

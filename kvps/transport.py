@@ -36,6 +36,7 @@ from redis.exceptions import InvalidResponse, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
+from kvps import launcher
 from kvps.errors import InvalidSetting, TooManyClients
 from kvps.resp import Command, Replies, packed
 from kvps.wire import Buffers
@@ -48,6 +49,7 @@ _UNUSED_S = 60.0
 _NO_LIMIT = 2**31  # of connections: the server has one of its own, maxclients
 _GET_WINDOW = 3  # chunks that one reader waits for: of more the server copies all before it sends the first
 _REFUSAL = "max number of clients reached"
+_OURS, _CHILD = "kvps-", "kvps-child-"  # `guard` knows these too
 _NONCE = secrets.token_hex(4)  # pids of several machines, or of containers, may be the same
 
 try:  # redis-py with hiredis would parse and pack through it: one more copy of each value
@@ -250,7 +252,16 @@ def too_many_clients(url: str, allowed: int | None = None) -> TooManyClients:
 
 def client_name() -> str:
     """What this process's connections are called in CLIENT LIST, and no other process's."""
-    return f"kvps-{os.getpid()}-{_NONCE}"
+    return f"{_CHILD if launcher.own() else _OURS}{os.getpid()}-{_NONCE}"
+
+
+def counts_as_user(name: str) -> bool:
+    """Whether a private server goes on for a client of that name.
+
+    It does not for what another process launched: that one is connected too as long as it lives, and what is left of
+    its processes when it was killed must not keep the server.
+    """
+    return name.startswith(_OURS) and not name.startswith(_CHILD)
 
 
 def redacted(url: str) -> str:

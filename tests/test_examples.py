@@ -154,6 +154,18 @@ def test_torch_digits_under_run(home: Path, start: Any, staleness: str, mode: st
         assert kvps_run("server", "stop").returncode == 0
 
 
+def test_submit_from_python_says_what_it_waits_for_and_ends_on_ctrl_c_in_one_line(home: Path) -> None:
+    example = [sys.executable, "-u", "-P", str(HERE / "examples" / "submit_from_python.py")]
+    with subprocess.Popen(example, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as program:
+        assert program.stdout
+        assert program.stdout.readline() == "submitted from-python; 0 hosts serve the queue\n"
+        assert program.stdout.readline() == "waits: no host takes tasks: kvps worker --queue\n"
+        assert program.stdout.readline() == "waits: nobody serves the job: kvps aggregator start\n"
+        program.send_signal(signal.SIGINT)
+        rest, errors = program.communicate(timeout=60)
+    assert (rest, errors, program.returncode) == ("", "interrupted: from-python is cancelled\n", 1)
+
+
 def test_submit_from_python(home: Path, start: Any) -> None:
     assert kvps_run("server", "start").returncode == 0
     try:

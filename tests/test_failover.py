@@ -147,7 +147,7 @@ def test_the_dead_children_of_a_supervisor_are_buried_at_once(store: Store) -> N
     from kvps_workers import load_task
 
     job = store.create_job("job", load_task("digits").parameters(0), **config, **SLOW_LEASE)
-    supervisor = Supervisor(store, job)
+    supervisor = Supervisor(store, "kvps up", lambda: job)
     try:
         supervisor.start("aggregator", "aggregator", "start", "--job", "job")
         for worker in ("w0", "w1"):
@@ -170,7 +170,7 @@ def test_the_dead_children_of_a_supervisor_are_buried_at_once(store: Store) -> N
 
 def test_a_child_that_is_killed_before_it_can_do_anything_is_given_up(store: Store) -> None:
     store.create_job("job", model())
-    supervisor = Supervisor(store, store.job("job"))
+    supervisor = Supervisor(store, "kvps up", lambda: store.job("job"))
     supervisor.start("aggregator", "aggregator", "start", "--job", "job")
 
     def kill_again_and_again() -> None:

@@ -49,7 +49,7 @@ with kvps.from_env() as worker:
 def here(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The user's directory, with a script in it."""
     (tmp_path / "train.py").write_text(SCRIPT)
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
     return tmp_path
 
 
@@ -102,6 +102,89 @@ def test_a_killed_copy_goes_on_and_everything_counts_once(lasting: kvps.Store, h
     assert (verdict.lost, verdict.twice) == (0, 0)
     assert verdict.acknowledged in (599, 600), "it may have been killed before it wrote down the last"
     check_chain(job)
+
+
+# -- who is killed, and when ------------------------------------------------------------------------------------
+
+KILLED = """
+import atexit, os, pathlib, sys
+import kvps
+from harness import gradient, model
+
+when, *ranks = sys.argv[1:]
+
+def die(*where):
+    if where == (when,) and os.environ["KVPS_RANK"] in ranks:
+        os.kill(os.getpid(), 9)
+
+atexit.register(die, "exit")
+with kvps.from_env() as worker:
+    job = worker.create_job(model(), optimizer=kvps.SGD(lr=0.05))
+    with job.join(worker.id) as session:
+        for done in range(30):  # not what the docs advise: it pushes as often again when it is started again
+            session.push(gradient(session.pull(), session.rank, session.round))
+            marker = pathlib.Path(f"killed-{worker.id}")
+            if done == 10 and not marker.exists():
+                marker.touch()
+                die("middle")
+    die("left")
+    if worker.rank == 0:
+        print("finished", job.await_finished(), flush=True)
+"""
+
+
+@pytest.mark.parametrize("when", ["exit", "left"])
+@pytest.mark.parametrize("ranks", ["1", "0 1"])
+def test_a_copy_that_is_killed_when_its_worker_has_finished_is_not_started_again(
+    lasting: kvps.Store, here: Path, when: str, ranks: str
+) -> None:
+    (here / "killed.py").write_text(KILLED)
+    done = kvps_run("run", "-w", "2", "--", sys.executable, "killed.py", when, *ranks.split())
+    job = lasting.job("killed")
+    state = job.state()
+    assert state.clock == {"w0": 30, "w1": 30}
+    assert state.finished(job.config)
+    assert {member.incarnation[:2] for member in state.members.values()} == {"1-"}
+    for name, array in plain_loop(model(), 2, 30, 0.05).items():
+        assert job.snapshot()[1][name].tobytes() == array.tobytes()
+    assert "30 steps in " in done.stdout
+    assert done.returncode == 1
+    words = f"killed after the last round: {', '.join(f'w{rank} (SIGKILL)' for rank in ranks.split())}; the weights are"
+    assert done.stderr.splitlines()[-1].startswith(f"kvps: error: job killed: {words}"), done.stderr
+
+
+def test_a_copy_that_kills_itself_in_the_middle_is_started_again(lasting: kvps.Store, here: Path) -> None:
+    (here / "killed.py").write_text(KILLED)
+    done = kvps_run("run", "-w", "2", "--", sys.executable, "killed.py", "middle", "1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    members = lasting.job("killed").state().members
+    assert (members["w0"].incarnation[:2], members["w1"].incarnation[:2]) == ("1-", "2-")
+    assert members["w1"].clock == 11 + 30
+
+
+TWICE = """
+import time
+import kvps
+from harness import gradient, model
+
+with kvps.from_env() as worker:
+    job = worker.create_job(model(), optimizer=kvps.SGD(lr=0.05))
+    for _ in range(2):
+        with job.join(worker.id) as session:
+            for _ in range(5):
+                session.push(gradient(session.pull(), session.rank, session.round))
+        assert job.await_finished()
+        while any(job.holders()):  # the aggregator sweeps up, and ends
+            time.sleep(0.05)
+"""
+
+
+def test_a_job_that_goes_on_after_its_aggregator_has_ended_gets_another(lasting: kvps.Store, here: Path) -> None:
+    """The script joins a second time when all have finished, and pushes more."""
+    (here / "twice.py").write_text(TWICE)
+    done = kvps_run("run", "-w", "1", "--", sys.executable, "twice.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert lasting.job("twice").clock() == {"w0": 10}
 
 
 def test_a_copy_that_fails_is_named_and_the_others_go_on(here: Path) -> None:

@@ -19,51 +19,40 @@ import kvps
 from kvps import embedded
 from kvps.cli.server import client_command
 
-WAITS = "the private server is used by others: waiting for them (Ctrl-C ends it)"
-
-
 # -- who ends it ----------------------------------------------------------------------------------------------
 
 
-def test_who_started_it_waits_for_the_others(home: Path, start: Any) -> None:
+def test_who_started_it_ends_and_the_others_go_on(home: Path, start: Any) -> None:
     """The first worker starts the server and is done first: the second one's rounds are not lost."""
     first = start("worker", "--job", "a")
-    assert "(ends with this command)" in first.until("waiting for job")
+    assert "(ends when nobody uses it)" in first.until("waiting for job")
     second = start("worker", "--job", "b")
-    assert "(ends with the command that started it)" in second.until("waiting for job")
+    assert "(ends when nobody uses it)" in second.until("waiting for job")
     assert kvps_run("create", "digits", "--job", "a", "--workers", "1", *TINY).returncode == 0
     server = start("aggregator", "start", "--job", "a")
-    assert WAITS in first.until(WAITS)
+    assert first.wait() == 0
     assert server.wait() == 0
     assert kvps_run("create", "digits", "--job", "b", "--workers", "1", *TINY).returncode == 0
     assert kvps_run("aggregator", "start", "--job", "b").returncode == 0
-    assert [second.wait(), first.wait()] == [0, 0]
-    assert embedded.running() is None
+    assert second.wait() == 0
+    assert eventually(lambda: embedded.running() is None)
 
 
-def test_an_interrupt_ends_the_wait_and_the_server_at_once(home: Path, start: Any) -> None:
-    with kvps.connect():
-        running = start("up", "digits", *TINY)
-        assert "(ends with the command that started it)" in running.until("private server")
-        assert running.wait() == 0, "who only met the server does not wait"
+def test_who_used_it_alone_ends_it(home: Path, start: Any) -> None:
     first = start("worker", "--job", "none")
     first.until("waiting for job")
     assert first.end(signal.SIGINT) == 130
-    up = start("up", "digits", "--epochs", "20")
-    up.until("private server")
-    with kvps.connect() as other:
-        up.until(WAITS)
-        assert other.jobs() == ["digits"]
-        assert up.end(signal.SIGINT) == 130
     assert embedded.running() is None
 
 
-def test_an_error_is_said_before_the_wait(home: Path, start: Any) -> None:
+def test_who_goes_on_is_said_before_the_error(home: Path, start: Any) -> None:
     first = start("worker", "--job", "a")
     first.until("waiting for job")
     with kvps.connect() as other:
         other.create_job("a", {"x": np.ones(3, np.float32)})
-        assert "has no task" in first.until(WAITS).splitlines()[-1]
+        *_, goes_on, error = first.until("kvps: error").splitlines()
+        assert goes_on == "the private server goes on until all others have left it, or: kvps server stop"
+        assert "has no task" in error
     assert first.wait() == 2
 
 
@@ -72,7 +61,7 @@ def test_a_lasting_server_is_said_to_end_with_nobody(home: Path) -> None:
     try:
         assert "ends with" not in kvps_run("up", "digits", *TINY).stderr
         with kvps.connect() as store:
-            assert not store.borrowed_server
+            assert not store.ends_unused
     finally:
         assert embedded.stop()
 

@@ -177,6 +177,15 @@ class AllFail(Good):
     def gradient(self, params, batch, xp):
         raise RuntimeError("unlucky")
 
+class FailsLater(Good):
+    calls = 0
+
+    def gradient(self, params, batch, xp):
+        self.calls += 1
+        if self.calls > 1:
+            raise RuntimeError("unlucky")
+        return super().gradient(params, batch, xp)
+
 class DiesEarly(Good):
     def __init__(self):
         if "w1" in sys.argv:
@@ -239,10 +248,35 @@ def test_what_was_trained_is_told_when_it_cannot_be_evaluated(mine: Any) -> None
     assert (report["loss"], report["version"]) == (None, 4)
 
 
-def test_when_all_workers_fail_no_others_went_on(mine: Any) -> None:
-    done = mine.run("up", "mine:AllFail", "--workers", "2")
+def test_no_figures_are_shown_of_weights_that_nobody_trained(mine: Any) -> None:
+    (mine.folder / "r.json").write_text("of an earlier run")
+    done = mine.run("up", "mine:AllFail", "--workers", "2", "--report", "r.json")
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith("kvps: error: job AllFail: all its workers failed")
+    words = "kvps: error: job AllFail: all its workers failed before anything was committed: there are no figures"
+    assert done.stderr.splitlines()[-1] == words
+    assert not [line for line in done.stdout.splitlines() if line.startswith(("test ", "0 steps"))]
+    report = json.loads((mine.folder / "r.json").read_text())
+    assert [report[of] for of in ("version", "loss", "accuracy", "weights_sha256")] == [0, None, None, None]
+
+
+def test_a_job_without_rounds_has_no_figures_either(mine: Any) -> None:
+    (mine.folder / "train.py").write_text(
+        "import kvps, numpy as np\n"
+        "with kvps.from_env() as worker:\n"
+        "    job = worker.create_job({'x': np.zeros(3, np.float32)})\n"
+        "    job.join(worker.id).leave()\n"
+    )
+    done = mine.run("run", "-w", "2", "--", sys.executable, "train.py")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "kvps: error: job train: nothing was committed: there are no figures"
+    assert "steps in" not in done.stdout
+
+
+def test_when_all_workers_fail_in_the_middle_no_others_went_on(mine: Any) -> None:
+    done = mine.run("up", "mine:FailsLater", "--workers", "2")
+    assert done.returncode == 1
+    assert "\ntest accuracy 0.5" in done.stdout
+    assert done.stderr.splitlines()[-1].startswith("kvps: error: job FailsLater: all its workers failed; the figures")
 
 
 def test_a_worker_that_dies_before_it_has_joined_ends_the_job(mine: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -149,7 +150,7 @@ job.train(endless, rounds={rounds})
 def test_ctrl_c_ends_it_and_so_does_the_end_of_the_process(
     home: Path, monkeypatch: pytest.MonkeyPatch, rounds: int, last: list[str]
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
     command = [sys.executable, "-c", PROGRAM.replace("{rounds}", str(rounds))]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as program:
         try:

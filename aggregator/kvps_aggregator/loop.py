@@ -21,7 +21,6 @@ from kvps.errors import CorruptData, InvalidSetting, JobNotFound, KvpsError, Lea
 from kvps.job import Job
 from kvps.plan import Plan
 from kvps.scripts import NewLife, PlanGone, Planned
-from kvps.state import State
 from kvps_aggregator.intake import BadContribution
 from kvps_aggregator.lease import LeaseKeeper, Leases
 from kvps_aggregator.memory import SharedShard

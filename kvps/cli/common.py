@@ -258,29 +258,35 @@ def serving_store(
             say(f"look inside: {'kvps cli' if redis is None else f'kvps cli --redis {redacted(redis)}'}")
             if listen:
                 say(f"join from elsewhere: {embedded.join_line(store.url, listen)}")
+        lost = False
         try:
             yield store
-        except KvpsError as error:
-            _leave(store, error)
+        except (NoServer, ServerLost):
+            lost = True
             raise
-        _leave(store)
+        finally:
+            if not lost:
+                _say_what_goes_on(store)
 
 
 def _end_of(store: Store) -> str:
-    if store.started_server:
-        return " (ends with this command)"
-    return " (ends with the command that started it)" if store.borrowed_server else ""
+    return " (ends when nobody uses it)" if store.ends_unused else ""
 
 
-def _leave(store: Store, error: KvpsError | None = None) -> None:
-    """Close the store; a server that ends with it is not taken from others while they use it."""
-    said = False
-    while not store.close_unless_used():
-        if not said:
-            failed = f"{error}; " if error else ""
-            say(f"{failed}the private server is used by others: waiting for them (Ctrl-C ends it)")
-            said = True
-        time.sleep(_LOOK_AGAIN_S)  # a client that leaves rings no bell
+def _say_what_goes_on(store: Store) -> None:
+    """Say that the server which this command started goes on for others, if it does."""
+    if not store.hands_over_server:
+        return
+    with suppress(KvpsError):  # it has ended meanwhile
+        jobs = ", ".join(at_work(store))
+        until = f"job {jobs} has ended" if jobs else "all others have left it"
+        say(f"the private server goes on until {until}, or: kvps server stop")
+
+
+def at_work(store: Store) -> list[str]:
+    """The jobs that have workers at work."""
+    found = all_jobs(store, set())
+    return [job.name for job, state in found if any(member.active for member in state.members.values())]
 
 
 @contextmanager
@@ -303,7 +309,10 @@ def wait_for_server(redis: str | None) -> None:
 
 
 def wait_for_job(store: Store, name: str | None, quiet: bool = False) -> Job:
-    """The job of that name, or the only open one; waits for it, saying so once. Raises InvalidSetting for several."""
+    """The job of that name, or the only one that is open to all; waits for it, saying so once.
+
+    Raises InvalidSetting if several are open.
+    """
     said, passed_over = False, set[str]()
     while True:
         if name is not None:
@@ -311,7 +320,7 @@ def wait_for_job(store: Store, name: str | None, quiet: bool = False) -> Job:
                 return read_job(store, name)[0]
         else:
             jobs = all_jobs(store, passed_over)
-            found = [j for j, state in jobs if j.config.task and not state.finished(j.config)]
+            found = [j for j, state in jobs if j.config.task and not j.launcher and not state.finished(j.config)]
             if len(found) == 1:
                 return found[0]
             if found:

@@ -30,7 +30,7 @@ def aggregate(supervisor: Supervisor, job: str, number: int, options: Sequence[s
 def follow(supervisor: Supervisor, job: Job, serving: list[Child], workers: list[Child], display: Display) -> None:
     """Show the job until its workers have ended and all that they pushed is committed.
 
-    Raises KvpsError when that cannot come: a worker ended before it had joined, or no aggregator is left.
+    Raises KvpsError when that cannot come: a worker ended before it had joined, or all aggregators failed.
     """
     while not all(child.done for child in workers) or not job.state().settled:
         supervisor.watch(LOOK_S)
@@ -42,7 +42,7 @@ def follow(supervisor: Supervisor, job: Job, serving: list[Child], workers: list
         if never := {name: failed for name, failed in ended.items() if name not in state.members}:
             how = "failed" if any(never.values()) else "ended"
             raise KvpsError(f"job {job.name} ends: {', '.join(never)} {how} before it had joined")
-        _check_served(job, serving, supervisor)
+        _keep_served(job, serving, supervisor)
     display.show(job.state(), job.traces(), last=True)
 
 
@@ -54,20 +54,36 @@ def finish(supervisor: Supervisor, job: Job, serving: list[Child]) -> list[str]:
     return supervisor.said()
 
 
-def _check_served(job: Job, serving: list[Child], supervisor: Supervisor) -> None:
-    """Raise what the aggregators said last, if none is left."""
+def _keep_served(job: Job, serving: list[Child], supervisor: Supervisor) -> None:
+    """Start an aggregator again if none is left and the job needs one. Raises what they said last if all failed."""
     if all(child.failed for child in serving):
         said = " ".join(supervisor.said()) or f"its aggregator ended with code {serving[0].code}"
         raise KvpsError(f"job {job.name} ends: {said}")
+    # They end when the job is finished. It may be open again after that: a script joins a second time.
+    if all(child.done for child in serving) and not job.state().settled:
+        supervisor.run_again(next(child for child in serving if not child.failed))
 
 
-def check_failed(job: str, workers: list[Child]) -> None:
-    """Raise KvpsError if any of the workers failed."""
+def check_trained(job: str, version: int, workers: list[Child]) -> None:
+    """Raise KvpsError if nothing was committed (version 0), or any of the workers failed."""
     failed = [child.name for child in workers if child.failed]
-    if failed and len(failed) == len(workers):
+    all_failed = len(failed) == len(workers)
+    if version == 0:
+        what = "all its workers failed before anything" if all_failed else "nothing"
+        raise KvpsError(f"job {job}: {what} was committed: there are no figures")
+    if all_failed:
         raise KvpsError(f"job {job}: all its workers failed; the figures above are of what they had done by then")
     if failed:
         raise KvpsError(f"job {job}: {', '.join(failed)} failed; the others went on, their figures are above")
+
+
+def check_killed(job: str, copies: list[Child]) -> None:
+    """Raise KvpsError if a signal ended any of these copies of a script when its worker had finished."""
+    if killed := [f"{child.name} ({child.signal})" for child in copies if child.signal]:
+        raise KvpsError(
+            f"job {job}: killed after the last round: {', '.join(killed)}; the weights are complete, but what the "
+            f"script does after its rounds may be missing"
+        )
 
 
 class Figures(NamedTuple):

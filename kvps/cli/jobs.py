@@ -65,7 +65,8 @@ def status(
         table.add_row(
             m.worker, str(m.rank), m.state, str(m.clock), str(m.round), loss, share, m.device, f"{m.host}:{m.pid}"
         )
-    console.print(table if state.members else f"no worker has joined: kvps worker --job {job}")
+    start = "" if c.launched_by else f": kvps worker --job {job}"
+    console.print(table if state.members else f"no worker has joined{start}")
 
 
 def rm(
@@ -105,13 +106,13 @@ def _why_nobody_holds(job: Job, state: State) -> str:
     """What is said of a shard without an aggregator: while nobody is in the job it needs none."""
     if state.finished(job.config):
         return "-"
-    return "idle until a worker joins" if is_idle(job, state) else "no aggregator: kvps aggregator start"
+    return "idle until a worker joins" if is_idle(job) else "no aggregator: kvps aggregator start"
 
 
 def _word(job: Job, state: State) -> str:
     if state.finished(job.config):
         return "finished"
-    if len(state.members) < job.config.workers or is_idle(job, state):
+    if len(state.members) < job.config.workers or is_idle(job):
         return "waits for workers"
     return "runs" if any(job.holders()) else "waits for an aggregator"
 

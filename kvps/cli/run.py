@@ -14,7 +14,7 @@ import typer
 from kvps import environment
 from kvps.cli import common
 from kvps.cli.display import Display
-from kvps.cli.follow import LOOK_S, Figures, aggregate, check_aggregators, check_failed, finish, follow
+from kvps.cli.follow import LOOK_S, Figures, aggregate, check_aggregators, check_killed, check_trained, finish, follow
 from kvps.cli.supervise import Child, Supervisor
 from kvps.config import JobConfig
 from kvps.errors import InvalidSetting, JobNotFound, KvpsError
@@ -68,8 +68,11 @@ def run(
             raise KvpsError(
                 "all copies ended, and no job was made: does the script call kvps.from_env() and its create_job?"
             )
-        print(Figures.of(made, made.state().version))
-    check_failed(name, copies)
+        version = made.state().version
+        if version:
+            print(Figures.of(made, version))
+    check_trained(name, version, copies)
+    check_killed(name, copies)
 
 
 def _given(context: typer.Context, option: str) -> bool:
@@ -107,7 +110,8 @@ def _run(
     kept: Sequence[str],
 ) -> tuple[Job | None, list[Child]]:
     """Run the copies until they have ended: the job that they made, and they."""
-    supervisor, id = Supervisor(store), fresh_id()
+    id = fresh_id()
+    supervisor = Supervisor(store, "kvps run", lambda: _found(store, name, id))
     try:
         serving = aggregate(supervisor, name, aggregators, kept)
         copies = []
@@ -115,7 +119,7 @@ def _run(
             # What Python prints into a pipe would stay in its buffer.
             told = {"PYTHONUNBUFFERED": "1"} | environment.of_copy(rank, workers, name, id, settings)
             copies.append(supervisor.run(f"w{rank}", command, told))
-        job = _job_made(store, name, id, supervisor, copies)
+        job = _job_made(supervisor, copies)
         if job:
             with Display(job, {}) as display:
                 follow(supervisor, job, serving, copies, display)
@@ -127,20 +131,24 @@ def _run(
         _show(supervisor)
 
 
-def _job_made(store: Store, name: str, id: str, supervisor: Supervisor, copies: Sequence[Child]) -> Job | None:
+def _found(store: Store, name: str, id: str) -> Job | None:
+    """The job of that name, if it is there and has this id; another run's is not taken for it."""
+    with suppress(JobNotFound):
+        job = store.job(name)
+        return job if job.id == id else None
+    return None
+
+
+def _job_made(supervisor: Supervisor, copies: Sequence[Child]) -> Job | None:
     """The job, once the first copy has made it; None if that cannot come any more."""
     while True:
         failed = any(copy.failed for copy in copies)
         over = failed or copies[0].done
         if over and not failed:  # the others wait for its job, or are about to end too
             supervisor.await_end([copy.name for copy in copies], _LAST_S)
-        with suppress(JobNotFound):  # looked for behind that: who ended may have made it
-            job = store.job(name)
-            if job.id == id:
-                supervisor.job = job
-                return job
-        if over:
-            return None
+        job = supervisor.job  # looked for behind that: who ended may have made it
+        if job or over:
+            return job
         supervisor.watch(LOOK_S)
         _show(supervisor)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 
 import typer
 
 from kvps import embedded
 from kvps.cli import common
 from kvps.cli.common import say
-from kvps.errors import NoServer
+from kvps.errors import KvpsError, NoServer
 from kvps.places import client_program
 from kvps.transport import connection_settings, redacted
 
@@ -40,9 +41,13 @@ def start(listen: common.Listen = None, data_dir: common.DataDir = None) -> None
 @app.command()
 def stop() -> None:
     """End the private server. Its jobs are gone with it, unless it keeps its data (--data-dir)."""
+    jobs = list[str]()
+    with suppress(KvpsError), common.existing_store(None) as store:  # one that is full or busy ends all the same
+        jobs = common.at_work(store)
     if not embedded.stop():
         raise NoServer("no private server runs")
-    say("private server ended")
+    ended = "private server ended"
+    say(f"{ended}; these jobs were at work on it: {', '.join(jobs)}" if jobs else ended)
 
 
 @app.command()

@@ -9,14 +9,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from kvps import process
+from kvps import launcher, process
 from kvps.cli.common import ONE_THREAD
+from kvps.config import JobConfig
 from kvps.errors import KvpsError
 from kvps.job import Job
+from kvps.state import State
 from kvps.store import Store
 
 _END_S = 10.0
@@ -36,6 +38,7 @@ class Child:
     heard: threading.Event  # to its end
     version: int = 0
     fruitless: int = 0
+    finished: bool = False  # its worker has done all its rounds
 
     @property
     def running(self) -> bool:
@@ -48,12 +51,12 @@ class Child:
 
     @property
     def killed(self) -> bool:
-        """Whether a signal ended it; then it is started again."""
-        return (self.code or 0) < 0
+        """Whether a signal ended it before its worker had finished; then it is started again."""
+        return (self.code or 0) < 0 and not self.finished
 
     @property
     def done(self) -> bool:
-        """Whether it ended by itself, with an error or without; then it is not."""
+        """Whether it has ended, and is not started again."""
         return self.code is not None and not self.killed
 
     @property
@@ -61,21 +64,34 @@ class Child:
         """Whether it ended with an error of its own."""
         return (self.code or 0) > 0
 
+    @property
+    def signal(self) -> str:
+        """The signal that ended it, as "SIGKILL"; "" if none did."""
+        return signal.Signals(-self.process.returncode).name if (self.code or 0) < 0 else ""
+
 
 class Supervisor:
     """Starts the processes of a job with the server's URL in their environment; knows at once when one dies.
 
-    `job` is None as long as it is not made. With `gives_up` a child that is killed again and again before anything is
-    committed is not started once more.
+    `command` is what launches them, as "kvps up". `find` looks for the job, and returns None as long as it is not made.
+    With `gives_up` a child that is killed again and again before anything is committed is not started once more.
     """
 
-    def __init__(self, store: Store, job: Job | None = None, gives_up: bool = True) -> None:
+    def __init__(self, store: Store, command: str, find: Callable[[], Job | None], gives_up: bool = True) -> None:
         self.children: dict[str, Child] = {}
-        self.job = job
+        self._find = find
+        self._job: Job | None = None
         self._gives_up = gives_up
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._died = threading.Event()
-        self._environment = ONE_THREAD | os.environ | {"KVPS_REDIS_URL": store.url}
+        told = {"KVPS_REDIS_URL": store.url, launcher.VARIABLE: launcher.this_process(command)}
+        self._environment = ONE_THREAD | os.environ | told
+
+    @property
+    def job(self) -> Job | None:
+        """The job, once it is made."""
+        self._job = self._job or self._find()
+        return self._job
 
     def start(self, name: str, *arguments: str) -> Child:
         """Run ``kvps *arguments`` as child `name`."""
@@ -136,22 +152,30 @@ class Supervisor:
         if self._died.wait(timeout_s):
             self._died.clear()
             ended = [child for child in self.children.values() if child.code is not None]
-            if self.job:
-                bury(self.job, {child.mark for child in ended})
+            if job := self.job:  # looked for behind their ends: a quick child may have made it, and finished
+                bury(job, {child.mark for child in ended})
+                state = job.state()
+                for child in ended:
+                    child.finished = _has_finished(child.name, state, job.config)
             for child in ended:
                 if child.killed:
                     self._restart(child)
 
     def _restart(self, child: Child) -> None:
-        version = self.job.state().version if self.job else 0
+        job = self.job
+        version = job.state().version if job else 0
         child.fruitless = child.fruitless + 1 if version == child.version else 0
         child.version = version
         if child.fruitless == _FRUITLESS and self._gives_up:
             number = -child.process.returncode
             raise KvpsError(
-                f"{f'job {self.job.name}' if self.job else 'the run'} ends: {child.name} was killed {_FRUITLESS} times "
-                f"in a row by signal {number} ({signal.Signals(number).name}) before anything was committed"
+                f"{f'job {job.name}' if job else 'the run'} ends: {child.name} was killed {_FRUITLESS} times in a row "
+                f"by signal {number} ({child.signal}) before anything was committed"
             )
+        self.run_again(child)
+
+    def run_again(self, child: Child) -> None:
+        """Start a child again that has ended."""
         self.run(child.name, child.command, child.environment)
 
     def await_end(self, names: Iterable[str], timeout_s: float) -> None:
@@ -179,6 +203,12 @@ def _signal_group(popen: subprocess.Popen[str], number: int) -> None:
     """Signal a process and what it has started: each of ours leads a group."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(popen.pid, number)
+
+
+def _has_finished(worker: str, state: State, config: JobConfig) -> bool:
+    """Whether this worker would find nothing left to do. An aggregator is no worker, and always has something."""
+    member = state.members.get(worker)
+    return member is not None and (member.finished or state.finished(config))
 
 
 def bury(job: Job, dead: set[str]) -> None:

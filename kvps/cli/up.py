@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -14,9 +15,10 @@ import typer
 from kvps_workers import Task, load_task
 from kvps_workers.loop import rounds_of
 
+from kvps import launcher
 from kvps.cli import common
 from kvps.cli.display import Display
-from kvps.cli.follow import Figures, aggregate, check_aggregators, check_failed, finish, follow
+from kvps.cli.follow import Figures, aggregate, check_aggregators, check_trained, finish, follow
 from kvps.cli.parts import parse_slow
 from kvps.cli.supervise import Child, Supervisor
 from kvps.cli.trial import Trial, replayed
@@ -71,7 +73,7 @@ def up(
     saving = common.checkpoints_of(checkpoint_every, checkpoints, keep)
     kept = common.kept_options(record, saving)
     found = load_task(task)
-    config = settings.job_config(task, found)
+    config = replace(settings.job_config(task, found), launched_by=launcher.this_process("kvps up"))
     common.check_prefetch(prefetch, config)
     # All that can be asked of the task is asked before anything is started or stored.
     rounds = _rounds(found, config)
@@ -83,10 +85,10 @@ def up(
         ahead = ["--prefetch"] if prefetch else []
         options = {worker: ["--slow", f"{factors.get(worker, 1):g}x", *ahead] for worker in rounds}
         workers = _train(store, made, rounds, options, aggregators or (2 if trial else 1), kept, trial)
-        _finish(made, found, report)
+        version = _finish(made, found, report)
         if trial:
             _judge(store, made, trial, saving and saving.directory)
-    check_failed(name, workers)
+    check_trained(name, version, workers)
 
 
 def _check_report(report: Path) -> None:
@@ -131,7 +133,7 @@ def _train(
     trial: Trial | None,
 ) -> list[Child]:
     """Run the job's processes until its workers have ended; these."""
-    supervisor = Supervisor(store, job, gives_up=trial is None)
+    supervisor = Supervisor(store, "kvps up", lambda: job, gives_up=trial is None)
     try:
         serving = aggregate(supervisor, job.name, aggregators, kept)
         workers = []
@@ -160,40 +162,50 @@ def _judge(store: Store, job: Job, trial: Trial, checkpoints: Path | None) -> No
         raise KvpsError(f"job {job.name}: {differs or 'gradients were lost or counted twice'}; please report this")
 
 
-def _finish(job: Job, task: Task, report: Path | None) -> None:
-    """Say what came out of the training, and write the report. Raises TaskFailed, but only then."""
+def _finish(job: Job, task: Task, report: Path | None) -> int:
+    """Say what came out of the training, and write the report; the version. Raises TaskFailed, but only then.
+
+    Of weights that nobody trained (version 0) nothing is said, and the report has no figures.
+    """
     version, params = job.snapshot()
     figures: Mapping[str, float] = {}
     failed: TaskFailed | None = None
     try:
-        figures = task.evaluate(params, np)
+        figures = task.evaluate(params, np) if version else {}
     except TaskFailed as error:
         failed = error
     took = Figures.of(job, version)
-    config = job.config
-    tested = f"test loss {figures['loss']:.4f}" if figures else f"version {version}, not tested"
-    print(f"{took}, {tested}")
+    if version:
+        tested = f"test loss {figures['loss']:.4f}" if figures else f"version {version}, not tested"
+        print(f"{took}, {tested}")
     if "accuracy" in figures:
         print(f"test accuracy {figures['accuracy']:.4f}")
     if report is not None:
-        result = {
-            "job": job.name,
-            "task": config.task,
-            "workers": config.workers,
-            "staleness": config.staleness,
-            "shards": config.shards,
-            "optimizer": config.optimizer.to_json(),
-            "version": version,
-            "clock": job.clock(),
-            "steps_per_s": took.steps_per_s,
-            "wall_s": took.seconds,
-            "loss": figures.get("loss"),
-            "accuracy": figures.get("accuracy"),
-            "weights_sha256": weights_sha256(np.concatenate([array.reshape(-1) for array in params.values()])),
-        }
-        try:
-            report.write_text(json.dumps(result, indent=2) + "\n")
-        except OSError as error:
-            raise KvpsError(f"--report {report} could not be written: {error.strerror}") from error
+        weights = np.concatenate([array.reshape(-1) for array in params.values()])
+        _write(report, job, took, figures, weights_sha256(weights) if version else None)
     if failed:
         raise failed
+    return version
+
+
+def _write(report: Path, job: Job, took: Figures, figures: Mapping[str, float], sha256: str | None) -> None:
+    config = job.config
+    result = {
+        "job": job.name,
+        "task": config.task,
+        "workers": config.workers,
+        "staleness": config.staleness,
+        "shards": config.shards,
+        "optimizer": config.optimizer.to_json(),
+        "version": took.version,
+        "clock": job.clock(),
+        "steps_per_s": took.steps_per_s,
+        "wall_s": took.seconds,
+        "loss": figures.get("loss"),
+        "accuracy": figures.get("accuracy"),
+        "weights_sha256": sha256,
+    }
+    try:
+        report.write_text(json.dumps(result, indent=2) + "\n")
+    except OSError as error:
+        raise KvpsError(f"--report {report} could not be written: {error.strerror}") from error

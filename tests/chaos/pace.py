@@ -86,7 +86,7 @@ def _training(arena: Arena, store: Store, mode: str, verdict: Verdict) -> Iterat
     )
     job = store.create_job(f"pace-{mode}", task.parameters(0), config=config)
     acks = {worker: arena.folder / f"{job.name}.{worker}" for worker in _WORKERS}
-    supervisor = Supervisor(store, job, gives_up=False)
+    supervisor = Supervisor(store, "kvps up", lambda: job, gives_up=False)
     try:
         for name in _AGGREGATORS:
             supervisor.start(name, "aggregator", "start", "--job", job.name)

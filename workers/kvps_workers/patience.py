@@ -81,7 +81,8 @@ class Patience:
         me, config = self._session, job.config
         reasons = []
         if turn.joined < config.workers:
-            reasons.append(f"{turn.joined} of {config.workers} workers have joined: kvps worker --job {job.name}")
+            start = "" if config.launched_by else f": kvps worker --job {job.name}"
+            reasons.append(f"{turn.joined} of {config.workers} workers have joined{start}")
         late, number = ([], 0) if config.staleness == ASP else job.behind(me.round - config.staleness)
         if number:
             others = f" and {number - len(late)} others" if number > len(late) else ""

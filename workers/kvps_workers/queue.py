@@ -41,6 +41,7 @@ from rq.worker import BaseWorker
 from rq.worker_registration import WORKERS_BY_QUEUE_KEY, register, unregister
 
 from kvps import process
+from kvps.embedded import why_lost
 from kvps.errors import CorruptData, InvalidTask, NoServer, ServerError, ServerLost
 from kvps.job import Job
 from kvps.keys import check_name
@@ -339,6 +340,8 @@ class TrainingQueue:
             except (AuthenticationError, AuthorizationError) as error:
                 raise NoServer(f"{self._where} refuses the login: {error}") from None
             except (RedisConnectionError, RedisTimeoutError) as error:
+                if why := why_lost(self._url):
+                    raise ServerLost(why) from None
                 if time.monotonic() + delay > deadline:
                     if isinstance(error, ClientRefused):
                         raise too_many_clients(self._url) from None
