@@ -44,6 +44,7 @@ from kvps.feedback import Remainder, RemainderOnDevice
 from kvps.formats import chunk_sizes, format_of
 from kvps.heart import Heart
 from kvps.incoming import Incoming
+from kvps.inputs import one_number
 from kvps.keys import JobKeys, segment_of
 from kvps.layout import CHUNK_ITEMS, DTYPE, Array, Layout
 from kvps.outgoing import ByMemory, ByRedis, Outgoing, Ring, Way
@@ -266,16 +267,18 @@ class Session:
             out.way.drop()
             raise
 
-    def push(self, grads: Mapping[str, Any] | None = None, loss: float | None = None) -> int:
+    def push(self, grads: Mapping[str, Any] | None = None, loss: Any = None) -> int:
         """Hand over the gradient of the weights last pulled; returns the clock it was acknowledged as.
 
         `grads` maps every parameter's name, but for those that were `put` before, to a float32 array of its shape, in
-        host or CUDA memory; `loss` is shown while the job runs. Raises LayoutMismatch, NotFinite (unless the job
-        counts those as zeros), WrongOrder; after these nothing has changed and the push may be made again. Raises
-        WorkerEvicted. After any other error it may have counted: the same gradients, put again too, may be pushed
-        again, and count once; unless it came in the middle of computing them on a device, when WrongOrder says so.
+        host or CUDA memory. `loss`, a number or an array or tensor with one item, is shown while the job runs. Raises
+        LayoutMismatch, NotFinite (unless the job counts those as zeros), WrongOrder, and UsageError for a loss that is
+        not one number; after these nothing has changed and the push may be made again. Raises WorkerEvicted. After any
+        other error it may have counted: the same gradients, put again too, may be pushed again, and count once; unless
+        it came in the middle of computing them on a device, when WrongOrder says so.
         """
         self._check_may_push()
+        shown = None if loss is None else one_number(loss, "the loss")
         began = time.perf_counter()
         put = self._out.has if self._out else lambda _: False
         rest = self._layout.rest({} if grads is None else grads, "gradient", put)
@@ -312,7 +315,7 @@ class Session:
         self._pulled, self._unit = False, None
         self._pushed_on = None if self._config.staleness else self._seen
         self.clock, self.round = accepted
-        self._trace = self._measured(began - self._since, time.perf_counter() - began, loss)
+        self._trace = self._measured(began - self._since, time.perf_counter() - began, shown)
         return self.clock
 
     def _check_same(self, digests: str) -> None:

@@ -23,7 +23,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn, Protocol, runtime_checkable
 
-from kvps.errors import InvalidTask, KvpsError, TaskFailed
+from kvps.errors import InvalidTask, KvpsError, TaskFailed, UsageError
+from kvps.inputs import in_words, one_number
 
 BUILT_IN = {"digits": "kvps_workers.digits:Digits"}
 
@@ -104,29 +105,16 @@ class CheckedTask:
         return {n: self._number("evaluate", n, figures[n]) for n in ("loss", "accuracy") if n in figures}
 
     def _number(self, method: str, what: str, value: Any) -> float:
-        """A float, also from an array or tensor with one item."""
         try:
-            return float(value.item() if hasattr(value, "item") else value)
-        except Exception:  # what else a framework's array may raise is not ours to know
-            self._fail(f"the {what} that {method} returned must be one number, not {_brief(value)}")
+            return one_number(value, f"the {what} that {method} returned")
+        except UsageError as error:
+            self._fail(str(error))
 
     def _wrong(self, method: str, wanted: str, found: Any) -> NoReturn:
-        self._fail(f"{method} must return {wanted}, not {_brief(found)}")
+        self._fail(f"{method} must return {wanted}, not {in_words(found)}")
 
     def _fail(self, message: str) -> NoReturn:
         raise TaskFailed(f"task {self._name!r} failed: {message}")
-
-
-def _brief(value: Any) -> str:
-    """What a value is, in a few words: its type, and of a container what is in it."""
-    kind = type(value).__name__
-    if isinstance(value, Mapping):
-        return f"a {kind} with {', '.join(map(repr, value)) or 'nothing in it'}"
-    if isinstance(value, tuple | list):
-        return f"a {kind} of {', '.join(type(item).__name__ for item in value) or 'nothing'}"
-    if hasattr(value, "shape"):
-        return f"{kind} of shape {tuple(value.shape)}"
-    return kind if value is not None else "None"
 
 
 def load_task(name: str) -> CheckedTask:
