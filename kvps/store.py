@@ -18,7 +18,7 @@ from kvps import embedded, shared, wire
 from kvps.checkpoint import Checkpoint
 from kvps.client import Client
 from kvps.config import JobConfig
-from kvps.errors import InvalidSetting, KvpsError, LayoutMismatch, NotFinite, ServerFull, ServerLost
+from kvps.errors import InvalidSetting, KvpsError, NotFinite, ServerFull, ServerLost
 from kvps.formats import encoded, format_of
 from kvps.job import Job
 from kvps.keys import JOBS, JobKeys, check_name, staged_name
@@ -102,10 +102,6 @@ class Store:
         nothing was changed.
         """
         check_name("job", name)
-        if not isinstance(params, Mapping):
-            raise LayoutMismatch(
-                f"parameters must be a mapping of names to float32 arrays, not {type(params).__name__}"
-            )
         if config is None:
             try:
                 config = JobConfig(**settings)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -96,3 +97,146 @@ def test_any_float_is_shown_as_it_is(store: Store, loss: float) -> None:
     display = Display(job, {})
     display.observe(job.state())
     assert f"loss {float(loss):.4f}" in display.line(job.state(), job.traces())
+
+
+# -- arrays --------------------------------------------------------------------------------------------------------
+
+MASKED = np.ma.array(np.ones(3, np.float32), mask=[False, True, False])
+RECORDS = np.zeros(3, [("x", np.float32)])
+WRONG_ARRAYS: list[tuple[Callable[[], object], str]] = [
+    (lambda: MASKED, "is a masked array, and would lose its mask: give it .filled(0)"),
+    (lambda: np.ma.ones(3, np.float32), "is a masked array"),
+    (lambda: {"x": ONES["b"]}, "is a dict with 'x': give each array in it a name of its own, as in 'b.x'"),
+    (lambda: [1.0, 2.0, 3.0], "is a list of float, float, float: give an array, as by np.asarray(..., np.float32)"),
+    (lambda: (1.0,) * 3, "is a tuple of float, float, float: give an array"),
+    (lambda: [0.0] * 1000, "is a list of float, float, float, float, float, ...: give an array"),
+    (lambda: 1.5, "is float: give an array"),
+    (lambda: None, "is None: give an array"),
+    (lambda: "b.npy", "is str: give an array"),
+    (lambda: np.ones(3), "is float64: kvps moves float32, convert it with .astype('float32')"),
+    (lambda: np.ones(3, ">f4"), "is >f4: kvps moves float32, convert it with .astype('float32')"),
+    (lambda: np.ones(3, bool), "is bool: kvps moves float32, convert it with .astype('float32')"),
+    (lambda: np.ones(3, np.complex64), "is complex64: kvps moves float32, give its .real and .imag"),
+    (lambda: RECORDS, "is an array of records: give each of its fields (x) a name of its own, as in 'b.x'"),
+    (lambda: np.array(["1"] * 3), "is an array of <U1: give one of numbers, as by np.asarray(..., np.float32)"),
+    (lambda: np.array([1.0, None, 2.0]), "is an array of object: give one of numbers, as by np.asarray("),
+    (lambda: _torch().ones(3, dtype=_torch().float64), "is float64: kvps moves float32, convert it with .float()"),
+    (lambda: _torch().ones(3).to_sparse(), "is sparse: kvps moves whole arrays, give its .to_dense()"),
+    (lambda: _torch().ones(3, device="meta"), "is on the device meta and has no values"),
+    (lambda: _torch().nn.Linear(1, 3), "is Linear: give an array"),
+    (
+        lambda: _torch().masked.masked_tensor(_torch().ones(3), _torch().ones(3) > 0),
+        "is a masked tensor, and would lose its mask",
+    ),
+    (lambda: _sparse(), "is sparse: kvps moves whole arrays, give its .toarray()"),
+    (lambda: _Foreign(), "is _Foreign of <dtype: 'float32'>: give an array, as by np.asarray(..., np.float32)"),
+]
+
+
+def _torch() -> Any:
+    return pytest.importorskip("torch")
+
+
+def _sparse() -> Any:
+    return pytest.importorskip("scipy.sparse").csr_matrix(np.ones((1, 3), np.float32))
+
+
+class _Foreign:
+    """An array of a framework with names of its own for its dtypes."""
+
+    dtype, shape = "<dtype: 'float32'>", (3,)
+
+    def __array__(self, *_: object, **__: object) -> np.ndarray:
+        return np.ones(3, np.float32)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of MaskedTensors")
+def test_what_is_no_float32_array_is_named_with_its_cure(store: Store) -> None:
+    wrong = [(make(), words) for make, words in WRONG_ARRAYS]
+    for array, words in wrong:
+        message = _message(partial(store.create_job, "job", ZEROS | {"b": array}), kvps.LayoutMismatch)
+        assert message.startswith(f"parameter 'b' {words}")
+    assert store.jobs() == []
+    job = store.create_job("job", ZEROS, transport="redis", **SETTINGS)
+    with job.join("w0") as session:
+        session.pull()
+        for array, words in wrong:
+            for hand_over in (partial(session.push, ONES | {"b": array}), partial(session.put, "b", array)):
+                assert _message(hand_over, kvps.LayoutMismatch).startswith(f"gradient 'b' {words}")
+        assert session.push(ONES) == 1, "nothing of it was kept"
+
+
+def test_a_masked_array_in_place_of_a_buffer_is_refused(store: Store) -> None:
+    """Also a masked view of the buffer itself."""
+    job = store.create_job("job", ZEROS, transport="shm", **SETTINGS)
+    with aggregating(job), job.join("w0") as session:
+        session.pull()
+        grads = session.buffers()
+        for array in grads.values():
+            array.fill(1)
+        masked = np.ma.array(grads["b"], mask=[True, False, False], copy=False)
+        assert "would lose its mask" in _message(lambda: session.push(grads | {"b": masked}))
+        assert session.push(grads | {"b": masked.filled(0)}) == 1
+        assert session.pull()["b"].tolist() == [0, -1, -1]
+
+
+class _Labelled:
+    """An array with labels, as a pandas.Series: it has a `get`, and it is not CuPy's."""
+
+    def __init__(self) -> None:
+        self.dtype, self.shape = np.dtype(np.float32), (3,)
+
+    def get(self, label: object) -> object:
+        raise AssertionError(label)
+
+    def __array__(self, *_: object, **__: object) -> np.ndarray:
+        return np.ones(3, np.float32)
+
+
+def test_other_arrays_that_lose_nothing_are_taken(store: Store, tmp_path: Any) -> None:
+    torch = _torch()
+    row = np.ones((1, 3), np.float32).view(np.matrix)
+    mapped = np.memmap(tmp_path / "b", np.float32, "w+", shape=(3,))
+    mapped[:] = 1
+    transposed = np.asfortranarray(np.ones((2, 3), np.float32))
+    job = store.create_job("job", {"W": transposed, "b": row}, transport="redis", **SETTINGS)
+    grads = [
+        {"W": torch.ones(3, 2).T, "b": row},
+        {"W": torch.nn.Parameter(torch.ones(2, 3)), "b": row[:, ::-1]},
+        {"W": transposed, "b": torch.ones(1, 3)},
+    ]
+    with aggregating(job), job.join("w0") as session:
+        for each in grads:
+            session.pull()
+            session.push(each)
+        assert (session.pull()["b"] == -2).all()
+    job = store.create_job("flat", {"b": mapped}, transport="redis", **SETTINGS)
+    with aggregating(job), job.join("w0") as session:
+        for each in (_Labelled(), mapped):
+            session.pull()
+            session.push({"b": each})
+        assert (session.pull()["b"] == -1).all()
+
+
+WRONG_MAPPINGS: list[tuple[Callable[[], Any], str]] = [
+    (lambda: [ONES["W"]], "not a list of ndarray: give each array a name, as in {'W': array}"),
+    (lambda: ONES["W"], "not ndarray of shape (2, 3): give each array a name"),
+    (lambda: "model.npz", "not str: np.load(...) reads such a mapping from an .npz file"),
+    (lambda: _torch().nn.Linear(1, 3), "not Linear: kvps.torch.parameters(model) makes one of a model"),
+    (lambda: _torch().nn.Linear(1, 3).parameters(), "not generator: kvps.torch.parameters(model)"),
+    (lambda: 3, "not int: give each array a name"),
+]
+
+
+def test_what_is_no_mapping_of_arrays(store: Store) -> None:
+    for make, words in WRONG_MAPPINGS:
+        message = _message(partial(store.create_job, "job", make()), kvps.LayoutMismatch)
+        assert message.startswith(f"parameters must be a mapping of names to float32 arrays, {words}")
+    assert store.jobs() == []
+    job = store.create_job("job", ZEROS, transport="redis", **SETTINGS)
+    with job.join("w0") as session:
+        session.pull()
+        for make, words in WRONG_MAPPINGS:
+            message = _message(partial(session.push, make()), kvps.LayoutMismatch)
+            assert message.startswith(f"gradients must be a mapping of names to float32 arrays, {words}")
+        assert session.push(ONES) == 1
