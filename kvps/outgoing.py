@@ -134,12 +134,14 @@ class Outgoing:
     still arrives a chunk is waited for when it is its turn.
 
     finite   False once an array held NaN or Inf, if this `looks` at them on their way: nobody is told then of what left
+    counts   False once an array with NaN or Inf was put where such a contribution counts as zeros
     begun    whether anything of it may have left
     """
 
     def __init__(self, layout: Layout, remainder: Remainder | None, way: Way, looks: bool = False) -> None:
         self.way = way
         self.finite = True
+        self.counts = True
         self.begun = False
         self._looks = looks
         self._layout = layout

@@ -100,7 +100,6 @@ class Session:
         self._unit: int | None = None
         self._tried = 0  # the last sequence number under which bytes, or a push, may have been sent
         self._out: Outgoing | None = None
-        self._counts = True  # whether all that was put is finite
         self._doubt = ""  # the digests of a push of which the end is not known; "?" if there are none
         self._wire = format_of(config.wire)
         self._stored = Remainders(client, keys, layout, worker)
@@ -257,12 +256,13 @@ class Session:
         self._layout.check(number, grad, "gradient")
         arrays = self._taken({number: grad})
         with self._home.current():
-            self._counts &= self._finite(number, arrays[number])
+            counts = self._finite(number, arrays[number])
         out = self._outgoing()
         try:
+            out.counts &= counts
             out.put(arrays)
         except BaseException:  # half of it may be sent, and the other half may land later
-            self._out, self._counts = None, True
+            self._out = None
             self._doubt = "?" if out.begun else self._doubt
             out.way.drop()
             raise
@@ -283,13 +283,13 @@ class Session:
         put = self._out.has if self._out else lambda _: False
         rest = self._layout.rest({} if grads is None else grads, "gradient", put)
         arrays = self._taken(rest)
-        counts = self._counts
+        counts = self._out is None or self._out.counts
         looks = self._out is None and self._looks_late
         with self._home.current():
             for number, array in arrays.items():
                 counts &= looks or self._finite(number, array)
         out = self._outgoing(live=counts, looks=looks)
-        self._out, self._counts = None, True
+        self._out = None
         try:
             if counts:
                 out.put(arrays)
@@ -328,7 +328,7 @@ class Session:
 
     def _forget_put(self) -> None:
         """What was put for a push that never came is not pushed. All of it has arrived then: none lands later."""
-        out, self._out, self._counts = self._out, None, True
+        out, self._out = self._out, None
         if out:
             try:
                 out.way.end()
