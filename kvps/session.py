@@ -47,6 +47,7 @@ from kvps.incoming import Incoming
 from kvps.inputs import one_number
 from kvps.keys import JobKeys, segment_of
 from kvps.layout import CHUNK_ITEMS, DTYPE, Array, Layout
+from kvps.lent import Lent
 from kvps.outgoing import ByMemory, ByRedis, Outgoing, Ring, Way
 from kvps.reader import Reader
 from kvps.remainders import Remainders
@@ -110,8 +111,7 @@ class Session:
         self._settled = 0  # what this incarnation has pushed up to here waits no more
         self._spare: Array | None = None
         self._staging = Staging(layout.size, CHUNK_ITEMS)
-        self._lent: dict[str, Array] = {}
-        self._in_place: Array | None = None  # where those lie, if that is where the aggregator reads them
+        self._lent: Lent | None = None
         self._pulled = False
         self._closed = False
         self._spans: dict[str, float] = {}
@@ -198,19 +198,18 @@ class Session:
         """Name -> array to compute the next gradient into, and then to `push` (or `put`), until that has returned.
 
         Over shared memory they lie where the aggregator reads them, and nothing is copied; over Redis they are plain
-        arrays. What is in them at first is undefined. Raises WorkerEvicted, WrongOrder, ServerFull.
+        arrays. What is in them at first is undefined. What is written through a view of them after the push changes
+        nothing that was acknowledged. Raises WorkerEvicted, WrongOrder, ServerFull.
         """
         self._check_may_push()
         seq = self.sequence + 1
         if self._ring and not self._wire.lossy and self._tried < seq:
-            flat: Array = self._made(self._ring, seq).data.view(DTYPE)
-            self._in_place = flat
+            self._lent = Lent(self._layout, seq, self._made(self._ring, seq))
         else:
             if self._spare is None:
                 self._spare = np.empty(self._layout.size, DTYPE)
-            flat, self._in_place = self._spare, None
-        self._lent = self._layout.views(flat, writable=True)
-        return dict(self._lent)
+            self._lent = Lent(self._layout, seq, self._spare)
+        return dict(self._lent.arrays)
 
     def _taken(self, grads: Mapping[int, Any]) -> dict[int, Flat]:
         """Gradients flat in host memory, or on their way there; on a device, if that is where they are encoded.
@@ -225,7 +224,8 @@ class Session:
         if self._home is CPU and on_device(grad):
             return self._staging.bring(grad, self._layout.parameters[number].start)
         array = self._home.flat(grad)
-        self._check_place(number, array)
+        if self._lent:
+            self._lent.check_place(self._layout.parameters[number].name, array)
         return array
 
     @property
@@ -233,13 +233,9 @@ class Session:
         """Where gradients are encoded; if that is no matter, host memory."""
         return self._remainder.home if self._remainder else CPU
 
-    def _check_place(self, number: int, array: Array) -> None:
-        """What lies in the segment must lie where it belongs: copied from there, it might be written over first."""
-        if self._in_place is None or not np.may_share_memory(array, self._in_place):
-            return
-        name = self._layout.parameters[number].name
-        if array.ctypes.data != self._lent[name].ctypes.data:
-            raise LayoutMismatch(f"gradient {name!r} lies in another one's buffer: compute each into its own")
+    def _lent_now(self) -> Lent | None:
+        """What was lent for the next contribution."""
+        return self._lent if self._lent and self._lent.sequence > self.sequence else None
 
     def put(self, name: str, grad: Any) -> None:
         """Hand over one parameter's gradient ahead of `push`, as soon as it is computed: its bytes leave meanwhile.
@@ -260,7 +256,7 @@ class Session:
         out = self._outgoing()
         try:
             out.counts &= counts
-            out.put(arrays)
+            out.put(arrays, last=False)
         except BaseException:  # half of it may be sent, and the other half may land later
             self._out = None
             self._doubt = "?" if out.begun else self._doubt
@@ -278,6 +274,8 @@ class Session:
         it came in the middle of computing them on a device, when WrongOrder says so.
         """
         self._check_may_push()
+        lent = self._lent_now()
+        withdraws = lent is not None and lent.may_be_written(grads)
         shown = None if loss is None else one_number(loss, "the loss")
         began = time.perf_counter()
         put = self._out.has if self._out else lambda _: False
@@ -292,13 +290,15 @@ class Session:
         self._out = None
         try:
             if counts:
-                out.put(arrays)
+                out.put(arrays, last=True)
             if not out.finite:
                 counts = all(self._finite(number, array) for number, array in arrays.items())
             self._check_same(out.digests if counts else "-")
+            if lent and withdraws:
+                lent.withdraw()
             accepted = self._deliver(out, counts)
-            for lent in self._lent.values():
-                lent.flags.writeable = False  # they are a contribution now
+            if lent:
+                lent.close()
             if self._remainder and counts:
                 self._remainder.keep()
             self.sequence += 1  # last: if this is interrupted, how it ended is not known
@@ -371,7 +371,8 @@ class Session:
 
     def _way(self, seq: int, live: bool) -> Way:
         if ring := self._ring:
-            return ByMemory(self._sizes, lambda: self._made(ring, seq), live)
+            lent = self._lent_now()
+            return ByMemory(self._sizes, lambda: self._made(ring, seq), live, lent is not None and lent.in_place)
         me = (self.worker, self.incarnation, seq)
         keys = [self._keys.gradient(c.shard, *me, c.number) for shard in self._layout.chunks for c in shard]
         return ByRedis(self._client, keys, live, whole=self._layout.nbytes <= self._client.small_bytes)

@@ -13,6 +13,7 @@ That a process finds the directory of a job proves that it shares the host with 
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import hashlib
@@ -36,6 +37,8 @@ from kvps.transport import ChunkGone, connection_settings
 
 ROOT = Path("/dev/shm")
 _MAP = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+_MAP_FIXED = 0x10  # Python's mmap cannot map to a given place, and does not name this
+_IN_PLACE = mmap.MAP_PRIVATE | _MAP_FIXED | getattr(mmap, "MAP_NORESERVE", 0)
 
 
 def available() -> bool:
@@ -121,15 +124,27 @@ class Made:
             raise MemoryGone(f"{folder} is gone: the job was removed, or its memory was") from None
         try:
             os.posix_fallocate(self._fd, 0, nbytes)  # or a full memory would be a SIGBUS in the middle of a write
-            self.data: Bytes = np.frombuffer(mmap.mmap(self._fd, nbytes, _MAP), np.uint8)
+            self.data: Bytes = self._mapped(nbytes)
         except OSError as error:
             self.unlink()
-            if error.errno not in (errno.ENOSPC, errno.ENOMEM):
-                raise
-            raise ServerFull(
-                f"{ROOT} is full ({room() / 1e6:,.1f} MB left of {nbytes / 1e6:,.1f} MB): make room there, remove jobs "
-                f"(kvps rm), or create the job with --transport redis"
-            ) from None
+            raise _no_room(error, nbytes) from None
+
+    def _mapped(self, nbytes: int) -> Bytes:
+        return np.frombuffer(mmap.mmap(self._fd, nbytes, _MAP), np.uint8)
+
+    def withdraw(self, lent: Bytes) -> None:
+        """Take away the memory of `lent`, which `data` was when it was lent; `data` is mapped to another place.
+
+        Who still writes there writes to copies of the pages, which are this process's own, and changes nothing of the
+        segment. May be called again for the same memory. Raises ServerFull.
+        """
+        place = lent.ctypes.data
+        try:
+            if self.data.ctypes.data == place:  # first: `data` is the segment's memory, whatever interrupts this
+                self.data = self._mapped(lent.nbytes)
+            _map_privately(place, lent.nbytes, self._fd)
+        except OSError as error:
+            raise _no_room(error, lent.nbytes) from None
 
     def renamed(self, name: str) -> bool:
         """Give it another name, to be written anew; False if somebody still reads it, or it was swept."""
@@ -154,6 +169,25 @@ class Made:
     def __del__(self) -> None:
         with suppress(OSError, AttributeError):
             os.close(self._fd)
+
+
+def _map_privately(place: int, nbytes: int, fd: int) -> None:
+    """Put a private mapping of a file where a shared one of it is. Nobody who reads or writes there meets a gap."""
+    call = ctypes.CDLL(None, use_errno=True).mmap
+    call.restype = ctypes.c_void_p
+    call.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_ssize_t]
+    if call(place, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, _IN_PLACE, fd, 0) != place:
+        raise OSError(ctypes.get_errno(), "mmap")
+
+
+def _no_room(error: OSError, nbytes: int) -> OSError | ServerFull:
+    """What a refusal of the kernel means, if it means that memory is full."""
+    if error.errno not in (errno.ENOSPC, errno.ENOMEM):
+        return error
+    return ServerFull(
+        f"{ROOT} is full ({room() / 1e6:,.1f} MB left of {nbytes / 1e6:,.1f} MB): make room there, remove jobs "
+        f"(kvps rm), or create the job with --transport redis"
+    )
 
 
 class Segments:
