@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+import socket
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
+from conftest import BINARIES, running_server
 from harness import aggregating
 
 import kvps
+from kvps import shared
+from kvps.config import JobConfig
 from kvps.store import Store
 
 ZEROS = {"W": np.zeros((2, 3), np.float32), "b": np.zeros(3, np.float32)}
@@ -240,3 +244,101 @@ def test_what_is_no_mapping_of_arrays(store: Store) -> None:
             message = _message(partial(session.push, make()), kvps.LayoutMismatch)
             assert message.startswith(f"gradients must be a mapping of names to float32 arrays, {words}")
         assert session.push(ONES) == 1
+
+
+# -- settings ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"lr": 0.1}, "no setting 'lr': give optimizer=kvps.SGD(lr=0.1)"),
+        ({"learning_rate": 0.1}, "no setting 'learning_rate': give optimizer=kvps.SGD(lr=0.1)"),
+        ({"momentum": 0.9}, "no setting 'momentum': give optimizer=kvps.SGD(momentum=0.9)"),
+        ({"beta1": 0.9}, "no setting 'beta1': give optimizer=kvps.Adam(beta1=0.9)"),
+        ({"stalenes": 1}, "no setting 'stalenes': did you mean staleness?"),
+        ({"worker": 2}, "no setting 'worker': did you mean workers?"),
+        ({"worker_timeout": 2}, "no setting 'worker_timeout': did you mean worker_timeout_ms?"),
+        ({"data": 2}, "no setting 'data': there are staleness, workers, shards, optimizer, "),
+        ({"config": JobConfig(), "workers": 2}, "workers is in config: give either config or single settings"),
+        ({"config": {"workers": 2}}, "config must be a kvps.JobConfig, not a dict with 'workers'"),
+    ],
+)
+def test_a_setting_that_is_none(
+    store: Store, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], words: str
+) -> None:
+    """The call that the user made is named, with what would do."""
+    monkeypatch.setattr("sys.argv", ["train.py"])
+    monkeypatch.delenv("KVPS_RANK", raising=False)
+    monkeypatch.setenv("KVPS_REDIS_URL", store.url)
+    calls: dict[str, Callable[[], object]] = {
+        "create_job": lambda: store.create_job("job", ZEROS, **settings),
+        "kvps.local": lambda: kvps.local(ZEROS, url=store.url, **settings),
+        "create_job()": lambda: kvps.from_env().create_job(ZEROS, **settings),
+    }
+    for name, call in calls.items():
+        message = _message(call, kvps.InvalidSetting)
+        assert message.startswith(f"{name.removesuffix('()')}: ")
+        alone = "give single settings and no config" if name == "create_job()" and "config" in settings else words
+        assert alone in message
+    assert store.jobs() == []
+
+
+# -- what is slower than it need be --------------------------------------------------------------------------------
+
+LARGE = {"x": np.zeros(1 << 18, np.float32)}
+
+
+@pytest.mark.parametrize(
+    ("settings", "params", "words"),
+    [
+        ({}, LARGE, ""),
+        ({"transport": "redis"}, LARGE, ""),
+        ({"shards": 2}, ZEROS, ""),
+        ({"shards": 2}, LARGE, "shared memory is for shards=1"),
+        ({"pull_wire": "bf16"}, LARGE, "and pull_wire='fp32'"),
+        ({"wire": "bf16"}, ZEROS, "wire bf16 is for slow links"),
+        ({"wire": "topk:0.01", "transport": "redis"}, LARGE, "wire topk:0.01 is for slow links"),
+    ],
+)
+def test_what_is_chosen_and_slower_is_said_in_one_line(
+    store: Store, caplog: pytest.LogCaptureFixture, settings: dict[str, Any], params: Any, words: str
+) -> None:
+    store.create_job("job", params, **settings)
+    assert len(caplog.messages) == bool(words), caplog.messages
+    assert words in "".join(caplog.messages)
+    assert "\n" not in "".join(caplog.messages)
+
+
+@pytest.mark.parametrize(("left", "words"), [(30_000_000, "30.0 MB left"), (None, "is not there")])
+def test_why_memory_is_not_shared_is_said(
+    store: Store,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    left: int | None,
+    words: str,
+) -> None:
+    """As in a container, whose /dev/shm has 64 MB unless it is told otherwise."""
+    monkeypatch.setattr(shared, "available", lambda: left is not None)
+    monkeypatch.setattr(shared, "room", lambda: left or 0)
+    assert store.create_job("small", ZEROS).config.transport == "redis"
+    assert not caplog.messages
+    assert store.create_job("job", {"x": np.zeros(1_000_000, np.float32)}).config.transport == "redis"
+    (said,) = caplog.messages
+    assert "job job: arrays go through Redis, and not through memory, which is faster: /dev/shm " in said
+    assert words in said
+    assert "--shm-size" in said
+
+
+def test_a_short_format_for_workers_elsewhere_is_not_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    """Other machines may reach a server that listens on TCP; one on the loopback address they do not."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with running_server(next(iter(BINARIES.values())), "--port", str(port)) as url, kvps.connect(url) as store:
+        store.create_job("job", ZEROS, wire="int8")
+        assert not caplog.messages
+        for number, host in enumerate(("127.0.0.1", "localhost")):
+            with kvps.connect(f"redis://{host}:{port}") as near:
+                near.create_job(f"near{number}", ZEROS, wire="int8")
+        assert len(caplog.messages) == 2
