@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -173,9 +174,11 @@ def _finish(job: Job, task: Task, report: Path | None) -> None:
     config = job.config
     tested = f"test loss {figures['loss']:.4f}" if figures else f"version {version}, not tested"
     print(f"{took}, {tested}")
-    if "accuracy" in figures:
-        print(f"test accuracy {figures['accuracy']:.4f}")
+    for name, value in figures.items():
+        if name != "loss":
+            print(f"test {name} {value:{'.4f' if name == 'accuracy' else '.6g'}}")
     if report is not None:
+        reported = {name: value if math.isfinite(value) else None for name, value in figures.items()}  # JSON has no NaN
         result = {
             "job": job.name,
             "task": config.task,
@@ -187,8 +190,9 @@ def _finish(job: Job, task: Task, report: Path | None) -> None:
             "clock": job.clock(),
             "steps_per_s": took.steps_per_s,
             "wall_s": took.seconds,
-            "loss": figures.get("loss"),
-            "accuracy": figures.get("accuracy"),
+            "loss": reported.get("loss"),
+            "accuracy": reported.get("accuracy"),
+            "figures": reported,
             "weights_sha256": weights_sha256(np.concatenate([array.reshape(-1) for array in params.values()])),
         }
         try:
