@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 from collections.abc import Mapping
@@ -11,6 +12,7 @@ from typing import Any
 from kvps import clocks, optim
 from kvps.errors import InvalidSetting
 from kvps.formats import format_of
+from kvps.inputs import in_words
 from kvps.launcher import Launcher
 
 REDUCTIONS = ("mean", "sum")
@@ -68,6 +70,20 @@ class JobConfig:
     batch_size: int = 0
     epochs: int = 0
     launched_by: str = ""
+
+    @classmethod
+    def of(cls, call: str, config: JobConfig | None, settings: Mapping[str, Any]) -> JobConfig:
+        """`config`, or one of single `settings`; `call` is the user's, for messages. Raises InvalidSetting."""
+        if config is None:
+            for name in settings:
+                if name not in _NAMES:
+                    raise InvalidSetting(f"{call}: no setting {name!r}: {_instead(name, settings[name])}")
+            return cls(**settings)
+        if not isinstance(config, cls):
+            raise InvalidSetting(f"{call}: config must be a kvps.JobConfig, not {in_words(config)}")
+        if settings:
+            raise InvalidSetting(f"{call}: {next(iter(settings))} is in config: give either config or single settings")
+        return config
 
     def __post_init__(self) -> None:
         bounds: dict[str, tuple[int, int]] = {
@@ -158,3 +174,17 @@ class JobConfig:
         values.setdefault("transport", "redis")  # of a job that was made before there was another
         values["optimizer"] = optim.from_json(json.loads(stored["optimizer"]))
         return cls(**values)
+
+
+_NAMES = {f.name for f in fields(JobConfig)}
+
+
+def _instead(name: str, value: object) -> str:
+    """What a setting that there is not may be meant to be."""
+    rate = "lr" if name == "learning_rate" else name
+    for kind in (optim.SGD, optim.Adagrad, optim.Adam):
+        if rate in {f.name for f in fields(kind)}:
+            return f"give optimizer=kvps.{kind.__name__}({rate}={value if isinstance(value, int | float) else '...'})"
+    choices = [f.name for f in fields(JobConfig) if f.name != "memory"]
+    near = difflib.get_close_matches(name, choices, 1)
+    return f"did you mean {near[0]}?" if near else f"there are {', '.join(choices)}"

@@ -252,7 +252,7 @@ def flattened(array: Any) -> Array:
     array = _detached(array)
     if hasattr(array, "cpu"):  # PyTorch does it without CuPy
         array = array.cpu()
-    elif hasattr(array, "get"):
+    elif hasattr(array, "__cuda_array_interface__") and hasattr(array, "get"):  # a pandas.Series has a get() too
         array = array.get()
     return np.ascontiguousarray(array).reshape(-1)
 

@@ -23,6 +23,7 @@ from types import TracebackType
 from typing import Any
 
 from kvps import launcher, optim
+from kvps.config import JobConfig
 from kvps.errors import InvalidSetting, JobExists, JobNotFound, KvpsError, WrongOrder
 from kvps.job import Job
 from kvps.owner import Owner
@@ -106,11 +107,14 @@ class Worker:
         self._owner.check()
         if self._made:
             raise WrongOrder("create_job() was called before: a run has one job")
+        if "config" in settings:
+            raise InvalidSetting("create_job: give single settings and no config: kvps run adds its own to them")
         told = {"workers": self.workers} | self.settings
         for name, value in settings.items():
             if told.get(name, value) != value:
                 raise InvalidSetting(self._contradiction(name, value, told[name]))
         merged = settings | told
+        JobConfig.of("create_job", None, merged)  # in every copy: one that waits for the job would wait for ever
         if self._store is None or self._run is None:
             self._local = local(params, url=self._url, **merged)
             self._made = True

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from kvps.device import flattened
 from kvps.errors import InvalidSetting, LayoutMismatch
+from kvps.inputs import check_mapping, shape_of
 
 Array = NDArray[np.float32]
 
@@ -73,6 +74,7 @@ class Layout:
     @classmethod
     def of(cls, params: Mapping[str, Any], shards: int = 1) -> Layout:
         """The layout of `params` (name -> array), in the mapping's order. Raises LayoutMismatch, InvalidSetting."""
+        check_mapping(params, "parameters")
         if not params:
             raise LayoutMismatch("a job needs at least one parameter")
         start, out = 0, []
@@ -81,8 +83,7 @@ class Layout:
                 raise LayoutMismatch(f"parameter names must be non-empty strings, not {name!r}")
             if name == "__metadata__":
                 raise LayoutMismatch("no parameter may be named '__metadata__': that is no tensor in a checkpoint")
-            shape = _checked_shape(name, value)
-            out.append(Parameter(name, shape, start))
+            out.append(Parameter(name, shape_of(value, name, "parameter"), start))
             start = out[-1].stop
         if start < shards:
             raise InvalidSetting(f"shards must not exceed the {start} items of the model, it is {shards}")
@@ -131,8 +132,7 @@ class Layout:
 
     def rest(self, arrays: Mapping[str, Any], what: str, has: Callable[[int], bool]) -> dict[int, Any]:
         """Those that are not there yet, as they are: parameter's number -> array. Raises LayoutMismatch as `hosted`."""
-        if not isinstance(arrays, Mapping):
-            raise LayoutMismatch(f"{what}s must be a mapping of names to arrays, not {type(arrays).__name__}")
+        check_mapping(arrays, f"{what}s")
         wanted = {p.name: number for number, p in enumerate(self.parameters) if not has(number)}
         missing = [name for name in wanted if name not in arrays]
         extra = [str(name) for name in arrays if name not in self.numbers]
@@ -148,7 +148,7 @@ class Layout:
     def check(self, number: int, array: Any, what: str) -> None:
         """Raises LayoutMismatch for what cannot be the `number`-th array."""
         p = self.parameters[number]
-        shape = _checked_shape(p.name, array, what)
+        shape = shape_of(array, p.name, what)
         if shape != p.shape:
             raise LayoutMismatch(f"{what} {p.name!r} has shape {shape}, the job's has {p.shape}")
 
@@ -204,13 +204,3 @@ class Layout:
             )
         parameters = tuple(Parameter(p["name"], tuple(p["shape"]), p["start"]) for p in value["parameters"])
         return cls(parameters, len(value["shards"]))
-
-
-def _checked_shape(name: str, value: Any, what: str = "parameter") -> tuple[int, ...]:
-    dtype = str(getattr(value, "dtype", type(value).__name__)).removeprefix("torch.")
-    if dtype != "float32":
-        raise LayoutMismatch(f"{what} {name!r} is {dtype}: kvps moves float32, convert it with .astype('float32')")
-    shape = tuple(int(n) for n in value.shape)
-    if math.prod(shape) == 0:
-        raise LayoutMismatch(f"{what} {name!r} of shape {shape} has no items")
-    return shape

@@ -16,6 +16,7 @@ import numpy as np
 
 from kvps.client import Client
 from kvps.device import Flat
+from kvps.errors import WrongOrder
 from kvps.feedback import Remainder
 from kvps.formats import Bytes
 from kvps.layout import Array, Layout
@@ -28,6 +29,7 @@ class Way(Protocol):
     """How chunks get to where an aggregator finds them: one by one by `send`, or once more by `resend`."""
 
     keys: list[str]
+    early: bool  # whether chunks may leave before all of them can: else what is put may change until then
 
     @property
     def missing(self) -> int:
@@ -64,9 +66,11 @@ class ByRedis:
     def __init__(self, client: Client, keys: list[str], live: bool, whole: bool) -> None:
         self.keys = keys
         self._live, self._whole = live, whole
+        self.early = live and not whole
         self._client = client
         self._items: list[tuple[str, Buffers]] = []
         self._stored: set[str] = set()
+        self._said: list[str] = []
         self._sending = ExitStack()
         putting = client.putting(cuts=False, stored=self._stored.add)
         self._put = self._sending.enter_context(putting) if live and not whole else None
@@ -80,28 +84,38 @@ class ByRedis:
         return partial(self._client.put_and_call, self._items, cuts=False) if self._whole else None
 
     def send(self, number: int, value: Buffers) -> str:
-        said = digest(value)
+        self._said.append(digest(value))
         self._items.append((self.keys[number], value))
         if self._put:
             self._put(*self._items[-1])
-        return said
+        return self._said[-1]
 
     def end(self) -> bool:
         self._sending.close()
         return self._live
 
     def resend(self) -> None:
-        self._client.put_once([item for item in self._items if item[0] not in self._stored], self._stored.add)
+        todo = [(item, said) for item, said in zip(self._items, self._said, strict=True) if item[0] not in self._stored]
+        if any(digest(value) != said for (_, value), said in todo):
+            raise WrongOrder(
+                "a gradient was changed after it was put, and it must be sent again: push the same one, or leave, and "
+                "join again"
+            )
+        self._client.put_once([item for item, _ in todo], self._stored.add)
 
     def drop(self) -> None:
         self._sending.__exit__(_Dropped, _Dropped(), None)  # its connection may hold half a chunk: it is closed
 
 
 class ByMemory:
-    """The chunks, of `sizes` bytes, go into a segment that `make` gives; at once if it is given one already."""
+    """The chunks, of `sizes` bytes, go into a segment that `make` gives: at once, if this is `live`.
 
-    def __init__(self, sizes: Iterable[int], make: Callable[[], Made], live: bool) -> None:
+    `lent` says that some of them may lie there already, where the user can write to them until they are pushed.
+    """
+
+    def __init__(self, sizes: Iterable[int], make: Callable[[], Made], live: bool, lent: bool) -> None:
         self.keys: list[str] = []
+        self.early = live and not lent
         self._ends = list(accumulate(sizes))
         self._make = make
         self._data: Bytes | None = make().data if live else None
@@ -148,12 +162,14 @@ class Outgoing:
     still arrives a chunk is waited for when it is its turn.
 
     finite   False once an array held NaN or Inf, if this `looks` at them on their way: nobody is told then of what left
+    counts   False once an array with NaN or Inf was put where such a contribution counts as zeros
     begun    whether anything of it may have left
     """
 
     def __init__(self, layout: Layout, remainder: Remainder | None, way: Way, looks: bool = False) -> None:
         self.way = way
         self.finite = True
+        self.counts = True
         self.begun = False
         self._looks = looks
         self._layout = layout
@@ -161,15 +177,20 @@ class Outgoing:
         self._arrays: list[Flat | None] = [None] * len(layout.parameters)
         self._missing = [[len(pieces) for pieces in chunks] for chunks in layout.pieces]
         self._digests = [[""] * len(chunks) for chunks in layout.pieces]
+        self._whole: list[tuple[int, int]] = []  # chunks that wait
         self._first = [0, *accumulate(len(chunks) for chunks in layout.pieces)]  # of a shard, among all chunks
 
     def has(self, number: int) -> bool:
         """Whether the `number`-th array was put."""
         return self._arrays[number] is not None
 
-    def put(self, arrays: Mapping[int, Flat]) -> None:
-        """Add arrays, by their numbers in the layout, and send the chunks that are whole now."""
-        whole = list(self._completed(arrays))
+    def put(self, arrays: Mapping[int, Flat], last: bool) -> None:
+        """Add arrays, by their numbers in the layout, and send the chunks that are whole now; those that may not leave
+        early, with the `last` arrays."""
+        self._whole += self._completed(arrays)
+        if not (last or self.way.early):
+            return
+        whole, self._whole = self._whole, []
         for (shard, number), value in zip(whole, self._values(whole), strict=True):
             self.begun = True
             self._digests[shard][number] = self.way.send(self._first[shard] + number, value)

@@ -46,8 +46,10 @@ from kvps.feedback import Remainder, RemainderOnDevice
 from kvps.formats import chunk_sizes, format_of
 from kvps.heart import Heart
 from kvps.incoming import Incoming
+from kvps.inputs import one_number
 from kvps.keys import JobKeys, segment_of
 from kvps.layout import CHUNK_ITEMS, DTYPE, Array, Layout
+from kvps.lent import Lent
 from kvps.outgoing import ByMemory, ByRedis, Outgoing, Ring, Way
 from kvps.owner import Owner
 from kvps.reader import Reader
@@ -108,7 +110,6 @@ class Session:
         self._tried = 0  # the last sequence number under which bytes, or a push, may have been sent
         self._out: Outgoing | None = None
         self._pushing: Outgoing | None = None  # while push() is at work, for other threads
-        self._counts = True  # whether all that was put is finite
         self._doubt = ""  # the digests of a push of which the end is not known; "?" if there are none
         self._wire = format_of(config.wire)
         self._stored = Remainders(client, keys, layout, worker)
@@ -119,8 +120,7 @@ class Session:
         self._settled = 0  # what this incarnation has pushed up to here waits no more
         self._spare: Array | None = None
         self._staging = Staging(layout.size, CHUNK_ITEMS)
-        self._lent: dict[str, Array] = {}
-        self._in_place: Array | None = None  # where those lie, if that is where the aggregator reads them
+        self._lent: Lent | None = None
         self._pulled = False
         self._closed = False
         self._spans: dict[str, float] = {}
@@ -208,19 +208,18 @@ class Session:
         """Name -> array to compute the next gradient into, and then to `push` (or `put`), until that has returned.
 
         Over shared memory they lie where the aggregator reads them, and nothing is copied; over Redis they are plain
-        arrays. What is in them at first is undefined. Raises WorkerEvicted, WrongOrder, ServerFull.
+        arrays. What is in them at first is undefined. What is written through a view of them after the push changes
+        nothing that was acknowledged. Raises WorkerEvicted, WrongOrder, ServerFull.
         """
         self._check_may_push()
         seq = self.sequence + 1
         if self._ring and not self._wire.lossy and self._tried < seq:
-            flat: Array = self._made(self._ring, seq).data.view(DTYPE)
-            self._in_place = flat
+            self._lent = Lent(self._layout, seq, self._made(self._ring, seq))
         else:
             if self._spare is None:
                 self._spare = np.empty(self._layout.size, DTYPE)
-            flat, self._in_place = self._spare, None
-        self._lent = self._layout.views(flat, writable=True)
-        return dict(self._lent)
+            self._lent = Lent(self._layout, seq, self._spare)
+        return dict(self._lent.arrays)
 
     def _taken(self, grads: Mapping[int, Any]) -> dict[int, Flat]:
         """Gradients flat in host memory, or on their way there; on a device, if that is where they are encoded.
@@ -235,7 +234,8 @@ class Session:
         if self._home is CPU and on_device(grad):
             return self._staging.bring(grad, self._layout.parameters[number].start)
         array = self._home.flat(grad)
-        self._check_place(number, array)
+        if self._lent:
+            self._lent.check_place(self._layout.parameters[number].name, array)
         return array
 
     @property
@@ -243,13 +243,9 @@ class Session:
         """Where gradients are encoded; if that is no matter, host memory."""
         return self._remainder.home if self._remainder else CPU
 
-    def _check_place(self, number: int, array: Array) -> None:
-        """What lies in the segment must lie where it belongs: copied from there, it might be written over first."""
-        if self._in_place is None or not np.may_share_memory(array, self._in_place):
-            return
-        name = self._layout.parameters[number].name
-        if array.ctypes.data != self._lent[name].ctypes.data:
-            raise LayoutMismatch(f"gradient {name!r} lies in another one's buffer: compute each into its own")
+    def _lent_now(self) -> Lent | None:
+        """What was lent for the next contribution."""
+        return self._lent if self._lent and self._lent.sequence > self.sequence else None
 
     def put(self, name: str, grad: Any) -> None:
         """Hand over one parameter's gradient ahead of `push`, as soon as it is computed: its bytes leave meanwhile.
@@ -266,47 +262,53 @@ class Session:
         self._layout.check(number, grad, "gradient")
         arrays = self._taken({number: grad})
         with self._home.current():
-            self._counts &= self._finite(number, arrays[number])
+            counts = self._finite(number, arrays[number])
         out = self._outgoing()
         try:
-            out.put(arrays)
+            out.counts &= counts
+            out.put(arrays, last=False)
         except BaseException:  # half of it may be sent, and the other half may land later
-            self._out, self._counts = None, True
+            self._out = None
             self._doubt = "?" if out.begun else self._doubt
             out.way.drop()
             raise
 
-    def push(self, grads: Mapping[str, Any] | None = None, loss: float | None = None) -> int:
+    def push(self, grads: Mapping[str, Any] | None = None, loss: Any = None) -> int:
         """Hand over the gradient of the weights last pulled; returns the clock it was acknowledged as.
 
         `grads` maps every parameter's name, but for those that were `put` before, to a float32 array of its shape, in
-        host or CUDA memory; `loss` is shown while the job runs. Raises LayoutMismatch, NotFinite (unless the job
-        counts those as zeros), WrongOrder; after these nothing has changed and the push may be made again. Raises
-        WorkerEvicted. After any other error it may have counted: the same gradients, put again too, may be pushed
-        again, and count once; unless it came in the middle of computing them on a device, when WrongOrder says so.
+        host or CUDA memory. `loss`, a number or an array or tensor with one item, is shown while the job runs. Raises
+        LayoutMismatch, NotFinite (unless the job counts those as zeros), WrongOrder, and UsageError for a loss that is
+        not one number; after these nothing has changed and the push may be made again. Raises WorkerEvicted. After any
+        other error it may have counted: the same gradients, put again too, may be pushed again, and count once; unless
+        it came in the middle of computing them on a device, when WrongOrder says so.
         """
         self._check_may_push()
+        lent = self._lent_now()
+        withdraws = lent is not None and lent.may_be_written(grads)
+        shown = None if loss is None else one_number(loss, "the loss")
         began = time.perf_counter()
         put = self._out.has if self._out else lambda _: False
         rest = self._layout.rest({} if grads is None else grads, "gradient", put)
         arrays = self._taken(rest)
-        counts = self._counts
+        counts = self._out is None or self._out.counts
         looks = self._out is None and self._looks_late
         with self._home.current():
             for number, array in arrays.items():
                 counts &= looks or self._finite(number, array)
         out = self._outgoing(live=counts, looks=looks)
-        self._out, self._counts = None, True
-        self._pushing = out
+        self._out, self._pushing = None, out
         try:
             if counts:
-                out.put(arrays)
+                out.put(arrays, last=True)
             if not out.finite:
                 counts = all(self._finite(number, array) for number, array in arrays.items())
             self._check_same(out.digests if counts else "-")
+            if lent and withdraws:
+                lent.withdraw()
             accepted = self._deliver(out, counts)
-            for lent in self._lent.values():
-                lent.flags.writeable = False  # they are a contribution now
+            if lent:
+                lent.close()
             if self._remainder and counts:
                 self._remainder.keep()
             self.sequence += 1  # last: if this is interrupted, how it ended is not known
@@ -325,7 +327,7 @@ class Session:
         self._pulled, self._unit = False, None
         self._pushed_on = None if self._config.staleness else self._seen
         self.clock, self.round = accepted
-        self._trace = self._measured(began - self._since, time.perf_counter() - began, loss)
+        self._trace = self._measured(began - self._since, time.perf_counter() - began, shown)
         return self.clock
 
     @property
@@ -344,7 +346,7 @@ class Session:
 
     def _forget_put(self) -> None:
         """What was put for a push that never came is not pushed. All of it has arrived then: none lands later."""
-        out, self._out, self._counts = self._out, None, True
+        out, self._out = self._out, None
         if out:
             try:
                 out.way.end()
@@ -387,7 +389,8 @@ class Session:
 
     def _way(self, seq: int, live: bool) -> Way:
         if ring := self._ring:
-            return ByMemory(self._sizes, lambda: self._made(ring, seq), live)
+            lent = self._lent_now()
+            return ByMemory(self._sizes, lambda: self._made(ring, seq), live, lent is not None and lent.in_place)
         me = (self.worker, self.incarnation, seq)
         keys = [self._keys.gradient(c.shard, *me, c.number) for shard in self._layout.chunks for c in shard]
         return ByRedis(self._client, keys, live, whole=self._layout.nbytes <= self._client.small_bytes)

@@ -46,6 +46,7 @@ _IDENTITY = "identity"
 _NONCE = re.compile("[0-9a-f]{32}")
 _MAP = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
 _FIXED, _NO_RESERVE = 0x10, 0x4000  # of Linux: Python names them in part, or late
+_IN_PLACE = mmap.MAP_PRIVATE | _FIXED | _NO_RESERVE
 
 
 def available() -> bool:
@@ -225,23 +226,35 @@ class Made:
             raise MemoryGone(f"{folder} is gone: the job was removed, or its memory was") from None
         try:
             os.posix_fallocate(self._fd, 0, nbytes)  # or a full memory would be a SIGBUS in the middle of a write
-            self.data: Bytes = np.frombuffer(mmap.mmap(self._fd, nbytes, _MAP), np.uint8)
+            self.data: Bytes = self._mapped(nbytes)
         except OSError as error:
             self.unlink()
-            if error.errno not in (errno.ENOSPC, errno.ENOMEM):
-                raise
-            raise ServerFull(
-                f"{ROOT} is full ({room() / 1e6:,.1f} MB left of {nbytes / 1e6:,.1f} MB): make room there, remove jobs "
-                f"(kvps rm), or create the job with --transport redis"
-            ) from None
+            raise _no_room(error, nbytes) from None
         _written_here.add(self)
+
+    def _mapped(self, nbytes: int) -> Bytes:
+        return np.frombuffer(mmap.mmap(self._fd, nbytes, _MAP), np.uint8)
 
     def part(self) -> None:
         """In a fork: map the bytes anew in the same place, so that what is written there stays in this process."""
-        protection, kind = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | _FIXED | _NO_RESERVE
-        at = self.data.ctypes.data
-        if _mmap(at, self.data.size, protection, kind, self._fd, 0) != at:
+        try:
+            _map_privately(self.data.ctypes.data, self.data.size, self._fd)
+        except OSError:
             os.abort()  # to go on would be to write into what the parent pushes
+
+    def withdraw(self, lent: Bytes) -> None:
+        """Take away the memory of `lent`, which `data` was when it was lent; `data` is mapped to another place.
+
+        Who still writes there writes to copies of the pages, which are this process's own, and changes nothing of the
+        segment. May be called again for the same memory. Raises ServerFull.
+        """
+        place = lent.ctypes.data
+        try:
+            if self.data.ctypes.data == place:  # first: `data` is the segment's memory, whatever interrupts this
+                self.data = self._mapped(lent.nbytes)
+            _map_privately(place, lent.nbytes, self._fd)
+        except OSError as error:
+            raise _no_room(error, lent.nbytes) from None
 
     def renamed(self, name: str) -> bool:
         """Give it another name, to be written anew; False if somebody still reads it, or it was swept."""
@@ -270,9 +283,9 @@ class Made:
 
 
 _written_here: weakref.WeakSet[Made] = weakref.WeakSet()
-_mmap = ctypes.CDLL(None).mmap
+_mmap = ctypes.CDLL(None, use_errno=True).mmap
 _mmap.restype = ctypes.c_void_p
-_mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+_mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_ssize_t]
 
 
 def _part_all() -> None:
@@ -281,6 +294,22 @@ def _part_all() -> None:
 
 
 os.register_at_fork(after_in_child=_part_all)
+
+
+def _map_privately(place: int, nbytes: int, fd: int) -> None:
+    """Put a private mapping of a file where a shared one of it is. Nobody who reads or writes there meets a gap."""
+    if _mmap(place, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, _IN_PLACE, fd, 0) != place:
+        raise OSError(ctypes.get_errno(), "mmap")
+
+
+def _no_room(error: OSError, nbytes: int) -> OSError | ServerFull:
+    """What a refusal of the kernel means, if it means that memory is full."""
+    if error.errno not in (errno.ENOSPC, errno.ENOMEM):
+        return error
+    return ServerFull(
+        f"{ROOT} is full ({room() / 1e6:,.1f} MB left of {nbytes / 1e6:,.1f} MB): make room there, remove jobs "
+        f"(kvps rm), or create the job with --transport redis"
+    )
 
 
 class Segments:

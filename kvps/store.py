@@ -19,19 +19,21 @@ from kvps import embedded, shared, wire
 from kvps.checkpoint import Checkpoint
 from kvps.client import Client
 from kvps.config import JobConfig
-from kvps.errors import InvalidSetting, KvpsError, LayoutMismatch, NotFinite, ServerFull, ServerLost
+from kvps.errors import InvalidSetting, KvpsError, NotFinite, ServerFull, ServerLost
 from kvps.formats import encoded, format_of
 from kvps.job import Job
 from kvps.keys import JOBS, MEMORY, JobKeys, check_id, check_name, staged_name
 from kvps.layout import CHUNK_BYTES, DTYPE, Layout
 from kvps.scripts import JobScripts, being_removed, job_exists, job_not_found
-from kvps.transport import redacted
+from kvps.transport import connection_settings, redacted
 from kvps.wire import Buffers
 
 log = logging.getLogger("kvps.store")
 
 _SETTLE_S = 1.0
 _WORTH_SHARING = 1 << 20  # below that the calls to Redis, which stay, are all that a round costs
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_MORE_ROOM = "make room there (in a container: docker run --shm-size), or choose transport 'redis'"
 
 
 def connect(url: str | None = None, listen: str | None = None, data_dir: Path | None = None) -> Store:
@@ -119,22 +121,21 @@ class Store:
         """
         check_name("job", name)
         id = fresh_id() if id is None else check_id(id)
-        if not isinstance(params, Mapping):
-            raise LayoutMismatch(
-                f"parameters must be a mapping of names to float32 arrays, not {type(params).__name__}"
-            )
-        if config is None:
-            try:
-                config = JobConfig(**settings)
-            except TypeError as error:
-                raise InvalidSetting(f"create_job: {str(error).removeprefix('JobConfig.__init__() ')}") from None
+        config = JobConfig.of("create_job", config, settings)
         layout = Layout.of(params, config.shards)
         arrays = layout.hosted(params, "parameter")
         for parameter, array in zip(layout.parameters, arrays, strict=True):
             if not wire.finite(array):
                 raise NotFinite(f"parameter {parameter.name!r} holds NaN or Inf")
         chunks = wire.chunked(layout, arrays)
-        return self._make(name, config, layout, [("w", chunks)], None, id)
+        job = self._make(name, config, layout, [("w", chunks)], None, id)
+        if format_of(config.wire).lossy and self._is_near():
+            log.warning(
+                "wire %s is for slow links: with all workers on this host it costs computing and saves no time, and "
+                "fp32 is faster",
+                config.wire,
+            )
+        return job
 
     def restore_job(self, checkpoint: Checkpoint, name: str | None = None, shards: int | None = None) -> Job:
         """Make a job that goes on from a checkpoint: under its name or another, with its shards or other ones.
@@ -145,6 +146,7 @@ class Store:
         config = replace(checkpoint.config, launched_by="")
         if config.transport == "shm":  # this may be another host
             config = replace(config, transport="auto", memory="")
+        name = checkpoint.job if name is None else name
         config = config if shards is None else replace(config, shards=shards)
         layout = Layout.of(checkpoint.layout.views(checkpoint.weights), config.shards)
         arrays = {"w": checkpoint.weights, **checkpoint.slots}
@@ -152,7 +154,7 @@ class Store:
             (what, [[[wire.view(flat[c.start : c.stop])] for c in shard] for shard in layout.chunks])
             for what, flat in arrays.items()
         ]
-        return self._make(checkpoint.job if name is None else name, config, layout, chunks, checkpoint, fresh_id())
+        return self._make(name, config, layout, chunks, checkpoint, fresh_id())
 
     def _make(
         self,
@@ -169,7 +171,7 @@ class Store:
             raise job_exists(name)
         if self.client.call("EXISTS", keys.removed):
             raise being_removed(name)
-        config = self._with_transport(config, layout)
+        config = self._with_transport(config, layout, name)
         self._check_room(name, config, layout)
         # Staged under a name of its own: what another creator of the same job stages is never touched.
         version = checkpoint.version if checkpoint else 0
@@ -209,7 +211,7 @@ class Store:
             raise
         return Job(self.client, name)
 
-    def _with_transport(self, config: JobConfig, layout: Layout) -> JobConfig:
+    def _with_transport(self, config: JobConfig, layout: Layout, job: str) -> JobConfig:
         """The settings with the transport that is meant by "auto", and the memory that is shared.
 
         Raises ServerFull if that has not the room, InvalidSetting if there is none, ServerUnfit if its place is
@@ -222,8 +224,10 @@ class Store:
         held = config.workers * layout.nbytes if config.staleness else 0  # a version each, by those who are slow
         needs = 4 * layout.nbytes * (1 + len(config.optimizer.slots)) + gradients + held
         if config.transport == "auto":
-            fits = config.shards == 1 and config.pull_wire == "fp32" and layout.nbytes >= _WORTH_SHARING
-            if not (fits and self._is_local() and shared.available() and needs < shared.room() // 2):
+            if layout.nbytes < _WORTH_SHARING or not self._is_local():
+                return replace(config, transport="redis")
+            if why := _why_not_shared(config, needs):
+                log.warning("job %s: arrays go through Redis, and not through memory, which is faster: %s", job, why)
                 return replace(config, transport="redis")
         elif not shared.available():
             raise InvalidSetting(f"transport shm needs {shared.ROOT}, which this machine has not: choose 'redis'")
@@ -235,6 +239,11 @@ class Store:
         first = self._first_memory(memory)
         if not shared.sees(first):
             if config.transport == "auto":
+                log.warning(
+                    "job %s: arrays go through Redis, and not through memory, which is faster: this process does not see "
+                    "the shared memory of this server's other jobs",
+                    job,
+                )
                 return replace(config, transport="redis")
             log.warning(
                 "another job of this server is in the shared memory of %s, which this process does not see: only "
@@ -255,6 +264,10 @@ class Store:
     def _is_local(self) -> bool:
         """Whether nobody can reach the server but from this host."""
         return self.url.startswith("unix:") and not self.client.port()
+
+    def _is_near(self) -> bool:
+        """Whether the server is on this host, and nothing shows that others are to reach it from elsewhere."""
+        return self._is_local() or connection_settings(self.url).get("host") in _LOOPBACK
 
     def _check_room(self, name: str, config: JobConfig, layout: Layout) -> None:
         """Raise ServerFull for a job that a server with limited memory could not hold at its worst moment."""
@@ -371,6 +384,17 @@ class Store:
 def fresh_id() -> str:
     """The id of a job that is not made yet: who makes it under this id, and asks again, finds his own."""
     return secrets.token_hex(4)
+
+
+def _why_not_shared(config: JobConfig, needs: int) -> str:
+    """Why "auto" does not choose shared memory for a job that needs so many bytes of it; "" if it does."""
+    if config.shards > 1 or config.pull_wire != "fp32":
+        return "shared memory is for shards=1 and pull_wire='fp32'; choose these, or transport 'redis'"
+    if not shared.available():
+        return f"{shared.ROOT} is not there, or cannot be written to: {_MORE_ROOM}"
+    if needs >= (room := shared.room()) // 2:
+        return f"{shared.ROOT} has {_mb(room)} left, and the job needs {_mb(needs)} and as much again: {_MORE_ROOM}"
+    return ""
 
 
 def _mb(nbytes: int) -> str:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
+from kvps.config import JobConfig
 from kvps.errors import InvalidSetting, JobExists, JobNotFound, KvpsError
 from kvps.job import Job
 from kvps.layout import Array
@@ -29,15 +30,16 @@ def local(params: Mapping[str, Any], *, url: str | None = None, **settings: Any)
     with kvps.local(params, workers=3, staleness=1, optimizer=kvps.SGD(lr=0.1)) as job:
         weights = job.train(gradient, rounds=50)
 
-    `settings` are those of `JobConfig`. The server is the one at `url`, or the user's private one, started if need be.
-    The job ends with the block (or `close`, or the process), and is removed. Raises what `connect` and
-    `Store.create_job` do.
+    `settings` are those of `JobConfig`, or one `config`. The server is the one at `url`, or the user's private one,
+    started if need be. The job ends with the block (or `close`, or the process), and is removed. Raises what `connect`
+    and `Store.create_job` do.
     """
+    config = JobConfig.of("kvps.local", settings.pop("config", None), settings)
     store = connect(url)
     try:
         while True:
             with suppress(JobExists):  # another process has just taken the name
-                job = store.create_job(store.free_name("local"), params, **settings)
+                job = store.create_job(store.free_name("local"), params, config=config)
                 return LocalJob(store, job.name)
     except BaseException:
         store.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
 import threading
@@ -201,6 +203,55 @@ def test_nothing_of_a_skipped_contribution_counts(store: Store, wire: str) -> No
     assert not _rejected(job)
     for value in job.snapshot()[1].values():
         np.testing.assert_allclose(value, -0.2, rtol=1e-2)
+
+
+def test_a_put_that_found_no_room_leaves_nothing_of_its_nan_behind(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gradient that is pushed in its place counts as it is, and not as zeros."""
+    settings = {**PATIENT, "transport": "shm", "nonfinite": "skip"}
+    job = store.create_job("job", SMALL, optimizer=kvps.SGD(lr=1.0), **settings)
+
+    def full(*_: int) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    with aggregating(job), job.join("w0") as session:
+        session.pull()
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "posix_fallocate", full)
+            with pytest.raises(kvps.ServerFull):
+                session.put("a", np.full(3, np.nan, np.float32))
+        session.put("a", np.ones(3, np.float32))
+        assert session.push({"b": np.ones(3, np.float32)}) == 1
+        assert session.pull()["a"].tolist() == [-1.0] * 3
+    assert [c.weight for commit in job.log() for c in commit.plan.contributions] == [1]
+
+
+@pytest.mark.parametrize("transport", ["redis", "shm"])
+def test_what_was_put_with_a_nan_counts_as_zeros_whatever_fails_before_its_push(store: Store, transport: str) -> None:
+    """Until the next pull, which forgets it."""
+    settings = {**PATIENT, "transport": transport, "nonfinite": "skip"}
+    job = store.create_job("job", SMALL, optimizer=kvps.SGD(lr=1.0), **settings)
+    ones, nan = np.ones(3, np.float32), np.full(3, np.nan, np.float32)
+    with aggregating(job), job.join("w0") as session:
+        session.pull()
+        session.put("a", nan)
+        session.pull()
+        session.put("a", ones)
+        with pytest.raises(kvps.LayoutMismatch, match="put already"):
+            session.put("a", nan)
+        with pytest.raises(kvps.LayoutMismatch, match="shape"):
+            session.put("b", nan[:2])
+        assert session.push({"b": ones}) == 1
+        session.pull()
+        session.put("a", nan)
+        with pytest.raises(kvps.LayoutMismatch, match="unknown c"):
+            session.push({"b": ones, "c": ones})
+        with pytest.raises(kvps.UsageError, match="the loss"):
+            session.push({"b": ones}, "low")
+        assert session.push({"b": ones}) == 2
+        assert session.pull()["a"].tolist() == [-1.0] * 3
+    assert [c.weight for commit in job.log() for c in commit.plan.contributions] == [1, 0]
 
 
 @pytest.mark.parametrize("where", ["write_set", "digest"])

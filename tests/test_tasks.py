@@ -83,6 +83,9 @@ def test_what_a_task_raises_is_said_in_one_line(method: str) -> None:
         ("evaluate", {"accuracy": 1.0}, "not a dict with 'accuracy'"),
         ("evaluate", {"loss": X}, "the loss that evaluate returned must be one number"),
         ("evaluate", {"loss": 1.0, "accuracy": "high"}, "the accuracy that evaluate returned"),
+        ("evaluate", {"loss": 1.0, "f1": X}, "the f1 that evaluate returned must be one number, not ndarray of shape"),
+        ("evaluate", {"loss": 1.0, 3: 1.0}, "evaluate must name its figures in text, not 3"),
+        ("evaluate", {"loss": 1.0, "f1": True}, "the f1 that evaluate returned must be one number, not bool"),
     ],
 )
 def test_what_a_task_must_not_return(method: str, returned: object, words: str) -> None:
@@ -102,10 +105,10 @@ class _Scalar:
 
 @pytest.mark.parametrize("loss", [0.5, np.float32(0.5), np.array([0.5], np.float32), np.array(0.5), _Scalar()])
 def test_a_loss_may_be_any_one_number(loss: object) -> None:
-    task = _with(gradient=lambda *_: (loss, {}), evaluate=lambda *_: {"loss": loss, "accuracy": loss, "other": X})
+    task = _with(gradient=lambda *_: (loss, {}), evaluate=lambda *_: {"f1": loss, "loss": loss, "accuracy": loss})
     found, _ = _call(task, "gradient")
     assert (type(found), found) == (float, 0.5)
-    assert json.dumps(_call(task, "evaluate")) == '{"loss": 0.5, "accuracy": 0.5}'
+    assert json.dumps(_call(task, "evaluate")) == '{"f1": 0.5, "loss": 0.5, "accuracy": 0.5}'
 
 
 @pytest.mark.parametrize(
@@ -157,6 +160,11 @@ class Good:
 
     def evaluate(self, params, xp):
         return {"loss": np.float32(0.25), "accuracy": np.array([0.5])}
+
+class Rich(Good):
+    def evaluate(self, params, xp):
+        return {"f1": 0.75, "loss": 0.25, "perplexity": np.float32(12345.5), "accuracy": 0.5, "rare": 1.5e-7,
+                "diverged": np.nan}
 
 class NoParameters(Good):
     def parameters(self, seed):
@@ -235,6 +243,59 @@ def test_figures_of_numpy_can_be_reported(mine: Any) -> None:
     assert done.returncode == 0, done.stderr
     report = json.loads((mine.folder / "r.json").read_text())
     assert (report["loss"], report["accuracy"], report["version"]) == (0.25, 0.5, 4)
+
+
+def test_all_figures_of_a_task_are_shown_and_reported_in_its_order(mine: Any) -> None:
+    done = mine.run("up", "mine:Rich", "--workers", "2", "--report", "r.json")
+    assert done.returncode == 0, done.stderr
+    shown = done.stdout.splitlines()[-6:]
+    assert shown[0].endswith("test loss 0.2500")
+    assert shown[1:] == [
+        "test f1 0.75",
+        "test perplexity 12345.5",
+        "test accuracy 0.5000",
+        "test rare 1.5e-07",
+        "test diverged nan",
+    ]
+
+    def no_json(constant: str) -> None:
+        raise AssertionError(constant)
+
+    report = json.loads((mine.folder / "r.json").read_text(), parse_constant=no_json)
+    figures = {"f1": 0.75, "loss": 0.25, "perplexity": 12345.5, "accuracy": 0.5, "rare": 1.5e-7, "diverged": None}
+    assert list(report["figures"].items()) == list(figures.items())
+    assert (report["loss"], report["accuracy"]) == (0.25, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("mine.py:Good", "say mine:Good"),
+        ("./mine.py:Good", "say mine:Good"),
+        ("tasks/mine.py:Good", "change to tasks and say mine:Good"),
+        ("/tmp/tasks/mine.py:Good", "change to /tmp/tasks and say mine:Good"),
+        ("mine.py", "say mine:NAME, with the name of its class"),
+        ("mine.Good", "say mine:Good"),
+        ("mine:", "is unknown: built in are digits"),
+        ("digit", "did you mean digits?"),
+        ("Digits", "did you mean digits?"),
+        ("some thing", "is unknown: built in are digits"),
+    ],
+)
+def test_a_name_that_is_nearly_a_tasks(name: str, words: str) -> None:
+    with pytest.raises(InvalidTask) as caught:
+        load_task(name)
+    assert str(caught.value).startswith(f"task {name!r} ")
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_attribute_that_is_nearly_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "nearly.py").write_text("class Line:\n    pass\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(InvalidTask, match=r"nearly.py has no 'line'; did you mean Line\?$"):
+        load_task("nearly:line")
 
 
 def test_what_was_trained_is_told_when_it_cannot_be_evaluated(mine: Any) -> None:

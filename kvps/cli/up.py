@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -178,8 +179,9 @@ def _finish(job: Job, task: Task, report: Path | None) -> int:
     if version:
         tested = f"test loss {figures['loss']:.4f}" if figures else f"version {version}, not tested"
         print(f"{took}, {tested}")
-    if "accuracy" in figures:
-        print(f"test accuracy {figures['accuracy']:.4f}")
+    for name, value in figures.items():
+        if name != "loss":
+            print(f"test {name} {value:{'.4f' if name == 'accuracy' else '.6g'}}")
     if report is not None:
         weights = np.concatenate([array.reshape(-1) for array in params.values()])
         _write(report, job, took, figures, weights_sha256(weights) if version else None)
@@ -190,6 +192,7 @@ def _finish(job: Job, task: Task, report: Path | None) -> int:
 
 def _write(report: Path, job: Job, took: Figures, figures: Mapping[str, float], sha256: str | None) -> None:
     config = job.config
+    reported = {name: value if math.isfinite(value) else None for name, value in figures.items()}  # JSON has no NaN
     result = {
         "job": job.name,
         "task": config.task,
@@ -201,8 +204,9 @@ def _write(report: Path, job: Job, took: Figures, figures: Mapping[str, float], 
         "clock": job.clock(),
         "steps_per_s": took.steps_per_s,
         "wall_s": took.seconds,
-        "loss": figures.get("loss"),
-        "accuracy": figures.get("accuracy"),
+        "loss": reported.get("loss"),
+        "accuracy": reported.get("accuracy"),
+        "figures": reported,
         "weights_sha256": sha256,
     }
     try:

@@ -85,14 +85,13 @@ class Worker:
         """Hand over every parameter's `.grad`, by which the aggregator steps; returns the clock it was acknowledged as.
 
         One without a gradient counts as zeros. `loss`, one number, is shown while the job runs. Raises LayoutMismatch,
-        NotFinite, WrongOrder; after these nothing has changed. Raises what `Session.push` raises besides, and may then
-        be called again as that may.
+        NotFinite, WrongOrder, UsageError for any other loss; after these nothing has changed. Raises what
+        `Session.push` raises besides, and may then be called again as that may.
         """
         self._owner.check()
-        shown = _number(loss)
         grads = self._gradients()
         try:
-            clock = self.session.push(grads, shown)
+            clock = self.session.push(grads, loss)
         except UsageError:
             raise
         except BaseException:
@@ -159,13 +158,3 @@ def _dense(name: str, grad: torch.Tensor | None) -> torch.Tensor:
     if grad.layout is not torch.strided:
         raise LayoutMismatch(f"gradient {name!r} is sparse: kvps moves whole arrays, make its layer with sparse=False")
     return grad
-
-
-def _number(loss: float | torch.Tensor | None) -> float | None:
-    if loss is None:
-        return None
-    try:
-        return float(loss.item() if isinstance(loss, torch.Tensor) else loss)
-    except (TypeError, ValueError, RuntimeError):
-        given = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
-        raise InvalidSetting(f"step() takes the loss, one number, not {given}") from None

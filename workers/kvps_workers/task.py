@@ -7,23 +7,25 @@ A task is written once, over `xp`, which is NumPy or CuPy:
         def parameters(self, seed): ...                    # name -> float32 NumPy array
         def data(self, rank, workers, xp): ...             # arrays with one row a sample
         def gradient(self, params, batch, xp): ...         # (loss, name -> gradient)
-        def evaluate(self, params, xp): ...                # {"loss": ..., "accuracy": ...}
+        def evaluate(self, params, xp): ...                # {"loss": ..., "accuracy": ..., and what else there is}
 """
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import importlib.machinery
 import math
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn, Protocol, runtime_checkable
 
-from kvps.errors import InvalidTask, KvpsError, TaskFailed
+from kvps.errors import InvalidTask, KvpsError, TaskFailed, UsageError
+from kvps.inputs import in_words, one_number
 
 BUILT_IN = {"digits": "kvps_workers.digits:Digits"}
 
@@ -48,7 +50,7 @@ class Task(Protocol):
         """Mean loss of a batch (rows of `data`), and its gradient, name -> float32 array."""
 
     def evaluate(self, params: Mapping[str, Any], xp: ModuleType) -> Mapping[str, float]:
-        """Figures over samples that no worker trains on; `loss`, and `accuracy` where there is one."""
+        """Figures over samples that no worker trains on: `loss`, and any others, as `accuracy`. Each is one number."""
 
 
 class CheckedTask:
@@ -96,37 +98,27 @@ class CheckedTask:
         return self._number("gradient", "loss", pair[0]), pair[1]
 
     def evaluate(self, params: Mapping[str, Any], xp: ModuleType) -> Mapping[str, float]:
-        """See `Task`; of the figures only those that kvps knows."""
+        """See `Task`; the figures in its order."""
         with blamed(self._name):
             figures = self._task.evaluate(params, xp)
         if not isinstance(figures, Mapping) or "loss" not in figures:
             self._wrong("evaluate", '{"loss": ...}', figures)
-        return {n: self._number("evaluate", n, figures[n]) for n in ("loss", "accuracy") if n in figures}
+        for name in figures:
+            if not isinstance(name, str):
+                self._fail(f"evaluate must name its figures in text, not {name!r}")
+        return {name: self._number("evaluate", name, value) for name, value in figures.items()}
 
     def _number(self, method: str, what: str, value: Any) -> float:
-        """A float, also from an array or tensor with one item."""
         try:
-            return float(value.item() if hasattr(value, "item") else value)
-        except Exception:  # what else a framework's array may raise is not ours to know
-            self._fail(f"the {what} that {method} returned must be one number, not {_brief(value)}")
+            return one_number(value, f"the {what} that {method} returned")
+        except UsageError as error:
+            self._fail(str(error))
 
     def _wrong(self, method: str, wanted: str, found: Any) -> NoReturn:
-        self._fail(f"{method} must return {wanted}, not {_brief(found)}")
+        self._fail(f"{method} must return {wanted}, not {in_words(found)}")
 
     def _fail(self, message: str) -> NoReturn:
         raise TaskFailed(f"task {self._name!r} failed: {message}")
-
-
-def _brief(value: Any) -> str:
-    """What a value is, in a few words: its type, and of a container what is in it."""
-    kind = type(value).__name__
-    if isinstance(value, Mapping):
-        return f"a {kind} with {', '.join(map(repr, value)) or 'nothing in it'}"
-    if isinstance(value, tuple | list):
-        return f"a {kind} of {', '.join(type(item).__name__ for item in value) or 'nothing'}"
-    if hasattr(value, "shape"):
-        return f"{kind} of shape {tuple(value.shape)}"
-    return kind if value is not None else "None"
 
 
 def load_task(name: str) -> CheckedTask:
@@ -139,15 +131,41 @@ def load_task(name: str) -> CheckedTask:
         module_name, _, attribute = BUILT_IN[name].partition(":")
         return _instance(name, getattr(importlib.import_module(module_name), attribute))
     module_name, colon, attribute = name.partition(":")
-    if not colon or not attribute.isidentifier() or not all(part.isidentifier() for part in module_name.split(".")):
-        raise InvalidTask(
-            f"task {name!r} is unknown: built in are {', '.join(BUILT_IN)}; your own is module:attribute, "
-            f"for a module in this directory"
-        )
+    if (
+        module_name.endswith(".py")
+        or not colon
+        or not attribute.isidentifier()
+        or not all(part.isidentifier() for part in module_name.split("."))
+    ):
+        raise InvalidTask(f"task {name!r} {_unlike_a_task(name)}")
     module = _import_from_here(module_name, name)
     if not hasattr(module, attribute):
-        raise InvalidTask(f"task {name!r}: {module.__file__} has no {attribute!r}")
+        raise InvalidTask(f"task {name!r}: {module.__file__} has no {attribute!r}{_near(attribute, vars(module))}")
     return _instance(name, getattr(module, attribute))
+
+
+def _unlike_a_task(name: str) -> str:
+    """Why a name cannot be a task's, and what was probably meant."""
+    where, _, attribute = name.partition(":")
+    path = Path(where)
+    if path.suffix == ".py" or path.name != where:  # a file's name
+        change = "" if str(path.parent) == "." else f"change to {path.parent} and "
+        said = f"{path.stem}:{attribute}" if attribute else f"{path.stem}:NAME, with the name of its class"
+        return f"names a file, and a task is module:attribute: {change}say {said}"
+    module, dot, last = where.rpartition(".")
+    if dot and not attribute and module.isidentifier() and last.isidentifier():
+        return f"lacks a colon: say {module}:{last}"
+    return (
+        f"is unknown{_near(name, BUILT_IN)}: built in are {', '.join(BUILT_IN)}; your own is module:attribute, for a "
+        f"module in this directory"
+    )
+
+
+def _near(name: str, names: Iterable[str]) -> str:
+    """A question after the name that is most like it, if one is."""
+    lower = {each.lower(): each for each in names}
+    near = difflib.get_close_matches(name.lower(), lower, 1)
+    return f"; did you mean {lower[near[0]]}?" if near else ""
 
 
 @contextmanager

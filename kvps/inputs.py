@@ -1,0 +1,119 @@
+"""What users hand over: what is one number, an array or a mapping of arrays, and what is said of the rest. Pure.
+
+Nothing here imports a framework: arrays of PyTorch, SciPy and others are known by what they have.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from kvps.errors import LayoutMismatch, UsageError
+
+_NAMED = 5  # of what is in a container
+_AS_ARRAY = "as by np.asarray(..., np.float32)"
+# What can be read has one of these. `detach` first: a tensor that requires a gradient raises when asked for others.
+_READABLE = ("detach", "__array__", "__array_interface__", "__cuda_array_interface__", "__dlpack__")
+
+
+def one_number(value: Any, what: str) -> float:
+    """`value` as a float: a Python or NumPy number, or an array or tensor with one item, on any device.
+
+    NaN and Inf are numbers; text, truth values, complex numbers and masked items are not. `what` is for the message.
+    Raises UsageError.
+    """
+    try:
+        item = value.item() if hasattr(value, "item") else value
+        if isinstance(item, str | bytes | bool) or np.ma.is_masked(value):  # float() takes these too
+            raise TypeError("no number")
+        return float(item)
+    except Exception as error:  # what else a framework's array may raise is not ours to know
+        raise UsageError(f"{what} must be one number, not {in_words(value)}") from error
+
+
+def check_mapping(value: Any, what: str) -> None:
+    """Raise LayoutMismatch for what is no mapping; `what` ("parameters", "gradients") is for the message."""
+    if isinstance(value, Mapping):
+        return
+    if hasattr(value, "named_parameters") or hasattr(value, "gi_frame"):  # a module, or what its parameters() returns
+        cure = "kvps.torch.parameters(model) makes one of a model, and kvps.torch.join pushes a model's gradients"
+    elif isinstance(value, str) or hasattr(value, "__fspath__"):
+        cure = "np.load(...) reads such a mapping from an .npz file"
+    else:
+        cure = "give each array a name, as in {'W': array}"
+    raise LayoutMismatch(f"{what} must be a mapping of names to float32 arrays, not {in_words(value)}: {cure}")
+
+
+def shape_of(value: Any, name: str, what: str) -> tuple[int, ...]:
+    """The shape of a float32 array that loses nothing when its items are moved.
+
+    `name` and `what` ("parameter", "gradient") are for the message. Raises LayoutMismatch.
+    """
+    wrong = "" if type(value) is np.ndarray else _wrong_kind(value, name)
+    wrong = wrong or _wrong_dtype(value, name)
+    if wrong:
+        raise LayoutMismatch(f"{what} {name!r} is {wrong}")
+    shape = tuple(int(n) for n in value.shape)
+    if math.prod(shape) == 0:
+        raise LayoutMismatch(f"{what} {name!r} of shape {shape} has no items")
+    return shape
+
+
+def _wrong_kind(value: Any, name: str) -> str:
+    """What it is instead of an array, and the cure; "" if it is an array."""
+    if isinstance(value, Mapping):
+        return f"{in_words(value)}: give each array in it a name of its own, as in '{name}.{next(iter(value), 'x')}'"
+    if isinstance(value, np.ma.MaskedArray):
+        return "a masked array, and would lose its mask: give it .filled(0)"
+    if hasattr(value, "get_mask"):
+        return "a masked tensor, and would lose its mask: give it .to_tensor(0)"
+    if str(getattr(value, "layout", "")).startswith(("torch.sparse", "torch.jagged")):
+        return "sparse: kvps moves whole arrays, give its .to_dense()"
+    if getattr(value, "is_meta", False):
+        return "on the device meta and has no values: give it some first"
+    if all(hasattr(value, attribute) for attribute in ("dtype", "shape")):
+        if any(hasattr(value, attribute) for attribute in _READABLE):
+            return ""
+        if hasattr(value, "toarray"):
+            return "sparse: kvps moves whole arrays, give its .toarray()"
+    return f"{in_words(value)}: give an array, {_AS_ARRAY}"
+
+
+def _wrong_dtype(array: Any, name: str) -> str:
+    """Which dtype it is of instead of float32, and the cure; "" if it is of float32."""
+    dtype = str(array.dtype)
+    if dtype in ("float32", "torch.float32"):
+        return ""
+    if dtype.startswith("torch."):
+        return f"{dtype.removeprefix('torch.')}: kvps moves float32, convert it with .float()"
+    if not isinstance(array.dtype, np.dtype):
+        return f"{type(array).__name__} of {dtype}: give an array, {_AS_ARRAY}"
+    if array.dtype.names:
+        fields = ", ".join(array.dtype.names)
+        first = array.dtype.names[0]
+        return f"an array of records: give each of its fields ({fields}) a name of its own, as in '{name}.{first}'"
+    if array.dtype.kind == "c":
+        return f"{dtype}: kvps moves float32, give its .real and .imag, each under a name of its own"
+    if array.dtype.kind in "OSUMm":
+        return f"an array of {dtype.lstrip('|')}: give one of numbers, {_AS_ARRAY}"
+    return f"{dtype}: kvps moves float32, convert it with .astype('float32')"
+
+
+def in_words(value: Any) -> str:
+    """What a value is, in a few words: its type, and of a container what is in it."""
+    kind = type(value).__name__
+    if isinstance(value, Mapping):
+        return f"a {kind} with {_listed(map(repr, value)) or 'nothing in it'}"
+    if isinstance(value, tuple | list):
+        return f"a {kind} of {_listed(type(item).__name__ for item in value) or 'nothing'}"
+    if hasattr(value, "shape"):
+        return f"{kind} of shape {tuple(value.shape)}"
+    return kind if value is not None else "None"
+
+
+def _listed(words: Iterable[str]) -> str:
+    first = [word for _, word in zip(range(_NAMED + 1), words, strict=False)]
+    return ", ".join(first[:_NAMED] + ["..."] * (len(first) > _NAMED))
