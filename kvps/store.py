@@ -240,8 +240,8 @@ class Store:
         if not shared.sees(first):
             if config.transport == "auto":
                 log.warning(
-                    "job %s: arrays go through Redis, and not through memory, which is faster: this process does not see "
-                    "the shared memory of this server's other jobs",
+                    "job %s: arrays go through Redis, and not through memory, which is faster: this process does not "
+                    "see the shared memory of this server's other jobs",
                     job,
                 )
                 return replace(config, transport="redis")
