@@ -17,12 +17,13 @@ from charts import Bar, chart
 
 from kvps.bench.result import Table, bars_table, rows_tables
 
-BENCHES = ("transport", "round", "straggler", "scale", "wake", "idle", "digits")
+BENCHES = ("transport", "round", "straggler", "scale", "workers", "wake", "idle", "digits")
 _TITLES = {
     "transport": "Arrays in and out",
     "round": "A round",
     "straggler": "Slow workers",
     "scale": "Many tensors, Adam, large models, many readers",
+    "workers": "Many workers",
     "wake": "From a commit to a worker awake",
     "idle": "Jobs that nobody is in",
     "digits": "Digits in every mode",
@@ -31,8 +32,8 @@ _HEAD = """# Figures
 
 Written by `make bench`. Machines are noisy: whatever is compared took turns within one run, and what counts is the
 ratio: the median of those of every turn, with the least and the greatest of them. Times are medians, with the 10th and
-the 90th percentile. The first turn of each case warms up and is not counted. No GPU was there: figures with CuPy are
-owed.
+the 90th percentile. The first turn of each case warms up and is not counted, unless the section says otherwise. No GPU
+was there: figures with CuPy are owed.
 """
 
 

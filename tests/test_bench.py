@@ -17,11 +17,15 @@ from commands import kvps_run
 from conftest import eventually
 
 from kvps.bench import peer
+from kvps.bench.cost import ScriptCall, by_kind
+from kvps.bench.crew import crew
 from kvps.bench.result import Bar, bars_table, rows_tables
 from kvps.bench.roles import model, sizes
+from kvps.bench.sessions import Sessions
 from kvps.bench.straggler import Setting, at_best, is_slow
 from kvps.bench.turns import CaseFailed, Ratio, Times, in_turns
-from kvps.errors import InvalidSetting
+from kvps.errors import InvalidSetting, KvpsError
+from kvps.store import Store
 
 DOCS = Path(__file__).parent.parent / "docs"
 
@@ -101,6 +105,73 @@ def test_scale(home: Path) -> None:
     assert [bar["bar"] for bar in found["bars"]] == [6, 7, 8, 10, 10]
 
 
+def test_workers(home: Path) -> None:
+    found = bench("workers", "--quick", "--workers", "2,3", "--staleness", "2", "--seconds", "0.2")
+    parts: dict[str, dict[tuple[str, int], Any]] = {}
+    for row in found["rows"]:
+        parts.setdefault(row["part"], {})[row["case"], row["workers"]] = row
+    cases = [("SSP(2)", 2), ("SSP(2)", 3)]
+    moves = ("all join", "all leave", "all join under any name")
+    assert set(parts["joining"]) == {(f"{mode}: {move}", count) for mode, count in cases for move in moves}
+    assert list(parts["contributions"]) == cases
+    for row in parts["contributions"].values():
+        assert row["contributions_per_s"] >= row["versions_per_s"] > 0
+        assert row["scripts"] > 1  # each was pushed, and some plan holds it
+        assert min(row["bytes_sent"], row["bytes_received"]) > 1024  # its own, and the weights for it
+        assert min(row[f"{who}_cpu_us"] for who in ("server", "aggregator", "workers")) >= 0
+    for mode, count in cases:
+        for script in ("push", "plan, opens one", "ready, commits", "join", "leave", "evict"):
+            row = parts["scripts"][f"{mode}: {script}", count]
+            assert row["greatest_ms"] >= round(row["p50_ms"], 3)
+        in_scripts = parts["contributions"][mode, count]["script_us"]
+        assert 0 < parts["scripts"][f"{mode}: push", count]["us_a_contribution"] < 100 * in_scripts
+    assert [bar["bar"] for bar in found["bars"]] == [14] * 7
+    assert all("ratio" in bar for bar in found["bars"])
+
+
+def test_a_session_that_fails_is_reported_and_the_others_end_with_their_job(store: Store) -> None:
+    job = store.create_job("twice", model(64), workers=2)
+    with crew((Sessions, store.url)) as (process,):
+        joined = process("join", job.name, ["w0", "w0"], 60)
+        assert joined.number < 2
+        store.remove_job(job.name)
+        left = process("leave", 60)
+    assert (left.remaining, left.acknowledged) == (0, 0)
+    assert left.error.startswith("WorkerAlive: worker 'w0' of job 'twice' lives")
+
+
+def test_a_process_that_is_gone_is_noticed_by_who_asks_it_next(store: Store) -> None:
+    with crew((Sessions, store.url)) as (process,):
+        process.process.kill()
+        process.process.join()
+        with pytest.raises(KvpsError, match=r"^a process of the benchmark died \(exit code -9\)$"):
+            process.begin("leave", 60)
+
+
+def test_sessions_that_have_not_joined_in_time_are_counted(store: Store) -> None:
+    job = store.create_job("slow", model(64), workers=2)
+    with crew((Sessions, store.url)) as (process,):
+        store.client.call("CLIENT", "PAUSE", 60_000, "WRITE")  # reads are answered: who joins is not
+        try:
+            joined = process("join", job.name, ["w0", "w1"], 0.2)
+        finally:
+            store.client.call("CLIENT", "UNPAUSE")
+        assert joined.number == 0
+        store.remove_job(job.name)
+        assert process("leave", 60) == (0, 0, "")
+
+
+def test_a_plan_that_a_commit_follows_has_opened_it() -> None:
+    calls = [("plan", 1.0), ("push", 2.0), ("plan", 3.0), ("free", 4.0), ("ready", 5.0), ("plan", 6.0)]
+    assert by_kind([ScriptCall(*call) for call in calls]) == {
+        "plan, opens none": [1],
+        "push": [2],
+        "free": [4],
+        "plan, opens one": [3],
+        "ready, commits": [5],
+    }
+
+
 def test_wake_and_the_page_that_is_made_of_it(home: Path, tmp_path: Path) -> None:
     command = [sys.executable, str(DOCS / "performance.py"), "--quick", "--only", "wake", "--out", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -140,6 +211,13 @@ def test_idle(home: Path) -> None:
         "straggler --accuracy 95",
         "straggler --slow everybody",
         "scale --parts wings",
+        "workers --workers 4,many",
+        "workers --workers 5000",
+        "workers --staleness 0.5",
+        "workers --staleness -2",
+        "workers --seconds 0",
+        "workers --seconds nan",
+        "workers --limit inf",
         "wake --redis unix:///nowhere/s",
         "idle --jobs 0",
     ],
@@ -178,6 +256,10 @@ def test_a_case_that_fails_leaves_the_others_their_turns() -> None:
     times = in_turns({"a": fails, "b": lambda: [1.0]}, 3)
     assert list(times) == ["b"]
     assert len(times["b"].turns) == 3
+
+
+def test_turns_without_a_warm_up_all_count() -> None:
+    assert len(in_turns({"a": lambda: [1.0]}, 2, warm_up=False)["a"].turns) == 2
 
 
 def test_quantiles_lie_between() -> None:

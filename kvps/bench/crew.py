@@ -73,8 +73,11 @@ class Member:
         self._answer()
 
     def begin(self, method: str, *arguments: Any) -> None:
-        """Have it call a method of its own; `end` waits for what that returns."""
-        self._pipe.send((method, arguments))
+        """Have it call a method of its own; `end` waits for what that returns. Raises KvpsError if it is gone."""
+        try:
+            self._pipe.send((method, arguments))
+        except BrokenPipeError:  # which the command line takes for a reader of its output that has seen enough
+            raise self._died() from None
 
     def end(self) -> Any:
         """What the method that was begun returned. Raises KvpsError with what it raised."""
@@ -88,10 +91,13 @@ class Member:
         try:
             kind, value = self._pipe.recv()
         except EOFError:
-            raise KvpsError(f"a process of the benchmark died (exit code {self.process.exitcode})") from None
+            raise self._died() from None
         if kind == "error":
             raise KvpsError(f"a process of the benchmark failed: {value}")
         return value
+
+    def _died(self) -> KvpsError:
+        return KvpsError(f"a process of the benchmark died (exit code {self.process.exitcode})")
 
     def dismiss(self) -> None:
         """Tell it that no more is asked of it."""

@@ -138,7 +138,8 @@ def _behind(rows: list[dict[str, Any]]) -> set[str]:
 
 
 def _words(name: str) -> str:
-    return {"mb": "MB", "gb_per_s": "GB/s", "compute_ms": "ms to compute"}.get(name, name.replace("_", " "))
+    special = {"mb": "MB", "gb_per_s": "GB/s", "compute_ms": "ms to compute"}
+    return special.get(name, name.replace("_per_s", "/s").replace("_", " "))
 
 
 def _times(row: dict[str, Any]) -> str:

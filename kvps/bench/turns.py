@@ -24,6 +24,11 @@ class Ratio:
     least: float
     greatest: float
 
+    @classmethod
+    def of(cls, each: Sequence[float]) -> Ratio:
+        """From the ratio of every turn."""
+        return cls(statistics.median(each), min(each), max(each))
+
     @property
     def inverse(self) -> Ratio:
         return Ratio(1 / self.median, 1 / self.greatest, 1 / self.least)
@@ -58,7 +63,7 @@ class Times:
         """How much longer this case took than another that took its turns with it, by their `q`-quantiles."""
         pairs = zip(self.turns, other.turns, strict=True)
         each = [Times((mine,)).quantile(q) / Times((its,)).quantile(q) for mine, its in pairs]
-        return Ratio(statistics.median(each), min(each), max(each))
+        return Ratio.of(each)
 
     def to_dict(self) -> dict[str, float | int]:
         """What goes into the JSON; times in milliseconds."""
@@ -66,13 +71,14 @@ class Times:
         return {"n": len(self.seconds), **quantiles}
 
 
-def in_turns(cases: Mapping[str, Case], turns: int) -> dict[str, Times]:
-    """Run every case `turns` times, one after the other, so that all meet the same weather. The first turn warms up.
+def in_turns(cases: Mapping[str, Case], turns: int, warm_up: bool = True) -> dict[str, Times]:
+    """Run every case `turns` times, one after the other, so that all meet the same weather.
 
-    A case that raises CaseFailed has no more turns, and is not in what is returned.
+    With `warm_up` each runs once more before, which is not counted. A case that raises CaseFailed has no more turns,
+    and is not in what is returned.
     """
     seconds: dict[str, list[tuple[float, ...]]] = {name: [] for name in cases}
-    for turn in range(turns + 1):
+    for turn in range(0 if warm_up else 1, turns + 1):
         for name, case in cases.items():
             if name not in seconds:
                 continue

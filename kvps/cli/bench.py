@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from kvps import optim
-from kvps.bench import idle, peer, result, round, scale, straggler, transport, wake
+from kvps.bench import idle, peer, result, round, scale, straggler, transport, wake, workers
 from kvps.bench.crew import Place, place
 from kvps.bench.roles import LR
 from kvps.cli.common import say
@@ -22,6 +22,7 @@ from kvps.errors import InvalidSetting
 app = typer.Typer(help="Measure kvps beside what it is held against, in turns, within one run.", no_args_is_help=True)
 
 _TURNS, _QUICK_TURNS = 7, 2
+_FEW_TURNS = 3  # of what takes minutes
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
 Turns = Annotated[
@@ -182,6 +183,41 @@ def idle_(
     _measure(run, None, "unix", turns, quick, as_json)
 
 
+@app.command("workers")
+def workers_(
+    counts: Annotated[
+        str | None,
+        typer.Option("--workers", "-w", metavar="N,...", help=f"Numbers of workers.  (default: {workers.WORKERS})"),
+    ] = None,
+    staleness: Annotated[
+        str, typer.Option("--staleness", "-s", metavar="N,...", help="0 is BSP, N is SSP, -1 is ASP.")
+    ] = "0,2",
+    seconds: Annotated[
+        float | None, typer.Option(metavar="S", help="How long contributions are counted.  (default: 10)")
+    ] = None,
+    limit: Annotated[
+        float, typer.Option(metavar="S", help="What joining, or a commit, may take before a case is given up.")
+    ] = 120,
+    turns: Annotated[
+        int | None, typer.Option("--turns", metavar="N", help=f"Turns that each case has.  (default: {_FEW_TURNS})")
+    ] = None,
+    quick: Quick = False,
+    as_json: AsJson = False,
+) -> None:
+    """What a contribution costs with few workers and with many: bytes, time in scripts, CPU. Has its own server."""
+    settings = workers.settings_of(
+        _counts("--workers", counts or (workers.QUICK_WORKERS if quick else workers.WORKERS)),
+        _stalenesses(staleness),
+        _seconds("--seconds", (0.5 if quick else 10) if seconds is None else seconds),
+        _seconds("--limit", limit),
+    )
+
+    def run(where: Place, names: list[str], turns: int) -> result.Result:
+        return workers.measure(where, settings, turns, say)
+
+    _measure(run, None, "unix", (1 if quick else _FEW_TURNS) if turns is None else turns, quick, as_json)
+
+
 def _measure(
     run: Callable[[Place, list[str], int], result.Result],
     redis: str | None,
@@ -248,6 +284,20 @@ def _positive(option: str, number: int) -> int:
     if not 1 <= number <= 4096:
         raise InvalidSetting(f"{option} must be from 1 to 4096, not {number}")
     return number
+
+
+def _stalenesses(text: str) -> list[int]:
+    numbers = _numbers("--staleness", text)
+    for number in numbers:
+        if not (number.is_integer() and -1 <= number <= 1000):
+            raise InvalidSetting(f"--staleness must be whole numbers from -1 to 1000, not {text!r}")
+    return list(dict.fromkeys(int(number) for number in numbers))
+
+
+def _seconds(option: str, seconds: float) -> float:
+    if not 0.05 <= seconds <= 3600:
+        raise InvalidSetting(f"{option} must be from 0.05 to 3600 seconds, not {seconds:g}")
+    return seconds
 
 
 def _bytes_of(mb: float) -> int:
