@@ -207,7 +207,8 @@ class Session:
         """Name -> array to compute the next gradient into, and then to `push` (or `put`), until that has returned.
 
         Over shared memory they lie where the aggregator reads them, and nothing is copied; over Redis they are plain
-        arrays. What is in them at first is undefined. A fork has a copy of them. Raises WorkerEvicted, WrongOrder, ServerFull.
+        arrays. What is in them at first is undefined. A fork has a copy of them. Raises WorkerEvicted, WrongOrder,
+        ServerFull.
         """
         self._check_may_push()
         seq = self.sequence + 1
