@@ -209,7 +209,7 @@ class Session:
 
         Over shared memory they lie where the aggregator reads them, and nothing is copied; over Redis they are plain
         arrays. What is in them at first is undefined. What is written through a view of them after the push changes
-        nothing that was acknowledged. Raises WorkerEvicted, WrongOrder, ServerFull.
+        nothing that was acknowledged, and a fork has a copy of them. Raises WorkerEvicted, WrongOrder, ServerFull.
         """
         self._check_may_push()
         seq = self.sequence + 1
