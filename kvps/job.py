@@ -174,7 +174,7 @@ class Job:
         raise UsageError(f"the workers of job {self.name!r} are those of {launched}: {advice}")
 
     def _join_any(self, device: str) -> tuple[str, Joined]:
-        if not self.launcher and (fresh := self._next_id()):
+        if not self.launcher and (fresh := self.scripts.reserve()):
             with suppress(WorkerAlive):  # another process was quicker
                 return fresh, self._join(fresh, device, takeover=False)
         members = self.state().members
@@ -192,26 +192,6 @@ class Job:
             except WorkerAlive:
                 continue
         raise UsageError(f"all {self.config.workers} workers of job {self.name!r} are there or have finished")
-
-    def _next_id(self) -> str:
-        """The id that a worker more takes where all that have joined are at work, found without a look at each of
-        them; "" if one of those may have to be replaced, or all have joined."""
-        keys = self.keys
-        joined, counting, first, oldest, server_time = self.client.together(
-            [
-                ("HLEN", keys.workers),
-                ("ZCARD", keys.pushed),
-                ("HEXISTS", keys.workers, "w0"),
-                ("ZRANGE", keys.heartbeat, 0, 1, "WITHSCORES"),
-                ("TIME",),
-            ]
-        )
-        now_ms = _server_ms(server_time)
-        beats = [float(ms) for worker, ms in zip(oldest[::2], oldest[1::2], strict=True) if worker]
-        silent_ms = now_ms - min(beats, default=now_ms)
-        if joined >= self.config.workers or counting < joined or 2 * silent_ms > self.config.worker_timeout_ms:
-            return ""
-        return f"w{joined}" if first or not joined else ""
 
     def await_unit(self) -> bool:
         """Wait until a unit of data is free: others may still compute the last, and die. False once all are committed.
@@ -353,12 +333,6 @@ class Job:
             spent = sum(sum(v for k, v in span.items() if k.endswith("_ms")) for span in spans)
             out[worker] = Trace(losses[0] if losses else None, waited / spent if spent else 0.0)
         return out
-
-
-def _server_ms(time: Sequence[Any]) -> float:
-    """A reply to TIME, seconds and microseconds, in ms."""
-    seconds, microseconds = map(int, time)
-    return seconds * 1000 + microseconds / 1000
 
 
 def _ms(entry: str) -> int:

@@ -14,8 +14,8 @@ the job, bytes lie in the slot of their shard.
     kvps:{job}:version                     hash    create, ready,      version, head, id, history, server (the run
                                                    recover, trim.lua   id with which that began), plan_id;
                                                                        contributions (the sum of the clock), furthest
-                                                                       (the highest committed round), free_rank (all
-                                                                       lower ones are taken);
+                                                                       (the highest committed round), free_rank and
+                                                                       free_id (all lower ones are taken);
                                                                        shard:<i> and before:<i>: staged name now
                                                                        and one version ago; from_version, from_head,
                                                                        from_contributions: of a restored job, the

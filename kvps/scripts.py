@@ -72,6 +72,7 @@ NAMES = [
     "reject",
     "remove",
     "renew",
+    "reserve",
     "rollback",
     "take",
     "trim",
@@ -214,6 +215,12 @@ class JobScripts:
         if reply[0] == "COMPLETE":
             raise UsageError(f"job {k.job!r} has its workers ({_some(sorted(reply[1:]))}): be one of them")
         return Joined(*reply[1:])
+
+    def reserve(self) -> str:
+        """An id for a worker that has none; "" if one that is there may have to be replaced, or all have joined."""
+        k = self._keys
+        reply = self._run("reserve", [k.config, k.workers, k.pushed, k.heartbeat])
+        return str(reply[1]) if reply[0] == "OK" else ""
 
     def push(
         self,
