@@ -70,7 +70,7 @@ class _Abandoned(Aggregator):
     def __exit__(self, *_: object) -> None:
         for shard in self._shards.values():
             shard.close()
-        self._leases._stopped.set()
+        self._leases._keeper.remove(self._leases)
 
 
 def abandoned(job: Job) -> _Abandoned:

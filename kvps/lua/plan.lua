@@ -27,9 +27,10 @@ if bsp and slowest and tonumber(slowest) <= version then return answer('IDLE') e
 local divisor = redis.call('ZCARD', KEYS[8]) + redis.call('SCARD', KEYS[10])
 if divisor < tonumber(config[3] or '0') then return answer(redis.call('XLEN', KEYS[4]) > 0 and 'EARLY' or 'IDLE') end
 
--- BSP takes the one round that is due; SSP and ASP what is there, oldest first.
+-- BSP takes the one round that is due; SSP and ASP what is there, oldest first, and not so much that a commit would keep
+-- the server from others for long.
 local texts, order, through = {}, {}, nil
-for i, item in ipairs(redis.call('XRANGE', KEYS[4], '-', '+', 'COUNT', bsp and 1048575 or 4096)) do
+for i, item in ipairs(redis.call('XRANGE', KEYS[4], '-', '+', 'COUNT', bsp and 1048575 or 512)) do
   local rank, round, text = item[2][2], item[2][4], item[2][6]
   if bsp and tonumber(round) ~= version + 1 then break end
   texts[i], order[i], through = text, tonumber(rank) * 1048576 + i, item[1]
