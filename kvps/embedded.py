@@ -19,7 +19,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -76,7 +76,9 @@ class Server:
         if not self.started_here:
             self.stop()
             return
-        with alone():  # who was about to connect has by now; who comes later starts a server anew
+        with ExitStack() as stack:
+            with suppress(ServerUnfit, OSError):  # the directory is gone: nobody else finds the server
+                stack.enter_context(alone())  # who was about to connect has by now; who comes later starts one anew
             self.stop()
 
     def stop(self) -> None:

@@ -51,7 +51,7 @@ def test_another_up_goes_on_when_the_first_is_ended(home: Path, start: Any, numb
     _at_work("other")[0].close()
     first.process.send_signal(number)
     if number != signal.SIGKILL:
-        line = f"{GOES_ON} until job other has ended, or: kvps server stop"
+        line = f"{GOES_ON} for others (other): kvps server stop ends it"
         assert first.until(GOES_ON).splitlines()[-1] == line
     assert first.wait() == (-number if number == signal.SIGKILL else 128 + number)
     assert "test accuracy 0.9" in second.until("test accuracy")

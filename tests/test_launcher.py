@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -86,6 +87,24 @@ def test_where_units_are_handed_out_others_may_join_under_other_ids(lasting: kvp
     with job.join() as session:
         assert session.worker not in ("w0", "w1", "w2", "extra")
         session.leave()
+
+
+def test_what_is_typed_elsewhere_finds_work(home: Path, start: Any) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        listen = f"127.0.0.1:{probe.getsockname()[1]}"
+    done = kvps_run("up", "digits", "--listen", listen, *TINY)
+    assert done.returncode == 0
+    assert "join from elsewhere" not in done.stderr
+    (line,) = (line for line in done.stderr.splitlines() if line.startswith("look from elsewhere: "))
+    assert line.endswith(" kvps jobs")
+    up = start("up", "digits", "--data", "units", "--listen", listen, *LONG)
+    line = up.until("join from elsewhere: ").splitlines()[-1].partition(": ")[2]
+    url, *command = line.removeprefix("KVPS_REDIS_URL=").split()
+    assert command == ["kvps", "worker", "--job", "digits"]
+    with kvps.connect(url) as store, store.job("digits").join() as session:
+        assert session.worker == "w3"
+        session.leave(finished=False)
 
 
 def test_a_job_whose_command_was_killed_is_free(lasting: kvps.Store, start: Any) -> None:

@@ -246,9 +246,16 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
 
 @contextmanager
 def serving_store(
-    redis: str | None, listen: str | None = None, data_dir: Path | None = None, quiet: bool = False
+    redis: str | None,
+    listen: str | None = None,
+    data_dir: Path | None = None,
+    quiet: bool = False,
+    joinable: bool = True,
 ) -> Iterator[Store]:
-    """A store for a command that starts something: it may start the private server, and says how to look inside."""
+    """A store for a command that starts something: it may start the private server, and says how to look inside.
+
+    With `joinable` workers may come from elsewhere, and it says how.
+    """
     if redis and (listen or data_dir):
         option = "--listen" if listen else "--data-dir"
         raise InvalidSetting(f"{option} is for the private server: leave it out with --redis")
@@ -257,8 +264,10 @@ def serving_store(
             what = "private server" if redis is None else "server"
             say(f"{what} {redacted(store.url)}{_end_of(store)}")
             say(f"look inside: {'kvps cli' if redis is None else f'kvps cli --redis {redacted(redis)}'}")
-            if listen:
+            if listen and joinable:
                 say(f"join from elsewhere: {embedded.join_line(store.url, listen)}")
+            elif listen:
+                say(f"look from elsewhere: KVPS_REDIS_URL={embedded.tcp_url(store.url, listen)} kvps jobs")
         lost = False
         try:
             yield store
@@ -280,8 +289,7 @@ def _say_what_goes_on(store: Store) -> None:
         return
     with suppress(KvpsError):  # it has ended meanwhile
         jobs = ", ".join(at_work(store))
-        until = f"job {jobs} has ended" if jobs else "all others have left it"
-        say(f"the private server goes on until {until}, or: kvps server stop")
+        say(f"the private server goes on for others{f' ({jobs})' if jobs else ''}: kvps server stop ends it")
 
 
 def at_work(store: Store) -> list[str]:

@@ -57,7 +57,7 @@ def run(
     options = {name for name in vars(settings) if _given(context, name)} - {"workers"}
     told = settings.given(options)
     JobConfig(workers=settings.workers, **told)
-    with common.serving_store(redis, listen, data_dir) as store:
+    with common.serving_store(redis, listen, data_dir, joinable=False) as store:
         if job in store.jobs():
             raise job_exists(str(job))
         name = job or store.free_name(_name_of(command))

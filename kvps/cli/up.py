@@ -16,7 +16,7 @@ import typer
 from kvps_workers import Task, load_task
 from kvps_workers.loop import rounds_of
 
-from kvps import launcher
+from kvps import embedded, launcher
 from kvps.cli import common
 from kvps.cli.display import Display
 from kvps.cli.follow import Figures, aggregate, check_aggregators, check_trained, finish, follow
@@ -79,9 +79,11 @@ def up(
     # All that can be asked of the task is asked before anything is started or stored.
     rounds = _rounds(found, config)
     params = found.parameters(config.seed)
-    with common.serving_store(redis, listen, data_dir) as store:
+    with common.serving_store(redis, listen, data_dir, joinable=False) as store:
         name = job or store.free_name(task.rpartition(":")[2])
         made = store.create_job(name, params, config=config)
+        if listen and config.units:
+            common.say(f"join from elsewhere: {embedded.join_line(store.url, listen)} --job {name}")
         trial = Trial(kill_every, config.seed) if kill_every else None
         ahead = ["--prefetch"] if prefetch else []
         options = {worker: ["--slow", f"{factors.get(worker, 1):g}x", *ahead] for worker in rounds}
