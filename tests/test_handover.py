@@ -140,7 +140,7 @@ def _ended_by_stop(store: kvps.Store) -> None:
 
 
 def _ended_by_a_signal(store: kvps.Store) -> None:
-    os.kill(int(store.client._redis.info("server")["process_id"]), signal.SIGKILL)
+    os.kill(int(store.client.call("INFO", "server")["process_id"]), signal.SIGKILL)
 
 
 @pytest.mark.parametrize("end", [_ended_by_stop, _ended_by_a_signal])

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from contextlib import closing
 
+import redis
 from redis.exceptions import OutOfMemoryError
 
 from chaos.arena import MODES, Arena
 from chaos.crew import Crew
 from chaos.report import Result
-from kvps.client import Client
 
 ROOM = "24mb"
 PATIENCE_S = 0.3  # of the workers, and not 10 s, so that a full server is long full for them after a second
@@ -29,9 +30,8 @@ def memory_is_filled(
         for number, mode in enumerate(modes):
             job = arena.job(store, staleness=MODES[mode], worker_timeout_ms=60_000)
             share = fills // len(modes) + (number < fills % len(modes))
-            with arena.crew(job) as crew, Client(store.url) as other:
+            with arena.crew(job) as crew, closing(Ballast(store.url)) as ballast:
                 crew.start_all(3, 2, patience_s=PATIENCE_S, computes_s=0.001)
-                ballast = Ballast(other)
                 crew.until(lambda j=job: j.state().version > 3)
                 for fill in range(share):
                     long = fill % 2 == 0
@@ -75,8 +75,8 @@ class Ballast:
 
     SIZES = (1 << 18, 1 << 14, 1 << 10, 1 << 6)
 
-    def __init__(self, client: Client) -> None:
-        self._redis = client._redis  # which says at once that the server is full, where Client waits
+    def __init__(self, url: str) -> None:
+        self._redis = redis.Redis.from_url(url, protocol=2)  # which says at once that the server is full: Client waits
         self._keys: list[str] = []
         self._refused = 0
 
@@ -94,6 +94,9 @@ class Ballast:
         """Take all away again."""
         self._redis.delete(*self._keys)
         self._keys.clear()
+
+    def close(self) -> None:
+        self._redis.close()
 
     def refused_to_others(self) -> int:
         """How many commands of others the server has refused for its memory, by its own count."""
