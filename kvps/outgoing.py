@@ -184,7 +184,7 @@ class Outgoing:
         """Whether the `number`-th array was put."""
         return self._arrays[number] is not None
 
-    def put(self, arrays: Mapping[int, Flat], last: bool) -> None:
+    def put(self, arrays: Mapping[int, Flat], last: bool = True) -> None:
         """Add arrays, by their numbers in the layout, and send the chunks that are whole now; those that may not leave
         early, with the `last` arrays."""
         self._whole += self._completed(arrays)

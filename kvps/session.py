@@ -300,7 +300,7 @@ class Session:
         self._out, self._pushing = None, out
         try:
             if counts:
-                out.put(arrays, last=True)
+                out.put(arrays)
             if not out.finite:
                 counts = all(self._finite(number, array) for number, array in arrays.items())
             self._check_same(out.digests if counts else "-")
