@@ -174,7 +174,7 @@ def gradient(params: Params, rank: int, round_: int) -> Params:
 def a_plan(version: int) -> Plan:
     """As plan.lua makes them: two contributions count."""
     both = tuple(Contribution(f"w{i}", "1-0", version, version, version - 1, 1, "", "") for i in range(2))
-    return Plan(version, version, "", "", 2, 2 * (version - 1), ("w0", "w1"), both, ())
+    return Plan(version, version, "", "", 2, 2 * (version - 1), both, ())
 
 
 def plain_loop(params: Params, workers: int, rounds: int, lr: float) -> Params:

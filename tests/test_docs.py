@@ -263,7 +263,7 @@ def test_the_walkthrough_shows_every_key() -> None:
     rows = re.findall(r"^    (kvps:\S+)", kvps.keys.__doc__ or "", re.MULTILINE)
     assert len(rows) >= 20
     for row in rows:
-        name = re.escape(row.replace("{job", "{tour")).replace("/shard", r"/\d")
+        name = re.escape(row.replace("{job", "{tour")).replace("/id/shard", r"/[^/]+/\d")
         assert re.search(re.sub("<[a-z]+>", r"[\\w.$-]+", name), page), row
 
 

@@ -86,8 +86,8 @@ def test_all_but_what_takes_more_room_goes_on_when_memory_is_full(impatient: Sto
     w0.take()
     w0.pull()
     w0.push(_grads(1))
-    term, _ = s.acquire(0, "me", 60_000, "nonce")
-    other, _ = s.acquire(1, "me", 60_000, "nonce2")
+    term, *_ = s.acquire(0, "me", 60_000, "nonce")
+    other, *_ = s.acquire(1, "me", 60_000, "nonce2")
     impatient.client.call("CONFIG", "SET", "maxmemory", 1)
     for refused in (lambda: w1.take(), lambda: job.join("w2"), lambda: job.join("w0", takeover=True)):
         with pytest.raises(kvps.ServerFull, match="out of memory"):

@@ -16,7 +16,7 @@ from functools import partial
 
 from kvps import process
 from kvps.client import Client
-from kvps.errors import KvpsError, ServerError, TooManyClients
+from kvps.errors import JobNotFound, KvpsError, ServerError, TooManyClients
 from kvps.job import Job
 from kvps.scripts import Call
 from kvps_aggregator.batch import Ask, in_one_request
@@ -165,7 +165,8 @@ class Leases:
             with self._lock:
                 term = self._terms.pop(shard, None)
             if term:
-                self._job.scripts.renew(shard, self.holder, term, 0)
+                with suppress(JobNotFound):  # then there is nothing to give up
+                    self._job.scripts.renew(shard, self.holder, term, 0)
 
     def asks(self) -> list[Ask]:
         """What the keeper has to ask for it now."""
