@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,7 @@ def die_with_parent(parent: int) -> None:
 
 
 @cache
+@lru_cache
 def boot() -> str:
     """Which start of which kernel this process runs under; "" where that is not known."""
     try:

@@ -323,13 +323,18 @@ class Segments:
         self._id = id
         self._root = root or ROOT
         self.folder = self._root / f"kvps-{self._memory.user}" / self._memory.server / id
+        self._recognized = False
         self._files: dict[int, _File] = {}
         self._lock = threading.Lock()
 
     @property
     def here(self) -> bool:
         """Whether this process sees the memory that they are in, and their directory is there."""
-        return self._owner() == os.getuid() and self._memory.seen(self._root)
+        if self._owner() != os.getuid():
+            return False
+        if not self._recognized:  # what a process sees at a path stays the same; an aggregator asks in every round
+            self._recognized = self._memory.seen(self._root)
+        return self._recognized
 
     @property
     def seen(self) -> bool:
