@@ -131,9 +131,15 @@ MUTANTS = {
         ),
     ),
     "unit": Mutant(
-        "a unit that came back goes to all who ask",
+        "a unit that was pushed goes to another",
         "kills",
-        (("take", "redis.call('ZREM', KEYS[5], unit)", ""),),
+        (
+            (
+                "push",
+                "redis.call('HSET', KEYS[9], entry.unit, worker .. ' pushed')",
+                "redis.call('ZADD', (KEYS[9]:gsub('units$', 'free_units')), entry.unit, entry.unit)",
+            ),
+        ),
     ),
     "inbox": Mutant(
         "what a dead worker had pushed is dropped",
