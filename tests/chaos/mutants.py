@@ -131,13 +131,14 @@ MUTANTS = {
         ),
     ),
     "unit": Mutant(
-        "a unit that was pushed goes to another",
+        "a unit that is committed goes to another, once",
         "kills",
         (
             (
-                "push",
-                "redis.call('HSET', KEYS[9], entry.unit, worker .. ' pushed')",
-                "redis.call('ZADD', (KEYS[9]:gsub('units$', 'free_units')), entry.unit, entry.unit)",
+                "ready",
+                "redis.call('HINCRBY', KEYS[10], 'done', 1)",
+                "if redis.call('HGET', KEYS[10], 'done') == '5' and redis.call('HSETNX', KEYS[10], 'again', unit) == 1 "
+                "then free_unit(unit, keys) else redis.call('HINCRBY', KEYS[10], 'done', 1) end",
             ),
         ),
     ),
