@@ -203,10 +203,6 @@ class State:
         """How many units of data are committed."""
         return int(self.units.get("done", 0))
 
-    def unit_is_free(self, units: int) -> bool:
-        """Whether one of so many units has not been handed out, or has come back."""
-        return int(self.units.get("next", 0)) < units or "free" in self.units.values()
-
     @property
     def settled(self) -> bool:
         """Whether nobody works on it, and all that was pushed is committed."""
