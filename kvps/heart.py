@@ -6,7 +6,7 @@ import logging
 import threading
 
 from kvps.errors import KvpsError, TooManyClients, WorkerEvicted
-from kvps.scripts import JobScripts
+from kvps.scripts import JobScripts, NewLife
 
 log = logging.getLogger("kvps.session")
 
@@ -34,7 +34,7 @@ class Heart(threading.Thread):
                 return
             except TooManyClients as error:  # the worker may have the connection that it needs
                 log.warning("worker %s cannot say that it lives: %s", self._worker, error)
-            except KvpsError:
+            except (KvpsError, NewLife):
                 continue  # the worker's own next call will say it, with the context that a user needs
 
     def stop(self) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -23,12 +23,15 @@ from kvps.launcher import Launcher
 from kvps.layout import DTYPE, Array, Layout
 from kvps.plan import Contribution
 from kvps.reader import Reader
+from kvps.recovery import await_history
 from kvps.resp import Command
-from kvps.scripts import JobScripts, Joined, evicted, job_not_found, made_anew
+from kvps.scripts import JobScripts, Joined, NewLife, evicted, job_not_found, made_anew
 from kvps.session import Session
 from kvps.shared import Segments
-from kvps.state import Commit, State, Turn
+from kvps.state import Commit, Member, State, Turn
 from kvps.transport import ChunkGone
+
+T = TypeVar("T")
 
 _LOG_PAGE = 500
 _CHECKPOINT_ARRAYS = 3  # the weights, and at the most two slots of an optimizer
@@ -130,7 +133,8 @@ class Job:
         else:
             joined = self._join(check_name("worker", worker), shown, takeover)
         if self.find_segments() is not segments:  # from now on that would evict this worker
-            self.scripts.leave(worker, joined.incarnation, finished=False)
+            with suppress(NewLife):  # which ends that incarnation as well
+                self.scripts.leave(worker, joined.incarnation, finished=False)
             raise evicted(worker, self.name, "the shared memory of the job was lost meanwhile")
         return Session(
             *(self.client, self.keys, self.config, self.layout, self.scripts, worker, joined, prefetch, segments),
@@ -141,12 +145,24 @@ class Job:
         nonce = secrets.token_hex(4)
         me = process.identity(device)
         try:
-            return self.scripts.join(worker, nonce, "*" if takeover else "", me)
+            return self.in_this_life(lambda: self.scripts.join(worker, nonce, "*" if takeover else "", me))
         except WorkerAlive as alive:
             if not process.is_dead(alive.entry):
                 raise
             # Only that incarnation is replaced: if another was quicker, the script refuses.
-            return self.scripts.join(worker, nonce, alive.entry["incarnation"], me)
+            replaced = str(alive.entry["incarnation"])
+            return self.in_this_life(lambda: self.scripts.join(worker, nonce, replaced, me))
+
+    def evict(self, member: Member) -> None:
+        """Take a worker that is known to be dead out of the vector clock, without waiting for its timeout."""
+        self.in_this_life(lambda: self.scripts.evict(member.worker, member.incarnation))
+
+    def in_this_life(self, call: Callable[[], T]) -> T:
+        """What `call` returns, which runs a script; if the server was started again, in the job's new history."""
+        while True:
+            with suppress(NewLife):
+                return call()
+            await_history(self.client, self.scripts, self.name, 0)
 
     @property
     def launcher(self) -> Launcher | None:

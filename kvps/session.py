@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import secrets
 import threading
 import time
 import weakref
@@ -53,6 +52,7 @@ from kvps.lent import Lent
 from kvps.outgoing import ByMemory, ByRedis, Outgoing, Ring, Way
 from kvps.owner import Owner
 from kvps.reader import Reader
+from kvps.recovery import await_history
 from kvps.remainders import Remainders
 from kvps.scripts import Accepted, InboxFull, JobScripts, Joined, NewLife, evicted
 from kvps.shared import Made, MemoryGone, Segments
@@ -183,7 +183,7 @@ class Session:
 
     def _forgotten(self) -> WorkerEvicted:
         """The server remembers less than this session was told: it has begun a new life, which all must know."""
-        self._scripts.recover(self._client.run_id(), secrets.token_hex(4), self.version)
+        await_history(self._client, self._scripts, self._keys.job, self.version)
         return evicted(
             self.worker, self._keys.job, "its server has begun a new life, and may have lost its last writes"
         )
@@ -199,7 +199,10 @@ class Session:
         self._check_usable()
         if not self._config.units:
             raise WrongOrder(f"job {self._keys.job!r} hands out no units: create it with units=N")
-        self._unit = self._scripts.take(self.worker, self.incarnation)
+        try:
+            self._unit = self._scripts.take(self.worker, self.incarnation)
+        except NewLife:
+            raise self._forgotten() from None
         return self._unit
 
     # -- push -------------------------------------------------------------------------------------------------
@@ -450,8 +453,11 @@ class Session:
         """
         retries, told = self._client.retries(), False
         while True:
-            if accepted := self._scripts.ask(self.worker, self.incarnation, self.sequence + 1):
-                return accepted
+            try:
+                if accepted := self._scripts.ask(self.worker, self.incarnation, self.sequence + 1):
+                    return accepted
+            except NewLife:  # nothing is sent to a server before the new history begins
+                raise self._forgotten() from None
             missing = out.way.missing
             if cut and not told:
                 log.warning("%s; what has not arrived is sent again", self._stuck(missing, out, cut))

@@ -73,7 +73,7 @@ class LocalJob(Job):
         with suppress(KvpsError):
             for member in self.reader.state().members.values():
                 if member.active:
-                    self.scripts.evict(member.worker, member.incarnation)
+                    self.evict(member)
 
     def state(self) -> State:
         """As of any job. Raises what the aggregator raised."""

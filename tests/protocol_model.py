@@ -83,7 +83,7 @@ class Model:
             *((), (0,) * self.workers, (None,) * self.workers, (), None, 0, (None,) * self.shards),
             *(tuple(shard % 2 for shard in range(self.shards)), *((1,) * self.shards,) * 2, (0,) * self.shards),
             frozenset(Staged(shard, 0, 0, ()) for shard in range(self.shards)),
-            *((FREE,) * self.units, 0, frozenset(), frozenset(), 1, 0, 0, None),
+            *((FREE,) * self.units, 0, frozenset(), frozenset(), 1, 0, 0, None, False),
             *((None,) * self.workers, None, tuple(map(tuple, holders)), None, (), None, self.faults, ""),
         )
         for worker in range(self.workers if self.joined else 0):
@@ -97,6 +97,15 @@ class Model:
 
     def steps(self, s: State) -> Iterator[Step]:
         """All that may happen next."""
+        for step in self._steps(s):
+            t = step.state
+            if s.torn and t.torn and t.life == s.life and t.control != s.control:
+                step = step._replace(state=t._replace(wrong="a script writes behind half a transaction"))
+            yield step
+        if s.torn:
+            yield Step("the server has written its file anew", s._replace(torn=False))
+
+    def _steps(self, s: State) -> Iterator[Step]:
         yield from self._removal(s)
         if s.stale:
             yield from self._stale(s, *s.stale)
@@ -121,7 +130,7 @@ class Model:
             yield Step("the server is killed, and begins a new life", s.reborn(), sure=False)
         elif t := s.spending("losses"):
             yield Step("the disk has all that is written", t.saved(), sure=False)
-        if s.history != s.life:
+        if s.history != s.life and self._may_recover(s):
             yield Step("somebody sees the new life", self.scripts.recover(s)[1])
 
     # -- removal ----------------------------------------------------------------------------------------------
@@ -188,12 +197,14 @@ class Model:
         active = entry is not None and entry.state == ACTIVE
         more = FREE in s.units or active if self.units and entry else not (entry and entry.finished)
         if not (active or s.zombie) if session else more:
-            (_, life, round_), t = self.scripts.join(s, worker)
-            begun = Session(life, 0, round_, "take" if self.units else "pull")
-            t = t._replace(sessions=put(s.sessions, worker, begun))
-            if session and (session.does != "pull" or session.round >= self.rounds):  # else it sees that it is out
-                t = t._replace(zombie=(worker, session))
-            yield Step(f"w{worker} joins as .{life} at round {round_}", t, sure=entry is None or bool(self.units))
+            answer, t = self.scripts.join(s, worker)
+            if answer[0] == "OK":
+                _, life, round_ = answer
+                begun = Session(life, 0, round_, "take" if self.units else "pull")
+                t = t._replace(sessions=put(s.sessions, worker, begun))
+                if session and (session.does != "pull" or session.round >= self.rounds):  # else it sees that it is out
+                    t = t._replace(zombie=(worker, session))
+                yield Step(f"w{worker} joins as .{life} at round {round_}", t, sure=entry is None or bool(self.units))
         if session and (t := s.spending("kills")):
             yield Step(f"w{worker} is killed", t._replace(sessions=put(s.sessions, worker, None)), sure=False)
             if entry and self.units:
@@ -225,10 +236,10 @@ class Model:
             yield Step(f"{who} leaves: {answer}", then(self._noticed(t, answer), None))
         elif session.does == "take":
             (answer, *got), t = self.scripts.take(s, worker, session.incarnation)
-            after = None if answer == "EVICTED" else session._replace(does="leave")
+            after = None if answer in ("EVICTED", "LIFE") else session._replace(does="leave")
             if answer == "OK":
                 after = session._replace(does="pull", unit=got[0])
-            yield Step(f"{who} takes: {answer} {got}", then(t, after))
+            yield Step(f"{who} takes: {answer} {got}", then(self._noticed(t, answer), after))
             if t != s and (t := t.spending("lost")):
                 yield Step(f"{who} takes, the reply is lost", t, sure=False)
         elif session.does == "pull" and not self._is_in(entry, session):
@@ -272,7 +283,10 @@ class Model:
 
     def _noticed(self, s: State, answer: str) -> State:
         """Who is told of a new life has a new history begun."""
-        return self.scripts.recover(s)[1] if answer == "LIFE" else s
+        return self.scripts.recover(s)[1] if answer == "LIFE" and self._may_recover(s) else s
+
+    def _may_recover(self, s: State) -> bool:
+        return not s.torn or "recover-whole" in self.without
 
     def _undone(self, s: State, worker: int, session: Session) -> bool:
         """Whether the worker has rounds to do, as far as the server knows, and no later process does them."""

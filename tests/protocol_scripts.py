@@ -29,6 +29,8 @@ MUTANTS = {
     "join-pending": "join: forgets what the last incarnation has waiting",
     "join-waits": "join: admits past rounds that the last incarnation still has waiting",
     "join-unit": "join: the last incarnation's unit is not given back",
+    "join-life": "join: also in a new life of the server",
+    "take-life": "take: also in a new life of the server",
     "take-incarnation": "take: any incarnation may take for the present one",
     "take-state": "take: who was evicted may take",
     "take-same": "take: another unit for who has one already",
@@ -37,9 +39,11 @@ MUTANTS = {
     "leave-lost": "leave: does not ask whether the join was lost",
     "leave-life": "leave: also in a new life of the server",
     "leave-drains": "leave: gone at once, though contributions wait",
+    "evict-life": "evict: also in a new life of the server",
     "evict-drains": "evict: gone at once, though contributions wait",
     "evict-unit": "evict: the unit is not given back",
     "evict-keeps": "evict: drops accepted contributions that are in no plan",
+    "plan-life": "plan: also in a new life of the server",
     "plan-open": "plan: replaces a plan that is open",
     "plan-early": "plan: does not wait until all workers have joined once",
     "plan-due": "plan: BSP takes whatever round is there",
@@ -56,15 +60,18 @@ MUTANTS = {
     "ready-gone": "ready: who has drained does not become gone",
     "ready-done": "ready: the units are not marked done",
     "ready-frees": "ready: the units of what was rejected are not given back",
+    "reject-life": "reject: also in a new life of the server",
     "reject-term": "reject: any term may reject",
     "reject-plan": "reject: from whichever plan is open",
     "reject-member": "reject: also what is not in the plan any more",
     "reject-clears": "reject: shards that were ready stay ready",
     "reject-skip": "reject: the round still has to be done",
     "reject-waits": "reject: the round is over at once, not when the version without it is committed",
+    "acquire-life": "acquire: also in a new life of the server",
     "acquire-clears": "acquire: what the last holder said stays said",
     "free-owner": "free: any term may delete",
     "free-life": "free: also in a new life of the server",
+    "recover-whole": "recover: also before the server has written its file anew",
     "recover-keeps": "recover: the open plan is dropped, with what was rejected from it",
     "recover-plan": "recover: the open plan stays one of the earlier history",
     "recover-terms": "recover: the terms go on",
@@ -243,6 +250,7 @@ class State(NamedTuple):
 
     life: int
     disk: tuple[Any, ...] | None  # all of the above as it was when something was written to the disk last
+    torn: bool  # the server's file ends in half a transaction, which runs at the next start if another stands behind it
     sessions: tuple[Session | None, ...]
     zombie: tuple[int, Session] | None  # a process whose worker id is another's by now
     holders: tuple[tuple[Holder | None, ...], ...]
@@ -255,6 +263,11 @@ class State(NamedTuple):
     @property
     def version(self) -> int:
         return len(self.log)
+
+    @property
+    def control(self) -> tuple[Any, ...]:
+        """What scripts alone write."""
+        return self._replace(bytes=frozenset())[:_KEPT]
 
     def spending(self, fault: str) -> State | None:
         """The state after one fault more, unless all have happened."""
@@ -298,7 +311,7 @@ class State(NamedTuple):
     def reborn(self) -> State:
         """The server is killed and started again: it has what is on the disk, and connections are cut."""
         assert self.disk
-        return State(*self.disk, *self[_KEPT:])._replace(life=self.life + 1, disk=None, late=None)
+        return State(*self.disk, *self[_KEPT:])._replace(life=self.life + 1, disk=None, torn=True, late=None)
 
     def stored(self, new: Staged) -> State:
         return self._replace(bytes=frozenset(b for b in self.bytes if b[:3] != new[:3]) | {new})
@@ -373,6 +386,8 @@ class Scripts:
         """Whether the one there lives (ALIVE) is a matter of time, and left to `Model`."""
         if self.another_job(s, job, "join-id"):
             return ("NOJOB",), s
+        if self.another_life(s, "join-life"):
+            return ("LIFE",), s
         entry, clock = s.entries[worker], s.clock[worker]
         others = (s.clock[w] + e.skip for w, e in enumerate(s.entries) if e and w != worker and e.state != GONE)
         furthest = max((c.round for plan in s.log for c in (*plan.contributions, *plan.over)), default=0)
@@ -395,6 +410,8 @@ class Scripts:
     def take(self, s: State, worker: int, incarnation: int, job: int | None = None) -> Outcome:
         if self.another_job(s, job, "take-id"):
             return ("NOJOB",), s
+        if self.another_life(s, "take-life"):
+            return ("LIFE",), s
         entry = s.entries[worker]
         if not entry or (entry.incarnation != incarnation and self.has("take-incarnation")):
             return ("EVICTED",), s
@@ -460,6 +477,8 @@ class Scripts:
         """Takes one active worker out; that it was silent is chance."""
         if self.another_job(s, job, "evict-id"):
             return ("NOJOB",), s
+        if self.another_life(s, "evict-life"):
+            return ("LIFE",), s
         if not self.has("evict-keeps"):
             planned = s.plan.contributions if s.plan else ()
             s = s._replace(inbox=tuple(c for c in s.inbox if c.worker != worker or c in planned))
@@ -470,6 +489,8 @@ class Scripts:
     def plan(self, s: State, job: int | None = None) -> Outcome:
         if self.another_job(s, job, "plan-id"):
             return ("NOJOB",), s
+        if self.another_life(s, "plan-life"):
+            return ("LIFE",), s
         if s.plan and self.has("plan-open"):
             return ("OPEN",), s
         if None in s.entries and self.has("plan-early"):
@@ -535,6 +556,8 @@ class Scripts:
     def reject(self, s: State, shard: int, term: int, plan: Plan, out: Contribution, job: int | None = None) -> Outcome:
         if self.another_job(s, job, "reject-id"):
             return ("NOJOB",), s
+        if self.another_life(s, "reject-life"):
+            return ("LIFE",), s
         if s.terms[shard] != term and self.has("reject-term"):
             return ("TERM",), s
         if s.plan is None or (s.plan.id != plan.id and self.has("reject-plan")):
@@ -561,6 +584,8 @@ class Scripts:
         """`expired` says that the holder let its lease run out. The new one owns the slot, and sweeps it."""
         if self.another_job(s, job, "acquire-id"):
             return ("NOJOB",), s
+        if self.another_life(s, "acquire-life"):
+            return ("LIFE",), s
         if s.leases[shard] not in (aggregator, None) and not expired:
             return ("HELD",), s
         term = s.next(s.terms[shard])

@@ -93,7 +93,7 @@ def test_a_log_cut_anywhere_is_an_earlier_whole_state_and_the_loss_is_said(
             # Who remembers version 6 finds it gone, and says how much.
             witness = Aggregator(here, threading.Event())
             witness._leases.newest = 6
-            witness._leases.watch()
+            assert eventually(witness._leases.watch)
             assert here.state().history != state.history
             witness.hold()
             witness.work()  # commits what is left of version + 1, if it had been accepted
@@ -150,7 +150,7 @@ def test_what_was_acknowledged_in_a_lost_life_is_refused_and_not_mixed_in(mortal
         with pytest.raises(kvps.WorkerEvicted, match="new life"):
             session.push(gradient(model(), 0, 3))
         assert _waiting(job) == 0
-        Aggregator(job, threading.Event())._leases.watch()
+        assert eventually(Aggregator(job, threading.Event())._leases.watch)
         with job.join("w0") as again:
             assert again.clock == 0
 
@@ -197,12 +197,47 @@ def test_a_file_that_ended_in_a_transaction_is_written_anew(mortal: MortalServer
         mortal.start()
         witness = Aggregator(job, threading.Event())
         witness._leases._life = "an earlier one"
-        witness._leases.watch()
+        assert eventually(witness._leases.watch)
         witness.release()
-        assert eventually(lambda: not _rewriting(job))
         mortal.kill()
         mortal.start()
         assert check_chain(job) == job.state().clock["w0"] == 4
+
+
+def test_nothing_is_written_behind_half_a_transaction(mortal: MortalServer) -> None:
+    """The server is killed again while it writes its file anew. What stood behind the half would have run it: the clock
+    would be ahead of the version."""
+    with kvps.connect(mortal.url) as store:
+        job = store.create_job("job", model(), optimizer=kvps.SGD(lr=0.05), **PATIENT)
+        session = job.join("w0")
+        aggregator = Aggregator(job, threading.Event())
+        aggregator.hold()
+        for round_ in range(3):
+            session.push(gradient(session.pull(), 0, round_))
+            assert aggregator.work()
+        mortal.kill()
+        whole = mortal.log().read_bytes()
+        mortal.log().write_bytes(whole[: whole.index(b"head", whole.rindex(b"HINCRBY"))])
+        mortal.start()
+        job.client.call("CONFIG", "SET", "rdb-key-save-delay", 100_000)  # microseconds: it takes seconds
+        with ThreadPoolExecutor(3) as pool:
+            others = [
+                pool.submit(job.scripts.heartbeat, "w0", session.incarnation),
+                pool.submit(job.scripts.plan),
+                pool.submit(job.scripts.evict, "w0", session.incarnation),
+            ]
+            assert all(isinstance(other.exception(), NewLife) for other in others)
+            joining = pool.submit(job.join, "w0", takeover=True)
+            for _ in range(20):
+                assert not aggregator._leases.watch()
+            assert not joining.done(), "who joins waits, too"
+            mortal.kill()
+            mortal.start()
+            assert joining.result().round == 3, "its third contribution waits for a commit"
+        state = job.state()
+        assert (state.version, state.clock["w0"], state.members["w0"].pending) == (2, 2, 1)
+        assert eventually(lambda: aggregator._leases.watch() and (aggregator.hold() or aggregator.work()))
+        assert check_chain(job) == job.state().clock["w0"] == 3
 
 
 def test_before_a_new_history_nothing_is_accepted_committed_or_deleted(mortal: MortalServer) -> None:

@@ -16,9 +16,10 @@ from functools import partial
 
 from kvps import process
 from kvps.client import Client
-from kvps.errors import JobNotFound, KvpsError, ServerError, TooManyClients
+from kvps.errors import JobNotFound, KvpsError, TooManyClients
 from kvps.job import Job
-from kvps.scripts import Call
+from kvps.recovery import begin_history, file_is_whole
+from kvps.scripts import Call, NewLife
 from kvps_aggregator.batch import Ask, in_one_request
 
 log = logging.getLogger("kvps.lease")
@@ -126,22 +127,24 @@ class Leases:
             log.info("job %s: holds shard %d under term %s", self._job.name, shard, term)
         return term, other
 
-    def watch(self, life: str = "") -> None:
-        """Have a new history begun if the server has begun a new life, for it may have lost its last writes.
+    def watch(self, life: str = "") -> bool:
+        """Have a new history begun if the server was started again, for it may have lost its last writes.
 
         Whoever is first does it for all. All shards are lost then, and have to be taken and read again. `life` is the
-        server's present one; without it the server is asked.
+        server's present run id; without it the server is asked. Returns False if the history cannot begin yet, see
+        `file_is_whole`: call it again.
         """
-        life = life or self._job.client.run_id()
+        job, life = self._job, life or self._job.client.run_id()
         if life == self._life:
-            return
-        begin_history(self._job, life, self.newest)
+            return True
+        if not file_is_whole(job.client):
+            return False
+        begin_history(job.client, job.scripts, job.name, self.newest)
         with self._lock:
-            if self._life == life:  # the other thread was quicker, and may have taken shards since
-                return
-            self._life = life
-            self._terms.clear()
-        rewrite_file(self._job.client)
+            if self._life != life:  # else the other thread was quicker, and may have taken shards since
+                self._life = life
+                self._terms.clear()
+        return True
 
     def held(self) -> dict[int, str]:
         """Shard -> term of what is still this aggregator's, as far as it knows."""
@@ -165,7 +168,7 @@ class Leases:
             with self._lock:
                 term = self._terms.pop(shard, None)
             if term:
-                with suppress(JobNotFound):  # then there is nothing to give up
+                with suppress(JobNotFound, NewLife):  # then there is nothing to give up
                     self._job.scripts.renew(shard, self.holder, term, 0)
 
     def asks(self) -> list[Ask]:
@@ -194,20 +197,3 @@ def _warn_of_clock(job: Job, what: str, future_ms: int) -> None:
         "job %s: the server's clock was set back: %s lay %.1f s in the future, and counts from now on",
         *(job.name, what, future_ms / 1000),
     )
-
-
-def begin_history(job: Job, life: str, newest: int) -> None:
-    """Begin a job's new history in the server's new life, unless another did. `newest` is the version remembered."""
-    version, history = job.scripts.recover(life, secrets.token_hex(4), newest)
-    log.warning("job %s: its server began a new life: history %s from version %d", job.name, history, version)
-
-
-def rewrite_file(client: Client) -> None:
-    """Have the server write its append-only file anew, if it keeps one.
-
-    Of a file that ended in the middle of a transaction Redis drops the last command alone: what stands before it in
-    that transaction stays there, and is run together with the next one at the start after this.
-    """
-    if client.call("INFO", "persistence")["aof_enabled"]:
-        with suppress(ServerError):  # it is at it already, or does not let this user
-            client.call("BGREWRITEAOF")

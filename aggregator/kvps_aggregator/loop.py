@@ -20,6 +20,7 @@ from kvps.device import CPU, Device
 from kvps.errors import CorruptData, InvalidSetting, JobNotFound, KvpsError, LeaseLost, ServerFull
 from kvps.job import Job
 from kvps.plan import Plan
+from kvps.recovery import LOOK_S
 from kvps.scripts import NewLife, PlanGone, Planned
 from kvps_aggregator.intake import BadContribution
 from kvps_aggregator.lease import LeaseKeeper, Leases
@@ -114,7 +115,7 @@ class Aggregator:
         """See `serve`. Returns also when the job has been idle for `idle_s`, see `is_idle`."""
         job, stream = self._job, self._job.keys
         try:
-            self._leases.watch()
+            self._watch_server()
             seen = {stream.inbox: "0-0", stream.commits: job.state().bell, stream.leases: "0-0"}
             changed = freed = True
             while not self._stop.is_set():
@@ -128,7 +129,7 @@ class Aggregator:
                         self.sweep()  # it may be long before somebody holds the shards again
                         return
                 except NewLife:
-                    self._leases.watch()
+                    self._watch_server()
                     self._planned, commit_id = None, ""
                 if commit_id:
                     seen[stream.commits] = commit_id  # its own bell need not wake it
@@ -154,6 +155,11 @@ class Aggregator:
                     self.release()
                 if self._saver:
                     self._saver.close()
+
+    def _watch_server(self) -> None:
+        """Go on in a new history if the server was started again."""
+        while not self._leases.watch() and not self._stop.wait(LOOK_S):
+            self._say("waits until its server, which was started again, has written its append-only file anew")
 
     def release(self) -> None:
         """Give up all shards, so that a standby can take them at once."""
@@ -182,7 +188,7 @@ class Aggregator:
         try:
             self._finish()
         except NewLife:
-            self._leases.watch()
+            self._watch_server()
             self._eligible = eligible
             return False
         return True
@@ -232,7 +238,7 @@ class Aggregator:
         if not missing or (time.monotonic() < self._next_try and not at_once):
             return
         self._next_try = time.monotonic() + self._job.config.lease_ms / 1000 / 3
-        self._leases.watch()  # first: what is lost with memory is counted from what the server has left
+        self._watch_server()  # first: what is lost with memory is counted from what the server has left
         for number in missing:
             try:
                 self._take(number)
@@ -372,7 +378,7 @@ class Aggregator:
         """
         if lost := max(0, self._leases.newest - version):
             log.warning("job %s: the last %d versions are lost and will be computed again", self._job.name, lost)
-            self._leases.watch()  # as long as it remembers how many, for the log to say it
+            self._watch_server()  # as long as it remembers how many, for the log to say it
         self._leases.newest = version
         astray = [shard for shard in self._shards.values() if shard.version != version]
         names = self._job.turn().names if astray else ()

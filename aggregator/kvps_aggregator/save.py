@@ -100,6 +100,7 @@ class Saver:
         self._done = (found.version, found.head)
         with suppress(KvpsError, NewLife):  # then less of the log is moved: what may be taken back stays in Redis
             self._flush()
-        log.move(job, directory, state, job.kept(found.version))
+        with suppress(NewLife):  # then the log is moved with the next one
+            log.move(job, directory, state, job.kept(found.version))
         checkpoint.prune(directory, found.job, found.id, found.version, self._settings.keep)
         _log.info("job %s: wrote %s", job.name, directory / found.filename)

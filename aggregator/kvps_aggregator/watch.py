@@ -17,10 +17,11 @@ from kvps.device import CPU, Device
 from kvps.errors import JobNotFound, KvpsError, NoServer, ServerError, ServerLost
 from kvps.job import Job, readable
 from kvps.keys import JOBS, JobKeys
+from kvps.recovery import LOOK_S, begin_history, file_is_whole
 from kvps.shared import Segments
 from kvps.state import State
 from kvps.store import Store
-from kvps_aggregator.lease import LeaseKeeper, begin_history, rewrite_file
+from kvps_aggregator.lease import LeaseKeeper
 from kvps_aggregator.loop import Aggregator, is_idle
 from kvps_aggregator.save import Checkpoints
 
@@ -64,7 +65,7 @@ class JobWatcher:
             Aggregator, stop=self._stopped, record=record, checkpoints=checkpoints, device=device, keeper=keeper
         )
         self._life = ""
-        self._begun = False  # whether histories were begun for which the server has not written its file anew
+        self._rewriting = False  # new histories wait until the server has written its file anew
         self._watched: dict[str, _Watched] = {}
         self._unread: set[str] = set()  # of those that are watched: to be read again
         self._aside: dict[str, float] = {}  # name -> when it is looked at again
@@ -86,12 +87,13 @@ class JobWatcher:
                 rung, listed = self._listen(wait_ms)
                 self._unread |= rung
                 waiting = self._to_be_read(listed)
+                self._rewriting = False
                 for name in waiting[:_READ_AT_ONCE]:
                     self._read(name)
-                wait_ms = 1 if len(waiting) > _READ_AT_ONCE else _LOOK_MS
-                if self._begun:
-                    rewrite_file(self._store.client)
-                    self._begun = False
+                    if self._rewriting:
+                        self._stopped.wait(LOOK_S)
+                        break
+                wait_ms = 1 if self._rewriting or len(waiting) > _READ_AT_ONCE else _LOOK_MS
         finally:
             self._stopped.set()
             for thread in self._threads.values():
@@ -149,7 +151,6 @@ class JobWatcher:
     def _read(self, name: str) -> None:
         """Watch a job if it is idle, else serve it."""
         before = self._watched.get(name)
-        self._unread.discard(name)
         try:
             with readable(name):
                 job = self._store.job(name)
@@ -166,9 +167,12 @@ class JobWatcher:
                     self._serve(job, state)
                     return
                 if state.server != self._life:  # whoever joined before that would be cut off
+                    if not file_is_whole(job.client):
+                        self._rewriting = True
+                        return
                     known = before.version if before and before.id == state.id else 0
-                    begin_history(job, self._life, known)
-                    self._begun = True
+                    begin_history(job.client, job.scripts, job.name, known)
+                self._unread.discard(name)
                 self._watched[name] = watched
         except JobNotFound:
             self._watched.pop(name, None)

@@ -18,6 +18,7 @@ from kvps.cli.common import ONE_THREAD
 from kvps.config import JobConfig
 from kvps.errors import KvpsError
 from kvps.job import Job
+from kvps.scripts import NewLife
 from kvps.state import State
 from kvps.store import Store
 
@@ -215,8 +216,9 @@ def bury(job: Job, dead: set[str]) -> None:
     """Have the job go on at once without these dead processes: their workers evicted, their shards free to take."""
     for member in job.state().members.values():
         if member.active and f"{member.host}:{member.pid}:{member.process['start']}" in dead:
-            job.scripts.evict(member.worker, member.incarnation)
+            job.evict(member)
     holders, terms = job.holders(), job.terms()
     for shard, holder in enumerate(holders):
         if holder.rpartition(":")[0] in dead:
-            job.scripts.renew(shard, holder, terms[shard], 0)
+            with suppress(NewLife):  # which ends all leases
+                job.scripts.renew(shard, holder, terms[shard], 0)

@@ -31,7 +31,9 @@ local function another_job(id)
 end
 
 -- A server that was started again, or a replica that was promoted, may have lost its last writes: until a new history
--- has begun, nothing is accepted, committed or deleted on the word of those who remember more than it does.
+-- has begun, nothing is accepted, committed or deleted on the word of those who remember more than it does. Nor is
+-- anything else written: the server's file may end in half a transaction, which the next start would run together with
+-- what a script writes behind it. The history begins when that file has been written anew.
 local function another_life(noted)
   if not redis.call('INFO', 'server'):find('run_id:' .. noted, 1, true) then return { 'LIFE' } end
 end

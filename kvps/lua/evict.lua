@@ -5,11 +5,12 @@
 --     [7] free units zset, [8] rounds zset, [9] pushed zset, [10] draining zset, [11] turns stream
 -- ARGV[1] job id   [2] who is known to be dead, or ''   [3] its incarnation
 -- Returns {OK, ms by which the latest time lay in the future, evicted worker...} | {NOJOB} | {ANOTHER}
---     | {WRONGTYPE, key, is, want}
+--     | {LIFE} | {WRONGTYPE, key, is, want}
 local bad = wrong_type({ 'hash', 'hash', 'hash', 'zset', 'stream', 'hash', 'zset', 'zset', 'zset', 'zset', 'stream' })
 if bad then return bad end
-local another = another_job(redis.call('HGET', KEYS[1], 'id'))
-if another then return another end
+local at = redis.call('HMGET', KEYS[1], 'id', 'server')
+local refused = another_job(at[1]) or another_life(at[2])
+if refused then return refused end
 local keys = { units = KEYS[6], free_units = KEYS[7], rounds = KEYS[8], pushed = KEYS[9], draining = KEYS[10] }
 local timeout = whole(redis.call('HGET', KEYS[2], 'worker_timeout_ms'))
 local now, lowest = now_ms(), lowest_round(KEYS[8])

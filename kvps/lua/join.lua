@@ -6,14 +6,14 @@
 --     [5] JSON: host, pid, ... of the process
 -- Returns {OK, rank, incarnation, round, clock, pending, name of the stored remainder to go on with or ''} also when
 --     repeated | {ALIVE, JSON entry}
---     | {COMPLETE, worker...}: all among whom the task's data is divided have joined | {NOJOB} | {ANOTHER}
+--     | {COMPLETE, worker...}: all among whom the task's data is divided have joined | {NOJOB} | {ANOTHER} | {LIFE}
 --     | {WRONGTYPE, key, is, want}
 local bad = wrong_type({ 'hash', 'hash', 'hash', 'hash', 'hash', 'zset', 'hash', 'stream', 'hash', 'zset', 'zset',
   'zset', 'zset', 'set', 'hash', 'stream' })
 if bad then return bad end
-local at = redis.call('HMGET', KEYS[1], 'id', 'version', 'furthest', 'free_rank')
-local another = another_job(at[1])
-if another then return another end
+local at = redis.call('HMGET', KEYS[1], 'id', 'version', 'furthest', 'free_rank', 'server')
+local refused = another_job(at[1]) or another_life(at[5])
+if refused then return refused end
 local config = redis.call('HMGET', KEYS[2], 'worker_timeout_ms', 'workers', 'staleness', 'task', 'units')
 local worker, now, wanted = ARGV[2], now_ms(), whole(config[2])
 local entry = worker_entry(KEYS[3], worker)

@@ -20,10 +20,10 @@ if not entry or entry.incarnation ~= ARGV[3] then return { 'EVICTED', entry and 
 -- Before the state: what was accepted stays acknowledged, also to one who was evicted since.
 if seq and seq == entry.accepted and seq > 0 then return { 'ACK', entry.acked, entry.round } end
 if entry.state ~= 'active' then return { 'EVICTED', entry.state } end
-if ARGV[10] == 'ask' then return { 'NEW' } end
-if seq ~= entry.accepted + 1 then return { 'SEQUENCE', entry.accepted } end
 local lost = another_life(at[4])
 if lost then return lost end
+if ARGV[10] == 'ask' then return { 'NEW' } end
+if seq ~= entry.accepted + 1 then return { 'SEQUENCE', entry.accepted } end
 if at[3] ~= ARGV[8] then return { 'HISTORY', at[3] } end
 if not base or base > whole(at[2]) then return { 'BASE', at[2] } end
 if not ARGV[7]:find('^[%x,-]+$') or not ARGV[6]:find('^[01]$') then return { 'BAD' } end

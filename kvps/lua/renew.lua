@@ -4,8 +4,9 @@
 -- Returns {OK} | {LOST, holder or ''} | {NOJOB} | {ANOTHER} | {WRONGTYPE, key, is, want}
 local bad = wrong_type({ 'hash', 'string', 'string', 'stream' })
 if bad then return bad end
-local another = another_job(redis.call('HGET', KEYS[1], 'id'))
-if another then return another end
+local at = redis.call('HMGET', KEYS[1], 'id', 'server')
+local refused = another_job(at[1]) or another_life(at[2])
+if refused then return refused end
 local holder = redis.call('GET', KEYS[2])
 if redis.call('GET', KEYS[3]) ~= ARGV[3] or (holder and holder ~= ARGV[2]) then return { 'LOST', holder or '' } end
 redis.call('DEL', KEYS[2]) -- allowed when memory is full, and lets the script write

@@ -6,13 +6,13 @@
 --     [19] draining zset, [20] finished set, [21] ranks hash, [22] config hash
 -- ARGV[1] job id   [2] term   [3] history from here on   [4] the shared memory that the job is in from here on
 -- Returns {OK, version, versions lost} also when repeated | {TERM, term} | {NOMIRROR} | {NOJOB} | {ANOTHER}
---     | {WRONGTYPE, key, is, want}
+--     | {LIFE} | {WRONGTYPE, key, is, want}
 local bad = wrong_type({ 'hash', 'hash', 'zset', 'hash', 'hash', 'stream', 'hash', 'string', 'hash', 'hash', 'stream',
   'string', 'string', 'string', 'stream', 'zset', 'zset', 'zset', 'zset', 'set', 'hash', 'hash' })
 if bad then return bad end
-local at = redis.call('HMGET', KEYS[1], 'id', 'version', 'history')
-local another = another_job(at[1])
-if another then return another end
+local at = redis.call('HMGET', KEYS[1], 'id', 'version', 'history', 'server')
+local refused = another_job(at[1]) or another_life(at[4])
+if refused then return refused end
 if at[3] == ARGV[3] then
   for _, entry in ipairs(redis.call('XREVRANGE', KEYS[6], '+', '-', 'COUNT', 500)) do
     if entry[2][2] == 'recover' then return { 'OK', whole(entry[2][4]), whole(entry[2][12]) } end

@@ -5,9 +5,9 @@
 -- Returns {OK, trimmed} also when repeated | {HISTORY, history} | {NOJOB} | {ANOTHER} | {WRONGTYPE, key, is, want}
 local bad = wrong_type({ 'hash', 'stream' })
 if bad then return bad end
-local at = redis.call('HMGET', KEYS[1], 'id', 'history', 'moved', 'began')
-local another = another_job(at[1])
-if another then return another end
+local at = redis.call('HMGET', KEYS[1], 'id', 'history', 'moved', 'began', 'server')
+local refused = another_job(at[1]) or another_life(at[5])
+if refused then return refused end
 if at[2] ~= ARGV[2] then return { 'HISTORY', at[2] } end
 local second = redis.call('XRANGE', KEYS[2], '-', '+', 'COUNT', 2)[2]
 local trimmed = redis.call('XTRIM', KEYS[2], 'MINID', ARGV[3])

@@ -204,7 +204,7 @@ class Host:
             state = job.state()
             member = state.members.get(task.worker)
             if member and member.active and process.is_dead(member.process):
-                job.scripts.evict(member.worker, member.incarnation)
+                job.evict(member)
             return str(state.version)
         return ""
 
