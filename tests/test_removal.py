@@ -126,7 +126,8 @@ def test_a_stopped_worker_process_ends_when_its_job_was_made_anew(store: Store, 
     worker.process.send_signal(signal.SIGCONT)
     said, _ = worker.process.communicate(timeout=60)
     assert (worker.process.returncode, said.count("kvps: error: ")) == (1, 1)
-    assert "another one has its name now" in said
+    # It may have been stopped while the server held a request of it, which was answered before the new job was made.
+    assert "another one has its name now" in said or "no job 'digits'" in said
     aggregator = start("aggregator", "start", "--job", "digits", *redis)
     assert kvps_run("worker", "--job", "digits", "--id", "w0", *redis).returncode == 0
     job = store.job("digits")
