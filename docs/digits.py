@@ -11,9 +11,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from kvps_bench.result import machine
+
 import kvps
-from kvps import embedded
-from kvps.bench.result import machine
+from kvps.server import private_server
 
 Case = tuple[int, str, str]
 """Staleness, straggler, format on the wire."""
@@ -28,7 +29,7 @@ def measure(repeats: int) -> dict[str, Any]:
     results: dict[Case, list[dict[str, Any]]] = {case: [] for case in CASES}
     with tempfile.TemporaryDirectory(prefix="kvps-") as folder:
         os.environ["KVPS_RUNTIME_DIR"] = folder
-        embedded.start()
+        private_server.start()
         try:
             with kvps.connect() as store:
                 where = machine(store.client)
@@ -36,7 +37,7 @@ def measure(repeats: int) -> dict[str, Any]:
                     for case in CASES:
                         results[case].append(_run(store, Path(folder) / "report.json", *case))
         finally:
-            embedded.stop()
+            private_server.stop()
     return {
         "bench": "digits",
         "turns": repeats,
@@ -61,7 +62,7 @@ def _run(store: kvps.Store, report: Path, staleness: int, slow: str, wire: str) 
 def _row(case: Case, runs: list[dict[str, Any]]) -> list[str]:
     staleness, slow, wire = case
     return [
-        kvps.clocks.mode_name(staleness),
+        kvps.staleness.mode_name(staleness),
         slow or "-",
         "bf16 both ways" if wire == "bf16" else wire,
         _spread([run["accuracy"] for run in runs], ".3f"),

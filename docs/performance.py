@@ -14,8 +14,7 @@ from typing import Any
 
 import digits
 from charts import Bar, chart
-
-from kvps.bench.result import Table, bars_table, rows_tables
+from kvps_bench.result import Table, bars_table, rows_tables
 
 BENCHES = ("transport", "round", "straggler", "scale", "workers", "wake", "idle", "digits")
 _TITLES = {

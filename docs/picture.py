@@ -13,8 +13,8 @@ from pathlib import Path
 from rich.console import Console
 
 import kvps
-from kvps import embedded
 from kvps.cli.display import Display
+from kvps.server import private_server
 
 COMMAND = ["up", "digits", "--staleness", "2", "--slow", "w0=3x"]
 FRAMES, FRAME_S, WIDTH = 14, 0.6, 84
@@ -23,7 +23,7 @@ FRAMES, FRAME_S, WIDTH = 14, 0.6, 84
 def record() -> list[str]:
     """Run the command on a server of its own and record the display as SVG frames; the last holds the result."""
     frames: list[str] = []
-    embedded.start()
+    private_server.start()
     try:
         with kvps.connect() as store:
             run = subprocess.Popen([sys.executable, "-m", "kvps", *COMMAND], stdout=subprocess.PIPE, text=True)
@@ -38,7 +38,7 @@ def record() -> list[str]:
             said = run.stdout.read() if run.stdout else ""
             frames.append(_frame(display, job, len(frames), "\n".join(said.splitlines()[-2:])))
     finally:
-        embedded.stop()
+        private_server.stop()
     return frames
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from sklearn.datasets import load_digits
 
 import kvps
-from kvps.device import open_device
+from kvps.device.base import open_device
 
 ROUNDS, BATCH, HIDDEN = 200, 64, 128
 

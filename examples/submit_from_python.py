@@ -5,7 +5,7 @@ import time
 
 import numpy as np
 from kvps_workers import load_task
-from kvps_workers.queue import CPU, TrainingQueue
+from kvps_workers.queue.queue import CPU, TrainingQueue
 
 import kvps
 

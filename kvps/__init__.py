@@ -7,9 +7,7 @@ with job.join("w0") as session:
     session.push(grads)
 """
 
-from kvps.checkpoint import Checkpoint
 from kvps.config import JobConfig
-from kvps.environment import Worker, from_env
 from kvps.errors import (
     CorruptData,
     DeviceFailed,
@@ -36,11 +34,13 @@ from kvps.errors import (
     WorkerEvicted,
     WrongOrder,
 )
+from kvps.history.checkpoint import Checkpoint
 from kvps.job import Job
-from kvps.optim import SGD, Adagrad, Adam, AdamW, Cosine, Exponential, Linear, Step
-from kvps.session import Session
+from kvps.launch import Worker, from_env
+from kvps.local_job import LocalJob, local
+from kvps.optimizers import SGD, Adagrad, Adam, AdamW, Cosine, Exponential, Linear, Step
+from kvps.session.session import Session
 from kvps.store import Store, connect
-from kvps.threads import LocalJob, local
 
 __version__ = "0.1.0"
 

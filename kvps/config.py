@@ -9,11 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from kvps import clocks, optim
+from kvps import optimizers
+from kvps.arrays.formats import format_of
+from kvps.arrays.inputs import in_words
 from kvps.errors import InvalidSetting
-from kvps.formats import format_of
-from kvps.inputs import in_words
-from kvps.launcher import Launcher
+from kvps.machine.launcher import Launcher
+from kvps.staleness import ASP, mode_name
 
 REDUCTIONS = ("mean", "sum")
 NONFINITE = ("reject", "skip")
@@ -37,7 +38,7 @@ class JobConfig:
     transport          "redis" moves arrays through the server; "shm" through memory that worker and aggregator share,
                        on one host; "auto" is shm where nobody can be elsewhere and it is worth it
     mirror_every       over shared memory: how often Redis is given the weights, in versions ("10") or seconds ("1s")
-    memory             over shared memory: which that is, see `kvps.shared.Memory`; filled in when the job is created
+    memory             over shared memory: which that is, see `transport.shared_memory.Memory`; filled in at creation
     nonfinite          a gradient with NaN or Inf is refused ("reject") or counts as zeros ("skip")
     max_pending        accepted contributions of one worker that may wait for their commit; 0 chooses
     worker_timeout_ms  silence after which a worker is evicted from the vector clock
@@ -52,7 +53,7 @@ class JobConfig:
     staleness: int = 0
     workers: int = 1
     shards: int = 1
-    optimizer: optim.Optimizer = field(default_factory=optim.SGD)
+    optimizer: optimizers.Optimizer = field(default_factory=optimizers.SGD)
     reduction: str = "mean"
     wire: str = "fp32"
     pull_wire: str = "fp32"
@@ -104,7 +105,7 @@ class JobConfig:
             if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
                 meaning = " (-1 is ASP, 0 BSP, N SSP)" if name == "staleness" else ""
                 raise InvalidSetting(f"{name} must be a whole number from {low} to {high}{meaning}, not {value!r}")
-        if not isinstance(self.optimizer, optim.Optimizer):
+        if not isinstance(self.optimizer, optimizers.Optimizer):
             kind = type(self.optimizer)
             raise InvalidSetting(
                 f"optimizer must be kvps.SGD(...) or its like, not a {kind.__module__}.{kind.__name__}; "
@@ -134,7 +135,7 @@ class JobConfig:
             raise InvalidSetting(f"launched_by is what kvps up and kvps run note, not {self.launched_by!r}") from None
         if self.max_pending == 0:
             # The bound itself lets a worker have s + 1 contributions on the way; ASP has none, but memory has.
-            pending = _ASP_PENDING if self.staleness == clocks.ASP else self.staleness + 1
+            pending = _ASP_PENDING if self.staleness == ASP else self.staleness + 1
             object.__setattr__(self, "max_pending", min(pending, 10_000))
 
     @property
@@ -155,7 +156,7 @@ class JobConfig:
     @property
     def mode(self) -> str:
         """BSP, SSP(N) or ASP."""
-        return clocks.mode_name(self.staleness)
+        return mode_name(self.staleness)
 
     def to_hash(self) -> dict[str, str]:
         """The fields of the job's config hash."""
@@ -172,7 +173,7 @@ class JobConfig:
                 text = stored[f.name]
                 values[f.name] = int(text) if f.type == "int" else text
         values.setdefault("transport", "redis")  # of a job that was made before there was another
-        values["optimizer"] = optim.from_json(json.loads(stored["optimizer"]))
+        values["optimizer"] = optimizers.from_json(json.loads(stored["optimizer"]))
         return cls(**values)
 
 
@@ -182,7 +183,7 @@ _NAMES = {f.name for f in fields(JobConfig)}
 def _instead(name: str, value: object) -> str:
     """What a setting that there is not may be meant to be."""
     rate = "lr" if name == "learning_rate" else name
-    for kind in (optim.SGD, optim.Adagrad, optim.Adam):
+    for kind in (optimizers.SGD, optimizers.Adagrad, optimizers.Adam):
         if rate in {f.name for f in fields(kind)}:
             return f"give optimizer=kvps.{kind.__name__}({rate}={value if isinstance(value, int | float) else '...'})"
     choices = [f.name for f in fields(JobConfig) if f.name != "memory"]

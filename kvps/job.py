@@ -12,32 +12,29 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from kvps import launcher, process
-from kvps.checkpoint import Checkpoint
-from kvps.client import Client
+from kvps.arrays.layout import DTYPE, Array, Layout
 from kvps.config import JobConfig
-from kvps.device import CPU, Device
+from kvps.connection.client import Client
+from kvps.connection.resp import Command
+from kvps.connection.sockets import ChunkGone
+from kvps.device.base import CPU, Device
 from kvps.errors import CorruptData, InvalidName, InvalidSetting, KvpsError, UsageError, WorkerAlive
-from kvps.keys import JobKeys, check_name
-from kvps.launcher import Launcher
-from kvps.layout import DTYPE, Array, Layout
-from kvps.plan import Contribution
-from kvps.reader import Reader
-from kvps.recovery import await_history
-from kvps.resp import Command
-from kvps.scripts import JobScripts, Joined, NewLife, evicted, job_not_found, made_anew
-from kvps.session import Session
-from kvps.shared import Segments
-from kvps.state import Commit, Member, State, Turn
-from kvps.transport import ChunkGone
+from kvps.history.checkpoint import Checkpoint
+from kvps.machine import launcher, process
+from kvps.machine.launcher import Launcher
+from kvps.protocol.job_state import Commit, Entry, Member, State, Turn
+from kvps.protocol.keys import JobKeys, check_name
+from kvps.protocol.plan import Contribution
+from kvps.protocol.recovery import await_history
+from kvps.protocol.scripts import JobScripts, Joined, NewLife, evicted, job_not_found, made_anew
+from kvps.session.session import Session
+from kvps.transport.shared_memory import Segments
+from kvps.transport.version_reader import Reader
 
 T = TypeVar("T")
 
 _LOG_PAGE = 500
 _CHECKPOINT_ARRAYS = 3  # the weights, and at the most two slots of an optimizer
-
-Entry = tuple[str, dict[str, str]]
-"""One entry of the commit log: its id, "<ms>-<number>" by the server's clock, and its fields."""
 
 
 @dataclass(frozen=True)

@@ -15,18 +15,19 @@ from typing import Any
 
 import numpy as np
 
-from kvps import embedded, shared, wire
-from kvps.checkpoint import Checkpoint
-from kvps.client import Client
+from kvps.arrays.digest import Buffers, chunked, digest_of, finite, fold, view
+from kvps.arrays.formats import encoded, format_of
+from kvps.arrays.layout import CHUNK_BYTES, DTYPE, Layout
 from kvps.config import JobConfig
+from kvps.connection.client import Client
+from kvps.connection.sockets import connection_settings, redacted
 from kvps.errors import InvalidSetting, KvpsError, NotFinite, ServerFull, ServerLost
-from kvps.formats import encoded, format_of
+from kvps.history.checkpoint import Checkpoint
 from kvps.job import Job
-from kvps.keys import JOBS, MEMORY, JobKeys, check_id, check_name, staged_name
-from kvps.layout import CHUNK_BYTES, DTYPE, Layout
-from kvps.scripts import JobScripts, being_removed, job_exists, job_not_found
-from kvps.transport import connection_settings, redacted
-from kvps.wire import Buffers
+from kvps.protocol.keys import JOBS, MEMORY, JobKeys, check_id, check_name, staged_name
+from kvps.protocol.scripts import JobScripts, being_removed, job_exists, job_not_found
+from kvps.server import private_server
+from kvps.transport import shared_memory
 
 log = logging.getLogger("kvps.store")
 
@@ -44,7 +45,7 @@ def connect(url: str | None = None, listen: str | None = None, data_dir: Path | 
     `data_dir` all but the last second in files there. Raises NoServer, ServerUnfit, InvalidSetting.
     """
     if url is None:
-        with embedded.ensured(listen, data_dir) as server:
+        with private_server.ensured(listen, data_dir) as server:
             return Store(_client(server.url), server)
     if listen or data_dir:
         raise InvalidSetting(
@@ -54,7 +55,7 @@ def connect(url: str | None = None, listen: str | None = None, data_dir: Path | 
 
 
 def _client(url: str) -> Client:
-    client = Client(url, why_lost=embedded.why_lost)
+    client = Client(url, why_lost=private_server.why_lost)
     try:
         client.preflight()
     except BaseException:
@@ -66,7 +67,7 @@ def _client(url: str) -> Client:
 class Store:
     """The jobs of one server. May be used from several threads."""
 
-    def __init__(self, client: Client, server: embedded.Server | None = None) -> None:
+    def __init__(self, client: Client, server: private_server.Server | None = None) -> None:
         self.client = client
         self._server = server
 
@@ -125,9 +126,9 @@ class Store:
         layout = Layout.of(params, config.shards)
         arrays = layout.hosted(params, "parameter")
         for parameter, array in zip(layout.parameters, arrays, strict=True):
-            if not wire.finite(array):
+            if not finite(array):
                 raise NotFinite(f"parameter {parameter.name!r} holds NaN or Inf")
-        chunks = wire.chunked(layout, arrays)
+        chunks = chunked(layout, arrays)
         job = self._make(name, config, layout, [("w", chunks)], None, id)
         if format_of(config.wire).lossy and self._is_near():
             log.warning(
@@ -151,7 +152,7 @@ class Store:
         layout = Layout.of(checkpoint.layout.views(checkpoint.weights), config.shards)
         arrays = {"w": checkpoint.weights, **checkpoint.slots}
         chunks = [
-            (what, [[[wire.view(flat[c.start : c.stop])] for c in shard] for shard in layout.chunks])
+            (what, [[[view(flat[c.start : c.stop])] for c in shard] for shard in layout.chunks])
             for what, flat in arrays.items()
         ]
         return self._make(name, config, layout, chunks, checkpoint, fresh_id())
@@ -183,7 +184,7 @@ class Store:
             for what, chunks in arrays:
                 for number, chunk in enumerate(chunks[shard]):
                     items.append((keys.array(shard, what, staged, number), chunk))
-                digests[what] = wire.fold(wire.digest(chunk) for chunk in chunks[shard])
+                digests[what] = fold(digest_of(chunk) for chunk in chunks[shard])
                 if what == "w" and pull.lossy:
                     for number, chunk in enumerate(chunks[shard]):
                         values = np.frombuffer(b"".join(chunk), DTYPE)
@@ -194,7 +195,7 @@ class Store:
                 items.append((keys.manifest(shard, staged), [memoryview(json.dumps(manifest).encode())]))
         scripts = JobScripts(self.client.call, keys, layout.shards)
         begins = json.dumps(_as_text(checkpoint)) if checkpoint else ""
-        segments = shared.Segments(config.memory, id) if config.transport == "shm" else None
+        segments = shared_memory.Segments(config.memory, id) if config.transport == "shm" else None
         if segments:
             segments.ensure()
         try:
@@ -229,15 +230,18 @@ class Store:
             if why := _why_not_shared(config, needs):
                 log.warning("job %s: arrays go through Redis, and not through memory, which is faster: %s", job, why)
                 return replace(config, transport="redis")
-        elif not shared.available():
-            raise InvalidSetting(f"transport shm needs {shared.ROOT}, which this machine has not: choose 'redis'")
-        elif needs > shared.room():
-            raise ServerFull(
-                f"{shared.ROOT} has {_mb(shared.room())} left, the job needs {_mb(needs)}: make room, or choose 'redis'"
+        elif not shared_memory.available():
+            raise InvalidSetting(
+                f"transport shm needs {shared_memory.ROOT}, which this machine has not: choose 'redis'"
             )
-        memory = shared.memory_of(self.url)
+        elif needs > shared_memory.room():
+            raise ServerFull(
+                f"{shared_memory.ROOT} has {_mb(shared_memory.room())} left, the job needs {_mb(needs)}: "
+                f"make room, or choose 'redis'"
+            )
+        memory = shared_memory.memory_of(self.url)
         first = self._first_memory(memory)
-        if not shared.sees(first):
+        if not shared_memory.sees(first):
             if config.transport == "auto":
                 log.warning(
                     "job %s: arrays go through Redis, and not through memory, which is faster: this process does not "
@@ -248,7 +252,7 @@ class Store:
             log.warning(
                 "another job of this server is in the shared memory of %s, which this process does not see: only "
                 "processes that see the one here, of %s, can work on this job",
-                *(shared.Memory.of(text).host for text in (first, memory)),
+                *(shared_memory.Memory.of(text).host for text in (first, memory)),
             )
         return replace(config, transport="shm", memory=memory)
 
@@ -328,7 +332,7 @@ class Store:
         if not self.jobs():
             self.client.call("DEL", MEMORY)
 
-    def _remove_bytes(self, keys: JobKeys, segments: shared.Segments | None, settles: bool) -> None:
+    def _remove_bytes(self, keys: JobKeys, segments: shared_memory.Segments | None, settles: bool) -> None:
         """Unlink all bytes of a removed job; if it had workers, until nothing comes any more."""
         if segments:
             segments.remove()
@@ -348,11 +352,11 @@ class Store:
         if self.client.call("EXISTS", keys.version):
             self.client.call("SADD", JOBS, keys.job)
 
-    def _segments(self, keys: JobKeys) -> shared.Segments | None:
+    def _segments(self, keys: JobKeys) -> shared_memory.Segments | None:
         """Those of a job that may be damaged."""
         with suppress(KvpsError):
             if memory := self.client.call("HGET", keys.config, "memory"):
-                return shared.Segments(memory, keys.id)
+                return shared_memory.Segments(memory, keys.id)
         return None
 
     def _unlink_all(self, keys: JobKeys) -> int:
@@ -390,10 +394,11 @@ def _why_not_shared(config: JobConfig, needs: int) -> str:
     """Why "auto" does not choose shared memory for a job that needs so many bytes of it; "" if it does."""
     if config.shards > 1 or config.pull_wire != "fp32":
         return "shared memory is for shards=1 and pull_wire='fp32'; choose these, or transport 'redis'"
-    if not shared.available():
-        return f"{shared.ROOT} is not there, or cannot be written to: {_MORE_ROOM}"
-    if needs >= (room := shared.room()) // 2:
-        return f"{shared.ROOT} has {_mb(room)} left, and the job needs {_mb(needs)} and as much again: {_MORE_ROOM}"
+    if not shared_memory.available():
+        return f"{shared_memory.ROOT} is not there, or cannot be written to: {_MORE_ROOM}"
+    if needs >= (room := shared_memory.room()) // 2:
+        root = shared_memory.ROOT
+        return f"{root} has {_mb(room)} left, and the job needs {_mb(needs)} and as much again: {_MORE_ROOM}"
     return ""
 
 

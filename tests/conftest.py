@@ -17,8 +17,8 @@ import redis
 from commands import Started
 
 import kvps
-from kvps import shared
 from kvps.store import Store
+from kvps.transport import shared_memory
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -76,7 +76,7 @@ def running_server(binary: str, *arguments: str, socket: str | None = None) -> I
         finally:
             process.terminate()
             process.wait()
-            shared.forget(shared.folder_of(f"unix://{path}"))  # of jobs that were never removed
+            shared_memory.forget(shared_memory.folder_of(f"unix://{path}"))  # of jobs that were never removed
 
 
 ONE_AND_SLOWLY_ALL = [pytest.param(kind, marks=[pytest.mark.slow] * bool(n)) for n, kind in enumerate(BINARIES)]
@@ -111,7 +111,7 @@ def store(server_url: str) -> Iterator[Store]:
 @pytest.fixture
 def queue(store: Store) -> Iterator[Any]:
     """The queue for hosts without a GPU."""
-    from kvps_workers.queue import CPU, TrainingQueue  # RQ takes its time to load, and few tests need it
+    from kvps_workers.queue.queue import CPU, TrainingQueue  # RQ takes its time to load, and few tests need it
 
     with TrainingQueue(store.url, CPU) as found:
         yield found

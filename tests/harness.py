@@ -11,16 +11,16 @@ from pathlib import Path
 
 import numpy as np
 from kvps_aggregator import Aggregator
-from kvps_aggregator.save import Checkpoints
+from kvps_aggregator.checkpoints import Checkpoints
 
 import kvps
-from kvps.device import CPU, Device
+from kvps.arrays.layout import CHUNK_ITEMS
+from kvps.device.base import CPU, Device
+from kvps.history.commit_log import Log
 from kvps.job import Job
-from kvps.layout import CHUNK_ITEMS
-from kvps.log import Log
-from kvps.optim import SGD, Adagrad, Adam, AdamW
-from kvps.plan import Contribution, Plan
-from kvps.session import Session
+from kvps.optimizers import SGD, Adagrad, Adam, AdamW
+from kvps.protocol.plan import Contribution, Plan
+from kvps.session.session import Session
 
 Params = dict[str, np.ndarray]
 

@@ -50,8 +50,8 @@ from protocol_scripts import (
     put,
 )
 
-from kvps.clocks import ASP, admits
 from kvps.config import JobConfig
+from kvps.staleness import ASP, admits
 
 
 @dataclass(frozen=True)

@@ -15,15 +15,15 @@ from typing import Any
 import pytest
 from commands import kvps_run
 from conftest import eventually
+from kvps_bench import peer
+from kvps_bench.cost import ScriptCall, by_kind
+from kvps_bench.crew import crew
+from kvps_bench.result import Bar, bars_table, rows_tables
+from kvps_bench.roles import model, sizes
+from kvps_bench.sessions import Sessions
+from kvps_bench.straggler import Setting, at_best, is_slow
+from kvps_bench.turns import CaseFailed, Ratio, Times, in_turns
 
-from kvps.bench import peer
-from kvps.bench.cost import ScriptCall, by_kind
-from kvps.bench.crew import crew
-from kvps.bench.result import Bar, bars_table, rows_tables
-from kvps.bench.roles import model, sizes
-from kvps.bench.sessions import Sessions
-from kvps.bench.straggler import Setting, at_best, is_slow
-from kvps.bench.turns import CaseFailed, Ratio, Times, in_turns
 from kvps.errors import InvalidSetting, KvpsError
 from kvps.store import Store
 

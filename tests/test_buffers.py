@@ -12,8 +12,8 @@ from harness import aggregating, check_chain
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 import kvps
-from kvps import outgoing
-from kvps.session import Session
+from kvps.session import upload
+from kvps.session.session import Session
 from kvps.store import Store
 
 SIZE = 300_000  # more than one chunk, and more than what leaves in one request with its push
@@ -218,7 +218,7 @@ def test_what_was_put_and_changed_is_not_sent_again_after_a_cut(store: Store, mo
             raise RedisConnectionError("cut")
 
         with monkeypatch.context() as patch:
-            patch.setattr(outgoing.ByRedis, "end", cut)
+            patch.setattr(upload.ByRedis, "end", cut)
             with pytest.raises(kvps.WrongOrder, match="changed after it was put"):
                 session.push({"W": grads["W"]})
         grads["b"][-1] = 1

@@ -16,7 +16,7 @@ from harness import model
 from test_checkpoints import PATIENT, saved, train_to
 
 import kvps
-from kvps.checkpoint import Checkpoint
+from kvps.history.checkpoint import Checkpoint
 from kvps.store import Store
 
 
@@ -52,7 +52,7 @@ def _refused(path: Path) -> None:
 WRITER = """
 import sys, numpy as np, kvps
 from pathlib import Path
-from kvps.checkpoint import Checkpoint
+from kvps.history.checkpoint import Checkpoint
 made = Checkpoint.load(Path(sys.argv[1]))
 print("writes", flush=True)
 while True:

@@ -14,13 +14,13 @@ import pytest
 from conftest import BINARIES, eventually, running_server
 from harness import aggregating, check_chain, gradient, model, work
 from kvps_aggregator import Aggregator
-from kvps_aggregator.save import Checkpoints
+from kvps_aggregator.checkpoints import Checkpoints
 from safetensors.numpy import load_file
 
 import kvps
-from kvps.checkpoint import Checkpoint
+from kvps.history.checkpoint import Checkpoint
 from kvps.job import Job
-from kvps.session import Session
+from kvps.session.session import Session
 from kvps.store import Store
 
 ROUNDS, STOP = 24, 9

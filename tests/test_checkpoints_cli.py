@@ -13,7 +13,7 @@ from harness import check_chain, model
 from test_checkpoints import PATIENT, bits, train_to
 
 import kvps
-from kvps import embedded
+from kvps.server import private_server
 from kvps.store import Store
 
 
@@ -22,7 +22,7 @@ def lasting(home: Path) -> Iterator[Store]:
     """A private server that outlives the commands, and a store on it."""
     assert kvps_run("server", "start").returncode == 0
     try:
-        with kvps.connect(embedded.running()) as store:
+        with kvps.connect(private_server.running()) as store:
             yield store
     finally:
         assert kvps_run("server", "stop").returncode == 0

@@ -15,10 +15,10 @@ from kvps_aggregator import Aggregator
 
 import kvps
 from kvps import store as store_module
+from kvps.arrays.digest import view
 from kvps.job import Job
-from kvps.outgoing import ByRedis
+from kvps.session.upload import ByRedis
 from kvps.store import Store
-from kvps.wire import view
 
 ONE = {"x": np.ones(4, np.float32)}
 PATIENT = {"worker_timeout_ms": 60_000}

@@ -15,13 +15,13 @@ from conftest import BINARIES, ONE_AND_SLOWLY_ALL, eventually, processes_of
 from harness import staleness_used
 
 import kvps
-from kvps import embedded
+from kvps.server import private_server
 
 LONG = ["--epochs", "5000"]
 
 
 def _store() -> kvps.Store:
-    url = embedded.running()
+    url = private_server.running()
     assert url
     return kvps.connect(url)
 
@@ -42,7 +42,7 @@ def test_up_trains_the_digits_and_repeats_itself_bit_for_bit(home: Path, tmp_pat
     wanted = "job task workers staleness shards optimizer version clock steps_per_s wall_s"
     wanted += " loss accuracy figures weights_sha256"
     assert list(first) == wanted.split()
-    assert embedded.running() is None, "the server ended with the command"
+    assert private_server.running() is None, "the server ended with the command"
 
 
 @pytest.mark.parametrize("mode", ["1", "-1"])
@@ -136,7 +136,7 @@ def test_ending_up_ends_all_of_it(home: Path, start: Any) -> None:
         assert eventually(lambda: len(processes_of(home)) >= 7)  # up, guard, server, aggregator, three workers
         assert running.end(number) == code
         assert eventually(lambda: processes_of(home) == []), processes_of(home)
-        assert embedded.running() is None
+        assert private_server.running() is None
 
 
 def test_a_worker_that_fails_is_named_and_the_others_go_on(home: Path, tmp_path: Path) -> None:

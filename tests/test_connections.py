@@ -15,15 +15,15 @@ from commands import kvps_run
 from conftest import BINARIES, eventually, running_server
 from harness import Params, aggregating, work
 from kvps_aggregator import Aggregator
-from kvps_aggregator.watch import JobWatcher
-from kvps_workers.queue import CPU, TrainingQueue
+from kvps_aggregator.job_watcher import JobWatcher
+from kvps_workers.queue.queue import CPU, TrainingQueue
 
 import kvps
-from kvps import transport
-from kvps.client import Client
-from kvps.session import Session
+from kvps.connection import sockets
+from kvps.connection.client import Client
+from kvps.connection.sockets import client_name
+from kvps.session.session import Session
 from kvps.store import Store
-from kvps.transport import client_name
 
 TINY = {"x": np.zeros(2, np.float32)}
 ONES = {"x": np.ones(2, np.float32)}
@@ -76,7 +76,7 @@ def test_connections_that_a_crowd_has_left_are_closed(store: Store, monkeypatch:
             for _ in range(20):
                 crowd.enter_context(crowded.client._arrays.using())
         assert connections() - others == 20
-        monkeypatch.setattr(transport, "_UNUSED_S", 0.0)
+        monkeypatch.setattr(sockets, "_UNUSED_S", 0.0)
         for _ in range(30):
             crowded.client.call("GET", "none")
         assert eventually(lambda: connections() - others == 1)

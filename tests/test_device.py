@@ -24,21 +24,21 @@ from harness import (
     model,
     work,
 )
-from kvps_aggregator.part import Part
-from kvps_aggregator.twin import Twin
+from kvps_aggregator.step.device_step import Twin
+from kvps_aggregator.step.shard_arrays import Part
 
 import kvps
-from kvps import device
-from kvps.client import Client
+from kvps.arrays.digest import digest_of
+from kvps.arrays.formats import chunk_sizes, format_of
+from kvps.arrays.layout import CHUNK_ITEMS, Layout
 from kvps.config import JobConfig
-from kvps.device import Arriving, Cuda, open_device
-from kvps.formats import chunk_sizes, format_of
-from kvps.layout import CHUNK_ITEMS, Layout
-from kvps.optim import SGD, Adam
-from kvps.outgoing import Outgoing
+from kvps.connection.client import Client
+from kvps.connection.sockets import ChunkGone
+from kvps.device import base as device_base
+from kvps.device.base import Arriving, Cuda, open_device
+from kvps.optimizers import SGD, Adam
+from kvps.session.upload import Outgoing
 from kvps.store import Store
-from kvps.transport import ChunkGone
-from kvps.wire import digest
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def test_without_a_device_it_is_numpy() -> None:
     ("gpu", "count", "words"),
     [
         (-1, 2, "wants an index from 0, not -1"),
-        (2, 2, "this machine has 2 CUDA device.s., numbered from 0, CUDA_VISIBLE_DEVICES is 0,1"),
+        (2, 2, "this machine has 2 CUDA device_base.s., numbered from 0, CUDA_VISIBLE_DEVICES is 0,1"),
         (0, 0, "CUDA finds no device .*cudaErrorNoDevice.*leave --gpu out"),
     ],
 )
@@ -164,13 +164,13 @@ class Noted:
 
     def send(self, number: int, value: object) -> str:
         self.sent.append((number, sum(hostcupy.copied)))
-        return digest(value)
+        return digest_of(value)
 
 
 def test_a_chunk_leaves_while_the_next_is_still_coming(cupy: None) -> None:
     layout, way = Layout.of({"w": np.zeros(3 * CHUNK_ITEMS + 5, np.float32)}), Noted()
     array = hostcupy.asarray(np.arange(layout.size, dtype=np.float32))
-    Outgoing(layout, None, way, looks=True).put({0: device.Staging(layout.size, CHUNK_ITEMS).bring(array, 0)})
+    Outgoing(layout, None, way, looks=True).put({0: device_base.Staging(layout.size, CHUNK_ITEMS).bring(array, 0)})
     assert way.sent == [(0, CHUNK_ITEMS), (1, 2 * CHUNK_ITEMS), (2, 3 * CHUNK_ITEMS), (3, 3 * CHUNK_ITEMS + 5)]
 
 
@@ -490,7 +490,7 @@ def test_who_computes_on_the_cpu_never_asks_for_cupy(store: Store, monkeypatch: 
     def asked() -> None:
         raise AssertionError("asked for CuPy")
 
-    monkeypatch.setattr(device, "_cupy", asked)
+    monkeypatch.setattr(device_base, "_cupy", asked)
     job = store.create_job("job", model(), optimizer=SGD(lr=1.0))
     with aggregating(job), job.join("w0") as session:
         session.pull()
@@ -527,7 +527,7 @@ def test_an_aggregator_on_a_device_commits_the_same_bits(store: Store, cupy: Non
     shards = 2 if transport == "redis" else 1
     config = {"optimizer": Adam(lr=0.1), "transport": transport, "shards": shards, "workers": 2}
     ended = []
-    for name, devices in (("cpu", [device.CPU] * 2), ("gpu", [Cuda(hostcupy, 0), Cuda(hostcupy, 1)])):
+    for name, devices in (("cpu", [device_base.CPU] * 2), ("gpu", [Cuda(hostcupy, 0), Cuda(hostcupy, 1)])):
         job = store.create_job(name, large_model(), **config)
         for half, found in enumerate(devices):
             with aggregating(job, device=found):

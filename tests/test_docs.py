@@ -25,8 +25,8 @@ from pathlib import Path
 import pytest
 from conftest import BINARIES, ONE_AND_SLOWLY_ALL, eventually
 
-import kvps.keys
-from kvps import embedded
+import kvps.protocol.keys
+from kvps.server import private_server
 
 PAGE = Path(__file__).parent.parent / "docs" / "walkthrough.md"
 
@@ -200,7 +200,7 @@ class Terminals:
         for process in self._beside.values():
             process.kill()
             process.wait()
-        embedded.stop()
+        private_server.stop()
 
     def _file(self, number: int) -> Path:
         return self._folder / f"terminal-{number}"
@@ -230,7 +230,7 @@ def test_the_walkthrough_is_what_happens(
         for step in steps_of(PAGE.read_text()):
             walk(step, page, terminals)
         terminals.wait_for_all()
-        assert embedded.running() is None
+        assert private_server.running() is None
     finally:
         terminals.close()
 
@@ -260,7 +260,7 @@ def walk(step: Step, page: Page, terminals: Terminals) -> None:
 def test_the_walkthrough_shows_every_key() -> None:
     """Each row of the table in keys.py, in a name that the page has."""
     page = PAGE.read_text()
-    rows = re.findall(r"^    (kvps:\S+)", kvps.keys.__doc__ or "", re.MULTILINE)
+    rows = re.findall(r"^    (kvps:\S+)", kvps.protocol.keys.__doc__ or "", re.MULTILINE)
     assert len(rows) >= 20
     for row in rows:
         name = re.escape(row.replace("{job", "{tour")).replace("/id/shard", r"/[^/]+/\d")

@@ -16,8 +16,8 @@ from conftest import BINARIES, running_server
 from harness import aggregating
 
 import kvps
-from kvps import optim
-from kvps.client import version_of
+from kvps import optimizers
+from kvps.connection.client import version_of
 from kvps.store import Store
 
 PARAMS = {"W": np.ones((2, 3), np.float32), "b": np.ones(3, np.float32)}
@@ -122,14 +122,14 @@ def test_optimizers(make: Callable[[], object], words: str) -> None:
 )
 def test_the_optimizer_option(text: str, words: str) -> None:
     with pytest.raises(kvps.InvalidSetting, match=re.escape(words)) as caught:
-        optim.parse(text)
+        optimizers.parse(text)
     assert "\n" not in str(caught.value)
 
 
 def test_a_learning_rate_is_given_once() -> None:
     with pytest.raises(kvps.InvalidSetting, match="lr is given twice"):
-        optim.parse("sgd:lr=0.1", 0.2)
-    assert optim.parse("sgd:momentum=0.9,nesterov=true", 0.2) == kvps.SGD(0.2, 0.9, True)
+        optimizers.parse("sgd:lr=0.1", 0.2)
+    assert optimizers.parse("sgd:momentum=0.9,nesterov=true", 0.2) == kvps.SGD(0.2, 0.9, True)
 
 
 def test_stored_optimizers_that_this_kvps_cannot_read() -> None:
@@ -141,7 +141,7 @@ def test_stored_optimizers_that_this_kvps_cannot_read() -> None:
         ({"kind": "sgd", "lr": {"kind": "step", "initial": 1}}, "step needs every"),
     ]:
         with pytest.raises(kvps.InvalidSetting, match=words):
-            optim.from_json(stored)
+            optimizers.from_json(stored)
 
 
 @pytest.mark.parametrize(

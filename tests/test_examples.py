@@ -21,7 +21,7 @@ from conftest import eventually
 from harness import check_chain
 
 import kvps
-from kvps.keys import JobKeys
+from kvps.protocol.keys import JobKeys
 
 HERE = Path(__file__).parent.parent
 

@@ -22,7 +22,7 @@ from harness import aggregating, await_version, gradient, large_model, work
 from kvps_aggregator import Aggregator
 
 import kvps
-from kvps import embedded
+from kvps.server import private_server
 from kvps.store import Store
 
 FORKER = str(Path(__file__).with_name("forker.py"))
@@ -207,7 +207,7 @@ def test_a_child_is_not_kept_from_a_server_of_its_own(home: Path) -> None:
     inside, leave = threading.Event(), threading.Event()
 
     def look() -> None:
-        with embedded.alone(), embedded._counting:
+        with private_server.alone(), private_server._counting:
             inside.set()
             leave.wait(30)
 

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from kvps.device import Exact
+from kvps.arrays.formats import encoded, format_of, leave_out
+from kvps.device.base import Exact
 from kvps.errors import InvalidSetting
-from kvps.formats import encoded, format_of, leave_out
 
 LOSSY = ["bf16", "fp16", "int8", "topk:0.01", "topk:1"]
 FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)

@@ -13,7 +13,7 @@ from harness import check_chain
 from kvps_aggregator import Aggregator
 
 import kvps
-from kvps.client import Client
+from kvps.connection.client import Client
 from kvps.job import Job
 from kvps.store import Store
 

@@ -14,16 +14,16 @@ import kvps_aggregator
 import numpy as np
 import pytest
 from harness import OPTIMIZERS, Params, a_plan, aggregating, any_floats, await_version, check_chain, large_model, work
-from kvps_aggregator.part import Part
-from kvps_aggregator.twin import Twin
+from kvps_aggregator.step.device_step import Twin
+from kvps_aggregator.step.shard_arrays import Part
 from kvps_workers import load_task
-from kvps_workers.loop import train
+from kvps_workers.training_loop import train
 
 import kvps
+from kvps.arrays.formats import encoded, format_of
+from kvps.arrays.layout import Layout
 from kvps.config import JobConfig
-from kvps.device import CPU, Device, open_device
-from kvps.formats import encoded, format_of
-from kvps.layout import Layout
+from kvps.device.base import CPU, Device, open_device
 from kvps.store import Store
 
 # CuPy and PyTorch may warn of the machine they find, which is not ours to mend.

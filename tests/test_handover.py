@@ -18,8 +18,8 @@ from conftest import eventually, processes_of
 from harness import model
 
 import kvps
-from kvps import embedded
-from kvps.keys import JobKeys
+from kvps.protocol.keys import JobKeys
+from kvps.server import private_server
 
 LONG = ["--epochs", "5000"]
 GOES_ON = "the private server goes on"
@@ -27,12 +27,12 @@ LOST = "the private server has ended, by kvps server stop or by a signal, and it
 
 
 def _no_server_is_left(home: Path) -> bool:
-    return eventually(lambda: embedded.running() is None and processes_of(home) == [])
+    return eventually(lambda: private_server.running() is None and processes_of(home) == [])
 
 
 def _at_work(name: str) -> Any:
     """The job of that name, as soon as it commits."""
-    url = embedded.running()
+    url = private_server.running()
     assert url
     store = kvps.connect(url)
     assert eventually(lambda: store.client.call("EXISTS", JobKeys(name).config))
@@ -90,7 +90,7 @@ def test_a_server_with_a_password_is_handed_over_too(home: Path, start: Any) -> 
     with kvps.connect() as store:
         assert first.end(signal.SIGINT) == 130
         assert store.jobs() == []
-        with kvps.connect(embedded.tcp_url(store.url, f"127.0.0.1:{port}")) as far:
+        with kvps.connect(private_server.tcp_url(store.url, f"127.0.0.1:{port}")) as far:
             store.close()
             assert far.jobs() == [], "also who came over TCP is somebody"
     assert _no_server_is_left(home)
@@ -164,7 +164,7 @@ def test_a_host_of_the_queue_is_told_too(home: Path, start: Any) -> None:
     with kvps.connect():
         host = start("worker", "--queue")
         host.until("serving the queue")
-        assert embedded.stop()
+        assert private_server.stop()
         assert host.until("kvps: error") == f"kvps: error: {LOST}\n"
         assert host.wait() == 1
 

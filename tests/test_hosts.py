@@ -22,7 +22,7 @@ from commands import TINY, Started, kvps_run
 from conftest import BINARIES, ONE_AND_SLOWLY_ALL, eventually, running_server
 from harness import check_chain
 from kvps_workers import load_task
-from kvps_workers.queue import TrainingQueue
+from kvps_workers.queue.queue import TrainingQueue
 from rq.job import Job as RqJob
 from rq.registry import FailedJobRegistry
 from rq.serializers import JSONSerializer

@@ -14,9 +14,9 @@ from conftest import BINARIES, running_server
 from harness import aggregating
 
 import kvps
-from kvps import shared
 from kvps.config import JobConfig
 from kvps.store import Store
+from kvps.transport import shared_memory
 
 ZEROS = {"W": np.zeros((2, 3), np.float32), "b": np.zeros(3, np.float32)}
 ONES = {name: np.ones_like(array) for name, array in ZEROS.items()}
@@ -319,8 +319,8 @@ def test_why_memory_is_not_shared_is_said(
     words: str,
 ) -> None:
     """As in a container, whose /dev/shm has 64 MB unless it is told otherwise."""
-    monkeypatch.setattr(shared, "available", lambda: left is not None)
-    monkeypatch.setattr(shared, "room", lambda: left or 0)
+    monkeypatch.setattr(shared_memory, "available", lambda: left is not None)
+    monkeypatch.setattr(shared_memory, "room", lambda: left or 0)
     assert store.create_job("small", ZEROS).config.transport == "redis"
     assert not caplog.messages
     assert store.create_job("job", {"x": np.zeros(1_000_000, np.float32)}).config.transport == "redis"

@@ -11,18 +11,18 @@ import numpy as np
 from harness import aggregating, check_chain
 
 import kvps
-from kvps import shared
-from kvps.outgoing import Ring
-from kvps.session import Session
-from kvps.shared import Made, Segments
+from kvps.session.session import Session
+from kvps.session.upload import Ring
 from kvps.store import Store
+from kvps.transport import shared_memory
+from kvps.transport.shared_memory import Made, Segments
 
 ZEROS = {"x": np.zeros(1000, np.float32)}
 _LOOKED_AT = {
     function.__code__
     for function in (
         *(Ring.segment, Segments.make, Segments.unlink),
-        *(Made.__init__, Made.renamed, Made.unlink, shared._inode),
+        *(Made.__init__, Made.renamed, Made.unlink, shared_memory._inode),
     )
 }
 

@@ -16,7 +16,7 @@ from harness import aggregating
 
 import kvps
 from kvps.cli import parts
-from kvps.client import Client
+from kvps.connection.client import Client
 from kvps.job import Job
 from kvps.store import Store
 

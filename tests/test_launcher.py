@@ -17,9 +17,10 @@ from conftest import eventually
 from harness import model
 
 import kvps
-from kvps import embedded, launcher
 from kvps.job import Job
-from kvps.keys import JobKeys
+from kvps.machine import launcher
+from kvps.protocol.keys import JobKeys
+from kvps.server import private_server
 
 LONG = ["--epochs", "5000"]
 
@@ -29,7 +30,7 @@ def lasting(home: Path) -> Iterator[kvps.Store]:
     """A private server that outlives the commands."""
     assert kvps_run("server", "start").returncode == 0
     try:
-        url = embedded.running()
+        url = private_server.running()
         assert url
         with kvps.connect(url) as store:
             yield store

@@ -16,11 +16,11 @@ from chaos.proxy import Proxy, free_port
 from conftest import eventually
 from harness import aggregating
 from kvps_aggregator import Aggregator
-from kvps_workers import patience
-from kvps_workers.patience import Patience
+from kvps_workers import wait_reporter
+from kvps_workers.wait_reporter import Patience
 
 import kvps
-from kvps.client import Client
+from kvps.connection.client import Client
 from kvps.job import Job
 from kvps.store import Store
 
@@ -138,7 +138,7 @@ def test_an_aggregator_behind_such_a_link_ends(store: Store) -> None:
 def test_a_worker_whose_push_hangs_says_why(
     store: Store, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, limit: int, says: str
 ) -> None:
-    monkeypatch.setattr(patience, "_PATIENCE_S", 0.2)
+    monkeypatch.setattr(wait_reporter, "_PATIENCE_S", 0.2)
     store.create_job("job", PARAMS, **PATIENT)
     with _link(store) as proxy, _job_over(proxy) as remote, remote.join("w0") as session:
         session.pull()
@@ -163,7 +163,7 @@ def test_a_worker_whose_push_hangs_says_why(
 def test_a_worker_that_pulls_says_that_its_server_is_gone(
     store: Store, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patience, "_PATIENCE_S", 0.2)
+    monkeypatch.setattr(wait_reporter, "_PATIENCE_S", 0.2)
     store.create_job("job", PARAMS, workers=2, **PATIENT)
     with _link(store) as proxy, _job_over(proxy) as remote, remote.join("w0") as session:
         session.pull()

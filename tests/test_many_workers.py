@@ -11,7 +11,7 @@ import pytest
 from harness import aggregating, check_chain
 
 from kvps.job import Job
-from kvps.session import Session
+from kvps.session.session import Session
 from kvps.store import Store
 
 TINY = {"x": np.zeros(8, np.float32)}

@@ -21,16 +21,20 @@ from harness import abandoned, aggregating, check_chain, gradient, model, plain_
 from kvps_aggregator import Aggregator, serve
 
 import kvps
-from kvps import process, shared
 from kvps.job import Job
-from kvps.keys import MEMORY
-from kvps.shared import Memory, Segments
+from kvps.machine import process
+from kvps.protocol.keys import MEMORY
 from kvps.store import Store
+from kvps.transport import shared_memory
+from kvps.transport.shared_memory import Memory, Segments
 
 SHM: dict[str, Any] = {"transport": "shm", "lease_ms": 300, "worker_timeout_ms": 60_000, "mirror_every": "1000000"}
 LARGE = {"x": np.zeros(600_000, np.float32)}
 _MOUNTED = "mount -t tmpfs kvps-test /dev/shm && echo mounted && exec cat"
-_MOVED = "import pathlib, sys, kvps.shared; kvps.shared.ROOT = pathlib.Path(sys.argv.pop(1)); "
+_MOVED = (
+    "import pathlib, sys; from kvps.transport import shared_memory; "
+    "shared_memory.ROOT = pathlib.Path(sys.argv.pop(1)); "
+)
 
 
 class Elsewhere:
@@ -226,7 +230,7 @@ def root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A directory that stands for /dev/shm."""
     path = tmp_path / "shm"
     path.mkdir()
-    monkeypatch.setattr(shared, "ROOT", path)
+    monkeypatch.setattr(shared_memory, "ROOT", path)
     return path
 
 
@@ -238,7 +242,7 @@ def second(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, store: Store) -> Any
 
     def see() -> Job:
         with monkeypatch.context() as there:
-            there.setattr(shared, "ROOT", path)
+            there.setattr(shared_memory, "ROOT", path)
             return store.job("job")
 
     return see

@@ -10,7 +10,7 @@ import pytest
 from harness import aggregating, check_chain, gradient, model, plain_loop, staleness_used, work
 
 import kvps
-from kvps.session import Session
+from kvps.session.session import Session
 from kvps.store import Store
 
 ROUNDS = 50

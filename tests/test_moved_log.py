@@ -12,18 +12,18 @@ import pytest
 from conftest import BINARIES, eventually, private_directory
 from faults import MortalServer
 from harness import aggregating, check_chain, model, work, work_on
-from kvps_aggregator.save import Checkpoints
+from kvps_aggregator.checkpoints import Checkpoints
 from kvps_workers import load_task
-from kvps_workers.loop import train
+from kvps_workers.training_loop import train
 from test_checkpoints import PATIENT, ROUNDS, STOP, train_to
 
 import kvps
-from kvps.checkpoint import Checkpoint
 from kvps.cli.verify import proof_of
-from kvps.device import open_device
+from kvps.device.base import open_device
+from kvps.history.checkpoint import Checkpoint
+from kvps.history.commit_log import Log, LogFile, move
 from kvps.job import Job
-from kvps.log import Log, LogFile, move
-from kvps.session import Session
+from kvps.session.session import Session
 from kvps.store import Store
 
 

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kvps_aggregator import optimizers
+from kvps_aggregator.step import optimizers
 
 import kvps
-from kvps import optim
+from kvps import optimizers as optim
+from kvps.arrays.digest import chunked, weights_sha256
+from kvps.arrays.layout import CHUNK_ITEMS, Layout
 from kvps.config import JobConfig
-from kvps.layout import CHUNK_ITEMS, Layout
-from kvps.wire import chunked, weights_sha256
 
 STEPS = 25
 

@@ -12,7 +12,7 @@ import pytest
 from conftest import BINARIES, eventually, private_directory, processes_of
 
 import kvps
-from kvps import embedded
+from kvps.server import private_server
 
 
 def test_the_public_names() -> None:
@@ -73,12 +73,12 @@ def test_the_server_ends_with_the_process_that_started_it(
     assert (home / "redis.sock").stat().st_mode & 0o777 == 0o700
     with kvps.connect() as store:
         assert not store.started_server
-    assert embedded.running(), "who only met it does not end it"
+    assert private_server.running(), "who only met it does not end it"
     if killed:
         program.kill()
     program.communicate("\\n")
     assert eventually(lambda: processes_of(home) == []), processes_of(home)
-    assert embedded.running() is None
+    assert private_server.running() is None
 
 
 def test_nothing_to_start_is_said(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from commands import Started
 from harness import model
-from kvps_workers import host as host_module
-from kvps_workers.lookout import Lookout
-from kvps_workers.queue import SCRIPTS, TrainingQueue
+from kvps_workers.queue import host as host_module
+from kvps_workers.queue.liveness import Lookout
+from kvps_workers.queue.queue import SCRIPTS, TrainingQueue
 from kvps_workers.training import Started as Execution
 
 import kvps
@@ -134,7 +134,7 @@ def test_cancel_takes_one_jobs_tasks_and_no_others(store: Store, queue: Training
 
 
 def test_who_is_silent_is_lost_but_not_because_the_looker_was_away() -> None:
-    lookout, identity = Lookout(), kvps.process.identity()
+    lookout, identity = Lookout(), kvps.machine.process.identity()
     other = Execution("task", "one", "host", "beat", {})
     assert lookout.lost([other], 100.0) == []
     for second in range(101, 110):

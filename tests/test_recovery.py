@@ -16,7 +16,7 @@ from kvps_aggregator import Aggregator, serve
 
 import kvps
 from kvps.job import Job
-from kvps.scripts import NewLife
+from kvps.protocol.scripts import NewLife
 from kvps.store import Store
 
 ROUNDS = 40

@@ -14,19 +14,19 @@ from commands import kvps_run
 from conftest import BINARIES, eventually, running_server
 from harness import aggregating, model
 from kvps_aggregator import Aggregator
-from kvps_aggregator.save import Checkpoints
+from kvps_aggregator.checkpoints import Checkpoints
 from test_verify import _digits, _gradient, _proved, _run
 from test_verify_cli import lasting
 
 import kvps
-from kvps.checkpoint import Checkpoint
 from kvps.cli.verify import proof_of
-from kvps.client import Client
+from kvps.connection.client import Client
+from kvps.history.checkpoint import Checkpoint
+from kvps.history.commit_log import Log
 from kvps.job import Job
-from kvps.log import Log
-from kvps.scripts import JobScripts
-from kvps.session import Session
-from kvps.state import Member
+from kvps.protocol.job_state import Member
+from kvps.protocol.scripts import JobScripts
+from kvps.session.session import Session
 from kvps.store import Store
 
 __all__ = ["lasting"]

@@ -19,7 +19,7 @@ from kvps_aggregator import Aggregator
 
 import kvps
 from kvps.job import Job
-from kvps.scripts import JobScripts
+from kvps.protocol.scripts import JobScripts
 from kvps.store import Store
 
 ME = {"host": "here", "pid": 1, "start": "", "space": "", "device": "cpu"}

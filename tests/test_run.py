@@ -17,9 +17,9 @@ from conftest import eventually, processes_of
 from harness import check_chain, model, plain_loop
 
 import kvps
-from kvps import embedded
 from kvps.cli.trial import judge
-from kvps.keys import JobKeys
+from kvps.protocol.keys import JobKeys
+from kvps.server import private_server
 
 SCRIPT = """
 import subprocess, sys
@@ -58,7 +58,7 @@ def lasting(here: Path) -> Iterator[kvps.Store]:
     """A private server that a run leaves behind, with what it trained."""
     assert kvps_run("server", "start").returncode == 0
     try:
-        url = embedded.running()
+        url = private_server.running()
         assert url
         with kvps.connect(url) as store:
             yield store
@@ -276,7 +276,7 @@ def test_a_job_of_that_name_is_not_taken_for_the_runs(lasting: kvps.Store) -> No
 def test_a_job_that_another_run_has_just_made_is_not_taken_either(
     lasting: kvps.Store, monkeypatch: pytest.MonkeyPatch, rank: int
 ) -> None:
-    from kvps.environment import of_copy
+    from kvps.launch import of_copy
 
     for name, value in of_copy(rank, 2, "mine", "00000000", {}).items():
         monkeypatch.setenv(name, value)
@@ -294,7 +294,7 @@ def test_ending_a_run_ends_all_of_it(here: Path, home: Path, start: Any) -> None
         assert eventually(lambda: len(processes_of(home)) >= 6)  # run, guard, server, aggregator, two copies
         assert running.end(number) == code
         assert eventually(lambda: processes_of(home) == []), processes_of(home)
-        assert embedded.running() is None
+        assert private_server.running() is None
 
 
 # -- without kvps run ---------------------------------------------------------------------------------------------
@@ -321,7 +321,7 @@ def test_alone_it_is_one_worker(home: Path) -> None:
             session.push({name: np.ones_like(array) for name, array in params.items()})
         assert job.await_finished()
         assert job.snapshot()[0] == 1
-    assert embedded.running() is None
+    assert private_server.running() is None
 
 
 def test_half_an_environment_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 from harness import aggregating
-from kvps_aggregator import Aggregator, shard
+from kvps_aggregator import Aggregator
+from kvps_aggregator.shard import shard
 
 import kvps
-from kvps.session import Session
+from kvps.session.session import Session
 from kvps.store import Store
 
 ONE = {"x": np.ones(2, np.float32)}

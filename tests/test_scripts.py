@@ -11,11 +11,11 @@ import pytest
 import kvps
 from kvps.errors import CorruptData, LeaseLost, WorkerEvicted
 from kvps.job import Job
-from kvps.plan import Plan
-from kvps.scripts import SCRIPTS, InboxFull, NewLife, PlanGone
+from kvps.protocol.plan import Plan
+from kvps.protocol.scripts import SCRIPTS, InboxFull, NewLife, PlanGone
 from kvps.store import Store
 
-LUA = {path.name: path.read_text() for path in (resources.files("kvps") / "lua").iterdir()}
+LUA = {path.name: path.read_text() for path in (resources.files("kvps.protocol") / "lua").iterdir()}
 ME = {"host": "here", "pid": 1, "start": "", "space": "", "device": "cpu"}
 
 

@@ -16,8 +16,8 @@ from commands import TINY, kvps_run
 from conftest import BINARIES, eventually, processes_of
 
 import kvps
-from kvps import embedded
 from kvps.cli.server import client_command
+from kvps.server import private_server
 
 # -- who ends it ----------------------------------------------------------------------------------------------
 
@@ -35,14 +35,14 @@ def test_who_started_it_ends_and_the_others_go_on(home: Path, start: Any) -> Non
     assert kvps_run("create", "digits", "--job", "b", "--workers", "1", *TINY).returncode == 0
     assert kvps_run("aggregator", "start", "--job", "b").returncode == 0
     assert second.wait() == 0
-    assert eventually(lambda: embedded.running() is None)
+    assert eventually(lambda: private_server.running() is None)
 
 
 def test_who_used_it_alone_ends_it(home: Path, start: Any) -> None:
     first = start("worker", "--job", "none")
     first.until("waiting for job")
     assert first.end(signal.SIGINT) == 130
-    assert embedded.running() is None
+    assert private_server.running() is None
 
 
 def test_who_goes_on_is_said_before_the_error(home: Path, start: Any) -> None:
@@ -63,7 +63,7 @@ def test_a_lasting_server_is_said_to_end_with_nobody(home: Path) -> None:
         with kvps.connect() as store:
             assert not store.ends_unused
     finally:
-        assert embedded.stop()
+        assert private_server.stop()
 
 
 def test_stores_of_one_process_share_the_server(home: Path) -> None:
@@ -74,7 +74,7 @@ def test_stores_of_one_process_share_the_server(home: Path) -> None:
     a.close()
     assert b.jobs() == []
     b.close()
-    assert embedded.running() is None
+    assert private_server.running() is None
     with kvps.connect() as again:
         assert again.started_server
 
@@ -95,7 +95,7 @@ def test_it_ends_though_a_forked_child_lives(home: Path) -> None:
             os._exit(0)
         print(store.jobs(), flush=True)
         store.close()
-        print("closed", kvps.embedded.running(), flush=True)
+        print("closed", kvps.server.private_server.running(), flush=True)
         os.close(theirs)
         os.wait()
     """
@@ -105,7 +105,7 @@ def test_it_ends_though_a_forked_child_lives(home: Path) -> None:
 
 def test_the_guard_ends_with_its_server(home: Path) -> None:
     with kvps.connect() as store:
-        assert embedded.stop()
+        assert private_server.stop()
         assert eventually(lambda: processes_of(home) == []), processes_of(home)
         assert eventually(lambda: not store.started_server)
 
@@ -125,7 +125,7 @@ def test_a_taken_port_is_said_with_the_servers_own_words(home: Path) -> None:
 
 @pytest.mark.parametrize("lasting", [True, False])
 def test_a_server_program_that_is_none(home: Path, monkeypatch: pytest.MonkeyPatch, lasting: bool) -> None:
-    begin = embedded.start if lasting else kvps.connect
+    begin = private_server.start if lasting else kvps.connect
     monkeypatch.setenv("KVPS_REDIS_SERVER", "/nope")
     with pytest.raises(kvps.NoServer, match="KVPS_REDIS_SERVER=/nope"):
         begin()
@@ -151,7 +151,7 @@ def test_a_server_that_refuses_is_not_replaced(home: Path) -> None:
             kvps.connect()
         store.client.call("CONFIG", "SET", "maxclients", "1000")
         store.client.call("CONFIG", "SET", "requirepass", "other")
-        for ask in (kvps.connect, embedded.start, embedded.stop, embedded.running):
+        for ask in (kvps.connect, private_server.start, private_server.stop, private_server.running):
             with pytest.raises(kvps.NoServer, match=r"does not answer \(.*uthentication"):
                 ask()
         store.client.call("CONFIG", "SET", "requirepass", "")
@@ -165,15 +165,15 @@ def test_a_server_that_does_not_let_itself_end(home: Path, monkeypatch: pytest.M
         url, pid = store.url, int(store.client.call("INFO", "server")["process_id"])
         store.client.call("ACL", "SETUSER", "default", "-shutdown")
         with pytest.raises(kvps.NoServer, match="no permissions"):
-            embedded.stop()
-        monkeypatch.setattr(embedded, "running", lambda: url)  # as if it were stopped, or ended, right after
+            private_server.stop()
+        monkeypatch.setattr(private_server, "running", lambda: url)  # as if it were stopped, or ended, right after
         os.kill(pid, signal.SIGSTOP)
         try:
             with pytest.raises(kvps.NoServer, match="does not answer"):
-                embedded.stop()
+                private_server.stop()
         finally:
             os.kill(pid, signal.SIGCONT)
-    assert embedded.stop()
+    assert private_server.stop()
 
 
 # -- what is typed elsewhere ----------------------------------------------------------------------------------
@@ -184,7 +184,7 @@ def test_a_server_that_does_not_let_itself_end(home: Path, monkeypatch: pytest.M
     [("[::1]:6400", "[::1]:6400"), ("10.0.0.1:6400", "10.0.0.1:6400"), ("[::]:1", f"{socket.gethostname()}:1")],
 )
 def test_the_line_to_join_by(listen: str, place: str) -> None:
-    line = embedded.join_line("unix:///s?password=a%2Fb", listen)
+    line = private_server.join_line("unix:///s?password=a%2Fb", listen)
     assert line == f"KVPS_REDIS_URL=redis://:a%2Fb@{place} kvps worker"
 
 
@@ -250,13 +250,13 @@ def test_a_server_with_a_data_directory_goes_on_where_it_was(
         with pytest.raises(kvps.NoServer, match="to use --data-dir"):
             kvps.connect(data_dir=data)
     assert data.stat().st_mode & 0o777 == 0o700
-    assert embedded.running() is None
+    assert private_server.running() is None
     with kvps.connect() as store:
         assert store.jobs() == [], "without the directory it keeps nothing"
     assert kvps_run("server", "start", "--data-dir", str(data)).returncode == 0
     with kvps.connect() as store:
         np.testing.assert_array_equal(store.job("job").snapshot()[1]["x"], np.full(3, 7, np.float32))
-    assert embedded.stop()
+    assert private_server.stop()
 
 
 def test_a_data_directory_that_is_none(home: Path, tmp_path: Path) -> None:

@@ -14,16 +14,16 @@ import pytest
 from conftest import eventually
 from harness import aggregating
 from kvps_aggregator import Aggregator
-from kvps_aggregator.intake import Intake
+from kvps_aggregator.shard.fetch import Intake
 from test_verify import _digits, _proved, _run, _training
 
 import kvps
-from kvps import outgoing
-from kvps.feedback import Remainder
-from kvps.reader import Reader
-from kvps.session import Session
+from kvps.arrays.error_feedback import Remainder
+from kvps.connection.sockets import _Bulk
+from kvps.session import upload
+from kvps.session.session import Session
 from kvps.store import Store
-from kvps.transport import _Bulk
+from kvps.transport.version_reader import Reader
 
 PATIENT: dict[str, Any] = {"worker_timeout_ms": 60_000, "transport": "redis"}
 SMALL = {"a": np.zeros(3, np.float32), "b": np.zeros(3, np.float32)}
@@ -257,7 +257,7 @@ def test_what_was_put_with_a_nan_counts_as_zeros_whatever_fails_before_its_push(
 @pytest.mark.parametrize("where", ["write_set", "digest"])
 def test_an_interrupted_put_leaves_no_holes(store: Store, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     job = store.create_job("job", LARGE, **PATIENT)
-    place: Any = _Bulk if where == "write_set" else outgoing
+    place: Any = _Bulk if where == "write_set" else upload
     with aggregating(job), job.join("w0") as session:
         session.pull()
         with monkeypatch.context() as interrupting:

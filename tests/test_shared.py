@@ -24,19 +24,20 @@ from harness import abandoned, aggregating, check_chain, gradient, model, plain_
 from kvps_aggregator import Aggregator, serve
 
 import kvps
-from kvps import process, shared
-from kvps.checkpoint import Checkpoint
+from kvps.history.checkpoint import Checkpoint
 from kvps.job import Job
-from kvps.session import Session
-from kvps.shared import Segments
+from kvps.machine import process
+from kvps.session.session import Session
 from kvps.store import Store
+from kvps.transport import shared_memory
+from kvps.transport.shared_memory import Segments
 
 PATIENT: dict[str, Any] = {"worker_timeout_ms": 60_000, "transport": "shm"}
 LARGE = {"x": np.zeros(600_000, np.float32)}
 
 
 def _folder(url: str) -> Path:
-    return shared.folder_of(url)
+    return shared_memory.folder_of(url)
 
 
 def _segments(job: Job, kind: str = "") -> list[str]:
@@ -272,7 +273,7 @@ def test_lost_memory_takes_back_what_came_since_redis_was_given_it_and_no_more(s
     kept, before = job.kept(99), job.state()
     assert 10 <= kept <= before.version
     assert job.segments
-    shared.forget(job.segments.folder)
+    shared_memory.forget(job.segments.folder)
     with pytest.raises(kvps.UsageError, match="no part in"):
         job.join("w0")
     with aggregating(job):
@@ -310,7 +311,7 @@ def test_each_loss_stays_in_the_log_though_the_next_goes_further_back(store: Sto
                 session.push(gradient(session.pull(), 0, round_))  # type: ignore[union-attr]
                 while aggregator.work():
                     pass
-        shared.forget(job.segments.folder)
+        shared_memory.forget(job.segments.folder)
     assert [(f["version"], f["lost"]) for _, f in job.entries() if f["kind"] == "recover"] == [("0", "3"), ("0", "2")]
     assert check_chain(job) == 0
 
@@ -324,7 +325,7 @@ def test_memory_that_is_lost_under_a_living_holder_is_taken_anew(store: Store) -
             session.push(gradient(session.pull(), 0, round_))
             while round_ < 2 and aggregator.work():
                 pass
-        shared.forget(job.segments.folder)
+        shared_memory.forget(job.segments.folder)
         aggregator.work()
         assert eventually(lambda: aggregator.hold(at_once=True) or bool(aggregator._shards))
         with pytest.raises(kvps.WorkerEvicted):
@@ -365,7 +366,7 @@ def test_a_holder_that_has_nothing_to_do_notices_too_that_the_memory_is_lost(sto
             for round_ in range(3):
                 session.push(gradient(session.pull(), 0, round_))
             assert _committed(job, 3)
-            shared.forget(job.segments.folder)
+            shared_memory.forget(job.segments.folder)
             assert eventually(lambda: job.state().version == 0)
             session._closed = True
         work_on(job, "w0", 4)
@@ -431,7 +432,7 @@ def test_memory_that_is_deleted_under_a_living_job_is_made_anew(store: Store) ->
         worker = threading.Thread(target=_work_on_whatever_happens, args=(job, 60))
         worker.start()
         assert eventually(lambda: job.kept(99) >= 10)
-        shared.forget(job.segments.folder)
+        shared_memory.forget(job.segments.folder)
         worker.join()
         assert _committed(job, 60)
     assert check_chain(job) == 60
@@ -485,7 +486,7 @@ def elsewhere(store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 
     def see(name: str) -> Job:
         with monkeypatch.context() as there:
-            there.setattr(shared, "ROOT", tmp_path)
+            there.setattr(shared_memory, "ROOT", tmp_path)
             return store.job(name)
 
     return see
@@ -650,11 +651,11 @@ def test_auto_is_shared_memory_where_that_is_sure_and_worth_it(store: Store, mon
     monkeypatch.setattr(store.client, "port", lambda: 6379)
     assert chosen() == "redis", "others may come over TCP"
     monkeypatch.undo()
-    monkeypatch.setattr(shared, "room", lambda: 20_000_000)
+    monkeypatch.setattr(shared_memory, "room", lambda: 20_000_000)
     assert chosen() == "redis"
     with pytest.raises(kvps.ServerFull, match=r"has 20\.0 MB left, the job needs .* MB"):
         chosen({"x": np.zeros(3_000_000, np.float32)}, transport="shm")
-    monkeypatch.setattr(shared, "ROOT", Path("/nowhere"))
+    monkeypatch.setattr(shared_memory, "ROOT", Path("/nowhere"))
     assert chosen() == "redis"
     with pytest.raises(kvps.InvalidSetting, match="needs /nowhere"):
         chosen(transport="shm")
@@ -760,7 +761,7 @@ def test_what_a_server_that_keeps_nothing_had_in_memory_ends_with_it(home: Path,
 
 @pytest.fixture
 def segments() -> Iterator[Segments]:
-    found = Segments(shared.memory_of("unix:///tests"), os.urandom(4).hex())
+    found = Segments(shared_memory.memory_of("unix:///tests"), os.urandom(4).hex())
     found.ensure()
     yield found
     found.remove()
@@ -773,14 +774,14 @@ def test_a_segment_is_not_written_anew_while_it_is_read(segments: Segments) -> N
     with segments.open("a", 100) as first, segments.open("a", 100):
         assert not made.renamed("b")
         assert (first == 7).all()
-    other = Segments(shared.memory_of("unix:///tests"), segments.folder.name)  # as another process has it
+    other = Segments(shared_memory.memory_of("unix:///tests"), segments.folder.name)  # as another process has it
     with other.open("a", 100):
         assert segments.make("b", 100, [made]) is not made
     assert segments.make("c", 100, [made]) is made
     assert segments.names() == ["b", "c"]
-    with pytest.raises(shared.ChunkGone, match="segment a is gone"):
+    with pytest.raises(shared_memory.ChunkGone, match="segment a is gone"):
         segments.open("a", 100)
-    with pytest.raises(shared.ChunkGone, match="has 100 bytes, not 99"):
+    with pytest.raises(shared_memory.ChunkGone, match="has 100 bytes, not 99"):
         segments.open("c", 99)
     with segments.open("c", 100) as held:
         segments.unlink(["c", "never"])
@@ -812,7 +813,7 @@ def test_a_reader_that_comes_while_a_segment_is_renamed_has_the_one_or_none(segm
             with segments.open(f"{number}", 4096) as data:
                 assert (data == number % 251).all()
                 seen += 1
-        except shared.ChunkGone:
+        except shared_memory.ChunkGone:
             gone += 1
     over.set()
     writer.join()
@@ -834,16 +835,16 @@ def test_a_forked_child_gives_no_lock_of_its_parent_back(segments: Segments) -> 
 def test_a_maker_that_sleeps_with_the_lock_holds_nobody_up(segments: Segments) -> None:
     made = segments.make("a", 100)
     fcntl.flock(made._fd, fcntl.LOCK_EX)
-    with pytest.raises(shared.ChunkGone):
+    with pytest.raises(shared_memory.ChunkGone):
         segments.open("a", 100)
 
 
 def test_another_users_directory_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(shared, "ROOT", tmp_path)
+    monkeypatch.setattr(shared_memory, "ROOT", tmp_path)
     (tmp_path / f"kvps-{os.getuid()}").mkdir(mode=0o755)
     os.chmod(tmp_path / f"kvps-{os.getuid()}", 0o755)
     with pytest.raises(kvps.ServerUnfit, match="mode 0700"):
-        Segments(shared.memory_of("unix:///tests"), "abcdabcd").ensure()
+        Segments(shared_memory.memory_of("unix:///tests"), "abcdabcd").ensure()
 
 
 def test_what_redis_says_leads_nowhere_else(store: Store) -> None:

@@ -16,7 +16,7 @@ from conftest import BINARIES, ONE_AND_SLOWLY_ALL, eventually, processes_of
 from harness import check_chain, gradient, model, plain_loop, staleness_used
 
 import kvps
-from kvps import embedded
+from kvps.server import private_server
 from kvps.store import Store
 
 SGD = kvps.SGD(lr=0.05)
@@ -38,8 +38,8 @@ def test_it_gives_the_plain_loops_weights_bit_for_bit_as_processes_do(
         _same(job.train(gradient, rounds=25), plain_loop(model(), 3, 25, 0.05))
         _same(job.train(gradient, rounds=25), plain_loop(model(), 3, 50, 0.05))
         assert check_chain(job) == 50
-        assert embedded.running()
-    assert embedded.running() is None
+        assert private_server.running()
+    assert private_server.running() is None
 
 
 @pytest.mark.parametrize("staleness", [2, -1])
@@ -111,14 +111,14 @@ def test_an_aggregator_that_fails_is_heard(home: Path, monkeypatch: pytest.Monke
         job.train(gradient, rounds=5)
     with pytest.raises(kvps.CorruptData, match="flipped"):
         job.close()
-    assert embedded.running() is None
+    assert private_server.running() is None
 
 
 def test_bad_settings_leave_nothing(home: Path) -> None:
     for params, settings in [(model(), {"workers": 0}), (model(), {"optimiser": 1}), ({"x": np.zeros(2)}, {})]:
         with pytest.raises(kvps.UsageError):
             kvps.local(params, **settings)
-        assert embedded.running() is None
+        assert private_server.running() is None
 
 
 def test_on_a_server_that_stays_the_job_is_removed(store: Store) -> None:

@@ -15,12 +15,12 @@ from conftest import BINARIES, eventually, private_directory, running_server
 from harness import aggregating
 
 import kvps
-from kvps.client import Client
+from kvps.arrays.digest import view
+from kvps.connection.client import Client
+from kvps.connection.resp import Replies
+from kvps.connection.sockets import ArrayPool, ChunkGone, redacted
 from kvps.errors import ServerError
-from kvps.resp import Replies
 from kvps.store import Store
-from kvps.transport import ArrayPool, ChunkGone, redacted
-from kvps.wire import view
 
 
 class Cutter:
@@ -223,7 +223,7 @@ def test_urls_are_shown_without_their_password() -> None:
     assert redacted("redis://me:hush@host:1/0") == "redis://me:***@host:1/0"
     assert redacted("rediss://:hush@host:1") == "rediss://:***@host:1"
     assert redacted("unix:///s?password=hush&db=1") == "unix:///s?password=***&db=1"
-    assert "hush" not in repr(kvps.client.Client("redis://:hush@host:1"))
+    assert "hush" not in repr(kvps.connection.client.Client("redis://:hush@host:1"))
     assert redacted("redis://me:hu@sh@host:1/0") == "redis://me:***@host:1/0"
     assert redacted("redis://m@e:hu:/?#sh@host:1") == "redis://m@e:***@host:1"
 

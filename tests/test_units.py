@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from harness import aggregating, check_chain
 from kvps_aggregator import Aggregator
-from kvps_workers.loop import Batches, train
+from kvps_workers.training_loop import Batches, train
 
 import kvps
-from kvps.device import open_device
+from kvps.device.base import open_device
 from kvps.job import Job
-from kvps.session import Session
+from kvps.session.session import Session
 from kvps.store import Store
 
 ZERO = {"x": np.zeros(3, np.float32)}

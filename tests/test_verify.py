@@ -12,19 +12,19 @@ from typing import Any
 import numpy as np
 import pytest
 from kvps_aggregator import Aggregator, serve
-from kvps_aggregator.replay import Proof
+from kvps_aggregator.verify.replay import Proof
 from kvps_workers import load_task
-from kvps_workers.loop import batches_of, train
+from kvps_workers.training_loop import batches_of, train
 
 import kvps
+from kvps.arrays.digest import weights_sha256
 from kvps.cli.verify import proof_of
-from kvps.device import open_device
+from kvps.device.base import open_device
 from kvps.job import Job
-from kvps.plan import Contribution
-from kvps.session import Session
-from kvps.state import chained, first_head
+from kvps.protocol.job_state import chained, first_head
+from kvps.protocol.plan import Contribution
+from kvps.session.session import Session
 from kvps.store import Store
-from kvps.wire import weights_sha256
 
 Params = dict[str, np.ndarray]
 WORKERS, ROUNDS = 3, 15  # 479 samples or 480, 96 a batch, 3 epochs

@@ -13,7 +13,7 @@ from commands import Started, kvps_run
 from conftest import eventually
 
 import kvps
-from kvps import embedded
+from kvps.server import private_server
 
 TASK = """
 import os
@@ -44,7 +44,7 @@ def lasting(home: Path) -> Iterator[kvps.Store]:
     """A private server that outlives the commands, and a store on it."""
     assert kvps_run("server", "start").returncode == 0
     try:
-        with kvps.connect(embedded.running()) as store:
+        with kvps.connect(private_server.running()) as store:
             yield store
     finally:
         assert kvps_run("server", "stop").returncode == 0

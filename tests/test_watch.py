@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from conftest import BINARIES, eventually, running_server
 from harness import aggregating, model
-from kvps_aggregator import watch
-from kvps_aggregator.watch import JobWatcher
+from kvps_aggregator import job_watcher
+from kvps_aggregator.job_watcher import JobWatcher
 
 import kvps
 from kvps.job import Job
@@ -51,8 +51,8 @@ def watching(store: Store, said: list[str] | None = None) -> Iterator[JobWatcher
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """A job is left soon after its last worker, and looked at again soon after it could not be served."""
-    monkeypatch.setattr(watch, "_LINGER_S", 0.2)
-    monkeypatch.setattr(watch, "_AGAIN_S", 0.2)
+    monkeypatch.setattr(job_watcher, "_LINGER_S", 0.2)
+    monkeypatch.setattr(job_watcher, "_AGAIN_S", 0.2)
 
 
 def _served() -> set[str]:

@@ -11,24 +11,24 @@ import numpy as np
 import pytest
 from conftest import eventually
 from harness import aggregating, check_chain, gradient, model, plain_loop, staleness_used, work
-from kvps_aggregator.early import Early
-from kvps_workers.loop import train
+from kvps_aggregator.shard.eager_fetch import Early
+from kvps_aggregator.verify.contribution import Coding
+from kvps_workers.training_loop import train
 from test_verify import _digits, _gradient, _proved, _run, _training
 
 import kvps
+from kvps.arrays.error_feedback import Remainder
+from kvps.arrays.formats import format_of
+from kvps.arrays.layout import Layout
 from kvps.cli.verify import proof_of
-from kvps.client import Client
-from kvps.coding import Coding
-from kvps.device import open_device
-from kvps.feedback import Remainder
-from kvps.formats import format_of
+from kvps.connection.client import Client
+from kvps.device.base import open_device
 from kvps.job import Job
-from kvps.layout import Layout
-from kvps.plan import Contribution
-from kvps.reader import Reader
-from kvps.scripts import NewLife
-from kvps.session import Session
+from kvps.protocol.plan import Contribution
+from kvps.protocol.scripts import NewLife
+from kvps.session.session import Session
 from kvps.store import Store
+from kvps.transport.version_reader import Reader
 
 LOSSY = ["bf16", "fp16", "int8", "topk:0.25"]
 PATIENT = {"worker_timeout_ms": 60_000}

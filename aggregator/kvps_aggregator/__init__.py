@@ -1,5 +1,5 @@
 """The process that averages and commits: polls contributions, reduces them, steps the optimizer, flips the version."""
 
-from kvps_aggregator.loop import Aggregator, serve
+from kvps_aggregator.aggregator import Aggregator, serve
 
 __all__ = ["Aggregator", "serve"]

@@ -11,7 +11,7 @@ from typing import Any
 
 import typer
 
-from kvps.cli import bench, checkpoint, jobs, parts, queue, run, server, up, verify
+from kvps.cli import checkpoint, jobs, parts, queue, run, server, up, verify
 from kvps.errors import KvpsError, UsageError
 
 app = typer.Typer(
@@ -36,21 +36,20 @@ app.command("status")(jobs.status)
 app.add_typer(checkpoint.app, name="checkpoint")
 app.command("verify")(verify.verify)
 app.command("rm")(jobs.rm)
-app.add_typer(bench.app, name="bench")
 app.add_typer(server.app, name="server")
 app.command("cli", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(server.cli)
 
 _received: list[int] = []
 
 
-def main() -> None:
-    """Run the command line. Errors are one line on stderr: exit code 2 for usage, 1 for all else."""
+def main(app: typer.Typer = app) -> None:
+    """Run a command line, by default kvps's. Errors are one line on stderr: exit code 2 for usage, 1 for all else."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)
-    sys.exit(_run())
+    sys.exit(_run(app))
 
 
-def _run() -> int:
+def _run(app: typer.Typer) -> int:
     try:
         code: Any = app(standalone_mode=False)
         # Typer turns an interrupt into 130, whichever signal it came from.

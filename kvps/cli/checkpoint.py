@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from kvps_aggregator.record import check_directory
+from kvps_aggregator.verify.recording import check_directory
 from rich.console import Console
 from rich.table import Column, Table
 
-from kvps import log
-from kvps.checkpoint import SUFFIX, Checkpoint, listed
 from kvps.cli import common
 from kvps.cli.common import DEFAULT_CHECKPOINTS, say
 from kvps.errors import InvalidSetting
+from kvps.history import commit_log
+from kvps.history.checkpoint import SUFFIX, Checkpoint, listed
 from kvps.job import readable
-from kvps.keys import check_name
+from kvps.protocol.keys import check_name
 
 app = typer.Typer(help="Save jobs in files, and go on from them.", no_args_is_help=True)
 
@@ -43,7 +43,7 @@ def save(
         made = found.checkpoint()
         path = directory / (to.name if whole else made.filename)
         made.write(path)
-        log.keep(found, directory, state, made.version)
+        commit_log.keep(found, directory, state, made.version)
     say(f"job {job}: version {made.version} in {path}")
 
 

@@ -15,19 +15,20 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
-from kvps_aggregator.record import check_directory
-from kvps_aggregator.save import Checkpoints
+from kvps_aggregator.checkpoints import Checkpoints
+from kvps_aggregator.verify.recording import check_directory
 from kvps_workers import Task
-from kvps_workers.loop import rounds_of
+from kvps_workers.training_loop import rounds_of
 
 import kvps
-from kvps import embedded, optim
+from kvps import optimizers
 from kvps.config import JobConfig
+from kvps.connection.sockets import redacted
 from kvps.errors import InvalidSetting, JobNotFound, KvpsError, NoServer, ServerLost
 from kvps.job import Job, readable
-from kvps.state import State
+from kvps.protocol.job_state import State
+from kvps.server import private_server
 from kvps.store import Store
-from kvps.transport import redacted
 
 _LOOK_AGAIN_S = 0.3
 
@@ -178,7 +179,7 @@ class JobSettings:
 
     def _value(self, option: str) -> Any:
         if option in ("optimizer", "lr"):
-            return optim.parse(self.optimizer, self.lr)
+            return optimizers.parse(self.optimizer, self.lr)
         value = getattr(self, option)
         return _milliseconds(f"--{option.replace('_', '-')}", value) if option in ("worker_timeout", "lease") else value
 
@@ -265,9 +266,9 @@ def serving_store(
             say(f"{what} {redacted(store.url)}{_end_of(store)}")
             say(f"look inside: {'kvps cli' if redis is None else f'kvps cli --redis {redacted(redis)}'}")
             if listen and joinable:
-                say(f"join from elsewhere: {embedded.join_line(store.url, listen)}")
+                say(f"join from elsewhere: {private_server.join_line(store.url, listen)}")
             elif listen:
-                say(f"look from elsewhere: KVPS_REDIS_URL={embedded.tcp_url(store.url, listen)} kvps jobs")
+                say(f"look from elsewhere: KVPS_REDIS_URL={private_server.tcp_url(store.url, listen)} kvps jobs")
         lost = False
         try:
             yield store
@@ -301,7 +302,7 @@ def at_work(store: Store) -> list[str]:
 @contextmanager
 def existing_store(redis: str | None) -> Iterator[Store]:
     """A store for a command that looks at what is there, and starts nothing."""
-    url = redis or embedded.running()
+    url = redis or private_server.running()
     if url is None:
         raise NoServer("no private server runs: start one with kvps up, kvps aggregator start or kvps server start")
     with kvps.connect(url) as store:
@@ -310,10 +311,10 @@ def existing_store(redis: str | None) -> Iterator[Store]:
 
 def wait_for_server(redis: str | None) -> None:
     """Wait until the private server runs, saying so once. With a URL there is nothing to wait for."""
-    if redis or embedded.running():
+    if redis or private_server.running():
         return
     say("no private server runs yet: waiting for kvps aggregator start, kvps worker or kvps server start")
-    while not embedded.running():
+    while not private_server.running():
         time.sleep(_LOOK_AGAIN_S)  # nobody can ring a bell that does not exist yet
 
 

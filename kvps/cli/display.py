@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvps.job import Job, Trace
-from kvps.state import State
+from kvps.protocol.job_state import State
 
 _LINE_EVERY_S = 2.0
 _RATE_OVER = 8  # looks at the state over which steps/s is taken

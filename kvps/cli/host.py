@@ -11,11 +11,11 @@ from kvps_workers import load_task
 
 from kvps.cli import common
 from kvps.cli.common import say
-from kvps.device import open_device
+from kvps.device.base import open_device
 from kvps.store import Store
 
 if TYPE_CHECKING:  # RQ takes its time to load, and few commands need it
-    from kvps_workers.queue import TrainingQueue
+    from kvps_workers.queue.queue import TrainingQueue
 
 QueueRedis = Annotated[
     str | None,
@@ -39,9 +39,9 @@ def serve(
     data_dir: Path | None,
 ) -> None:
     """Serve the queue, until stopped, or with `burst` until it is empty."""
-    from kvps_workers.host import Host
-    from kvps_workers.queue import CPU, GPU
-    from kvps_workers.stable import Means
+    from kvps_workers.queue.host import Host
+    from kvps_workers.queue.queue import CPU, GPU
+    from kvps_workers.queue.resources import Means
 
     environment = dict(os.environ)  # for the horses, before a device is bound here to see that there is one
     open_device(gpu)
@@ -55,6 +55,6 @@ def serve(
 
 def opened(store: Store, url: str | None, name: str) -> TrainingQueue:
     """A queue on the server of that URL, or on that of the store."""
-    from kvps_workers.queue import TrainingQueue
+    from kvps_workers.queue.queue import TrainingQueue
 
     return TrainingQueue(url or store.url, name)

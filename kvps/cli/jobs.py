@@ -7,7 +7,7 @@ import sys
 from typing import Annotated, Any
 
 import typer
-from kvps_aggregator.loop import is_idle
+from kvps_aggregator.aggregator import is_idle
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -15,7 +15,7 @@ from rich.text import Text
 from kvps.cli import common
 from kvps.errors import CorruptData, InvalidSetting, JobNotFound
 from kvps.job import Job, readable
-from kvps.state import State
+from kvps.protocol.job_state import State
 
 
 def jobs(redis: common.Redis = None) -> None:

@@ -8,18 +8,18 @@ from typing import Annotated
 
 import typer
 from kvps_aggregator import serve
-from kvps_aggregator.record import check_directory
-from kvps_aggregator.save import Checkpoints
-from kvps_aggregator.watch import JobWatcher
+from kvps_aggregator.checkpoints import Checkpoints
+from kvps_aggregator.job_watcher import JobWatcher
+from kvps_aggregator.verify.recording import check_directory
 from kvps_workers import load_task
-from kvps_workers.loop import train
+from kvps_workers.training_loop import train
 
 from kvps.cli import common, host
 from kvps.cli.common import say
-from kvps.device import CPU, Device, open_device
+from kvps.device.base import CPU, Device, open_device
 from kvps.errors import InvalidSetting
 from kvps.job import Job
-from kvps.keys import check_name
+from kvps.protocol.keys import check_name
 from kvps.store import Store
 
 Quiet = Annotated[bool, typer.Option("--quiet", hidden=True)]

@@ -16,10 +16,10 @@ from kvps.cli.host import QueueRedis, opened
 from kvps.cli.jobs import plain_console
 from kvps.cli.up import slow_factors
 from kvps.errors import KvpsError
-from kvps.keys import check_name
+from kvps.protocol.keys import check_name
 
 if TYPE_CHECKING:  # RQ takes its time to load, and few commands need it
-    from kvps_workers.queue import Seen
+    from kvps_workers.queue.queue import Seen
 
 
 @common.with_settings
@@ -34,7 +34,7 @@ def submit(
     redis: common.Redis = None,
 ) -> None:
     """Create a job and put its workers into the queue, for hosts that are free: kvps worker --queue."""
-    from kvps_workers.queue import CPU, GPU
+    from kvps_workers.queue.queue import CPU, GPU
 
     factors = slow_factors(slow or [], settings.workers)
     if job is not None:
@@ -62,7 +62,7 @@ def submit(
 
 def show(queue_redis: QueueRedis = None, redis: common.Redis = None) -> None:
     """Show what runs, what waits for a host, and what failed."""
-    from kvps_workers.queue import QUEUES, Seen
+    from kvps_workers.queue.queue import QUEUES, Seen
 
     seen, served = list[Seen](), list[str]()
     with common.existing_store(redis) as store:
@@ -86,7 +86,7 @@ def show(queue_redis: QueueRedis = None, redis: common.Redis = None) -> None:
 
 def cancel(job: common.JobName, queue_redis: QueueRedis = None, redis: common.Redis = None) -> None:
     """Take a job's workers out of the queue, and have those that run leave. The job and its weights stay."""
-    from kvps_workers.queue import QUEUES
+    from kvps_workers.queue.queue import QUEUES
 
     check_name("job", job)
     waited = running = 0

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kvps import environment
+from kvps import launch
 from kvps.cli import common
 from kvps.cli.display import Display
 from kvps.cli.follow import LOOK_S, Figures, aggregate, check_aggregators, check_killed, check_trained, finish, follow
@@ -19,8 +19,8 @@ from kvps.cli.supervise import Child, Supervisor
 from kvps.config import JobConfig
 from kvps.errors import InvalidSetting, JobNotFound, KvpsError
 from kvps.job import Job
-from kvps.keys import check_name
-from kvps.scripts import job_exists
+from kvps.protocol.keys import check_name
+from kvps.protocol.scripts import job_exists
 from kvps.store import Store, fresh_id
 
 _LAST_S = 5.0  # for the others, when who makes the job has ended without it
@@ -117,7 +117,7 @@ def _run(
         copies = []
         for rank in range(workers):
             # What Python prints into a pipe would stay in its buffer.
-            told = {"PYTHONUNBUFFERED": "1"} | environment.of_copy(rank, workers, name, id, settings)
+            told = {"PYTHONUNBUFFERED": "1"} | launch.of_copy(rank, workers, name, id, settings)
             copies.append(supervisor.run(f"w{rank}", command, told))
         job = _job_made(supervisor, copies)
         if job:

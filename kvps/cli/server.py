@@ -7,12 +7,12 @@ from contextlib import suppress
 
 import typer
 
-from kvps import embedded
 from kvps.cli import common
 from kvps.cli.common import say
+from kvps.connection.sockets import connection_settings, redacted
 from kvps.errors import KvpsError, NoServer
-from kvps.places import client_program
-from kvps.transport import connection_settings, redacted
+from kvps.machine.paths import client_program
+from kvps.server import private_server
 
 _OPTIONS = {
     "path": "-s",
@@ -31,11 +31,11 @@ app = typer.Typer(help="Your own private Redis server, when it shall outlive a c
 @app.command()
 def start(listen: common.Listen = None, data_dir: common.DataDir = None) -> None:
     """Start the private server, to run until kvps server stop."""
-    url = embedded.start(listen, data_dir)
+    url = private_server.start(listen, data_dir)
     say(f"private server {redacted(url)} runs until: kvps server stop")
     say("look inside: kvps cli")
     if listen:
-        say(f"join from elsewhere: {embedded.join_line(url, listen)}")
+        say(f"join from elsewhere: {private_server.join_line(url, listen)}")
 
 
 @app.command()
@@ -44,7 +44,7 @@ def stop() -> None:
     jobs = list[str]()
     with suppress(KvpsError), common.existing_store(None) as store:  # one that is full or busy ends all the same
         jobs = common.at_work(store)
-    if not embedded.stop():
+    if not private_server.stop():
         raise NoServer("no private server runs")
     ended = "private server ended"
     say(f"{ended}; these jobs were at work on it: {', '.join(jobs)}" if jobs else ended)
@@ -53,7 +53,7 @@ def stop() -> None:
 @app.command()
 def status() -> None:
     """Say whether the private server runs, and where."""
-    url = embedded.running()
+    url = private_server.running()
     if url is None:
         raise NoServer("no private server runs: kvps server start")
     print(redacted(url))
@@ -61,7 +61,7 @@ def status() -> None:
 
 def cli(context: typer.Context, redis: common.Redis = None) -> None:
     """Open redis-cli on the server; what follows is passed to it, as in: kvps cli hgetall 'kvps:{digits}:clock'."""
-    url = redis or embedded.running()
+    url = redis or private_server.running()
     if url is None:
         raise NoServer("no private server runs: start one with kvps up, kvps aggregator start or kvps server start")
     command, environment = client_command(url)

@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from kvps import launcher, process
 from kvps.cli.common import ONE_THREAD
 from kvps.config import JobConfig
 from kvps.errors import KvpsError
 from kvps.job import Job
-from kvps.scripts import NewLife
-from kvps.state import State
+from kvps.machine import launcher, process
+from kvps.protocol.job_state import State
+from kvps.protocol.scripts import NewLife
 from kvps.store import Store
 
 _END_S = 10.0

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 from kvps.cli.common import ONE_THREAD
 from kvps.cli.supervise import Supervisor
+from kvps.history.commit_log import Log
 from kvps.job import Job
-from kvps.log import Log
 from kvps.store import Store
 
 

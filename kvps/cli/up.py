@@ -14,9 +14,9 @@ from typing import Annotated
 import numpy as np
 import typer
 from kvps_workers import Task, load_task
-from kvps_workers.loop import rounds_of
+from kvps_workers.training_loop import rounds_of
 
-from kvps import embedded, launcher
+from kvps.arrays.digest import weights_sha256
 from kvps.cli import common
 from kvps.cli.display import Display
 from kvps.cli.follow import Figures, aggregate, check_aggregators, check_trained, finish, follow
@@ -26,9 +26,10 @@ from kvps.cli.trial import Trial, replayed
 from kvps.config import JobConfig
 from kvps.errors import InvalidSetting, KvpsError, TaskFailed
 from kvps.job import Job
-from kvps.keys import check_name
+from kvps.machine import launcher
+from kvps.protocol.keys import check_name
+from kvps.server import private_server
 from kvps.store import Store
-from kvps.wire import weights_sha256
 
 
 @common.with_settings
@@ -83,7 +84,7 @@ def up(
         name = job or store.free_name(task.rpartition(":")[2])
         made = store.create_job(name, params, config=config)
         if listen and config.units:
-            common.say(f"join from elsewhere: {embedded.join_line(store.url, listen)} --job {name}")
+            common.say(f"join from elsewhere: {private_server.join_line(store.url, listen)} --job {name}")
         trial = Trial(kill_every, config.seed) if kill_every else None
         ahead = ["--prefetch"] if prefetch else []
         options = {worker: ["--slow", f"{factors.get(worker, 1):g}x", *ahead] for worker in rounds}

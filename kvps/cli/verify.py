@@ -14,22 +14,22 @@ from typing import Annotated
 
 import numpy as np
 import typer
-from kvps_aggregator.chain import Unproved
-from kvps_aggregator.record import Recorded
-from kvps_aggregator.replay import Encode, Proof, Source, prove
+from kvps_aggregator.verify.chain import Unproved
+from kvps_aggregator.verify.recording import Recorded
+from kvps_aggregator.verify.replay import Encode, Proof, Source, prove
 from kvps_workers import Task, load_task
-from kvps_workers.loop import Batches, batch_number, batches_of
 from kvps_workers.task import blamed
+from kvps_workers.training_loop import Batches, batch_number, batches_of
 
-from kvps.checkpoint import Checkpoint
+from kvps.arrays.formats import Bytes
+from kvps.arrays.layout import DTYPE, Array
 from kvps.cli import common
 from kvps.errors import InvalidSetting, KvpsError
-from kvps.formats import Bytes
+from kvps.history.checkpoint import Checkpoint
+from kvps.history.commit_log import Log
 from kvps.job import Job
-from kvps.layout import DTYPE, Array
-from kvps.log import Log
-from kvps.plan import Contribution
-from kvps.state import State
+from kvps.protocol.job_state import State
+from kvps.protocol.plan import Contribution
 
 
 def verify(

@@ -21,7 +21,7 @@ except ModuleNotFoundError as error:
     raise ImportError("kvps.torch needs PyTorch, which is not installed: pip install 'kvps[torch]'") from None
 
 from kvps.torch.model import load, parameters
-from kvps.torch.settings import optimizer
-from kvps.torch.worker import Worker, join
+from kvps.torch.optimizer import optimizer
+from kvps.torch.session import Worker, join
 
 __all__ = ["Worker", "join", "load", "optimizer", "parameters"]

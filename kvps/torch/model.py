@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch.nn.parameter import is_lazy
 
+from kvps.arrays.layout import Array
 from kvps.errors import LayoutMismatch
 from kvps.job import Job
-from kvps.layout import Array
 
 Parameters = dict[str, torch.nn.Parameter]
 

@@ -17,7 +17,7 @@ import kvps
 from chaos.crew import Crew
 from chaos.verdict import Ack, Verdict, examine, remains
 from chaos.zygote import Zygote
-from kvps.client import Client
+from kvps.connection.client import Client
 from kvps.job import Job
 from kvps.store import Store
 

@@ -14,7 +14,7 @@ from typing import Any
 from chaos import points
 from chaos.roles import FULL
 from chaos.zygote import Zygote
-from kvps import layout
+from kvps.arrays import layout
 from kvps.cli.supervise import bury
 from kvps.job import Job
 

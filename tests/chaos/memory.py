@@ -13,7 +13,7 @@ from chaos.arena import MODES, Arena
 from chaos.crew import Crew
 from chaos.report import Result
 from chaos.servers import Kept, Losses
-from kvps import layout
+from kvps.arrays import layout
 from kvps.job import Job
 
 SHM: dict[str, Any] = {"transport": "shm", "shards": 1}

@@ -12,13 +12,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from kvps_aggregator.intake import BadContribution, Intake
+from kvps_aggregator.shard.fetch import BadContribution, Intake
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from kvps import client, scripts
-from kvps.scripts import JobScripts, Script
-from kvps.shared import Made
+from kvps.connection import client
+from kvps.protocol import scripts
+from kvps.protocol.scripts import JobScripts, Script
+from kvps.transport.shared_memory import Made
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from kvps.cli.supervise import Supervisor
 from kvps.cli.trial import judge, replayed
 from kvps.config import JobConfig
 from kvps.job import Job
-from kvps.plan import Plan
+from kvps.protocol.plan import Plan
 from kvps.store import Store
 
 BAR = 0.977  # of the undisturbed throughput, with a kill every 30 s

@@ -11,17 +11,17 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from kvps_aggregator.intake import Intake
-from kvps_aggregator.memory import Mirror
-from kvps_aggregator.part import Part
+from kvps_aggregator.shard.fetch import Intake
+from kvps_aggregator.shard.storage_shm import Mirror
+from kvps_aggregator.step.shard_arrays import Part
 from redis.connection import AbstractConnection
 
-from kvps import scripts
-from kvps.client import Client
-from kvps.outgoing import ByMemory
-from kvps.scripts import JobScripts
-from kvps.session import Session
-from kvps.shared import Made, Segments
+from kvps.connection.client import Client
+from kvps.protocol import scripts
+from kvps.protocol.scripts import JobScripts
+from kvps.session.session import Session
+from kvps.session.upload import ByMemory
+from kvps.transport.shared_memory import Made, Segments
 
 
 class Fuse:

@@ -14,7 +14,7 @@ import struct
 from typing import Any
 
 from chaos import points
-from kvps import scripts
+from kvps.protocol import scripts
 
 FAULTS = {
     "cut in the reply": 5,

@@ -14,7 +14,7 @@ from chaos.proxy import free_port
 from chaos.report import Result
 from chaos.servers import PATIENT, Losses, state_in
 from chaos.zygote import Zygote
-from kvps.client import Client
+from kvps.connection.client import Client
 from kvps.store import Store
 
 

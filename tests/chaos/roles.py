@@ -14,19 +14,21 @@ from typing import Any, NoReturn
 
 import numpy as np
 from harness import gradient, model
-from kvps_aggregator import Aggregator, shard
-from kvps_aggregator.replay import Encode
+from kvps_aggregator import Aggregator
+from kvps_aggregator.shard import shard
+from kvps_aggregator.verify.replay import Encode
 
 from chaos import mutants, points, proxy
-from kvps import layout, process
-from kvps.client import Client
+from kvps.arrays import layout
+from kvps.arrays.formats import Bytes
+from kvps.arrays.layout import Array
+from kvps.connection.client import Client
 from kvps.errors import ServerError, WorkerEvicted
-from kvps.formats import Bytes
 from kvps.job import Job
-from kvps.layout import Array
-from kvps.plan import Contribution
-from kvps.session import Session
-from kvps.state import State
+from kvps.machine import process
+from kvps.protocol.job_state import State
+from kvps.protocol.plan import Contribution
+from kvps.session.session import Session
 
 FULL = 3  # the exit code of who was told so by a full server
 

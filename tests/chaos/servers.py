@@ -22,9 +22,9 @@ from chaos.arena import BINARY, MODES, Arena
 from chaos.crew import Crew
 from chaos.report import Result
 from chaos.verdict import Ack, acknowledged
-from kvps.client import Client
-from kvps.job import Entry, Job
-from kvps.state import State
+from kvps.connection.client import Client
+from kvps.job import Job
+from kvps.protocol.job_state import Entry, State
 from kvps.store import Store
 
 FILES = (("always", False), ("everysec", True))

@@ -14,9 +14,9 @@ from chaos import points
 from chaos.arena import MODES, Arena
 from chaos.crew import Child, Crew
 from chaos.report import Result
+from kvps.arrays.layout import DTYPE
+from kvps.connection.sockets import ChunkGone
 from kvps.job import Job
-from kvps.layout import DTYPE
-from kvps.transport import ChunkGone
 
 LEASE_MS = 200
 _POINTS = ("before commit", "between staged chunks", "after reducing", "during clean-up", "")

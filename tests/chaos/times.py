@@ -25,9 +25,9 @@ from chaos.arena import BINARY, Arena
 from chaos.crew import Child, Crew, Stuck
 from chaos.report import Result
 from chaos.servers import rewriting
-from kvps.client import Client
+from kvps.connection.client import Client
 from kvps.job import Job
-from kvps.plan import Plan
+from kvps.protocol.plan import Plan
 from kvps.store import Store
 
 LEASE_MS, WORKER_TIMEOUT_MS = 1000, 2000

@@ -11,14 +11,14 @@ from threading import Event
 
 import numpy as np
 from kvps_aggregator import Aggregator
-from kvps_aggregator.replay import prove
+from kvps_aggregator.verify.replay import prove
 
 import kvps.store
 from chaos.roles import Recomputed
+from kvps.arrays.layout import DTYPE, Array
 from kvps.cli.trial import judge
+from kvps.history.commit_log import Log
 from kvps.job import Job
-from kvps.layout import DTYPE, Array
-from kvps.log import Log
 from kvps.store import Store
 
 

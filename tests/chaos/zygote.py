@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from kvps import process
+from kvps.machine import process
 
 
 class Death(NamedTuple):

@@ -24,8 +24,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn, Protocol, runtime_checkable
 
+from kvps.arrays.inputs import in_words, one_number
 from kvps.errors import InvalidTask, KvpsError, TaskFailed, UsageError
-from kvps.inputs import in_words, one_number
 
 BUILT_IN = {"digits": "kvps_workers.digits:Digits"}
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from kvps.errors import InvalidName, InvalidTask
-from kvps.keys import check_name
+from kvps.protocol.keys import check_name
 
 FUNCTION = "kvps.train"  # nothing imports it: a worker of RQ's own fails on it, and loses nothing
 PAYLOAD_BYTES = 16 << 10

@@ -1,0 +1,433 @@
+"""The aggregator's loop: hold shards, ask for the plan, reduce, step, stage, say ready; the last ready commits.
+
+It decides nothing: `plan.lua` says what makes the next version and `ready.lua` when it is whole. So any number
+of aggregators may serve one job, each shard with one of them, the rest standing by.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from kvps.connection.client import BELL_MS
+from kvps.device.base import CPU, Device
+from kvps.errors import CorruptData, InvalidSetting, JobNotFound, KvpsError, LeaseLost, ServerFull
+from kvps.job import Job
+from kvps.protocol.plan import Plan
+from kvps.protocol.recovery import LOOK_S
+from kvps.protocol.scripts import NewLife, PlanGone, Planned
+from kvps_aggregator.checkpoints import Checkpoints, Saver
+from kvps_aggregator.leases import LeaseKeeper, Leases
+from kvps_aggregator.shard.fetch import BadContribution
+from kvps_aggregator.shard.garbage import sweep
+from kvps_aggregator.shard.shard import Shard
+from kvps_aggregator.shard.storage_shm import SharedShard
+
+log = logging.getLogger("kvps.commit")
+
+_LOOK_S = 1.0  # between two looks at whether anybody is in the job: each reads its state
+
+
+def serve(
+    job: Job,
+    *,
+    stop: threading.Event | None = None,
+    until_finished: bool = True,
+    record: Path | None = None,
+    checkpoints: Checkpoints | None = None,
+    device: Device = CPU,
+    memory_lost: bool = False,
+) -> None:
+    """Aggregate for `job` until it is finished or removed, or `stop` is set.
+
+    A job is finished when as many workers as it was made for have left with all their rounds done, and all
+    they pushed is committed. With ``until_finished=False`` it goes on for those who may still join. May run in
+    any number of processes and threads: one holds each shard, the others stand by. With `record` every
+    contribution is kept in a file under that directory; with `checkpoints` they are written, and the commit log is
+    moved into a file with each. `device` is where it reduces and steps, to the same bits on any.
+
+    `memory_lost` says that the shared memory that the job is in now is lost, because its host or container was
+    restarted or is gone. If this process does not see that memory, the job goes on in the memory of this process, from
+    the version that Redis has.
+
+    Raises ServerLost, CorruptData, and KvpsError if that cannot be written, or the device fails; InvalidSetting for
+    `memory_lost` of a job over Redis.
+    """
+    if memory_lost and not job.segments:
+        raise InvalidSetting(f"the arrays of job {job.name!r} are in Redis: it has no shared memory to lose")
+    if memory_lost and job.segments and job.segments.seen:
+        log.info("job %s: this process sees its shared memory, so it finds out by itself what is lost", job.name)
+    aggregator = Aggregator(job, stop or threading.Event(), None, record, checkpoints, device, memory_lost)
+    aggregator.run(until_finished)
+
+
+def is_idle(job: Job) -> bool:
+    """Whether a job needs no aggregator: nobody is in it, nothing waits, and no version is being made.
+
+    A worker that a restored job awaits is not in it: it has given no sign of life yet.
+    """
+    keys = job.keys
+    present, looked, waiting, planned = job.client.together(
+        [("ZCARD", keys.heartbeat), ("ZSCORE", keys.heartbeat, ""), ("XLEN", keys.inbox), ("EXISTS", keys.plan)]
+    )
+    return present == (looked is not None) and not waiting and not planned
+
+
+class Aggregator:
+    """One aggregator of one job. `shards` restricts which it may hold; None is all.
+
+    `keeper` renews its leases; without one it has its own.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        stop: threading.Event,
+        shards: list[int] | None = None,
+        record: Path | None = None,
+        checkpoints: Checkpoints | None = None,
+        device: Device = CPU,
+        memory_lost: bool = False,
+        keeper: LeaseKeeper | None = None,
+    ) -> None:
+        self._job = job
+        self._lost_memory = job.config.memory if memory_lost else ""
+        self._device = device
+        self._saver = Saver(job, checkpoints, self._flush) if checkpoints else None
+        self._record = record
+        self._stop = stop
+        self._eligible = list(range(job.layout.shards) if shards is None else shards)
+        self._leases = Leases(job, keeper)
+        self._shards: dict[int, Shard] = {}
+        self._next_try = self._next_sweep = self._next_look = 0.0
+        self._alone_since = math.inf
+        self._idle = False
+        self._planned: Planned | None = None
+        self._said = ""
+
+    def run(self, until_finished: bool, idle_s: float = math.inf) -> None:
+        """See `serve`. Returns also when the job has been idle for `idle_s`, see `is_idle`."""
+        job, stream = self._job, self._job.keys
+        try:
+            self._watch_server()
+            seen = {stream.inbox: "0-0", stream.commits: job.state().bell, stream.leases: "0-0"}
+            changed = freed = True
+            while not self._stop.is_set():
+                try:
+                    self.hold(at_once=freed)
+                    freed = False
+                    if time.monotonic() >= self._next_sweep:
+                        self.sweep()
+                    commit_id = self.work()
+                    if commit_id is None and self._left_alone(idle_s):
+                        self.sweep()  # it may be long before somebody holds the shards again
+                        return
+                except NewLife:
+                    self._watch_server()
+                    self._planned, commit_id = None, ""
+                if commit_id:
+                    seen[stream.commits] = commit_id  # its own bell need not wake it
+                    changed = True
+                elif commit_id is None:
+                    if self._idle and self._fetch_early():
+                        continue
+                    if until_finished and changed and self._nobody_is_left() and job.state().finished(job.config):
+                        if self._finished():
+                            return
+                        freed = True
+                        continue
+                    rung = job.client.wait({key: seen[key] for key in self._bells()}, self._patience_ms())
+                    changed, freed = stream.inbox not in rung, stream.leases in rung
+                    seen |= rung
+        except JobNotFound:
+            log.info("job %s was removed", job.name)
+            if job.segments:
+                job.segments.remove()  # who removed it may be elsewhere
+        finally:
+            if job.client.owner.is_here:  # in a fork that ends, the shards are still its parent's
+                with suppress(KvpsError, NewLife):
+                    self.release()
+                if self._saver:
+                    self._saver.close()
+
+    def _watch_server(self) -> None:
+        """Go on in a new history if the server was started again."""
+        while not self._leases.watch() and not self._stop.wait(LOOK_S):
+            self._say("waits until its server, which was started again, has written its append-only file anew")
+
+    def release(self) -> None:
+        """Give up all shards, so that a standby can take them at once."""
+        for shard in self._shards.values():
+            with suppress(KvpsError, NewLife):  # another holder takes it from where it is
+                shard.flush()
+            shard.close()
+        self._leases.release()
+
+    def _left_alone(self, idle_s: float) -> bool:
+        """Whether the job has been idle for so long."""
+        now = time.monotonic()
+        if idle_s == math.inf or now < self._next_look:
+            return False
+        self._next_look = now + min(_LOOK_S, idle_s / 2)
+        self._alone_since = min(self._alone_since, now) if is_idle(self._job) else math.inf
+        return now - self._alone_since >= idle_s
+
+    def _flush(self) -> None:
+        for shard in list(self._shards.values()):
+            shard.flush()
+
+    def _finished(self) -> bool:
+        """Whether the job ended well; no, if its server has begun a new life meanwhile, and has lost that it had."""
+        eligible = list(self._eligible)
+        try:
+            self._finish()
+        except NewLife:
+            self._watch_server()
+            self._eligible = eligible
+            return False
+        return True
+
+    def _finish(self) -> None:
+        """Leave no dead bytes behind: sweep each shard and give it up, those of a killed holder too.
+
+        Whose lease is still there after its own length has a living holder, who sweeps it himself.
+        """
+        job, bell = self._job, {self._job.keys.leases: "0-0"}
+        deadline = time.monotonic() + 1.5 * job.config.lease_ms / 1000
+        while not self._stop.is_set():
+            self.hold(at_once=True)
+            planned = job.scripts.plan()
+            self._settle(planned.version, planned.pin)  # the last version may have been another's call to commit
+            if not job.state().finished(job.config):  # and another may have been the first to notice
+                raise NewLife("the job is not finished any more")
+            for shard in self._shards.values():
+                shard.retire()
+            self.sweep()
+            self._flush()
+            if job.segments:
+                self.sweep()  # what Redis had until now is dead
+            if self._saver and 0 in self._shards:
+                self._saver.finish()
+            for number, shard in list(self._shards.items()):
+                shard.finish()
+                self._leases.give_up(number)
+                self._eligible.remove(number)
+            if not self._eligible or time.monotonic() > deadline:
+                return
+            bell |= job.client.wait(bell, self._patience_ms())
+
+    # -- shards ------------------------------------------------------------------------------------------------
+
+    def hold(self, at_once: bool = False) -> None:
+        """Drop shards that were lost, and now and then (or `at_once`) try to take those that are free."""
+        if self._shards and self._job.segments and not self._job.segments.here:
+            self._job.turn()  # or else the memory was lost under a living job
+            log.warning("job %s: %s is gone", self._job.name, self._job.segments.folder)
+            for shard in list(self._shards.values()):
+                self._drop(shard)
+        held = self._leases.held()
+        for number in [n for n, shard in self._shards.items() if held.get(n) != shard.term]:
+            self._shards.pop(number).close()
+        missing = [n for n in self._eligible if n not in self._shards]
+        if not missing or (time.monotonic() < self._next_try and not at_once):
+            return
+        self._next_try = time.monotonic() + self._job.config.lease_ms / 1000 / 3
+        self._watch_server()  # first: what is lost with memory is counted from what the server has left
+        for number in missing:
+            try:
+                self._take(number)
+                self._next_sweep = 0.0
+            except LeaseLost:
+                self._leases.drop(number)
+                self._next_try = 0.0
+
+    def sweep(self) -> None:
+        """Delete what dead processes have left in the slots of the shards held."""
+        self._next_sweep = time.monotonic() + self._job.config.worker_timeout_ms / 1000
+        sweep(self._job, self._shards.values())
+        for shard in list(self._shards.values()):
+            if self._free(shard):
+                shard.keep_reserve()
+
+    def _take(self, number: int) -> None:
+        segments = self._job.find_segments()
+        if segments and not segments.seen and self._job.config.memory != self._lost_memory:
+            self._say(
+                f"stands by: its arrays are in a shared memory of {self._job.config.host} that this process does not "
+                f"see. Run an aggregator where it was created. Only if that memory is lost, because the host was "
+                f"restarted or is gone: kvps aggregator start --job {self._job.name} --memory-lost"
+            )
+            return
+        term, other = self._leases.take(number)
+        if other:
+            self._say(f"stands by: shard {number} is held by {other}")
+            return
+        # Nobody flips between the two reads: that would take this term's own word.
+        keys = self._job.keys
+        before, text = self._job.client.together([("HGET", keys.version, f"before:{number}"), ("GET", keys.pin)])
+        if self._job.find_segments() is not segments:
+            raise LeaseLost(f"job {self._job.name}: goes on in another memory since it was looked for")
+        make = SharedShard if segments else Shard
+        shard = make(self._job, number, term, self._record, self._device)
+        state = self._job.state()
+        pin = json.loads(text) if text else None
+        try:
+            if isinstance(shard, SharedShard) and segments and not segments.seen:
+                shard.move(state)
+            shard.load(state, before, pin and (pin["version"], pin["names"][str(number)]))
+        except CorruptData:
+            if self._job.terms()[number] == term:
+                raise
+            # It slept since it took the shard: others have gone on, and freed what it was to read.
+            raise LeaseLost(f"job {self._job.name}: shard {number} was taken by another meanwhile") from None
+        self._shards[number] = shard
+
+    def _bells(self) -> list[str]:
+        """What wakes it: who holds no shard has nothing to do with commits, only with leases that are given up."""
+        keys = self._job.keys
+        work = [keys.inbox, keys.commits] if self._shards else []
+        return work + ([keys.leases] if len(self._shards) < len(self._eligible) else [])
+
+    def _patience_ms(self) -> int:
+        if len(self._shards) == len(self._eligible):
+            return BELL_MS
+        return max(10, min(BELL_MS, self._job.config.lease_ms // 3))
+
+    # -- versions ----------------------------------------------------------------------------------------------
+
+    def work(self) -> str | None:
+        """Bring the open plan forward: the id of a commit made, "" for less than that, None if nothing is to do."""
+        planned = self._plan()
+        self._settle(planned.version, planned.pin)
+        if planned.waits_for_workers and self._shards:
+            self._say(f"waits until {self._job.config.workers} workers have joined")
+        plan = planned.plan
+        self._idle = plan is None
+        todo = [s for s in self._shards.values() if plan and s.staged != plan]
+        if plan is None or not todo:
+            return None
+        done = ""
+        for shard in todo:
+            try:
+                done = self._advance(shard, plan) or done
+            except LeaseLost as lost:
+                log.warning("%s", lost)
+                self._drop(shard)
+            except PlanGone:
+                return ""
+            except ServerFull as full:  # the plan stays open: the same is staged again, until there is room
+                self._say(f"{full}; goes on when there is room")
+                return ""
+            except BadContribution as bad:
+                self._reject(shard, plan, bad)
+                return ""
+        return done
+
+    def _plan(self) -> Planned:
+        """What is planned; and in one request what is expected of small contributions."""
+        expected = [shard.early for shard in self._shards.values()]
+
+        def call(*command: object) -> Any:
+            gets = [get for early in expected for get in early.gets()]
+            reply, came = self._job.client.call_and_get(gets, *command)
+            arrived = iter(came)
+            for early in expected:
+                early.got(arrived)
+            return reply
+
+        known = self._planned.plan if self._planned else None
+        self._planned = self._job.scripts.through(call).plan(known)
+        return self._planned
+
+    def _nobody_is_left(self) -> bool:
+        """Whether a job may be finished: a look at all its workers is worth it only then."""
+        return self._planned is not None and self._planned.members == 0
+
+    def _advance(self, shard: Shard, plan: Plan) -> str:
+        """Stage a shard's part of the plan and say ready; the id of the commit if that made one."""
+        if shard.begun not in (None, plan):
+            # This term has staged this version, or a part of it, for a plan that was replaced. A late write of those
+            # bytes must not land among the new ones, so a new term stages them; and what is committed is read again
+            # under it, for another may have held the shard in between.
+            self._shards.pop(shard.number).close()
+            self._take(shard.number)
+            return ""
+        digest = shard.make(plan)
+        flip = shard.commit(plan, digest)
+        if flip.flipped:
+            for held in [s for s in self._shards.values() if s.staged == plan]:
+                self._promote(held, flip.pin)
+        return flip.commit_id
+
+    def _fetch_early(self) -> bool:
+        """Fetch a contribution that waits for those of others; False if there is none to fetch."""
+        shards = [shard for shard in self._shards.values() if shard.fetches_early]
+        waiting = self._job.inbox() if shards else []
+        return any(shard.early.fetch(waiting) for shard in shards)
+
+    def _settle(self, version: int, pin: str) -> None:
+        """Go on from a version that another's call has committed: with what was staged, if that is what it names.
+
+        A version older than what is in memory is a server that has lost its last writes.
+        """
+        if lost := max(0, self._leases.newest - version):
+            log.warning("job %s: the last %d versions are lost and will be computed again", self._job.name, lost)
+            self._watch_server()  # as long as it remembers how many, for the log to say it
+        self._leases.newest = version
+        astray = [shard for shard in self._shards.values() if shard.version != version]
+        names = self._job.turn().names if astray else ()
+        for shard in astray:
+            if shard.version < version and shard.staged and shard.staged_as == names[shard.number]:
+                self._promote(shard, pin)
+            else:
+                name = self._job.name
+                log.warning("job %s: lost shard %d: version %d is not this holder's", name, shard.number, version)
+                self._drop(shard)
+
+    def _promote(self, shard: Shard, pin: str) -> None:
+        shard.promote(_pinned(pin))
+        if self._saver and shard.number == 0:
+            self._saver.committed(shard.version)
+        self._free(shard)
+
+    def _free(self, shard: Shard) -> bool:
+        """Delete a shard's dead bytes; False if that is another's business by now."""
+        try:
+            shard.free()
+        except LeaseLost as lost:
+            log.warning("%s", lost)
+            self._drop(shard)
+            return False
+        return True
+
+    def _drop(self, shard: Shard) -> None:
+        """Forget a shard: it is another's, or what is in memory is not what is committed."""
+        self._leases.drop(shard.number)
+        if shard is self._shards.get(shard.number):
+            self._shards.pop(shard.number).close()
+
+    def _reject(self, shard: Shard, plan: Plan, bad: BadContribution) -> None:
+        c = bad.contribution
+        log.warning("job %s: rejects %s of %s: %s", self._job.name, c.seq, c.worker, bad.reason)
+        try:
+            self._job.scripts.reject(shard.number, shard.term, plan, c, bad.reason)
+        except LeaseLost:
+            self._drop(shard)
+        except PlanGone:
+            return
+
+    def _say(self, message: str) -> None:
+        if message != self._said:
+            log.info("job %s: %s", self._job.name, message)
+            self._said = message
+
+
+def _pinned(pin: str | None) -> int | None:
+    """The version that a slow reader holds."""
+    return int(json.loads(pin)["version"]) if pin else None

@@ -1,0 +1,106 @@
+"""Writes checkpoints while a job goes on, and moves its commit log into a file with each.
+
+The holder of shard 0 writes. Nobody else can commit between two of its own steps, so it reads the state of exactly
+the version it has just seen committed, and pins that; the bytes are then read from Redis, as any reader does, on a
+thread beside the commits. Costs the commit path one small MULTI. Where writing takes longer than the commits in
+between, there are fewer checkpoints, and no commit waits.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from kvps.connection.sockets import ChunkGone
+from kvps.errors import JobNotFound, KvpsError
+from kvps.history import checkpoint, commit_log
+from kvps.job import Job
+from kvps.protocol.job_state import State
+from kvps.protocol.scripts import NewLife
+
+_log = logging.getLogger("kvps.checkpoint")
+
+_ARRAYS = 3  # the weights, and at the most two slots of an optimizer
+
+
+class Checkpoints(NamedTuple):
+    """Where checkpoints go, after how many versions each, and how many of a job are kept."""
+
+    directory: Path
+    every: int
+    keep: int = 3
+
+
+class Saver:
+    """Writes the checkpoints of one job. `close` it."""
+
+    def __init__(self, job: Job, settings: Checkpoints, flush: Callable[[], None]) -> None:
+        """`flush` has Redis hold all that is committed."""
+        self._flush = flush
+        self._job = job
+        self._settings = settings
+        self._done = (-1, "")  # version and head: a version may be lost, and made again
+        self._lock = threading.Lock()
+        self._writing = self._behind = False
+        self._pool = ThreadPoolExecutor(1, f"kvps-save-{job.name}")
+
+    def committed(self, version: int) -> None:
+        """Have a version written that has just been committed, if it is time; a later one if the last is not done."""
+        if version % self._settings.every:
+            return
+        with self._lock:
+            self._behind = self._writing
+            if self._writing:
+                return
+            self._writing = True
+        self._pool.submit(self._save, self._job.reader.held(_ARRAYS))
+
+    def finish(self) -> None:
+        """Write the last version of a finished job: its server may end with it."""
+        self._pool.submit(self._try, self._job.reader.held(_ARRAYS)).result()
+
+    def close(self) -> None:
+        """Wait until what was begun is written."""
+        self._pool.shutdown()
+
+    def _save(self, state: State | None) -> None:
+        while True:
+            self._try(state)
+            with self._lock:
+                self._writing = self._behind
+                if not self._behind:
+                    return
+                self._behind = False
+            state = None
+
+    def _try(self, state: State | None) -> None:
+        try:
+            self._write(state or self._job.reader.held(_ARRAYS))
+        except JobNotFound:
+            return
+        except KvpsError as error:  # training goes on; the next one may be written again
+            _log.warning("job %s: %s", self._job.name, error)
+        except Exception:
+            _log.exception("job %s: no checkpoint was written", self._job.name)
+
+    def _write(self, state: State) -> None:
+        job, directory = self._job, self._settings.directory
+        if (state.version, state.head) == self._done:
+            return
+        try:
+            found = job.checkpoint_of(state)
+        except ChunkGone:  # another reader's pin was in the way: then a later version
+            found = job.checkpoint()
+        found.write(directory / found.filename)
+        self._done = (found.version, found.head)
+        with suppress(KvpsError, NewLife):  # then less of the log is moved: what may be taken back stays in Redis
+            self._flush()
+        with suppress(NewLife):  # then the log is moved with the next one
+            commit_log.move(job, directory, state, job.kept(found.version))
+        checkpoint.prune(directory, found.job, found.id, found.version, self._settings.keep)
+        _log.info("job %s: wrote %s", job.name, directory / found.filename)

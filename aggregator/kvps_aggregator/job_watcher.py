@@ -1,0 +1,215 @@
+"""Serves every job of a server: each that somebody works on with an `Aggregator` of its own, the idle ones together.
+
+A worker that joins writes to its job's commit log. So one blocking read over the logs of all idle jobs is enough to
+hear of it, and idle jobs cost neither a thread nor a connection nor a lease each.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from kvps.device.base import CPU, Device
+from kvps.errors import JobNotFound, KvpsError, NoServer, ServerError, ServerLost
+from kvps.job import Job, readable
+from kvps.protocol.job_state import State
+from kvps.protocol.keys import JOBS, JobKeys
+from kvps.protocol.recovery import LOOK_S, begin_history, file_is_whole
+from kvps.store import Store
+from kvps.transport.shared_memory import Segments
+from kvps_aggregator.aggregator import Aggregator, is_idle
+from kvps_aggregator.checkpoints import Checkpoints
+from kvps_aggregator.leases import LeaseKeeper
+
+_LOOK_MS = 500  # between two looks at the list of jobs
+_LINGER_S = 5.0  # a job is served for so long after the last worker has gone: who comes back soon finds it in memory
+_AGAIN_S = 5.0  # after which a job that could not be read, or whose aggregator failed, is looked at again
+_READ_AT_ONCE = 100  # jobs, before the others are listened to again
+
+
+class _Watched(NamedTuple):
+    """An idle job: the newest entry of its log, its version, and its memory if a worker needs that to join."""
+
+    id: str
+    bell: str
+    version: int
+    segments: Segments | None
+
+
+class JobWatcher:
+    """Serves every job of a server, later ones too. `run` it on one thread; `stop` ends it from another.
+
+    `say` is given what went wrong with one job. `found` is called once with each job that is not finished. The other
+    settings are those of `serve`.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        say: Callable[[str], None],
+        found: Callable[[Job], None],
+        record: Path | None = None,
+        checkpoints: Checkpoints | None = None,
+        device: Device = CPU,
+    ) -> None:
+        self._store = store
+        self._say = say
+        self._found = found
+        self._stopped = threading.Event()
+        keeper = LeaseKeeper(store.client)
+        self._aggregator = partial(
+            Aggregator, stop=self._stopped, record=record, checkpoints=checkpoints, device=device, keeper=keeper
+        )
+        self._life = ""
+        self._rewriting = False  # new histories wait until the server has written its file anew
+        self._watched: dict[str, _Watched] = {}
+        self._unread: set[str] = set()  # of those that are watched: to be read again
+        self._aside: dict[str, float] = {}  # name -> when it is looked at again
+        self._threads: dict[str, threading.Thread] = {}
+        self._failed: set[str] = set()  # ids of jobs: these are not served again
+        self._known: set[str] = set()  # ids
+        self._said: set[str] = set()
+        self._lost: list[ServerLost] = []
+
+    def stop(self) -> None:
+        """Have `run` return, with all shards given up."""
+        self._stopped.set()
+
+    def run(self) -> None:
+        """Serve until `stop`. Raises ServerLost, ServerError."""
+        try:
+            wait_ms = 1
+            while not self._stopped.is_set():
+                rung, listed = self._listen(wait_ms)
+                self._unread |= rung
+                waiting = self._to_be_read(listed)
+                self._rewriting = False
+                for name in waiting[:_READ_AT_ONCE]:
+                    self._read(name)
+                    if self._rewriting:
+                        self._stopped.wait(LOOK_S)
+                        break
+                wait_ms = 1 if self._rewriting or len(waiting) > _READ_AT_ONCE else _LOOK_MS
+        finally:
+            self._stopped.set()
+            for thread in self._threads.values():
+                thread.join()
+        if self._lost:
+            raise self._lost[0]
+
+    # -- who is there -----------------------------------------------------------------------------------------
+
+    def _listen(self, wait_ms: int) -> tuple[set[str], set[str]]:
+        """Which idle jobs something happened in, after some time at the latest; and the names of all jobs."""
+        client, asked = self._store.client, [("SMEMBERS", JOBS), ("INFO", "server")]
+        streams = {JobKeys(name).commits: job.bell for name, job in self._watched.items()}
+        rung: dict[str, str] = {}
+        try:
+            if streams:
+                rung, (listed, server), _ = client.wait_and_read(streams, asked, timeout_ms=wait_ms)
+            else:
+                self._stopped.wait(wait_ms / 1000)
+                listed, server = client.together(asked)
+        except ServerLost:
+            raise
+        except ServerError:
+            if not self._lay_damaged_aside():
+                raise
+            return set(), set(self._watched)
+        if server["run_id"] != self._life:  # what it lost may have rung before: all bells may be wrong
+            self._life = server["run_id"]
+            self._unread |= self._watched.keys()
+        return {name for name in self._watched if JobKeys(name).commits in rung}, set(listed)
+
+    def _lay_damaged_aside(self) -> bool:
+        """Listen no more to logs that are none: one would spoil the read of all. Whether there are such."""
+        names = list(self._watched)
+        types = self._store.client.each([("TYPE", JobKeys(name).commits) for name in names])
+        damaged = [(name, kind) for name, kind in zip(names, types, strict=True) if kind not in ("stream", "none")]
+        for name, kind in damaged:
+            self._lay_aside(name, f"key {JobKeys(name).commits} is a {kind}, not a stream: another program wrote there")
+        return bool(damaged)
+
+    def _to_be_read(self, listed: set[str]) -> list[str]:
+        """Names of new jobs, of those in which something happened, and of those that were served up to now."""
+        now = time.monotonic()
+        self._threads = {name: thread for name, thread in self._threads.items() if thread.is_alive()}
+        self._watched = {name: job for name, job in self._watched.items() if name in listed}
+        self._aside = {name: at for name, at in self._aside.items() if name in listed and at > now}
+        self._unread = {
+            name for name, job in self._watched.items() if name in self._unread or _memory_is_gone(job.segments)
+        }
+        elsewhere = self._watched.keys() - self._unread | self._threads.keys() | self._aside.keys()
+        return sorted(listed - elsewhere)
+
+    # -- one job ----------------------------------------------------------------------------------------------
+
+    def _read(self, name: str) -> None:
+        """Watch a job if it is idle, else serve it."""
+        before = self._watched.get(name)
+        try:
+            with readable(name):
+                job = self._store.job(name)
+                state = job.state()
+                if state.id in self._failed:
+                    self._lay_aside(name)
+                    return
+                if state.id not in self._known and not state.finished(job.config):
+                    self._found(job)
+                self._known.add(state.id)
+                segments = job.segments if job.segments and job.segments.seen else None
+                watched = _Watched(state.id, state.bell, state.version, segments)
+                if _memory_is_gone(watched.segments) or not is_idle(job):
+                    self._serve(job, state)
+                    return
+                if state.server != self._life:  # whoever joined before that would be cut off
+                    if not file_is_whole(job.client):
+                        self._rewriting = True
+                        return
+                    known = before.version if before and before.id == state.id else 0
+                    begin_history(job.client, job.scripts, job.name, known)
+                self._unread.discard(name)
+                self._watched[name] = watched
+        except JobNotFound:
+            self._watched.pop(name, None)
+        except (NoServer, ServerLost):
+            raise
+        except KvpsError as error:
+            self._lay_aside(name, f"{error}")
+
+    def _lay_aside(self, name: str, why: str = "") -> None:
+        """Look at a job again after a while, neither watching nor serving it till then; why is said once."""
+        self._watched.pop(name, None)
+        self._aside[name] = time.monotonic() + _AGAIN_S
+        if why and why not in self._said:
+            self._said.add(why)
+            self._say(f"passed over: {why}")
+
+    def _serve(self, job: Job, state: State) -> None:
+        self._watched.pop(job.name, None)
+        thread = threading.Thread(target=self._run, args=(job, state.id), name=f"kvps-serve-{job.name}")
+        self._threads[job.name] = thread
+        thread.start()
+
+    def _run(self, job: Job, id: str) -> None:
+        self._failed.add(id)  # until it has ended well: what failed is not tried again and again
+        try:
+            with readable(job.name):
+                self._aggregator(job).run(until_finished=True, idle_s=_LINGER_S)
+            self._failed.discard(id)
+        except JobNotFound:
+            self._failed.discard(id)
+        except ServerLost as error:
+            self._lost.append(error)
+            self._stopped.set()
+        except KvpsError as error:
+            self._say(f"kvps: error: {error}")
+
+
+def _memory_is_gone(segments: Segments | None) -> bool:
+    """Whether nobody can join a job before an aggregator has made its shared memory anew."""
+    return segments is not None and not segments.here

@@ -1,0 +1,59 @@
+"""Scripts of several jobs in one request to their server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from kvps.connection.client import Client
+from kvps.errors import KvpsError
+from kvps.protocol.scripts import Call, NewLife
+
+Ask = Callable[[Call], None]
+"""Runs one script by the given call, as with `JobScripts.through`, and does what its answer asks for.
+
+It must do nothing before it makes that call: it is begun once to learn what is to be sent, and again for the answer.
+"""
+
+
+class _Sent(Exception):
+    """Ends an `Ask` at its first command."""
+
+    def __init__(self, command: Sequence[Any]) -> None:
+        self.command = command
+
+
+def in_one_request(client: Client, asks: Sequence[Ask]) -> None:
+    """Run all of them. A KvpsError or NewLife in one ends that one alone. Raises ServerLost."""
+    replies = client.each([_command_of(ask) for ask in asks])
+    for ask, reply in zip(asks, replies, strict=True):
+        with suppress(KvpsError, NewLife):
+            ask(_Answer(client.call, reply))
+
+
+def _command_of(ask: Ask) -> Sequence[Any]:
+    def call(*command: Any) -> Any:
+        raise _Sent(command)
+
+    try:
+        ask(call)
+    except _Sent as sent:
+        return sent.command
+    raise AssertionError("it sends nothing")
+
+
+class _Answer:
+    """A call that knows the first reply. Further commands are sent: those that load a script the server has lost."""
+
+    def __init__(self, call: Call, reply: Any) -> None:
+        self._call = call
+        self._replies = [reply]
+
+    def __call__(self, *command: Any) -> Any:
+        if not self._replies:
+            return self._call(*command)
+        reply = self._replies.pop()
+        if isinstance(reply, Exception):
+            raise reply
+        return reply

@@ -1,0 +1,1 @@
+"""One shard in the hands of its holder."""

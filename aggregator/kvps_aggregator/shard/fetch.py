@@ -1,0 +1,146 @@
+"""The contributions of one plan on their way into a shard: chunk by chunk, held against what was accepted, and kept.
+
+A chunk of every contribution comes before the next chunk of any, so that the sum of one can be made while the next are
+on their way, and no more of them is in memory than a few chunks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+
+import numpy as np
+
+from kvps.arrays.digest import digest_of, finite, fold
+from kvps.arrays.formats import Bytes, Format
+from kvps.arrays.layout import DTYPE, Array, Chunk
+from kvps.connection.client import Client
+from kvps.connection.sockets import ChunkGone
+from kvps.protocol.plan import Contribution
+from kvps.transport.read_ahead import ahead
+from kvps_aggregator.verify.recording import Recorder
+
+_SLOTS = 6  # chunks that have come or are in use
+_HELD = 2  # in use: the first of a chunk is still there when the second comes, of the others one at a time is
+
+
+class BadContribution(Exception):
+    """A planned contribution that cannot be applied: its bytes are gone, damaged or not finite."""
+
+    def __init__(self, contribution: Contribution, reason: str) -> None:
+        super().__init__(reason)
+        self.contribution = contribution
+        self.reason = reason
+
+
+class Intake:
+    """Fetches `contributions`, each with the keys of its chunks, for the `shard`-th shard. Used in a `with`.
+
+    `here` gives the chunks of one that need not be fetched.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        shard: int,
+        chunks: Sequence[Chunk],
+        contributions: Sequence[tuple[Contribution, Sequence[str]]],
+        here: Callable[[Contribution], list[Bytes] | None],
+        format: Format,
+        recorder: Recorder | None,
+    ) -> None:
+        self._client = client
+        self._shard = shard
+        self._contributions = contributions
+        self._recorder = recorder
+        longest = max(chunk.stop - chunk.start for chunk in chunks)
+        self._here = [here(contribution) for contribution, _ in contributions]
+        absent = [keys for here, (_, keys) in zip(self._here, contributions, strict=True) if not here]
+        parts = [(keys, chunk) for chunk in chunks for keys in absent]
+        self._format = format
+        self._buffers: list[Bytes] = [np.empty(format.nbytes(longest), np.uint8) for _ in parts[:_SLOTS]]
+        self._decoded: list[Array] = [np.empty(longest, DTYPE) for _ in range(_HELD if format.lossy else 0)]
+        self._taken = 0
+        arriving = client.getting(
+            [(keys[c.number], self._buffer(number, c).data) for number, (keys, c) in enumerate(parts)]
+        )
+        self._arriving = ahead(arriving, _SLOTS, _HELD) if len(parts) > _SLOTS else arriving
+        self._digests = [[""] * len(chunks) for _ in contributions]
+        self._suspects: list[Chunk] = []
+
+    def _buffer(self, number: int, chunk: Chunk) -> Bytes:
+        return self._buffers[number % _SLOTS][: self._format.nbytes(chunk.stop - chunk.start)]
+
+    def parts(self, chunk: Chunk) -> Iterator[Array]:
+        """The contributions' parts of the next chunk, (items,) float32, in order; of any, and on any thread, if nothing
+        is fetched, decoded or kept. Raises BadContribution."""
+        used: list[tuple[list[str], Bytes]] = []
+        for (contribution, _), here, digests in zip(self._contributions, self._here, self._digests, strict=True):
+            if len(used) == _HELD:
+                _note(used, chunk)
+            try:
+                data = here[chunk.number] if here else self._next(chunk)
+                if self._recorder:
+                    self._recorder.extend(contribution, data)
+                values = self._values(data, chunk)
+            except ChunkGone as gone:
+                raise BadContribution(contribution, str(gone)) from None
+            except ValueError:
+                raise BadContribution(contribution, "its bytes differ from its digest") from None
+            used.append((digests, data))
+            yield values
+        _note(used, chunk)
+
+    def _next(self, chunk: Chunk) -> Bytes:
+        next(self._arriving)
+        self._taken += 1
+        return self._buffer(self._taken - 1, chunk)
+
+    def _values(self, data: Bytes, chunk: Chunk) -> Array:
+        if not self._format.lossy:
+            return data.view(DTYPE)
+        self._decoded.reverse()  # the one before is still in use
+        values = self._decoded[0][: chunk.stop - chunk.start]
+        self._format.decode(data, values)
+        return values
+
+    def suspect(self, chunk: Chunk) -> None:
+        """Have `check` look who made the sum of a chunk NaN or Inf."""
+        self._suspects.append(chunk)
+
+    def check(self) -> None:
+        """Raise BadContribution unless each was what had been accepted, and finite; then keep what is to be kept."""
+        for _ in self._arriving:  # gives its connection back
+            pass
+        for (contribution, _), digests in zip(self._contributions, self._digests, strict=True):
+            if fold(digests) != contribution.digests[self._shard]:
+                raise BadContribution(contribution, "its bytes differ from its digest")
+        for chunk in self._suspects:
+            for (contribution, keys), here in zip(self._contributions, self._here, strict=True):
+                data = here[chunk.number] if here else np.empty(self._format.nbytes(chunk.stop - chunk.start), np.uint8)
+                try:
+                    self._client.get([] if here else [(keys[chunk.number], data.data)])
+                except ChunkGone as gone:
+                    raise BadContribution(contribution, str(gone)) from None
+                if not finite(self._values(data, chunk)):
+                    raise BadContribution(contribution, "it holds NaN or Inf")
+        if self._recorder:
+            self._recorder.keep()
+
+    def __enter__(self) -> Intake:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._arriving.close()
+        if self._recorder:
+            self._recorder.forget()
+
+
+def _note(used: list[tuple[list[str], Bytes]], chunk: Chunk) -> None:
+    """Note the digests of what was added up. Not before: xxhash keeps the interpreter's lock, also while it waits for
+    memory, and the sum, which does not, has brought the bytes into the cache."""
+    for digests, data in used:
+        digests[chunk.number] = digest_of([data.data])
+    used.clear()

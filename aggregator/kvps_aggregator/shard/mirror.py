@@ -1,0 +1,212 @@
+"""Gives Redis the newest version of a job over shared memory, now and then, on a thread beside the commits.
+
+For redis-cli, for readers elsewhere, and to go on from when the memory is lost. The bytes have the keys that they have
+without shared memory. A record says which version Redis has, and all else that it was.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+
+from kvps.arrays.digest import Buffers, view
+from kvps.arrays.formats import Bytes
+from kvps.arrays.layout import DTYPE, Chunk
+from kvps.connection.sockets import ChunkGone
+from kvps.errors import JobNotFound, KvpsError, LeaseLost
+from kvps.history.checkpoint import units_anew, workers_anew
+from kvps.job import Job
+from kvps.protocol.job_state import State
+from kvps.protocol.scripts import NewLife
+
+log = logging.getLogger("kvps.mirror")
+
+_RETRY_S = 1.0
+_KEPT = 2  # versions that Redis has: the newest, and the one before it for those who read it
+
+
+class Mirror:
+    """Of one job, by the holder of its shard under `term`."""
+
+    def __init__(self, job: Job, term: str) -> None:
+        assert job.segments is not None
+        self._job = job
+        self._segments = job.segments
+        self._term = term
+        self._noted: list[str] = []  # names of what Redis has
+        self._giving = ""  # of what it is being given
+        self._newest = self._mirrored = -1
+        self._oldest = 0  # versions before this one are being deleted
+        self._last = 0.0
+        self._lock = threading.Lock()
+        self._one = threading.Lock()
+        self._wake = threading.Condition(self._lock)
+        self._ended = threading.Event()
+        self._idle = False
+        self._thread: threading.Thread | None = None
+
+    @property
+    def names(self) -> set[str]:
+        """The versions that Redis has, or is being given."""
+        with self._lock:
+            return {*self._noted, self._giving} - {""}
+
+    def begin(self, version: int, name: str) -> None:
+        """Go on where the last holder's mirror was: `version` of that name is what is committed."""
+        self._newest, self._last = version, time.monotonic()
+        if record := self._job.reader.mirrored():
+            self._noted, self._mirrored = [record.name], record.version
+        else:  # the job's first, which it was created with
+            self._noted = [name]
+            self._note(self._job.state())
+
+    def start(self) -> None:
+        """Give Redis what is committed from now on, and what was and is due."""
+        self._thread = threading.Thread(target=self._run, name=f"kvps-mirror-{self._job.name}", daemon=True)
+        self._thread.start()
+
+    def committed(self, version: int) -> None:
+        """Have it given to Redis when it is time."""
+        with self._wake:
+            self._newest = version
+            if self._idle or self._wait_s() == 0:
+                self._wake.notify()
+
+    def lets_go(self, version: int, name: str) -> bool:
+        """Whether Redis need not keep what it has of a version whose segments are deleted now."""
+        with self._lock:
+            self._oldest = max(self._oldest, version + 1)
+            return name not in (*self._noted, self._giving)
+
+    def flush(self) -> None:
+        """Give Redis what is committed, now. Raises KvpsError, NewLife."""
+        with self._one:
+            self._give()
+
+    def close(self) -> None:
+        """End the thread."""
+        with self._wake:
+            self._ended.set()
+            self._wake.notify()
+        if self._thread and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    # -- when --------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while self._is_due():
+            try:
+                self.flush()
+                continue
+            except (LeaseLost, NewLife, JobNotFound):
+                return  # another holder's business by now
+            except KvpsError as error:
+                log.warning("job %s: Redis was not given the weights: %s", self._job.name, error)
+            except Exception:
+                log.exception("job %s: Redis was not given the weights", self._job.name)
+            self._ended.wait(_RETRY_S)
+
+    def _is_due(self) -> bool:
+        """Wait until the newest version is to be given; False at the end."""
+        with self._wake:
+            while not self._ended.is_set() and (wait_s := self._wait_s()) != 0:
+                self._idle = wait_s is None
+                self._wake.wait(wait_s)
+            self._idle = False
+            return not self._ended.is_set()
+
+    def _wait_s(self) -> float | None:
+        """How long the newest version has to wait; None for ever."""
+        config, behind = self._job.config, self._newest - self._mirrored
+        if behind <= 0:
+            return None
+        if config.mirror_versions:
+            return 0.0 if behind >= config.mirror_versions else None
+        return max(0.0, self._last + config.mirror_s - time.monotonic())
+
+    # -- what --------------------------------------------------------------------------------------------------
+
+    def _give(self) -> None:
+        state = self._claimed()
+        if state is None:
+            return
+        name = state.names[0]
+        try:
+            with ExitStack() as held:
+                arrays = {
+                    what: held.enter_context(self._segments.open(self._job.keys.segment(what, name), self._nbytes))
+                    for what in self._whats
+                }
+                self._last = time.monotonic()
+                self._job.client.put(self._items(name, arrays), wait_for_room=False)
+            self._note(state)
+        except ChunkGone:
+            raise KvpsError(f"version {state.version} is not in {self._segments.folder} any more") from None
+        finally:
+            self._settle(name, state)
+
+    def _claimed(self) -> State | None:
+        """The job as it is, its manifest kept from now on; None if Redis has this version."""
+        for _ in range(2):
+            state = self._job.state()
+            with self._lock:
+                if state.version == self._mirrored:
+                    return None
+                if state.version >= self._oldest:
+                    self._giving = state.names[0]
+                    return state
+        raise KvpsError("the server knows an earlier version than this holder")
+
+    def _items(self, name: str, arrays: Mapping[str, Bytes]) -> list[tuple[str, Buffers]]:
+        keys = self._job.keys
+        flats = {what: data.view(DTYPE) for what, data in arrays.items()}
+        return [
+            (keys.array(0, what, name, c.number), [view(flat[c.start : c.stop])])
+            for what, flat in flats.items()
+            for c in self._chunks
+        ]
+
+    def _note(self, state: State) -> None:
+        """Note that Redis has the bytes of this version, and all else that it was."""
+        entries = {worker: json.dumps(member.process) for worker, member in state.members.items()}
+        record = {
+            "version": str(state.version),
+            "head": state.head,
+            "name": state.names[0],
+            "entry": state.bell,
+            "clock": {worker: str(count) for worker, count in state.clock.items()},
+            "skip": {worker: str(member.skip) for worker, member in state.members.items()},
+            "workers": workers_anew(entries, {m.worker: m.round for m in state.members.values()}, awaited=False),
+            "units": units_anew(state.units),
+        }
+        self._job.scripts.mirror(self._term, state.server, json.dumps(record))
+        with self._lock:
+            self._mirrored = state.version
+
+    def _settle(self, name: str, state: State) -> None:
+        """What was given counts, and the oldest may go; or what was stored of it in vain."""
+        with self._lock:
+            given, self._giving = self._mirrored == state.version, ""
+            if given and name not in self._noted:
+                self._noted.append(name)
+            dead = self._noted[:-_KEPT] if given else [] if name in self._noted else [name]
+            self._noted = self._noted[-_KEPT:]
+        for each in dead:
+            keys = [self._job.keys.array(0, what, each, c.number) for what in self._whats for c in self._chunks]
+            self._job.scripts.free(0, self._term, state.server, keys)  # its manifest is the sweep's
+
+    @property
+    def _whats(self) -> tuple[str, ...]:
+        return ("w", *self._job.config.optimizer.slots)
+
+    @property
+    def _chunks(self) -> tuple[Chunk, ...]:
+        return self._job.layout.chunks[0]
+
+    @property
+    def _nbytes(self) -> int:
+        return self._job.layout.nbytes

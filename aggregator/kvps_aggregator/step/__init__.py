@@ -1,0 +1,1 @@
+"""The arithmetic of one version. Pure: the aggregator and verify share it."""

@@ -1,0 +1,104 @@
+"""One shard in memory: its weights and optimizer state, and beside them the next version's. Pure, without Redis.
+
+The holder of a shard and the replay of a log compute with this one class: what the one commits the other gets, bit
+for bit. On a device too: every operation is one IEEE 754 operation on float32 items (see `kvps.device.base.Exact`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from kvps.arrays.digest import digest_of, finite, fold, view
+from kvps.arrays.layout import CHUNK_ITEMS, DTYPE, Array, Chunk, Layout
+from kvps.config import JobConfig
+from kvps.protocol.plan import Plan
+from kvps_aggregator.step import optimizers, reduce
+
+
+class Part:
+    """The `number`-th shard of a job. Arrays are (size,) float32; `state` is slot name -> array, zeros at first.
+
+    They are of `xp`, NumPy or a device's `exact`; what hands out their memory is for NumPy's alone. A version is made
+    by `step` for each of `chunks`, on any threads; the present one stays as it is until `promote`.
+    """
+
+    def __init__(self, config: JobConfig, layout: Layout, number: int, xp: Any = np) -> None:
+        self.chunks = layout.chunks[number]
+        self.low, self.high = layout.shard_range(number)
+        self.size = self.high - self.low
+        self.slots = config.optimizer.slots
+        self._xp = xp
+        self.weights, self.next_weights = self._empty(), self._empty()
+        self.state = {slot: xp.zeros(self.size, DTYPE) for slot in self.slots}
+        self.next_state = {slot: self._empty() for slot in self.slots}
+        self._scratch = threading.local()
+        self._config = config
+
+    def _empty(self) -> Array:
+        array: Array = self._xp.empty(self.size, DTYPE)
+        return array
+
+    def loaded(self) -> None:
+        """Weights and state were read into their arrays: go on from them."""
+
+    def step(self, plan: Plan, chunk: Chunk, gradients: Iterable[Array]) -> bool:
+        """Make a chunk of the plan's version of the contributions' parts of it, those that count, in the plan's order.
+
+        Each is of shape (chunk's items,), is not written to, and is done with when the one behind the next is asked
+        for. False if their sum is not finite.
+        """
+        part_of = slice(chunk.start - self.low, chunk.stop - self.low)
+        if not plan.contributions:  # all were rejected: a version without a step
+            self.next_weights[part_of] = self.weights[part_of]
+            for slot in self.slots:
+                self.next_state[slot][part_of] = self.state[slot][part_of]
+            return True
+        total = self._total(chunk.stop - chunk.start)
+        reduce.total(gradients, total, self._xp)
+        is_finite = finite(total)
+        config = self._config
+        lr = config.optimizer.lr_at(plan.progress / config.workers)
+        reduce.finish(total, config.reduction, plan.divisor, self._xp)
+        optimizers.update(
+            *(config.optimizer, lr, plan.version, self.weights[part_of], total),
+            {slot: array[part_of] for slot, array in self.state.items()},
+            self.next_weights[part_of],
+            {slot: array[part_of] for slot, array in self.next_state.items()},
+            self._xp,
+        )
+        return is_finite
+
+    def _total(self, items: int) -> Array:
+        """Where a thread sums up: chunks may be made on several."""
+        if not hasattr(self._scratch, "total"):
+            self._scratch.total = self._xp.empty(min(self.size, CHUNK_ITEMS), DTYPE)
+        total: Array = self._scratch.total[:items]
+        return total
+
+    def made(self, chunk: Chunk) -> dict[str, memoryview]:
+        """The memory of a chunk of the next version: of its weights ("w"), and by name of each slot."""
+        return {
+            what: view(self.stretch(array, chunk))
+            for what, array in {"w": self.next_weights, **self.next_state}.items()
+        }
+
+    def stretch(self, array: Array, chunk: Chunk) -> Array:
+        """A chunk's items of an array of this shard."""
+        return array[chunk.start - self.low : chunk.stop - self.low]
+
+    def promote(self) -> None:
+        """Go on from the next version."""
+        self.weights, self.next_weights = self.next_weights, self.weights
+        self.state, self.next_state = self.next_state, self.state
+
+    def stretches(self, array: Array) -> Iterator[memoryview]:
+        """The memory of each chunk in an array of this shard."""
+        return (view(self.stretch(array, chunk)) for chunk in self.chunks)
+
+    def digest(self, array: Array) -> str:
+        """The digest of an array of this shard, as contributions and commits log it."""
+        return fold(digest_of([stretch]) for stretch in self.stretches(array))

@@ -1,0 +1,87 @@
+"""A commit log looked at as a chain: that each entry follows from the one before, and could have been planned. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+
+from kvps.protocol.job_state import Begin, Commit, State
+
+
+class Unproved(Exception):
+    """Why a log, or its replay, is not what it must be."""
+
+
+@contextmanager
+def at(where: str) -> Iterator[None]:
+    """Says where something is not proved."""
+    try:
+        yield
+    except Unproved as reason:
+        raise Unproved(f"{where}: {reason}") from reason
+
+
+def digest_of(shard: str) -> str:
+    """The digest in "<term> <digest>"."""
+    return shard.rpartition(" ")[2]
+
+
+class Chain:
+    """A log as far as it is one chain. `uses` is for each base version the last version it went into."""
+
+    def __init__(self, begin: Begin, state: State, shards: int) -> None:
+        self.version, self.head, self.contributions = begin
+        self.uses: dict[int, int] = {}
+        self._ranks = {member.worker: member.rank for member in state.members.values()}
+        self._seqs: dict[tuple[str, str], int] = {}
+        self._shards = shards
+        self._own = state.begin.version
+
+    def add(self, commit: Commit) -> None:
+        """Go on to the next entry. Raises Unproved."""
+        for problem in self._problems(commit):
+            raise Unproved(f"commit {self.version + 1}: {problem}")
+        for c in commit.plan.contributions:
+            if c.weight:
+                self.uses[c.base] = commit.version
+        self.version, self.head = commit.version, commit.head
+        self.contributions += len(commit.plan.contributions)
+
+    def end(self, state: State) -> None:
+        """Compare the last entry with the job. Raises Unproved."""
+        if self.version != state.version:
+            raise Unproved(f"commit {self.version + 1}: it is missing from the log, which ends before it")
+        if self.head != state.head:
+            raise Unproved(
+                f"version {self.version}: the log ends at head {self.head[:12]}, the job at {state.head[:12]}"
+            )
+
+    def _problems(self, commit: Commit) -> Iterator[str]:
+        """Why it is not the next entry; or though it is chained, not one that was planned by kvps."""
+        plan = commit.plan
+        if commit.version != self.version + 1:
+            yield f"it is missing from the log: commit {commit.version} stands in its place"
+        if not commit.follows(self.head):
+            yield "the chain is broken: its entry is not what was committed after the one before"
+        if plan.version != commit.version:
+            yield f"its plan is for version {plan.version}"
+        if plan.progress != self.contributions:
+            yield f"its progress is {plan.progress}, but {self.contributions} contributions were committed before it"
+        shards = self._shards if commit.version > self._own else len(commit.shards)  # a job before had its own number
+        if len(commit.shards) != shards:
+            yield f"it names {len(commit.shards)} shards, the job has {self._shards}"
+        if strangers := [c.worker for c in plan.contributions if c.worker not in self._ranks]:
+            yield f"it holds a contribution of {strangers[0]!r}, who never joined"
+        order = [(self._ranks[c.worker], c.round) for c in plan.contributions]
+        if any(later <= earlier for earlier, later in pairwise(order)):
+            yield "its contributions do not stand in rank order, each worker's in the order of its rounds"
+        for c in plan.contributions:
+            who = f"contribution {c.seq} of {c.worker}"
+            if c.seq <= self._seqs.get((c.worker, c.incarnation), 0):
+                yield f"{who} was committed before"
+            if not 0 <= c.base < commit.version:
+                yield f"{who} was computed on version {c.base}, which was not yet"
+            if c.weight and len(c.digests) != shards:
+                yield f"{who} has {len(c.digests)} digests, the job {shards} shards"
+            self._seqs[c.worker, c.incarnation] = c.seq

@@ -1,0 +1,55 @@
+"""Whole contributions as they are on the wire: each chunk in the job's format. Pure."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kvps.arrays.digest import digest_of, fold
+from kvps.arrays.error_feedback import Remainder
+from kvps.arrays.formats import Bytes, Format
+from kvps.arrays.layout import DTYPE, Array, Layout
+
+
+class Coding:
+    """A whole contribution in one buffer: its encoded chunks end to end, in the order of the layout."""
+
+    def __init__(self, layout: Layout, format: Format) -> None:
+        self._layout = layout
+        self._format = format
+
+    def encode(self, values: Array, remainder: Remainder | None) -> Bytes:
+        """The bytes of `values`, (size,) float32. `remainder`, for a lossy format, goes with them."""
+        if remainder is None:
+            return values.view(np.uint8)
+        chunks = (chunk for shard in self._layout.chunks for chunk in shard)
+        data = np.concatenate(list(remainder.encode((c.start, [values[c.start : c.stop]]) for c in chunks)))
+        remainder.keep()
+        return data
+
+    def decode(self, data: Bytes) -> Array:
+        """The values, (size,) float32; of fp32 the same memory. Raises ValueError for what no encoder wrote."""
+        if not self._format.lossy:
+            return data.view(DTYPE)
+        values: Array = np.empty(self._layout.size, DTYPE)
+        at = 0
+        for chunk in (chunk for shard in self._layout.chunks for chunk in shard):
+            nbytes = self._format.nbytes(chunk.stop - chunk.start)
+            self._format.decode(data[at : at + nbytes], values[chunk.start : chunk.stop])
+            at += nbytes
+        return values
+
+    def nbytes(self, shard: int) -> int:
+        """How many bytes a shard's part takes."""
+        return sum(self._format.nbytes(chunk.stop - chunk.start) for chunk in self._layout.chunks[shard])
+
+    def digests(self, data: Bytes) -> list[str]:
+        """The digest of each shard's part, as the commit log has them."""
+        at, out = 0, []
+        for shard in self._layout.chunks:
+            chunks = []
+            for chunk in shard:
+                nbytes = self._format.nbytes(chunk.stop - chunk.start)
+                chunks.append(digest_of([data[at : at + nbytes].data]))
+                at += nbytes
+            out.append(fold(chunks))
+        return out

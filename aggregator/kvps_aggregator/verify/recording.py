@@ -1,0 +1,148 @@
+"""Keeps the bytes of contributions in files, so that a job can be replayed whose gradients cannot be computed again.
+
+    DIR/<job>.<id>/shard<i>/initial.<digest>.f32              version 0
+    DIR/<job>.<id>/shard<i>/<worker>.<incarnation>.<seq>.g    one contribution's part, in the job's wire format
+
+The holder of a shard writes each contribution before it says ready, so what is committed is here, whoever is killed
+when. The log says which of them counted. Files are written aside and renamed, so none is ever half of one; who is
+killed meanwhile leaves one whose name begins with a dot. There is no fsync: a machine that loses power loses its last
+files, and the digests say which.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import numpy as np
+
+from kvps.arrays.digest import shard_digests, view
+from kvps.arrays.formats import Bytes, format_of
+from kvps.arrays.layout import DTYPE, Array, Layout
+from kvps.errors import InvalidSetting, KvpsError
+from kvps.protocol.plan import Contribution
+from kvps_aggregator.verify.chain import Unproved
+from kvps_aggregator.verify.contribution import Coding
+from kvps_aggregator.verify.replay import Encode
+
+
+def check_directory(directory: Path, option: str = "--record") -> Path:
+    """The directory that an option names, made if need be. Raises InvalidSetting if it cannot be written to."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidSetting(f"{option} {directory}: {error.strerror}") from None
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise InvalidSetting(f"{option} {directory}: no permission to write there")
+    return directory.resolve()
+
+
+class Recorder:
+    """Writes what the holder of one shard of a job reads. Raises KvpsError: what cannot be kept is not committed."""
+
+    def __init__(self, directory: Path, job: str, id: str, shard: int) -> None:
+        self._folder = _folder(directory, job, id, shard)
+        self._begun: dict[str, Path] = {}
+
+    def initial(self, weights: Array, digest: str) -> None:
+        """Keep the shard's part of version 0."""
+        self._extend(f"initial.{digest}.f32", view(weights))
+        self.keep()
+
+    def extend(self, contribution: Contribution, data: Bytes) -> None:
+        """Write the next chunk of the shard's part of a contribution, as it came."""
+        self._extend(_name(contribution), data.data)
+
+    def keep(self) -> None:
+        """What was written is whole: it gets its name."""
+        while self._begun:
+            name, aside = self._begun.popitem()
+            with self._may_fail(name, aside):
+                aside.rename(self._folder / name)
+
+    def forget(self) -> None:
+        """Delete what was written and not kept."""
+        while self._begun:
+            with suppress(OSError):
+                self._begun.popitem()[1].unlink()
+
+    def _extend(self, name: str, memory: memoryview) -> None:
+        # Another holder may write the same file at the same time, so each has an aside of its own. It is opened for
+        # each chunk: a plan may hold more contributions than a process may have files open.
+        if name not in self._begun:
+            self._begun[name] = self._folder / f".{name}.{secrets.token_hex(4)}"
+        aside = self._begun[name]
+        with self._may_fail(name, aside):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with aside.open("ab") as file:
+                file.write(memory)
+
+    @contextmanager
+    def _may_fail(self, name: str, aside: Path) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            with suppress(OSError):
+                aside.unlink()
+            raise KvpsError(f"could not keep {self._folder / name}: {error.strerror}") from None
+
+
+class Recorded:
+    """Contributions from the files that recorders have written: a source for a replay."""
+
+    proof = "recorded"
+    wants_weights = False
+
+    def __init__(self, directory: Path, job: str, id: str, layout: Layout, wire: str) -> None:
+        self._folders = [_folder(directory, job, id, shard) for shard in range(layout.shards)]
+        self._layout = layout
+        self._coding = Coding(layout, format_of(wire))
+
+    def initial(self) -> Array:
+        """Version 0, (size,) float32. Raises Unproved."""
+        found = [next(iter(folder.glob("initial.*.f32")), folder / "initial.*.f32") for folder in self._folders]
+        sizes = [DTYPE.itemsize * (stop - start) for start, stop in map(self._layout.shard_range, range(len(found)))]
+        flat = _joined(found, sizes).view(DTYPE)
+        for path, digest in zip(found, shard_digests(self._layout, flat), strict=True):
+            if path.name.split(".")[1] != digest:
+                raise Unproved(_damaged(path))
+        return flat
+
+    def contribution(self, contribution: Contribution, weights: Array | None, encode: Encode) -> Bytes:
+        """The contribution as it was on the wire. Raises Unproved."""
+        paths = [folder / _name(contribution) for folder in self._folders]
+        return _joined(paths, [self._coding.nbytes(shard) for shard in range(len(paths))])
+
+    def otherwise(self, contribution: Contribution, shard: int) -> str:
+        """Why a shard's part of a contribution has another digest than the log says."""
+        return _damaged(self._folders[shard] / _name(contribution))
+
+
+def _joined(paths: list[Path], sizes: list[int]) -> Bytes:
+    """What the files of all shards hold, end to end; each has as many bytes as it must. Raises Unproved."""
+    parts = []
+    for path, size in zip(paths, sizes, strict=True):
+        try:
+            parts.append(np.fromfile(path, np.uint8))
+        except FileNotFoundError:
+            raise Unproved(f"{path} is missing: removed, or never kept by an aggregator without --record") from None
+        except OSError as error:
+            raise Unproved(f"{path} cannot be read: {error.strerror}") from None
+        if parts[-1].size != size:
+            raise Unproved(_damaged(path))
+    return np.concatenate(parts)
+
+
+def _folder(directory: Path, job: str, id: str, shard: int) -> Path:
+    return directory / f"{job}.{id}" / f"shard{shard}"
+
+
+def _name(c: Contribution) -> str:
+    return f"{c.worker}.{c.incarnation}.{c.seq}.g"
+
+
+def _damaged(path: Path) -> str:
+    return f"{path} is damaged: it is not what was recorded"

@@ -1,0 +1,265 @@
+"""Proves a commit log in one process, without Redis: that it is one chain, and that its contributions make its weights.
+
+The chain is looked at first and whole, which also tells which old versions contributions were computed on. Then the
+job is computed again, from version 0 or a checkpoint, by the code that its aggregators ran, with gradients from a
+`Source`, and every digest that comes out is held against the one logged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from kvps.arrays.digest import shard_digests, weights_sha256
+from kvps.arrays.error_feedback import Remainder
+from kvps.arrays.formats import Bytes, encoded, format_of
+from kvps.arrays.layout import DTYPE, Array, Layout
+from kvps.config import JobConfig
+from kvps.errors import CorruptData
+from kvps.history.checkpoint import Checkpoint
+from kvps.history.commit_log import Log
+from kvps.protocol.job_state import Commit, State
+from kvps.protocol.plan import Contribution, Plan
+from kvps_aggregator.step.shard_arrays import Part
+from kvps_aggregator.verify.chain import Chain, Unproved, at, digest_of
+from kvps_aggregator.verify.contribution import Coding
+
+Encode = Callable[[Array], Bytes]
+
+
+class Source(Protocol):
+    """Where a replay takes contributions from. `proof` is what it then proves: recomputed, recorded."""
+
+    proof: str
+    wants_weights: bool
+
+    def initial(self) -> Array:
+        """Version 0, (size,) float32. Raises Unproved."""
+
+    def contribution(self, contribution: Contribution, weights: Array | None, encode: Encode) -> Bytes:
+        """A contribution as it was on the wire: recorded, or its (size,) float32 values given to `encode`.
+
+        `weights` are its base version if the source wants them. Raises Unproved.
+        """
+
+    def otherwise(self, contribution: Contribution, shard: int) -> str:
+        """Why a shard's part of what `contribution` returned may have another digest than the log says."""
+
+
+@dataclass(frozen=True)
+class Proof:
+    """How much of a log was proved.
+
+    since                          the version that the chain goes on from: 0 unless the log before it is not there
+    commits, contributions, head   how far it is one chain: the version, and how many contributions up to it
+    replayed_since                 the version from which on it was computed again
+    replayed                       how many commits came out bit for bit; `by` recomputed, recorded, or "" (neither)
+    weights_sha256                 of the weights of `weights_version` in Redis
+    differs                        the first commit that is not what it must be, and how; "" if there is none
+    """
+
+    since: int
+    commits: int
+    contributions: int
+    head: str
+    by: str
+    replayed_since: int
+    replayed: int
+    weights_version: int
+    weights_sha256: str
+    differs: str
+
+
+def prove(
+    log: Log,
+    state: State,
+    config: JobConfig,
+    layout: Layout,
+    stored: tuple[int, Array],
+    source: Source | None,
+    start: Checkpoint | None = None,
+) -> Proof:
+    """Prove the log up to `state`, and that it made the weights `stored`: (version, (size,) float32).
+
+    The log may hold more than `state` knows of. What is computed again is computed from `start`, or from version 0 if
+    the log goes back so far.
+    """
+    version, flat = stored
+    chain, replay, differs = Chain(log.begin, state, layout.shards), None, ""
+    logged: tuple[str, ...] = ()
+    made = None
+    if not start and log.begin.version:
+        source = None
+    try:
+        heads = {log.begin.version: log.begin.head}
+        for commit in _until(log.commits(), state.version):
+            chain.add(commit)
+            logged = commit.shards if commit.version == version else logged
+            if start and commit.version == start.version:
+                heads[commit.version] = commit.head
+        chain.end(state)
+        if start and heads.get(start.version) != start.head:
+            raise Unproved(f"version {start.version}: the checkpoint is not of this log, or the log does not reach it")
+        if source:
+            inherited = log.inherited() if format_of(config.wire).lossy else {}
+            replay = Replay(config, layout, source, chain.uses if source.wants_weights else {}, inherited, start)
+            made = replay.weights() if version == replay.version else None
+            again = Chain(log.begin, state, layout.shards)  # the log may have been cut since it was read first
+            for commit in _until(log.commits(), state.version):
+                again.add(commit)
+                if commit.version > replay.version:
+                    replay.add(commit)
+                    made = replay.weights() if commit.version == version else made
+        with at(f"version {version}"):
+            _compare(layout, flat, logged, made)
+    except Unproved as reason:
+        differs = str(reason)
+    except CorruptData as unreadable:
+        differs = str(unreadable)
+    since = start.version if start else 0
+    return Proof(
+        *(log.begin.version, chain.version, chain.contributions, chain.head, source.proof if source else ""),
+        *(since, replay.version - since if replay else 0, version, weights_sha256(flat), differs),
+    )
+
+
+def _compare(layout: Layout, flat: Array, logged: tuple[str, ...], made: Array | None) -> None:
+    """Compare the weights in Redis with what their commit logged, and with what a replay made. Raises Unproved."""
+    as_logged = Layout(layout.parameters, len(logged) or layout.shards)  # it may be of a job before this one
+    for shard, (here, there) in enumerate(zip(shard_digests(as_logged, flat), logged, strict=False)):
+        if here != digest_of(there):
+            raise Unproved(f"the weights of shard {shard} in Redis are not those that were committed")
+    if made is not None and weights_sha256(made) != weights_sha256(flat):
+        raise Unproved("the weights in Redis are not those that the replay made")
+
+
+def _until(log: Iterable[Commit], version: int) -> Iterator[Commit]:
+    """The entries up to a version: what is committed meanwhile is not looked at."""
+    if version:
+        for commit in log:
+            yield commit
+            if commit.version >= version:
+                return
+
+
+class Replay:
+    """A job computed again, up to `version`. Keeps of its old versions those in `uses`, as long as they are used.
+
+    It begins with `start`, or else with version 0 of the source. `inherited` is the log's, see there.
+    """
+
+    def __init__(
+        self,
+        config: JobConfig,
+        layout: Layout,
+        source: Source,
+        uses: Mapping[int, int],
+        inherited: Mapping[tuple[str, str], str],
+        start: Checkpoint | None = None,
+    ) -> None:
+        self.version = start.version if start else 0
+        self._config = config
+        self._source = source
+        self._uses = uses
+        self._kept: dict[int, Array] = {}
+        self._format = format_of(config.wire)
+        self._inherited = inherited
+        self._remainders: dict[str, Remainder] = {}
+        self._seqs: dict[str, tuple[str, int]] = {}
+        with at("version 0"):
+            weights = start.weights if start else source.initial()
+        self._cut(layout, weights, start.slots if start else {})
+        self._keep()
+
+    def _cut(self, layout: Layout, weights: Array, slots: Mapping[str, Array]) -> None:
+        """Go on from these arrays, (size,) float32, in parts as the layout has them."""
+        self._layout = layout
+        self._parts = [Part(self._config, layout, shard) for shard in range(layout.shards)]
+        for part in self._parts:
+            np.copyto(part.weights, weights[part.low : part.high])
+            for slot, array in slots.items():
+                np.copyto(part.state[slot], array[part.low : part.high])
+
+    def weights(self) -> Array:
+        """A copy of the weights, (size,) float32."""
+        return np.concatenate([part.weights for part in self._parts])
+
+    def add(self, commit: Commit) -> None:
+        """Make the next version as its entry says. Raises Unproved."""
+        if len(commit.shards) != len(self._parts):  # restored from its checkpoint with another number of shards
+            slots = {slot: np.concatenate([part.state[slot] for part in self._parts]) for slot in self._parts[0].slots}
+            self._cut(Layout(self._layout.parameters, len(commit.shards)), self.weights(), slots)
+        with at(f"commit {commit.version}"):
+            total = self._total(commit.plan)
+            for shard, part in enumerate(self._parts):
+                for chunk in part.chunks:
+                    part.step(commit.plan, chunk, [] if total is None else [total[chunk.start : chunk.stop]])
+                if part.digest(part.next_weights) != digest_of(commit.shards[shard]):
+                    raise Unproved(f"its contributions make other weights of shard {shard} than those logged")
+        for part in self._parts:
+            part.promote()
+        self.version = commit.version
+        self._keep()
+
+    def _total(self, plan: Plan) -> Array | None:
+        """The sum of a plan's contributions, added one by one as its aggregators did; None if none counts."""
+        total: Array | None = None
+        for contribution in plan.contributions:
+            if self._format.lossy:
+                self._follow(contribution)
+            if contribution.weight:
+                values = self._values(contribution)
+                # The source may give the same memory again.
+                total = values.copy() if total is None else np.add(total, values, out=total)
+        return total
+
+    def _follow(self, c: Contribution) -> None:
+        """Keep what was left out before this contribution, if that is known: of one that counts as zeros it stays.
+
+        An incarnation goes on with what its predecessor stored, or begins with nothing.
+        """
+        before, self._seqs[c.worker] = self._seqs.get(c.worker), (c.incarnation, c.seq)
+        behind = f"{c.incarnation}:{c.seq - 1}:" if c.seq > 1 else self._inherited.get((c.worker, c.incarnation))
+        if behind == "":
+            self._remainders[c.worker] = Remainder(self._format, np.zeros(self._layout.size, DTYPE))
+        elif behind is None or before is None or not behind.startswith(f"{before[0]}:{before[1]}:"):
+            self._remainders.pop(c.worker, None)
+
+    def _values(self, c: Contribution) -> Array:
+        """What the aggregators added, (size,) float32. Raises Unproved."""
+        with at(f"contribution {c.seq} of {c.worker} (round {c.round}, on version {c.base})"):
+            base = self._kept.get(c.base)
+            if base is None and self._source.wants_weights:
+                raise Unproved("its weights are older than the checkpoint: begin with an earlier one")
+            coding = Coding(self._layout, self._format)
+            data = self._source.contribution(c, base, lambda values: coding.encode(values, self._remainder(c)))
+            for shard, digest in enumerate(coding.digests(data)):
+                if digest != c.digests[shard]:
+                    raise Unproved(f"shard {shard}: {self._source.otherwise(c, shard)}")
+            return coding.decode(data)
+
+    def _remainder(self, c: Contribution) -> Remainder | None:
+        """What was left out before this contribution. Raises Unproved."""
+        if not self._format.lossy:
+            return None
+        if c.worker not in self._remainders:
+            raise Unproved(
+                f"what {self._format.name} left out of those before it is not known, for they are not in this replay: "
+                f"begin with an earlier checkpoint, or use a record"
+            )
+        return self._remainders[c.worker]
+
+    def _keep(self) -> None:
+        self._kept = {base: flat for base, flat in self._kept.items() if self._uses[base] > self.version}
+        if self.version in self._uses:
+            self._kept[self.version] = self._pulled(self.weights())
+
+    def _pulled(self, weights: Array) -> Array:
+        """What workers had of these weights, (size,) float32."""
+        wire = format_of(self._config.pull_wire)
+        if wire.lossy:
+            wire.decode(encoded(wire, weights), weights)
+        return weights

@@ -1,0 +1,313 @@
+"""Measurements: kvps beside what it is held against, in turns, within one run."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from kvps import optimizers
+from kvps.cli.common import say
+from kvps.errors import InvalidSetting
+from kvps_bench import idle, peer, result, round, scale, straggler, transport, wake, workers
+from kvps_bench.crew import Place, place
+from kvps_bench.roles import LR
+
+app = typer.Typer(
+    name="kvps_bench",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Measure kvps beside what it is held against, in turns, within one run.",
+    no_args_is_help=True,
+)
+
+_TURNS, _QUICK_TURNS = 7, 2
+_FEW_TURNS = 3  # of what takes minutes
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
+Turns = Annotated[
+    int | None, typer.Option("--turns", metavar="N", help=f"Turns that each case has.  (default: {_TURNS})")
+]
+Quick = Annotated[bool, typer.Option("--quick", help="Few and small: shows that it works, not what it takes.")]
+Transports = Annotated[
+    str | None,
+    typer.Option(
+        "--transport", metavar="NAME,...", help="Of tcp, unix; and for round and scale shm.  (default: all there are)"
+    ),
+]
+Workers = Annotated[str, typer.Option("--workers", "-w", metavar="N,...", help="Numbers of workers.")]
+Redis = Annotated[
+    str | None,
+    typer.Option(
+        "--redis", envvar="KVPS_REDIS_URL", metavar="URL", help="Measure there.  (default: a server of its own)"
+    ),
+]
+
+
+@app.command("transport")
+def transport_(
+    mb: Annotated[float, typer.Option(metavar="MB", help="Size of the array.")] = 40,
+    transports: Transports = None,
+    turns: Turns = None,
+    quick: Quick = False,
+    as_json: AsJson = False,
+    redis: Redis = None,
+) -> None:
+    """Push and pull of one array, against redis-py's set and get of it."""
+    nbytes = _bytes_of(mb)
+
+    def run(where: Place, names: list[str], turns: int) -> result.Result:
+        return transport.measure(where, names, nbytes, turns)
+
+    _measure(run, redis, transports, turns, quick, as_json)
+
+
+@app.command("round")
+def round_(
+    mb: Annotated[str, typer.Option(metavar="MB,...", help="Sizes of the model.")] = "0.04,4,40",
+    workers: Workers = "2,4",
+    tensors: Annotated[int, typer.Option(metavar="N", help="Into how many arrays the model is divided.")] = 1,
+    optimizer: Annotated[str, typer.Option(metavar="NAME[:K=V,...]", help="As for kvps up.")] = "sgd",
+    peers: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Let other systems take turns: folders torch, ray, mxnet and tf in it are environments."
+        ),
+    ] = None,
+    transports: Transports = None,
+    turns: Turns = None,
+    quick: Quick = False,
+    as_json: AsJson = False,
+    redis: Redis = None,
+) -> None:
+    """One BSP round of everybody, against bare sockets, and other systems."""
+    chosen = optimizers.parse(optimizer, LR if optimizer == "sgd" else None)
+    settings = [
+        round.Setting(_bytes_of(size), count, _positive("--tensors", tensors), chosen)
+        for size in _numbers("--mb", mb)
+        for count in _counts("--workers", workers)
+    ]
+    for setting in settings:
+        if setting.tensors > setting.nbytes // 4:
+            raise InvalidSetting(f"--tensors {setting.tensors} does not fit into --mb {setting.nbytes / 1e6:g}")
+    folder = peer.checked(peers)
+
+    def run(where: Place, names: list[str], turns: int) -> result.Result:
+        return round.measure(where, names, settings, turns, quick, folder, say)
+
+    _measure(run, redis, transports, turns, quick, as_json, ("tcp", "unix", "shm"))
+
+
+@app.command("straggler")
+def straggler_(
+    accuracy: Annotated[float, typer.Option(help="Test accuracy of the digits at which the time is taken.")] = 0.95,
+    workers: Annotated[int, typer.Option("--workers", "-w", metavar="N", help="Number of workers.")] = 4,
+    compute_ms: Annotated[
+        float, typer.Option("--compute-ms", metavar="MS", help="What a gradient takes a worker that is not slow.")
+    ] = 10,
+    slow: Annotated[
+        str,
+        typer.Option("--slow", metavar="NAME,...", help=f"Who is slow, and when. Of: {', '.join(straggler.KINDS)}."),
+    ] = ",".join(straggler.KINDS),
+    transports: Transports = None,
+    turns: Turns = None,
+    quick: Quick = False,
+    as_json: AsJson = False,
+    redis: Redis = None,
+) -> None:
+    """Digits to an accuracy with slow workers, in BSP, SSP(3) and ASP."""
+    if not 0 < accuracy < 1:
+        raise InvalidSetting(f"--accuracy must lie between 0 and 1, not {accuracy:g}")
+    if not 0 <= compute_ms <= 10_000:
+        raise InvalidSetting(f"--compute-ms must be from 0 to 10000, not {compute_ms:g}")
+    kinds = _names("--slow", slow, tuple(straggler.KINDS))
+    setting = straggler.Setting(accuracy, _positive("--workers", workers), compute_ms)
+
+    def run(where: Place, names: list[str], turns: int) -> result.Result:
+        return straggler.measure(where, names, setting, turns, kinds)
+
+    # Who waits for whom does not depend on the transport: one will do.
+    _measure(run, redis, transports or (None if redis else "unix"), turns, quick, as_json)
+
+
+@app.command("scale")
+def scale_(
+    parts: Annotated[
+        str, typer.Option("--parts", metavar="NAME,...", help=f"Of: {', '.join(scale.PARTS)}.")
+    ] = ",".join(scale.PARTS),
+    transports: Transports = None,
+    turns: Turns = None,
+    quick: Quick = False,
+    as_json: AsJson = False,
+    redis: Redis = None,
+) -> None:
+    """Many tensors, Adam, large models and their memory, and many readers."""
+    chosen = _names("--parts", parts, scale.PARTS)
+
+    def run(where: Place, names: list[str], turns: int) -> result.Result:
+        return scale.measure(where, names, turns, quick, chosen, say)
+
+    _measure(run, redis, transports, turns, quick, as_json, ("tcp", "unix", "shm"))
+
+
+@app.command("wake")
+def wake_(
+    transports: Transports = None,
+    turns: Turns = None,
+    quick: Quick = False,
+    as_json: AsJson = False,
+    redis: Redis = None,
+) -> None:
+    """A commit to a blocked worker awake, against a bare XREAD woken by an XADD."""
+
+    def run(where: Place, names: list[str], turns: int) -> result.Result:
+        return wake.measure(where, names, turns, quick)
+
+    _measure(run, redis, transports, turns, quick, as_json)
+
+
+@app.command("idle")
+def idle_(
+    jobs: Annotated[int, typer.Option("--jobs", metavar="N", help="How many jobs nobody is in.")] = 1000,
+    turns: Turns = None,
+    quick: Quick = False,
+    as_json: AsJson = False,
+) -> None:
+    """What one aggregator costs over jobs that nobody is in, and how soon it serves one that is joined."""
+    number = _positive("--jobs", jobs)
+
+    def run(where: Place, names: list[str], turns: int) -> result.Result:
+        return idle.measure(where, names, turns, number, quick)
+
+    # It serves all jobs of its server: not those of a user's.
+    _measure(run, None, "unix", turns, quick, as_json)
+
+
+@app.command("workers")
+def workers_(
+    counts: Annotated[
+        str | None,
+        typer.Option("--workers", "-w", metavar="N,...", help=f"Numbers of workers.  (default: {workers.WORKERS})"),
+    ] = None,
+    staleness: Annotated[
+        str, typer.Option("--staleness", "-s", metavar="N,...", help="0 is BSP, N is SSP, -1 is ASP.")
+    ] = "0,2",
+    seconds: Annotated[
+        float | None, typer.Option(metavar="S", help="How long contributions are counted.  (default: 10)")
+    ] = None,
+    limit: Annotated[
+        float, typer.Option(metavar="S", help="What joining, or a commit, may take before a case is given up.")
+    ] = 120,
+    turns: Annotated[
+        int | None, typer.Option("--turns", metavar="N", help=f"Turns that each case has.  (default: {_FEW_TURNS})")
+    ] = None,
+    quick: Quick = False,
+    as_json: AsJson = False,
+) -> None:
+    """What a contribution costs with few workers and with many: bytes, time in scripts, CPU. Has its own server."""
+    settings = workers.settings_of(
+        _counts("--workers", counts or (workers.QUICK_WORKERS if quick else workers.WORKERS)),
+        _stalenesses(staleness),
+        _seconds("--seconds", (0.5 if quick else 10) if seconds is None else seconds),
+        _seconds("--limit", limit),
+    )
+
+    def run(where: Place, names: list[str], turns: int) -> result.Result:
+        return workers.measure(where, settings, turns, say)
+
+    _measure(run, None, "unix", (1 if quick else _FEW_TURNS) if turns is None else turns, quick, as_json)
+
+
+def _measure(
+    run: Callable[[Place, list[str], int], result.Result],
+    redis: str | None,
+    transports: str | None,
+    turns: int | None,
+    quick: bool,
+    as_json: bool,
+    kinds: tuple[str, ...] = ("tcp", "unix"),
+) -> None:
+    """Have a server, measure on it over the transports asked for, and show what was found."""
+    number = _positive("--turns", (_QUICK_TURNS if quick else _TURNS) if turns is None else turns)
+    asked = _names("--transport", transports, kinds) if transports else None
+    with place(redis) as where:
+        there = [name for name in where.urls if name in kinds]
+        for name in asked or ():
+            if name not in there:
+                raise InvalidSetting(f"--transport {name}: the server of --redis is reached over {', '.join(there)}")
+        found = run(where, asked or there, number).to_dict()
+    if as_json:
+        print(json.dumps(found))
+    else:
+        _show(found)
+
+
+def _show(found: dict[str, Any]) -> None:
+    console = Console(markup=False, emoji=False, highlight=False)
+    for title, header, cells in [*result.rows_tables(found), result.bars_table(found)]:
+        console.print(title)
+        table = Table(*header, box=None, pad_edge=False)
+        for row in cells:
+            table.add_row(*row)
+        console.print(table)
+        console.print()
+    for note in found["notes"]:
+        console.print(note)
+
+
+# -- options --------------------------------------------------------------------------------------------------------
+
+
+def _names(option: str, text: str, allowed: tuple[str, ...]) -> list[str]:
+    names = text.split(",")
+    for name in names:
+        if name not in allowed:
+            raise InvalidSetting(f"{option} must be of {', '.join(allowed)}, not {name!r}")
+    return list(dict.fromkeys(names))
+
+
+def _numbers(option: str, text: str) -> list[float]:
+    try:
+        return [float(word) for word in text.split(",")]
+    except ValueError:
+        raise InvalidSetting(f"{option} must be numbers with commas between them, not {text!r}") from None
+
+
+def _counts(option: str, text: str) -> list[int]:
+    numbers = _numbers(option, text)
+    if not all(number.is_integer() for number in numbers):
+        raise InvalidSetting(f"{option} must be whole numbers, not {text!r}")
+    return [_positive(option, int(number)) for number in numbers]
+
+
+def _positive(option: str, number: int) -> int:
+    if not 1 <= number <= 4096:
+        raise InvalidSetting(f"{option} must be from 1 to 4096, not {number}")
+    return number
+
+
+def _stalenesses(text: str) -> list[int]:
+    numbers = _numbers("--staleness", text)
+    for number in numbers:
+        if not (number.is_integer() and -1 <= number <= 1000):
+            raise InvalidSetting(f"--staleness must be whole numbers from -1 to 1000, not {text!r}")
+    return list(dict.fromkeys(int(number) for number in numbers))
+
+
+def _seconds(option: str, seconds: float) -> float:
+    if not 0.05 <= seconds <= 3600:
+        raise InvalidSetting(f"{option} must be from 0.05 to 3600 seconds, not {seconds:g}")
+    return seconds
+
+
+def _bytes_of(mb: float) -> int:
+    if not (math.isfinite(mb) and 1e-3 <= mb <= 100_000):
+        raise InvalidSetting(f"--mb must be from 0.001 to 100000, not {mb:g}")
+    return 4 * int(mb * 250_000)

@@ -1,0 +1,151 @@
+"""Processes that do one case after the other when told to, each with a pipe; and a server of their own."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+from kvps.errors import KvpsError
+from kvps.server import private_server
+from kvps.store import Store, connect
+
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+spawning = multiprocessing.get_context("forkserver")  # as clean as new processes, without a second of imports each
+spawning.set_forkserver_preload(["kvps_bench.roles"])
+
+
+@dataclass(frozen=True)
+class Place:
+    """A server to measure on: the same one behind each URL. `urls` is transport name -> URL; over "shm" the arrays
+    go through shared memory."""
+
+    store: Store
+    urls: dict[str, str]
+
+
+@contextmanager
+def place(url: str | None) -> Iterator[Place]:
+    """The server at `url`, or one that is started for this, on a Unix socket and on a port of 127.0.0.1."""
+    if url:
+        with connect(url) as store:
+            yield Place(store, {"unix": url, "shm": url} if url.startswith("unix:") else {"tcp": url})
+        return
+    with tempfile.TemporaryDirectory(prefix="kvps-bench-") as folder, _environment(KVPS_RUNTIME_DIR=folder):
+        listen = f"127.0.0.1:{_free_port()}"
+        with connect(listen=listen) as store:
+            yield Place(store, {"tcp": private_server.tcp_url(store.url, listen), "unix": store.url, "shm": store.url})
+
+
+@contextmanager
+def _environment(**values: str) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Member:
+    """One process. It is made by ``make(*arguments)``, a function of a module, and then has its methods called."""
+
+    def __init__(self, make: Callable[..., Any], *arguments: Any) -> None:
+        self._pipe, other = spawning.Pipe()
+        with _environment(**ONE_THREAD):
+            self.process = spawning.Process(target=_obey, args=(other, make, *arguments), daemon=True)
+            self.process.start()
+        other.close()
+        self._answer()
+
+    def begin(self, method: str, *arguments: Any) -> None:
+        """Have it call a method of its own; `end` waits for what that returns. Raises KvpsError if it is gone."""
+        try:
+            self._pipe.send((method, arguments))
+        except BrokenPipeError:  # which the command line takes for a reader of its output that has seen enough
+            raise self._died() from None
+
+    def end(self) -> Any:
+        """What the method that was begun returned. Raises KvpsError with what it raised."""
+        return self._answer()
+
+    def __call__(self, method: str, *arguments: Any) -> Any:
+        self.begin(method, *arguments)
+        return self.end()
+
+    def _answer(self) -> Any:
+        try:
+            kind, value = self._pipe.recv()
+        except EOFError:
+            raise self._died() from None
+        if kind == "error":
+            raise KvpsError(f"a process of the benchmark failed: {value}")
+        return value
+
+    def _died(self) -> KvpsError:
+        return KvpsError(f"a process of the benchmark died (exit code {self.process.exitcode})")
+
+    def dismiss(self) -> None:
+        """Tell it that no more is asked of it."""
+        self._pipe.close()
+
+    def close(self) -> None:
+        """Wait for its end."""
+        self.dismiss()
+        self.process.join(10)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+
+
+@contextmanager
+def crew(*makers: tuple[Any, ...]) -> Iterator[list[Member]]:
+    """Members, one for each ``(make, *arguments)``; ended with the block."""
+    members: list[Member] = []
+    try:
+        for make, *arguments in makers:
+            members.append(Member(make, *arguments))
+        yield members
+    finally:
+        for member in members:
+            member.dismiss()
+        for member in members:
+            member.close()
+
+
+def together(members: list[Member], method: str, *arguments: Any) -> list[Any]:
+    """Have all call the same method at once; what each returned."""
+    for member in members:
+        member.begin(method, *arguments)
+    return [member.end() for member in members]
+
+
+def _obey(pipe: Connection, make: Callable[..., Any], *arguments: Any) -> None:
+    made = None
+    try:
+        made = make(*arguments)
+        pipe.send(("ok", None))
+        while True:
+            method, values = pipe.recv()
+            pipe.send(("ok", getattr(made, method)(*values)))
+    except (EOFError, BrokenPipeError, KeyboardInterrupt):
+        pass
+    except Exception:
+        pipe.send(("error", traceback.format_exc(limit=-3)))
+    finally:
+        if made is not None and hasattr(made, "close"):
+            made.close()

@@ -1,0 +1,28 @@
+"""What waiting alone costs: a job whose protocol, server and processors take no time at all. Pure."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+
+from kvps.staleness import admits
+
+_ROUNDS = 400
+
+
+def contribution_s(takes: Callable[[int, int], float], workers: int, staleness: int) -> float:
+    """Seconds from one contribution to the next, of all workers together, when nothing but the bound holds them back.
+
+    `takes(rank, iteration)` is what a worker computes for, in seconds; asked once for each, in each worker's order.
+    """
+    rounds, idle, now = [0] * workers, set(range(workers)), 0.0
+    at_work: list[tuple[float, int]] = []
+    for _ in range(_ROUNDS * workers):
+        for rank in sorted(idle):
+            if admits(rounds[rank], rounds, staleness):
+                idle.remove(rank)
+                heapq.heappush(at_work, (now + takes(rank, rounds[rank]), rank))
+        now, rank = heapq.heappop(at_work)
+        rounds[rank] += 1
+        idle.add(rank)
+    return now / (_ROUNDS * workers)

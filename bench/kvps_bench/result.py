@@ -1,0 +1,166 @@
+"""What a measurement found: rows of cases, the bars they are held to, and the machine. Becomes JSON, or a table."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from kvps.connection.client import Client
+from kvps_bench.turns import Ratio, Times
+
+NOT_INSTALLED = "not installed"
+Figures = Mapping[str, float | int | str]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One case under one setting. Without `times` it was not measured, and `why` says why."""
+
+    case: str
+    transport: str
+    settings: Figures
+    times: Times | None = None
+    more: Figures = field(default_factory=dict)
+    why: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        measured: dict[str, Any] = self.times.to_dict() if self.times else {"not_measured": self.why}
+        return {"case": self.case, "transport": self.transport, **self.settings, **measured, **self.more}
+
+
+@dataclass(frozen=True)
+class Bar:
+    """What a ratio must come to; without a limit it is only stated. `number` is that of the project's list of bars."""
+
+    number: int
+    what: str
+    at_most: bool
+    limit: float | None
+    ratio: Ratio | None
+    why: str = ""
+
+    @property
+    def holds(self) -> bool | None:
+        """None if it was not measured, or is only stated."""
+        if self.ratio is None or self.limit is None:
+            return None
+        return self.ratio.median <= self.limit if self.at_most else self.ratio.median >= self.limit
+
+    def to_dict(self) -> dict[str, Any]:
+        wanted = "stated" if self.limit is None else f"{'<=' if self.at_most else '>='} {self.limit:g}"
+        measured: dict[str, Any] = self.ratio.to_dict() if self.ratio else {"not_measured": self.why or NOT_INSTALLED}
+        return {"bar": self.number, "what": self.what, "wanted": wanted, **measured, "holds": self.holds}
+
+
+@dataclass(frozen=True)
+class Result:
+    """All that one bench found."""
+
+    bench: str
+    turns: int
+    rows: Sequence[Row]
+    bars: Sequence[Bar]
+    machine: Figures
+    notes: Sequence[str] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "bench": self.bench,
+            "turns": self.turns,
+            "machine": self.machine,
+            "rows": [row.to_dict() for row in self.rows],
+            "bars": [bar.to_dict() for bar in self.bars],
+            "notes": list(self.notes),
+        }
+
+
+def machine(client: Client) -> Figures:
+    """Where and when it was measured."""
+    info: str | dict[str, Any] = client.call("INFO", "server")
+    version = info["redis_version"] if isinstance(info, dict) else "?"
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "cores": os.cpu_count() or 0,
+        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "redis": str(version),
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "load_1m": round(os.getloadavg()[0], 2),
+    }
+
+
+# -- as tables: from the JSON, so that what was measured once can be shown again -----------------------------------
+
+Table = tuple[str, list[str], list[list[str]]]
+"""What is the same in all rows, the header, and the cells."""
+_TIMES = {"n", "p10_ms", "p50_ms", "p90_ms", "p99_ms", "not_measured"}
+_MEDIAN = "ms, median (p10 to p90)"
+
+
+def rows_tables(result: Mapping[str, Any]) -> list[Table]:
+    """The rows of `Result.to_dict`, a table for each part of the bench."""
+    parts = dict.fromkeys(row.get("part", "") for row in result["rows"])
+    return [_table([row for row in result["rows"] if row.get("part", "") == part]) for part in parts]
+
+
+def bars_table(result: Mapping[str, Any]) -> Table:
+    """The bars of `Result.to_dict`."""
+    header = ["bar", "what", "wanted", "ratio (turn by turn)", "holds"]
+    return "", header, [_bar(bar) for bar in result["bars"]]
+
+
+def _table(rows: list[dict[str, Any]]) -> Table:
+    """What is the same in all rows stands above them."""
+    names = list(dict.fromkeys(name for row in rows for name in row if name not in _TIMES))
+    common = {name: rows[0].get(name) for name in names if len({row.get(name) for row in rows}) == 1}
+    common.pop("case", None)
+    before = [name for name in names if name not in common and name not in _behind(rows)]
+    behind = [name for name in names if name not in common and name not in before]
+    cells = [[*(_cell(row, n) for n in before), _times(row), *(_cell(row, n) for n in behind)] for row in rows]
+    title = ", ".join(f"{_words(name)} {_cell(common, name)}" for name in common)
+    return title, [_words(name) for name in (*before, _MEDIAN, *behind)], cells
+
+
+def _behind(rows: list[dict[str, Any]]) -> set[str]:
+    """What stands behind the times in any row."""
+    out: set[str] = set()
+    for row in rows:
+        names = list(row)
+        last = max(i for i, name in enumerate(names) if name in _TIMES)
+        out |= set(names[last + 1 :])
+    return out
+
+
+def _words(name: str) -> str:
+    special = {"mb": "MB", "gb_per_s": "GB/s", "compute_ms": "ms to compute"}
+    return special.get(name, name.replace("_per_s", "/s").replace("_", " "))
+
+
+def _times(row: dict[str, Any]) -> str:
+    if "not_measured" in row:
+        return str(row["not_measured"])
+    return f"{_short(row['p50_ms'])} ({_short(row['p10_ms'])} to {_short(row['p90_ms'])})"
+
+
+def _bar(bar: dict[str, Any]) -> list[str]:
+    if "ratio" not in bar:
+        return [str(bar["bar"]), bar["what"], bar["wanted"], bar["not_measured"], "-"]
+    holds = {True: "yes", False: "NO", None: "-"}[bar["holds"]]
+    ratio = f"{bar['ratio']:.2f} ({bar['least']:.2f} to {bar['greatest']:.2f})"
+    return [str(bar["bar"]), bar["what"], bar["wanted"], ratio, holds]
+
+
+def _cell(row: Mapping[str, Any], name: str) -> str:
+    value = row.get(name, "-")
+    return _short(value) if isinstance(value, float) else str(value)
+
+
+def _short(value: float) -> str:
+    """Three digits that count."""
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"

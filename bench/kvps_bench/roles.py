@@ -1,0 +1,139 @@
+"""The processes of a job that is measured, and the job: an aggregator, workers whose gradients are constants."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import kvps_aggregator
+import numpy as np
+
+from kvps.arrays.layout import DTYPE
+from kvps.errors import JobNotFound
+from kvps.job import Job
+from kvps.store import connect
+from kvps_bench.crew import Place
+
+LR = 2.0**-10  # a power of two: the weights after any number of rounds are exact, and can be looked at
+
+
+def sizes(nbytes: int, tensors: int) -> list[int]:
+    """Items of each of `tensors` float32 arrays that take `nbytes` in all; unequal, as in a convolutional network."""
+    items = nbytes // DTYPE.itemsize
+    weights = np.geomspace(1, 1000, tensors) if tensors > 1 else np.ones(1)
+    out = [max(1, int(items * w / weights.sum())) for w in weights]
+    out[-1] += items - sum(out)
+    return out
+
+
+def model(nbytes: int, tensors: int = 1) -> dict[str, Any]:
+    """Zeros under as many names."""
+    return {f"t{i}": np.zeros(size, DTYPE) for i, size in enumerate(sizes(nbytes, tensors))}
+
+
+@contextmanager
+def temporary_job(place: Place, over: str, params: Mapping[str, Any], **settings: Any) -> Iterator[Job]:
+    """A job under a name that is nobody's, whose arrays go over "tcp", "unix" or "shm"; removed with the block."""
+    settings["transport"] = "shm" if over == "shm" else "redis"
+    job = place.store.create_job(f"bench-{secrets.token_hex(4)}", params, **settings)
+    try:
+        yield job
+    finally:
+        place.store.remove_job(job.name)
+
+
+def peak_mb() -> dict[str, float]:
+    """The most memory this process has had so far, and what it has now, in MB."""
+    # Not getrusage: its peak begins with that of the process from which this one was started.
+    lines = (line.split() for line in Path("/proc/self/status").read_text().splitlines())
+    kib = {words[0]: int(words[1]) for words in lines if words[0] in ("VmHWM:", "VmRSS:")}
+    return {"peak": kib["VmHWM:"] * 1024 / 1e6, "now": kib["VmRSS:"] * 1024 / 1e6}
+
+
+class Role:
+    """What each has: a store, and its memory."""
+
+    def __init__(self, url: str) -> None:
+        self.store = connect(url)
+
+    def memory(self) -> dict[str, float]:
+        """See `peak_mb`."""
+        return peak_mb()
+
+    def close(self) -> None:
+        self.store.close()
+
+
+class Aggregator(Role):
+    """Serves one job after the other."""
+
+    def __init__(self, url: str, job: str = "") -> None:
+        super().__init__(url)
+        self._thread: threading.Thread | None = None
+        self._stop = threading.Event()
+        if job:
+            self.serve(job)
+
+    def serve(self, name: str) -> None:
+        """Serve this job until `rest`."""
+        self._stop.clear()
+        arguments = {"stop": self._stop, "until_finished": False}
+        self._thread = threading.Thread(target=kvps_aggregator.serve, args=(self._find(name),), kwargs=arguments)
+        self._thread.start()
+
+    def _find(self, name: str) -> Job:
+        return self.store.job(name)
+
+    def rest(self) -> None:
+        """Serve no job."""
+        self._stop.set()
+        if self._thread:
+            self._thread.join()
+
+    def close(self) -> None:
+        self.rest()
+        super().close()
+
+
+class Worker(Role):
+    """Worker k's gradient is the constant k + 1: the weights tell whether all was applied."""
+
+    def __init__(self, url: str, job: str, rank: int, lent: bool = False) -> None:
+        """`lent`: its gradient is computed into `session.buffers()`, which is a part of the round."""
+        super().__init__(url)
+        found = self.store.job(job)
+        self._session = found.join(f"w{rank}")
+        self._lent = rank + 1 if lent else 0
+        self._gradients = {p.name: np.full(p.shape, rank + 1, DTYPE) for p in found.layout.parameters}
+
+    def rounds(self, number: int) -> list[float]:
+        """Seconds of each of so many rounds."""
+        took = []
+        self._session.pull()
+        for _ in range(number):
+            began = time.perf_counter()
+            self._session.push(self._computed() if self._lent else self._gradients)
+            self._session.pull()
+            took.append(time.perf_counter() - began)
+        return took
+
+    def _computed(self) -> dict[str, Any]:
+        gradients = self._session.buffers()
+        for array in gradients.values():
+            array.fill(self._lent)
+        return gradients
+
+    def weights(self) -> tuple[int, float, float]:
+        """The version, and the least and greatest of its weights."""
+        params = self._session.pull().values()
+        return self._session.version, min(float(a.min()) for a in params), max(float(a.max()) for a in params)
+
+    def close(self) -> None:
+        with suppress(JobNotFound):
+            self._session.leave()
+        super().close()

@@ -1,0 +1,301 @@
+"""`kvps bench round`: one BSP round of everybody, against bare sockets that carry the same bytes to the same server.
+
+A round: every worker pushes a gradient, the aggregator averages and steps, every worker has the new weights. Where
+other systems are installed their rounds take turns with these.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvps.arrays.layout import DTYPE
+from kvps.optimizers import SGD, Optimizer
+from kvps_bench import peer as peers
+from kvps_bench.bare import Socket
+from kvps_bench.crew import Member, Place, crew, spawning, together
+from kvps_bench.result import NOT_INSTALLED, Bar, Figures, Result, Row, machine
+from kvps_bench.roles import LR, Aggregator, Worker, model, temporary_job
+from kvps_bench.turns import Case, Ratio, Times, in_turns
+
+VARIANTS: Mapping[str, Mapping[str, Any]] = {"kvps": {}, "kvps, bf16": {"wire": "bf16", "pull_wire": "bf16"}}
+"""Name -> the settings of its job: each has its turns."""
+LENT = "kvps, in its buffers"
+SHARED: Mapping[str, Mapping[str, Any]] = {"kvps": {}, LENT: {"lent": True}}
+"""The same over shared memory."""
+
+_BARE, _FRESH, _HALF = "bare sockets", "bare sockets, fresh names", "bare sockets, half the bytes"
+_BARES: Mapping[str, Mapping[str, Any]] = {_BARE: {}, _FRESH: {"fresh": True}, _HALF: {"part": 2}}
+_TURN_BYTES = 1e9  # of one gradient's in one turn: what happens once a second has its right share of them
+_MOST_ROUNDS = 200
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One size of a round."""
+
+    nbytes: int
+    workers: int
+    tensors: int = 1
+    optimizer: Optimizer = field(default_factory=lambda: SGD(lr=LR))
+
+    def rounds(self, quick: bool) -> int:
+        """How many rounds make a turn: enough that small ones outlast what disturbs them."""
+        rounds = max(3, min(_MOST_ROUNDS, int(_TURN_BYTES / self.nbytes)))
+        return max(2, rounds // 10) if quick else rounds
+
+    def figures(self) -> Figures:
+        return {
+            "mb": self.nbytes / 1e6,
+            "workers": self.workers,
+            "tensors": self.tensors,
+            "optimizer": self.optimizer.kind,
+        }
+
+
+class BareWorker:
+    """SETs its gradient, GETs the weights."""
+
+    def __init__(self, url: str, prefix: str, fresh: bool, nbytes: int, rank: int, barrier: Any) -> None:
+        self._socket, self._names, self._rank, self._barrier = Socket(url), Names(prefix, fresh), rank, barrier
+        self._gradient = np.full(nbytes // DTYPE.itemsize, rank + 1, DTYPE)
+        self._weights = np.zeros_like(self._gradient)
+
+    def rounds(self, number: int) -> list[float]:
+        """Seconds of each of so many rounds."""
+        took = []
+        self._barrier.wait()
+        for _ in range(number):
+            began = time.perf_counter()
+            self._socket.set(self._names.gradient(self._rank), self._gradient)
+            self._barrier.wait()
+            self._barrier.wait()
+            self._socket.get(self._names.weights(), self._weights)
+            took.append(time.perf_counter() - began)
+            self._names.round += 1
+        return took
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class BareAggregator:
+    """GETs every gradient, SETs the weights; with fresh names it unlinks what is two rounds old, as kvps does."""
+
+    def __init__(self, url: str, prefix: str, fresh: bool, nbytes: int, workers: int, barrier: Any) -> None:
+        self._socket, self._names, self._workers, self._barrier = Socket(url), Names(prefix, fresh), workers, barrier
+        self._fresh = fresh
+        self._array = np.zeros(nbytes // DTYPE.itemsize, DTYPE)
+
+    def rounds(self, number: int) -> list[float]:
+        """Serve so many rounds."""
+        self._barrier.wait()
+        for _ in range(number):
+            self._barrier.wait()
+            for rank in range(self._workers):
+                self._socket.get(self._names.gradient(rank), self._array)
+            self._socket.set(self._names.weights(), self._array)
+            self._barrier.wait()
+            if self._fresh:
+                self._free(self._names.round)
+            self._names.round += 1
+        return []
+
+    def _free(self, round_: int) -> None:
+        for rank in range(self._workers):
+            self._socket.unlink(self._names.gradient(rank, round_), self._array)
+        if round_ >= 2:
+            self._socket.unlink(self._names.weights(round_ - 2), self._array)
+
+    def clear(self) -> None:
+        """Delete what is stored."""
+        last = self._names.round - 1
+        if last < 0:
+            return
+        if not self._fresh:
+            for rank in range(self._workers):
+                self._socket.unlink(self._names.gradient(rank), self._array)
+        for round_ in {max(0, last - 1), last} if self._fresh else {0}:
+            self._socket.unlink(self._names.weights(round_), self._array)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class Names:
+    """What bare sockets call things: always the same, or in each round otherwise."""
+
+    def __init__(self, prefix: str, fresh: bool) -> None:
+        self._prefix, self._fresh = prefix, fresh
+        self.round = 0
+
+    def gradient(self, rank: int, round_: int | None = None) -> str:
+        return f"{self._prefix}:g{rank}{self._number(round_)}"
+
+    def weights(self, round_: int | None = None) -> str:
+        return f"{self._prefix}:w{self._number(round_)}"
+
+    def _number(self, round_: int | None) -> str:
+        return f":{self.round if round_ is None else round_}" if self._fresh else ""
+
+
+@contextmanager
+def bare(url: str, setting: Setting, rounds: int, fresh: bool = False, part: int = 1) -> Iterator[Case]:
+    """Bare rounds of a `part`-th of the bytes."""
+    barrier, prefix = spawning.Barrier(setting.workers + 1), f"bench-{secrets.token_hex(4)}"
+    common = (url, prefix, fresh, setting.nbytes // part)
+    makers = [(BareWorker, *common, rank, barrier) for rank in range(setting.workers)]
+    with crew(*makers, (BareAggregator, *common, setting.workers, barrier)) as members:
+        yield _case(members, rounds)
+        members[-1]("clear")
+
+
+@contextmanager
+def kvps(
+    place: Place, transport: str, setting: Setting, rounds: int, lent: bool = False, **settings: Any
+) -> Iterator[Case]:
+    """Rounds of a job, whose weights are looked at in the end: what was measured did the work."""
+    url = place.urls[transport]
+    settings = {"workers": setting.workers, "optimizer": setting.optimizer, **settings}
+    with temporary_job(place, transport, model(setting.nbytes, setting.tensors), **settings) as job:
+        makers = [(Worker, url, job.name, rank, lent) for rank in range(setting.workers)]
+        with crew((Aggregator, url, job.name), *makers) as (_, *members):
+            yield _case(members, rounds)
+            if isinstance(setting.optimizer, SGD):
+                near = 2.0**-8 if settings.get("pull_wire") == "bf16" else 0.0  # bf16 keeps 8 bits
+                _check_weights(together(members, "weights"), setting.optimizer, setting.workers, near)
+
+
+def _case(members: list[Member], rounds: int) -> Case:
+    """All do rounds; the seconds of the first."""
+    return lambda: together(members, "rounds", rounds)[0]
+
+
+def _check_weights(found: Iterable[tuple[int, float, float]], optimizer: SGD, workers: int, near: float) -> None:
+    assert isinstance(optimizer.lr, float)
+    for version, least, greatest in found:
+        wanted = -version * optimizer.lr * (workers + 1) / 2
+        assert least == greatest, (version, least, greatest)
+        assert abs(greatest - wanted) <= near * abs(wanted), (version, greatest, wanted)
+
+
+def measure(
+    place: Place,
+    transports: Sequence[str],
+    settings: Sequence[Setting],
+    turns: int,
+    quick: bool = False,
+    folder: Path | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> Result:
+    """Rounds of each setting over each transport, and those of the peers found in `folder`."""
+    rows: list[Row] = []
+    bars: list[Bar] = []
+    for setting in settings:
+        say(f"{setting.nbytes / 1e6:g} MB, {setting.workers} workers")
+        found, why = _measured(place, transports, setting, turns, quick, folder)
+        rows += _rows(setting, transports, found, why)
+        bars += _bars(setting, transports, found, why)
+    return Result("round", turns, rows, bars, machine(place.store.client), _NOTES)
+
+
+_NOTES = (
+    "bare sockets carry the same bytes in the same chunks, without overlap; with fresh names they also unlink old "
+    "ones, as everybody must who never shows half of an array. kvps overlaps what they do one after the other. "
+    "bf16 has half the bytes.",
+    "Peers take their turns in the same run. Their transport is their own: shm is shared memory.",
+)
+Key = tuple[str, str]
+"""Case and transport."""
+
+
+def _measured(
+    place: Place, transports: Sequence[str], setting: Setting, turns: int, quick: bool, folder: Path | None
+) -> tuple[dict[Key, Times], dict[Key, str]]:
+    """The times of what was measured, and for what was not, why."""
+    rounds = setting.rounds(quick)
+    cases: dict[Key, Case] = {}
+    with ExitStack() as stack:
+        for transport in transports:
+            url = place.urls[transport]
+            shared = transport == "shm"
+            for name, more in {} if shared else _BARES.items():
+                cases[name, transport] = stack.enter_context(bare(url, setting, rounds, **more))
+            for name, more in (SHARED if shared else VARIANTS).items():
+                cases[name, transport] = stack.enter_context(kvps(place, transport, setting, rounds, **more))
+        others = stack.enter_context(peers.opened(folder, setting.workers, setting.nbytes, setting.tensors))
+        cases |= {(p.kind.name, p.kind.transport): _peer_case(p, rounds) for p in others if not p.why}
+        found = _named(cases, turns)
+        for other in others:
+            other.finish()
+        why = {(p.kind.name, p.kind.transport): p.why for p in others if p.why}
+    return {key: times for key, times in found.items() if key not in why}, why
+
+
+def _peer_case(other: peers.Peer, rounds: int) -> Case:
+    return lambda: other.rounds(rounds)
+
+
+def _named(cases: Mapping[Key, Case], turns: int) -> dict[Key, Times]:
+    names = {"/".join(key): key for key in cases}
+    return {names[name]: times for name, times in in_turns({n: cases[k] for n, k in names.items()}, turns).items()}
+
+
+def _rows(setting: Setting, transports: Sequence[str], found: Mapping[Key, Times], why: Mapping[Key, str]) -> list[Row]:
+    mine = [
+        (name, transport)
+        for transport in transports
+        for name in (SHARED if transport == "shm" else (*_BARES, *VARIANTS))
+    ]
+    theirs = [(kind.name, kind.transport) for kind in peers.KINDS]
+    rows = []
+    for key in mine + theirs:
+        times = found.get(key)
+        more: Figures = {}
+        if times and (base := found.get((_BARE, key[1] if key in mine else transports[0]))):
+            more = {"over_bare": round(times.over(base).median, 3)}
+        rows.append(Row(*key, setting.figures(), times, more, "" if times else why.get(key, NOT_INSTALLED)))
+    return rows
+
+
+# -- bars ---------------------------------------------------------------------------------------------------------
+
+
+def _bars(setting: Setting, transports: Sequence[str], found: Mapping[Key, Times], why: Mapping[Key, str]) -> list[Bar]:
+    where = f"{setting.nbytes / 1e6:g} MB, {setting.workers} workers"
+    plain = setting.tensors == 1 and isinstance(setting.optimizer, SGD)
+
+    def bar(number: int, mine: Key, limit: float, other: Key, ahead: bool = False) -> Bar:
+        """`ahead`: the other's time over ours, at least `limit`. Else ours over the other's, at most."""
+        ratio: Ratio | None = None
+        if mine in found and other in found:
+            ratio = found[other].over(found[mine]) if ahead else found[mine].over(found[other])
+        names = [" ".join(key) for key in ((other, mine) if ahead else (mine, other))]
+        return Bar(number, f"{where}: {names[0]} over {names[1]}", not ahead, limit, ratio, why.get(other, ""))
+
+    def theirs(kind: peers.Kind) -> Key:
+        return kind.name, kind.transport
+
+    bars: list[Bar] = []
+    if plain and setting.nbytes >= 4_000_000:
+        carried = [transport for transport in transports if transport != "shm"]
+        bars += [bar(2, ("kvps", t), 1.2, (base, t)) for t in carried for base in (_BARE, _FRESH)]
+        for transport in carried:
+            limits = {peers.MXNET: 1.3, peers.TENSORFLOW: 1.3, peers.RPC_TCP: 1.0}
+            bars += [bar(3, ("kvps", transport), limit, theirs(kind), ahead=True) for kind, limit in limits.items()]
+            limits = {peers.GLOO: 1.1, peers.RPC_TCP: 0.6}
+            bars += [bar(4, ("kvps, bf16", transport), limit, theirs(kind)) for kind, limit in limits.items()]
+    if plain and setting.nbytes >= 4_000_000 and "shm" in transports:
+        others = (peers.GLOO, peers.RAY, peers.RPC_SHM)
+        bars += [bar(5, (name, "shm"), 0.5, theirs(kind)) for name in SHARED for kind in others]
+    if plain and setting.nbytes <= 40_000 and setting.workers == 2:
+        pairs = {"tcp": peers.RPC_TCP, "unix": peers.RPC_SHM}
+        bars += [bar(9, ("kvps", t), 0.7, theirs(kind)) for t, kind in pairs.items() if t in transports]
+    return bars

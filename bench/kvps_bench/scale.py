@@ -1,0 +1,330 @@
+"""`kvps bench scale`: what many tensors, a heavier optimizer, large models and many readers cost a round.
+
+Each part holds one thing against another in turns: 160 tensors against one of the same bytes, Adam against SGD, large
+models against a small one by bytes per second, a job that is read by many against one that is left alone.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from kvps.optimizers import Adam
+from kvps_bench import round as rounds
+from kvps_bench.crew import Member, Place, crew, together
+from kvps_bench.result import Bar, Figures, Result, Row, machine
+from kvps_bench.roles import Aggregator, Role, Worker, model, temporary_job
+from kvps_bench.round import Setting
+from kvps_bench.turns import Ratio, Times, in_turns
+
+PARTS = ("tensors", "optimizer", "sizes", "readers")
+_TENSORS = 160
+_READERS = 16
+_WORKERS = 2
+_WEIGHED_ROUNDS = 4  # after two the server holds as many versions as it ever will
+_WATCH_EVERY_S = 0.005
+_FREE_SHARE = 0.85  # of the memory that is free: the rest is the machine's
+
+
+def measure(
+    place: Place,
+    transports: Sequence[str],
+    turns: int,
+    quick: bool = False,
+    parts: Sequence[str] = PARTS,
+    say: Callable[[str], None] = lambda _: None,
+) -> Result:
+    """The parts asked for, over each transport."""
+    rows: list[Row] = []
+    bars: list[Bar] = []
+    run = {"tensors": _tensors, "optimizer": _optimizers, "sizes": _sizes, "readers": _readers}
+    for transport in transports:
+        for part in parts:
+            say(f"{part}, {transport}")
+            more_rows, more_bars = run[part](place, transport, turns, quick)
+            rows += more_rows
+            bars += more_bars
+    return Result("scale", turns, rows, bars, machine(place.store.client), _NOTES)
+
+
+_NOTES = (
+    f"Rounds as in `kvps bench round`, {_WORKERS} workers; sizes with 1, so that larger models find room.",
+    "Memory: a process's own peak less what it had before it knew of the job, over the model's size, in float32. "
+    "The server's is what it used beyond what it used before. Over shm a process's own counts the segments that it has "
+    "mapped, and those are stated too. All looked at apart from the times.",
+    "Large models take their turns with the small one, on a server that holds both.",
+)
+Found = tuple[list[Row], list[Bar]]
+
+
+def _mb(full: int, quick: bool) -> int:
+    """Bytes of a case; quick runs only show that it works."""
+    return full * 1_000_000 // (500 if quick else 1)
+
+
+# -- tensors, optimizer -------------------------------------------------------------------------------------------
+
+
+def _tensors(place: Place, transport: str, turns: int, quick: bool) -> Found:
+    one = Setting(_mb(100, quick), _WORKERS)
+    times = _rounds(place, transport, {"one": one, "many": replace(one, tensors=_TENSORS)}, turns, quick)
+    rows = [
+        _row("tensors", "1 tensor", transport, one, times["one"]),
+        _row("tensors", f"{_TENSORS} tensors", transport, replace(one, tensors=_TENSORS), times["many"]),
+    ]
+    ratio = times["many"].over(times["one"])
+    return rows, [Bar(6, f"{_TENSORS} tensors over 1 of the same bytes, {transport}", True, 1.1, ratio)]
+
+
+def _optimizers(place: Place, transport: str, turns: int, quick: bool) -> Found:
+    sgd = Setting(_mb(40, quick), _WORKERS)
+    adam = replace(sgd, optimizer=Adam())
+    times = _rounds(place, transport, {"sgd": sgd, "adam": adam}, turns, quick)
+    rows = [
+        _row("optimizer", "SGD", transport, sgd, times["sgd"]),
+        _row("optimizer", "Adam", transport, adam, times["adam"]),
+    ]
+    limit = 1.15 if transport == "shm" else 1.4
+    return rows, [Bar(7, f"Adam over SGD, {transport}", True, limit, times["adam"].over(times["sgd"]))]
+
+
+def _rounds(place: Place, transport: str, settings: Mapping[str, Setting], turns: int, quick: bool) -> dict[str, Times]:
+    with ExitStack() as stack:
+        cases = {
+            name: stack.enter_context(rounds.kvps(place, transport, setting, setting.rounds(quick)))
+            for name, setting in settings.items()
+        }
+        return in_turns(cases, turns)
+
+
+def _row(part: str, case: str, transport: str, setting: Setting, times: Times, **more: Any) -> Row:
+    figures = {"gb_per_s": _speed(setting, times), **more}
+    return Row(case, transport, _figures(part, setting), times, figures)
+
+
+def _figures(part: str, setting: Setting) -> Figures:
+    return {"part": part, **setting.figures()}
+
+
+def _speed(setting: Setting, times: Times) -> float:
+    """What the server carries in a second: each gradient in and out, the weights in and out to all."""
+    carried = setting.nbytes * (3 * setting.workers + 1)
+    return round(carried / times.median / 1e9, 3)
+
+
+# -- sizes --------------------------------------------------------------------------------------------------------
+
+
+def _sizes(place: Place, transport: str, turns: int, quick: bool) -> Found:
+    """The model of 100 MB in turns with each larger one."""
+    rows: list[Row] = []
+    bars: list[Bar] = []
+    small = Setting(_mb(100, quick), 1)
+    for size in (1000,) if quick else (1000, 4000):
+        large = Setting(_mb(size, quick), 1)
+        what = f"{large.nbytes / 1e6:g} MB: bytes/s over those of {small.nbytes / 1e6:g} MB, {transport}"
+        needed, free = needed_bytes(large, transport), free_bytes()
+        if needed > free:
+            why = f"needs {needed / 1e9:.0f} GB of memory, {free / 1e9:.0f} are free"
+            rows.append(Row("kvps", transport, _figures("sizes", large), why=why))
+            bars.append(Bar(8, what, False, 0.9, None, why))
+            continue
+        more, ratio = _side_by_side(place, transport, small, large, turns, quick)
+        rows += more
+        bars.append(Bar(8, what, False, 0.9, ratio))
+    return rows, bars
+
+
+def _side_by_side(
+    place: Place, transport: str, small: Setting, large: Setting, turns: int, quick: bool
+) -> tuple[list[Row], Ratio]:
+    models = {"small": small, "large": large}
+    memory = {name: _memory(place, transport, setting) for name, setting in models.items()}
+    times = _rounds(place, transport, models, turns, quick)
+    rows = [_row("sizes", "kvps", transport, setting, times[name], **memory[name]) for name, setting in models.items()]
+    slower = times["large"].over(times["small"])
+    factor = large.nbytes / small.nbytes
+    return rows, Ratio(slower.median / factor, slower.least / factor, slower.greatest / factor).inverse
+
+
+def _memory(place: Place, transport: str, setting: Setting) -> Figures:
+    """The peaks of all processes over some rounds, over the model's size. Not timed: the server is looked at."""
+    url, client = place.urls[transport], place.store.client
+    makers: list[tuple[Any, ...]] = [(Idle, url, Aggregator), (Idle, url, Worker)]
+    before = client.memory()[0]
+    with (
+        temporary_job(place, transport, model(setting.nbytes), workers=1) as job,
+        crew(*makers) as (aggregator, worker),
+    ):
+        bases = [float(member("memory")["peak"]) for member in (aggregator, worker)]
+        aggregator("become", job.name)
+        worker("become", job.name, 0)
+        with _watched(lambda: client.memory()[0] - before) as most:
+            worker("rounds", _WEIGHED_ROUNDS)
+        peaks = [float(member("memory")["peak"]) for member in (aggregator, worker)]
+        shared = sum(path.stat().st_size for path in job.segments.folder.iterdir()) if job.segments else 0
+    mine = [(peak - base) * 1e6 / setting.nbytes for peak, base in zip(peaks, bases, strict=True)]
+    return {
+        "aggregator_x": round(mine[0], 2),
+        "worker_x": round(mine[1], 2),
+        "server_x": round(most[0] / setting.nbytes, 2),
+        "segments_x": round(shared / setting.nbytes, 2),
+    }
+
+
+@contextmanager
+def _watched(look: Callable[[], int]) -> Iterator[list[int]]:
+    """The greatest number seen while the block ran, as the one item of a list."""
+    most, over = [look()], threading.Event()
+
+    def watch() -> None:
+        while not over.wait(_WATCH_EVERY_S):
+            most[0] = max(most[0], look())
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield most
+    finally:
+        over.set()
+        thread.join()
+
+
+class Idle(Role):
+    """A process that has all its modules, and is not yet what it will be."""
+
+    def __init__(self, url: str, kind: Any) -> None:
+        super().__init__(url)
+        self._url, self._kind = url, kind
+        self._is: Any = None
+
+    def become(self, *arguments: Any) -> None:
+        """Be what it is for."""
+        self._is = self._kind(self._url, *arguments)
+
+    def rounds(self, number: int) -> list[float]:
+        """See Worker."""
+        return self._is.rounds(number)  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        if self._is:
+            self._is.close()
+        super().close()
+
+
+def needed_bytes(setting: Setting, transport: str) -> int:
+    """What a job needs of memory at its worst moment, all its processes together; somewhat more rather than less."""
+    server = 4 + setting.workers  # three versions, a spare, and what waits
+    if transport == "shm":
+        server += 3  # versions of the mirror
+    return (server + 2 * setting.workers + 3) * setting.nbytes
+
+
+def free_bytes() -> int:
+    """What may be used of the machine's memory."""
+    with suppress(OSError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(_FREE_SHARE * 1024 * int(line.split()[1]))
+    return int(_FREE_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES"))
+
+
+# -- readers ------------------------------------------------------------------------------------------------------
+
+
+class ModelReader(Role):
+    """Reads a job's whole model, again and again, on a thread of its own."""
+
+    def __init__(self, url: str, name: str) -> None:
+        super().__init__(url)
+        self._job = self.store.job(name)
+        self._over = threading.Event()
+        self._took: list[float] = []
+        self._thread: threading.Thread | None = None
+
+    def begin_reading(self) -> None:
+        """Read until `end_reading`."""
+        self._over.clear()
+        self._took = []
+        self._thread = threading.Thread(target=self._read)
+        self._thread.start()
+
+    def _read(self) -> None:
+        while not self._over.is_set():
+            began = time.perf_counter()
+            self._job.snapshot()
+            self._took.append(time.perf_counter() - began)
+
+    def end_reading(self) -> tuple[list[float], int]:
+        """Seconds of each read since it began, and how often it has found bytes gone and begun again."""
+        self._over.set()
+        if self._thread:
+            self._thread.join()
+        return self._took, self._job.reader.restarts
+
+    def close(self) -> None:
+        self.end_reading()
+        super().close()
+
+
+def _readers(place: Place, transport: str, turns: int, quick: bool) -> Found:
+    url, setting = place.urls[transport], Setting(_mb(40, quick), _WORKERS)
+    count = 4 if quick else _READERS
+    with temporary_job(place, transport, model(setting.nbytes), workers=_WORKERS) as job:
+        makers = [(Worker, url, job.name, rank) for rank in range(_WORKERS)]
+        readers = [(ModelReader, url, job.name) for _ in range(count)]
+        with crew((Aggregator, url, job.name), *makers, *readers) as (_, *members):
+            read = _Read(members[:_WORKERS], members[_WORKERS:], setting.rounds(quick))
+            times = in_turns({"alone": read.alone, "read": read.by_all}, turns)
+    rows = [
+        _row("readers", "job alone", transport, setting, times["alone"], readers=0),
+        _row("readers", "job, while it is read", transport, setting, times["read"], readers=count),
+        read.row(transport, setting, turns),
+    ]
+    ratio = times["read"].over(times["alone"])
+    fewest = Ratio(*([float(read.fewest())] * 3))
+    return rows, [
+        Bar(10, f"a round with {count} readers over one without, {transport}", True, None, ratio),
+        Bar(10, f"reads that the slowest of {count} readers got, {transport}", False, 1, fewest),
+    ]
+
+
+class _Read:
+    """The two cases, and what the readers got."""
+
+    def __init__(self, workers: list[Member], readers: list[Member], rounds: int) -> None:
+        self._workers, self._readers, self._rounds = workers, readers, rounds
+        self._turns: list[list[list[float]]] = []
+        self._restarts = 0
+
+    def alone(self) -> Sequence[float]:
+        return together(self._workers, "rounds", self._rounds)[0]  # type: ignore[no-any-return]
+
+    def by_all(self) -> Sequence[float]:
+        together(self._readers, "begin_reading")
+        try:
+            return self.alone()
+        finally:
+            got = together(self._readers, "end_reading")
+            self._turns.append([took for took, _ in got])
+            self._restarts = sum(restarts for _, restarts in got)
+
+    def fewest(self) -> int:
+        """The number of reads of the reader that got the fewest, over all turns."""
+        return min(sum(len(turn[i]) for turn in self._turns) for i in range(len(self._readers)))
+
+    def row(self, transport: str, setting: Setting, turns: int) -> Row:
+        times = Times(tuple(tuple(s for took in turn for s in took) for turn in self._turns[1:]))
+        counts = [sum(len(turn[i]) for turn in self._turns[1:]) for i in range(len(self._readers))]
+        more: Figures = {
+            "readers": len(self._readers),
+            "reads_each": f"{min(counts)} to {max(counts)}",
+            "restarts": self._restarts,
+        }
+        return Row("a read, while it trains", transport, _figures("readers", setting), times, more)

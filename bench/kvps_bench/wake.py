@@ -1,0 +1,221 @@
+"""`kvps bench wake`: from a commit to a blocked worker that is awake, against a bare XREAD BLOCK woken by an XADD.
+
+Both begin when the call that writes is about to be sent: `ready.lua`, whose last call flips, or `XADD`. The worker's
+time is taken twice: when its XREAD has returned, with the state and the weights behind it, and when `pull` has. One
+worker is blocked; the other pushes, sleeps, and is in nobody's way. All processes read the same monotonic clock.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import redis
+
+from kvps.arrays.layout import DTYPE
+from kvps.connection.sockets import connection_settings
+from kvps.job import Job
+from kvps_bench.crew import Member, Place, crew
+from kvps_bench.result import Bar, Result, Row, machine
+from kvps_bench.roles import Aggregator, Role, temporary_job
+from kvps_bench.turns import Times, in_turns
+
+_GAP_S = 0.004  # so long before a commit the other is sure to be blocked
+_WAKES, _QUICK_WAKES = 200, 20
+_BARE, _XREAD, _WHOLE, _CALL, _ADD = (
+    "bare XREAD, woken by XADD",
+    "kvps, state and weights came",
+    "kvps, pull returned",
+    "kvps, ready.lua answered",
+    "bare XADD answered",
+)
+
+
+class Stamps:
+    """When calls of an object's method began, and when they returned."""
+
+    def __init__(self, owner: Any, method: str) -> None:
+        self.spans: list[tuple[int, int]] = []
+        self._call = getattr(owner, method)
+        setattr(owner, method, self)
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        began = time.monotonic_ns()
+        try:
+            return self._call(*arguments, **named)
+        finally:
+            self.spans.append((began, time.monotonic_ns()))
+
+
+class Committer(Aggregator):
+    """An aggregator that notes when it stored a version and said ready: with one shard each is a commit."""
+
+    def _find(self, name: str) -> Job:
+        job = super()._find(name)
+        self._job, self._ready = job, Stamps(job.client, "put_and_call")
+        return job
+
+    def spans(self) -> list[tuple[int, int]]:
+        """Of all commits so far: when the call was made, and when it was answered."""
+        # Before the first there may be calls with which the server is told the script.
+        return self._ready.spans[-self._job.state().version :]
+
+
+class Sleeper(Role):
+    """A worker that pushes at once, and is blocked until the next commit."""
+
+    def __init__(self, url: str, name: str) -> None:
+        super().__init__(url)
+        self._session = self.store.job(name).join("w0")
+        self._wait = Stamps(self.store.client, "wait_and_read")
+        self._grads = {"w": np.ones(1, DTYPE)}
+
+    def wakes(self, number: int) -> list[tuple[int, int, int]]:
+        """Of each wake-up: the version it was woken for, when XREAD returned, when pull did."""
+        woken = []
+        self._session.pull()
+        for _ in range(number):
+            self._session.push(self._grads)
+            before = len(self._wait.spans)
+            self._session.pull()
+            now = time.monotonic_ns()
+            if len(self._wait.spans) > before:  # else it was not blocked
+                woken.append((self._session.version, self._wait.spans[-1][1], now))
+        return woken
+
+    def close(self) -> None:
+        self._session.leave()
+        super().close()
+
+
+class Waker(Role):
+    """The worker for whose push the commit waits."""
+
+    def __init__(self, url: str, name: str) -> None:
+        super().__init__(url)
+        self._session = self.store.job(name).join("w1")
+
+    def pushes(self, number: int) -> None:
+        """So many, each a while after everybody else has gone to sleep."""
+        for _ in range(number):
+            self._session.pull()
+            time.sleep(_GAP_S)
+            self._session.push({"w": np.ones(1, DTYPE)})
+            time.sleep(_GAP_S / 2)  # asleep while the other wakes up
+
+    def close(self) -> None:
+        self._session.leave()
+        super().close()
+
+
+class Stream:
+    """redis-py on one stream."""
+
+    def __init__(self, url: str, name: str) -> None:
+        settings = connection_settings(url) | {"decode_responses": True}
+        kind = {"unix": redis.UnixDomainSocketConnection, "rediss": redis.SSLConnection}
+        pool = redis.ConnectionPool(connection_class=kind.get(url.split(":", 1)[0], redis.Connection), **settings)
+        self._redis: Any = redis.Redis(connection_pool=pool)
+        self._name = name
+
+    def adds(self, number: int) -> list[tuple[int, int]]:
+        """When each of so many XADDs was made, and when it was answered."""
+        spans = []
+        time.sleep(0.3)  # the first must find the other asleep, or it waits for one more than there are
+        for _ in range(number):
+            time.sleep(1.5 * _GAP_S)
+            began = time.monotonic_ns()
+            self._redis.execute_command("XADD", self._name, "MAXLEN", 100, "*", "kind", "commit")
+            spans.append((began, time.monotonic_ns()))
+        return spans
+
+    def wakes(self, number: int) -> list[int]:
+        """When each of so many XREADs returned."""
+        woken, last = [], "$"
+        for _ in range(number):
+            reply = self._redis.execute_command("XREAD", "BLOCK", 2000, "STREAMS", self._name, last)
+            woken.append(time.monotonic_ns())
+            pairs = reply.items() if isinstance(reply, dict) else reply
+            ((_, entries),) = pairs
+            last = entries[-1][0]
+        return woken
+
+    def clear(self) -> None:
+        """Delete the stream."""
+        self._redis.delete(self._name)
+
+    def close(self) -> None:
+        self._redis.close()
+
+
+def measure(place: Place, transports: Sequence[str], turns: int, quick: bool = False) -> Result:
+    """Wake-ups over each transport."""
+    rows: list[Row] = []
+    bars: list[Bar] = []
+    number = _QUICK_WAKES if quick else _WAKES
+    for transport in transports:
+        times = _measured(place, place.urls[transport], turns, number)
+        rows += [Row(name, transport, {}, found) for name, found in times.items()]
+        bars += _bars(transport, times)
+    return Result("wake", turns, rows, bars, machine(place.store.client), _NOTES)
+
+
+_NOTES = (
+    "Each time begins when the call that writes is about to be sent; `answered` is when its caller knew. Of "
+    "ready.lua's time a part lies before the flip, for it first makes all its checks: XADD has none.",
+    "The stream is a bell, the hashes are the truth: in one request with its XREAD a worker reads version, clock, "
+    "members and units in one MULTI, and a small model's weights; the server sends all of it when the bell rings.",
+)
+
+
+def _measured(place: Place, url: str, turns: int, number: int) -> dict[str, Times]:
+    with temporary_job(place, "unix", {"w": np.zeros(1, DTYPE)}, workers=2) as job:
+        stream = f"bench-{secrets.token_hex(4)}"
+        makers = [(Committer, url, job.name), (Sleeper, url, job.name), (Waker, url, job.name)]
+        with crew(*makers, (Stream, url, stream), (Stream, url, stream)) as members:
+            both = _Both(members, number)
+            in_turns({"bare": both.bare, "kvps": both.kvps}, turns)
+            members[-1]("clear")
+    return {name: Times(tuple(found[1:])) for name, found in both.found.items()}
+
+
+class _Both:
+    """The two cases, which take more than one time each."""
+
+    def __init__(self, members: Sequence[Member], number: int) -> None:
+        self._committer, self._sleeper, self._waker, self._adds, self._reads = members
+        self._number = number
+        self.found: dict[str, list[tuple[float, ...]]] = {n: [] for n in (_BARE, _XREAD, _WHOLE, _ADD, _CALL)}
+
+    def bare(self) -> Sequence[float]:
+        self._reads.begin("wakes", self._number)
+        spans = self._adds("adds", self._number)
+        woken = self._reads.end()
+        self._note(_ADD, [end - begin for begin, end in spans])
+        return self._note(_BARE, [at - begin for at, (begin, _) in zip(woken, spans, strict=True)])
+
+    def kvps(self) -> Sequence[float]:
+        self._sleeper.begin("wakes", self._number)
+        self._waker("pushes", self._number)
+        woken = self._sleeper.end()
+        spans = self._committer("spans")
+        began = {version: spans[version - 1] for version, _, _ in woken}
+        self._note(_CALL, [began[version][1] - began[version][0] for version, _, _ in woken])
+        self._note(_XREAD, [at - began[version][0] for version, at, _ in woken])
+        return self._note(_WHOLE, [at - began[version][0] for version, _, at in woken])
+
+    def _note(self, name: str, nanoseconds: list[int]) -> Sequence[float]:
+        self.found[name].append(tuple(ns / 1e9 for ns in nanoseconds))
+        return self.found[name][-1]
+
+
+def _bars(transport: str, times: dict[str, Times]) -> list[Bar]:
+    bare = times[_BARE]
+    return [
+        Bar(12, f"{name} over {_BARE}, p{round(100 * q)}, {transport}", True, 1.5, times[name].over(bare, q))
+        for name in (_XREAD, _WHOLE)
+        for q in (0.5, 0.99)
+    ]

@@ -1,0 +1,112 @@
+"""Error feedback: what a lossy format has left out of a worker's gradients goes with its next one, chunk by chunk.
+
+Who decodes a contribution again, to prove a run, must come to the same remainder: what is computed on a device is bit
+for bit what is computed in host memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from kvps.arrays.digest import finite
+from kvps.arrays.formats import Bytes, Format, chunk_sizes, encoded, leave_out
+from kvps.arrays.layout import CHUNK_BYTES, CHUNK_ITEMS, Array, Layout
+from kvps.device.base import CPU, Cuda, Device, Staging
+
+_MOST = np.finfo(np.float32).max
+
+Parts = Iterable[tuple[int, Sequence[Any]]]
+"""Chunks: the item of the flat buffer at which each begins, and the flat arrays that it is made of."""
+
+
+class Remainder:
+    """What was left out so far; it begins with `values`, (size,) float32, which are its own from then on.
+
+    home   where it is, and where arrays must be to be encoded
+    """
+
+    home: Device = CPU
+
+    def __init__(self, format: Format, values: Array) -> None:
+        self._format = format
+        self._values = values
+        self._next: Array = np.empty_like(values)
+        self._scratch: Array = np.empty(min(values.size, CHUNK_ITEMS), np.float32)
+
+    @property
+    def values(self) -> Array:
+        """It, in host memory; to be read only."""
+        return self._values
+
+    def encode(self, chunks: Parts) -> Iterator[Bytes]:
+        """The bytes of each chunk. What they leave out counts from `keep` on; encoded again before, they are the same.
+
+        Bytes must have been used before those of another contribution are asked for.
+        """
+        for start, pieces in chunks:
+            yield self._encoded(start, pieces)
+
+    def _encoded(self, start: int, pieces: Sequence[Array]) -> Bytes:
+        stop = start
+        with np.errstate(over="ignore"):
+            for piece in pieces:
+                np.add(self._values[stop : stop + piece.size], piece, out=self._next[stop : stop + piece.size])
+                stop += piece.size
+        values = self._next[start:stop]
+        if not finite(values):  # else what was infinite once would be so for ever
+            np.clip(values, -_MOST, _MOST, out=values)
+        data = encoded(self._format, values)
+        leave_out(self._format, values, data, self._scratch[: values.size])
+        return data
+
+    def keep(self) -> None:
+        """What was encoded, all chunks of it, counts: go on from what it left out."""
+        self._values, self._next = self._next, self._values
+
+
+class RemainderOnDevice(Remainder):
+    """The same on a CUDA device, `home`: only encoded bytes come into host memory."""
+
+    home: Cuda
+
+    def __init__(self, format: Format, values: Array, layout: Layout, home: Cuda) -> None:
+        self.home = home
+        self._format = format
+        self._stream = home.stream()
+        with home.computing_on(
+            self._stream
+        ):  # of its memory: nobody else is given it while something is computed there
+            self._values, self._next = home.upload(values), home.upload(values)
+        sizes = chunk_sizes(layout, format)
+        starts = (chunk.start for shard in layout.chunks for chunk in shard)
+        self._places = dict(zip(starts, accumulate(sizes, initial=0), strict=False))
+        self._staging = Staging(sum(sizes), CHUNK_BYTES, np.uint8)
+
+    @property
+    def values(self) -> Array:
+        out = np.empty(self._values.shape, np.float32)
+        with self.home.computing_on(self._stream):
+            self.home.download(self._values, out)
+        return out
+
+    def encode(self, chunks: Parts) -> Iterator[Bytes]:
+        """All are begun before the first is waited for: one comes into host memory while the next is computed."""
+        with self.home.computing_on(self._stream):
+            coming = [self._begun(start, pieces) for start, pieces in chunks]
+        for each in coming:
+            yield each[:]
+
+    def _begun(self, start: int, pieces: Sequence[Any]) -> Any:
+        xp, stop = self.home.exact, start
+        for piece in pieces:
+            xp.add(self._values[stop : stop + piece.size], piece, out=self._next[stop : stop + piece.size])
+            stop += piece.size
+        values = self._next[start:stop]
+        xp.clip(values, -_MOST, _MOST, out=values)
+        data, decoded = self._format.encode_with(xp, values)
+        xp.subtract(values, decoded, out=values)
+        return self._staging.bring(data, self._places[start])

@@ -1,0 +1,279 @@
+"""How gradients, and weights on a pull, are written on the wire: fp32 as they are, or shorter and lossy. Pure.
+
+A format turns a chunk of n float32 items into bytes whose number follows from n alone, so that every reader knows
+beforehand how much will come. It rounds to nearest, ties to even, and never makes NaN or Inf of what was finite.
+
+    fp32          4 n bytes
+    bf16          2 n      the upper half of a float32: 8 bits of precision, all of its range
+    fp16          2 n      IEEE 754 half: 11 bits of precision; what is beyond 65504 becomes that
+    int8          n + 4 ceil(n / 1024)   a float32 scale for each 1024 items, max|x| / 127; then steps in [-127, 127]
+    topk:<part>   8 k      the k = ceil(part n) items of largest magnitude: k int32 places, rising; k float32 items
+
+What a lossy format leaves out of a gradient is not lost: who sends it adds it to the next one (error feedback; Seide et
+al., 2014; Karimireddy et al., 2019). The reduction is float32 whatever the format.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from kvps.arrays.layout import DTYPE, Array, Layout
+from kvps.errors import InvalidSetting
+
+Bytes = NDArray[np.uint8]
+
+_u32 = np.uint32
+_BLOCK = 1 << 10  # items that share a scale
+_STRETCH = 1 << 14  # items converted at a time: what is between the passes stays in the nearest cache
+_HALF_MAX = np.float32(65504)
+_BF16 = np.dtype(ml_dtypes.bfloat16)
+_BF16_MAX = np.uint32(0x7F7F0000).view(np.float32)
+_BF16_INF = 0x7F80
+_SCALE_MAX = np.nextafter(np.finfo(np.float32).max / np.float32(127), np.float32(0))
+
+
+class Format(Protocol):
+    """One way to write float32 items as bytes."""
+
+    @property
+    def name(self) -> str:
+        """What `format_of` makes it from."""
+
+    @property
+    def lossy(self) -> bool:
+        """Whether decoding may give other values than were encoded."""
+
+    def nbytes(self, items: int) -> int:
+        """How many bytes so many items take."""
+
+    def encode(self, values: Array, out: Bytes) -> None:
+        """Write `values`, (n,) float32 and finite, as (nbytes(n),) bytes."""
+
+    def encode_with(self, xp: Any, values: Any) -> tuple[Any, Any]:
+        """The bytes that `encode` writes, and what `decode` reads from them, where the values are and by its `exact`.
+
+        All of them at once. What is compared is compared as integers: a GPU may take subnormal floats for zeros.
+        """
+
+    def decode(self, data: Bytes, out: Array) -> None:
+        """Read (nbytes(n),) bytes into `out`, (n,) float32. May raise ValueError for what `encode` did not write."""
+
+
+@dataclass(frozen=True)
+class Fp32:
+    """The items as they are, little-endian."""
+
+    name = "fp32"
+    lossy = False
+
+    def nbytes(self, items: int) -> int:
+        return 4 * items
+
+    def encode(self, values: Array, out: Bytes) -> None:
+        np.copyto(out.view(DTYPE), values)
+
+    def encode_with(self, xp: Any, values: Any) -> tuple[Any, Any]:
+        return values.view(xp.uint8), values
+
+    def decode(self, data: Bytes, out: Array) -> None:
+        np.copyto(out, data.view(DTYPE))
+
+
+@dataclass(frozen=True)
+class Bf16:
+    """The upper halves of the items, rounded."""
+
+    name = "bf16"
+    lossy = True
+
+    def nbytes(self, items: int) -> int:
+        return 2 * items
+
+    def encode(self, values: Array, out: Bytes) -> None:
+        halves = out.view(_BF16)
+        with np.errstate(over="ignore"):
+            np.copyto(halves, values, casting="unsafe")
+        if (out.view("<u2") & 0x7FFF).max(initial=0) >= _BF16_INF:
+            np.copyto(halves, np.clip(values, -_BF16_MAX, _BF16_MAX), casting="unsafe")
+
+    def encode_with(self, xp: Any, values: Any) -> tuple[Any, Any]:
+        bits = xp.clip(values, -_BF16_MAX, _BF16_MAX).view(xp.uint32)
+        odd = (bits >> _u32(16)) & _u32(1)
+        halves = (bits + (odd + _u32(0x7FFF))) >> _u32(16)
+        return halves.astype(xp.uint16).view(xp.uint8), (halves << _u32(16)).view(xp.float32)
+
+    def decode(self, data: Bytes, out: Array) -> None:
+        np.copyto(out, data.view(_BF16))
+
+
+@dataclass(frozen=True)
+class Fp16:
+    """IEEE 754 halves."""
+
+    name = "fp16"
+    lossy = True
+
+    def nbytes(self, items: int) -> int:
+        return 2 * items
+
+    def encode(self, values: Array, out: Bytes) -> None:
+        halves = out.view("<f2")
+        for i in range(0, values.size, _STRETCH):
+            halves[i : i + _STRETCH] = within(_HALF_MAX, values[i : i + _STRETCH])
+
+    def encode_with(self, xp: Any, values: Any) -> tuple[Any, Any]:
+        halves = xp.clip(values, -_HALF_MAX, _HALF_MAX).astype(xp.float16)
+        return halves.view(xp.uint8), halves.astype(xp.float32)
+
+    def decode(self, data: Bytes, out: Array) -> None:
+        np.copyto(out, data.view("<f2"))
+
+
+@dataclass(frozen=True)
+class Int8:
+    """Steps of a 127th of the largest magnitude in each block."""
+
+    name = "int8"
+    lossy = True
+
+    def nbytes(self, items: int) -> int:
+        return items + 4 * -(-items // _BLOCK)
+
+    def _split(self, data: Bytes, items: int) -> tuple[NDArray[np.float32], NDArray[np.int8]]:
+        scales = 4 * -(-items // _BLOCK)
+        return data[:scales].view(DTYPE), data[scales:].view(np.int8)
+
+    def encode(self, values: Array, out: Bytes) -> None:
+        scales, steps = self._split(out, values.size)
+        for number, i in enumerate(range(0, values.size, _STRETCH)):
+            stretch = values[i : i + _STRETCH]
+            blocks = -(-stretch.size // _BLOCK)
+            padded = np.zeros((blocks, _BLOCK), DTYPE)
+            padded.reshape(-1)[: stretch.size] = stretch
+            scale = np.minimum(np.abs(padded).max(axis=1) / np.float32(127), _SCALE_MAX)
+            at = number * (_STRETCH // _BLOCK)
+            scales[at : at + blocks] = scale
+            padded /= np.where(scale > 0, scale, np.float32(1))[:, None]
+            np.rint(padded, out=padded)
+            np.clip(padded, -127, 127, out=padded)  # by a scale that was rounded down
+            steps[i : i + _STRETCH] = padded.reshape(-1)[: stretch.size]
+
+    def encode_with(self, xp: Any, values: Any) -> tuple[Any, Any]:
+        blocks = -(-values.size // _BLOCK)
+        padded = xp.zeros((blocks, _BLOCK), xp.float32)
+        padded.reshape(-1)[: values.size] = values
+        largest = _sizes(xp, padded).max(axis=1).view(xp.float32)
+        bits = xp.minimum(xp.divide(largest, np.float32(127)).view(xp.uint32), _SCALE_MAX.view(np.uint32))
+        scales = bits.view(xp.float32).reshape(blocks, 1)
+        steps = xp.divide(padded, xp.where(bits.reshape(blocks, 1) > _u32(0), scales, np.float32(1)))
+        steps = xp.clip(xp.rint(steps), np.float32(-127), np.float32(127)).astype(xp.int8)
+        data = xp.concatenate([bits.view(xp.uint8), steps.reshape(-1)[: values.size].view(xp.uint8)])
+        return data, xp.multiply(steps.astype(xp.float32), scales).reshape(-1)[: values.size]
+
+    def decode(self, data: Bytes, out: Array) -> None:
+        scales, steps = self._split(data, out.size)
+        whole = out.size - out.size % _BLOCK
+        np.multiply(
+            steps[:whole].reshape(-1, _BLOCK), scales[: whole // _BLOCK, None], out=out[:whole].reshape(-1, _BLOCK)
+        )
+        if whole < out.size:
+            np.multiply(steps[whole:], scales[-1], out=out[whole:])
+
+
+@dataclass(frozen=True)
+class TopK:
+    """Only the items of largest magnitude, a fixed part of each chunk; of equal ones those that come first."""
+
+    part: float
+    lossy = True
+
+    @property
+    def name(self) -> str:
+        return f"topk:{self.part:g}"
+
+    def _count(self, items: int) -> int:
+        return min(items, math.ceil(self.part * items))
+
+    def nbytes(self, items: int) -> int:
+        return 8 * self._count(items)
+
+    def encode(self, values: Array, out: Bytes) -> None:
+        k = self._count(values.size)
+        places = _largest(np, values, k)
+        out[: 4 * k].view("<i4")[:] = places
+        out[4 * k :].view(DTYPE)[:] = values[places]
+
+    def encode_with(self, xp: Any, values: Any) -> tuple[Any, Any]:
+        places = _largest(xp, values, self._count(values.size)).astype(xp.int32)
+        taken, decoded = values[places], xp.zeros(values.shape, xp.float32)
+        decoded[places] = taken
+        return xp.concatenate([places.view(xp.uint8), taken.view(xp.uint8)]), decoded
+
+    def decode(self, data: Bytes, out: Array) -> None:
+        places = data[: data.size // 2].view("<i4")
+        if places.size and not 0 <= places.min() <= places.max() < out.size:
+            raise ValueError("a place is not in the chunk")
+        out.fill(0)
+        out[places] = data[data.size // 2 :].view(DTYPE)
+
+
+def _sizes(xp: Any, values: Any) -> Any:
+    """How large the items are: integers that are in the order of their magnitudes."""
+    return values.view(xp.uint32) & _u32(0x7FFFFFFF)
+
+
+def _largest(xp: Any, values: Any, k: int) -> Any:
+    """Where the k items of largest magnitude are, rising. Which of equal ones a partition puts where depends on the
+    processor, and a run must be the same on all: the first of them are taken."""
+    sizes = _sizes(xp, values)
+    least = xp.partition(sizes, sizes.size - k)[sizes.size - k]
+    chosen = sizes > least
+    equal = xp.flatnonzero(sizes == least)
+    chosen[equal[: k - int(xp.count_nonzero(chosen))]] = True
+    return xp.flatnonzero(chosen)
+
+
+def within(limit: np.float32, values: Array) -> Array:
+    """The same values, none beyond the limit on either side."""
+    return values if values.max() <= limit and values.min() >= -limit else np.clip(values, -limit, limit)
+
+
+_NAMED: dict[str, Format] = {each.name: each for each in (Fp32(), Bf16(), Fp16(), Int8())}
+FP32: Format = _NAMED["fp32"]
+
+
+def format_of(name: str) -> Format:
+    """The format of that name. Raises InvalidSetting."""
+    if name in _NAMED:
+        return _NAMED[name]
+    kind, _, part = name.partition(":")
+    try:
+        if kind == "topk" and 0 < float(part) <= 1:
+            return TopK(float(part))
+    except ValueError:
+        pass
+    raise InvalidSetting(f"wire must be one of {', '.join(_NAMED)}, topk:PART with a PART up to 1, not {name!r}")
+
+
+def chunk_sizes(layout: Layout, format: Format) -> list[int]:
+    """How many bytes each chunk takes, shard by shard."""
+    return [format.nbytes(chunk.stop - chunk.start) for shard in layout.chunks for chunk in shard]
+
+
+def encoded(format: Format, values: Array) -> Bytes:
+    """The bytes of `values`, (n,) float32."""
+    out = np.empty(format.nbytes(values.size), np.uint8)
+    format.encode(values, out)
+    return out
+
+
+def leave_out(format: Format, values: Array, sent: Bytes, scratch: Array) -> None:
+    """Reduce `values` to what `sent`, their encoded form, leaves out of them; `scratch` is of the same shape."""
+    format.decode(sent, scratch)
+    np.subtract(values, scratch, out=values)

@@ -1,0 +1,411 @@
+"""A connection to one Redis server: commands that are repeated while it is away, chunks, and waiting for the bell.
+
+redis-py's retries are off. What goes through `Client.call` may be repeated blindly: reads, SETs of immutable
+names, and scripts that answer a repeat with their first answer. Nothing else may go through it.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from typing import Any, TypeVar
+
+import redis
+from redis.exceptions import AuthenticationError, AuthorizationError, InvalidResponse, ResponseError
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from kvps.arrays.digest import Buffers
+from kvps.connection.resp import Command
+from kvps.connection.sockets import ArrayPool, ClientRefused, Stored, connection_settings, redacted, too_many_clients
+from kvps.errors import NoServer, ServerError, ServerFull, ServerLost, ServerUnfit
+from kvps.machine.fork import Owner
+
+OLDEST_SERVER = (6, 2)
+BELL_MS = 1000  # the longest a wait goes without looking again
+_PATIENCE_S = 10.0
+_UNLINK_BATCH = 500
+_PREFLIGHT = "kvps:preflight"  # whether this user may write
+_MULTI, _EXEC = ("MULTI",), ("EXEC",)
+_PASSING = ("BUSY ", "MASTERDOWN", "NOREPLICAS", "MISCONF", "CLUSTERDOWN", "TRYAGAIN")
+
+_SHAPES: Any = redis.Redis(protocol=2).response_callbacks  # what redis-py makes of replies
+_T = TypeVar("_T")
+
+
+class Retries:
+    """When to try again: soon at first, then less often, until nothing has come of it for `patience_s`."""
+
+    def __init__(self, patience_s: float) -> None:
+        self.patience_s = patience_s
+        self.progress()
+
+    def progress(self) -> None:
+        """Something has come of it: begin anew."""
+        self._deadline, self._delay_s = time.monotonic() + self.patience_s, 0.01
+
+    def pause(self) -> bool:
+        """Wait for a moment; False, and at once, if that would be longer than patience lasts."""
+        if time.monotonic() + self._delay_s > self._deadline:
+            return False
+        # A server that is away or full rings no bell: this is the one wait that has no event to wait for.
+        time.sleep(self._delay_s)
+        self._delay_s = min(self._delay_s * 2, 0.5)
+        return True
+
+
+class Client:
+    """One server. May be used from several threads, and by the process alone that made it: see `owner`."""
+
+    small_bytes = 256 << 10  # of arrays that travel in one request with the command that they are for
+
+    def __init__(
+        self, url: str, patience_s: float = _PATIENCE_S, why_lost: Callable[[str], str] = lambda url: ""
+    ) -> None:
+        settings = connection_settings(url)
+        self.url = url
+        self.owner = Owner(f"the connection to {redacted(url)}")
+        self._arrays = ArrayPool(url)
+        self._patience_s = patience_s
+        self._connections = int(settings["max_connections"])
+        self._why_lost = why_lost  # says of a URL why no server will ever answer there again, or ""
+        self._closed = False
+        self._maxclients: int | None = None  # until the server says it
+        # A reply that comes as the connection gives up waiting for it is a cut: BLOCK ends well before.
+        self._block_ms = int(settings["socket_timeout"] * 500)
+
+    def __repr__(self) -> str:
+        return f"Client({redacted(self.url)})"
+
+    def close(self) -> None:
+        """Close all connections; what is using one on another thread meets ServerLost. In a fork it does nothing."""
+        if not self.owner.is_here:
+            return
+        self._closed = True
+        self._arrays.close()
+
+    # -- commands ---------------------------------------------------------------------------------------------
+
+    def call(self, *command: Any) -> Any:
+        """The reply to one command, sent again after a cut. Raises ServerLost, ServerError."""
+        return self._repeat(lambda: self._once(*command))
+
+    def call_and_get(self, gets: Sequence[tuple[str, memoryview]], *command: Any) -> tuple[Any, list[bool]]:
+        """`call`, then GETs into their buffers, in one request; and which of those were there."""
+
+        def run() -> tuple[Any, list[bool]]:
+            replies, filled = self._arrays.exchange([command], gets)
+            return self._shaped([command], replies)[0], filled
+
+        return self._repeat(run)
+
+    def together(self, commands: Sequence[Command]) -> list[Any]:
+        """The replies to several reads as of one instant (MULTI). Raises ServerLost, ServerError."""
+        return self._repeat(lambda: self._shaped(commands, self._ask([_MULTI, *commands, _EXEC])[-1]))
+
+    def each(self, commands: Sequence[Command]) -> list[Any]:
+        """The reply to each command, all sent in one piece; for one that is refused the error that `call` would raise.
+
+        Raises ServerLost.
+        """
+        replies = self._repeat(lambda: self._arrays.exchange(commands)[0])
+        return [
+            self._refused(reply) if isinstance(reply, ResponseError) else self._shaped([command], [reply])[0]
+            for command, reply in zip(commands, replies, strict=True)
+        ]
+
+    def _once(self, *command: Any) -> Any:
+        return self._shaped([command], self._ask([command]))[0]
+
+    def _ask(self, commands: Sequence[Command]) -> list[Any]:
+        """The replies to commands that are sent in one piece. Raises the first that is an error."""
+        return _granted(self._arrays.exchange(commands)[0])
+
+    def _shaped(self, commands: Sequence[Command], replies: Sequence[Any]) -> list[Any]:
+        """Replies as redis-py shapes those to these commands: a hash is a dict. Raises the first that is an error."""
+        return [
+            _SHAPES[command[0]](reply) if command[0] in _SHAPES else reply
+            for command, reply in zip(commands, _granted(replies), strict=True)
+        ]
+
+    def wait(self, streams: Mapping[str, str], timeout_ms: int = BELL_MS) -> dict[str, str]:
+        """Wait for an entry behind the given ids: stream -> the newest id now, {} if none came in time.
+
+        Ends after `timeout_ms` at the latest; who waits longer looks at the state again in between, for the
+        stream is only a bell and the hashes are the truth.
+        """
+        return _rung(self.call(*self._bell(streams, timeout_ms)))
+
+    def wait_and_read(
+        self,
+        streams: Mapping[str, str],
+        commands: Sequence[Command],
+        gets: Sequence[tuple[str, memoryview]] = (),
+        timeout_ms: int = BELL_MS,
+    ) -> tuple[dict[str, str], list[Any], bool]:
+        """`wait`, then `together`, then GETs into their buffers, in one request; and whether all of those were there.
+
+        The server answers it when the bell rings, so that who wakes up need not ask any more.
+        """
+        asked = [self._bell(streams, timeout_ms), _MULTI, *commands, _EXEC]
+
+        def run() -> tuple[dict[str, str], list[Any], bool]:
+            replies, filled = self._arrays.exchange(asked, gets)
+            rung, *_, read = _granted(replies)
+            return _rung(self._shaped(asked[:1], [rung])[0]), self._shaped(commands, read), all(filled)
+
+        return self._repeat(run)
+
+    def _bell(self, streams: Mapping[str, str], timeout_ms: int) -> Command:
+        block = max(1, min(timeout_ms, self._block_ms))
+        return ("XREAD", "BLOCK", block, "STREAMS", *streams.keys(), *streams.values())
+
+    def scan(self, pattern: str) -> Iterator[str]:
+        """Names of keys, found without stopping the server."""
+        return iter(self._repeat(lambda: list(self._scan(pattern))))  # a cursor does not outlive its server
+
+    def _scan(self, pattern: str) -> Iterator[str]:
+        cursor, found = self._once("SCAN", 0, "MATCH", pattern, "COUNT", 1000)
+        yield from found
+        while cursor:
+            cursor, found = self._once("SCAN", cursor, "MATCH", pattern, "COUNT", 1000)
+            yield from found
+
+    def unlink(self, keys: Sequence[str]) -> None:
+        """Delete keys, some hundreds a command, so that the server is never held up."""
+        for i in range(0, len(keys), _UNLINK_BATCH):
+            self.call("UNLINK", *keys[i : i + _UNLINK_BATCH])
+
+    # -- chunks -----------------------------------------------------------------------------------------------
+
+    def put(self, items: Sequence[tuple[str, Buffers]], wait_for_room: bool = True) -> None:
+        """SET each key to its pieces of memory, and wait for every OK. Raises ServerLost, ServerFull, ServerError."""
+        self._repeat(lambda: self._arrays.put(items), room=wait_for_room)
+
+    def put_once(self, items: Sequence[tuple[str, Buffers]], stored: Stored | None = None) -> None:
+        """Like `put`, but a cut is the caller's to judge: raises redis-py's ConnectionError or TimeoutError. What has
+        arrived until then `stored` has been told."""
+        self._repeat(lambda: self._arrays.put(items, stored), cuts=False)
+
+    def put_and_call(
+        self, items: Sequence[tuple[str, Buffers]], *command: Any, cuts: bool = True, wait_for_room: bool = True
+    ) -> Any:
+        """SET each key and run a command in one step (MULTI): if a SET is refused, so is the command.
+
+        Without `cuts` one is the caller's to judge, as with `put_once`.
+        """
+        asked = [_MULTI, *(("SET", key, list(value)) for key, value in items), command, _EXEC]
+        return self._repeat(lambda: _granted(self._ask(asked)[-1])[-1], cuts, wait_for_room)
+
+    @contextmanager
+    def putting(
+        self, wait_for_room: bool = True, cuts: bool = True, stored: Stored | None = None
+    ) -> Iterator[Callable[[str, Buffers], None]]:
+        """A function that SETs one (key, value) without waiting: for values that are still being computed.
+
+        They must stay as they are until the block is left; then all are there. Raises what `put` does, or without
+        `cuts` what `put_once` does; `stored` is as there.
+        """
+        items: list[tuple[str, Buffers]] = []
+        sending = ExitStack()
+        send = self._repeat(lambda: sending.enter_context(self._arrays.putting(stored)))
+
+        def put(key: str, value: Buffers) -> None:
+            self.owner.check()
+            items.append((key, value))
+            send(key, value)
+
+        inside: BaseException | None = None
+        try:
+            with sending:
+                try:
+                    yield put
+                except BaseException as error:
+                    inside = error
+                    raise
+        except redis.exceptions.RedisError as error:
+            if error is inside:
+                raise
+            if isinstance(error, (RedisConnectionError, RedisTimeoutError)) and not cuts:
+                raise
+            self._repeat(lambda: self._arrays.put(items, stored), cuts, wait_for_room)
+
+    def get(self, items: Sequence[tuple[str, memoryview]]) -> None:
+        """GET each key into its buffer. Raises ChunkGone, ServerLost, ServerError."""
+        self._repeat(lambda: self._arrays.get(items))
+
+    def getting(self, items: Sequence[tuple[str, memoryview]]) -> Generator[None, None, None]:
+        """Like `get`, and yields when each buffer is filled; only then is the next one written to."""
+        stream: Generator[None, None, None] | None = None
+
+        def fill(number: int) -> None:
+            nonlocal stream
+            try:
+                stream = stream or self._arrays.getting(items[number:])
+                next(stream)
+            except BaseException:
+                stream = None  # it has closed its connection; after a cut another goes on from here
+                raise
+
+        try:
+            for number in range(len(items)):
+                self._repeat(partial(fill, number))
+                yield
+            for _ in stream or ():  # gives its connection back
+                pass
+        finally:
+            if stream:
+                stream.close()
+
+    # -- failure ----------------------------------------------------------------------------------------------
+
+    def retries(self) -> Retries:
+        """For who repeats something himself, as long as this client would."""
+        return Retries(self._patience_s)
+
+    def _repeat(self, run: Callable[[], _T], cuts: bool = True, room: bool = True) -> _T:
+        """Run until it is answered: after cuts, and where the server may answer later, as when its memory is full."""
+        self.owner.check()
+        retries = self.retries()
+        while True:
+            try:
+                return run()
+            except ValueError:  # what redis-py raises on a socket that another thread has closed
+                if not self._closed:
+                    raise
+                raise ServerLost(f"the connection to {redacted(self.url)} was closed here") from None
+            except (AuthenticationError, AuthorizationError) as error:
+                raise NoServer(f"{redacted(self.url)} refuses the login: {error}") from None
+            except (RedisConnectionError, RedisTimeoutError) as error:
+                if why := self._why_lost(self.url):
+                    raise ServerLost(why) from None
+                if not cuts:
+                    raise
+                failure: Exception = self._lost(error)
+            except ResponseError as error:
+                failure = self._refused(error)
+                if not _passing(error) or (_full(error) and not room):
+                    raise failure from None
+            except InvalidResponse as error:
+                raise ServerError(f"{redacted(self.url)} answers as no Redis server does: {error}") from None
+            if not retries.pause():
+                raise failure
+
+    def _lost(self, error: Exception) -> ServerLost:
+        where, waited = redacted(self.url), f"{self._patience_s:g} s"
+        if isinstance(error, ClientRefused):
+            return too_many_clients(self.url, self._maxclients)
+        if str(error) == "Too many connections":  # redis-py before 6.3 has no class for it
+            return ServerLost(
+                f"all {self._connections} connections to {where} that max_connections in its URL allows were in use "
+                f"for {waited}: raise that, or have fewer sessions in one process"
+            )
+        return ServerLost(
+            f"no answer from {where} for {waited} ({error}): what was acknowledged is as safe as that server's data"
+        )
+
+    def _refused(self, error: ResponseError) -> Exception:
+        if isinstance(error, redis.exceptions.NoScriptError):
+            return error
+        if _full(error):
+            return ServerFull(
+                f"{redacted(self.url)} is out of memory and refused it: raise its maxmemory, or remove jobs (kvps rm)"
+            )
+        if _read_only(error):
+            return ServerError(f"{redacted(self.url)} is a replica and cannot be written: give the URL of its primary")
+        return ServerError(f"{redacted(self.url)} answers: {error}")
+
+    # -- preflight --------------------------------------------------------------------------------------------
+
+    def preflight(self) -> None:
+        """Make sure that this server can be trained on. Raises NoServer or ServerUnfit, saying what to do."""
+        self.owner.check()
+        where = redacted(self.url)
+        refused, advice = "does not let kvps look at it", ""
+        try:
+            info = self._once("INFO")
+            self._maxclients = info.get("maxclients")
+            _check(where, info)
+            refused, advice = "cannot be written", "; give the URL of a primary with room"
+            self._once("SET", _PREFLIGHT, "ok", "PX", 1000)
+        except (AuthenticationError, AuthorizationError) as error:
+            raise NoServer(f"{where} refuses the login: {error}") from None
+        except ClientRefused:
+            raise too_many_clients(self.url, self._maxclients) from None
+        except (RedisConnectionError, RedisTimeoutError) as error:
+            raise NoServer(f"no Redis server answers at {where} ({error}): start it, or check the URL") from None
+        except ResponseError as error:
+            raise ServerUnfit(f"{where} {refused}: {error}{advice}") from None
+        except (InvalidResponse, ValueError) as error:  # ValueError: what stands for a number or text is none
+            raise NoServer(f"what answers at {where} is no Redis server ({error}): check the URL") from None
+
+    def memory(self) -> tuple[int, int]:
+        """Bytes that the server uses, and how many it may use; 0 is no limit."""
+        info = self.call("INFO", "memory")
+        return int(info["used_memory"]), int(info["maxmemory"])
+
+    def port(self) -> int:
+        """The TCP port that the server listens on; 0 if it does on none."""
+        return int(self.call("INFO", "server")["tcp_port"])
+
+    def run_id(self) -> str:
+        """The server's own name for its present life."""
+        return str(self.call("INFO", "server")["run_id"])
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(Exception):
+            self.close()
+
+
+def _rung(reply: Any) -> dict[str, str]:
+    """Of each stream that an XREAD found more in, the newest id."""
+    pairs = reply.items() if isinstance(reply, dict) else reply or []
+    return {stream: entries[-1][0] for stream, entries in pairs if entries}
+
+
+def _granted(replies: Sequence[Any]) -> list[Any]:
+    """The replies to several commands. Raises the first that is an error."""
+    for reply in replies:
+        if isinstance(reply, ResponseError):
+            raise reply
+    return list(replies)
+
+
+def _passing(error: ResponseError) -> bool:
+    """Whether the same command may well be answered later: memory is freed, a failover or a script comes to its end."""
+    return _full(error) or _read_only(error) or str(error).startswith(_PASSING)
+
+
+# Redis 6.2 wraps what a script was refused in an error of the script's.
+
+
+def _full(error: ResponseError) -> bool:
+    return isinstance(error, redis.exceptions.OutOfMemoryError) or "-OOM " in str(error)
+
+
+def _read_only(error: ResponseError) -> bool:
+    return isinstance(error, redis.exceptions.ReadOnlyError) or "-READONLY " in str(error)
+
+
+def _check(where: str, info: Mapping[str, Any]) -> None:
+    version = str(info.get("redis_version", "unknown"))
+    if version_of(version) < OLDEST_SERVER:
+        raise ServerUnfit(f"{where} is Redis {version}: kvps needs 6.2 or newer")
+    policy = info.get("maxmemory_policy", "noeviction")
+    if policy != "noeviction":
+        raise ServerUnfit(
+            f"{where} evicts keys when memory is full (maxmemory-policy {policy}), which would delete weights: "
+            f"set it to noeviction, as with CONFIG SET maxmemory-policy noeviction"
+        )
+
+
+def version_of(text: str) -> tuple[int, int]:
+    """(7, 4) of "7.4-rc1"; (0, 0) of what is no version."""
+    found = re.match(r"(\d+)\.(\d+)", text)
+    return (int(found[1]), int(found[2])) if found else (0, 0)

@@ -1,0 +1,421 @@
+"""Arrays over redis-py connections, without a copy on the way.
+
+redis-py packs a value into its own buffers and parses replies through them; for a 1 MiB chunk both cost more
+than the kernel's part. Here a connection stays redis-py's in all that is about connecting (URL, auth, TLS,
+Unix sockets, errors), and only bulk values go another way: out, as pieces of the arrays' own memory between
+two short headers; in, by `recv_into` right into a given buffer. Lengths are known beforehand from the layout,
+so each reply is read exactly and nothing is ever read ahead.
+
+A connection on which anything went wrong in the middle is closed, never given back to the pool: the next
+caller cannot read another's half reply.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, cast
+
+from redis.backoff import NoBackoff
+from redis.connection import (
+    Connection,
+    ConnectionPool,
+    PythonRespSerializer,
+    SSLConnection,
+    UnixDomainSocketConnection,
+    parse_url,
+)
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import InvalidResponse, RedisError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.retry import Retry
+
+from kvps.arrays.digest import Buffers
+from kvps.connection.resp import Command, Replies, packed
+from kvps.errors import InvalidSetting, TooManyClients
+from kvps.machine import launcher
+
+SOCKET_TIMEOUT_S = 10.0
+CONNECT_TIMEOUT_S = 5.0
+_COALESCE_BYTES = 16 << 10  # smaller pieces are joined: a copy of them is cheaper than a system call each
+_SET_WINDOW = 64  # replies to SET that may wait to be read; each is 5 bytes
+_UNUSED_S = 60.0
+_NO_LIMIT = 2**31  # of connections: the server has one of its own, maxclients
+_GET_WINDOW = 3  # chunks that one reader waits for: of more the server copies all before it sends the first
+_REFUSAL = "max number of clients reached"
+_OURS, _CHILD = "kvps-", "kvps-child-"  # `guard` knows these too
+_NONCE = secrets.token_hex(4)  # pids of several machines, or of containers, may be the same
+
+try:  # redis-py with hiredis would parse and pack through it: one more copy of each value
+    from redis._parsers import _RESP2Parser as _PythonParser
+except ImportError:  # pragma: no cover
+    from redis.connection import PythonParser as _PythonParser  # type: ignore[attr-defined,no-redef]
+
+
+_parse_url: Any = parse_url  # untyped in redis-py
+
+
+Stored = Callable[[str], None]
+"""Is told of each key that the server has stored."""
+
+
+class ChunkGone(Exception):
+    """A chunk is not there (any more), or has another length than its layout says."""
+
+
+class ClientRefused(RedisConnectionError):
+    """The server has as many clients as it takes."""
+
+
+class _Bulk:
+    """What a redis-py connection needs to move arrays; mixed into each of its kinds."""
+
+    _sock: Any
+    used_at = 0.0
+    _greeted = False
+    _last_words = b""
+
+    def connect(self) -> None:
+        """Connect and greet the server. Raises ClientRefused, and redis-py's errors as they come."""
+        self._greeted, self._last_words = False, b""
+        try:
+            cast(Any, super()).connect()
+        except RedisConnectionError as error:
+            if _REFUSAL in f"{error} {self._last_words!r}":
+                raise ClientRefused(_REFUSAL) from None
+            raise
+        self._greeted = True
+
+    def disconnect(self, *args: Any, **named: Any) -> None:
+        """Close it. A server that refuses a client says why and closes: if the greeting then fails, that is unread."""
+        if self._sock is not None and not self._greeted:
+            with suppress(OSError, ValueError):  # ValueError: TLS, where a server says nothing
+                self._last_words = self._sock.recv(256, socket.MSG_DONTWAIT)
+        cast(Any, super()).disconnect(*args, **named)
+
+    def write_set(self, key: str, value: Buffers) -> None:
+        """Send ``SET key value``, the value straight from the memory of its pieces."""
+        nbytes = sum(piece.nbytes for piece in value)
+        name = key.encode()
+        head = b"*3\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n" % (len(name), name, nbytes)
+        self._send([head, *value, b"\r\n"])
+
+    def write_get(self, key: str) -> None:
+        """Send ``GET key``."""
+        name = key.encode()
+        self._send([b"*2\r\n$3\r\nGET\r\n$%d\r\n%b\r\n" % (len(name), name)])
+
+    def read_get(self, target: memoryview) -> None:
+        """Read one reply to ``GET`` into `target`. Raises ChunkGone unless it is as long as `target`."""
+        expected = b"$%d\r\n" % target.nbytes
+        head = bytearray(len(expected))
+        # No reply is shorter than "$-1\r\n": asking for more before looking would wait for bytes that never come.
+        begun = min(5, len(head))
+        self._read_exactly(memoryview(head)[:begun])
+        if head[:begun] != expected[:begun]:
+            raise self._other_reply(bytes(head[:begun]), target.nbytes)
+        self._read_exactly(memoryview(head)[begun:])
+        if head != expected:
+            raise self._other_reply(bytes(head), target.nbytes)
+        self._read_exactly(target)
+        end = bytearray(2)
+        self._read_exactly(memoryview(end))
+        if end != b"\r\n":
+            raise InvalidResponse("a chunk did not end where its length says")
+
+    def exchange(
+        self, commands: Sequence[Command], gets: Sequence[tuple[str, memoryview]]
+    ) -> tuple[list[Any], list[bool]]:
+        """Send commands and GETs in one piece: the replies to the commands (see `Replies`), and of each GET whether its
+        value was there, with the length of its buffer, which it fills."""
+        asked = [*commands, *(("GET", key) for key, _ in gets)]
+        cast(Any, self).send_packed_command([b"".join(map(packed, asked))])
+        replies = Replies(self._receive, self._error)
+        found = [replies.next() for _ in commands]
+        filled = [replies.fill(target) is True for _, target in gets]
+        replies.end()
+        return found, filled
+
+    def _error(self, line: str) -> RedisError:
+        """What an error reply stands for. Raises it if the server answers nothing else now, as while it loads."""
+        # redis-py's parser knows which class an error code has (LOADING, READONLY, OOM, NOPERM ...)
+        error = cast(RedisError, cast(Any, self)._parser.parse_error(line))
+        if isinstance(error, RedisConnectionError):
+            raise error
+        return error
+
+    def _other_reply(self, head: bytes, nbytes: int) -> Exception:
+        """The error that an unexpected reply stands for; what follows it is never read (see `using`)."""
+        while b"\r\n" not in head:
+            byte = bytearray(1)
+            self._read_exactly(memoryview(byte))
+            head += byte
+        line = head.split(b"\r\n", 1)[0].decode(errors="replace")
+        if line.startswith("$"):
+            return ChunkGone("a chunk is gone" if line == "$-1" else f"a chunk has {line[1:]} bytes, not {nbytes}")
+        if line.startswith("-"):
+            return self._error(line[1:])
+        return InvalidResponse(f"not a reply to GET: {line[:80]!r}")
+
+    def _send(self, pieces: list[bytes | memoryview]) -> None:
+        cast(Any, self).send_packed_command(list(_coalesced(pieces)))
+
+    def _read_exactly(self, target: memoryview) -> None:
+        got = 0
+        while got < target.nbytes:
+            got += self._receive(target[got:])
+
+    def _receive(self, target: bytearray | memoryview) -> int:
+        try:
+            received = int(self._sock.recv_into(target))
+        except TimeoutError:
+            raise RedisTimeoutError("the server did not answer in time") from None
+        except (OSError, AttributeError) as error:  # it has no socket if another thread has closed it
+            raise RedisConnectionError(f"the connection broke while reading: {error}") from None
+        if not received:
+            raise RedisConnectionError("the server closed the connection in the middle of a reply")
+        return received
+
+
+class BulkTCP(_Bulk, Connection):
+    """A bulk connection over TCP."""
+
+
+class BulkTLS(_Bulk, SSLConnection):
+    """A bulk connection over TLS."""
+
+
+class BulkUnix(_Bulk, UnixDomainSocketConnection):
+    """A bulk connection over a Unix socket."""
+
+
+# By the scheme of the URL.
+KINDS: dict[str, type[Connection | UnixDomainSocketConnection]] = {
+    "redis": BulkTCP,
+    "rediss": BulkTLS,
+    "unix": BulkUnix,
+}
+
+
+def connection_settings(url: str) -> dict[str, Any]:
+    """What a redis-py connection is made with for `url` (redis, rediss or unix). Raises InvalidSetting.
+
+    redis-py's own retries are off: it repeats what must not be repeated. Who calls knows what may be.
+    """
+    try:
+        settings: dict[str, Any] = dict(_parse_url(url))
+    except ValueError as error:
+        # Neither the URL nor urllib's words for it: where the password ends in what cannot be parsed, nobody knows.
+        why = f" ({error})" if str(error).startswith("Invalid value for ") else ""
+        raise InvalidSetting(
+            f"not a Redis URL{why}: write redis://HOST:PORT, rediss://HOST:PORT or unix:///PATH; "
+            f"in a password, other characters than letters and digits as in %40 for @"
+        ) from None
+    settings.pop("connection_class", None)
+    settings.setdefault("client_name", client_name())
+    # redis-py's own limit is 100: each session that waits holds a connection, and its heartbeat needs another.
+    settings.setdefault("max_connections", _NO_LIMIT)
+    if settings["max_connections"] < 1:
+        raise InvalidSetting(f"{redacted(url)}: max_connections must be 1 or more")
+    settings.setdefault("socket_timeout", SOCKET_TIMEOUT_S)
+    if not settings["socket_timeout"] > 0:
+        raise InvalidSetting(f"{redacted(url)}: socket_timeout must be more than 0 seconds")
+    if not url.startswith("unix:"):
+        settings.setdefault("socket_connect_timeout", CONNECT_TIMEOUT_S)
+    if url.startswith("rediss:"):
+        settings.setdefault("ssl_cert_reqs", "required")
+        settings.setdefault("ssl_check_hostname", True)
+    settings |= {"protocol": 2, "retry": Retry(NoBackoff(), 0)}
+    try:  # redis-py looks at the options only when it makes a connection, in the middle of a command
+        KINDS[url.split(":", 1)[0]](**{name: v for name, v in settings.items() if name != "max_connections"})
+    except (TypeError, ValueError, RedisError) as error:
+        raise InvalidSetting(
+            f"{redacted(url)} has an option that is none: redis-py {str(error).rpartition('() ')[2]}"
+        ) from None
+    return settings
+
+
+def too_many_clients(url: str, allowed: int | None = None) -> TooManyClients:
+    """The error that ClientRefused is for users. `allowed` is the server's maxclients, if that is known."""
+    has = "as many clients as its maxclients allows" if allowed is None else f"its maxclients of {allowed} clients"
+    return TooManyClients(
+        f"{redacted(url)} refused one more connection: it has {has}; raise that (CONFIG SET maxclients N), or end "
+        f"processes that use it"
+    )
+
+
+def client_name() -> str:
+    """What this process's connections are called in CLIENT LIST, and no other process's."""
+    return f"{_CHILD if launcher.own() else _OURS}{os.getpid()}-{_NONCE}"
+
+
+def counts_as_user(name: str) -> bool:
+    """Whether a private server goes on for a client of that name.
+
+    It does not for what another process launched: that one is connected too as long as it lives, and what is left of
+    its processes when it was killed must not keep the server.
+    """
+    return name.startswith(_OURS) and not name.startswith(_CHILD)
+
+
+def redacted(url: str) -> str:
+    """The URL without its password, for people to see. Rather too little is shown: the last @ ends the password."""
+    shown = re.sub(r"(://[^:/?]*):.*@", r"\1:***@", url)
+    return re.sub(r"(password=)[^&]*", r"\1***", shown)
+
+
+class ArrayPool:
+    """Connections that move chunks; one is taken for each call, so that threads do not wait for each other."""
+
+    def __init__(self, url: str) -> None:
+        settings = connection_settings(url) | {
+            "parser_class": _PythonParser,
+            "command_packer": PythonRespSerializer(_COALESCE_BYTES, _encode),
+        }
+        self._pool = ConnectionPool(connection_class=cast(Any, KINDS[url.split(":", 1)[0]]), **settings)
+        self._idle: deque[Any] = deque()  # the last one used is the first one taken
+
+    def put(self, items: Iterable[tuple[str, Buffers]], stored: Stored | None = None) -> None:
+        """SET each (key, value) and wait until the server has answered OK to all of them; `stored` is told each time.
+
+        Raises redis-py's ResponseError (OOM, READONLY ...) of the first that was refused, and its
+        ConnectionError or TimeoutError when cut: then any of them may have been stored.
+        """
+        with self.putting(stored) as put:
+            for key, value in items:
+                put(key, value)
+
+    @contextmanager
+    def putting(self, stored: Stored | None = None) -> Iterator[Callable[[str, Buffers], None]]:
+        """A function that SETs one (key, value) without waiting, and never fails: leaving the block raises for it."""
+        failed: RedisError | None = None
+        waiting: deque[str] = deque()
+
+        with self.using() as connection:
+
+            def confirm() -> None:
+                nonlocal failed
+                key = waiting.popleft()
+                try:
+                    cast(Any, connection).read_response()
+                except ResponseError as error:
+                    failed = failed or error
+                else:
+                    if stored:
+                        stored(key)
+
+            def put(key: str, value: Buffers) -> None:
+                nonlocal failed
+                if failed and not isinstance(failed, ResponseError):
+                    return
+                try:
+                    # Not only when the window is full: of a slow link that is cut it must be known what has arrived.
+                    while waiting and (len(waiting) == _SET_WINDOW or cast(Any, connection).can_read()):
+                        confirm()
+                    connection.write_set(key, value)
+                    waiting.append(key)
+                except RedisError as error:
+                    failed = error
+
+            yield put
+            if failed and not isinstance(failed, ResponseError):
+                raise failed
+            while waiting:
+                confirm()
+        if failed:
+            raise failed
+
+    def get(self, items: Sequence[tuple[str, memoryview]]) -> None:
+        """GET each key into its buffer.
+
+        Raises ChunkGone if a key is missing or of another length (the buffers' contents are then undefined),
+        and redis-py's errors as they come.
+        """
+        for _ in self.getting(items):
+            pass
+
+    def getting(self, items: Sequence[tuple[str, memoryview]]) -> Generator[None, None, None]:
+        """Like `get`, and yields when each buffer is filled; only then is the next one written to."""
+        with self.using() as connection:
+            asked = 0
+            for number, (_, target) in enumerate(items):
+                while asked < min(len(items), number + _GET_WINDOW):
+                    connection.write_get(items[asked][0])
+                    asked += 1
+                connection.read_get(target)
+                yield
+
+    def exchange(
+        self, commands: Sequence[Command], gets: Sequence[tuple[str, memoryview]] = ()
+    ) -> tuple[list[Any], list[bool]]:
+        """Several commands on one connection, sent in one piece: see `_Bulk.exchange`."""
+        with self.using() as connection:
+            return connection.exchange(commands, gets)
+
+    @contextmanager
+    def using(self) -> Iterator[_Bulk]:
+        """A connection of the pool; closed if the block is left by any exception, an interrupt included."""
+        connection = self._idle_connection() or cast(Any, self._pool.get_connection())
+        try:
+            yield connection
+        except BaseException:
+            self._give_back(connection)
+            while other := self._idle_connection():  # where one was cut, these may have been
+                self._give_back(other)
+            raise
+        self._keep(connection)
+
+    def _keep(self, connection: Any) -> None:
+        """Have it at hand for the next; of the others close one that nobody has used for long: a crowd may be over."""
+        connection.used_at = now = time.monotonic()
+        self._idle.append(connection)
+        with suppress(IndexError):  # another thread took it
+            if now - self._idle[0].used_at > _UNUSED_S:
+                self._give_back(self._idle.popleft())
+
+    def _idle_connection(self) -> Any:
+        """One that was used before. redis-py's pool would ask the kernel first, in three calls, whether it lives."""
+        while self._idle:
+            with suppress(IndexError):  # another thread took it
+                connection = self._idle.pop()
+                if connection.pid == os.getpid():  # a child leaves its parent's alone
+                    return connection
+        return None
+
+    def _give_back(self, connection: Any) -> None:
+        connection.disconnect()
+        self._pool.release(connection)
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._pool.disconnect()
+
+
+def _coalesced(pieces: Sequence[bytes | memoryview]) -> Iterator[bytes | memoryview]:
+    """The same bytes with neighbouring small pieces joined, so that 160 tensors cost few system calls."""
+    small: list[bytes | memoryview] = []
+    held = 0
+    for piece in pieces:
+        if len(piece) >= _COALESCE_BYTES:
+            if small:
+                yield b"".join(small)
+                small, held = [], 0
+            yield piece
+        else:
+            small.append(piece)
+            held += len(piece)
+            if held >= _COALESCE_BYTES:
+                yield b"".join(small)
+                small, held = [], 0
+    if small:
+        yield b"".join(small)
+
+
+def _encode(value: Any) -> bytes:
+    return value if isinstance(value, bytes) else str(value).encode()

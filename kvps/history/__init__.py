@@ -1,0 +1,1 @@
+"""What outlasts a version: checkpoints and the commit log."""

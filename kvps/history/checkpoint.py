@@ -1,0 +1,274 @@
+"""The whole state of a job at one version, and the file that holds it.
+
+    DIR/<job>.<id>-<version>.safetensors    weights under their own names: whatever reads safetensors reads them
+    DIR/.<that name>.<nonce>                a file that is being written, or whose writer was killed
+
+Optimizer state stands beside the weights as `opt.<slot>/<parameter>`, all else in the metadata. safetensors notices
+that a file is cut short, but takes a flipped bit for a weight. So there is a digest of our own: xxh3-128 of every
+byte of the file, its own 32 digits taken as zeros.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import xxhash
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from kvps.arrays.layout import DTYPE, Array, Layout
+from kvps.config import JobConfig
+from kvps.errors import CorruptData, InvalidSetting, KvpsError
+from kvps.protocol.job_state import Begin, State
+
+SUFFIX = ".safetensors"
+_FORMAT = "2"
+_UNKNOWN = "0" * 32
+_DIGEST = re.compile(rb'"digest":"([0-9a-f]{32})"')
+_LONGEST_HEADER = 100 << 20  # of safetensors
+_PIECE = 1 << 20
+
+
+def workers_anew(workers: Mapping[str, str], rounds: Mapping[str, int], awaited: bool) -> dict[str, str]:
+    """The workers of a job that goes on from an earlier version: same rank and clock, and nothing on its way.
+
+    `rounds` are their committed ones. With `awaited` nobody evicts those who were at work for their silence.
+    """
+    out = {}
+    for worker, text in workers.items():
+        entry, round_ = json.loads(text), rounds[worker]
+        out_of_it = entry["state"] == "evicted" or (entry["state"] == "left" and entry["round"] == round_)
+        if not out_of_it:
+            entry |= {"state": "rejoining", "finished": False}
+        if awaited and not out_of_it:
+            entry["awaited"] = True
+        entry |= {"round": round_, "accepted": 0}
+        entry.pop("unit", None)
+        entry.pop("remainder", None)  # its bytes are another job's, or of another clock
+        out[worker] = json.dumps(entry)
+    return out
+
+
+def units_anew(units: Mapping[str, str]) -> dict[str, str]:
+    """The units of such a job: those that were handed out and are not committed are free."""
+    return {name: value if name in ("next", "done") else "free" for name, value in units.items()}
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A job at one version. `weights` are (size,) float32 in layout order, `slots` slot name -> the same of the
+    optimizer's state (none at version 0, where all are zeros).
+
+    `clock`, `skip`, `workers` and `units` are the job's hashes of these names, as they stood when the version was the
+    newest.
+    """
+
+    job: str
+    id: str
+    version: int
+    head: str
+    config: JobConfig
+    layout: Layout
+    clock: Mapping[str, int]
+    skip: Mapping[str, int]
+    workers: Mapping[str, str] = field(repr=False)
+    units: Mapping[str, str] = field(repr=False)
+    weights: Array = field(repr=False)
+    slots: Mapping[str, Array] = field(repr=False)
+    saved: str = ""
+
+    @classmethod
+    def of(
+        cls, job: str, state: State, config: JobConfig, layout: Layout, weights: Array, slots: Mapping[str, Array]
+    ) -> Checkpoint:
+        """What a job is at `state`, with the bytes of that version."""
+        return cls(
+            *(job, state.id, state.version, state.head, config, layout, dict(state.clock)),
+            {m.worker: m.skip for m in state.members.values()},
+            {m.worker: json.dumps(m.process) for m in state.members.values()},
+            *(dict(state.units), weights, slots, datetime.now(UTC).isoformat(timespec="seconds")),
+        )
+
+    @property
+    def begin(self) -> Begin:
+        """Where the log of a job begins that is restored from here."""
+        return Begin(self.version, self.head, sum(self.clock.values()))
+
+    @property
+    def filename(self) -> str:
+        """The id is part of it: jobs of one name, made one after the other, leave each other's files alone."""
+        return f"{self.job}.{self.id}-{self.version:08d}{SUFFIX}"
+
+    # -- what a restored job begins with -------------------------------------------------------------------------
+
+    def workers_anew(self) -> dict[str, str]:
+        """The workers for a restored job.
+
+        Who was at work, or had left with contributions that were not committed yet, is awaited: the job goes on as
+        it was, and in BSP to the same bits, only with all of them. Nobody evicts them for their silence.
+        """
+        rounds = {worker: self.clock.get(worker, 0) + self.skip[worker] for worker in self.workers}
+        return workers_anew(self.workers, rounds, awaited=True)
+
+    def units_anew(self) -> dict[str, str]:
+        """The units for a restored job."""
+        return units_anew(self.units)
+
+    # -- the file ------------------------------------------------------------------------------------------------
+
+    def write(self, path: Path) -> None:
+        """Write the file: aside, synced, then renamed. Raises KvpsError; then what was there is still there."""
+        aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+        try:
+            save_file(self._tensors(), aside, self._metadata())
+            with aside.open("r+b") as file:
+                at, _, digest = _digests(file)
+                file.seek(at)
+                file.write(digest)
+                file.flush()
+                os.fsync(file.fileno())
+            aside.replace(path)
+            sync_directory(path.parent)
+        except (OSError, SafetensorError) as error:
+            with suppress(OSError):
+                aside.unlink()
+            raise KvpsError(f"could not write checkpoint {path}: {getattr(error, 'strerror', '') or error}") from None
+
+    def _tensors(self) -> dict[str, Array]:
+        tensors: dict[str, Array] = dict(self.layout.views(self.weights))
+        for slot, array in self.slots.items():
+            views = self.layout.views(array)
+            tensors |= {_state_name(self.layout, slot, name): view for name, view in views.items()}
+        return tensors
+
+    def _metadata(self) -> dict[str, str]:
+        return {
+            "kvps": _FORMAT,
+            "digest": _UNKNOWN,
+            "job": self.job,
+            "id": self.id,
+            "version": str(self.version),
+            "head": self.head,
+            "config": json.dumps(self.config.to_hash()),
+            "layout": self.layout.to_json(),
+            "clock": json.dumps(self.clock),
+            "skip": json.dumps(self.skip),
+            "workers": json.dumps(self.workers),
+            "units": json.dumps(self.units),
+            "slots": json.dumps(list(self.slots)),
+            "saved": self.saved,
+        }
+
+    @classmethod
+    def load(cls, path: Path) -> Checkpoint:
+        """Read a file. Raises CorruptData if it is damaged, cut short or no checkpoint, InvalidSetting for none."""
+        _check(path)
+        try:
+            with safe_open(path, "numpy") as file:
+                said = file.metadata()
+                if said["kvps"] != _FORMAT:
+                    raise CorruptData(f"{path} has format {said['kvps']}, this kvps reads {_FORMAT}: use a newer kvps")
+                layout = Layout.from_json(said["layout"])
+                slots = {
+                    slot: _flat(layout, lambda name, slot=slot: file.get_tensor(_state_name(layout, slot, name)))
+                    for slot in json.loads(said["slots"])
+                }
+                return cls(
+                    *(said["job"], said["id"], int(said["version"]), said["head"]),
+                    JobConfig.from_hash(json.loads(said["config"])),
+                    layout,
+                    json.loads(said["clock"]),
+                    json.loads(said["skip"]),
+                    json.loads(said["workers"]),
+                    json.loads(said["units"]),
+                    *(_flat(layout, file.get_tensor), slots, said["saved"]),
+                )
+        except (SafetensorError, OSError, LookupError, TypeError, ValueError) as error:
+            raise CorruptData(f"{path} cannot be read as a checkpoint ({error}): use a newer kvps") from None
+
+
+def _check(path: Path) -> None:
+    """Raise unless every byte is what was written."""
+    try:
+        with path.open("rb") as file:
+            _, said, digest = _digests(file)
+    except FileNotFoundError:
+        raise InvalidSetting(f"there is no checkpoint {path}") from None
+    except OSError as error:
+        raise InvalidSetting(f"{path} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise CorruptData(f"{path} is no checkpoint of kvps, or is damaged: {error}") from None
+    if said != digest:
+        raise CorruptData(f"{path} is damaged or cut short: its bytes are not those that its digest was made of")
+
+
+def _digests(file: BinaryIO) -> tuple[int, bytes, bytes]:
+    """Where the digest stands in a file, the one that stands there, and the one of its bytes. Raises ValueError."""
+    length = file.read(8)
+    size = int.from_bytes(length, "little")
+    header = file.read(size) if size <= _LONGEST_HEADER else b""
+    found = _DIGEST.search(header)
+    if not found:
+        raise ValueError("there is no digest in its header")
+    state = xxhash.xxh3_128(length)
+    state.update(header[: found.start(1)] + _UNKNOWN.encode() + header[found.end(1) :])
+    while piece := file.read(_PIECE):
+        state.update(piece)
+    return 8 + found.start(1), found[1], state.hexdigest().encode()
+
+
+def _flat(layout: Layout, tensor: Any) -> Array:
+    """The tensors of all parameters end to end: (size,) float32."""
+    flat: Array = np.empty(layout.size, DTYPE)
+    for p in layout.parameters:
+        flat[p.start : p.stop] = tensor(p.name).reshape(-1)
+    return flat
+
+
+def _state_name(layout: Layout, slot: str, parameter: str) -> str:
+    """The name of a tensor of optimizer state, which no parameter of the layout has."""
+    mark = "opt."
+    while any(p.name.startswith(mark) for p in layout.parameters):
+        mark = f"_{mark}"
+    return f"{mark}{slot}/{parameter}"
+
+
+def sync_directory(directory: Path) -> None:
+    """Make sure that a rename outlives a power cut."""
+    number = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
+# -- a directory of them ---------------------------------------------------------------------------------------------
+
+
+def listed(directory: Path) -> Iterator[tuple[Path, Checkpoint | None]]:
+    """The files of a directory that are named as checkpoints are, in the order of their names; None: it is damaged."""
+    for path in sorted(directory.glob(f"[!.]*{SUFFIX}")):
+        try:
+            yield path, Checkpoint.load(path)
+        except KvpsError:
+            yield path, None
+
+
+def prune(directory: Path, job: str, id: str, version: int, keep: int) -> None:
+    """Delete all but a job's last `keep` files, and what its killed writers have left of versions before this one."""
+    begins = f"{job}.{id}-"
+    for path in sorted(directory.glob(f"{begins}*{SUFFIX}"))[:-keep]:
+        path.unlink(missing_ok=True)
+    for path in directory.glob(f".{begins}*{SUFFIX}.*"):
+        if path.name.removeprefix(f".{begins}").partition(".")[0] < f"{version:08d}":
+            path.unlink(missing_ok=True)

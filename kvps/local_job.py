@@ -1,0 +1,204 @@
+"""A job in one process: its aggregator on a thread, and its workers too. For notebooks, tests and scripts run alone.
+
+Everything goes the way it goes between processes, through a real server; so the weights are the same, bit for bit.
+Beside the command line this is the one place that brings an aggregator to a job; `import kvps` alone loads none.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import Any
+
+from kvps.arrays.layout import Array
+from kvps.config import JobConfig
+from kvps.connection.resp import Command
+from kvps.errors import InvalidSetting, JobExists, JobNotFound, KvpsError
+from kvps.job import Job
+from kvps.protocol.job_state import State, Turn
+from kvps.store import Store, connect
+
+Gradient = Callable[[dict[str, Array], int, int], Any]
+
+
+def local(params: Mapping[str, Any], *, url: str | None = None, **settings: Any) -> LocalJob:
+    """A new job that begins with `params` (name -> float32 array), served by this process until it is closed.
+
+    with kvps.local(params, workers=3, staleness=1, optimizer=kvps.SGD(lr=0.1)) as job:
+        weights = job.train(gradient, rounds=50)
+
+    `settings` are those of `JobConfig`, or one `config`. The server is the one at `url`, or the user's private one,
+    started if need be. The job ends with the block (or `close`, or the process), and is removed. Raises what `connect`
+    and `Store.create_job` do.
+    """
+    config = JobConfig.of("kvps.local", settings.pop("config", None), settings)
+    store = connect(url)
+    try:
+        while True:
+            with suppress(JobExists):  # another process has just taken the name
+                job = store.create_job(store.free_name("local"), params, config=config)
+                return LocalJob(store, job.name)
+    except BaseException:
+        store.close()
+        raise
+
+
+class LocalJob(Job):
+    """A job that this process serves. `local` makes one."""
+
+    def __init__(self, store: Store, name: str) -> None:
+        super().__init__(store.client, name)
+        self._store = store
+        self._closed = False
+        self._failures: list[BaseException] = []
+        self._stop = threading.Event()
+        self._server = threading.Thread(target=self._serve, name=f"kvps-serve-{name}", daemon=True)
+        self._server.start()
+        atexit.register(self.close)
+
+    def _serve(self) -> None:
+        from kvps_aggregator import serve
+
+        try:
+            serve(self, stop=self._stop, until_finished=False)
+        except BaseException as error:
+            self._failures.append(error)
+            self.evict_all()  # who waits for a version would wait for ever
+
+    def evict_all(self) -> None:
+        """Have all sessions end: who computes meets it with its push, who waits is woken."""
+        with suppress(KvpsError):
+            for member in self.reader.state().members.values():
+                if member.active:
+                    self.evict(member)
+
+    def state(self) -> State:
+        """As of any job. Raises what the aggregator raised."""
+        self._check_served()
+        return super().state()
+
+    def turn(self) -> Turn:
+        """As of any job. Raises what the aggregator raised."""
+        self._check_served()
+        return super().turn()
+
+    def _asked(self, commands: Sequence[Command]) -> list[Any]:
+        self._check_served()
+        return super()._asked(commands)
+
+    def train(self, gradient: Gradient, rounds: int) -> dict[str, Array]:
+        """Have every worker do so many rounds more, each on a thread of its own; the weights then.
+
+        ``gradient(params, rank, round)`` returns name -> float32 array, or (loss, that); rounds count from 0 and go on
+        counting from one call to the next. It is called on all threads at once. What it raises is raised here, once
+        the others have stopped; so does Ctrl-C stop them. The job can go on after that.
+        """
+        if not isinstance(rounds, int) or rounds < 1:
+            raise InvalidSetting(f"rounds must be a whole number from 1, not {rounds!r}")
+        crew = _Crew(self, gradient, rounds)
+        try:
+            crew.run()
+            self.await_finished()
+        except KvpsError:
+            self._check_served()
+            raise
+        return self.snapshot()[1]
+
+    def _check_served(self) -> None:
+        if self._failures:
+            raise self._failures[0]
+
+    def close(self) -> None:
+        """End the aggregator, and remove the job; in a fork it does nothing. Raises what the aggregator raised."""
+        if self._closed or not self.client.owner.is_here:
+            return
+        self._closed = True
+        atexit.unregister(self.close)
+        self._stop.set()
+        self._server.join()
+        try:
+            with suppress(KvpsError if self._failures else JobNotFound):  # the first error is the one to see
+                if not self._store.ends_server:
+                    self._store.remove_job(self.name, self.id)
+        finally:
+            self._store.close()
+        self._check_served()
+
+    def __enter__(self) -> LocalJob:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _Crew:
+    """The workers of a local job, each on a thread."""
+
+    def __init__(self, job: LocalJob, gradient: Gradient, rounds: int) -> None:
+        self._job = job
+        self._gradient = gradient
+        self._rounds = rounds
+        self._workers = job.config.workers
+        # In BSP a round is of those who are there: nobody begins before all are.
+        self._together = threading.Barrier(self._workers)
+        self._failures: list[BaseException] = []
+        self._failed = threading.Event()
+        self._working: set[str] = set()
+        self._all_ended = threading.Condition()
+
+    def run(self) -> None:
+        """Raises the first error of any of them."""
+        try:
+            for number in range(self._workers):
+                self._start(f"w{number}")
+            self._await_end()
+        except BaseException:  # Ctrl-C
+            self._end()
+            self._await_end()
+            raise
+        if self._failures:
+            raise self._failures[0]
+
+    def _start(self, worker: str) -> None:
+        self._working.add(worker)
+        try:
+            threading.Thread(target=self._work, args=(worker,), name=f"kvps-{worker}", daemon=True).start()
+        except RuntimeError:  # no more threads
+            self._working.discard(worker)
+            raise
+
+    def _await_end(self) -> None:
+        # Not Thread.join: one that is interrupted takes its thread for ended (CPython 3.11).
+        with self._all_ended:
+            self._all_ended.wait_for(lambda: not self._working)
+
+    def _work(self, worker: str) -> None:
+        try:
+            with self._job.join(worker) as session:
+                self._together.wait()
+                for round_ in range(session.round, session.round + self._rounds):
+                    if self._failed.is_set():
+                        session.leave(finished=False)
+                        return
+                    found = self._gradient(session.pull(), session.rank, round_)
+                    loss, grads = found if isinstance(found, tuple) else (None, found)
+                    session.push(grads, loss)
+        except BaseException as error:
+            self._failures.append(error)  # what comes of `_end` in the others comes behind it
+            self._end()
+        finally:
+            with self._all_ended:
+                self._working.discard(worker)
+                self._all_ended.notify()
+
+    def _end(self) -> None:
+        if self._failed.is_set():
+            return
+        self._failed.set()
+        self._together.abort()
+        self._job.evict_all()

@@ -1,0 +1,1 @@
+"""This computer: processes, forks, paths."""

@@ -1,0 +1,1 @@
+"""Every decision: keys, scripts, plans, what a job is at one instant. No bytes of arrays."""

@@ -1,0 +1,492 @@
+"""The Lua scripts as typed methods: the one place that knows their keys, arguments and answers.
+
+Each `.lua` file says in its header what it does and what it may answer; here every answer becomes a value or
+an error of `kvps.errors`. Every script answers a repeat as it answered the first time, so a call whose reply
+was lost is simply made again (`Call` does; redis-py's own retries are off).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any, NamedTuple
+
+from redis.exceptions import NoScriptError
+
+from kvps.arrays.layout import Layout
+from kvps.config import JobConfig
+from kvps.errors import (
+    CorruptData,
+    JobExists,
+    JobNotFound,
+    LeaseLost,
+    UsageError,
+    WorkerAlive,
+    WorkerEvicted,
+    WrongOrder,
+)
+from kvps.protocol.keys import JobKeys
+from kvps.protocol.plan import Contribution, Plan
+
+Call = Callable[..., Any]
+"""Runs a Redis command, again and again while the server cannot be reached, and returns its reply."""
+
+
+@dataclass(frozen=True)
+class Script:
+    """The text of one script, and the name the server knows it by."""
+
+    name: str
+    text: str
+
+    @property
+    def sha(self) -> str:
+        return hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
+
+
+def _load(name: str) -> Script:
+    folder = resources.files("kvps.protocol") / "lua"
+    prelude = (folder / "_prelude.lua").read_text("utf-8")
+    return Script(name, prelude + (folder / f"{name}.lua").read_text("utf-8"))
+
+
+NAMES = [
+    "acquire",
+    "create",
+    "evict",
+    "forget",
+    "free",
+    "heartbeat",
+    "join",
+    "leave",
+    "mirror",
+    "own",
+    "pin",
+    "plan",
+    "push",
+    "ready",
+    "recover",
+    "reject",
+    "remove",
+    "renew",
+    "reserve",
+    "rollback",
+    "take",
+    "trim",
+]
+SCRIPTS = {name: _load(name) for name in NAMES}
+_SHAS = {name: script.sha for name, script in SCRIPTS.items()}
+_LOADS = 10  # how often one call loads its script: a server that still does not know it then is broken
+
+
+class Joined(NamedTuple):
+    """What a worker is told when it joins. `round` is the last it need not do any more; `remainder` names what the
+    last incarnation stored when it left, "" is nothing."""
+
+    rank: int
+    incarnation: str
+    round: int
+    clock: int
+    pending: int
+    remainder: str
+
+
+class Accepted(NamedTuple):
+    """An acknowledged contribution: the clock it was acknowledged as, and its round."""
+
+    clock: int
+    round: int
+
+
+class Planned(NamedTuple):
+    """The version that is committed, the pin as JSON or "", and the open plan if there is one.
+
+    `members` is how many workers are not gone: they are in the clock, or what they pushed still waits.
+    """
+
+    version: int
+    pin: str
+    members: int
+    plan: Plan | None
+    waits_for_workers: bool
+
+
+class Acquired(NamedTuple):
+    """The term under which a shard was taken, "" if another holds it: `holder`.
+
+    `future_ms` is how long that lease would have lasted, if that was longer than a lease lasts; else 0. Then the
+    server's clock was set back, and the lease now ends as one that was taken this moment.
+    """
+
+    term: str
+    holder: str
+    future_ms: int
+
+
+class Evicted(NamedTuple):
+    """Workers that were taken out of the vector clock. `future_ms` is how far the latest sign of life lay in the
+    future, which counts as now: the server's clock was set back by about so much."""
+
+    workers: list[str]
+    future_ms: int
+
+
+class Flip(NamedTuple):
+    """What `ready` did: `flipped` if this call made the version visible (`commit_id` is its log entry)."""
+
+    flipped: bool
+    pin: str
+    commit_id: str
+
+
+class NewLife(Exception):
+    """The server has begun a new life, and may have lost its last writes: nothing was done. See `recover`."""
+
+
+class PlanGone(Exception):
+    """The plan was committed or replaced meanwhile: look again."""
+
+
+class InboxFull(Exception):
+    """The worker has as many contributions waiting as the job allows: wait for a commit."""
+
+
+class JobScripts:
+    """The scripts of one job. Every method may be repeated; all raise JobNotFound once the job is removed, also when
+    another one was made under its name.
+
+    Those that accept, commit or delete raise NewLife on a server that has begun a new life without a new history.
+    """
+
+    def __init__(self, call: Call, keys: JobKeys, shards: int) -> None:
+        self._call = call
+        self._keys = keys
+        self._shards = shards
+
+    def through(self, call: Call) -> JobScripts:
+        """The same scripts, run by another call."""
+        return JobScripts(call, self._keys, self._shards)
+
+    def _run(self, script: str, keys: Sequence[str], *args: object) -> list[Any]:
+        """Run a script on the version hash and `keys`, for the job of this id."""
+        return self._answered(evaluate(self._call, script, [self._keys.version, *keys], self._keys.id, *args))
+
+    def _answered(self, reply: list[Any]) -> list[Any]:
+        if reply[0] == "NOJOB":
+            raise job_not_found(self._keys.job)
+        if reply[0] == "ANOTHER":
+            raise made_anew(self._keys.job)
+        if reply[0] == "LIFE":
+            raise NewLife
+        if reply[0] == "WRONGTYPE":
+            _, key, found, want = reply
+            raise CorruptData(f"key {key} is a {found}, not a {want}: another program wrote there")
+        return reply
+
+    def create(self, config: JobConfig, layout: Layout, name: str, server: str, checkpoint: str = "") -> None:
+        """Make the job, its first version staged under `name`: 0, or `checkpoint`'s (JSON). Raises JobExists."""
+        k = self._keys
+        fields = [part for pair in config.to_hash().items() for part in pair]
+        keys = [k.version, k.config, k.layout, k.commits, k.removed, k.clock, k.skip, k.workers, k.units, k.free_units]
+        keys += [k.rounds, k.pushed, k.draining, k.finished, k.ranks]
+        args = [k.id, layout.to_json(), server, name, layout.shards, checkpoint, *fields]
+        reply = self._answered(evaluate(self._call, "create", keys, *args))
+        if reply[0] == "EXISTS":
+            raise job_exists(k.job)
+        if reply[0] == "REMOVED":
+            raise being_removed(k.job)
+
+    def join(self, worker: str, nonce: str, replaces: str, process: Mapping[str, Any]) -> Joined:
+        """Begin an incarnation. Raises WorkerAlive, UsageError if the job has all its workers."""
+        k = self._keys
+        keys = [k.config, k.workers, k.clock, k.skip, k.heartbeat, k.plan, k.commits, k.units, k.free_units, k.rounds]
+        keys += [k.pushed, k.draining, k.finished, k.ranks, k.turns]
+        reply = self._run("join", keys, worker, nonce, replaces, json.dumps(process))
+        if reply[0] == "ALIVE":
+            entry = json.loads(reply[1])
+            raise WorkerAlive(
+                f"worker {worker!r} of job {k.job!r} lives (process {entry['pid']} on {entry['host']}): "
+                f"choose another id, or stop that one first",
+                entry,
+            )
+        if reply[0] == "COMPLETE":
+            raise UsageError(f"job {k.job!r} has its workers ({_some(sorted(reply[1:]))}): be one of them")
+        return Joined(*reply[1:])
+
+    def reserve(self) -> str:
+        """An id for a worker that has none; "" if one that is there may have to be replaced, or all have joined."""
+        k = self._keys
+        reply = self._run("reserve", [k.config, k.workers, k.pushed, k.heartbeat])
+        return str(reply[1]) if reply[0] == "OK" else ""
+
+    def push(
+        self,
+        worker: str,
+        incarnation: str,
+        seq: int,
+        base: int,
+        weight: int,
+        digest: str,
+        history: str,
+        unit: int | None = None,
+        trace: Sequence[object] = (),
+    ) -> Accepted:
+        """Have a contribution accepted whose bytes are stored, and note `trace` with it.
+
+        Raises WorkerEvicted, InboxFull, WrongOrder.
+        """
+        said = (base, weight, digest, history, "" if unit is None else unit)
+        accepted = self._push(worker, incarnation, seq, *said, "", *trace)
+        assert accepted is not None
+        return accepted
+
+    def ask(self, worker: str, incarnation: str, seq: int) -> Accepted | None:
+        """Whether a push whose reply was lost had been accepted; changes nothing."""
+        return self._push(worker, incarnation, seq, 0, 0, "-", "", "", "ask")
+
+    def _push(self, worker: str, incarnation: str, seq: int, *said: object) -> Accepted | None:
+        k = self._keys
+        reply = self._run(
+            "push",
+            [k.config, k.workers, k.clock, k.skip, k.heartbeat, k.inbox, k.trace(worker), k.units, k.pushed],
+            *(worker, incarnation, seq, *said),
+        )
+        match reply:
+            case ["ACK", clock, round_]:
+                return Accepted(clock, round_)
+            case ["NEW"]:
+                return None
+            case ["FULL", *_]:
+                raise InboxFull
+            case ["EVICTED", state]:
+                raise evicted(worker, k.job, state)
+            case ["HISTORY", _]:
+                raise evicted(worker, k.job, "its server began a new life")
+        raise WrongOrder(f"push {seq} of worker {worker!r} does not follow what was accepted: {reply}")
+
+    def plan(self, known: Plan | None = None) -> Planned:
+        """Open the next plan if the mode's condition holds, and say what is. One that is `known` is not read again."""
+        k = self._keys
+        reply = self._run(
+            "plan",
+            [k.config, k.workers, k.inbox, k.plan, k.pin, k.rounds, k.pushed, k.draining, k.finished],
+            *((known.id, known.history) if known else ("", "")),
+        )
+        code, version, pin, members = reply[:4]
+        plan = known if code == "SAME" else Plan.from_json(reply[4]) if code == "OPEN" else None
+        return Planned(version, pin, members, plan, code == "EARLY")
+
+    def ready(self, shard: int, term: str, plan: Plan, digest: str) -> Flip:
+        """Say that a shard has staged its part. Raises LeaseLost, or PlanGone if the plan is not open any more."""
+        k = self._keys
+        keys = [k.config, k.clock, k.skip, k.inbox, k.plan, k.ready, k.commits, k.pin, k.units, k.free_units, k.rounds]
+        keys += [k.draining, k.turns, *(k.term(i) for i in range(self._shards))]
+        said = (shard, term, plan.id, plan.version, plan.head, plan.history, digest)
+        reply = self._run("ready", keys, *said)
+        match reply:
+            case ["FLIPPED", _, pin, commit_id]:
+                return Flip(True, pin, commit_id)
+            case ["READY" | "ALREADY", _]:
+                return Flip(False, "", "")
+            case ["TERM", holds]:
+                raise lease_lost(shard, k.job, holds)
+            case ["NOPLAN" | "PLAN" | "HEAD" | "HISTORY", *_]:
+                raise PlanGone
+        raise CorruptData(f"shard {shard} of job {k.job!r} was staged twice by one term: {reply}")
+
+    def reject(self, shard: int, term: str, plan: Plan, contribution: Contribution, reason: str) -> None:
+        """Take a bad contribution out of the plan, with its reason in the log. Raises LeaseLost, PlanGone."""
+        k = self._keys
+        reply = self._run(
+            "reject",
+            [k.inbox, k.plan, k.ready, k.commits, k.term(shard)],
+            *(term, plan.id, contribution.text, reason),
+        )
+        if reply[0] == "TERM":
+            raise lease_lost(shard, k.job, reply[1])
+        if reply[0] == "PLAN":
+            raise PlanGone
+
+    def acquire(self, shard: int, holder: str, lease_ms: int, nonce: str) -> Acquired:
+        """Take a shard's lease, unless another holds it."""
+        k = self._keys
+        keys = [k.lease(shard), k.term(shard), k.ready, k.leases]
+        reply = self._run("acquire", keys, holder, lease_ms, nonce, shard)
+        if reply[0] == "OK":
+            return Acquired(reply[1], "", 0)
+        return Acquired("", reply[1], reply[2] if reply[0] == "FUTURE" else 0)
+
+    def own(self, shard: int, term: str) -> None:
+        """Become the one who may delete in the shard's slot. Raises LeaseLost."""
+        reply = self._answered(evaluate(self._call, "own", [self._keys.owner(shard)], term))
+        if reply[0] == "LOST":
+            raise lease_lost(shard, self._keys.job, reply[1])
+
+    def renew(self, shard: int, holder: str, term: str, lease_ms: int) -> bool:
+        """Keep a lease, or with 0 give it up. False if it is another's."""
+        k = self._keys
+        keys = [k.lease(shard), k.term(shard), k.leases]
+        return bool(self._run("renew", keys, holder, term, lease_ms)[0] == "OK")
+
+    def free(
+        self, shard: int, term: str, life: str, dead: Sequence[str], reused: Sequence[tuple[str, str]] = ()
+    ) -> None:
+        """Delete `dead` keys of the shard's slot, and rename `reused` ones: (dead key, name of what is stored next).
+
+        Raises LeaseLost, NewLife; then nothing was deleted.
+        """
+        most = 1000
+        batches = [(dead[i : i + most], reused[:0]) for i in range(0, len(dead), most)]
+        batches += [(dead[:0], reused[i : i + most]) for i in range(0, len(reused), most)]
+        for gone, pairs in batches:
+            keys = [self._keys.owner(shard), *gone, *(key for pair in pairs for key in pair)]
+            reply = self._answered(evaluate(self._call, "free", keys, term, life, len(gone)))
+            if reply[0] == "LOST":
+                raise lease_lost(shard, self._keys.job, reply[1])
+
+    def pin(self, ms: int) -> str:
+        """Keep the bytes of a version for a slow reader: the pin as JSON."""
+        return str(self._run("pin", [self._keys.pin], ms)[1])
+
+    def pinning(self, ms: int) -> tuple[object, ...]:
+        """`pin` as a command for a MULTI."""
+        k = self._keys
+        return ("EVAL", SCRIPTS["pin"].text, 2, k.version, k.pin, k.id, ms)
+
+    def heartbeat(self, worker: str, incarnation: str) -> None:
+        """Raises WorkerEvicted."""
+        reply = self._run("heartbeat", [self._keys.workers, self._keys.heartbeat], worker, incarnation)
+        if reply[0] == "EVICTED":
+            raise evicted(worker, self._keys.job, reply[1])
+
+    def leave(
+        self, worker: str, incarnation: str, finished: bool, trace: Sequence[object] = (), remainder: str = ""
+    ) -> None:
+        """Leave the vector clock; what was pushed still commits. `remainder` is the name of what is stored for later.
+
+        Raises WorkerEvicted if it was out of it before, and nobody has taken its place.
+        """
+        k = self._keys
+        keys = [k.workers, k.heartbeat, k.commits, k.trace(worker), k.units, k.free_units, k.rounds, k.pushed]
+        keys += [k.draining, k.finished, k.turns]
+        reply = self._run("leave", keys, worker, incarnation, int(finished), remainder, *trace)
+        if reply[0] == "EVICTED":
+            raise evicted(worker, k.job, reply[1])
+
+    def take(self, worker: str, incarnation: str) -> int | None:
+        """The unit of the data that the worker has, handed out now or before; None if none is free.
+
+        Raises WorkerEvicted.
+        """
+        k = self._keys
+        reply = self._run("take", [k.config, k.workers, k.units, k.free_units], worker, incarnation)
+        if reply[0] == "EVICTED":
+            raise evicted(worker, k.job, reply[1])
+        return int(reply[1]) if reply[0] == "OK" else None
+
+    def evict(self, worker: str = "", incarnation: str = "") -> Evicted:
+        """Take silent workers out of the vector clock, and this one, known to be dead."""
+        k = self._keys
+        keys = [k.config, k.workers, k.heartbeat, k.commits, k.units, k.free_units, k.rounds, k.pushed, k.draining]
+        _, future_ms, *workers = self._run("evict", [*keys, k.turns], worker, incarnation)
+        return Evicted(workers, future_ms)
+
+    def recover(self, server: str, history: str, remembered: int) -> tuple[int, str]:
+        """Begin a new history on a server with a new life, unless another did: (version, history) from here on."""
+        k = self._keys
+        shards = range(self._shards)
+        keys = [k.workers, k.heartbeat, k.plan, k.ready, k.commits, k.units, k.free_units, k.pin, k.turns, k.rounds]
+        keys += [k.lease(i) for i in shards] + [k.term(i) for i in shards]
+        reply = self._run("recover", keys, server, history, remembered)
+        return reply[1], reply[2]
+
+    def mirror(self, term: str, life: str, record: str) -> None:
+        """Note what version Redis was given, of a job over shared memory. Raises LeaseLost."""
+        k = self._keys
+        reply = self._run("mirror", [k.mirror, k.term(0)], term, life, record)
+        if reply[0] == "TERM":
+            raise lease_lost(0, k.job, reply[1])
+
+    def rollback(self, term: str, history: str, memory: str) -> tuple[int, int] | None:
+        """Go on from the version that `mirror` noted, under a new history, in this memory. Raises LeaseLost.
+
+        Returns that version, and how many were lost; None if none was noted.
+        """
+        k = self._keys
+        keys = [k.workers, k.heartbeat, k.plan, k.ready, k.commits, k.units, k.pin, k.clock, k.skip, k.inbox]
+        keys += [k.mirror, k.lease(0), k.term(0), k.turns, k.free_units, k.rounds, k.pushed, k.draining, k.finished]
+        reply = self._run("rollback", [*keys, k.ranks, k.config], term, history, memory)
+        if reply[0] == "TERM":
+            raise lease_lost(0, k.job, reply[1])
+        return (int(reply[1]), int(reply[2])) if reply[0] == "OK" else None
+
+    def trim(self, history: str, entry: str, version: int) -> int:
+        """Drop the log before an entry, that of the commit of `version`; how many were. None in another history."""
+        reply = self._run("trim", [self._keys.commits], history, entry, version)
+        return int(reply[1]) if reply[0] == "OK" else 0
+
+    def remove(self, workers: Sequence[str]) -> bool:
+        """Delete all control keys in one step; from then on the job does not exist, and only its name is taken.
+
+        False, and nothing was deleted, if other workers than `workers` have joined.
+        """
+        k = self._keys
+        keys = [k.removed, k.workers, k.config, k.layout, k.clock, k.skip, k.heartbeat, k.inbox, k.plan, k.ready]
+        keys += [k.commits, k.pin, k.units, k.free_units, k.leases, k.mirror, k.ranks, k.rounds, k.pushed, k.draining]
+        keys += [k.finished, k.turns, *(k.trace(worker) for worker in workers)]
+        for shard in range(self._shards):
+            keys += [k.lease(shard), k.term(shard)]
+        return bool(self._run("remove", keys, len(workers))[0] == "OK")
+
+    def forget(self) -> None:
+        """The bytes of the removed job are unlinked: its name is free. Changes nothing if another has the name."""
+        self._answered(evaluate(self._call, "forget", [self._keys.removed], self._keys.id))
+
+
+def evaluate(call: Call, script: str, keys: Sequence[str], *args: object) -> list[Any]:
+    """Run a script by its digest, loading it if the server has lost it (a restart forgets all scripts).
+
+    It may lose it again before it is run: who was killed in between has forgotten it a second time.
+    """
+    for _ in range(_LOADS):
+        try:
+            return list(call("EVALSHA", _SHAS[script], len(keys), *keys, *args))
+        except NoScriptError:
+            call("SCRIPT LOAD", SCRIPTS[script].text)
+    return list(call("EVALSHA", _SHAS[script], len(keys), *keys, *args))
+
+
+def job_not_found(job: str) -> JobNotFound:
+    return JobNotFound(f"no job {job!r} on this server (any more): kvps jobs lists those there are")
+
+
+def made_anew(job: str) -> JobNotFound:
+    return JobNotFound(
+        f"the job {job!r} that this process knew was removed, and another one has its name now: open that one anew"
+    )
+
+
+def being_removed(job: str) -> JobExists:
+    return JobExists(f"job {job!r} is being removed: wait, or if that was cut short: kvps rm {job}")
+
+
+def job_exists(job: str) -> JobExists:
+    return JobExists(f"job {job!r} exists: choose another name, or remove it with: kvps rm {job}")
+
+
+def lease_lost(shard: int, job: str, holds: str) -> LeaseLost:
+    return LeaseLost(f"lost shard {shard} of job {job!r}: another aggregator holds it (term {holds or 'none'})")
+
+
+def evicted(worker: str, job: str, why: str) -> WorkerEvicted:
+    return WorkerEvicted(
+        f"worker {worker!r} is no longer in job {job!r} ({why}): what it had acknowledged counts, join again to go on"
+    )
+
+
+def _some(names: Sequence[str]) -> str:
+    """Names for a message, of many only the first."""
+    return ", ".join(names) if len(names) <= 8 else f"{', '.join(names[:7])} and {len(names) - 7} others"

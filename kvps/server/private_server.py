@@ -1,0 +1,399 @@
+"""The user's own private Redis: found if it runs, started if not, reached by nobody else.
+
+It listens on a Unix socket in a directory of mode 0700 and on no TCP port unless asked to; then it wants a
+password, which stands in a file of mode 0600 beside the socket and never in a command line. It keeps nothing
+on disk. It ends when the process that started it has left and no other uses it (see `guard`), unless `start` started
+it, which lets it stay.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import secrets
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import redis
+from redis.connection import ConnectionPool
+
+from kvps.connection.sockets import (
+    KINDS,
+    ClientRefused,
+    client_name,
+    connection_settings,
+    counts_as_user,
+    too_many_clients,
+)
+from kvps.errors import InvalidSetting, NoServer, ServerUnfit
+from kvps.machine import process
+from kvps.machine.paths import runtime_dir, server_program, socket_path
+from kvps.transport.shared_memory import folder_of, forget
+
+_START_S = 15.0
+_LOAD_S = 600.0  # a server with data reads them first
+_REPLY_S = 2.0
+_NOTE, _LOCK = "url", "lock"  # files beside the socket
+
+
+@dataclass
+class Server:
+    """A private server. `guard` is the process that ends it when it is not used; None if it was running already.
+
+    `lasting` is one that `start` started, `keeps` one that keeps its data.
+    """
+
+    url: str
+    guard: subprocess.Popen[bytes] | None = None
+    lasting: bool = False
+    keeps: bool = False
+    users: int = 1  # in this process
+    _starter: int = field(default_factory=os.getpid)
+
+    @property
+    def started_here(self) -> bool:
+        """Whether this process started it, and it runs; a forked child did not."""
+        return self.guard is not None and self._starter == os.getpid() and self.guard.poll() is None
+
+    def used_by_others(self) -> bool:
+        """Whether kvps in other processes is connected to it, but for those that another one launched and ends."""
+        try:
+            with _connection(self.url) as connection:
+                clients = connection.client_list()
+        except redis.exceptions.RedisError:  # too busy to say, if it runs
+            return self.started_here
+        return any(name != client_name() and counts_as_user(name) for name in (client["name"] for client in clients))
+
+    def leave(self) -> None:
+        """One user in this process less. After the last one the server ends, or if others use it goes on for them.
+
+        Only if this process started it: else it is not this one's to end.
+        """
+        if not self.started_here:
+            self.stop()
+            return
+        with ExitStack() as stack:
+            with suppress(ServerUnfit, OSError):  # the directory is gone: nobody else finds the server
+                stack.enter_context(alone())  # who was about to connect has by now; who comes later starts one anew
+            self.stop()
+
+    def stop(self) -> None:
+        """What `leave` does, for one who is `alone`. In a fork it does nothing."""
+        if self._starter != os.getpid():
+            return
+        with _counting:
+            self.users -= 1
+            if self.users > 0 or not self.guard:
+                return
+            if self.started_here and self.used_by_others():
+                _hand_over(self.guard)
+            else:
+                _end(self.guard)
+            self.guard = None
+            if _started.get(self.url) is self:
+                del _started[self.url]
+
+
+_started: dict[str, Server] = {}  # by this process, or by that which forked it
+_handed_over: list[subprocess.Popen[bytes]] = []  # children of this process still
+_counting = threading.RLock()
+
+
+def _count_anew() -> None:
+    """In a fork, where another thread of the parent may have held the lock."""
+    global _counting
+    _counting = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_count_anew)
+
+
+def running() -> str | None:
+    """The URL of the user's private server, or None if it does not run."""
+    server = _found()
+    return server.url if server else None
+
+
+@contextmanager
+def ensured(listen: str | None = None, data_dir: Path | None = None) -> Iterator[Server]:
+    """The user's private server; started if it does not run.
+
+    Whoever looks whether it is used waits until the block is left, so connect inside. `listen` is HOST:PORT of a
+    TCP port to open as well, `data_dir` where it keeps its data. Raises NoServer, ServerUnfit, InvalidSetting.
+    """
+    with alone():
+        with _counting:
+            server = _found()
+            if server is None:
+                server = _start(listen, data_dir, lasting=False)
+                _started[server.url] = server
+            elif listen or data_dir:
+                raise NoServer(
+                    f"your private server runs already: end what started it (or kvps server stop) to use "
+                    f"{'--listen' if listen else '--data-dir'}"
+                )
+            elif (ours := _started.get(server.url)) and ours.started_here:
+                server = ours
+                server.users += 1
+        try:
+            yield server
+        except BaseException:
+            server.stop()
+            raise
+
+
+def start(listen: str | None = None, data_dir: Path | None = None) -> str:
+    """Start the private server to stay until `stop`; its URL. Raises NoServer if it runs, or cannot."""
+    with alone():
+        if running():
+            raise NoServer("your private server runs already: kvps server status")
+        return _start(listen, data_dir, lasting=True).url
+
+
+def stop() -> bool:
+    """End the private server, whoever started it. False if none ran. Raises NoServer if it does not let itself end."""
+    with alone():
+        url = running()
+        if url is None:
+            return False
+        pid, keeps, said = None, True, "it does not end"
+        try:
+            with _connection(url) as connection:
+                pid = int(connection.info("server")["process_id"])
+                keeps = connection.info("persistence")["aof_enabled"]
+                connection.execute_command("SHUTDOWN", "NOSAVE")
+        except redis.exceptions.ResponseError as error:
+            raise NoServer(f"your private server does not let itself be ended: {error}") from None
+        except redis.exceptions.RedisError as error:
+            # A cut is how a server answers that it ends; whatever it says matters only if it goes on.
+            said = f"it does not end ({error})"
+        _until(lambda: not _answers(url) and not (pid and process.runs(pid)), said)
+        if not keeps:
+            forget(folder_of(url))
+        return True
+
+
+def why_lost(url: str) -> str:
+    """What to tell those who used the private server at `url` when it has ended for good.
+
+    "" if it runs, if it keeps its data and may be started again, or if that is another server's URL.
+    """
+    path = connection_settings(url).get("path")
+    noted = _noted(Path(path).parent) if path else None
+    if noted is None or noted.keeps or connection_settings(noted.url)["path"] != path or _listens(url):
+        return ""
+    return "the private server has ended, by kvps server stop or by a signal, and its jobs with it: start this again"
+
+
+def join_line(url: str, listen: str) -> str:
+    """What to type on another machine to work on this server's jobs."""
+    return f"KVPS_REDIS_URL={tcp_url(url, listen)} kvps worker"
+
+
+def tcp_url(url: str, listen: str) -> str:
+    """Where the private server at `url` is met over the port that it was started with."""
+    host, port = _parse_listen(listen)
+    if host in ("0.0.0.0", "::", "*"):
+        host = socket.gethostname()
+    password = quote(connection_settings(url)["password"], safe="")
+    return f"redis://:{password}@{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def _start(listen: str | None, data_dir: Path | None, lasting: bool) -> Server:
+    folder = runtime_dir()
+    binary = server_program()
+    url, log = f"unix://{quote(str(socket_path(folder)))}", folder / "redis.log"
+    settings = {
+        "port": "0",
+        "unixsocket": f'"{socket_path(folder)}"',
+        "unixsocketperm": "700",
+        "save": '""',
+        "appendonly": "no",
+        "maxmemory-policy": "noeviction",
+        "dir": f'"{folder}"',
+        "logfile": f'"{log}"',
+        "daemonize": "no",
+    }
+    if data_dir:
+        settings |= {"dir": f'"{_own_directory(data_dir)}"', "appendonly": "yes", "appendfsync": "everysec"}
+    if _listens(url):
+        raise NoServer(f"your private server runs, but {folder / _NOTE} is gone: end it, before you start another")
+    if not data_dir:
+        forget(folder_of(url))  # of one whose guard was killed
+    if listen:
+        host, port = _parse_listen(listen)
+        password = secrets.token_urlsafe(24)
+        settings |= {"bind": "0.0.0.0" if host == "*" else host, "port": str(port), "requirepass": password}
+        url += f"?password={password}"
+    text = "".join(f"{name} {value}\n" for name, value in settings.items()).encode()
+    if not lasting:
+        text += b"end\n"
+    # A session of its own: Ctrl-C in the terminal is for the workers first, which still need the server to leave.
+    guard = [sys.executable, "-I", "-S", str(Path(__file__).with_name("guard.py")), binary]
+    guard += [str(socket_path(folder)), str(folder / _LOCK)]
+    # Of a server that keeps nothing, shared memory holds nothing either.
+    command = [binary, "-"] if lasting else guard + ([] if data_dir else [str(folder_of(url))])
+    try:
+        with open(log, "w") as said:
+            child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=said, stderr=said, start_new_session=True)
+    except OSError as error:
+        raise NoServer(f"the private server could not be started: {error}") from None
+    assert child.stdin is not None
+    try:
+        child.stdin.write(text)
+        child.stdin.flush()
+    except BrokenPipeError:
+        pass
+    if lasting:
+        child.stdin.close()
+    try:
+        _until(
+            lambda: _answers(url, loading=False), "it does not answer", child, log, _LOAD_S if data_dir else _START_S
+        )
+    except BaseException:
+        _end(child)
+        raise
+    words = [word for word, holds in (("lasting", lasting), ("keeps", data_dir)) if holds]
+    _write_private(folder / _NOTE, f"{url}\n{' '.join(words)}")
+    return Server(url, None if lasting else child, lasting, bool(data_dir))
+
+
+def _hand_over(child: subprocess.Popen[bytes]) -> None:
+    """Leave it to the guard to end the server, when nobody uses it any more."""
+    assert child.stdin is not None
+    with suppress(BrokenPipeError):
+        child.stdin.write(b"\n")  # a forked child of ours may hold the other end of its input
+        child.stdin.close()
+    _handed_over[:] = [guard for guard in (*_handed_over, child) if guard.poll() is None]
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """End the guard, and so its server; or a lasting server."""
+    assert child.stdin is not None
+    with suppress(BrokenPipeError):
+        child.stdin.close()
+    child.terminate()  # a forked child of ours may hold the other end of its input
+    child.wait()
+
+
+def _found() -> Server | None:
+    """The server that runs, as one that another process started."""
+    server = _noted(runtime_dir())
+    return server if server and _answers(server.url) else None
+
+
+def _noted(folder: Path) -> Server | None:
+    """The server that was started last with its socket in this directory."""
+    try:
+        url, _, words = (folder / _NOTE).read_text().partition("\n")
+    except OSError:
+        return None
+    return Server(url, lasting="lasting" in words.split(), keeps="keeps" in words.split())
+
+
+def _own_directory(path: Path) -> Path:
+    """The directory for the data, made with mode 0700: gradients and weights are the user's. Raises ServerUnfit."""
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            return path.resolve()
+    except OSError as error:
+        raise ServerUnfit(f"--data-dir {path} cannot hold the server's data: {error.strerror}") from None
+
+
+def _until(
+    done: Callable[[], bool],
+    message: str,
+    child: subprocess.Popen[bytes] | None = None,
+    log: Path | None = None,
+    patience_s: float = _START_S,
+) -> None:
+    """Wait for a server to come or go: it gives no sign of either but its socket."""
+    deadline = time.monotonic() + patience_s
+    while not done():
+        over = time.monotonic() > deadline
+        if over or (child and child.poll() is not None):
+            lines = log.read_text(errors="replace").splitlines() if log and log.exists() else []
+            reason = "; ".join(re.sub(r"^\d+:.*? [#*-] ", "", line).strip() for line in lines[-2:] if line.strip())
+            raise NoServer(f"the private server could not be {'started' if child else 'ended'}: {reason or message}")
+        time.sleep(0.01)
+
+
+def _answers(url: str, loading: bool = True) -> bool:
+    """Whether it runs. Absent is only whom no socket leads to: another server in its place would bury its jobs.
+
+    `loading` is the answer for one that still reads its data.
+    """
+    if not _listens(url):
+        return False
+    try:
+        with _connection(url) as connection:
+            return bool(connection.ping())
+    except redis.exceptions.BusyLoadingError:
+        return loading
+    except ClientRefused:
+        raise too_many_clients(url) from None
+    except redis.exceptions.RedisError as error:
+        if not _listens(url):  # it has ended since
+            return False
+        raise NoServer(
+            f"your private server does not answer ({error}): wait, or end it, before you start another"
+        ) from None
+
+
+def _listens(url: str) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(_REPLY_S)
+        try:
+            probe.connect(connection_settings(url)["path"])
+        except (FileNotFoundError, ConnectionRefusedError):
+            return False
+        except OSError:  # its queue is full, or it is slow
+            pass
+        return True
+
+
+@contextmanager
+def _connection(url: str) -> Iterator[Any]:
+    settings = connection_settings(url) | {"socket_timeout": _REPLY_S, "decode_responses": True}
+    connection: Any = redis.Redis(connection_pool=ConnectionPool(connection_class=KINDS["unix"], **settings))
+    try:
+        yield connection
+    finally:
+        connection.connection_pool.disconnect()
+
+
+def _parse_listen(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536 or any(c.isspace() for c in host):
+        raise InvalidSetting(f"--listen wants HOST:PORT, as in 0.0.0.0:6400, not {text!r}")
+    return host.strip("[]"), int(port)
+
+
+def _write_private(path: Path, text: str) -> None:
+    fresh = path.with_name(f"{path.name}.{os.getpid()}")
+    with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write(text + "\n")
+    fresh.replace(path)
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """One process at a time looks for the server and starts it: two commands begun together share one."""
+    with open(runtime_dir() / _LOCK, "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(lock, fcntl.LOCK_UN)  # closing it is not enough: a fork that was made meanwhile has it open too

@@ -1,0 +1,55 @@
+"""What a lossy format has left out of a worker's gradients, stored while the worker is away.
+
+Who leaves stores it under "<incarnation>:<seq>:<digest>". leave.lua notes that name, if nothing was accepted behind
+that sequence number; join.lua hands it on; push.lua forgets it, for the contribution that it went into has another.
+"""
+
+from __future__ import annotations
+
+from kvps.arrays.digest import fold, shard_digests, view
+from kvps.arrays.layout import Array, Layout
+from kvps.connection.client import Client
+from kvps.errors import CorruptData, ServerFull
+from kvps.protocol.keys import JobKeys
+
+
+class Remainders:
+    """The stored remainders of one worker. `values` are (size,) float32."""
+
+    def __init__(self, client: Client, keys: JobKeys, layout: Layout, worker: str) -> None:
+        self._client = client
+        self._keys = keys
+        self._layout = layout
+        self._worker = worker
+
+    def save(self, incarnation: str, seq: int, values: Array) -> str:
+        """Store what was left out up to an incarnation's contribution `seq`; its name. Raises ServerFull."""
+        name = f"{incarnation}:{seq}:{self._digest(values)}"
+        try:
+            self._client.put([(key, [part]) for key, part in self._items(name, values)], wait_for_room=False)
+        except ServerFull:
+            self._client.unlink(self.keys(name))
+            raise
+        return name
+
+    def load(self, name: str, values: Array) -> None:
+        """Read what is stored under a name. Raises ChunkGone, CorruptData."""
+        self._client.get(self._items(name, values))
+        if self._digest(values) != name.rpartition(":")[2]:
+            raise CorruptData(
+                f"what worker {self._worker!r} of job {self._keys.job!r} stored when it left is damaged; something "
+                f"else wrote under {self.keys(name)[0]}"
+            )
+
+    def keys(self, name: str) -> list[str]:
+        """Where its chunks are."""
+        incarnation, seq, _ = name.split(":")
+        chunks = [c for shard in self._layout.chunks for c in shard]
+        return [self._keys.remainder(c.shard, self._worker, incarnation, int(seq), c.number) for c in chunks]
+
+    def _items(self, name: str, values: Array) -> list[tuple[str, memoryview]]:
+        chunks = [c for shard in self._layout.chunks for c in shard]
+        return [(key, view(values[c.start : c.stop])) for key, c in zip(self.keys(name), chunks, strict=True)]
+
+    def _digest(self, values: Array) -> str:
+        return fold(shard_digests(self._layout, values))

@@ -1,0 +1,136 @@
+"""Says as a job's settings what PyTorch's optimizers and schedulers do, or why that cannot be said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim import lr_scheduler
+
+from kvps import optimizers
+from kvps.errors import InvalidSetting
+from kvps.torch.model import Parameters, trained
+
+
+def optimizer(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scheduler: lr_scheduler.LRScheduler | None = None,
+    every: int = 1,
+) -> optimizers.Optimizer:
+    """The job's optimizer that steps as this one would. This one is not needed any more: the aggregator steps.
+
+    For SGD, Adagrad, Adam and AdamW of torch.optim that have not stepped yet, with the same settings for all parameters
+    of `model`. `scheduler` is what changes the learning rate: StepLR, ExponentialLR, LinearLR or CosineAnnealingLR,
+    stepped after each `every` rounds. Raises InvalidSetting for what kvps does not do, LayoutMismatch.
+    """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise InvalidSetting(f"optimizer must be one of torch.optim, not {type(optimizer).__name__}")
+    _check_begins_with(optimizer, trained(model))
+    if scheduler is not None:
+        return _settings(optimizer, _schedule(optimizer, scheduler, every))
+    if "initial_lr" in optimizer.param_groups[0]:
+        raise InvalidSetting(
+            "a scheduler changes this optimizer's learning rate, of which the aggregator would not know: give it too, "
+            "as optimizer(model, optimizer, scheduler)"
+        )
+    return _settings(optimizer, None)
+
+
+def _check_begins_with(optimizer: torch.optim.Optimizer, params: Parameters) -> None:
+    """It steps all that is trained and nothing else, and has not begun."""
+    stepped = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
+    for name, parameter in params.items():
+        if id(parameter) not in stepped:
+            raise InvalidSetting(
+                f"the optimizer does not step {name!r}, which requires a gradient: give it that, or freeze it with "
+                f"requires_grad_(False)"
+            )
+    if len(stepped) > len(params):
+        raise InvalidSetting("the optimizer steps tensors that are no parameters of the model: make them parameters")
+    if any(state.get("momentum_buffer") is not None or state.get("step", 0) > 0 for state in optimizer.state.values()):
+        raise InvalidSetting(
+            "the optimizer has stepped already, and a job begins with its state at zero: make a new one"
+        )
+
+
+_SAME = {"lr", "momentum", "nesterov", "eps", "weight_decay"}
+"""What is called as in kvps."""
+_PASSED_OVER = {"params", "param_names", "initial_lr", "foreach", "fused", "capturable", "differentiable"}
+"""What does not change what is computed."""
+_NEUTRAL = {"maximize": False, "dampening": 0, "lr_decay": 0, "initial_accumulator_value": 0, "amsgrad": False}
+"""What kvps has not, and where nothing would come of it."""
+_KINDS: dict[type[torch.optim.Optimizer], tuple[type[optimizers.Optimizer], dict[str, Any]]] = {
+    torch.optim.SGD: (optimizers.SGD, _NEUTRAL),
+    torch.optim.Adagrad: (optimizers.Adagrad, _NEUTRAL),
+    torch.optim.Adam: (optimizers.Adam, _NEUTRAL | {"decoupled_weight_decay": False}),
+    torch.optim.AdamW: (optimizers.AdamW, _NEUTRAL | {"decoupled_weight_decay": True}),
+}
+
+
+def _settings(optimizer: torch.optim.Optimizer, schedule: optimizers.Schedule | None) -> optimizers.Optimizer:
+    said = type(optimizer).__name__
+    if type(optimizer) not in _KINDS:
+        raise InvalidSetting(f"kvps has no {said}: it has SGD, Adagrad, Adam and AdamW")
+    kind, neutral = _KINDS[type(optimizer)]
+    group = _of_all_groups(optimizer)
+    settings: dict[str, Any] = {}
+    for name, value in group.items():
+        if name == "betas":
+            settings["beta1"], settings["beta2"] = map(_number, value)
+        elif name in _SAME:
+            settings[name] = value
+        elif name not in neutral:
+            raise InvalidSetting(f"{said} has {name}={value}, of which kvps does not know what it does")
+        elif value != neutral[name]:
+            raise InvalidSetting(f"{said} with {name}={value} is not in kvps: leave it at {neutral[name]}")
+    if schedule:
+        settings["lr"] = schedule
+    return kind(**settings)
+
+
+def _of_all_groups(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """The settings of its parameter groups, which must be the same."""
+    first, *rest = (
+        {name: _number(value) for name, value in group.items() if name not in _PASSED_OVER}
+        for group in optimizer.param_groups
+    )
+    for number, group in enumerate(rest, 1):
+        for name in first | group:
+            if group.get(name) != first.get(name):
+                raise InvalidSetting(
+                    f"parameter group {number} has {name}={group.get(name)} and group 0 {first.get(name)}: a job steps "
+                    f"all parameters alike, so give them the same"
+                )
+    return first
+
+
+def _number(value: Any) -> Any:
+    """A number that may be in a tensor, as a learning rate may; anything else as it is."""
+    return value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
+
+
+_SCHEDULES: dict[type[lr_scheduler.LRScheduler], Callable[[Any, float, int], optimizers.Schedule]] = {
+    lr_scheduler.StepLR: lambda s, lr, every: optimizers.Step(lr, s.step_size * every, s.gamma),
+    lr_scheduler.ExponentialLR: lambda s, lr, every: optimizers.Step(lr, every, s.gamma),
+    lr_scheduler.LinearLR: lambda s, lr, every: optimizers.Linear(
+        lr * s.start_factor, lr * s.end_factor, s.total_iters * every
+    ),
+    lr_scheduler.CosineAnnealingLR: lambda s, lr, every: optimizers.Cosine(lr, s.T_max * every, s.eta_min),
+}
+
+
+def _schedule(optimizer: torch.optim.Optimizer, scheduler: lr_scheduler.LRScheduler, every: int) -> optimizers.Schedule:
+    if type(scheduler) not in _SCHEDULES:
+        raise InvalidSetting(
+            f"kvps has no {type(scheduler).__name__}: it has StepLR, ExponentialLR, LinearLR and CosineAnnealingLR; or "
+            f"write kvps.SGD(lr=...) or its like with one of kvps.Step, Exponential, Linear and Cosine"
+        )
+    if not isinstance(every, int) or every < 1:
+        raise InvalidSetting(f"every must be a whole number of rounds from 1, not {every!r}")
+    if scheduler.optimizer is not optimizer:
+        raise InvalidSetting("the scheduler is another optimizer's: give the one that changes this one's learning rate")
+    if scheduler.last_epoch > 0:
+        raise InvalidSetting("the scheduler has stepped already, and a job begins where it begins: make a new one")
+    return _SCHEDULES[type(scheduler)](scheduler, float(_number(scheduler.base_lrs[0])), every)

@@ -1,0 +1,1 @@
+"""Where bytes lie: in Redis, or in memory that processes share."""

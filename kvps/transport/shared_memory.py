@@ -1,0 +1,470 @@
+"""Arrays that the processes of one host share: each version and each contribution is a file in memory.
+
+A segment has the name of the keys whose place it takes, without the chunk's number: ``w:7.<term>``, ``opt.m:7.<term>``,
+``g:w0.<incarnation>:12``. Names are never used twice. Who makes a segment writes it before anybody is told its name,
+and never while the name is in use. Later it may give the file another name and write it anew, for fresh memory costs
+the kernel more than the copy into it: only with the exclusive lock, while readers hold the shared one and look, once
+they have it, whether the file is still that of the name. The kernel drops the locks of the dead.
+
+    /dev/shm/kvps-<uid>/identity                           the nonce of this memory, see `Memory`
+    /dev/shm/kvps-<uid>/<server>/<job's id>/<segment>      directories 0700, files 0600
+
+Processes of one host need not see the same /dev/shm: a container may have its own. So a job says which memory its
+segments are in, and only a process that sees that very memory may say that they are lost.
+
+A fork gets a copy of the segments that its parent writes, as of all other memory: what it writes there, nobody sees.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import hashlib
+import mmap
+import os
+import re
+import secrets
+import shutil
+import threading
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from kvps.arrays.formats import Bytes
+from kvps.connection.sockets import ChunkGone, connection_settings
+from kvps.errors import CorruptData, KvpsError, ServerFull, ServerUnfit
+from kvps.machine import process
+from kvps.machine.paths import private_directory
+
+ROOT = Path("/dev/shm")
+_IDENTITY = "identity"
+_NONCE = re.compile("[0-9a-f]{32}")
+_MAP = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+_FIXED, _NO_RESERVE = 0x10, 0x4000  # of Linux: Python names them in part, or late
+_IN_PLACE = mmap.MAP_PRIVATE | _FIXED | _NO_RESERVE
+
+
+def available() -> bool:
+    """Whether this host has memory that processes share by name."""
+    return ROOT.is_dir() and os.access(ROOT, os.W_OK)
+
+
+def room() -> int:
+    """Bytes of shared memory that are left."""
+    found = os.statvfs(ROOT)
+    return found.f_bavail * found.f_frsize
+
+
+class MemoryGone(KvpsError):
+    """The directory of a job's segments is not there (any more)."""
+
+
+def folder_of(url: str) -> Path:
+    """The directory of all segments of the jobs of a server."""
+    return ROOT / f"kvps-{os.getuid()}" / _server_of(url)
+
+
+def _server_of(url: str) -> str:
+    settings = connection_settings(url)
+    if path := settings.get("path"):  # containers that share /dev/shm may each have a server at this path
+        where = f"{path} {_place(Path(path).parent)}"
+    else:
+        where = f"{settings.get('host')}:{settings.get('port')}"
+    return hashlib.sha256(where.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Memory:
+    """One /dev/shm as one user's processes see it, and in it the directory of one server's jobs.
+
+    host    what its machine is called, for messages
+    user    the uid; only processes of this user have a part in it
+    server  the name of the directory
+    nonce   what its file `identity` holds
+    boot    which start of the kernel it was made under; "" if that was not known
+    place   device and inode of /dev/shm; of all directories that exist under one kernel only one has both these
+    """
+
+    host: str
+    user: int
+    server: str
+    nonce: str
+    boot: str
+    place: str
+
+    @classmethod
+    def at(cls, root: Path, server: str, nonce: str = "") -> Memory:
+        """That of this user at `root`; given an identity (`nonce`, or a fresh one) if it has none.
+
+        Raises ServerUnfit if its place is another user's, ServerFull.
+        """
+        return cls(process.host(), os.getuid(), server, _identify(root, nonce), process.boot(), _place(root))
+
+    @classmethod
+    def of(cls, text: str) -> Memory:
+        """What `str` wrote. Raises CorruptData."""
+        found = re.fullmatch(r"(.+)/(\d{1,10})/([0-9a-f]{16})/([0-9a-f]{32})/([0-9a-f-]{0,36})/(\d+\.\d+)", text)
+        if not found:
+            raise CorruptData(f"{text!r} is no place in shared memory: another program wrote that to Redis")
+        return cls(found[1], int(found[2]), *found.groups()[2:])
+
+    def __str__(self) -> str:
+        return "/".join(map(str, (self.host, self.user, self.server, self.nonce, self.boot, self.place)))
+
+    def seen(self, root: Path) -> bool:
+        """Whether the /dev/shm at `root` is that of this memory: it has the nonce, or had it before it was emptied.
+
+        The second is so if kernel, device and inode are the same: if these belonged to another directory once, then
+        that is gone.
+        """
+        if self.user != os.getuid():
+            return False
+        same_place = self.boot != "" and (self.boot, self.place) == (process.boot(), _place(root))
+        return same_place or _identity(root) == self.nonce
+
+
+def _place(root: Path) -> str:
+    try:
+        found = root.stat()
+    except OSError:
+        return ""
+    return f"{found.st_dev}.{found.st_ino}"
+
+
+def _identity(root: Path) -> str:
+    """The nonce of this user's memory there; "" if there is none, or it is another's."""
+    try:
+        fd = os.open(root / f"kvps-{os.getuid()}" / _IDENTITY, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return ""
+    with open(fd, "rb") as file:
+        found = file.read(64).decode("ascii", "replace") if os.fstat(fd).st_uid == os.getuid() else ""
+    return found if _NONCE.fullmatch(found) else ""
+
+
+def _identify(root: Path, nonce: str) -> str:
+    """The nonce of this user's memory there; this one, or a fresh one, from now on if it had none."""
+    folder = root / f"kvps-{os.getuid()}"
+    private_directory(folder)
+    if found := _identity(root):
+        return found
+    fresh = folder / f".{_IDENTITY}.{secrets.token_hex(4)}"
+    try:
+        with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "w") as file:
+            file.write(nonce or secrets.token_hex(16))
+        with suppress(FileExistsError):  # another process was quicker
+            os.link(fresh, folder / _IDENTITY)
+    except OSError as error:
+        raise ServerFull(f"{folder} cannot be written ({error.strerror}): make room, or choose 'redis'") from None
+    finally:
+        fresh.unlink(missing_ok=True)
+    if found := _identity(root):
+        return found
+    raise ServerUnfit(f"{folder / _IDENTITY} is not a file that kvps wrote: delete it")
+
+
+def memory_of(url: str) -> str:
+    """Where the segments of a job are that is created here, on the server at `url`. Raises ServerUnfit, ServerFull."""
+    return str(Memory.at(ROOT, _server_of(url)))
+
+
+def sees(memory: str) -> bool:
+    """Whether this process sees that memory. Raises CorruptData."""
+    return Memory.of(memory).seen(ROOT)
+
+
+def forget(folder: Path) -> None:
+    """Delete a directory of segments, and its server's if that is empty then."""
+    gone = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
+    with suppress(OSError):
+        folder.rename(gone)  # first: nobody makes a segment in it while it is emptied
+    shutil.rmtree(gone, ignore_errors=True)
+    with suppress(OSError):
+        if folder.parent.parent.parent == ROOT:
+            folder.parent.rmdir()
+
+
+class Mapped:
+    """A segment that somebody else wrote: `data` is its (nbytes,) bytes, read-only, whole until `close`."""
+
+    def __init__(self, file: _File) -> None:
+        self.data = file.data
+        self._file: _File | None = file
+
+    def close(self) -> None:
+        """From now on the bytes may change. May be called again."""
+        file, self._file = self._file, None
+        if file:
+            file.leave()
+
+    def __del__(self) -> None:
+        with suppress(OSError, AttributeError):  # its file may have been closed just before
+            self.close()
+
+    def __enter__(self) -> Bytes:
+        return self.data
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Made:
+    """A segment that this process writes: `data` is its (nbytes,) bytes."""
+
+    def __init__(self, folder: Path, name: str, nbytes: int) -> None:
+        """Raises ServerFull if there is no room, MemoryGone."""
+        self.name = name
+        self._folder = folder
+        try:
+            self._fd = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        except FileNotFoundError:
+            raise MemoryGone(f"{folder} is gone: the job was removed, or its memory was") from None
+        try:
+            os.posix_fallocate(self._fd, 0, nbytes)  # or a full memory would be a SIGBUS in the middle of a write
+            self.data: Bytes = self._mapped(nbytes)
+        except OSError as error:
+            self.unlink()
+            raise _no_room(error, nbytes) from None
+        _written_here.add(self)
+
+    def _mapped(self, nbytes: int) -> Bytes:
+        return np.frombuffer(mmap.mmap(self._fd, nbytes, _MAP), np.uint8)
+
+    def part(self) -> None:
+        """In a fork: map the bytes anew in the same place, so that what is written there stays in this process."""
+        try:
+            _map_privately(self.data.ctypes.data, self.data.size, self._fd)
+        except OSError:
+            os.abort()  # to go on would be to write into what the parent pushes
+
+    def withdraw(self, lent: Bytes) -> None:
+        """Take away the memory of `lent`, which `data` was when it was lent; `data` is mapped to another place.
+
+        Who still writes there writes to copies of the pages, which are this process's own, and changes nothing of the
+        segment. May be called again for the same memory. Raises ServerFull.
+        """
+        place = lent.ctypes.data
+        try:
+            if self.data.ctypes.data == place:  # first: `data` is the segment's memory, whatever interrupts this
+                self.data = self._mapped(lent.nbytes)
+            _map_privately(place, lent.nbytes, self._fd)
+        except OSError as error:
+            raise _no_room(error, lent.nbytes) from None
+
+    def renamed(self, name: str) -> bool:
+        """Give it another name, to be written anew; False if somebody still reads it, or it was swept."""
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        try:
+            with suppress(FileNotFoundError):
+                os.rename(self._folder / self.name, self._folder / name)
+            if _inode(self._folder / name) != os.fstat(self._fd).st_ino:
+                return False
+            self.name = name  # also if the call that renamed it was interrupted before it noted that
+            return True
+        finally:
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    def unlink(self) -> None:
+        """Give the name up; who reads it goes on."""
+        with suppress(FileNotFoundError):
+            os.unlink(self._folder / self.name)
+
+    def __del__(self) -> None:
+        with suppress(OSError, AttributeError):
+            os.close(self._fd)
+
+
+_written_here: weakref.WeakSet[Made] = weakref.WeakSet()
+_mmap = ctypes.CDLL(None, use_errno=True).mmap
+_mmap.restype = ctypes.c_void_p
+_mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_ssize_t]
+
+
+def _part_all() -> None:
+    for made in _written_here:
+        made.part()
+
+
+os.register_at_fork(after_in_child=_part_all)
+
+
+def _map_privately(place: int, nbytes: int, fd: int) -> None:
+    """Put a private mapping of a file where a shared one of it is. Nobody who reads or writes there meets a gap."""
+    if _mmap(place, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, _IN_PLACE, fd, 0) != place:
+        raise OSError(ctypes.get_errno(), "mmap")
+
+
+def _no_room(error: OSError, nbytes: int) -> OSError | ServerFull:
+    """What a refusal of the kernel means, if it means that memory is full."""
+    if error.errno not in (errno.ENOSPC, errno.ENOMEM):
+        return error
+    return ServerFull(
+        f"{ROOT} is full ({room() / 1e6:,.1f} MB left of {nbytes / 1e6:,.1f} MB): make room there, remove jobs "
+        f"(kvps rm), or create the job with --transport redis"
+    )
+
+
+class Segments:
+    """Those of one job. May be used from several threads."""
+
+    def __init__(self, memory: str, id: str, root: Path | None = None) -> None:
+        """Raises CorruptData for what can be none. `root` is /dev/shm, unless that is said to be elsewhere."""
+        if not re.fullmatch("[0-9a-f]{8}", id):
+            raise CorruptData(f"{id!r} is no job's id: another program wrote to its version")
+        self._memory = Memory.of(memory)
+        self._id = id
+        self._root = root or ROOT
+        self.folder = self._root / f"kvps-{self._memory.user}" / self._memory.server / id
+        self._recognized = False
+        self._files: dict[int, _File] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def here(self) -> bool:
+        """Whether this process sees the memory that they are in, and their directory is there."""
+        if self._owner() != os.getuid():
+            return False
+        if not self._recognized:  # what a process sees at a path stays the same; an aggregator asks in every round
+            self._recognized = self._memory.seen(self._root)
+        return self._recognized
+
+    @property
+    def seen(self) -> bool:
+        """Whether this process sees the memory that they are in, or were: it can tell whether they are lost."""
+        return self._owner() in (os.getuid(), None) and self._memory.seen(self._root)
+
+    def _owner(self) -> int | None:
+        """Whose their directory is; None if it is certain that there is none, -1 if nobody may look."""
+        try:
+            return os.stat(self.folder, follow_symlinks=False).st_uid
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError:
+            return -1
+
+    def moved_to(self, memory: str) -> Segments:
+        """Those of the same job in another memory. Raises CorruptData."""
+        return Segments(memory, self._id, self._root)
+
+    def memory_here(self) -> str:
+        """The memory of this process, as the place of a job that goes on here. Raises ServerUnfit, ServerFull."""
+        nonce = self._memory.nonce if self._memory.seen(self._root) else ""
+        return str(Memory.at(self._root, self._memory.server, nonce))
+
+    def ensure(self) -> None:
+        """Make the directory. Raises ServerUnfit if another user holds its place."""
+        _identify(self._root, self._memory.nonce)
+        for path in (self.folder.parent.parent, self.folder.parent, self.folder):
+            private_directory(path)
+
+    def make(self, name: str, nbytes: int, spare: Sequence[Made] = ()) -> Made:
+        """A segment to write: the first of `spare` that nobody reads, or a new one. Raises ServerFull, MemoryGone."""
+        for made in spare:
+            if made.data.size == nbytes and made.renamed(name):
+                return made
+        # Only this process makes a segment of this name, and only now. A file that has it was left by a call that was
+        # interrupted, and nobody was told of it.
+        self.unlink([name])
+        return Made(self.folder, name, nbytes)
+
+    def open(self, name: str, nbytes: int) -> Mapped:
+        """A segment to be read. Raises ChunkGone if there is none of this name and length."""
+        path = self.folder / name
+        while (inode := _inode(path)) is not None:
+            with self._lock:
+                file = self._file(inode, path)
+            if not file:
+                continue
+            if not file.enter():  # it is being renamed
+                break
+            if _inode(path) == inode:  # else it was renamed before it was locked
+                if file.data.size == nbytes:
+                    return Mapped(file)
+                file.leave()
+                raise ChunkGone(f"segment {name} has {file.data.size} bytes, not {nbytes}")
+            file.leave()
+        raise ChunkGone(f"segment {name} is gone")
+
+    def _file(self, inode: int, path: Path) -> _File | None:
+        if inode not in self._files:
+            self._files = {number: file for number, file in self._files.items() if not file.forgotten}
+            try:
+                file = _File(path)
+            except FileNotFoundError:
+                return None
+            self._files[file.inode] = file
+        return self._files.get(inode)
+
+    def names(self) -> list[str]:
+        """Names of all that are there."""
+        with suppress(FileNotFoundError):
+            return sorted(os.listdir(self.folder))
+        return []
+
+    def unlink(self, names: Sequence[str]) -> None:
+        """Give up names; who reads them goes on."""
+        for name in names:
+            with suppress(FileNotFoundError):
+                os.unlink(self.folder / name)
+
+    def remove(self) -> None:
+        """Give up all of them, and the directory."""
+        forget(self.folder)
+
+
+def _inode(path: Path) -> int | None:
+    try:
+        return os.stat(path).st_ino
+    except FileNotFoundError:
+        return None
+
+
+class _File:
+    """A file that is mapped here to be read, however often it is renamed; locked while it has a reader."""
+
+    def __init__(self, path: Path) -> None:
+        self._fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        found = os.fstat(self._fd)
+        self.inode = found.st_ino
+        size = found.st_size
+        self.data: Bytes = (
+            np.frombuffer(mmap.mmap(self._fd, size, _MAP, mmap.PROT_READ), np.uint8) if size else np.empty(0, np.uint8)
+        )
+        self._readers = 0
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+
+    @property
+    def forgotten(self) -> bool:
+        """Whether nobody reads it here and nobody can any more."""
+        return not self._readers and not os.fstat(self._fd).st_nlink
+
+    def enter(self) -> bool:
+        """Whether it is locked for one reader more. Waits for nobody: its maker may sleep with the lock."""
+        with self._lock, suppress(BlockingIOError):
+            fcntl.flock(self._fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            self._readers += 1
+            return True
+        return False
+
+    def leave(self) -> None:
+        if (
+            self._pid != os.getpid()
+        ):  # a fork shares the file's lock with its parent, and may have this one held for ever
+            return
+        with self._lock:
+            self._readers -= 1
+            if not self._readers:
+                fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    def __del__(self) -> None:
+        with suppress(OSError, AttributeError):
+            os.close(self._fd)

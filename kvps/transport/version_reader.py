@@ -1,0 +1,240 @@
+"""Reads whole versions of a job: never half of one, and never waiting for anybody.
+
+Bytes are immutable and live until two versions later, unless memory is full. A reader slower than that finds a chunk
+gone; it then pins a version and reads that, so that no storm of commits can starve it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from kvps.arrays.digest import shard_digests, view
+from kvps.arrays.formats import FP32, Bytes, Format
+from kvps.arrays.layout import DTYPE, Array, Chunk, Layout
+from kvps.connection.client import Client
+from kvps.connection.resp import Command
+from kvps.connection.sockets import ChunkGone
+from kvps.errors import CorruptData, KvpsError
+from kvps.protocol.job_state import Mirrored, State, Turn
+from kvps.protocol.keys import JobKeys, following
+from kvps.protocol.scripts import JobScripts, job_not_found, made_anew
+from kvps.transport.read_ahead import ahead
+from kvps.transport.shared_memory import Mapped, Segments
+
+Arrived = Callable[[int, Array], None]
+
+_PIN_MS = 5_000
+_MOST_PIN_MS = 600_000
+_TRIES = 10
+_FEW = 4  # chunks for which a thread of its own is not worth it
+_SLOW_BYTES_PER_MS = 50_000  # a pin outlives a read at 50 MB/s
+
+
+class Reader:
+    """Reads the state and the weights of one job. Keeps nothing but counts, so threads may share it."""
+
+    def __init__(
+        self, client: Client, keys: JobKeys, layout: Layout, scripts: JobScripts, segments: Segments | None = None
+    ) -> None:
+        self._client = client
+        self._segments = segments
+        self._keys = keys
+        self._layout = layout
+        self._scripts = scripts
+        self.reads = 0
+        self.restarts = 0
+
+    def state(self) -> State:
+        """The job at one instant, with every member. Raises JobNotFound."""
+        return self._state()
+
+    def held(self, arrays: int) -> State:
+        """The job at one instant, and its version pinned in that instant, long enough to read `arrays` arrays of its
+        size; unless another reader's pin holds another version. Raises JobNotFound."""
+        return self._state(self._scripts.pinning(self._patience_ms(arrays)))
+
+    def turn(self, worker: str = "") -> Turn:
+        """What a worker, or a reader, must know of the job, at one instant. Raises JobNotFound."""
+        newest = ("XREVRANGE", self._keys.turns, "+", "-", "COUNT", 1)
+        return self._turn(worker, self._client.together([*self._asked(worker), newest]))
+
+    def next_turn(self, worker: str, turn: Turn, flat: Array | None) -> tuple[Turn, bool]:
+        """What a worker must know at the instant when the next turn begins after `turn`, or in a second at the latest.
+
+        With it come the weights of the version behind that of `turn`, into `flat`, if the model is small: whether that
+        is the version now, and they did. Raises JobNotFound.
+        """
+        names = tuple(following(name) for name in turn.names)
+        small = flat is not None and self._layout.nbytes <= self._client.small_bytes
+        gets = self._gets(names, flat) if flat is not None and small else []
+        turns = self._keys.turns
+        rung, asked, came = self._client.wait_and_read({turns: turn.bell}, self._asked(worker), gets)
+        now = self._turn(worker, [*asked, [(rung.get(turns, turn.bell), {})]])
+        return now, small and came and now.names == names
+
+    def _asked(self, worker: str) -> list[Command]:
+        k = self._keys
+        return [
+            ("HGETALL", k.version),
+            ("ZRANGE", k.rounds, 0, 0, "WITHSCORES"),
+            ("HLEN", k.workers),
+            ("HGET", k.workers, worker),
+            ("HGET", k.clock, worker),
+            ("ZSCORE", k.rounds, worker),
+        ]
+
+    def _turn(self, worker: str, replies: Sequence[Any]) -> Turn:
+        self._check_found(replies[0])
+        return Turn.of(worker, *replies)
+
+    def _state(self, *before: Command) -> State:
+        k = self._keys
+        hashes = [("HGETALL", key) for key in (k.version, k.clock, k.skip, k.workers, k.units)]
+        newest = ("XREVRANGE", k.commits, "+", "-", "COUNT", 1)
+        replies = self._client.together([*before, *hashes, newest])[len(before) :]
+        self._check_found(replies[0])
+        return State.of(*replies)
+
+    def _check_found(self, version: Mapping[str, str]) -> None:
+        """Raise JobNotFound unless the job is there, and is the one that was meant."""
+        if not version:
+            raise job_not_found(self._keys.job)
+        if version.get("id") != self._keys.id:
+            raise made_anew(self._keys.job)
+
+    def _patience_ms(self, arrays: int = 1) -> int:
+        return _PIN_MS + arrays * self._layout.nbytes // _SLOW_BYTES_PER_MS
+
+    def weights(self, state: State | Turn, flat: Array, wire: Format = FP32, arrived: Arrived | None = None) -> int:
+        """Read the weights of `state`, or of a newer version, into `flat` (shape (size,), float32); of a job over the
+        shared memory of another host those that Redis was last given.
+
+        `wire` is the format they come in: fp32, or the job's `pull_wire`. `arrived`, for what is
+        in Redis, is told of each part of `flat` once it is there, and its first item; of a part that comes again, in
+        another version, again. Returns the version
+        that was read. Raises CorruptData if bytes that must be there are not.
+        """
+        self.reads += 1
+        if self._segments and not self._segments.here:
+            return self._weights_given(state, flat)
+        version, names, patience_ms = state.version, state.names, self._patience_ms()
+        while True:
+            try:
+                if wire.lossy:
+                    self._pull(names, flat, wire, arrived)
+                elif arrived:
+                    self._stream(names, flat, arrived)
+                else:
+                    self._read(names, flat)
+                return version
+            except ChunkGone as gone:
+                self.restarts += 1
+                now = self.turn()
+                if now.version == version:  # nobody frees this one
+                    raise CorruptData(f"version {version} of job {self._keys.job!r}: {gone}") from None
+            pin = json.loads(self._scripts.pin(patience_ms))
+            patience_ms = min(2 * patience_ms, _MOST_PIN_MS)  # the link may be slower than that
+            if pin["version"] >= state.version:
+                version, names = pin["version"], tuple(pin["names"][str(i)] for i in range(self._layout.shards))
+            else:  # another reader's, too old for this one
+                version, names = now.version, now.names
+
+    def mapped(self, state: State | Turn) -> Mapped | None:
+        """The weights of exactly this version, in memory that its maker shares with this process; None if it does not,
+        or another version has taken their place."""
+        if self._segments:
+            with suppress(ChunkGone):
+                return self._segments.open(self._keys.segment("w", state.names[0]), self._layout.nbytes)
+        return None
+
+    def given(self, state: State | Turn) -> Array | None:
+        """The weights of exactly this version if Redis has them, of a job over shared memory."""
+        flat: Array = np.empty(self._layout.size, DTYPE)
+        with suppress(ChunkGone):
+            self._client.get(self._gets(state.names, flat))
+            return flat
+        return None
+
+    def mirrored(self) -> Mirrored | None:
+        """What Redis was last given of a job over shared memory; None if it was created with what it has."""
+        text = self._client.call("GET", self._keys.mirror) if self._segments else None
+        return Mirrored.of(text) if text else None
+
+    def _weights_given(self, state: State | Turn, flat: Array) -> int:
+        """Read, where the memory is not shared, the newest weights that Redis was given; their version."""
+        for _ in range(_TRIES):
+            record = self.mirrored() or Mirrored(state.version, state.names[0])
+            with suppress(ChunkGone):
+                self._client.get(self._gets((record.name,), flat))
+                return record.version
+            self.restarts += 1
+        raise KvpsError(
+            f"the weights of job {self._keys.job!r} were replaced {_TRIES} times while they were read: "
+            f"have Redis given them less often (--mirror-every)"
+        )
+
+    def whole(self, state: State) -> tuple[Array, dict[str, Array]]:
+        """The weights of exactly this version, and its optimizer state (slot name -> array); all (size,) float32.
+
+        Raises ChunkGone if any of it is not there any more, CorruptData if it is not what was committed.
+        """
+        keys, layout = self._keys, self._layout
+        texts = self._client.together([("GET", keys.manifest(i, name)) for i, name in enumerate(state.names)])
+        if state.version and not all(texts):
+            raise ChunkGone("a manifest is gone")
+        logged: list[dict[str, str]] = [json.loads(text)["digests"] if text else {} for text in texts]
+        weights: Array = np.empty(layout.size, DTYPE)
+        self._read(state.names, weights)
+        slots = {slot: np.empty(layout.size, DTYPE) for slot in logged[0] if slot != "w"}
+        for slot, flat in slots.items():
+            self._read(state.names, flat, slot)
+        for what, flat in {"w": weights, **slots}.items():
+            for shard, digest in enumerate(shard_digests(layout, flat)):
+                if logged[shard].get(what, digest) != digest:
+                    raise CorruptData(f"version {state.version} of job {keys.job!r}, shard {shard}: damaged in Redis")
+        return weights, slots
+
+    def _read(self, names: Sequence[str], flat: Array, what: str = "w") -> None:
+        if self._segments:
+            segment = self._keys.segment(what, names[0])
+            with suppress(ChunkGone), self._segments.open(segment, flat.nbytes) as data:
+                np.copyto(flat, data.view(DTYPE))
+                return
+        self._client.get(self._gets(names, flat, what))
+
+    def _gets(self, names: Sequence[str], flat: Array, what: str = "w") -> list[tuple[str, memoryview]]:
+        def key(c: Chunk) -> str:
+            return self._keys.array(c.shard, what, names[c.shard], c.number)
+
+        chunks = [c for shard in self._layout.chunks for c in shard]
+        return [(key(c), view(flat[c.start : c.stop])) for c in chunks]
+
+    def _stream(self, names: Sequence[str], flat: Array, arrived: Arrived) -> None:
+        chunks = (c for shard in self._layout.chunks for c in shard)
+        for c, _ in zip(chunks, self._client.getting(self._gets(names, flat)), strict=True):
+            arrived(c.start, flat[c.start : c.stop])
+
+    def _pull(self, names: Sequence[str], flat: Array, wire: Format, arrived: Arrived | None) -> None:
+        """Read what was staged for workers, each chunk turned to float32 while the next ones come."""
+        chunks = [c for shard in self._layout.chunks for c in shard]
+        whole: Bytes = np.empty(sum(wire.nbytes(c.stop - c.start) for c in chunks), np.uint8)
+        parts, at = [], 0
+        for c in chunks:
+            parts.append(whole[at : at + wire.nbytes(c.stop - c.start)])
+            at += parts[-1].size
+        coming = self._client.getting(
+            [(self._keys.pulled(c.shard, names[c.shard], c.number), p.data) for c, p in zip(chunks, parts, strict=True)]
+        )
+        if len(chunks) > _FEW:
+            coming = ahead(coming, slots=len(chunks), held=0)
+        for c, part, _ in zip(chunks, parts, coming, strict=False):
+            wire.decode(part, flat[c.start : c.stop])
+            if arrived:
+                arrived(c.start, flat[c.start : c.stop])
+        for _ in coming:  # gives its connection back
+            pass

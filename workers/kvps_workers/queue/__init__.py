@@ -1,0 +1,1 @@
+"""Tasks from an RQ queue, each in a process of its own."""

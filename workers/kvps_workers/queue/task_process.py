@@ -1,0 +1,120 @@
+"""The process that works on one training task: started fresh, never forked, for CUDA does not survive a fork.
+
+``python -m kvps_workers.horse`` reads one line of JSON from its standard input: what to do, checked by the host that
+started it, and the server's URL, which so stands in no command line and no environment. It knows nothing of queues. It
+loads no task but built-in ones and those that the host's operator allowed. It leaves its job and ends when its input
+ends, which it does with the host, however that ends.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import traceback
+from pathlib import Path
+from types import FrameType
+
+from kvps.device.base import open_device
+from kvps.errors import CorruptData, InvalidTask, JobNotFound, KvpsError, NoServer, ServerLost, WorkerAlive
+from kvps.protocol.scripts import job_not_found
+from kvps.store import connect
+from kvps_workers.task import BUILT_IN
+from kvps_workers.training_loop import train
+
+AWAY, REMOVED = 75, 66  # exit codes: the server is away; the job is not there any more. It was nothing in the task.
+
+log = logging.getLogger("kvps.horse")
+
+
+def main() -> int:
+    """Do what the standard input says: 0 when it is done, 1 if it fails, AWAY, REMOVED, 143 if told to end."""
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, _interrupt)
+        line = sys.stdin.buffer.readline()
+        if not line.endswith(b"\n"):
+            return 128 + signal.SIGTERM
+        threading.Thread(target=_follow, name="kvps-follow", daemon=True).start()
+        logging.basicConfig(format="%(message)s", level=logging.INFO, stream=sys.stderr)
+        work(**json.loads(line))
+        return 0
+    except KeyboardInterrupt:
+        return 128 + signal.SIGTERM
+    except KvpsError as error:
+        if os.environ.get("KVPS_TRACEBACK"):
+            traceback.print_exception(error)
+        print(f"kvps: error: {' '.join(str(error).split())}", file=sys.stderr)
+        if isinstance(error, JobNotFound):
+            return REMOVED
+        return AWAY if isinstance(error, NoServer | ServerLost) else 1
+    except SystemExit as error:  # of the user's task
+        print(f"kvps: error: the task ended its process (exit {error.code})", file=sys.stderr)
+        return 1
+
+
+def work(
+    url: str,
+    job: str,
+    id: str,
+    worker: str,
+    slow: float,
+    prefetch: bool,
+    allowed: list[str],
+    gpu: int | None,
+    acks: str | None,
+) -> None:
+    """Be this worker of this job until nothing is left for it. Raises what `training_loop.train` does, JobNotFound,
+    CorruptData, InvalidTask for a task that is not allowed here."""
+    device = open_device(gpu)
+    with connect(url) as store:
+        try:
+            found = store.job(job)
+            same = found.id == id
+        except (ValueError, LookupError, TypeError, AttributeError) as error:  # as reading JSON and hashes raises them
+            if isinstance(error, KvpsError):
+                raise
+            raise CorruptData(f"job {job!r} cannot be read ({type(error).__name__}: {error})") from error
+        if not same:
+            raise job_not_found(job)
+        check_allowed(found.config.task, allowed)
+        said = False
+        while True:
+            try:
+                train(found, device, worker, slow, Path(acks) if acks else None, prefetch)
+                return
+            except WorkerAlive as alive:
+                if not said:
+                    log.info("waits: %s", alive)
+                    said = True
+            # What ends the other one rings; its silence does not, and is asked for every second.
+            found.client.wait({found.keys.commits: found.state().bell})
+
+
+def check_allowed(task: str, allowed: list[str]) -> None:
+    """Raises InvalidTask for the name of a task that the operator of this host did not list."""
+    if task not in BUILT_IN and task not in allowed:
+        raise InvalidTask(
+            f"task {task!r} is not allowed on this host: its operator allows it with "
+            f"kvps worker --queue --allow MODULE:ATTRIBUTE, in the directory where it is"
+        )
+
+
+def _follow() -> None:
+    """End with the host: it holds the other end of the standard input until it is gone."""
+    while os.read(0, 4096):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _interrupt(number: int, _: FrameType | None) -> None:
+    """The first signal leaves through the `finally`s; a second one ends at once."""
+    signal.signal(number, signal.SIG_DFL)
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())

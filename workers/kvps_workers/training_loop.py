@@ -1,0 +1,147 @@
+"""A worker's training loop: join, then for every batch pull, compute, push; leave when all rounds are done.
+
+Which samples a contribution is made of follows from the seed and its unit, or from seed, rank and round, so a run
+can be repeated, and whoever rejoins goes on where the worker id had come to.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from kvps.config import JobConfig
+from kvps.device.base import Device
+from kvps.errors import InvalidSetting, InvalidTask, ServerFull, WorkerEvicted
+from kvps.job import Job
+from kvps.protocol.plan import Contribution
+from kvps.session.session import Session
+from kvps_workers.task import Task, blamed, load_task
+from kvps_workers.wait_reporter import Patience
+
+log = logging.getLogger("kvps.worker")
+
+
+def train(
+    job: Job,
+    device: Device,
+    worker: str | None = None,
+    slow: float = 1.0,
+    acks: Path | None = None,
+    prefetch: bool = False,
+) -> None:
+    """Work on `job` as worker `worker` (None: the first free id) until nothing is left for it.
+
+    Joins again when it was evicted without being replaced. `slow` stretches the worker's own part of each round, to
+    study stragglers: 5.0 is a machine five times as slow. What is acknowledged is appended to `acks`, a line each.
+    With `prefetch` the next weights come while it computes.
+    Raises InvalidTask, InvalidSetting, TaskFailed, WorkerAlive, ServerLost.
+    """
+    config = job.config
+    if not config.task:
+        raise InvalidTask(f"job {job.name!r} has no task: it was made in Python, and its workers join from there")
+    if slow < 1:
+        raise InvalidSetting(f"slow must be 1 or more, not {slow:g}")
+    task = load_task(config.task)
+    acknowledged = 0
+    while True:
+        try:
+            with job.join(worker, device=device, prefetch=prefetch) as session:
+                worker = session.worker
+                log.info("job %s: joined as %s, rank %d, on %s", job.name, worker, session.rank, device.name)
+                if session.clock < acknowledged:
+                    lost = acknowledged - session.clock
+                    log.warning("job %s: the server lost %d acknowledged contributions of %s", job.name, lost, worker)
+                try:
+                    _work(job, session, task, device, slow, acks)
+                finally:
+                    acknowledged = session.clock
+        except WorkerEvicted as error:
+            # It was silent for too long, or the server began a new life. If another has the id by now, join says so.
+            log.warning("%s", error)
+            continue
+        if not config.units or not job.await_unit():
+            return
+
+
+def _work(job: Job, session: Session, task: Task, device: Device, slow: float, acks: Path | None) -> None:
+    """Pull, compute and push until no batch is left for this worker."""
+    batches = batches_of(task, job.config, session.rank, device.xp)
+    with Patience(job, session) as patience:
+        while (number := _next(session, batches, job.config)) is not None:
+            with patience.waiting():
+                params = session.pull()
+            began = time.perf_counter()
+            with blamed(job.config.task):  # its arrays may not be such that rows can be taken from
+                batch = batches[number]
+            loss, grads = task.gradient(params, batch, device.xp)
+            with patience.waiting():
+                _push(session, grads, loss)
+            if acks:
+                with acks.open("a") as file:  # one write a line: a kill leaves whole lines, or a last one without end
+                    file.write(f"{session.worker} {session.incarnation} {session.sequence}\n")
+            if slow > 1:
+                # Not a wait for anything: the slowness itself, of computing and sending alike.
+                time.sleep((slow - 1) * (time.perf_counter() - began))
+
+
+def _push(session: Session, grads: Mapping[str, Any], loss: float) -> None:
+    """Push, however long the server's memory is full: others' commits make room, or somebody does."""
+    while True:
+        try:
+            session.push(grads, loss)
+            return
+        except ServerFull as full:
+            log.warning("%s; tries again", full)
+
+
+def _next(session: Session, batches: Batches, config: JobConfig) -> int | None:
+    if config.units:
+        return session.take()
+    return session.round if session.round < config.epochs * batches.per_epoch else None
+
+
+def batches_of(task: Task, config: JobConfig, rank: int, xp: ModuleType) -> Batches:
+    """What the worker of that rank trains on: numbered by units if the job hands out any, else by its own rounds.
+
+    Who trains and who verifies both ask here. Raises TaskFailed.
+    """
+    if config.units:
+        return Batches(task.data(0, 1, xp), config.batch_size, (config.seed,), xp)
+    return Batches(task.data(rank, config.workers, xp), config.batch_size, (config.seed, rank), xp)
+
+
+def rounds_of(samples: int, batch_size: int, epochs: int) -> int:
+    """How many rounds a worker with so many samples does."""
+    return epochs * math.ceil(samples / batch_size)
+
+
+def batch_number(contribution: Contribution) -> int:
+    """Which of its author's batches a contribution was computed on."""
+    return contribution.round - 1 if contribution.unit is None else contribution.unit
+
+
+class Batches:
+    """Batches of some samples by number: in each epoch every sample once, in an order of the epoch's own."""
+
+    def __init__(self, data: tuple[Any, ...], batch_size: int, seed: tuple[int, ...], xp: ModuleType) -> None:
+        self.samples = len(data[0])
+        self._data = data
+        self._xp = xp
+        self._batch_size = batch_size
+        self.per_epoch = rounds_of(self.samples, batch_size, 1)
+        self._order = lru_cache(1)(lambda epoch: np.random.default_rng((*seed, epoch)).permutation(self.samples))
+
+    def __getitem__(self, number: int) -> tuple[Any, ...]:
+        """Batch `number`, counted from 0 over all epochs: the rows of each array of the data."""
+        epoch, batch = divmod(number, self.per_epoch)
+        rows = self._order(epoch)[batch * self._batch_size : (batch + 1) * self._batch_size]
+        rows = self._xp.asarray(rows)
+        return tuple(array[rows] for array in self._data)

@@ -1,0 +1,92 @@
+"""Says what a worker waits for, when it waits long: a worker that prints nothing looks like one that hangs."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from kvps.connection.client import Client
+from kvps.errors import KvpsError, ServerLost
+from kvps.job import Job
+from kvps.protocol.job_state import Turn
+from kvps.session.session import Session
+from kvps.staleness import ASP
+
+log = logging.getLogger("kvps.worker")
+
+_PATIENCE_S = 2.0
+
+
+class Patience:
+    """Watches a session's waits on a thread of its own, for the worker's thread is the one that waits."""
+
+    def __init__(self, job: Job, session: Session) -> None:
+        self._job = job
+        self._session = session
+        self._since: float | None = None
+        self._said = ""
+        self._watched: Job | None = None  # the same job, by a client of this thread's own
+        self._undelivered = 0  # how many chunks of a gradient were not there yet at the last look
+        self._moved = 0.0  # when that was last another number than before
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name=f"kvps-patience-{session.worker}", daemon=True)
+
+    def __enter__(self) -> Patience:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+        self._thread.join(_PATIENCE_S)  # not longer: a server that is gone keeps it
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """The block may wait for others."""
+        self._since = time.monotonic()
+        yield
+        self._since = None
+
+    def _watch(self) -> None:
+        # Less patient than the worker's own client, to speak before that gives up.
+        with Client(self._job.client.url, _PATIENCE_S) as client:
+            while not self._stopped.wait(_PATIENCE_S / 4):
+                since = self._since
+                if since is None or time.monotonic() - since < _PATIENCE_S:
+                    continue
+                try:
+                    reason = self._reason(client)
+                except ServerLost as lost:
+                    reason = str(lost)
+                except KvpsError:
+                    continue  # the worker meets the same error, and it can say it
+                message = f"job {self._job.name}: {self._session.worker} waits: {reason}"
+                if message != self._said and self._since == since:  # a straggler is named once, not every round
+                    self._said = message
+                    log.info("%s", message)
+
+    def _reason(self, client: Client) -> str:
+        self._watched = job = self._watched or Job(client, self._job.name)
+        turn, now = job.reader.turn(self._session.worker), time.monotonic()
+        if self._undelivered != self._session.undelivered:
+            self._undelivered, self._moved = self._session.undelivered, now
+        if self._undelivered and turn.me and turn.me.pending < job.config.max_pending:
+            moves = now - self._moved < _PATIENCE_S
+            return f"its gradient {'is on its way' if moves else 'does not get through'} to the server"
+        return self._for_whom(job, turn)
+
+    def _for_whom(self, job: Job, turn: Turn) -> str:
+        me, config = self._session, job.config
+        reasons = []
+        if turn.joined < config.workers:
+            start = "" if config.launched_by else f": kvps worker --job {job.name}"
+            reasons.append(f"{turn.joined} of {config.workers} workers have joined{start}")
+        late, number = ([], 0) if config.staleness == ASP else job.behind(me.round - config.staleness)
+        if number:
+            others = f" and {number - len(late)} others" if number > len(late) else ""
+            reasons.append(f"{', '.join(late)}{others} {'are' if number > 1 else 'is'} behind")
+        if free := [str(shard) for shard, holder in enumerate(job.holders()) if not holder]:
+            reasons.append(f"no aggregator holds shard {', '.join(free)}: kvps aggregator start")
+        return "; ".join(reasons) or "the aggregator is at work on the next version"
