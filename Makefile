@@ -42,7 +42,7 @@ gpu: ## Run the tests that need a CUDA device, and print rates (PYTHON=, one tha
 	.stamps/gpu/bin/python -m pytest -m gpu tests/test_gpu.py
 
 bench: .stamps/bench ## Measure everything and write docs/performance.md (PEERS=DIR: other systems too; ONLY=round,wake; TURNS=3; QUICK=1)
-	$(BIN)/python docs/performance.py $(if $(PEERS),--peers $(PEERS)) $(if $(ONLY),--only $(ONLY)) $(if $(TURNS),--turns $(TURNS)) $(if $(QUICK),--quick)
+	$(BIN)/python -m kvps_bench.page $(if $(PEERS),--peers $(PEERS)) $(if $(ONLY),--only $(ONLY)) $(if $(TURNS),--turns $(TURNS)) $(if $(QUICK),--quick)
 
 model: .stamps/dev ## Explore the commit protocol with all faults at once (minutes, 2 GB)
 	$(BIN)/python tests/protocol_model.py 1 0

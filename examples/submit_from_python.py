@@ -5,7 +5,7 @@ import time
 
 import numpy as np
 from kvps_workers import load_task
-from kvps_workers.queue.queue import CPU, TrainingQueue
+from kvps_workers.queue.queue import CPU, TaskQueue
 
 import kvps
 
@@ -23,10 +23,10 @@ def wait_for(job, queue):
                 print("waits: no host takes tasks: kvps worker --queue")
             if not any(job.holders()):
                 print("waits: nobody serves the job: kvps aggregator start")
-        job.client.wait({job.keys.commits: state.bell})  # a commit, a join or a leave rings
+        job.client.wait({job.keys.commits: state.last_entry})  # a commit, a join or a leave rings
 
 
-with kvps.connect() as store, TrainingQueue(store.url, CPU) as queue:  # or connect("redis://host:6379")
+with kvps.connect() as store, TaskQueue(store.url, CPU) as queue:  # or connect("redis://host:6379")
     job = store.create_job(store.free_name("from-python"), task.parameters(seed=0), task="digits", **settings)
     queue.submit(job)
     print(f"submitted {job.name}; {queue.hosts()} hosts serve the queue")

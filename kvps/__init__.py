@@ -36,9 +36,9 @@ from kvps.errors import (
 )
 from kvps.history.checkpoint import Checkpoint
 from kvps.job import Job
-from kvps.launch import Worker, from_env
+from kvps.launch import RunContext, from_env
 from kvps.local_job import LocalJob, local
-from kvps.optimizers import SGD, Adagrad, Adam, AdamW, Cosine, Exponential, Linear, Step
+from kvps.optimizers import SGD, Adagrad, Adam, AdamW
 from kvps.session.session import Session
 from kvps.store import Store, connect
 
@@ -51,9 +51,7 @@ __all__ = [
     "AdamW",
     "Checkpoint",
     "CorruptData",
-    "Cosine",
     "DeviceFailed",
-    "Exponential",
     "InvalidName",
     "InvalidSetting",
     "InvalidTask",
@@ -65,21 +63,19 @@ __all__ = [
     "KvpsError",
     "LayoutMismatch",
     "LeaseLost",
-    "Linear",
     "LocalJob",
     "NoServer",
     "NotFinite",
+    "RunContext",
     "ServerError",
     "ServerFull",
     "ServerLost",
     "ServerUnfit",
     "Session",
-    "Step",
     "Store",
     "TaskFailed",
     "TooManyClients",
     "UsageError",
-    "Worker",
     "WorkerAlive",
     "WorkerError",
     "WorkerEvicted",

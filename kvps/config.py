@@ -34,7 +34,7 @@ class JobConfig:
     optimizer          kvps.SGD, kvps.Adagrad, kvps.Adam or kvps.AdamW
     reduction          "mean" divides the sum of contributions by the number of members, "sum" does not
     wire               how gradients are written on the wire: "fp32" as they are, or shorter: see kvps.formats
-    pull_wire          how workers pull the weights: "fp32" as they are, or "bf16"; Redis keeps both then
+    weight_format          how workers pull the weights: "fp32" as they are, or "bf16"; Redis keeps both then
     transport          "redis" moves arrays through the server; "shm" through memory that worker and aggregator share,
                        on one host; "auto" is shm where nobody can be elsewhere and it is worth it
     mirror_every       over shared memory: how often Redis is given the weights, in versions ("10") or seconds ("1s")
@@ -55,8 +55,8 @@ class JobConfig:
     shards: int = 1
     optimizer: optimizers.Optimizer = field(default_factory=optimizers.SGD)
     reduction: str = "mean"
-    wire: str = "fp32"
-    pull_wire: str = "fp32"
+    gradient_format: str = "fp32"
+    weight_format: str = "fp32"
     transport: str = "auto"
     mirror_every: str = "1s"
     memory: str = ""
@@ -114,20 +114,21 @@ class JobConfig:
         for name, allowed in (
             ("reduction", REDUCTIONS),
             ("nonfinite", NONFINITE),
-            ("pull_wire", PULL_WIRES),
+            ("weight_format", PULL_WIRES),
             ("transport", TRANSPORTS),
         ):
             if getattr(self, name) not in allowed:
                 raise InvalidSetting(f"{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}")
-        format_of(self.wire)
+        format_of(self.gradient_format)
         object.__setattr__(self, "mirror_every", str(self.mirror_every))  # a number of versions may be one
         if not _EVERY.fullmatch(self.mirror_every) or not float(self.mirror_every.rstrip("s")):
             raise InvalidSetting(
                 f"mirror_every must be a number of versions, as 10, or of seconds, as 0.5s, not {self.mirror_every!r}"
             )
-        if self.transport == "shm" and (self.shards > 1 or self.pull_wire != "fp32"):
+        if self.transport == "shm" and (self.shards > 1 or self.weight_format != "fp32"):
             raise InvalidSetting(
-                "transport shm is for shards=1 and pull_wire='fp32': on one host others gain nothing; or choose 'redis'"
+                "transport shm is for shards=1 and weight_format='fp32': on one host others gain nothing; "
+                "or choose 'redis'"
             )
         try:
             _ = self.launched_by and Launcher.of(self.launched_by)

@@ -26,7 +26,7 @@ from kvps.protocol.job_state import Commit, Entry, Member, State, Turn
 from kvps.protocol.keys import JobKeys, check_name
 from kvps.protocol.plan import Contribution
 from kvps.protocol.recovery import await_history
-from kvps.protocol.scripts import JobScripts, Joined, NewLife, evicted, job_not_found, made_anew
+from kvps.protocol.scripts import JobScripts, Joined, ServerRestarted, evicted, job_not_found, made_anew
 from kvps.session.session import Session
 from kvps.transport.shared_memory import Segments
 from kvps.transport.version_reader import Reader
@@ -130,7 +130,7 @@ class Job:
         else:
             joined = self._join(check_name("worker", worker), shown, takeover)
         if self.find_segments() is not segments:  # from now on that would evict this worker
-            with suppress(NewLife):  # which ends that incarnation as well
+            with suppress(ServerRestarted):  # which ends that incarnation as well
                 self.scripts.leave(worker, joined.incarnation, finished=False)
             raise evicted(worker, self.name, "the shared memory of the job was lost meanwhile")
         return Session(
@@ -155,9 +155,9 @@ class Job:
         self.in_this_life(lambda: self.scripts.evict(member.worker, member.incarnation))
 
     def in_this_life(self, call: Callable[[], T]) -> T:
-        """What `call` returns, which runs a script; if the server was started again, in the job's new history."""
+        """What `call` returns, which runs a script; if the server was restarted, in the job's new history."""
         while True:
-            with suppress(NewLife):
+            with suppress(ServerRestarted):
                 return call()
             await_history(self.client, self.scripts, self.name, 0)
 
@@ -213,13 +213,13 @@ class Job:
         """
         keys = self.keys
         while True:
-            found, free, bell = self._asked([("HMGET", keys.units, "next", "done"), ("ZCARD", keys.free_units)])
+            found, free, last_entry = self._asked([("HMGET", keys.units, "next", "done"), ("ZCARD", keys.free_units)])
             handed_out, done = (int(number or 0) for number in found)
             if done >= self.config.units:
                 return False
             if free or handed_out < self.config.units:
                 return True
-            self.client.wait({keys.turns: bell})
+            self.client.wait({keys.turns: last_entry})
 
     def await_finished(self) -> bool:
         """Wait until all workers have done all their rounds and these are committed, as for a last `snapshot`.
@@ -229,14 +229,14 @@ class Job:
         """
         keys, alone_since = self.keys, math.inf
         while True:
-            present, joined, bell = self._asked([("ZCARD", keys.rounds), ("HLEN", keys.workers)])
+            present, joined, last_entry = self._asked([("ZCARD", keys.rounds), ("HLEN", keys.workers)])
             if not present and self.state().finished(self.config):
                 return True
             now = time.monotonic()
             alone_since = min(alone_since, now) if joined and not present else math.inf
             if now - alone_since > self.config.worker_timeout_ms / 1000:
                 return False
-            self.client.wait({keys.turns: bell})
+            self.client.wait({keys.turns: last_entry})
 
     def _asked(self, commands: Sequence[Command]) -> list[Any]:
         """The replies to reads of this job, as of one instant, and the newest turn. Raises JobNotFound."""

@@ -28,7 +28,7 @@ from kvps.errors import InvalidSetting, JobExists, JobNotFound, KvpsError, Wrong
 from kvps.job import Job
 from kvps.local_job import LocalJob, local
 from kvps.machine import launcher
-from kvps.machine.fork import Owner
+from kvps.machine.fork import ProcessOwner
 from kvps.store import Store, connect
 
 _RANK, _WORKERS, _JOB, _JOB_ID, _SETTINGS, _URL = (
@@ -44,7 +44,7 @@ def of_copy(rank: int, workers: int, job: str, id: str, settings: Mapping[str, A
     return {name: str(value) for name, value in values.items()}
 
 
-def from_env() -> Worker:
+def from_env() -> RunContext:
     """Which worker of which run this process is, as `kvps run` has told it.
 
     with kvps.from_env() as worker:
@@ -59,7 +59,7 @@ def from_env() -> Worker:
     """
     url = os.environ.get(_URL)
     if _RANK not in os.environ:
-        return Worker(0, 1, {}, url, None)
+        return RunContext(0, 1, {}, url, None)
     try:
         rank, workers = int(os.environ[_RANK]), int(os.environ[_WORKERS])
         run = (os.environ[_JOB], os.environ[_JOB_ID])
@@ -72,10 +72,10 @@ def from_env() -> Worker:
             f"or unset {_RANK} to run alone"
         ) from None
     sys.excepthook = _in_one_line
-    return Worker(rank, workers, settings, url, run)
+    return RunContext(rank, workers, settings, url, run)
 
 
-class Worker:
+class RunContext:
     """One copy of a script. `from_env` makes it.
 
     rank      which one, from 0
@@ -87,7 +87,7 @@ class Worker:
     def __init__(
         self, rank: int, workers: int, settings: Mapping[str, Any], url: str | None, run: tuple[str, str] | None
     ) -> None:
-        self._owner = Owner("the worker of kvps.from_env()")
+        self._owner = ProcessOwner("the worker of kvps.from_env()")
         self.rank = rank
         self.workers = workers
         self.id = f"w{rank}"
@@ -148,7 +148,7 @@ class Worker:
             self._local.close()
             self._local = None
 
-    def __enter__(self) -> Worker:
+    def __enter__(self) -> RunContext:
         return self
 
     def __exit__(

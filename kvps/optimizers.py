@@ -1,145 +1,22 @@
-"""Optimizers and learning-rate schedules as settings that travel with the job as JSON.
+"""Optimizers as settings that travel with the job as JSON.
 
-Only what a user chooses stands here; the arithmetic of a step is `kvps_aggregator.optimizers`. Schedules run
-over *progress*: committed contributions per worker (the sum of the vector clock / workers), so that a schedule
-means the same in BSP, SSP and ASP.
+Only what a user chooses stands here; the arithmetic of a step is `kvps_aggregator.step.optimizers`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import math
-import sys
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 from kvps.errors import InvalidSetting
+from kvps.schedules import SCHEDULES, Schedule, Setting, require
 
-_T = TypeVar("_T", bound="_Setting")
-
-
-def _require(ok: bool, message: str) -> None:
-    if not ok:
-        raise InvalidSetting(message)
+_T = TypeVar("_T", bound=Setting)
 
 
-def _is_number(value: object) -> bool:
-    # Not math.isfinite, which cannot be asked about a whole number that no float can hold.
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
-
-
-class _Setting:
-    """What optimizers and schedules share: a `kind`, a check of every number, JSON and back."""
-
-    kind: ClassVar[str]
-
-    def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):  # type: ignore[arg-type]
-            value = getattr(self, field.name)
-            if field.type == "bool":
-                _require(isinstance(value, bool), f"{self.kind}: {field.name} must be true or false, not {value!r}")
-            elif not isinstance(value, Schedule):
-                _require(_is_number(value), f"{self.kind}: {field.name} must be a finite number, not {value!r}")
-
-    def to_json(self) -> dict[str, Any]:
-        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
-        return {"kind": self.kind} | {k: v.to_json() if isinstance(v, _Setting) else v for k, v in values.items()}
-
-    def __str__(self) -> str:
-        fields = dataclasses.fields(self)  # type: ignore[arg-type]
-        said = [
-            f"{f.name}={getattr(self, f.name)}" for f in fields if f.name == "lr" or getattr(self, f.name) != f.default
-        ]
-        return f"{self.kind}({', '.join(said)})"
-
-
-class Schedule(_Setting):
-    """A learning rate that changes with progress."""
-
-    def at(self, progress: float) -> float:
-        """The learning rate after `progress` committed contributions per worker."""
-        raise NotImplementedError
-
-
-@dataclass(frozen=True)
-class Step(Schedule):
-    """``initial * factor ** floor(progress / every)``."""
-
-    initial: float
-    every: float
-    factor: float = 0.1
-    kind: ClassVar[str] = "step"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _require(self.every > 0, "step: every must be above 0 contributions per worker")
-
-    def at(self, progress: float) -> float:
-        return self.initial * self.factor ** math.floor(progress / self.every)
-
-
-@dataclass(frozen=True)
-class Exponential(Schedule):
-    """``initial * factor ** (progress / every)``."""
-
-    initial: float
-    every: float
-    factor: float = 0.1
-    kind: ClassVar[str] = "exponential"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _require(self.every > 0, "exponential: every must be above 0 contributions per worker")
-        _require(self.factor > 0, "exponential: factor must be above 0")
-
-    def at(self, progress: float) -> float:
-        return float(self.initial * self.factor ** (progress / self.every))
-
-
-@dataclass(frozen=True)
-class Linear(Schedule):
-    """From `initial` to `final` in a straight line over the first `over` contributions per worker; then `final`.
-
-    With ``initial=0`` it is a warm-up.
-    """
-
-    initial: float
-    final: float
-    over: float
-    kind: ClassVar[str] = "linear"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _require(self.over > 0, "linear: over must be above 0 contributions per worker")
-
-    def at(self, progress: float) -> float:
-        done = min(progress / self.over, 1.0)
-        return self.initial + (self.final - self.initial) * done
-
-
-@dataclass(frozen=True)
-class Cosine(Schedule):
-    """``final + (initial - final) * (1 + cos(pi * progress / over)) / 2``, then `final`.
-
-    Loshchilov and Hutter, "SGDR: Stochastic Gradient Descent with Warm Restarts", 2017, without restarts.
-    """
-
-    initial: float
-    over: float
-    final: float = 0.0
-    kind: ClassVar[str] = "cosine"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _require(self.over > 0, "cosine: over must be above 0 contributions per worker")
-
-    def at(self, progress: float) -> float:
-        done = min(progress / self.over, 1.0)
-        return self.final + (self.initial - self.final) * (1 + math.cos(math.pi * done)) / 2
-
-
-class Optimizer(_Setting):
+class Optimizer(Setting):
     """What the aggregator does with a reduced gradient. `lr` is a number or a `Schedule`."""
 
     lr: float | Schedule
@@ -147,9 +24,9 @@ class Optimizer(_Setting):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not isinstance(self.lr, Schedule):
-            _require(self.lr >= 0, f"{self.kind}: lr must not be negative, it is {self.lr}")
+            require(self.lr >= 0, f"{self.kind}: lr must not be negative, it is {self.lr}")
         if hasattr(self, "weight_decay"):
-            _require(self.weight_decay >= 0, f"{self.kind}: weight_decay must not be negative")
+            require(self.weight_decay >= 0, f"{self.kind}: weight_decay must not be negative")
 
     @property
     def slots(self) -> tuple[str, ...]:
@@ -173,8 +50,8 @@ class SGD(Optimizer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _require(0 <= self.momentum < 1, f"sgd: momentum must be in [0, 1), it is {self.momentum}")
-        _require(self.momentum > 0 or not self.nesterov, "sgd: nesterov needs a momentum above 0")
+        require(0 <= self.momentum < 1, f"sgd: momentum must be in [0, 1), it is {self.momentum}")
+        require(self.momentum > 0 or not self.nesterov, "sgd: nesterov needs a momentum above 0")
 
     @property
     def slots(self) -> tuple[str, ...]:
@@ -192,7 +69,7 @@ class Adagrad(Optimizer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _require(self.eps > 0, "adagrad: eps must be above 0")
+        require(self.eps > 0, "adagrad: eps must be above 0")
 
     @property
     def slots(self) -> tuple[str, ...]:
@@ -213,8 +90,8 @@ class Adam(Optimizer):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("beta1", "beta2"):
-            _require(0 <= getattr(self, name) < 1, f"{self.kind}: {name} must be in [0, 1)")
-        _require(self.eps > 0, f"{self.kind}: eps must be above 0")
+            require(0 <= getattr(self, name) < 1, f"{self.kind}: {name} must be in [0, 1)")
+        require(self.eps > 0, f"{self.kind}: eps must be above 0")
 
     @property
     def slots(self) -> tuple[str, ...]:
@@ -230,7 +107,6 @@ class AdamW(Adam):
 
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {c.kind: c for c in (SGD, Adagrad, Adam, AdamW)}
-SCHEDULES: dict[str, type[Schedule]] = {c.kind: c for c in (Step, Exponential, Linear, Cosine)}
 
 
 def from_json(value: dict[str, Any]) -> Optimizer:

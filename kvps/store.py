@@ -130,11 +130,11 @@ class Store:
                 raise NotFinite(f"parameter {parameter.name!r} holds NaN or Inf")
         chunks = chunked(layout, arrays)
         job = self._make(name, config, layout, [("w", chunks)], None, id)
-        if format_of(config.wire).lossy and self._is_near():
+        if format_of(config.gradient_format).lossy and self._is_near():
             log.warning(
                 "wire %s is for slow links: with all workers on this host it costs computing and saves no time, and "
                 "fp32 is faster",
-                config.wire,
+                config.gradient_format,
             )
         return job
 
@@ -178,7 +178,7 @@ class Store:
         version = checkpoint.version if checkpoint else 0
         staged = staged_name(version, f"{id}-0-{secrets.token_hex(4)}")
         items: list[tuple[str, Buffers]] = []
-        pull = format_of(config.pull_wire)
+        pull = format_of(config.weight_format)
         for shard in range(layout.shards):
             digests = {}
             for what, chunks in arrays:
@@ -221,7 +221,7 @@ class Store:
         if config.transport == "redis":
             return config
         # Versions: the present one, the one before, one that is staged, one that a slow reader holds.
-        gradients = config.workers * (config.max_pending + 1) * format_of(config.wire).nbytes(layout.size)
+        gradients = config.workers * (config.max_pending + 1) * format_of(config.gradient_format).nbytes(layout.size)
         held = config.workers * layout.nbytes if config.staleness else 0  # a version each, by those who are slow
         needs = 4 * layout.nbytes * (1 + len(config.optimizer.slots)) + gradients + held
         if config.transport == "auto":
@@ -234,9 +234,9 @@ class Store:
             raise InvalidSetting(
                 f"transport shm needs {shared_memory.ROOT}, which this machine has not: choose 'redis'"
             )
-        elif needs > shared_memory.room():
+        elif needs > shared_memory.free_bytes():
             raise ServerFull(
-                f"{shared_memory.ROOT} has {_mb(shared_memory.room())} left, the job needs {_mb(needs)}: "
+                f"{shared_memory.ROOT} has {_mb(shared_memory.free_bytes())} left, the job needs {_mb(needs)}: "
                 f"make room, or choose 'redis'"
             )
         memory = shared_memory.memory_of(self.url)
@@ -261,8 +261,8 @@ class Store:
 
         What was noted before may have gone with the host on which the server ran.
         """
-        life = self.client.run_id()
-        _, first = self.client.together([("HSETNX", MEMORY, life, memory), ("HGET", MEMORY, life)])
+        run_id = self.client.run_id()
+        _, first = self.client.together([("HSETNX", MEMORY, run_id, memory), ("HGET", MEMORY, run_id)])
         return str(first)
 
     def _is_local(self) -> bool:
@@ -277,7 +277,7 @@ class Store:
         """Raise ServerFull for a job that a server with limited memory could not hold at its worst moment."""
         used, limit = self.client.memory()
         # Two versions, the one being staged and the reserve for it; and of each worker what may wait and one more.
-        pull, pushed = format_of(config.pull_wire), format_of(config.wire).nbytes(layout.size)
+        pull, pushed = format_of(config.weight_format), format_of(config.gradient_format).nbytes(layout.size)
         pulled = pull.nbytes(layout.size) if pull.lossy else 0
         versions = 4 * (layout.nbytes * (1 + len(config.optimizer.slots)) + pulled) + 2 * CHUNK_BYTES * layout.shards
         gradients = 0 if config.transport == "shm" else config.workers * (config.max_pending + 1) * pushed
@@ -392,11 +392,11 @@ def fresh_id() -> str:
 
 def _why_not_shared(config: JobConfig, needs: int) -> str:
     """Why "auto" does not choose shared memory for a job that needs so many bytes of it; "" if it does."""
-    if config.shards > 1 or config.pull_wire != "fp32":
-        return "shared memory is for shards=1 and pull_wire='fp32'; choose these, or transport 'redis'"
+    if config.shards > 1 or config.weight_format != "fp32":
+        return "shared memory is for shards=1 and weight_format='fp32'; choose these, or transport 'redis'"
     if not shared_memory.available():
         return f"{shared_memory.ROOT} is not there, or cannot be written to: {_MORE_ROOM}"
-    if needs >= (room := shared_memory.room()) // 2:
+    if needs >= (room := shared_memory.free_bytes()) // 2:
         root = shared_memory.ROOT
         return f"{root} has {_mb(room)} left, and the job needs {_mb(needs)} and as much again: {_MORE_ROOM}"
     return ""

@@ -18,6 +18,17 @@ def kvps_run(*arguments: str, **environment: str) -> subprocess.CompletedProcess
     )
 
 
+def bench_run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a benchmark to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "kvps_bench", *arguments],
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        env=os.environ | environment,
+    )
+
+
 class Started:
     """A command that runs beside the test."""
 

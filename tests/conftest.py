@@ -111,9 +111,9 @@ def store(server_url: str) -> Iterator[Store]:
 @pytest.fixture
 def queue(store: Store) -> Iterator[Any]:
     """The queue for hosts without a GPU."""
-    from kvps_workers.queue.queue import CPU, TrainingQueue  # RQ takes its time to load, and few tests need it
+    from kvps_workers.queue.queue import CPU, TaskQueue  # RQ takes its time to load, and few tests need it
 
-    with TrainingQueue(store.url, CPU) as found:
+    with TaskQueue(store.url, CPU) as found:
         yield found
 
 

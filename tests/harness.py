@@ -122,7 +122,7 @@ def check_chain(job: Job, directory: Path | None = None) -> int:
 def await_version(job: Job, version: int) -> None:
     """Wait until that is committed."""
     while (state := job.state()).version < version:
-        job.client.wait({job.keys.commits: state.bell})
+        job.client.wait({job.keys.commits: state.last_entry})
 
 
 def staleness_used(job: Job, workers: int) -> int:

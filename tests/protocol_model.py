@@ -12,7 +12,7 @@ With `units` workers take those one by one, leave when none is free, and join ag
 it is known which of them the exploration can tell from none.
 
 Not here: time (who is silent and whose lease ran out is chance), gradients' bytes (bad is what an aggregator finds
-bad), stored remainders, ranks, readers, and a `recover` so late that the server has begun another life since. A new
+bad), stored residuals, ranks, readers, and a `recover` so late that the server has begun another life since. A new
 holder owns the slot at once and sweeps what others staged under their terms, as the design lets it. A killed
 aggregator is one that never moves again.
 """
@@ -127,11 +127,11 @@ class Model:
             t = s.stored(s.late) if s.late.version >= s.version else s
             yield Step(f"a late write of {s.late.version}.{s.late.term} lands", t._replace(late=None))
         if s.disk:
-            yield Step("the server is killed, and begins a new life", s.reborn(), sure=False)
+            yield Step("the server is killed, and restarted", s.reborn(), sure=False)
         elif t := s.spending("losses"):
             yield Step("the disk has all that is written", t.saved(), sure=False)
         if s.history != s.life and self._may_recover(s):
-            yield Step("somebody sees the new life", self.scripts.recover(s)[1])
+            yield Step("somebody sees the restart", self.scripts.recover(s)[1])
 
     # -- removal ----------------------------------------------------------------------------------------------
 
@@ -236,7 +236,7 @@ class Model:
             yield Step(f"{who} leaves: {answer}", then(self._noticed(t, answer), None))
         elif session.does == "take":
             (answer, *got), t = self.scripts.take(s, worker, session.incarnation)
-            after = None if answer in ("EVICTED", "LIFE") else session._replace(does="leave")
+            after = None if answer in ("EVICTED", "RESTARTED") else session._replace(does="leave")
             if answer == "OK":
                 after = session._replace(does="pull", unit=got[0])
             yield Step(f"{who} takes: {answer} {got}", then(self._noticed(t, answer), after))
@@ -253,7 +253,7 @@ class Model:
         else:
             answer, t = self.scripts.push(s, worker, session)
             if t != s and session.history != s.life:
-                t = t._replace(wrong="a contribution is accepted on the word of an earlier life")
+                t = t._replace(wrong="a contribution is accepted on the word of an earlier run")
             if t != s and entry and entry.unit != session.unit:
                 t = t._replace(wrong="a contribution is accepted as of another unit than it was computed on")
             if answer[0] == "ACK" and session.does == "push" and entry and entry.accepted > session.seq:
@@ -266,7 +266,7 @@ class Model:
                     yield Step(f"{who} pushes", s._replace(wrong="a worker in order is told SEQUENCE"))
                 case ("UNIT" | "HISTORY" | "BASE",) if s.life == 0:
                     yield Step(f"{who} pushes", s._replace(wrong=f"a worker in order is told {answer[0]}"))
-                case ("EVICTED" | "SEQUENCE" | "LIFE" | "HISTORY" | "BASE" | "UNIT",):
+                case ("EVICTED" | "SEQUENCE" | "RESTARTED" | "HISTORY" | "BASE" | "UNIT",):
                     yield Step(f"{who} may not push: {answer[0]}", then(self._noticed(t, answer[0]), None))
             if t != s and (t := t.spending("lost")):
                 yield Step(f"{who} pushes, the reply is lost", then(t, session._replace(does="ask")), sure=False)
@@ -282,8 +282,8 @@ class Model:
         return entry.accepted >= session.seq or "session-forgotten" in self.without
 
     def _noticed(self, s: State, answer: str) -> State:
-        """Who is told of a new life has a new history begun."""
-        return self.scripts.recover(s)[1] if answer == "LIFE" and self._may_recover(s) else s
+        """Who is told of a restart has a new history begun."""
+        return self.scripts.recover(s)[1] if answer == "RESTARTED" and self._may_recover(s) else s
 
     def _may_recover(self, s: State) -> bool:
         return not s.torn or "recover-whole" in self.without
@@ -323,7 +323,7 @@ class Model:
         if t != s and (holder.term, holder.history) != (s.owners[shard], s.life):
             yield Step(f"{who} frees what it does not know", t)
         if holder.history != s.history:
-            yield Step(f"{who} sees the new life", self._held(s, a, shard, None))
+            yield Step(f"{who} sees the restart", self._held(s, a, shard, None))
         if holder.does == "look":
             if s.plan is None or holder.staged == s.plan:
                 return  # it may settle later: without a plan to do it comes to the same
@@ -393,10 +393,10 @@ class Model:
         after: Holder | None = holder._replace(does="look")
         if answer == "FLIPPED":
             after = self._settled(t, shard, holder._replace(does="look"))
-        if answer in ("TERM", "LIFE"):
+        if answer in ("TERM", "RESTARTED"):
             after = None
         if t != s and holder.history != s.life:
-            t = t._replace(wrong="a shard is ready on the word of an earlier life")
+            t = t._replace(wrong="a shard is ready on the word of an earlier run")
         t = self._noticed(t, answer)
         if answer == "DIGEST":
             t = t._replace(wrong="a holder in order is told DIGEST")

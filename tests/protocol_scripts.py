@@ -19,7 +19,7 @@ MUTANTS = {
     "push-state": "push: who was evicted may push",
     "push-unit": "push: whatever unit the worker says it has used",
     "push-pushed": "push: the unit stays the worker's",
-    "push-life": "push: also in a new life of the server",
+    "push-restart": "push: also after a restart of the server",
     "push-history": "push: also what was computed in an earlier history",
     "push-base": "push: also what was computed on a version that is no more",
     "push-full": "push: as many may wait as like",
@@ -29,26 +29,26 @@ MUTANTS = {
     "join-pending": "join: forgets what the last incarnation has waiting",
     "join-waits": "join: admits past rounds that the last incarnation still has waiting",
     "join-unit": "join: the last incarnation's unit is not given back",
-    "join-life": "join: also in a new life of the server",
-    "take-life": "take: also in a new life of the server",
-    "take-incarnation": "take: any incarnation may take for the present one",
-    "take-state": "take: who was evicted may take",
-    "take-same": "take: another unit for who has one already",
+    "join-restart": "join: also after a restart of the server",
+    "next-unit-restart": "take: also after a restart of the server",
+    "next-unit-incarnation": "take: any incarnation may take for the present one",
+    "next-unit-state": "take: who was evicted may take",
+    "next-unit-same": "take: another unit for who has one already",
     "leave-incarnation": "leave: any incarnation may leave for the present one",
     "leave-unit": "leave: the unit is not given back",
     "leave-lost": "leave: does not ask whether the join was lost",
-    "leave-life": "leave: also in a new life of the server",
+    "leave-restart": "leave: also after a restart of the server",
     "leave-drains": "leave: gone at once, though contributions wait",
-    "evict-life": "evict: also in a new life of the server",
+    "evict-restart": "evict: also after a restart of the server",
     "evict-drains": "evict: gone at once, though contributions wait",
     "evict-unit": "evict: the unit is not given back",
     "evict-keeps": "evict: drops accepted contributions that are in no plan",
-    "plan-life": "plan: also in a new life of the server",
+    "plan-restart": "plan: also after a restart of the server",
     "plan-open": "plan: replaces a plan that is open",
     "plan-early": "plan: does not wait until all workers have joined once",
     "plan-due": "plan: BSP takes whatever round is there",
     "plan-waits": "plan: BSP does not wait for all active workers",
-    "ready-life": "ready: also in a new life of the server",
+    "ready-restart": "ready: also after a restart of the server",
     "ready-history": "ready: also for a plan of an earlier history",
     "ready-already": "ready: does not say that the version is past",
     "ready-term": "ready: any term may say ready",
@@ -60,17 +60,17 @@ MUTANTS = {
     "ready-gone": "ready: who has drained does not become gone",
     "ready-done": "ready: the units are not marked done",
     "ready-frees": "ready: the units of what was rejected are not given back",
-    "reject-life": "reject: also in a new life of the server",
+    "reject-restart": "reject: also after a restart of the server",
     "reject-term": "reject: any term may reject",
     "reject-plan": "reject: from whichever plan is open",
     "reject-member": "reject: also what is not in the plan any more",
     "reject-clears": "reject: shards that were ready stay ready",
     "reject-skip": "reject: the round still has to be done",
     "reject-waits": "reject: the round is over at once, not when the version without it is committed",
-    "acquire-life": "acquire: also in a new life of the server",
+    "acquire-restart": "acquire: also after a restart of the server",
     "acquire-clears": "acquire: what the last holder said stays said",
     "free-owner": "free: any term may delete",
-    "free-life": "free: also in a new life of the server",
+    "free-restart": "free: also after a restart of the server",
     "recover-whole": "recover: also before the server has written its file anew",
     "recover-keeps": "recover: the open plan is dropped, with what was rejected from it",
     "recover-plan": "recover: the open plan stays one of the earlier history",
@@ -84,7 +84,7 @@ MUTANTS = {
     "join-id": "join: also for who means an earlier job of that name",
     "push-id": "push: also for who means an earlier job",
     "leave-id": "leave: also for who means an earlier job",
-    "take-id": "take: also for who means an earlier job",
+    "next-unit-id": "take: also for who means an earlier job",
     "evict-id": "evict: also for who means an earlier job",
     "plan-id": "plan: also for who means an earlier job",
     "ready-id": "ready: also for who means an earlier job",
@@ -368,7 +368,7 @@ class Scripts:
         """Whether the caller means an earlier job of this name. None is the present one."""
         return not s.job or (job not in (None, s.job) and self.has(check))
 
-    def another_life(self, s: State, check: str) -> bool:
+    def restarted(self, s: State, check: str) -> bool:
         return s.history != s.life and self.has(check)
 
     def drop_unit(self, s: State, worker: int, check: str) -> State:
@@ -386,8 +386,8 @@ class Scripts:
         """Whether the one there lives (ALIVE) is a matter of time, and left to `Model`."""
         if self.another_job(s, job, "join-id"):
             return ("NOJOB",), s
-        if self.another_life(s, "join-life"):
-            return ("LIFE",), s
+        if self.restarted(s, "join-restart"):
+            return ("RESTARTED",), s
         entry, clock = s.entries[worker], s.clock[worker]
         others = (s.clock[w] + e.skip for w, e in enumerate(s.entries) if e and w != worker and e.state != GONE)
         furthest = max((c.round for plan in s.log for c in (*plan.contributions, *plan.over)), default=0)
@@ -408,16 +408,16 @@ class Scripts:
         return ("OK", life, round_), s.entered(worker, fresh)
 
     def take(self, s: State, worker: int, incarnation: int, job: int | None = None) -> Outcome:
-        if self.another_job(s, job, "take-id"):
+        if self.another_job(s, job, "next-unit-id"):
             return ("NOJOB",), s
-        if self.another_life(s, "take-life"):
-            return ("LIFE",), s
+        if self.restarted(s, "next-unit-restart"):
+            return ("RESTARTED",), s
         entry = s.entries[worker]
-        if not entry or (entry.incarnation != incarnation and self.has("take-incarnation")):
+        if not entry or (entry.incarnation != incarnation and self.has("next-unit-incarnation")):
             return ("EVICTED",), s
-        if entry.state != ACTIVE and self.has("take-state"):
+        if entry.state != ACTIVE and self.has("next-unit-state"):
             return ("EVICTED",), s
-        if entry.unit is not None and self.has("take-same"):
+        if entry.unit is not None and self.has("next-unit-same"):
             return ("OK", entry.unit), s
         if FREE not in s.units:
             return ("NONE",), s
@@ -438,8 +438,8 @@ class Scripts:
             return ("NEW",), s
         if seq != entry.accepted + 1 and self.has("push-sequence"):
             return ("SEQUENCE",), s
-        if self.another_life(s, "push-life"):
-            return ("LIFE",), s
+        if self.restarted(s, "push-restart"):
+            return ("RESTARTED",), s
         if session.history != s.history and self.has("push-history"):
             return ("HISTORY",), s
         if session.base > s.version and self.has("push-base"):
@@ -469,16 +469,16 @@ class Scripts:
             return ("EVICTED",), s
         if entry.state != ACTIVE:
             return ("OK" if entry.finished else "EVICTED",), s
-        if self.another_life(s, "leave-life"):
-            return ("LIFE",), s
+        if self.restarted(s, "leave-restart"):
+            return ("RESTARTED",), s
         return ("OK",), self.depart(s.entered(worker, entry._replace(finished=finished)), worker, "leave")
 
     def evict(self, s: State, worker: int, job: int | None = None) -> Outcome:
         """Takes one active worker out; that it was silent is chance."""
         if self.another_job(s, job, "evict-id"):
             return ("NOJOB",), s
-        if self.another_life(s, "evict-life"):
-            return ("LIFE",), s
+        if self.restarted(s, "evict-restart"):
+            return ("RESTARTED",), s
         if not self.has("evict-keeps"):
             planned = s.plan.contributions if s.plan else ()
             s = s._replace(inbox=tuple(c for c in s.inbox if c.worker != worker or c in planned))
@@ -489,8 +489,8 @@ class Scripts:
     def plan(self, s: State, job: int | None = None) -> Outcome:
         if self.another_job(s, job, "plan-id"):
             return ("NOJOB",), s
-        if self.another_life(s, "plan-life"):
-            return ("LIFE",), s
+        if self.restarted(s, "plan-restart"):
+            return ("RESTARTED",), s
         if s.plan and self.has("plan-open"):
             return ("OPEN",), s
         if None in s.entries and self.has("plan-early"):
@@ -511,8 +511,8 @@ class Scripts:
     ) -> Outcome:
         if self.another_job(s, job, "ready-id"):
             return ("NOJOB",), s
-        if self.another_life(s, "ready-life"):
-            return ("LIFE",), s
+        if self.restarted(s, "ready-restart"):
+            return ("RESTARTED",), s
         if plan.history != s.history and self.has("ready-history"):
             return ("HISTORY",), s
         if s.version >= plan.version and self.has("ready-already"):
@@ -556,8 +556,8 @@ class Scripts:
     def reject(self, s: State, shard: int, term: int, plan: Plan, out: Contribution, job: int | None = None) -> Outcome:
         if self.another_job(s, job, "reject-id"):
             return ("NOJOB",), s
-        if self.another_life(s, "reject-life"):
-            return ("LIFE",), s
+        if self.restarted(s, "reject-restart"):
+            return ("RESTARTED",), s
         if s.terms[shard] != term and self.has("reject-term"):
             return ("TERM",), s
         if s.plan is None or (s.plan.id != plan.id and self.has("reject-plan")):
@@ -584,8 +584,8 @@ class Scripts:
         """`expired` says that the holder let its lease run out. The new one owns the slot, and sweeps it."""
         if self.another_job(s, job, "acquire-id"):
             return ("NOJOB",), s
-        if self.another_life(s, "acquire-life"):
-            return ("LIFE",), s
+        if self.restarted(s, "acquire-restart"):
+            return ("RESTARTED",), s
         if s.leases[shard] not in (aggregator, None) and not expired:
             return ("HELD",), s
         term = s.next(s.terms[shard])
@@ -602,8 +602,8 @@ class Scripts:
         """Deletes all that the caller does not know as its own."""
         if s.owners[shard] != holder.term and self.has("free-owner"):
             return ("LOST",), s
-        if holder.history != s.life and self.has("free-life"):
-            return ("LIFE",), s
+        if holder.history != s.life and self.has("free-restart"):
+            return ("RESTARTED",), s
         mine = (len(holder.weights), holder.weights), (len(holder.weights) + 1, holder.term)
         others = (b for b in s.bytes if b.shard != shard or b.job != s.job)
         keeps = (*others, *(b for b in s.bytes if (b.version, b.weights) in mine or b[1:3] in mine))

@@ -1,4 +1,4 @@
-"""kvps bench: each measurement in a tiny form, what it says, and what is asked wrongly. No time is judged here."""
+"""kvps_bench: each measurement in a tiny form, what it says, and what is asked wrongly. No time is judged here."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import kvps_run
+from commands import bench_run
 from conftest import eventually
 from kvps_bench import peer
 from kvps_bench.cost import ScriptCall, by_kind
@@ -27,12 +27,10 @@ from kvps_bench.turns import CaseFailed, Ratio, Times, in_turns
 from kvps.errors import InvalidSetting, KvpsError
 from kvps.store import Store
 
-DOCS = Path(__file__).parent.parent / "docs"
-
 
 def bench(*arguments: str) -> dict[str, Any]:
-    """What `kvps bench ... --json` prints, with what every bench must have."""
-    done = kvps_run("bench", *arguments, "--json")
+    """What `python -m kvps_bench ... --json` prints, with what every bench must have."""
+    done = bench_run(*arguments, "--json")
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     assert found["bench"] == arguments[0]
@@ -82,7 +80,7 @@ def test_round_beside_peers_that_are_not_there(home: Path, tmp_path: Path) -> No
 
 def test_round_of_many_tensors_and_adam_as_a_table(home: Path) -> None:
     sized = ["--mb", "0.04", "--workers", "1", "--tensors", "5", "--optimizer", "adam", "--quick", "--turns", "1"]
-    done = kvps_run("bench", "round", *sized, "--transport", "unix", COLUMNS="200")
+    done = bench_run("round", *sized, "--transport", "unix", COLUMNS="200")
     assert done.returncode == 0, done.stderr
     assert "tensors 5, optimizer adam" in done.stdout
     assert "not installed" in done.stdout
@@ -173,13 +171,13 @@ def test_a_plan_that_a_commit_follows_has_opened_it() -> None:
 
 
 def test_wake_and_the_page_that_is_made_of_it(home: Path, tmp_path: Path) -> None:
-    command = [sys.executable, str(DOCS / "performance.py"), "--quick", "--only", "wake", "--out", str(tmp_path)]
+    command = [sys.executable, "-m", "kvps_bench.page", "--quick", "--only", "wake", "--out", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     (found,) = json.loads((tmp_path / "performance.json").read_text()).values()
     assert [bar["bar"] for bar in found["bars"]] == [12] * 8
     page = (tmp_path / "performance.md").read_text()
-    assert "`kvps bench wake --json --quick`" in page
+    assert "`python -m kvps_bench wake --json --quick`" in page
     assert "| bare XREAD, woken by XADD | tcp |" in page
 
 
@@ -223,14 +221,14 @@ def test_idle(home: Path) -> None:
     ],
 )
 def test_what_is_asked_wrongly_is_said_in_one_line(home: Path, arguments: str) -> None:
-    done = kvps_run("bench", *arguments.split())
+    done = bench_run(*arguments.split())
     assert done.returncode in (1, 2)
     assert len(done.stderr.splitlines()) == 1, done.stderr
     assert done.stderr.startswith("kvps: error: ")
 
 
 def test_a_server_of_the_users_own_is_reached_one_way(home: Path, server_url: str) -> None:
-    done = kvps_run("bench", "wake", "--redis", server_url, "--transport", "tcp")
+    done = bench_run("wake", "--redis", server_url, "--transport", "tcp")
     assert done.stderr == "kvps: error: --transport tcp: the server of --redis is reached over unix\n"
 
 

@@ -38,7 +38,7 @@ def _weights(job: kvps.Job, version: int) -> set[float]:
     """All values of that version, once it is committed; none of its contributions was rejected."""
     state = job.state()
     while state.version < version:
-        job.client.wait({job.keys.commits: state.bell})
+        job.client.wait({job.keys.commits: state.last_entry})
         state = job.state()
     assert not [fields["reason"] for _, fields in job.entries() if fields["kind"] == "reject"]
     assert check_chain(job) == version
@@ -218,7 +218,7 @@ def test_what_was_put_and_changed_is_not_sent_again_after_a_cut(store: Store, mo
             raise RedisConnectionError("cut")
 
         with monkeypatch.context() as patch:
-            patch.setattr(upload.ByRedis, "end", cut)
+            patch.setattr(upload.RedisTransport, "end", cut)
             with pytest.raises(kvps.WrongOrder, match="changed after it was put"):
                 session.push({"W": grads["W"]})
         grads["b"][-1] = 1

@@ -70,9 +70,9 @@ def other() -> Iterator[Store]:
     ("shards", "anew", "optimizer"),
     [
         (1, None, kvps.SGD(0.05, momentum=0.9, nesterov=True)),
-        (1, 3, kvps.Adam(kvps.Cosine(0.05, over=ROUNDS))),
+        (1, 3, kvps.Adam(kvps.schedules.CosineAnnealingLR(0.05, over=ROUNDS))),
         (3, 2, kvps.Adagrad()),
-        pytest.param(3, 2, kvps.Adam(kvps.Cosine(0.05, over=ROUNDS)), marks=pytest.mark.slow),
+        pytest.param(3, 2, kvps.Adam(kvps.schedules.CosineAnnealingLR(0.05, over=ROUNDS)), marks=pytest.mark.slow),
     ],
 )
 def test_a_restored_bsp_job_ends_with_the_samebits(
@@ -157,12 +157,12 @@ def test_the_rest_of_the_units_is_done_exactly_once(store: Store, tmp_path: Path
     aggregator = Aggregator(job, threading.Event())
     aggregator.hold()
     for session in (w0, w1, w0):
-        unit = session.take()
+        unit = session.next_unit()
         session.push({name: array - array + unit + 1 for name, array in session.pull().items()})
         aggregator.work()
     aggregator.release()
     for session in (w0, w1):  # one has pushed, and one computes
-        session.take()
+        session.next_unit()
     w0.push({name: array - array + 99 for name, array in w0.pull().items()})
     assert len(job.client.call("HGETALL", job.keys.units)) == 4
     restored = store.restore_job(Checkpoint.load(saved(job, tmp_path)), "again")
@@ -170,7 +170,7 @@ def test_the_rest_of_the_units_is_done_exactly_once(store: Store, tmp_path: Path
 
     def rest(worker: str) -> None:
         with restored.join(worker) as session:
-            while (unit := session.take()) is not None:
+            while (unit := session.next_unit()) is not None:
                 session.push({name: array - array + unit + 1 for name, array in session.pull().items()})
 
     with aggregating(restored), ThreadPoolExecutor(2) as pool:

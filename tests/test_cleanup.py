@@ -17,7 +17,7 @@ import kvps
 from kvps import store as store_module
 from kvps.arrays.digest import view
 from kvps.job import Job
-from kvps.session.upload import ByRedis
+from kvps.session.upload import RedisTransport
 from kvps.store import Store
 
 ONE = {"x": np.ones(4, np.float32)}
@@ -86,7 +86,7 @@ def test_a_removed_job_leaves_nothing_though_a_worker_is_in_the_middle_of_a_push
     job = store.create_job("job", ONE)
     sent = threading.Event()
 
-    def end_and_lose_the_job(self: ByRedis) -> bool:
+    def end_and_lose_the_job(self: RedisTransport) -> bool:
         ended = end(self)
         if not sent.is_set():
             sent.set()
@@ -94,13 +94,13 @@ def test_a_removed_job_leaves_nothing_though_a_worker_is_in_the_middle_of_a_push
             store.client.put(self._items)  # as if the connection had been slow
         return ended
 
-    end = ByRedis.end
+    end = RedisTransport.end
     with aggregating(job), contextlib.suppress(kvps.JobNotFound), job.join("w0") as session:
         for _ in range(3):
             session.pull()
             session.push(ONE, 0.5)
         session.pull()
-        monkeypatch.setattr(ByRedis, "end", end_and_lose_the_job)
+        monkeypatch.setattr(RedisTransport, "end", end_and_lose_the_job)
         with pytest.raises(kvps.JobNotFound, match="no job 'job'"):
             session.push(ONE, 0.25)
     assert _all(store) == set()

@@ -16,7 +16,7 @@ from conftest import BINARIES, eventually, running_server
 from harness import Params, aggregating, work
 from kvps_aggregator import Aggregator
 from kvps_aggregator.job_watcher import JobWatcher
-from kvps_workers.queue.queue import CPU, TrainingQueue
+from kvps_workers.queue.queue import CPU, TaskQueue
 
 import kvps
 from kvps.connection import sockets
@@ -42,7 +42,9 @@ def test_150_sessions_of_one_process_train(store: Store) -> None:
     with aggregating(job):
         work(job, 2, _one, workers=150)
         assert job.await_finished()
-    assert [member.process["life"] for member in job.state().members.values()] == [1] * 150, "nobody was evicted"
+    assert [member.process["incarnations"] for member in job.state().members.values()] == [1] * 150, (
+        "nobody was evicted"
+    )
     np.testing.assert_array_equal(job.snapshot()[1]["x"], np.float32([-2, -2]))
 
 
@@ -131,7 +133,7 @@ def test_a_client_too_many_is_told_so(small: SmallServer, over: str) -> None:
     with pytest.raises(kvps.TooManyClients, match="refused one more connection: it has as many clients as its maxcl"):
         kvps.connect(small.urls[over])
     with pytest.raises(kvps.TooManyClients, match="raise that"):
-        TrainingQueue(small.urls[over], CPU)
+        TaskQueue(small.urls[over], CPU)
     if over == "unix":
         done = kvps_run("aggregator", "start", "--redis", small.urls[over])
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1), done.stderr

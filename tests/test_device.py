@@ -24,8 +24,8 @@ from harness import (
     model,
     work,
 )
-from kvps_aggregator.step.device_step import Twin
-from kvps_aggregator.step.shard_arrays import Part
+from kvps_aggregator.step.device_step import DeviceStep
+from kvps_aggregator.step.shard_arrays import ShardArrays
 
 import kvps
 from kvps.arrays.digest import digest_of
@@ -35,9 +35,9 @@ from kvps.config import JobConfig
 from kvps.connection.client import Client
 from kvps.connection.sockets import ChunkGone
 from kvps.device import base as device_base
-from kvps.device.base import Arriving, Cuda, open_device
+from kvps.device.base import Cuda, PendingArray, open_device
 from kvps.optimizers import SGD, Adam
-from kvps.session.upload import Outgoing
+from kvps.session.upload import GradientUpload
 from kvps.store import Store
 
 
@@ -143,7 +143,7 @@ def test_a_command_says_it_in_one_line(home: Path, tmp_path: Path, command: list
 
 def test_a_slice_waits_for_its_last_item_and_no_more() -> None:
     waited: list[int] = []
-    array = Arriving(np.arange(25, dtype=np.float32), 10, [lambda i=i: waited.append(i) for i in range(3)])
+    array = PendingArray(np.arange(25, dtype=np.float32), 10, [lambda i=i: waited.append(i) for i in range(3)])
     assert array.size == 25
     np.testing.assert_array_equal(array[3:10], np.arange(3, 10))
     assert waited == [0]
@@ -170,22 +170,28 @@ class Noted:
 def test_a_chunk_leaves_while_the_next_is_still_coming(cupy: None) -> None:
     layout, way = Layout.of({"w": np.zeros(3 * CHUNK_ITEMS + 5, np.float32)}), Noted()
     array = hostcupy.asarray(np.arange(layout.size, dtype=np.float32))
-    Outgoing(layout, None, way, looks=True).put({0: device_base.Staging(layout.size, CHUNK_ITEMS).bring(array, 0)})
+    GradientUpload(layout, None, way, looks=True).put(
+        {0: device_base.PinnedStaging(layout.size, CHUNK_ITEMS).bring(array, 0)}
+    )
     assert way.sent == [(0, CHUNK_ITEMS), (1, 2 * CHUNK_ITEMS), (2, 3 * CHUNK_ITEMS), (3, 3 * CHUNK_ITEMS + 5)]
 
 
 @pytest.mark.parametrize(
-    ("transport", "wire"),
+    ("transport", "gradient_format"),
     [("redis", "fp32"), ("shm", "fp32"), ("redis", "bf16"), ("shm", "int8"), ("redis", "topk:0.1")],
 )
 def test_gradients_on_a_device_count_as_those_in_host_memory(
-    store: Store, cupy: None, transport: str, wire: str
+    store: Store, cupy: None, transport: str, gradient_format: str
 ) -> None:
     """Several rounds, for host memory is written again; some arrays on a device, some not, some not contiguous."""
     ended, sent = {}, {}
     for where in ("host", "device"):
         job = store.create_job(
-            *(where, large_model()), optimizer=SGD(lr=0.1, momentum=0.9), transport=transport, wire=wire, workers=2
+            *(where, large_model()),
+            optimizer=SGD(lr=0.1, momentum=0.9),
+            transport=transport,
+            gradient_format=gradient_format,
+            workers=2,
         )
 
         def step(session: kvps.Session, params: Params, round_: int, where: str = where) -> dict[str, object]:
@@ -206,22 +212,22 @@ def test_gradients_on_a_device_count_as_those_in_host_memory(
         np.testing.assert_array_equal(array, ended["device"][1][name])
 
 
-@pytest.mark.parametrize("wire", ["bf16", "int8", "topk:0.1"])
-def test_only_what_is_sent_comes_from_the_device(store: Store, cupy: None, wire: str) -> None:
-    job = store.create_job("job", large_model(), optimizer=SGD(lr=1.0), wire=wire)
+@pytest.mark.parametrize("gradient_format", ["bf16", "int8", "topk:0.1"])
+def test_only_what_is_sent_comes_from_the_device(store: Store, cupy: None, gradient_format: str) -> None:
+    job = store.create_job("job", large_model(), optimizer=SGD(lr=1.0), gradient_format=gradient_format)
     grads = on(large_model(1))
     with aggregating(job), job.join("w0") as session:
         session.pull()
         session.push(grads)
-        assert sum(hostcupy.copied) == sum(chunk_sizes(job.layout, format_of(wire)))
+        assert sum(hostcupy.copied) == sum(chunk_sizes(job.layout, format_of(gradient_format)))
 
 
-@pytest.mark.parametrize("wire", ["bf16", "int8", "topk:0.1"])
-def test_what_was_left_out_goes_from_device_to_host_and_back(store: Store, cupy: None, wire: str) -> None:
+@pytest.mark.parametrize("gradient_format", ["bf16", "int8", "topk:0.1"])
+def test_what_was_left_out_goes_from_device_to_host_and_back(store: Store, cupy: None, gradient_format: str) -> None:
     """It is stored by who leaves; each incarnation finds it, wherever that computes, and goes on to the same bits."""
     ended = []
     for name, places in (("stays", [dict, dict, dict]), ("moves", [on, dict, on])):
-        job = store.create_job(name, large_model(), optimizer=SGD(lr=1.0), wire=wire)
+        job = store.create_job(name, large_model(), optimizer=SGD(lr=1.0), gradient_format=gradient_format)
         with aggregating(job):
             for life, place in enumerate(places):
                 with job.join("w0") as session:
@@ -316,10 +322,10 @@ def test_a_tensor_needs_no_cupy(store: Store, cupy: None, monkeypatch: pytest.Mo
     assert bool(hostcupy.copied) == here
 
 
-@pytest.mark.parametrize("wire", ["fp32", "bf16"])
-def test_nan_on_a_device_is_refused_and_the_next_push_counts(store: Store, cupy: None, wire: str) -> None:
+@pytest.mark.parametrize("gradient_format", ["fp32", "bf16"])
+def test_nan_on_a_device_is_refused_and_the_next_push_counts(store: Store, cupy: None, gradient_format: str) -> None:
     """It is found in the last chunk, when others have left, and what came of it lies where the next one comes."""
-    job = store.create_job("job", large_model(), optimizer=SGD(lr=1.0), wire=wire)
+    job = store.create_job("job", large_model(), optimizer=SGD(lr=1.0), gradient_format=gradient_format)
     bad = large_model(1)
     bad["V"][-1, -1] = np.nan
     with aggregating(job), job.join("w0") as session:
@@ -328,15 +334,15 @@ def test_nan_on_a_device_is_refused_and_the_next_push_counts(store: Store, cupy:
             session.push(on(bad))
         assert session.push(on(large_model(2))) == 1
         after = session.pull()
-    if wire == "fp32":
+    if gradient_format == "fp32":
         for name, array in after.items():
             np.testing.assert_array_equal(array, large_model()[name] - large_model(2)[name])
 
 
-@pytest.mark.parametrize("wire", ["fp32", "bf16"])
-def test_a_device_that_fails_is_said_in_one_line(store: Store, cupy: None, wire: str) -> None:
+@pytest.mark.parametrize("gradient_format", ["fp32", "bf16"])
+def test_a_device_that_fails_is_said_in_one_line(store: Store, cupy: None, gradient_format: str) -> None:
     """Nothing of it had counted, or left: another gradient may be pushed instead."""
-    job = store.create_job("job", large_model(), optimizer=SGD(lr=1.0), wire=wire)
+    job = store.create_job("job", large_model(), optimizer=SGD(lr=1.0), gradient_format=gradient_format)
     with aggregating(job), job.join("w0") as session:
         session.pull()
         hostcupy.failing.append("cudaErrorIllegalAddress: an illegal memory access was encountered")
@@ -351,7 +357,7 @@ def test_a_device_that_fails_is_said_in_one_line(store: Store, cupy: None, wire:
 
 def test_who_leaves_a_device_that_has_failed_leaves(store: Store, cupy: None) -> None:
     """Without what was left out there: the others must not wait for it."""
-    job = store.create_job("job", large_model(), optimizer=SGD(lr=1.0), wire="bf16")
+    job = store.create_job("job", large_model(), optimizer=SGD(lr=1.0), gradient_format="bf16")
     with aggregating(job), job.join("w0") as session:
         session.pull()
         session.push(on(large_model(1)))
@@ -359,7 +365,7 @@ def test_who_leaves_a_device_that_has_failed_leaves(store: Store, cupy: None) ->
         hostcupy.failing.append("cudaErrorLaunchFailure")
         session.leave(finished=False)
         assert not hostcupy.failing
-        assert (job.state().members["w0"].state, job.state().members["w0"].remainder) == ("gone", "")
+        assert (job.state().members["w0"].state, job.state().members["w0"].residual) == ("gone", "")
 
 
 def test_a_device_without_room_fails_a_pull_and_no_join(
@@ -415,7 +421,7 @@ def test_weights_for_a_named_device_come_into_page_locked_memory(store: Store, c
 
 @pytest.mark.parametrize(
     ("settings", "parts"),
-    [({"transport": "redis"}, 3), ({"transport": "redis", "pull_wire": "bf16"}, 3), ({"transport": "shm"}, 1)],
+    [({"transport": "redis"}, 3), ({"transport": "redis", "weight_format": "bf16"}, 3), ({"transport": "shm"}, 1)],
     ids=str,
 )
 def test_weights_arrive_on_the_device(store: Store, cupy: None, settings: dict[str, str], parts: int) -> None:
@@ -505,7 +511,7 @@ def test_who_computes_on_the_cpu_never_asks_for_cupy(store: Store, monkeypatch: 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda each: type(each).__name__)
 def test_a_twin_makes_what_a_part_makes(cupy: None, optimizer: kvps.Optimizer) -> None:
     config, layout = JobConfig(workers=2, optimizer=optimizer), Layout.of(large_model(), shards=2)
-    parts = [Part(config, layout, 1), Twin(config, layout, 1, Cuda(hostcupy, 0))]
+    parts = [ShardArrays(config, layout, 1), DeviceStep(config, layout, 1, Cuda(hostcupy, 0))]
     for part in parts:
         np.copyto(part.weights, any_floats(0, parts[0].size))
         part.loaded()

@@ -88,8 +88,8 @@ def test_settings(store: Store, setting: dict[str, Any]) -> None:
         (lambda: kvps.Adam(beta1=1.0), "beta1"),
         (lambda: kvps.AdamW(eps=0), "eps"),
         (lambda: kvps.Adagrad(weight_decay=-1), "weight_decay"),
-        (lambda: kvps.Step(0.1, every=0), "every"),
-        (lambda: kvps.Cosine(0.1, over=-5), "over"),
+        (lambda: kvps.schedules.StepLR(0.1, every=0), "every"),
+        (lambda: kvps.schedules.CosineAnnealingLR(0.1, over=-5), "over"),
     ],
 )
 def test_optimizers(make: Callable[[], object], words: str) -> None:

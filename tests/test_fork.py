@@ -230,7 +230,7 @@ def test_a_child_trains_a_copy_of_the_model_that_its_parent_trains(store: Store)
     torch = pytest.importorskip("torch")
     import kvps.torch
 
-    def round_of(worker: kvps.torch.Worker) -> int:
+    def round_of(worker: kvps.torch.TorchSession) -> int:
         worker.pull()
         model(torch.ones(1, 3)).sum().backward()
         return worker.step()

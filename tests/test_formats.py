@@ -105,7 +105,7 @@ def test_every_length_comes_back(name: str, size: int) -> None:
 
 @pytest.mark.parametrize("name", LOSSY)
 def test_what_is_left_out_comes_with_the_next(name: str) -> None:
-    """Error feedback: the sum of what was sent differs from the sum of what was meant by one remainder, not by many."""
+    """Error feedback: the sum of what was sent differs from the sum of what was meant by one residual, not by many."""
     rng, format_ = np.random.default_rng(1), format_of(name)
     residual, scratch = np.zeros(5000, np.float32), np.empty(5000, np.float32)
     data = np.empty(format_.nbytes(5000), np.uint8)
@@ -132,7 +132,7 @@ ANY_BITS = st.integers(0, 2**32 - 1).map(lambda bits: np.uint32(bits).view(np.fl
 @settings(max_examples=40, deadline=None)
 @given(values=hnp.arrays(np.float32, st.integers(1, 3000), elements=FINITE | ANY_BITS | st.sampled_from([0.0, -0.0])))
 def test_the_same_bits_where_arrays_are_on_a_device(name: str, xp: Any, values: np.ndarray) -> None:
-    """What is decoded too, to the sign of a zero: the remainder is made of it."""
+    """What is decoded too, to the sign of a zero: the residual is made of it."""
     format_, out = format_of(name), np.empty_like(values)
     data = encoded(format_, values)
     format_.decode(data, out)

@@ -83,13 +83,13 @@ def test_all_but_what_takes_more_room_goes_on_when_memory_is_full(impatient: Sto
     job = impatient.create_job("job", BIG, workers=2, shards=2, units=9, staleness=1, **SUM)
     s = job.scripts
     w0, w1 = job.join("w0"), job.join("w1")
-    w0.take()
+    w0.next_unit()
     w0.pull()
     w0.push(_grads(1))
     term, *_ = s.acquire(0, "me", 60_000, "nonce")
     other, *_ = s.acquire(1, "me", 60_000, "nonce2")
     impatient.client.call("CONFIG", "SET", "maxmemory", 1)
-    for refused in (lambda: w1.take(), lambda: job.join("w2"), lambda: job.join("w0", takeover=True)):
+    for refused in (lambda: w1.next_unit(), lambda: job.join("w2"), lambda: job.join("w0", takeover=True)):
         with pytest.raises(kvps.ServerFull, match="out of memory"):
             refused()
     assert s.acquire(0, "me", 60_000, "new")[0] != term

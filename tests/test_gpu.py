@@ -14,8 +14,8 @@ import kvps_aggregator
 import numpy as np
 import pytest
 from harness import OPTIMIZERS, Params, a_plan, aggregating, any_floats, await_version, check_chain, large_model, work
-from kvps_aggregator.step.device_step import Twin
-from kvps_aggregator.step.shard_arrays import Part
+from kvps_aggregator.step.device_step import DeviceStep
+from kvps_aggregator.step.shard_arrays import ShardArrays
 from kvps_workers import load_task
 from kvps_workers.training_loop import train
 
@@ -96,11 +96,11 @@ def cuda_torch() -> Any:
     return torch
 
 
-@pytest.mark.parametrize("wire", ["fp32", "bf16", "fp16", "int8", "topk:0.1"])
+@pytest.mark.parametrize("gradient_format", ["fp32", "bf16", "fp16", "int8", "topk:0.1"])
 @pytest.mark.parametrize("transport", ["redis", "shm"])
 @pytest.mark.parametrize("kind", ["cupy", "torch"])
 def test_gradients_on_a_device_count_as_those_in_host_memory(
-    store: Store, cupy: ModuleType, kind: str, transport: str, wire: str
+    store: Store, cupy: ModuleType, kind: str, transport: str, gradient_format: str
 ) -> None:
     def on_device(grads: Params) -> dict[str, Any]:
         return of_torch(grads) if kind == "torch" else of_cupy(cupy, grads)
@@ -108,7 +108,9 @@ def test_gradients_on_a_device_count_as_those_in_host_memory(
     ended = []
     for name, made in (("host", lambda grads: grads), ("device", on_device)):
         optimizer = kvps.SGD(lr=0.1, momentum=0.9)
-        job = store.create_job(name, large_model(), optimizer=optimizer, transport=transport, wire=wire, workers=2)
+        job = store.create_job(
+            name, large_model(), optimizer=optimizer, transport=transport, gradient_format=gradient_format, workers=2
+        )
 
         def step(session: kvps.Session, params: Params, round_: int, made: Grad = made) -> dict[str, Any]:
             grads = large_model(10 * session.rank + round_)
@@ -148,10 +150,10 @@ def test_a_gradient_that_another_stream_still_computes(store: Store, gpu: Device
             np.testing.assert_allclose(session.pull()["w"].get(), -3 * (round_ + 1), rtol=1e-3)
 
 
-@pytest.mark.parametrize("wire", ["bf16", "fp16", "int8", "topk:0.01", "topk:1"])
-def test_a_device_encodes_to_the_same_bits(gpu: Device, wire: str) -> None:
+@pytest.mark.parametrize("gradient_format", ["bf16", "fp16", "int8", "topk:0.01", "topk:1"])
+def test_a_device_encodes_to_the_same_bits(gpu: Device, gradient_format: str) -> None:
     """Any that are finite; ties between two neighbours and between equally large ones too."""
-    format_, rng = format_of(wire), np.random.default_rng(0)
+    format_, rng = format_of(gradient_format), np.random.default_rng(0)
     for size in (1, 1023, 1025, 262_144):
         values = rng.integers(0, 1 << 32, size, np.uint32)
         values[rng.random(size) < 0.3] &= 0xFFFF8000
@@ -199,7 +201,7 @@ def test_nan_is_refused_and_the_next_push_counts(store: Store, cupy: ModuleType)
 def test_a_device_steps_to_the_same_bits(gpu: Device, optimizer: kvps.Optimizer) -> None:
     """Of all magnitudes, subnormal ones and those whose squares overflow too."""
     config, layout = JobConfig(workers=3, optimizer=optimizer), Layout.of(large_model(), shards=2)
-    parts = [Part(config, layout, 1), Twin(config, layout, 1, gpu)]
+    parts = [ShardArrays(config, layout, 1), DeviceStep(config, layout, 1, gpu)]
     weights = any_floats(0, parts[0].size)
     for part in parts:
         np.copyto(part.weights, weights)

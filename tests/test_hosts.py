@@ -22,7 +22,7 @@ from commands import TINY, Started, kvps_run
 from conftest import BINARIES, ONE_AND_SLOWLY_ALL, eventually, running_server
 from harness import check_chain
 from kvps_workers import load_task
-from kvps_workers.queue.queue import TrainingQueue
+from kvps_workers.queue.queue import TaskQueue
 from rq.job import Job as RqJob
 from rq.registry import FailedJobRegistry
 from rq.serializers import JSONSerializer
@@ -107,7 +107,7 @@ def test_three_hosts_train_the_digits_and_one_is_killed(
 
 
 def test_two_jobs_of_three_on_three_hosts_do_not_keep_each_other_from_starting(
-    digits: Callable[..., Job], start: Start, queue: TrainingQueue
+    digits: Callable[..., Job], start: Start, queue: TaskQueue
 ) -> None:
     aggregator = start("aggregator", "start")
     jobs = [digits(name, workers=3) for name in ("one", "two")]
@@ -120,7 +120,7 @@ def test_two_jobs_of_three_on_three_hosts_do_not_keep_each_other_from_starting(
 
 
 def test_who_waits_in_a_later_job_makes_way_for_an_older_one_that_lost_a_host(
-    digits: Callable[..., Job], start: Start, queue: TrainingQueue
+    digits: Callable[..., Job], start: Start, queue: TaskQueue
 ) -> None:
     """Three hosts, jobs of two and two: the later has one of its workers, when a host of the older one is lost."""
     older, later = digits("older", workers=2), digits("later", workers=2)
@@ -140,7 +140,7 @@ def test_who_waits_in_a_later_job_makes_way_for_an_older_one_that_lost_a_host(
 
 
 def test_a_job_wider_than_the_hosts_waits_and_says_so_and_can_be_cancelled(
-    digits: Callable[..., Job], start: Start, queue: TrainingQueue, raw: Any
+    digits: Callable[..., Job], start: Start, queue: TaskQueue, raw: Any
 ) -> None:
     job = digits("wide", workers=3)
     queue.submit(job)
@@ -170,7 +170,7 @@ def queue_url(raw: Any) -> str:
 
 
 def test_a_task_that_fails_before_its_job_began_cancels_the_rest(
-    digits: Callable[..., Job], start: Start, queue: TrainingQueue, tmp_path: Path
+    digits: Callable[..., Job], start: Start, queue: TaskQueue, tmp_path: Path
 ) -> None:
     """A task that this host's operator did not allow, though its module lies there."""
     (tmp_path / "mine.py").write_text("open('imported', 'w').close()")
@@ -329,7 +329,7 @@ RUN = (*GONE, "string", "nonsense")  # and that it cannot read
 
 
 def test_nothing_that_is_planted_runs_or_stops_the_host(
-    digits: Callable[..., Job], start: Start, queue: TrainingQueue, raw: Any, tmp_path: Path
+    digits: Callable[..., Job], start: Start, queue: TaskQueue, raw: Any, tmp_path: Path
 ) -> None:
     """In every key and queue that a host reads. Each is refused in a line; what is right is trained all the same."""
     good = digits("good", workers=1, epochs=1)
@@ -414,7 +414,7 @@ def test_nothing_that_is_planted_runs_or_stops_the_host(
 
 
 def test_keys_of_another_type_are_said_once_and_do_not_stop_the_host(
-    digits: Callable[..., Job], start: Start, queue: TrainingQueue, raw: Any
+    digits: Callable[..., Job], start: Start, queue: TaskQueue, raw: Any
 ) -> None:
     raw.set("rq:queue:kvps", PICKLE)
     refused = kvps_run("submit", "digits", "--job", "x")

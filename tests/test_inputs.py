@@ -296,9 +296,9 @@ LARGE = {"x": np.zeros(1 << 18, np.float32)}
         ({"transport": "redis"}, LARGE, ""),
         ({"shards": 2}, ZEROS, ""),
         ({"shards": 2}, LARGE, "shared memory is for shards=1"),
-        ({"pull_wire": "bf16"}, LARGE, "and pull_wire='fp32'"),
-        ({"wire": "bf16"}, ZEROS, "wire bf16 is for slow links"),
-        ({"wire": "topk:0.01", "transport": "redis"}, LARGE, "wire topk:0.01 is for slow links"),
+        ({"weight_format": "bf16"}, LARGE, "and weight_format='fp32'"),
+        ({"gradient_format": "bf16"}, ZEROS, "wire bf16 is for slow links"),
+        ({"gradient_format": "topk:0.01", "transport": "redis"}, LARGE, "wire topk:0.01 is for slow links"),
     ],
 )
 def test_what_is_chosen_and_slower_is_said_in_one_line(
@@ -336,9 +336,9 @@ def test_a_short_format_for_workers_elsewhere_is_not_warned_of(caplog: pytest.Lo
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     with running_server(next(iter(BINARIES.values())), "--port", str(port)) as url, kvps.connect(url) as store:
-        store.create_job("job", ZEROS, wire="int8")
+        store.create_job("job", ZEROS, gradient_format="int8")
         assert not caplog.messages
         for number, host in enumerate(("127.0.0.1", "localhost")):
             with kvps.connect(f"redis://{host}:{port}") as near:
-                near.create_job(f"near{number}", ZEROS, wire="int8")
+                near.create_job(f"near{number}", ZEROS, gradient_format="int8")
         assert len(caplog.messages) == 2

@@ -12,17 +12,17 @@ from harness import aggregating, check_chain
 
 import kvps
 from kvps.session.session import Session
-from kvps.session.upload import Ring
+from kvps.session.upload import SegmentRing
 from kvps.store import Store
 from kvps.transport import shared_memory
-from kvps.transport.shared_memory import Made, Segments
+from kvps.transport.shared_memory import Segments, WritableSegment
 
 ZEROS = {"x": np.zeros(1000, np.float32)}
 _LOOKED_AT = {
     function.__code__
     for function in (
-        *(Ring.segment, Segments.make, Segments.unlink),
-        *(Made.__init__, Made.renamed, Made.unlink, shared_memory._inode),
+        *(SegmentRing.segment, Segments.make, Segments.unlink),
+        *(WritableSegment.__init__, WritableSegment.renamed, WritableSegment.unlink, shared_memory._inode),
     )
 }
 

@@ -17,7 +17,7 @@ from conftest import eventually
 from harness import aggregating
 from kvps_aggregator import Aggregator
 from kvps_workers import wait_reporter
-from kvps_workers.wait_reporter import Patience
+from kvps_workers.wait_reporter import WaitReporter
 
 import kvps
 from kvps.connection.client import Client
@@ -101,7 +101,7 @@ def test_a_push_on_a_link_that_moves_a_chunk_at_a_time_gets_through(
 
 def test_who_leaves_over_such_a_link_is_told(store: Store) -> None:
     """What a lossy format left out does not get through."""
-    job = store.create_job("job", PARAMS, wire="bf16", **PATIENT)
+    job = store.create_job("job", PARAMS, gradient_format="bf16", **PATIENT)
     with _link(store) as proxy, _job_over(proxy) as remote:
         session = remote.join("w0")
         session.pull()
@@ -143,7 +143,7 @@ def test_a_worker_whose_push_hangs_says_why(
     with _link(store) as proxy, _job_over(proxy) as remote, remote.join("w0") as session:
         session.pull()
         proxy.limit = limit
-        with caplog.at_level(logging.INFO, "kvps.worker"), Patience(remote, session) as watching:
+        with caplog.at_level(logging.INFO, "kvps.worker"), WaitReporter(remote, session) as watching:
 
             def said() -> bool:
                 return any(record.getMessage().startswith(says) for record in caplog.records)
@@ -168,7 +168,7 @@ def test_a_worker_that_pulls_says_that_its_server_is_gone(
     with _link(store) as proxy, _job_over(proxy) as remote, remote.join("w0") as session:
         session.pull()
         session.push(PARAMS)
-        with caplog.at_level(logging.INFO, "kvps.worker"), Patience(remote, session) as watching:
+        with caplog.at_level(logging.INFO, "kvps.worker"), WaitReporter(remote, session) as watching:
             threading.Timer(1.0, setattr, (proxy, "limit", NOTHING)).start()
             with watching.waiting(), pytest.raises(kvps.ServerLost):
                 session.pull()

@@ -151,7 +151,7 @@ def test_nobody_runs_ahead_before_all_have_joined(store: Store, staleness: int) 
 
 def test_schedules_run_over_progress(store: Store) -> None:
     """The n-th commit of BSP steps with the rate at n - 1 contributions per worker."""
-    schedule = kvps.Linear(1.0, 0.0, over=4)
+    schedule = kvps.schedules.LinearLR(1.0, 0.0, over=4)
     job = store.create_job("lr", {"x": np.zeros(1, np.float32)}, workers=2, optimizer=kvps.SGD(lr=schedule))
     with aggregating(job):
         work(job, 5, lambda session, params, r: {"x": np.ones(1, np.float32)}, 2)
@@ -165,4 +165,4 @@ def _until_committed(job: kvps.Job, contributions: int) -> None:
         state = job.state()
         if sum(state.clock.values()) >= contributions:
             return
-        job.client.wait({job.keys.commits: state.bell})
+        job.client.wait({job.keys.commits: state.last_entry})

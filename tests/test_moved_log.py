@@ -68,7 +68,7 @@ def test_the_log_moves_and_is_one_chain_across_two_checkpoints_and_restores(
 def test_a_restored_job_is_replayed_from_its_checkpoint(store: Store, tmp_path: Path, staleness: int) -> None:
     """And from version 0 where the logs of both are there, though the number of shards has changed."""
     settings: dict[str, Any] = {"workers": 2, "task": "digits", "batch_size": 96, "staleness": staleness}
-    optimizer = kvps.Adam(kvps.Cosine(0.01, over=30))
+    optimizer = kvps.Adam(kvps.schedules.CosineAnnealingLR(0.01, over=30))
     job = store.create_job("digits", load_task("digits").parameters(0), epochs=4, optimizer=optimizer, **settings)
     every = Checkpoints(tmp_path, 7, keep=99)
     _run_task(job, every)
@@ -186,7 +186,7 @@ def test_entries_that_a_server_lost_are_no_part_of_the_log(tmp_path: Path, ahead
         job = store.create_job("job", model(), **PATIENT)
         train_to(job, 5, 1)
         size = mortal.log().stat().st_size
-        newest = int(job.state().bell.partition("-")[0])
+        newest = int(job.state().last_entry.partition("-")[0])
         job.client.call("XSETID", job.keys.commits, f"{newest + ahead_ms}-9")
         train_to(job, STOP, 1, checkpoints=Checkpoints(tmp_path, 4))
         mortal.kill()

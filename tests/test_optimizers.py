@@ -97,19 +97,21 @@ def test_cutting_a_shard_changes_no_bit(optimizer: optim.Optimizer) -> None:
 @pytest.mark.parametrize(
     ("schedule", "points"),
     [
-        (kvps.Step(1.0, every=10, factor=0.5), {0: 1.0, 9.9: 1.0, 10: 0.5, 25: 0.25}),
-        (kvps.Exponential(1.0, every=10, factor=0.25), {0: 1.0, 5: 0.5, 10: 0.25}),
-        (kvps.Linear(0.0, 1.0, over=10), {0: 0.0, 5: 0.5, 10: 1.0, 99: 1.0}),
-        (kvps.Cosine(1.0, over=10, final=0.5), {0: 1.0, 5: 0.75, 10: 0.5, 99: 0.5}),
+        (kvps.schedules.StepLR(1.0, every=10, factor=0.5), {0: 1.0, 9.9: 1.0, 10: 0.5, 25: 0.25}),
+        (kvps.schedules.ExponentialLR(1.0, every=10, factor=0.25), {0: 1.0, 5: 0.5, 10: 0.25}),
+        (kvps.schedules.LinearLR(0.0, 1.0, over=10), {0: 0.0, 5: 0.5, 10: 1.0, 99: 1.0}),
+        (kvps.schedules.CosineAnnealingLR(1.0, over=10, final=0.5), {0: 1.0, 5: 0.75, 10: 0.5, 99: 0.5}),
     ],
     ids=str,
 )
-def test_schedules(schedule: optim.Schedule, points: dict[float, float]) -> None:
+def test_schedules(schedule: kvps.schedules.Schedule, points: dict[float, float]) -> None:
     for progress, rate in points.items():
         assert schedule.at(progress) == pytest.approx(rate)
 
 
-@pytest.mark.parametrize("optimizer", [kvps.SGD(kvps.Cosine(0.1, over=5), 0.9, True), kvps.AdamW(), kvps.Adagrad(0.5)])
+@pytest.mark.parametrize(
+    "optimizer", [kvps.SGD(kvps.schedules.CosineAnnealingLR(0.1, over=5), 0.9, True), kvps.AdamW(), kvps.Adagrad(0.5)]
+)
 def test_settings_survive_redis(optimizer: optim.Optimizer) -> None:
     config = JobConfig(staleness=3, workers=4, optimizer=optimizer, reduction="sum", task="digits", seed=9)
     assert JobConfig.from_hash(config.to_hash()) == config
@@ -142,7 +144,7 @@ def test_chunks_tile_the_parameters_in_order(sizes: list[int], shards: int) -> N
 
 
 def test_settings_say_what_was_chosen_in_one_line() -> None:
-    step = kvps.SGD(lr=kvps.Step(0.1, every=100), momentum=0.9, nesterov=True)
+    step = kvps.SGD(lr=kvps.schedules.StepLR(0.1, every=100), momentum=0.9, nesterov=True)
     assert str(step) == "sgd(lr=step(initial=0.1, every=100), momentum=0.9, nesterov=True)"
-    assert str(kvps.Adam(lr=kvps.Cosine(0.1, over=10))) == "adam(lr=cosine(initial=0.1, over=10))"
+    assert str(kvps.Adam(lr=kvps.schedules.CosineAnnealingLR(0.1, over=10))) == "adam(lr=cosine(initial=0.1, over=10))"
     assert str(kvps.AdamW()) == "adamw(lr=0.001)"

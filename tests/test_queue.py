@@ -15,8 +15,8 @@ import pytest
 from commands import Started
 from harness import model
 from kvps_workers.queue import host as host_module
-from kvps_workers.queue.liveness import Lookout
-from kvps_workers.queue.queue import SCRIPTS, TrainingQueue
+from kvps_workers.queue.liveness import LivenessTracker
+from kvps_workers.queue.queue import SCRIPTS, TaskQueue
 from kvps_workers.training import Started as Execution
 
 import kvps
@@ -48,7 +48,7 @@ def test_the_header_holds_against_the_body(name: str) -> None:
 
 
 def test_jobs_stand_in_the_order_of_their_submission_also_what_is_put_back(
-    store: Store, queue: TrainingQueue, raw: Any
+    store: Store, queue: TaskQueue, raw: Any
 ) -> None:
     for name in ("b", "a", "c"):
         queue.submit(store.create_job(name, model(), workers=2))
@@ -67,7 +67,7 @@ def test_jobs_stand_in_the_order_of_their_submission_also_what_is_put_back(
     queue.depart()
 
 
-def test_a_task_is_in_the_queue_or_somebodys_and_put_back_once(store: Store, queue: TrainingQueue, raw: Any) -> None:
+def test_a_task_is_in_the_queue_or_somebodys_and_put_back_once(store: Store, queue: TaskQueue, raw: Any) -> None:
     queue.submit(store.create_job("job", model(), workers=2))
     queue.arrive()
     raw.set("rq:suspended", 1)
@@ -88,7 +88,7 @@ def test_a_task_is_in_the_queue_or_somebodys_and_put_back_once(store: Store, que
     queue.depart()
 
 
-def test_what_only_seems_to_run_is_not_lost(store: Store, queue: TrainingQueue, raw: Any) -> None:
+def test_what_only_seems_to_run_is_not_lost(store: Store, queue: TaskQueue, raw: Any) -> None:
     """An execution that nobody began, noted by another program."""
     queue.submit(store.create_job("job", model(), workers=1))
     id = raw.lindex("rq:queue:kvps", 0).decode()
@@ -104,7 +104,7 @@ def test_what_only_seems_to_run_is_not_lost(store: Store, queue: TrainingQueue, 
     queue.depart()
 
 
-def test_a_task_that_is_lost_again_and_again_without_progress_fails(store: Store, queue: TrainingQueue) -> None:
+def test_a_task_that_is_lost_again_and_again_without_progress_fails(store: Store, queue: TaskQueue) -> None:
     queue.submit(store.create_job("job", model(), workers=1))
     queue.arrive()
     became = []
@@ -119,7 +119,7 @@ def test_a_task_that_is_lost_again_and_again_without_progress_fails(store: Store
     queue.depart()
 
 
-def test_cancel_takes_one_jobs_tasks_and_no_others(store: Store, queue: TrainingQueue, raw: Any) -> None:
+def test_cancel_takes_one_jobs_tasks_and_no_others(store: Store, queue: TaskQueue, raw: Any) -> None:
     for name in ("a", "a-w0", "a-b"):
         queue.submit(store.create_job(name, model(), workers=2))
     queue.arrive()
@@ -134,7 +134,7 @@ def test_cancel_takes_one_jobs_tasks_and_no_others(store: Store, queue: Training
 
 
 def test_who_is_silent_is_lost_but_not_because_the_looker_was_away() -> None:
-    lookout, identity = Lookout(), kvps.machine.process.identity()
+    lookout, identity = LivenessTracker(), kvps.machine.process.identity()
     other = Execution("task", "one", "host", "beat", {})
     assert lookout.lost([other], 100.0) == []
     for second in range(101, 110):

@@ -16,7 +16,7 @@ from kvps_aggregator import Aggregator, serve
 
 import kvps
 from kvps.job import Job
-from kvps.protocol.scripts import NewLife
+from kvps.protocol.scripts import ServerRestarted
 from kvps.store import Store
 
 ROUNDS = 40
@@ -45,7 +45,7 @@ def test_bsp_goes_on_bit_for_bit_when_redis_is_killed(mortal: MortalServer) -> N
         histories = [
             f["history"] for _, f in job.client.call("XRANGE", job.keys.commits, "-", "+") if f["kind"] == "recover"
         ]
-        assert len(set(histories)) == 3, "each life of the server is a new history"
+        assert len(set(histories)) == 3, "each run of the server is a new history"
         assert check_chain(job) == ROUNDS
         assert job.clock() == {"w0": ROUNDS, "w1": ROUNDS}, "with appendfsync always nothing acknowledged is lost"
         assert all(c == sorted(set(c)) for c in clocks)
@@ -125,7 +125,7 @@ def test_a_holder_that_remembers_more_does_not_go_on_from_it(mortal: MortalServe
         mortal.kill()
         mortal.log().write_bytes(mortal.log().read_bytes()[:cut])
         mortal.start()
-        with pytest.raises(kvps.WorkerEvicted, match="new life"):
+        with pytest.raises(kvps.WorkerEvicted, match="restarted"):
             session.pull()
         aggregator.release()
         with aggregating(job):
@@ -147,7 +147,7 @@ def test_what_was_acknowledged_in_a_lost_life_is_refused_and_not_mixed_in(mortal
         mortal.kill()
         mortal.log().write_bytes(mortal.log().read_bytes()[:cut])
         mortal.start()
-        with pytest.raises(kvps.WorkerEvicted, match="new life"):
+        with pytest.raises(kvps.WorkerEvicted, match="restarted"):
             session.push(gradient(model(), 0, 3))
         assert _waiting(job) == 0
         assert eventually(Aggregator(job, threading.Event())._leases.watch)
@@ -157,7 +157,7 @@ def test_what_was_acknowledged_in_a_lost_life_is_refused_and_not_mixed_in(mortal
 
 @pytest.mark.parametrize("known", [True, False], ids=["known before", "unknown"])
 def test_whose_join_is_lost_is_not_told_that_its_rounds_are_done(mortal: MortalServer, known: bool) -> None:
-    """A new life of the server lacks its join, so all it was acknowledged too: that another had the id is long past."""
+    """A restart of the server lacks its join, so all it was acknowledged too: that another had the id is long past."""
     with kvps.connect(mortal.url) as store:
         job = store.create_job("job", model(), **PATIENT)
         if known:
@@ -196,7 +196,7 @@ def test_a_file_that_ended_in_a_transaction_is_written_anew(mortal: MortalServer
         mortal.log().write_bytes(whole[:cut])
         mortal.start()
         witness = Aggregator(job, threading.Event())
-        witness._leases._life = "an earlier one"
+        witness._leases._run_id = "an earlier one"
         assert eventually(witness._leases.watch)
         witness.release()
         mortal.kill()
@@ -226,7 +226,7 @@ def test_nothing_is_written_behind_half_a_transaction(mortal: MortalServer) -> N
                 pool.submit(job.scripts.plan),
                 pool.submit(job.scripts.evict, "w0", session.incarnation),
             ]
-            assert all(isinstance(other.exception(), NewLife) for other in others)
+            assert all(isinstance(other.exception(), ServerRestarted) for other in others)
             joining = pool.submit(job.join, "w0", takeover=True)
             for _ in range(20):
                 assert not aggregator._leases.watch()
@@ -241,7 +241,7 @@ def test_nothing_is_written_behind_half_a_transaction(mortal: MortalServer) -> N
 
 
 def test_before_a_new_history_nothing_is_accepted_committed_or_deleted(mortal: MortalServer) -> None:
-    """The server was started again, and nobody has noticed yet: its run id alone gives it away."""
+    """The server was restarted, and nobody has noticed yet: its run id alone gives it away."""
     with kvps.connect(mortal.url) as store:
         job = store.create_job("job", model(), staleness=1, **PATIENT)
         s = job.scripts
@@ -254,17 +254,17 @@ def test_before_a_new_history_nothing_is_accepted_committed_or_deleted(mortal: M
         before = job.state()
         mortal.kill()
         mortal.start()
-        with pytest.raises(NewLife):
+        with pytest.raises(ServerRestarted):
             s.ready(0, term, plan, "digest")
-        with pytest.raises(NewLife):
-            s.free(0, term, before.server, [job.keys.weights(0, before.names[0], 0)])
-        with pytest.raises(NewLife):
+        with pytest.raises(ServerRestarted):
+            s.free(0, term, before.run_id, [job.keys.weights(0, before.names[0], 0)])
+        with pytest.raises(ServerRestarted):
             s.leave("w0", session.incarnation, True)
-        with pytest.raises(NewLife):
+        with pytest.raises(ServerRestarted):
             s.push("w1", other.incarnation, 1, 0, 1, "0", before.history)
         assert job.state() == before
         assert s.ask("w0", session.incarnation, 1), "what was accepted is still acknowledged"
-        with pytest.raises(kvps.WorkerEvicted, match="new life"):
+        with pytest.raises(kvps.WorkerEvicted, match="restarted"):
             session.leave()
         assert job.state().history != before.history, "who notices begins it"
         with job.join("w0") as again:
@@ -281,8 +281,8 @@ def test_a_server_that_begins_a_new_life_while_a_job_ends(store: Store, monkeypa
 
     def interrupted(self: Aggregator) -> None:
         if not lost.is_set():
-            self._leases._life = "the one before"
-            job.client.call("HSET", job.keys.version, "server", "the one before")
+            self._leases._run_id = "the one before"
+            job.client.call("HSET", job.keys.version, "run_id", "the one before")
             job.client.call("HSET", job.keys.workers, "w0", there)
             job.scripts.recover(job.client.run_id(), "00000001", 0)
             lost.set()

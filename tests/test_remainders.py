@@ -39,7 +39,7 @@ Between = Callable[[Job, Session], Session]
 
 
 def _stored(job: Job) -> set[str]:
-    """The names of the remainders of which bytes are stored: "<worker>.<incarnation>:<seq>"."""
+    """The names of the residuals of which bytes are stored: "<worker>.<incarnation>:<seq>"."""
     keys = (key.split(":")[2:] for key in job.client.scan(job.keys.all_bytes))
     return {":".join(rest[:2]) for kind, *rest in keys if kind == "r"}
 
@@ -101,26 +101,28 @@ def _whole_and_with(store: Store, between: dict[int, Between], **settings: Any) 
     return whole, _bits(_trained(store, between, **settings))
 
 
-@pytest.mark.parametrize("wire", ["bf16", "int8", "topk:0.1"])
-def test_who_leaves_and_comes_back_makes_the_same_weights(store: Store, wire: str) -> None:
+@pytest.mark.parametrize("gradient_format", ["bf16", "int8", "topk:0.1"])
+def test_who_leaves_and_comes_back_makes_the_same_weights(store: Store, gradient_format: str) -> None:
     """Also twice without a push in between, and if the one who came back first was killed before its first push."""
 
     def and_is_killed_at_once(job: Job, session: Session) -> Session:
         _evict(job, _leave_and_come_back(job, session))
         return _leave_and_come_back(job, job.join("w0"))
 
-    whole, left = _whole_and_with(store, {3: _leave_and_come_back, 4: and_is_killed_at_once}, wire=wire)
+    whole, left = _whole_and_with(
+        store, {3: _leave_and_come_back, 4: and_is_killed_at_once}, gradient_format=gradient_format
+    )
     assert left == whole
 
 
-@pytest.mark.parametrize("wire", ["int8", "topk:0.1"])
-def test_who_is_killed_begins_with_nothing(store: Store, wire: str) -> None:
+@pytest.mark.parametrize("gradient_format", ["int8", "topk:0.1"])
+def test_who_is_killed_begins_with_nothing(store: Store, gradient_format: str) -> None:
     def evicted(job: Job, session: Session) -> Session:
         _evict(job, session)
-        assert _member(job).remainder == ""
+        assert _member(job).residual == ""
         return job.join("w0")
 
-    whole, evicted_once = _whole_and_with(store, {3: _leave_and_come_back, 5: evicted}, wire=wire)
+    whole, evicted_once = _whole_and_with(store, {3: _leave_and_come_back, 5: evicted}, gradient_format=gradient_format)
     assert evicted_once != whole, "what was left out is lost"
 
 
@@ -128,7 +130,7 @@ def test_what_waits_is_part_of_it(store: Store) -> None:
     """Who leaves while its last contribution waits for others is draining, and goes on behind that contribution."""
 
     def trained(leaves: bool) -> bytes:
-        job = _digits(store, workers=2, wire="int8", **PATIENT)
+        job = _digits(store, workers=2, gradient_format="int8", **PATIENT)
         with aggregating(job), ExitStack() as stack:
             w0, w1 = job.join("w0"), stack.enter_context(job.join("w1"))
             for round_ in range(ROUNDS):
@@ -150,7 +152,7 @@ def test_what_waits_is_part_of_it(store: Store) -> None:
 
 @pytest.mark.parametrize("staleness", [0, 1, -1])
 def test_workers_that_come_and_go_are_replayed_bit_for_bit(store: Store, staleness: int) -> None:
-    job = _digits(store, wire="int8", staleness=staleness, shards=2)
+    job = _digits(store, gradient_format="int8", staleness=staleness, shards=2)
 
     def worker(number: int) -> None:
         finished = False
@@ -164,7 +166,7 @@ def test_workers_that_come_and_go_are_replayed_bit_for_bit(store: Store, stalene
 
     _run(job, *[lambda number=number: worker(number) for number in range(3)])
     assert _proved(job).by == "recomputed"
-    joins = [fields["remainder"] for _, fields in job.entries() if fields["kind"] == "join"]
+    joins = [fields["residual"] for _, fields in job.entries() if fields["kind"] == "join"]
     assert sum(map(bool, joins)) == len(joins) - 3 > 3, "all but the first of each"
     assert not _stored(job)
 
@@ -173,7 +175,7 @@ def test_a_worker_that_is_stopped_and_started_again_makes_the_same_weights(lasti
     """By SIGTERM, while it waits for another."""
     jobs = []
     for name in ("whole", "stopped"):
-        options = ["--workers", "2", "--epochs", "3", "--batch-size", "96", "--wire", "int8"]
+        options = ["--workers", "2", "--epochs", "3", "--batch-size", "96", "--gradient-format", "int8"]
         assert kvps_run("create", "digits", "--job", name, *options).returncode == 0
         jobs.append(job := lasting.job(name))
         work = [["worker", "--job", name, "--id", f"w{i}"] for i in range(2)]
@@ -182,7 +184,7 @@ def test_a_worker_that_is_stopped_and_started_again_makes_the_same_weights(lasti
             assert eventually(lambda: int(lasting.client.call("INFO", "clients")["blocked_clients"]) == 1)
             first.end()
             assert (_member(job).state, _member(job).accepted) == ("draining", 1)
-            assert _member(job).remainder.startswith(f"{_member(job).incarnation}:1:")
+            assert _member(job).residual.startswith(f"{_member(job).incarnation}:1:")
         started = [start(*work[0])]
         assert eventually(lambda: "w0" in job.state().members and _member(job).active)
         started += [start(*work[1]), start("aggregator", "start", "--job", name)]  # else w1 goes on alone
@@ -196,7 +198,7 @@ def test_a_worker_that_is_stopped_and_started_again_makes_the_same_weights(lasti
 
 
 def test_its_bytes_live_until_the_next_incarnation_has_pushed(store: Store) -> None:
-    job = store.create_job("job", ONE, shards=2, wire="int8", **PATIENT)
+    job = store.create_job("job", ONE, shards=2, gradient_format="int8", **PATIENT)
     aggregator = Aggregator(job, threading.Event())
     aggregator.hold()
 
@@ -211,13 +213,13 @@ def test_its_bytes_live_until_the_next_incarnation_has_pushed(store: Store) -> N
     kept = {f"w0.{first.incarnation}:1"}
     assert swept() == kept
     second = job.join("w0")
-    assert second._inherited == _member(job).remainder != ""
+    assert second._inherited == _member(job).residual != ""
     assert swept() == kept
     second.pull()
     second.put("x", ONE["x"])
     assert swept() == kept, "it has read them, but if it is killed now the next one must, too"
     second.push()
-    assert _member(job).remainder == ""
+    assert _member(job).residual == ""
     assert swept() == set()
     assert aggregator.work()
     second.leave(finished=True)
@@ -228,7 +230,7 @@ def test_its_bytes_live_until_the_next_incarnation_has_pushed(store: Store) -> N
 
 
 def test_a_removed_job_leaves_nothing_though_a_worker_is_leaving(store: Store) -> None:
-    job = store.create_job("job", ONE, wire="int8", **PATIENT)
+    job = store.create_job("job", ONE, gradient_format="int8", **PATIENT)
     session = job.join("w0")
     _push(session)
     save = session._stored.save
@@ -244,7 +246,7 @@ def test_a_removed_job_leaves_nothing_though_a_worker_is_leaving(store: Store) -
 
 
 def test_who_was_replaced_while_it_stored_is_not_inherited_from(store: Store) -> None:
-    job = store.create_job("job", ONE, wire="int8", **PATIENT)
+    job = store.create_job("job", ONE, gradient_format="int8", **PATIENT)
     aggregator = Aggregator(job, threading.Event())
     aggregator.hold()
     session = job.join("w0")
@@ -261,34 +263,34 @@ def test_who_was_replaced_while_it_stored_is_not_inherited_from(store: Store) ->
     session._stored.save = replaced  # type: ignore[method-assign]
     session.leave(finished=False)
     (other,) = others
-    assert other._inherited == _member(job).remainder == ""
+    assert other._inherited == _member(job).residual == ""
     aggregator.sweep()
     assert not _stored(job)
     other.leave(finished=False)
-    assert _member(job).remainder == ""
+    assert _member(job).residual == ""
     aggregator.release()
 
 
 def test_a_remainder_of_another_clock_is_never_noted(store: Store) -> None:
     """Whatever who leaves believes: leave.lua knows what was accepted."""
-    job = store.create_job("job", ONE, wire="int8", staleness=-1, max_pending=9, **PATIENT)
+    job = store.create_job("job", ONE, gradient_format="int8", staleness=-1, max_pending=9, **PATIENT)
     session = job.join("w0")
     _push(session)
     for name in (f"{session.incarnation}:0:d", f"{session.incarnation}:2:d", "1-other:1:d", "d", ""):
         with job.join("w0", takeover=True) as again:
             _push(again)
             job.scripts.leave("w0", again.incarnation, False, (), name)
-            assert _member(job).remainder == ""
+            assert _member(job).residual == ""
     last = job.join("w0")
     _push(last)
     for _ in range(2):
         job.scripts.leave("w0", last.incarnation, False, (), f"{last.incarnation}:1:d")
-        assert _member(job).remainder == f"{last.incarnation}:1:d", "a repeat changes nothing"
+        assert _member(job).residual == f"{last.incarnation}:1:d", "a repeat changes nothing"
 
 
 def test_a_push_that_counted_though_nobody_was_told_ends_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """What its author has left out is of the contribution before; the one that follows begins with nothing."""
-    job = _digits(store, workers=1, wire="int8", **PATIENT)
+    job = _digits(store, workers=1, gradient_format="int8", **PATIENT)
     with aggregating(job):
         session = job.join("w0")
         session.push(_gradient(job, session))
@@ -313,22 +315,24 @@ def test_a_push_that_counted_though_nobody_was_told_ends_it(store: Store, monkey
 
 def test_units_that_come_back_are_computed_with_it(store: Store) -> None:
     """Who finds no unit free has finished, and may come back for those of the dead; when all are done nobody does."""
-    job = store.create_job("job", ONE, workers=2, units=3, wire="int8", staleness=-1, max_pending=9, **PATIENT)
+    job = store.create_job(
+        "job", ONE, workers=2, units=3, gradient_format="int8", staleness=-1, max_pending=9, **PATIENT
+    )
     aggregator = Aggregator(job, threading.Event())
     aggregator.hold()
     w0, w1 = job.join("w0"), job.join("w1")
     for session in (w0, w1, w0):
-        assert session.take() is not None
+        assert session.next_unit() is not None
         if session is not w1:
             _push(session)
-    assert w0.take() is None
+    assert w0.next_unit() is None
     w0.leave(finished=True)
     job.scripts.evict("w1", w1.incarnation)
     w0 = job.join("w0")
     assert w0._inherited
-    assert w0.take() == 1
+    assert w0.next_unit() == 1
     _push(w0)
-    assert w0._remainder
+    assert w0._residual
     w0.leave(finished=True)
     assert len(_stored(job)) == 2
     while aggregator.work() is not None:
@@ -341,26 +345,26 @@ def test_units_that_come_back_are_computed_with_it(store: Store) -> None:
 
 
 def test_fp32_jobs_and_who_is_evicted_store_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    for wire in ("fp32", "int8"):
-        job = store.create_job(wire, ONE, wire=wire, **PATIENT)
+    for gradient_format in ("fp32", "int8"):
+        job = store.create_job(gradient_format, ONE, gradient_format=gradient_format, **PATIENT)
         session = job.join("w0")
         _push(session)
         with monkeypatch.context() as never:
             never.setattr(Client, "put", lambda *_: pytest.fail("it stores"))
-            if wire == "fp32":
+            if gradient_format == "fp32":
                 never.setattr(session, "_look", lambda *_: pytest.fail("it looks"))
                 session.leave(finished=False)
             else:
                 _evict(job, session)
-        assert _member(job).remainder == ""
-        assert "remainder" not in _member(job).process
+        assert _member(job).residual == ""
+        assert "residual" not in _member(job).process
 
 
 @pytest.mark.parametrize("kind", list(BINARIES))
 def test_who_finds_no_room_leaves_without_it(kind: str) -> None:
     params = {"x": np.zeros(600_000, np.float32)}
     with running_server(BINARIES[kind], "--maxmemory", "200mb") as url, Client(url, patience_s=0.2) as client:
-        job = Store(client).create_job("job", params, shards=2, wire="int8", **PATIENT)
+        job = Store(client).create_job("job", params, shards=2, gradient_format="int8", **PATIENT)
         session = job.join("w0")
         session.pull()
         session.push({"x": np.random.default_rng(0).normal(size=600_000).astype(np.float32)})
@@ -375,11 +379,11 @@ def test_who_finds_no_room_leaves_without_it(kind: str) -> None:
 @pytest.mark.parametrize("harm", ["SETRANGE", "DEL"])
 def test_bytes_that_are_damaged_or_gone_are_an_error(store: Store, harm: str) -> None:
     """Not a training that differs from what the log says of it."""
-    job = store.create_job("job", ONE, shards=2, wire="int8", **PATIENT)
+    job = store.create_job("job", ONE, shards=2, gradient_format="int8", **PATIENT)
     session = job.join("w0")
     _push(session)
     session.leave(finished=False)
-    key = job.keys.remainder(1, "w0", session.incarnation, 1, 0)
+    key = job.keys.residual(1, "w0", session.incarnation, 1, 0)
     store.client.call(harm, key, *((3, "bad!") if harm == "SETRANGE" else ()))
     with aggregating(job), job.join("w0") as again:
         again.pull()
@@ -392,7 +396,7 @@ def test_bytes_that_are_damaged_or_gone_are_an_error(store: Store, harm: str) ->
 
 def test_the_log_is_asked_also_where_it_was_moved(store: Store, tmp_path: Path) -> None:
     """From a checkpoint, what was left out before is not known, though the first to be replayed came back behind it."""
-    job = _digits(store, workers=1, wire="int8", **PATIENT)
+    job = _digits(store, workers=1, gradient_format="int8", **PATIENT)
     with aggregating(job, checkpoints=Checkpoints(tmp_path, 4, keep=99)):
         session = job.join("w0")
         for round_ in range(10):
@@ -414,15 +418,15 @@ def test_the_log_is_asked_also_where_it_was_moved(store: Store, tmp_path: Path) 
 
 
 def test_a_join_that_says_another_beginning_is_caught(store: Store) -> None:
-    job = _trained(store, {3: _leave_and_come_back}, wire="int8")
+    job = _trained(store, {3: _leave_and_come_back}, gradient_format="int8")
     entries = list(job.entries())
     for name, words in (("", "gives another gradient here"), ("1-abcd:3:d", "is not known"), (None, "is not known")):
         job.client.call("DEL", job.keys.commits)
         for entry, fields in entries:
-            if fields.get("remainder"):
+            if fields.get("residual"):
                 if name is None:
                     continue
-                fields = fields | {"remainder": name}
+                fields = fields | {"residual": name}
             job.client.call("XADD", job.keys.commits, entry, *[part for pair in fields.items() for part in pair])
         assert "commit 4: contribution 1 of w0" in (differs := proof_of(job)[1].differs)
         assert words in differs
@@ -430,16 +434,16 @@ def test_a_join_that_says_another_beginning_is_caught(store: Store) -> None:
 
 def test_a_checkpoint_holds_none(store: Store, tmp_path: Path) -> None:
     """The bytes are another job's; who joins the restored one begins with nothing."""
-    job = store.create_job("job", model(), wire="int8", **PATIENT)
+    job = store.create_job("job", model(), gradient_format="int8", **PATIENT)
     with aggregating(job):
         session = job.join("w0")
         session.push({name: np.ones_like(array) for name, array in session.pull().items()})
         session.pull()
         session.leave(finished=False)
-    assert _member(job).remainder
+    assert _member(job).residual
     made = job.checkpoint()
     made.write(tmp_path / made.filename)
     restored = store.restore_job(Checkpoint.load(tmp_path / made.filename), "again")
-    assert _member(restored).remainder == ""
+    assert _member(restored).residual == ""
     with restored.join("w0") as again:
         assert (again.clock, again._inherited) == (1, "")

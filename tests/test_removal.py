@@ -47,7 +47,7 @@ def test_who_holds_a_removed_job_does_nothing_to_one_made_anew(store: Store) -> 
     """Everything that a worker, a reader, an aggregator or a supervisor may call means the job that it was given."""
     old = store.create_job("job", model(), workers=2, staleness=1, units=5)
     session, other = old.join("w0"), old.join("w1")
-    session.take()
+    session.next_unit()
     session.push(gradient(session.pull(), 0, 0))
     plan = old.scripts.plan().plan
     assert plan
@@ -58,7 +58,7 @@ def test_who_holds_a_removed_job_does_nothing_to_one_made_anew(store: Store) -> 
     me, before, s = session.incarnation, _dump(store), old.scripts
     calls: dict[str, Callable[[], object]] = {
         "pull": other.pull,
-        "take": other.take,
+        "next_unit": other.next_unit,
         "ask": lambda: s.ask("w0", me, 1),
         "push": lambda: s.push("w0", me, 1, 0, 1, "0", plan.history, 0),
         "heartbeat": lambda: s.heartbeat("w0", me),
@@ -234,7 +234,7 @@ def test_8200_workers_are_planned_committed_evicted_recovered_and_removed(store:
     s, history = job.scripts, job.turn().history
     for number in range(MANY):
         name = f"x{number}"
-        unit_of = s.join(name, "n", "", ME) and s.take(name, "1-n")
+        unit_of = s.join(name, "n", "", ME) and s.next_unit(name, "1-n")
         s.push(name, "1-n", 1, 0, 0, "-", history, unit_of)
     planned = s.plan()
     assert planned.plan

@@ -225,11 +225,13 @@ def test_what_a_copy_leaves_running_ends_with_it(here: Path) -> None:
 
 
 def test_the_options_are_those_of_the_job(lasting: kvps.Store) -> None:
-    options = "-w 2 -s 2 --shards 2 --optimizer adam:beta1=0.8 --lr 0.01 --wire bf16 --seed 7 --worker-timeout 5"
+    options = (
+        "-w 2 -s 2 --shards 2 --optimizer adam:beta1=0.8 --lr 0.01 --gradient-format bf16 --seed 7 --worker-timeout 5"
+    )
     done = kvps_run("run", *options.split(), "--lease", "2", "--nonfinite", "skip", *script(3))
     assert done.returncode == 0, done.stdout + done.stderr
     c = lasting.job("train").config
-    assert (c.workers, c.staleness, c.shards, c.wire, c.seed, c.nonfinite) == (2, 2, 2, "bf16", 7, "skip")
+    assert (c.workers, c.staleness, c.shards, c.gradient_format, c.seed, c.nonfinite) == (2, 2, 2, "bf16", 7, "skip")
     assert (c.worker_timeout_ms, c.lease_ms, c.optimizer) == (5000, 2000, kvps.Adam(lr=0.01, beta1=0.8))
     done = kvps_run("run", "-w", "1", *script(3, "ssp"))
     assert done.returncode == 0, done.stdout + done.stderr

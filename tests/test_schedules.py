@@ -128,14 +128,14 @@ def test_what_was_rejected_is_settled_in_a_new_life_of_the_server_too(store: Sto
     """Till its version is committed it stands in the plan alone: its worker's round and its unit must not be lost."""
     job = store.create_job("job", ONE, units=1)
     session = job.join("w0")
-    assert session.take() == 0
+    assert session.next_unit() == 0
     _push(session)
     plan = job.scripts.plan().plan
     assert plan
     term, *_ = job.scripts.acquire(0, "holder", 10_000, "nonce")
     job.scripts.reject(0, term, plan, plan.contributions[0], "because")
-    for life in ("another life", store.client.run_id()):
-        job.scripts.recover(life, life[:8], 0)
+    for run_id in ("another life", store.client.run_id()):
+        job.scripts.recover(run_id, run_id[:8], 0)
     rest = job.scripts.plan().plan
     assert rest
     term, *_ = job.scripts.acquire(0, "holder", 10_000, "nonce")
@@ -143,7 +143,7 @@ def test_what_was_rejected_is_settled_in_a_new_life_of_the_server_too(store: Sto
     assert job.state().members["w0"].pending == 0
     with job.join("w0") as again:
         assert again.round == 1
-        assert again.take() == 0
+        assert again.next_unit() == 0
 
 
 def test_a_holder_that_overslept_its_reading_stands_by(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

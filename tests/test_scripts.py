@@ -12,7 +12,7 @@ import kvps
 from kvps.errors import CorruptData, LeaseLost, WorkerEvicted
 from kvps.job import Job
 from kvps.protocol.plan import Plan
-from kvps.protocol.scripts import SCRIPTS, InboxFull, NewLife, PlanGone
+from kvps.protocol.scripts import SCRIPTS, InboxFull, PlanGone, ServerRestarted
 from kvps.store import Store
 
 LUA = {path.name: path.read_text() for path in (resources.files("kvps.protocol") / "lua").iterdir()}
@@ -38,7 +38,7 @@ def test_the_header_holds_against_the_body(name: str) -> None:
         assert re.search(rf"\[{number}(\]|\.\.\.)", header.partition("ARGV")[2]), f"ARGV[{number}]"
     codes = (
         set(re.findall(r"return \{ '([A-Z]+)'", body))
-        | ({"LIFE"} if "another_life" in body else set())
+        | ({"RESTARTED"} if "restarted" in body else set())
         | ({"WRONGTYPE"} if "wrong_type" in body else set())
         | ({"NOJOB", "ANOTHER"} if "another_job" in body else set())
     )
@@ -179,7 +179,7 @@ def test_a_lease_is_one_holders_until_it_gives_it_up(job: Job) -> None:
 
 
 def test_only_the_owner_deletes(job: Job) -> None:
-    old, new, life = "h-1-a", "h-2-b", job.state().server
+    old, new, run_id = "h-1-a", "h-2-b", job.state().run_id
     key = job.keys.weights(0, "x", 0)
     job.client.call("SET", key, "bytes")
     job.scripts.own(0, old)
@@ -188,11 +188,11 @@ def test_only_the_owner_deletes(job: Job) -> None:
     with pytest.raises(LeaseLost):
         job.scripts.own(0, old)
     with pytest.raises(LeaseLost):
-        job.scripts.free(0, old, life, [key])
-    with pytest.raises(NewLife):
+        job.scripts.free(0, old, run_id, [key])
+    with pytest.raises(ServerRestarted):
         job.scripts.free(0, new, "another life", [key])
     assert job.client.call("EXISTS", key) == 1
-    job.scripts.free(0, new, life, [key])
+    job.scripts.free(0, new, run_id, [key])
     assert job.client.call("EXISTS", key) == 0
 
 

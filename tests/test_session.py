@@ -14,11 +14,11 @@ import pytest
 from conftest import eventually
 from harness import aggregating
 from kvps_aggregator import Aggregator
-from kvps_aggregator.shard.fetch import Intake
+from kvps_aggregator.shard.fetch import ContributionFetch
 from test_verify import _digits, _proved, _run, _training
 
 import kvps
-from kvps.arrays.error_feedback import Remainder
+from kvps.arrays.error_feedback import Residual
 from kvps.connection.sockets import _Bulk
 from kvps.session import upload
 from kvps.session.session import Session
@@ -41,9 +41,9 @@ def _rejected(job: kvps.Job) -> list[str]:
 # -- pushes that fail ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("wire", ["fp32", "bf16"])
-def test_a_push_that_a_full_server_refused_counts_once(store: Store, wire: str) -> None:
-    job = store.create_job("job", SMALL, wire=wire, optimizer=kvps.SGD(lr=0.5), **PATIENT)
+@pytest.mark.parametrize("gradient_format", ["fp32", "bf16"])
+def test_a_push_that_a_full_server_refused_counts_once(store: Store, gradient_format: str) -> None:
+    job = store.create_job("job", SMALL, gradient_format=gradient_format, optimizer=kvps.SGD(lr=0.5), **PATIENT)
     patience, store.client._patience_s = store.client._patience_s, 0.3
     with job.join("w0") as session:
         session.pull()
@@ -60,9 +60,15 @@ def test_a_push_that_a_full_server_refused_counts_once(store: Store, wire: str) 
     assert job.snapshot()[1]["b"].tolist() == [-0.5] * 3
 
 
-@pytest.mark.parametrize("wire", ["fp32", "bf16"])
-def test_a_worker_that_met_a_full_server_is_replayed(store: Store, monkeypatch: pytest.MonkeyPatch, wire: str) -> None:
-    job, deliver, pushes = _digits(store, wire=wire, workers=1), Session._deliver, iter(range(1000))
+@pytest.mark.parametrize("gradient_format", ["fp32", "bf16"])
+def test_a_worker_that_met_a_full_server_is_replayed(
+    store: Store, monkeypatch: pytest.MonkeyPatch, gradient_format: str
+) -> None:
+    job, deliver, pushes = (
+        _digits(store, gradient_format=gradient_format, workers=1),
+        Session._deliver,
+        iter(range(1000)),
+    )
 
     def full(self: Session, *arguments: Any) -> Any:
         if next(pushes) == 3:
@@ -173,11 +179,11 @@ def test_another_gradient_is_not_taken_for_one_whose_push_was_interrupted(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C comes when it has been accepted, and before it is counted here."""
-    job = store.create_job("job", SMALL, optimizer=kvps.SGD(lr=1.0), wire="bf16")
+    job = store.create_job("job", SMALL, optimizer=kvps.SGD(lr=1.0), gradient_format="bf16")
     with aggregating(job), job.join("w0") as session:
         session.pull()
         with monkeypatch.context() as patch:
-            patch.setattr(Remainder, "keep", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
+            patch.setattr(Residual, "keep", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
             with pytest.raises(KeyboardInterrupt):
                 session.push(_of(SMALL, 1))
         with pytest.raises(kvps.WrongOrder, match="how the push before this one ended is not known"):
@@ -189,10 +195,10 @@ def test_another_gradient_is_not_taken_for_one_whose_push_was_interrupted(
 # -- put -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("wire", ["fp32", "bf16"])
-def test_nothing_of_a_skipped_contribution_counts(store: Store, wire: str) -> None:
+@pytest.mark.parametrize("gradient_format", ["fp32", "bf16"])
+def test_nothing_of_a_skipped_contribution_counts(store: Store, gradient_format: str) -> None:
     """Neither what was finite, nor later what a format had left out of it; and those after it are whole."""
-    job = store.create_job("job", SMALL, shards=2, nonfinite="skip", wire=wire, **PATIENT)
+    job = store.create_job("job", SMALL, shards=2, nonfinite="skip", gradient_format=gradient_format, **PATIENT)
     with aggregating(job), job.join("w0") as session:
         for bad in (True, False, False):
             session.pull()
@@ -278,7 +284,7 @@ def test_an_interrupted_put_leaves_no_holes(store: Store, monkeypatch: pytest.Mo
 @pytest.mark.parametrize("params", [SMALL, LARGE])
 def test_a_batch_that_failed_is_begun_anew(store: Store, params: dict[str, np.ndarray]) -> None:
     """What was put for it is forgotten with the next pull."""
-    job = store.create_job("job", params, optimizer=kvps.SGD(lr=1.0), wire="bf16", **PATIENT)
+    job = store.create_job("job", params, optimizer=kvps.SGD(lr=1.0), gradient_format="bf16", **PATIENT)
     with aggregating(job), job.join("w0") as session:
         for _ in range(2):
             session.pull()
@@ -402,10 +408,10 @@ def test_a_stale_holder_that_looks_for_who_made_a_sum_infinite(store: Store, mon
     """Another has committed meanwhile, and freed what it wants to look at: it stands by."""
     job = store.create_job("job", SMALL, staleness=-1, workers=2, reduction="sum", lease_ms=60_000, **PATIENT)
     stale, other = Aggregator(job, threading.Event()), Aggregator(job, threading.Event())
-    check = Intake.check
+    check = ContributionFetch.check
 
-    def late(self: Intake) -> None:
-        monkeypatch.setattr(Intake, "check", check)
+    def late(self: ContributionFetch) -> None:
+        monkeypatch.setattr(ContributionFetch, "check", check)
         stale._leases.give_up(0)
         other.hold(at_once=True)
         assert other.work()
@@ -417,7 +423,7 @@ def test_a_stale_holder_that_looks_for_who_made_a_sum_infinite(store: Store, mon
         for session in (w0, w1):
             session.push(_of(SMALL, 3e38))
         stale.hold(at_once=True)
-        monkeypatch.setattr(Intake, "check", late)
+        monkeypatch.setattr(ContributionFetch, "check", late)
         stale.work()
         assert not stale._shards
     stale.release()

@@ -69,7 +69,7 @@ def test_bsp_equals_a_plain_loop_bit_for_bit(store: Store, workers: int) -> None
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "wire"),
+    ("optimizer", "gradient_format"),
     [
         (kvps.SGD(0.05, momentum=0.9), "fp32"),
         (kvps.Adam(0.05), "fp32"),
@@ -77,7 +77,7 @@ def test_bsp_equals_a_plain_loop_bit_for_bit(store: Store, workers: int) -> None
         (kvps.Adam(), "topk:0.1"),
     ],
 )
-def test_it_makes_no_difference_to_a_bit_how_arrays_move(store: Store, optimizer: Any, wire: str) -> None:
+def test_it_makes_no_difference_to_a_bit_how_arrays_move(store: Store, optimizer: Any, gradient_format: str) -> None:
     """With several chunks, which are made on several threads, and with optimizer state."""
 
     def quick(session: Session, params: dict[str, np.ndarray], round_: int) -> dict[str, np.ndarray]:
@@ -87,7 +87,9 @@ def test_it_makes_no_difference_to_a_bit_how_arrays_move(store: Store, optimizer
     jobs = []
     for transport in ("redis", "shm"):
         settings = {**PATIENT, "transport": transport}
-        job = store.create_job(transport, start, workers=2, optimizer=optimizer, wire=wire, **settings)
+        job = store.create_job(
+            transport, start, workers=2, optimizer=optimizer, gradient_format=gradient_format, **settings
+        )
         assert job.config.transport == transport
         with aggregating(job):
             work(job, 6, quick, 2)
@@ -645,7 +647,7 @@ def test_auto_is_shared_memory_where_that_is_sure_and_worth_it(store: Store, mon
     assert chosen() == "shm"
     assert chosen(model()) == "redis"
     assert chosen(shards=2) == "redis"
-    assert chosen(pull_wire="bf16") == "redis"
+    assert chosen(weight_format="bf16") == "redis"
     assert chosen(transport="redis") == "redis"
     assert chosen(model(), transport="shm") == "shm"
     monkeypatch.setattr(store.client, "port", lambda: 6379)
@@ -665,7 +667,7 @@ def test_auto_is_shared_memory_where_that_is_sure_and_worth_it(store: Store, mon
     "settings",
     [
         *({"mirror_every": every} for every in ("0", "-1s", "1m", "0.0s", "")),
-        *({"transport": "shm"} | more for more in ({"shards": 2}, {"pull_wire": "bf16"})),
+        *({"transport": "shm"} | more for more in ({"shards": 2}, {"weight_format": "bf16"})),
         {"transport": "rdma"},
     ],
 )

@@ -28,7 +28,7 @@ from kvps.store import Store
 
 TESTS = Path(__file__).parent
 Weights = dict[str, np.ndarray]
-Round = Callable[[kvps.torch.Worker, nn.Module], None]
+Round = Callable[[kvps.torch.TorchSession, nn.Module], None]
 
 
 @pytest.fixture(scope="module", params=ONE_AND_SLOWLY_ALL)
@@ -38,7 +38,7 @@ def server_url(request: pytest.FixtureRequest) -> Iterator[str]:
         yield url
 
 
-def one_round(worker: kvps.torch.Worker, model: nn.Module) -> None:
+def one_round(worker: kvps.torch.TorchSession, model: nn.Module) -> None:
     worker.pull()
     loss = loss_of(model, worker.session.rank, worker.session.round)
     loss.backward()
@@ -166,7 +166,7 @@ def test_each_schedule_is_pytorchs(scheduled: Callable[[Any], lr_scheduler.LRSch
     settings = kvps.torch.optimizer(model, optimizer, scheduler, every)
     for step in range(9):
         assert math.isclose(settings.lr_at(step * every), optimizer.param_groups[0]["lr"], rel_tol=1e-9), step
-        if isinstance(settings.lr, kvps.Step):
+        if isinstance(settings.lr, kvps.schedules.StepLR):
             assert settings.lr_at(step * every + every - 1) == settings.lr_at(step * every)
         optimizer.step()
         scheduler.step()
@@ -212,18 +212,18 @@ def test_overlap_refuses_what_comes_after_and_the_next_round_goes_on(store: Stor
     model = net()
     job = create(store, model, torch.optim.SGD(model.parameters(), lr=0.1), workers=1)
 
-    def clipped(worker: kvps.torch.Worker) -> None:
+    def clipped(worker: kvps.torch.TorchSession) -> None:
         nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
         worker.step()
 
-    def cleared(worker: kvps.torch.Worker) -> None:
+    def cleared(worker: kvps.torch.TorchSession) -> None:
         model.zero_grad()
         worker.step()
 
-    def again(worker: kvps.torch.Worker) -> None:
+    def again(worker: kvps.torch.TorchSession) -> None:
         loss_of(model, 0, 1).backward()
 
-    def unscaled(worker: kvps.torch.Worker) -> None:
+    def unscaled(worker: kvps.torch.TorchSession) -> None:
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
         scaler.scale(torch.zeros(()))  # makes its scale
         scaler.step(worker)
@@ -358,7 +358,7 @@ def test_a_parameter_without_a_gradient_counts_as_zeros(store: Store) -> None:
 
 
 def test_gradients_of_several_backwards_add_up(store: Store) -> None:
-    def halves(worker: kvps.torch.Worker, model: nn.Module) -> None:
+    def halves(worker: kvps.torch.TorchSession, model: nn.Module) -> None:
         worker.pull()
         for _ in range(2):
             (loss_of(model, worker.session.rank, worker.session.round) / 2).backward()
@@ -369,7 +369,7 @@ def test_gradients_of_several_backwards_add_up(store: Store) -> None:
 
 
 def test_clipping_is_of_a_workers_own_gradient(store: Store) -> None:
-    def clipped(worker: kvps.torch.Worker, model: nn.Module) -> None:
+    def clipped(worker: kvps.torch.TorchSession, model: nn.Module) -> None:
         worker.pull()
         loss_of(model, worker.session.rank, worker.session.round).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 0.1)
@@ -395,7 +395,7 @@ def scaled(scaler: torch.amp.GradScaler, spoil: set[int]) -> Round:
     """A round with a GradScaler; in the attempts that are to be spoilt a gradient is infinite."""
     attempts = iter(range(1000))
 
-    def round_(worker: kvps.torch.Worker, model: nn.Module) -> None:
+    def round_(worker: kvps.torch.TorchSession, model: nn.Module) -> None:
         worker.pull()
         loss = loss_of(model, worker.session.rank, worker.session.round)
         scaler.scale(loss).backward()
@@ -418,7 +418,7 @@ def test_a_grad_scaler_takes_the_worker_for_an_optimizer(store: Store) -> None:
 def test_autocast_in_bf16_trains(store: Store) -> None:
     losses = []
 
-    def short(worker: kvps.torch.Worker, model: nn.Module) -> None:
+    def short(worker: kvps.torch.TorchSession, model: nn.Module) -> None:
         worker.pull()
         with torch.autocast("cpu", dtype=torch.bfloat16):
             assert model[0](torch.zeros(2, 20)).dtype == torch.bfloat16
@@ -570,7 +570,7 @@ def optimizer_refusals() -> Iterator[Any]:
     yield lambda m: o.SGD([*m.parameters(), nn.Parameter(torch.ones(1))]), "no parameters of the model"
     yield stepped, "has stepped already"
     yield scheduled, r"give it too, as optimizer\(model, optimizer, scheduler\)"
-    yield with_plateau, "kvps has no ReduceLROnPlateau: .* kvps.Step"
+    yield with_plateau, "kvps has no ReduceLROnPlateau: .* kvps.schedules.StepLR"
     yield begun, "the scheduler has stepped already"
     yield anothers, "another optimizer's"
     yield every, "every must be a whole number of rounds from 1, not 0"

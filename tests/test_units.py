@@ -31,7 +31,7 @@ def _do(job: Job, worker: str, dies_at: frozenset[int]) -> None:
     again = True
     while again:
         session = job.join(worker, takeover=True)
-        while (unit := session.take()) is not None:
+        while (unit := session.next_unit()) is not None:
             session.pull()
             if unit in dies_at and unit not in _died:
                 _died.add(unit)
@@ -62,7 +62,7 @@ def test_each_unit_is_committed_once_though_workers_die(store: Store, staleness:
         for done in [pool.submit(_do, job, f"w{i}", dies_at) for i in range(3)]:
             done.result()
         while not job.state().finished(job.config):
-            job.client.wait({job.keys.commits: job.state().bell})
+            job.client.wait({job.keys.commits: job.state().last_entry})
     assert _died == dies_at
     assert used(job) == dict.fromkeys(range(units), 1)
     assert job.client.call("HGETALL", job.keys.units) == {"next": str(units), "done": str(units)}
@@ -73,26 +73,26 @@ def test_each_unit_is_committed_once_though_workers_die(store: Store, staleness:
 def test_a_unit_is_the_workers_until_it_is_pushed_evicted_or_has_left(store: Store) -> None:
     job = store.create_job("job", ZERO, workers=3, staleness=-1, units=4, **PATIENT)
     w0, w1, w2 = (job.join(f"w{i}") for i in range(3))
-    assert [s.take() for s in (w0, w1, w2)] == [0, 1, 2]
-    assert w0.take() == 0, "the same until it is pushed"
+    assert [s.next_unit() for s in (w0, w1, w2)] == [0, 1, 2]
+    assert w0.next_unit() == 0, "the same until it is pushed"
     job.scripts.evict("w1", w1.incarnation)
     assert job.client.call("HGET", job.keys.units, "1") == "free"
     with pytest.raises(kvps.WorkerEvicted):
-        w1.take()
+        w1.next_unit()
     w2.leave(finished=False)
     w0.pull()
     w0.push(_grads(1))
     job.scripts.evict("w0", w0.incarnation)
     assert job.client.call("HGETALL", job.keys.units) == {"next": "3", "0": "w0 pushed", "1": "free", "2": "free"}
     with job.join("w1") as again:
-        assert again.take() == 1, "the first that came back"
+        assert again.next_unit() == 1, "the first that came back"
 
 
 def test_what_was_pushed_and_rejected_is_handed_out_again(store: Store) -> None:
     job = store.create_job("job", ZERO, units=2, staleness=-1, **PATIENT)
     aggregator = Aggregator(job, threading.Event())
     with job.join("w0") as session:
-        assert session.take() == 0
+        assert session.next_unit() == 0
         session.pull()
         session.push(_grads(1))
         store.client.call("SETRANGE", job.keys.gradient(0, "w0", session.incarnation, 1, 0), 0, "bad!")
@@ -100,7 +100,7 @@ def test_what_was_pushed_and_rejected_is_handed_out_again(store: Store) -> None:
         while job.state().version == 0:
             aggregator.work()
         assert job.client.call("HGET", job.keys.units, "0") == "free"
-        assert session.take() == 0
+        assert session.next_unit() == 0
     aggregator.release()
 
 
@@ -108,11 +108,11 @@ def test_take_and_push_belong_together(store: Store) -> None:
     job = store.create_job("job", ZERO, units=2, **PATIENT)
     with job.join("w0") as session:
         session.pull()
-        with pytest.raises(kvps.WrongOrder, match="take"):
+        with pytest.raises(kvps.WrongOrder, match="next_unit"):
             session.push(_grads(1))
     plain = store.create_job("plain", ZERO)
     with plain.join("w0") as session, pytest.raises(kvps.WrongOrder, match="units=N"):
-        session.take()
+        session.next_unit()
 
 
 def test_push_is_fenced_by_its_unit(store: Store) -> None:
@@ -122,7 +122,7 @@ def test_push_is_fenced_by_its_unit(store: Store) -> None:
     for unit in (None, 1):
         with pytest.raises(kvps.WrongOrder, match="UNIT"):
             job.scripts.push("w0", session.incarnation, 1, 0, 1, "0", state.history, unit)
-    session.take()
+    session.next_unit()
     with pytest.raises(kvps.WrongOrder, match="UNIT"):
         job.scripts.push("w0", session.incarnation, 1, 0, 1, "0", state.history, 1)
     assert job.scripts.push("w0", session.incarnation, 1, 0, 1, "0", state.history, 0).clock == 1

@@ -76,11 +76,11 @@ def _proved(job: Job, record: Path | None = None) -> Proof:
     ("staleness", "shards", "settings"),
     [
         (0, 1, {"optimizer": kvps.SGD(0.1, momentum=0.9, nesterov=True)}),
-        (0, 2, {"optimizer": kvps.Adam(kvps.Cosine(0.01, over=10))}),
-        (1, 1, {"optimizer": kvps.Adagrad(kvps.Step(0.1, every=4))}),
+        (0, 2, {"optimizer": kvps.Adam(kvps.schedules.CosineAnnealingLR(0.01, over=10))}),
+        (1, 1, {"optimizer": kvps.Adagrad(kvps.schedules.StepLR(0.1, every=4))}),
         (1, 2, {"optimizer": kvps.SGD(0.05, momentum=0.5, weight_decay=0.01), "reduction": "sum"}),
         (-1, 1, {"optimizer": kvps.SGD(0.1), "reduction": "sum"}),
-        (-1, 2, {"optimizer": kvps.AdamW(kvps.Linear(0.0, 0.01, over=8))}),
+        (-1, 2, {"optimizer": kvps.AdamW(kvps.schedules.LinearLR(0.0, 0.01, over=8))}),
     ],
 )
 def test_every_mode_can_be_recomputed(
@@ -93,7 +93,7 @@ def test_every_mode_can_be_recomputed(
         with job.join("w2") as session:
             grads = _gradient(job, session)
             while (state := job.state()).version < 3 - 2 * (staleness > 0):
-                job.client.wait({job.keys.commits: state.bell})
+                job.client.wait({job.keys.commits: state.last_entry})
             assert _proved(job).replayed, "also while it goes on"
             session.push(grads)
 

@@ -68,7 +68,7 @@ def _round(job: Job, worker: str = "w0", finished: bool = True) -> None:
     session.push(ONE)
     version = session.version
     while job.state().version <= version:
-        job.client.wait({job.keys.commits: job.state().bell})
+        job.client.wait({job.keys.commits: job.state().last_entry})
     session.leave(finished=finished)
 
 
@@ -281,7 +281,7 @@ def test_a_job_made_anew_within_a_moment_is_another(store: Store) -> None:
         assert eventually(lambda: job.state().version == 1)
 
 
-# -- another life of the server -----------------------------------------------------------------------------------
+# -- a restart of the server -----------------------------------------------------------------------------------
 
 
 def test_idle_jobs_get_a_new_history_before_a_worker_joins(tmp_path: Path) -> None:
@@ -300,7 +300,7 @@ def test_idle_jobs_get_a_new_history_before_a_worker_joins(tmp_path: Path) -> No
         for job, before in zip(jobs, old, strict=True):
             assert eventually(lambda job=job, before=before: job.state().history != before)
             _round(job)
-            assert job.state().members["w0"].process["life"] == 1, "nobody was cut off"
+            assert job.state().members["w0"].process["incarnations"] == 1, "nobody was cut off"
         assert eventually(lambda: _served() == set())
         watched.__exit__(None, None, None)
         store.close()

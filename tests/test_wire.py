@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from conftest import eventually
 from harness import aggregating, check_chain, gradient, model, plain_loop, staleness_used, work
-from kvps_aggregator.shard.eager_fetch import Early
+from kvps_aggregator.shard.eager_fetch import EagerFetch
 from kvps_aggregator.verify.contribution import Coding
 from kvps_workers.training_loop import train
 from test_verify import _digits, _gradient, _proved, _run, _training
 
 import kvps
-from kvps.arrays.error_feedback import Remainder
+from kvps.arrays.error_feedback import Residual
 from kvps.arrays.formats import format_of
 from kvps.arrays.layout import Layout
 from kvps.cli.verify import proof_of
@@ -25,7 +25,7 @@ from kvps.connection.client import Client
 from kvps.device.base import open_device
 from kvps.job import Job
 from kvps.protocol.plan import Contribution
-from kvps.protocol.scripts import NewLife
+from kvps.protocol.scripts import ServerRestarted
 from kvps.session.session import Session
 from kvps.store import Store
 from kvps.transport.version_reader import Reader
@@ -107,7 +107,7 @@ def test_mistakes_with_put_change_nothing(store: Store) -> None:
 
 def test_what_was_put_and_does_not_count_is_zeros(store: Store) -> None:
     job = store.create_job(
-        "job", {"a": np.zeros(2, np.float32), "b": np.zeros(3, np.float32)}, nonfinite="skip", wire="bf16"
+        "job", {"a": np.zeros(2, np.float32), "b": np.zeros(3, np.float32)}, nonfinite="skip", gradient_format="bf16"
     )
     with aggregating(job), job.join("w0") as session:
         for bad in (True, False):
@@ -136,19 +136,19 @@ def test_a_session_that_ends_in_the_middle_of_a_put_leaves_nothing(store: Store)
 # -- formats -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("wire", LOSSY)
-def test_bsp_equals_a_plain_loop_over_what_was_sent(store: Store, wire: str) -> None:
-    """Each worker's gradients go through the format with their remainder; else nothing differs from fp32."""
-    job = store.create_job("job", model(), workers=2, shards=2, optimizer=kvps.SGD(lr=0.05), wire=wire)
-    layout, format_ = Layout.of(model(), 2), format_of(wire)
-    remainders = [Remainder(format_, np.zeros(layout.size, np.float32)) for _ in range(2)]
+@pytest.mark.parametrize("gradient_format", LOSSY)
+def test_bsp_equals_a_plain_loop_over_what_was_sent(store: Store, gradient_format: str) -> None:
+    """Each worker's gradients go through the format with their residual; else nothing differs from fp32."""
+    job = store.create_job(
+        "job", model(), workers=2, shards=2, optimizer=kvps.SGD(lr=0.05), gradient_format=gradient_format
+    )
+    layout, format_ = Layout.of(model(), 2), format_of(gradient_format)
+    residuals = [Residual(format_, np.zeros(layout.size, np.float32)) for _ in range(2)]
     coding = Coding(layout, format_)
 
     def sent(rank: int, grads: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         flat = np.concatenate([g.reshape(-1) for g in grads.values()])
-        return {
-            name: a.copy() for name, a in layout.views(coding.decode(coding.encode(flat, remainders[rank]))).items()
-        }
+        return {name: a.copy() for name, a in layout.views(coding.decode(coding.encode(flat, residuals[rank]))).items()}
 
     with aggregating(job):
         work(job, 10, lambda session, params, round_: gradient(params, session.rank, round_), 2)
@@ -162,17 +162,19 @@ def test_bsp_equals_a_plain_loop_over_what_was_sent(store: Store, wire: str) -> 
 
 
 @pytest.mark.parametrize("staleness", [0, 1, -1])
-@pytest.mark.parametrize("wire", ["bf16", "int8", "topk:0.1"])
-def test_lossy_runs_are_replayed_bit_for_bit(store: Store, tmp_path: Path, wire: str, staleness: int) -> None:
-    """Computed again with the remainders that its workers had; or from what was recorded."""
-    job = _digits(store, shards=2, wire=wire, staleness=staleness)
+@pytest.mark.parametrize("gradient_format", ["bf16", "int8", "topk:0.1"])
+def test_lossy_runs_are_replayed_bit_for_bit(
+    store: Store, tmp_path: Path, gradient_format: str, staleness: int
+) -> None:
+    """Computed again with the residuals that its workers had; or from what was recorded."""
+    job = _digits(store, shards=2, gradient_format=gradient_format, staleness=staleness)
     _run(job, *_training(job, "w0", "w1", "w2"), record=tmp_path)
     assert _proved(job).by == "recomputed"
     assert _proved(job, tmp_path).by == "recorded"
 
 
 def test_a_replay_begins_with_an_incarnation_though_its_first_gradient_counts_as_zeros(store: Store) -> None:
-    job = _digits(store, workers=1, wire="int8", nonfinite="skip")
+    job = _digits(store, workers=1, gradient_format="int8", nonfinite="skip")
     with aggregating(job):
         for _ in range(2):
             session = job.join("w0")
@@ -187,7 +189,7 @@ def test_a_replay_begins_with_an_incarnation_though_its_first_gradient_counts_as
 
 def test_a_remainder_that_is_not_known_is_said(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a contribution that was damaged on its way, and rejected, a replay cannot know what it had left out."""
-    job = _digits(store, workers=1, wire="bf16")
+    job = _digits(store, workers=1, gradient_format="bf16")
     monkeypatch.setattr(Client, "small_bytes", 0)  # stored and accepted in two steps, with a moment between them
     with aggregating(job), job.join("w0") as session:
         push = session._scripts.push
@@ -210,14 +212,18 @@ def test_a_remainder_that_is_not_known_is_said(store: Store, monkeypatch: pytest
 def test_shorter_formats_are_shorter(store: Store) -> None:
     params = {"x": np.zeros(300_000, np.float32)}
     lengths = {}
-    for wire in ["fp32", *LOSSY]:
+    for gradient_format in ["fp32", *LOSSY]:
         job = store.create_job(
-            wire.replace(":", "-").replace(".", "_"), params, wire=wire, transport="redis", **PATIENT
+            gradient_format.replace(":", "-").replace(".", "_"),
+            params,
+            gradient_format=gradient_format,
+            transport="redis",
+            **PATIENT,
         )
         with job.join("w0") as session:
             session.pull()
             session.push({"x": np.ones(300_000, np.float32)})
-            lengths[wire] = sum(job.client.call("STRLEN", key) for key in _gradients(job))
+            lengths[gradient_format] = sum(job.client.call("STRLEN", key) for key in _gradients(job))
     assert lengths["fp32"] == 1_200_000
     assert lengths["bf16"] == lengths["fp16"] == 600_000
     assert lengths["int8"] == 300_000 + 4 * 293
@@ -225,7 +231,7 @@ def test_shorter_formats_are_shorter(store: Store) -> None:
 
 
 def test_workers_pull_rounded_weights_and_nobody_else_does(store: Store) -> None:
-    job = store.create_job("job", model(), shards=2, optimizer=kvps.SGD(lr=0.05), pull_wire="bf16", **PATIENT)
+    job = store.create_job("job", model(), shards=2, optimizer=kvps.SGD(lr=0.05), weight_format="bf16", **PATIENT)
     pulled = []
     with aggregating(job), job.join("w0") as session:
         for _ in range(3):
@@ -244,7 +250,7 @@ def test_workers_pull_rounded_weights_and_nobody_else_does(store: Store) -> None
 
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_runs_on_rounded_weights_are_replayed(store: Store, staleness: int) -> None:
-    job = _digits(store, shards=2, wire="bf16", pull_wire="bf16", staleness=staleness)
+    job = _digits(store, shards=2, gradient_format="bf16", weight_format="bf16", staleness=staleness)
     _run(job, *_training(job, "w0", "w1", "w2"))
     assert _proved(job).by == "recomputed"
 
@@ -252,7 +258,7 @@ def test_runs_on_rounded_weights_are_replayed(store: Store, staleness: int) -> N
 def test_a_large_model_is_pulled_rounded(store: Store) -> None:
     """More chunks than fit ahead at once, of two shards."""
     params = {"x": np.random.default_rng(0).normal(size=3_000_000).astype(np.float32)}
-    job = store.create_job("job", params, shards=2, pull_wire="bf16", **PATIENT)
+    job = store.create_job("job", params, shards=2, weight_format="bf16", **PATIENT)
     with aggregating(job), job.join("w0") as session:
         np.testing.assert_allclose(session.pull()["x"], params["x"], rtol=2**-8)
         session.push({"x": np.ones(3_000_000, np.float32)})
@@ -263,10 +269,10 @@ def test_a_large_model_is_pulled_rounded(store: Store) -> None:
 
 
 @pytest.mark.parametrize("staleness", [1, 3, -1])
-@pytest.mark.parametrize("pull_wire", ["fp32", "bf16"])
-def test_weights_fetched_ahead_keep_the_bound(store: Store, staleness: int, pull_wire: str) -> None:
+@pytest.mark.parametrize("weight_format", ["fp32", "bf16"])
+def test_weights_fetched_ahead_keep_the_bound(store: Store, staleness: int, weight_format: str) -> None:
     """From the log; and the versions a worker computes on never go back. Then all of it is replayed."""
-    job = _digits(store, workers=2, staleness=staleness, shards=2, pull_wire=pull_wire)
+    job = _digits(store, workers=2, staleness=staleness, shards=2, weight_format=weight_format)
     _run(job, *[lambda w=w: train(job, open_device(None), w, prefetch=True) for w in ("w0", "w1")])
     if staleness > 0:
         assert staleness_used(job, 2) <= staleness
@@ -302,25 +308,29 @@ def test_there_is_nothing_to_fetch_ahead_in_bsp(store: Store) -> None:
 # -- early ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("wire", ["fp32", "int8"])
-def test_what_waits_for_others_is_fetched_early(store: Store, monkeypatch: pytest.MonkeyPatch, wire: str) -> None:
+@pytest.mark.parametrize("gradient_format", ["fp32", "int8"])
+def test_what_waits_for_others_is_fetched_early(
+    store: Store, monkeypatch: pytest.MonkeyPatch, gradient_format: str
+) -> None:
     """The first of two gradients is read before the second is there; the sum is the same."""
     rng = np.random.default_rng(0)
     params = {"x": np.zeros(600_000, np.float32)}
     grads = [{"x": rng.normal(size=600_000).astype(np.float32)} for _ in range(2)]
-    job = store.create_job("job", params, workers=2, shards=2, wire=wire, optimizer=kvps.SGD(lr=1.0), **PATIENT)
+    job = store.create_job(
+        "job", params, workers=2, shards=2, gradient_format=gradient_format, optimizer=kvps.SGD(lr=1.0), **PATIENT
+    )
     fetched: list[str] = []
-    fetch = Early.fetch
+    fetch = EagerFetch.fetch
 
-    def noted(self: Early, waiting: Sequence[Contribution]) -> bool:
+    def noted(self: EagerFetch, waiting: Sequence[Contribution]) -> bool:
         done = fetch(self, waiting)
         fetched.extend(c.worker for c in waiting if done)
         return done
 
-    monkeypatch.setattr(Early, "fetch", noted)
+    monkeypatch.setattr(EagerFetch, "fetch", noted)
     expected = np.zeros(600_000, np.float32)
     layout = job.layout
-    remainders = [Remainder(format_of(wire), np.zeros(layout.size, np.float32)) for _ in range(2)]
+    residuals = [Residual(format_of(gradient_format), np.zeros(layout.size, np.float32)) for _ in range(2)]
     with aggregating(job), job.join("w0") as w0, job.join("w1") as w1:
         for round_ in range(1, 4):
             sessions = [w0, w1] if round_ % 2 else [w1, w0]
@@ -332,10 +342,10 @@ def test_what_waits_for_others_is_fetched_early(store: Store, monkeypatch: pytes
             assert eventually(lambda round_=round_: job.state().version == round_)
             assert set(fetched) == {sessions[0].worker}
             fetched.clear()
-            coding = Coding(layout, format_of(wire))
+            coding = Coding(layout, format_of(gradient_format))
             sent = [
-                coding.decode(coding.encode(g["x"], r if wire != "fp32" else None))
-                for g, r in zip(grads, remainders, strict=True)
+                coding.decode(coding.encode(g["x"], r if gradient_format != "fp32" else None))
+                for g, r in zip(grads, residuals, strict=True)
             ]
             expected = expected - (sent[0] + sent[1]) / np.float32(2)
             assert job.snapshot()[1]["x"].tobytes() == expected.tobytes()
@@ -379,14 +389,14 @@ def test_no_other_may_rename(store: Store) -> None:
     old, new, newer = (job.keys.gradient(0, "w0", "1-a", seq, 0) for seq in (1, 2, 3))
     for key in (old, new):
         store.client.call("SET", key, key)
-    life = job.state().server
+    run_id = job.state().run_id
     with pytest.raises(kvps.errors.LeaseLost):
-        job.scripts.free(0, "another", life, [], [(old, newer)])
-    with pytest.raises(NewLife):
+        job.scripts.free(0, "another", run_id, [], [(old, newer)])
+    with pytest.raises(ServerRestarted):
         job.scripts.free(0, "mine", "another", [], [(old, newer)])
     assert _gradients(job) == {old, new}
-    job.scripts.free(0, "mine", life, [], [(old, new), (newer, old)])
+    job.scripts.free(0, "mine", run_id, [], [(old, new), (newer, old)])
     assert _gradients(job) == {new}, "what is there is newer"
     assert store.client.call("GET", new) == new
-    job.scripts.free(0, "mine", life, [], [(new, newer)])
+    job.scripts.free(0, "mine", run_id, [], [(new, newer)])
     assert _gradients(job) == {newer}

@@ -15,19 +15,19 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from kvps.connection.client import BELL_MS
+from kvps.connection.client import WAIT_MS
 from kvps.device.base import CPU, Device
 from kvps.errors import CorruptData, InvalidSetting, JobNotFound, KvpsError, LeaseLost, ServerFull
 from kvps.job import Job
 from kvps.protocol.plan import Plan
 from kvps.protocol.recovery import LOOK_S
-from kvps.protocol.scripts import NewLife, PlanGone, Planned
+from kvps.protocol.scripts import PlanGone, Planned, ServerRestarted
 from kvps_aggregator.checkpoints import Checkpoints, Saver
 from kvps_aggregator.leases import LeaseKeeper, Leases
 from kvps_aggregator.shard.fetch import BadContribution
 from kvps_aggregator.shard.garbage import sweep
 from kvps_aggregator.shard.shard import Shard
-from kvps_aggregator.shard.storage_shm import SharedShard
+from kvps_aggregator.shard.storage_shm import ShmShard
 
 log = logging.getLogger("kvps.commit")
 
@@ -116,7 +116,7 @@ class Aggregator:
         job, stream = self._job, self._job.keys
         try:
             self._watch_server()
-            seen = {stream.inbox: "0-0", stream.commits: job.state().bell, stream.leases: "0-0"}
+            seen = {stream.inbox: "0-0", stream.commits: job.state().last_entry, stream.leases: "0-0"}
             changed = freed = True
             while not self._stop.is_set():
                 try:
@@ -128,7 +128,7 @@ class Aggregator:
                     if commit_id is None and self._left_alone(idle_s):
                         self.sweep()  # it may be long before somebody holds the shards again
                         return
-                except NewLife:
+                except ServerRestarted:
                     self._watch_server()
                     self._planned, commit_id = None, ""
                 if commit_id:
@@ -142,29 +142,29 @@ class Aggregator:
                             return
                         freed = True
                         continue
-                    rung = job.client.wait({key: seen[key] for key in self._bells()}, self._patience_ms())
-                    changed, freed = stream.inbox not in rung, stream.leases in rung
-                    seen |= rung
+                    arrived = job.client.wait({key: seen[key] for key in self._streams()}, self._patience_ms())
+                    changed, freed = stream.inbox not in arrived, stream.leases in arrived
+                    seen |= arrived
         except JobNotFound:
             log.info("job %s was removed", job.name)
             if job.segments:
                 job.segments.remove()  # who removed it may be elsewhere
         finally:
             if job.client.owner.is_here:  # in a fork that ends, the shards are still its parent's
-                with suppress(KvpsError, NewLife):
+                with suppress(KvpsError, ServerRestarted):
                     self.release()
                 if self._saver:
                     self._saver.close()
 
     def _watch_server(self) -> None:
-        """Go on in a new history if the server was started again."""
+        """Go on in a new history if the server was restarted."""
         while not self._leases.watch() and not self._stop.wait(LOOK_S):
-            self._say("waits until its server, which was started again, has written its append-only file anew")
+            self._say("waits until its server, which was restarted, has written its append-only file anew")
 
     def release(self) -> None:
         """Give up all shards, so that a standby can take them at once."""
         for shard in self._shards.values():
-            with suppress(KvpsError, NewLife):  # another holder takes it from where it is
+            with suppress(KvpsError, ServerRestarted):  # another holder takes it from where it is
                 shard.flush()
             shard.close()
         self._leases.release()
@@ -183,11 +183,11 @@ class Aggregator:
             shard.flush()
 
     def _finished(self) -> bool:
-        """Whether the job ended well; no, if its server has begun a new life meanwhile, and has lost that it had."""
+        """Whether the job ended well; no, if its server was restarted meanwhile, and has lost that it had."""
         eligible = list(self._eligible)
         try:
             self._finish()
-        except NewLife:
+        except ServerRestarted:
             self._watch_server()
             self._eligible = eligible
             return False
@@ -198,14 +198,14 @@ class Aggregator:
 
         Whose lease is still there after its own length has a living holder, who sweeps it himself.
         """
-        job, bell = self._job, {self._job.keys.leases: "0-0"}
+        job, last_entry = self._job, {self._job.keys.leases: "0-0"}
         deadline = time.monotonic() + 1.5 * job.config.lease_ms / 1000
         while not self._stop.is_set():
             self.hold(at_once=True)
             planned = job.scripts.plan()
             self._settle(planned.version, planned.pin)  # the last version may have been another's call to commit
             if not job.state().finished(job.config):  # and another may have been the first to notice
-                raise NewLife("the job is not finished any more")
+                raise ServerRestarted("the job is not finished any more")
             for shard in self._shards.values():
                 shard.retire()
             self.sweep()
@@ -220,7 +220,7 @@ class Aggregator:
                 self._eligible.remove(number)
             if not self._eligible or time.monotonic() > deadline:
                 return
-            bell |= job.client.wait(bell, self._patience_ms())
+            last_entry |= job.client.wait(last_entry, self._patience_ms())
 
     # -- shards ------------------------------------------------------------------------------------------------
 
@@ -273,12 +273,12 @@ class Aggregator:
         before, text = self._job.client.together([("HGET", keys.version, f"before:{number}"), ("GET", keys.pin)])
         if self._job.find_segments() is not segments:
             raise LeaseLost(f"job {self._job.name}: goes on in another memory since it was looked for")
-        make = SharedShard if segments else Shard
+        make = ShmShard if segments else Shard
         shard = make(self._job, number, term, self._record, self._device)
         state = self._job.state()
         pin = json.loads(text) if text else None
         try:
-            if isinstance(shard, SharedShard) and segments and not segments.seen:
+            if isinstance(shard, ShmShard) and segments and not segments.seen:
                 shard.move(state)
             shard.load(state, before, pin and (pin["version"], pin["names"][str(number)]))
         except CorruptData:
@@ -288,7 +288,7 @@ class Aggregator:
             raise LeaseLost(f"job {self._job.name}: shard {number} was taken by another meanwhile") from None
         self._shards[number] = shard
 
-    def _bells(self) -> list[str]:
+    def _streams(self) -> list[str]:
         """What wakes it: who holds no shard has nothing to do with commits, only with leases that are given up."""
         keys = self._job.keys
         work = [keys.inbox, keys.commits] if self._shards else []
@@ -296,8 +296,8 @@ class Aggregator:
 
     def _patience_ms(self) -> int:
         if len(self._shards) == len(self._eligible):
-            return BELL_MS
-        return max(10, min(BELL_MS, self._job.config.lease_ms // 3))
+            return WAIT_MS
+        return max(10, min(WAIT_MS, self._job.config.lease_ms // 3))
 
     # -- versions ----------------------------------------------------------------------------------------------
 

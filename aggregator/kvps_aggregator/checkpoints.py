@@ -21,7 +21,7 @@ from kvps.errors import JobNotFound, KvpsError
 from kvps.history import checkpoint, commit_log
 from kvps.job import Job
 from kvps.protocol.job_state import State
-from kvps.protocol.scripts import NewLife
+from kvps.protocol.scripts import ServerRestarted
 
 _log = logging.getLogger("kvps.checkpoint")
 
@@ -98,9 +98,11 @@ class Saver:
             found = job.checkpoint()
         found.write(directory / found.filename)
         self._done = (found.version, found.head)
-        with suppress(KvpsError, NewLife):  # then less of the log is moved: what may be taken back stays in Redis
+        with suppress(
+            KvpsError, ServerRestarted
+        ):  # then less of the log is moved: what may be taken back stays in Redis
             self._flush()
-        with suppress(NewLife):  # then the log is moved with the next one
+        with suppress(ServerRestarted):  # then the log is moved with the next one
             commit_log.move(job, directory, state, job.kept(found.version))
         checkpoint.prune(directory, found.job, found.id, found.version, self._settings.keep)
         _log.info("job %s: wrote %s", job.name, directory / found.filename)

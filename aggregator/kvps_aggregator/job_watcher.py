@@ -35,7 +35,7 @@ class _Watched(NamedTuple):
     """An idle job: the newest entry of its log, its version, and its memory if a worker needs that to join."""
 
     id: str
-    bell: str
+    last_entry: str
     version: int
     segments: Segments | None
 
@@ -64,7 +64,7 @@ class JobWatcher:
         self._aggregator = partial(
             Aggregator, stop=self._stopped, record=record, checkpoints=checkpoints, device=device, keeper=keeper
         )
-        self._life = ""
+        self._run_id = ""
         self._rewriting = False  # new histories wait until the server has written its file anew
         self._watched: dict[str, _Watched] = {}
         self._unread: set[str] = set()  # of those that are watched: to be read again
@@ -84,8 +84,8 @@ class JobWatcher:
         try:
             wait_ms = 1
             while not self._stopped.is_set():
-                rung, listed = self._listen(wait_ms)
-                self._unread |= rung
+                arrived, listed = self._listen(wait_ms)
+                self._unread |= arrived
                 waiting = self._to_be_read(listed)
                 self._rewriting = False
                 for name in waiting[:_READ_AT_ONCE]:
@@ -106,11 +106,11 @@ class JobWatcher:
     def _listen(self, wait_ms: int) -> tuple[set[str], set[str]]:
         """Which idle jobs something happened in, after some time at the latest; and the names of all jobs."""
         client, asked = self._store.client, [("SMEMBERS", JOBS), ("INFO", "server")]
-        streams = {JobKeys(name).commits: job.bell for name, job in self._watched.items()}
-        rung: dict[str, str] = {}
+        streams = {JobKeys(name).commits: job.last_entry for name, job in self._watched.items()}
+        arrived: dict[str, str] = {}
         try:
             if streams:
-                rung, (listed, server), _ = client.wait_and_read(streams, asked, timeout_ms=wait_ms)
+                arrived, (listed, server), _ = client.wait_and_read(streams, asked, timeout_ms=wait_ms)
             else:
                 self._stopped.wait(wait_ms / 1000)
                 listed, server = client.together(asked)
@@ -120,10 +120,10 @@ class JobWatcher:
             if not self._lay_damaged_aside():
                 raise
             return set(), set(self._watched)
-        if server["run_id"] != self._life:  # what it lost may have rung before: all bells may be wrong
-            self._life = server["run_id"]
+        if server["run_id"] != self._run_id:  # what it lost may have rung before: all bells may be wrong
+            self._run_id = server["run_id"]
             self._unread |= self._watched.keys()
-        return {name for name in self._watched if JobKeys(name).commits in rung}, set(listed)
+        return {name for name in self._watched if JobKeys(name).commits in arrived}, set(listed)
 
     def _lay_damaged_aside(self) -> bool:
         """Listen no more to logs that are none: one would spoil the read of all. Whether there are such."""
@@ -162,11 +162,11 @@ class JobWatcher:
                     self._found(job)
                 self._known.add(state.id)
                 segments = job.segments if job.segments and job.segments.seen else None
-                watched = _Watched(state.id, state.bell, state.version, segments)
+                watched = _Watched(state.id, state.last_entry, state.version, segments)
                 if _memory_is_gone(watched.segments) or not is_idle(job):
                     self._serve(job, state)
                     return
-                if state.server != self._life:  # whoever joined before that would be cut off
+                if state.run_id != self._run_id:  # whoever joined before that would be cut off
                     if not file_is_whole(job.client):
                         self._rewriting = True
                         return

@@ -19,7 +19,7 @@ from kvps.errors import JobNotFound, KvpsError, TooManyClients
 from kvps.job import Job
 from kvps.machine import process
 from kvps.protocol.recovery import begin_history, file_is_whole
-from kvps.protocol.scripts import Call, NewLife
+from kvps.protocol.scripts import Call, ServerRestarted
 from kvps_aggregator.script_batch import Ask, in_one_request
 
 log = logging.getLogger("kvps.lease")
@@ -85,10 +85,10 @@ class LeaseKeeper:
             return []
 
     def _keep(self, due: list[Leases]) -> None:
-        life = self._client.run_id()
+        run_id = self._client.run_id()
         for leases in due:
             with suppress(KvpsError):
-                leases.watch(life)
+                leases.watch(run_id)
         in_one_request(self._client, [ask for leases in due for ask in leases.asks()])
 
 
@@ -107,7 +107,7 @@ class Leases:
         )
         self.renewing = threading.Lock()
         self._job = job
-        self._life = job.state().server
+        self._run_id = job.state().run_id
         self._terms: dict[int, str] = {}
         self._lock = threading.Lock()
         self._keeper = keeper or LeaseKeeper(job.client)
@@ -127,22 +127,22 @@ class Leases:
             log.info("job %s: holds shard %d under term %s", self._job.name, shard, term)
         return term, other
 
-    def watch(self, life: str = "") -> bool:
-        """Have a new history begun if the server was started again, for it may have lost its last writes.
+    def watch(self, run_id: str = "") -> bool:
+        """Have a new history begun if the server was restarted, for it may have lost its last writes.
 
         Whoever is first does it for all. All shards are lost then, and have to be taken and read again. `life` is the
         server's present run id; without it the server is asked. Returns False if the history cannot begin yet, see
         `file_is_whole`: call it again.
         """
-        job, life = self._job, life or self._job.client.run_id()
-        if life == self._life:
+        job, run_id = self._job, run_id or self._job.client.run_id()
+        if run_id == self._run_id:
             return True
         if not file_is_whole(job.client):
             return False
         begin_history(job.client, job.scripts, job.name, self.newest)
         with self._lock:
-            if self._life != life:  # else the other thread was quicker, and may have taken shards since
-                self._life = life
+            if self._run_id != run_id:  # else the other thread was quicker, and may have taken shards since
+                self._run_id = run_id
                 self._terms.clear()
         return True
 
@@ -168,7 +168,7 @@ class Leases:
             with self._lock:
                 term = self._terms.pop(shard, None)
             if term:
-                with suppress(JobNotFound, NewLife):  # then there is nothing to give up
+                with suppress(JobNotFound, ServerRestarted):  # then there is nothing to give up
                     self._job.scripts.renew(shard, self.holder, term, 0)
 
     def asks(self) -> list[Ask]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from kvps.connection.client import Client
 from kvps.errors import KvpsError
-from kvps.protocol.scripts import Call, NewLife
+from kvps.protocol.scripts import Call, ServerRestarted
 
 Ask = Callable[[Call], None]
 """Runs one script by the given call, as with `JobScripts.through`, and does what its answer asks for.
@@ -25,10 +25,10 @@ class _Sent(Exception):
 
 
 def in_one_request(client: Client, asks: Sequence[Ask]) -> None:
-    """Run all of them. A KvpsError or NewLife in one ends that one alone. Raises ServerLost."""
+    """Run all of them. A KvpsError or ServerRestarted in one ends that one alone. Raises ServerLost."""
     replies = client.each([_command_of(ask) for ask in asks])
     for ask, reply in zip(asks, replies, strict=True):
-        with suppress(KvpsError, NewLife):
+        with suppress(KvpsError, ServerRestarted):
             ask(_Answer(client.call, reply))
 
 

@@ -25,7 +25,10 @@ from kvps_bench.result import NOT_INSTALLED, Bar, Figures, Result, Row, machine
 from kvps_bench.roles import LR, Aggregator, Worker, model, temporary_job
 from kvps_bench.turns import Case, Ratio, Times, in_turns
 
-VARIANTS: Mapping[str, Mapping[str, Any]] = {"kvps": {}, "kvps, bf16": {"wire": "bf16", "pull_wire": "bf16"}}
+VARIANTS: Mapping[str, Mapping[str, Any]] = {
+    "kvps": {},
+    "kvps, bf16": {"gradient_format": "bf16", "weight_format": "bf16"},
+}
 """Name -> the settings of its job: each has its turns."""
 LENT = "kvps, in its buffers"
 SHARED: Mapping[str, Mapping[str, Any]] = {"kvps": {}, LENT: {"lent": True}}
@@ -169,7 +172,7 @@ def kvps(
         with crew((Aggregator, url, job.name), *makers) as (_, *members):
             yield _case(members, rounds)
             if isinstance(setting.optimizer, SGD):
-                near = 2.0**-8 if settings.get("pull_wire") == "bf16" else 0.0  # bf16 keeps 8 bits
+                near = 2.0**-8 if settings.get("weight_format") == "bf16" else 0.0  # bf16 keeps 8 bits
                 _check_weights(together(members, "weights"), setting.optimizer, setting.workers, near)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import xxhash
 
 from kvps.arrays.layout import DTYPE, Array, Layout
-from kvps.device.base import Arriving, Flat
+from kvps.device.base import Flat, PendingArray
 
 Buffers = Sequence[memoryview]
 """Pieces of memory that are one value when laid end to end."""
@@ -52,7 +52,7 @@ def shard_digests(layout: Layout, flat: Array) -> list[str]:
 
 def finite(array: Flat) -> bool:
     """Whether a flat array holds neither NaN nor Inf, looked at in pieces that stay in the cache; on a device whole."""
-    step = 1 << 18 if isinstance(array, np.ndarray | Arriving) else array.size
+    step = 1 << 18 if isinstance(array, np.ndarray | PendingArray) else array.size
     return all(bool(np.isfinite(array[i : i + step]).all()) for i in range(0, array.size, step))
 
 

@@ -1,6 +1,6 @@
 """Error feedback: what a lossy format has left out of a worker's gradients goes with its next one, chunk by chunk.
 
-Who decodes a contribution again, to prove a run, must come to the same remainder: what is computed on a device is bit
+Who decodes a contribution again, to prove a run, must come to the same residual: what is computed on a device is bit
 for bit what is computed in host memory.
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 from kvps.arrays.digest import finite
 from kvps.arrays.formats import Bytes, Format, chunk_sizes, encoded, leave_out
 from kvps.arrays.layout import CHUNK_BYTES, CHUNK_ITEMS, Array, Layout
-from kvps.device.base import CPU, Cuda, Device, Staging
+from kvps.device.base import CPU, Cuda, Device, PinnedStaging
 
 _MOST = np.finfo(np.float32).max
 
@@ -23,7 +23,7 @@ Parts = Iterable[tuple[int, Sequence[Any]]]
 """Chunks: the item of the flat buffer at which each begins, and the flat arrays that it is made of."""
 
 
-class Remainder:
+class Residual:
     """What was left out so far; it begins with `values`, (size,) float32, which are its own from then on.
 
     home   where it is, and where arrays must be to be encoded
@@ -68,7 +68,7 @@ class Remainder:
         self._values, self._next = self._next, self._values
 
 
-class RemainderOnDevice(Remainder):
+class DeviceResidual(Residual):
     """The same on a CUDA device, `home`: only encoded bytes come into host memory."""
 
     home: Cuda
@@ -84,7 +84,7 @@ class RemainderOnDevice(Remainder):
         sizes = chunk_sizes(layout, format)
         starts = (chunk.start for shard in layout.chunks for chunk in shard)
         self._places = dict(zip(starts, accumulate(sizes, initial=0), strict=False))
-        self._staging = Staging(sum(sizes), CHUNK_BYTES, np.uint8)
+        self._staging = PinnedStaging(sum(sizes), CHUNK_BYTES, np.uint8)
 
     @property
     def values(self) -> Array:

@@ -136,7 +136,7 @@ class JobSettings:
     lr: Annotated[float | None, typer.Option("--lr", help="Learning rate.  (default: the optimizer's)")] = None
     seed: Annotated[int, typer.Option(help="For the initial parameters and the order of the samples.")] = 0
     reduction: Annotated[str, typer.Option(help="mean or sum of the contributions.")] = "mean"
-    wire: Annotated[
+    gradient_format: Annotated[
         str,
         typer.Option(
             metavar="FORMAT",
@@ -145,7 +145,7 @@ class JobSettings:
             "computing, and fp32 is faster.",
         ),
     ] = "fp32"
-    pull_wire: Annotated[
+    weight_format: Annotated[
         str, typer.Option(metavar="FORMAT", help="How workers pull the weights: fp32 as they are, or bf16.")
     ] = "fp32"
     transport: Annotated[

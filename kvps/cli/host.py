@@ -15,7 +15,7 @@ from kvps.device.base import open_device
 from kvps.store import Store
 
 if TYPE_CHECKING:  # RQ takes its time to load, and few commands need it
-    from kvps_workers.queue.queue import TrainingQueue
+    from kvps_workers.queue.queue import TaskQueue
 
 QueueRedis = Annotated[
     str | None,
@@ -41,7 +41,7 @@ def serve(
     """Serve the queue, until stopped, or with `burst` until it is empty."""
     from kvps_workers.queue.host import Host
     from kvps_workers.queue.queue import CPU, GPU
-    from kvps_workers.queue.resources import Means
+    from kvps_workers.queue.resources import HostResources
 
     environment = dict(os.environ)  # for the horses, before a device is bound here to see that there is one
     open_device(gpu)
@@ -50,11 +50,11 @@ def serve(
     name = CPU if gpu is None else GPU
     with common.serving_store(redis, listen, data_dir) as store, opened(store, queue_redis, name) as queue:
         say(f"serving the queue {name}; Ctrl-C ends it, and what it runs goes back into the queue")
-        Host(queue, store, Means(environment, tuple(allow), gpu, acks)).serve(burst)
+        Host(queue, store, HostResources(environment, tuple(allow), gpu, acks)).serve(burst)
 
 
-def opened(store: Store, url: str | None, name: str) -> TrainingQueue:
+def opened(store: Store, url: str | None, name: str) -> TaskQueue:
     """A queue on the server of that URL, or on that of the store."""
-    from kvps_workers.queue.queue import TrainingQueue
+    from kvps_workers.queue.queue import TaskQueue
 
-    return TrainingQueue(url or store.url, name)
+    return TaskQueue(url or store.url, name)

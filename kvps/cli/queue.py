@@ -19,7 +19,7 @@ from kvps.errors import KvpsError
 from kvps.protocol.keys import check_name
 
 if TYPE_CHECKING:  # RQ takes its time to load, and few commands need it
-    from kvps_workers.queue.queue import Seen
+    from kvps_workers.queue.queue import QueueRow
 
 
 @common.with_settings
@@ -62,9 +62,9 @@ def submit(
 
 def show(queue_redis: QueueRedis = None, redis: common.Redis = None) -> None:
     """Show what runs, what waits for a host, and what failed."""
-    from kvps_workers.queue.queue import QUEUES, Seen
+    from kvps_workers.queue.queue import QUEUES, QueueRow
 
-    seen, served = list[Seen](), list[str]()
+    seen, served = list[QueueRow](), list[str]()
     with common.existing_store(redis) as store:
         for name in QUEUES:
             with opened(store, queue_redis, name) as queue:
@@ -101,7 +101,7 @@ def cancel(job: common.JobName, queue_redis: QueueRedis = None, redis: common.Re
     say(f"what it has learnt stays: kvps worker --job {job} goes on with it, kvps rm {job} removes it")
 
 
-def _served(seen: list[Seen], hosts: int) -> str:
+def _served(seen: list[QueueRow], hosts: int) -> str:
     """How many hosts serve a queue, and which jobs wait for more of them."""
     line = f"{hosts} host{'' if hosts == 1 else 's'}"
     needed = Counter(one.what.job for one in seen if one.what and one.state != "failed")

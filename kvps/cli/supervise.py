@@ -19,7 +19,7 @@ from kvps.errors import KvpsError
 from kvps.job import Job
 from kvps.machine import launcher, process
 from kvps.protocol.job_state import State
-from kvps.protocol.scripts import NewLife
+from kvps.protocol.scripts import ServerRestarted
 from kvps.store import Store
 
 _END_S = 10.0
@@ -220,5 +220,5 @@ def bury(job: Job, dead: set[str]) -> None:
     holders, terms = job.holders(), job.terms()
     for shard, holder in enumerate(holders):
         if holder.rpartition(":")[0] in dead:
-            with suppress(NewLife):  # which ends all leases
+            with suppress(ServerRestarted):  # which ends all leases
                 job.scripts.renew(shard, holder, terms[shard], 0)

@@ -29,7 +29,7 @@ class Verdict(NamedTuple):
     twice: int
 
 
-class Trial:
+class FaultInjection:
     """One run under fire. Each worker appends what was acknowledged to it to a file of its own."""
 
     def __init__(self, every_s: float, seed: int) -> None:

@@ -22,7 +22,7 @@ from kvps.cli.display import Display
 from kvps.cli.follow import Figures, aggregate, check_aggregators, check_trained, finish, follow
 from kvps.cli.parts import parse_slow
 from kvps.cli.supervise import Child, Supervisor
-from kvps.cli.trial import Trial, replayed
+from kvps.cli.trial import FaultInjection, replayed
 from kvps.config import JobConfig
 from kvps.errors import InvalidSetting, KvpsError, TaskFailed
 from kvps.job import Job
@@ -85,7 +85,7 @@ def up(
         made = store.create_job(name, params, config=config)
         if listen and config.units:
             common.say(f"join from elsewhere: {private_server.join_line(store.url, listen)} --job {name}")
-        trial = Trial(kill_every, config.seed) if kill_every else None
+        trial = FaultInjection(kill_every, config.seed) if kill_every else None
         ahead = ["--prefetch"] if prefetch else []
         options = {worker: ["--slow", f"{factors.get(worker, 1):g}x", *ahead] for worker in rounds}
         workers = _train(store, made, rounds, options, aggregators or (2 if trial else 1), kept, trial)
@@ -134,7 +134,7 @@ def _train(
     options: dict[str, list[str]],
     aggregators: int,
     kept: list[str],
-    trial: Trial | None,
+    trial: FaultInjection | None,
 ) -> list[Child]:
     """Run the job's processes until its workers have ended; these."""
     supervisor = Supervisor(store, "kvps up", lambda: job, gives_up=trial is None)
@@ -154,7 +154,7 @@ def _train(
         supervisor.end()
 
 
-def _judge(store: Store, job: Job, trial: Trial, checkpoints: Path | None) -> None:
+def _judge(store: Store, job: Job, trial: FaultInjection, checkpoints: Path | None) -> None:
     """Say that nothing was lost or counted twice, however many were killed; or raise that it was."""
     verdict, differs = trial.judge(job, checkpoints), replayed(store, job, checkpoints)
     trial.close()

@@ -91,7 +91,7 @@ def proof_of(
     state = job.state()  # behind the weights: the log then reaches as far as they do
     source: Source | None = None
     if record is not None:
-        source = Recorded(record, job.name, state.id, job.layout, job.config.wire)
+        source = Recorded(record, job.name, state.id, job.layout, job.config.gradient_format)
     elif job.config.task:
         source = Recomputed(job, state)
     log = Log(job, state, checkpoints)

@@ -22,10 +22,10 @@ from kvps.arrays.digest import Buffers
 from kvps.connection.resp import Command
 from kvps.connection.sockets import ArrayPool, ClientRefused, Stored, connection_settings, redacted, too_many_clients
 from kvps.errors import NoServer, ServerError, ServerFull, ServerLost, ServerUnfit
-from kvps.machine.fork import Owner
+from kvps.machine.fork import ProcessOwner
 
 OLDEST_SERVER = (6, 2)
-BELL_MS = 1000  # the longest a wait goes without looking again
+WAIT_MS = 1000  # the longest a wait goes without looking again
 _PATIENCE_S = 10.0
 _UNLINK_BATCH = 500
 _PREFLIGHT = "kvps:preflight"  # whether this user may write
@@ -67,7 +67,7 @@ class Client:
     ) -> None:
         settings = connection_settings(url)
         self.url = url
-        self.owner = Owner(f"the connection to {redacted(url)}")
+        self.owner = ProcessOwner(f"the connection to {redacted(url)}")
         self._arrays = ArrayPool(url)
         self._patience_s = patience_s
         self._connections = int(settings["max_connections"])
@@ -131,35 +131,35 @@ class Client:
             for command, reply in zip(commands, _granted(replies), strict=True)
         ]
 
-    def wait(self, streams: Mapping[str, str], timeout_ms: int = BELL_MS) -> dict[str, str]:
+    def wait(self, streams: Mapping[str, str], timeout_ms: int = WAIT_MS) -> dict[str, str]:
         """Wait for an entry behind the given ids: stream -> the newest id now, {} if none came in time.
 
         Ends after `timeout_ms` at the latest; who waits longer looks at the state again in between, for the
         stream is only a bell and the hashes are the truth.
         """
-        return _rung(self.call(*self._bell(streams, timeout_ms)))
+        return _rung(self.call(*self._wait_command(streams, timeout_ms)))
 
     def wait_and_read(
         self,
         streams: Mapping[str, str],
         commands: Sequence[Command],
         gets: Sequence[tuple[str, memoryview]] = (),
-        timeout_ms: int = BELL_MS,
+        timeout_ms: int = WAIT_MS,
     ) -> tuple[dict[str, str], list[Any], bool]:
         """`wait`, then `together`, then GETs into their buffers, in one request; and whether all of those were there.
 
         The server answers it when the bell rings, so that who wakes up need not ask any more.
         """
-        asked = [self._bell(streams, timeout_ms), _MULTI, *commands, _EXEC]
+        asked = [self._wait_command(streams, timeout_ms), _MULTI, *commands, _EXEC]
 
         def run() -> tuple[dict[str, str], list[Any], bool]:
             replies, filled = self._arrays.exchange(asked, gets)
-            rung, *_, read = _granted(replies)
-            return _rung(self._shaped(asked[:1], [rung])[0]), self._shaped(commands, read), all(filled)
+            arrived, *_, read = _granted(replies)
+            return _rung(self._shaped(asked[:1], [arrived])[0]), self._shaped(commands, read), all(filled)
 
         return self._repeat(run)
 
-    def _bell(self, streams: Mapping[str, str], timeout_ms: int) -> Command:
+    def _wait_command(self, streams: Mapping[str, str], timeout_ms: int) -> Command:
         block = max(1, min(timeout_ms, self._block_ms))
         return ("XREAD", "BLOCK", block, "STREAMS", *streams.keys(), *streams.values())
 

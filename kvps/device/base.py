@@ -55,7 +55,7 @@ class Device:
         """The items of a float32 array, contiguous and on this device; copied only where they are not."""
         return flattened(array)
 
-    def landing(self, size: int) -> Landing | None:
+    def landing(self, size: int) -> DeviceBuffer | None:
         """Where arrays of so many items come to from host memory; None if that is where they are wanted."""
         return None
 
@@ -105,15 +105,15 @@ class Cuda(Device):
             with stream:
                 yield
 
-    def landing(self, size: int) -> Landing:
-        return Landing(self, size)
+    def landing(self, size: int) -> DeviceBuffer:
+        return DeviceBuffer(self, size)
 
 
 class Exact:
     """CuPy with IEEE 754's arithmetic on float32.
 
     CuPy has every kernel flush subnormal numbers to zero (-ftz=true, whatever else it is told), and NumPy does not:
-    small gradients would leave other remainders and another state behind. Only PTX says for itself how it is rounded.
+    small gradients would leave other residuals and another state behind. Only PTX says for itself how it is rounded.
     Each operation is a kernel of its own, so that none is fused with the next.
     """
 
@@ -181,7 +181,7 @@ def open_device(gpu: int | None) -> Device:
     return Cuda(cupy, gpu)
 
 
-class Landing:
+class DeviceBuffer:
     """A flat array on a CUDA device, (size,) float32, which comes there from host memory, part by part."""
 
     def __init__(self, device: Cuda, size: int) -> None:
@@ -257,7 +257,7 @@ def flattened(array: Any) -> Array:
     return np.ascontiguousarray(array).reshape(-1)
 
 
-class Arriving:
+class PendingArray:
     """A flat array on its way into `host`. A slice of it is host memory; taking one waits until that is there.
 
     `waits` has for each `step` items what returns once they, and all before them, have come.
@@ -277,10 +277,10 @@ class Arriving:
 
 
 Flat = Any
-"""A flat float32 array of which slices are taken: NumPy's, an `Arriving`, or one that is on a device as they are."""
+"""A flat float32 array of which slices are taken: NumPy's, a `PendingArray`, or one on a device."""
 
 
-class Staging:
+class PinnedStaging:
     """Host memory through which arrays come from CUDA devices: (size,), allocated with the first of them.
 
     They come `step` items at a time. Written again for the next contribution, once nobody reads of the last any more.
@@ -293,7 +293,7 @@ class Staging:
         self._memory: NDArray[Any] | None = None
         self._stream: Any = None
 
-    def bring(self, array: Any, start: int) -> Arriving:
+    def bring(self, array: Any, start: int) -> PendingArray:
         """Begin to copy a whole array, of any shape, to where item `start` is. Raises DeviceFailed.
 
         It comes as the stream leaves it that is current now (of a tensor PyTorch's), and must not change before it has.
@@ -311,7 +311,7 @@ class Staging:
             self._stream.wait_event(computed)
             host, step = self._memory[start : start + flat.size], self._step
             waits = [self._copy(cupy, flat[i : i + step], host[i : i + step]) for i in range(0, flat.size, step)]
-        return Arriving(host, step, waits)
+        return PendingArray(host, step, waits)
 
     def _copy(self, cupy: ModuleType, source: Any, target: Array) -> Callable[[], object]:
         """Begin to copy; what returns once that is done, and keeps the source until then."""

@@ -54,7 +54,7 @@ def workers_anew(workers: Mapping[str, str], rounds: Mapping[str, int], awaited:
             entry["awaited"] = True
         entry |= {"round": round_, "accepted": 0}
         entry.pop("unit", None)
-        entry.pop("remainder", None)  # its bytes are another job's, or of another clock
+        entry.pop("residual", None)  # its bytes are another job's, or of another clock
         out[worker] = json.dumps(entry)
     return out
 

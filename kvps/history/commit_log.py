@@ -176,11 +176,11 @@ class Log:
             self.begin, self._sources = _traced(directory, source, state.begin)
 
     def inherited(self) -> dict[tuple[str, str], str]:
-        """Of all incarnations of which the join is there, by worker and incarnation: the name of the stored remainder
+        """Of all incarnations of which the join is there, by worker and incarnation: the name of the stored residual
         that it goes on with, "" is none."""
         entries = (fields for source in self._sources for _, fields in source.entries())
         joins = (fields for fields in entries if fields["kind"] == "join")
-        return {(join["worker"], join["incarnation"]): join.get("remainder", "") for join in joins}
+        return {(join["worker"], join["incarnation"]): join.get("residual", "") for join in joins}
 
     def commits(self) -> Iterator[Commit]:
         """All commits behind `begin`, but for those that a server lost and that were made again."""

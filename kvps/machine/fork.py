@@ -13,7 +13,7 @@ from collections.abc import Callable
 from kvps.errors import WrongOrder
 
 
-class Owner:
+class ProcessOwner:
     """The process that made an object; `what` is the object as an error calls it."""
 
     def __init__(self, what: str) -> None:

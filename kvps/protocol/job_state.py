@@ -21,10 +21,10 @@ Entry = tuple[str, dict[str, str]]
 class Member:
     """A worker as the job knows it; `process` is what it said of its process, see `process.identity`.
 
-    state      active; rejoining, cut off by a new life of the server; or out of the vector clock: draining while
+    state      active; rejoining, cut off by a restart of the server; or out of the vector clock: draining while
                contributions of it wait, then gone
     evicted    whether it is out of the vector clock without having left
-    remainder  the name of what is stored of what a lossy format left out of all that was accepted; "" is nothing
+    residual  the name of what is stored of what a lossy format left out of all that was accepted; "" is nothing
     """
 
     worker: str
@@ -36,7 +36,7 @@ class Member:
     pending: int
     skip: int
     finished: bool
-    remainder: str
+    residual: str
     clock: int
     host: str
     pid: int
@@ -63,7 +63,7 @@ class Member:
             pending=pending,
             skip=e["round"] - pending - clock,
             finished=e["finished"],
-            remainder=e.get("remainder", ""),
+            residual=e.get("residual", ""),
             clock=clock,
             host=e["host"],
             pid=e["pid"],
@@ -104,12 +104,12 @@ class Turn:
     version: int
     id: str
     history: str
-    server: str
+    run_id: str
     names: tuple[str, ...]
     lowest: int | None
     joined: int
     me: Member | None
-    bell: str
+    last_entry: str
 
     @classmethod
     def of(
@@ -126,7 +126,7 @@ class Turn:
         """From the replies to HGETALL of version, ZRANGE 0 0 WITHSCORES of rounds, HLEN and HGET of workers, HGET of
         clock, ZSCORE of rounds, and XREVRANGE COUNT 1 of turns."""
         return cls(
-            *(int(version["version"]), version["id"], version["history"], version["server"], _names(version)),
+            *(int(version["version"]), version["id"], version["history"], version["run_id"], _names(version)),
             int(lowest[1]) if lowest else None,
             joined,
             Member.of(worker, entry, None if committed is None else int(committed), int(clock or 0)) if entry else None,
@@ -146,23 +146,27 @@ class Turn:
 
 @dataclass(frozen=True)
 class State:
-    """A job at one instant, with every member. `names` are the staged names of its shards, `bell` the newest log id.
+    """A job at one instant, with every member. `names` are the staged names of its shards.
 
-    `id` is the job's own for ever, `history` new with each life of the server that may have lost writes, `server`
-    that life. `units` is the hash of that name. The job's own log goes on from `begin`; what stands in Redis of it
-    begins with the commit of version `moved`, unless that is 0.
+    id          the job's own, for ever
+    history     new each time the server was restarted and may have lost writes
+    run_id      the server's, when that history began
+    last_entry  the id of the newest entry of its log
+    units       the hash of that name
+    begin       from where the job's own log goes on
+    moved       what stands in Redis of the log begins with the commit of this version, unless it is 0
     """
 
     version: int
     head: str
     id: str
     history: str
-    server: str
+    run_id: str
     names: tuple[str, ...]
     clock: Mapping[str, int]
     members: Mapping[str, Member]
     units: Mapping[str, str]
-    bell: str
+    last_entry: str
     begin: Begin
     moved: int
 
@@ -187,12 +191,12 @@ class State:
             head=version["head"],
             id=version["id"],
             history=version["history"],
-            server=version["server"],
+            run_id=version["run_id"],
             names=_names(version),
             clock=counts,
             members=members,
             units=units,
-            bell=log[0][0] if log else "0-0",
+            last_entry=log[0][0] if log else "0-0",
             begin=Begin(
                 int(version.get("from_version", 0)),
                 version.get("from_head") or first_head(version["id"]),

@@ -29,7 +29,7 @@ the job, bytes lie in the slot of their shard.
                                                    evict, recover,     (active, rejoining, left, evicted), accepted,
                                                    take, create.lua    round (the last accepted; pending is that less
                                                                        clock and skip), finished, awaited (not there
-                                                                       yet since the restore), remainder (the name of
+                                                                       yet since the restore), residual (the name of
                                                                        what is stored of it, if that is of all
                                                                        accepted), host, pid, device
     kvps:{job}:ranks                       hash    join.lua            rank -> worker
@@ -264,7 +264,7 @@ class JobKeys:
     def gradient(self, shard: int, worker: str, incarnation: str, seq: int, chunk: int) -> str:
         return self._bytes(shard, f"g:{worker}.{incarnation}:{seq}:{chunk}")
 
-    def remainder(self, shard: int, worker: str, incarnation: str, seq: int, chunk: int) -> str:
+    def residual(self, shard: int, worker: str, incarnation: str, seq: int, chunk: int) -> str:
         return self._bytes(shard, f"r:{worker}.{incarnation}:{seq}:{chunk}")
 
     def reserve(self, shard: int, part: int) -> str:

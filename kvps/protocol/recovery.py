@@ -1,7 +1,7 @@
-"""Goes on after a server was started again, or a replica was promoted: it may have lost its last writes.
+"""Goes on after a server was restarted, or a replica was promoted: it may have lost its last writes.
 
 A job's history ends there. A new one begins with what the server still has, see ``lua/recover.lua``; until then every
-script of the job answers NewLife and writes nothing.
+script of the job answers ServerRestarted and writes nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ log = logging.getLogger("kvps.recovery")
 
 
 class Server(Protocol):
-    """What is asked of a server here, see `kvps.connection.server.Client`."""
+    """What is asked of a server here, see `kvps.connection.client.Client`."""
 
     def call(self, *command: Any) -> Any: ...
     def run_id(self) -> str: ...
@@ -59,7 +59,7 @@ def begin_history(server: Server, scripts: JobScripts, job: str, newest: int) ->
     Call it when `file_is_whole`. Raises JobNotFound, ServerLost.
     """
     version, history = scripts.recover(server.run_id(), secrets.token_hex(4), newest)
-    log.warning("job %s: its server was started again: history %s from version %d", job, history, version)
+    log.warning("job %s: its server was restarted: history %s from version %d", job, history, version)
 
 
 def await_history(server: Server, scripts: JobScripts, job: str, newest: int) -> None:

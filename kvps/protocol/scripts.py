@@ -74,7 +74,7 @@ NAMES = [
     "renew",
     "reserve",
     "rollback",
-    "take",
+    "next_unit",
     "trim",
 ]
 SCRIPTS = {name: _load(name) for name in NAMES}
@@ -83,7 +83,7 @@ _LOADS = 10  # how often one call loads its script: a server that still does not
 
 
 class Joined(NamedTuple):
-    """What a worker is told when it joins. `round` is the last it need not do any more; `remainder` names what the
+    """What a worker is told when it joins. `round` is the last it need not do any more; `residual` names what the
     last incarnation stored when it left, "" is nothing."""
 
     rank: int
@@ -91,7 +91,7 @@ class Joined(NamedTuple):
     round: int
     clock: int
     pending: int
-    remainder: str
+    residual: str
 
 
 class Accepted(NamedTuple):
@@ -134,7 +134,7 @@ class Evicted(NamedTuple):
     future_ms: int
 
 
-class Flip(NamedTuple):
+class CommitResult(NamedTuple):
     """What `ready` did: `flipped` if this call made the version visible (`commit_id` is its log entry)."""
 
     flipped: bool
@@ -142,8 +142,8 @@ class Flip(NamedTuple):
     commit_id: str
 
 
-class NewLife(Exception):
-    """The server has begun a new life, and may have lost its last writes: nothing was done. See `recover`."""
+class ServerRestarted(Exception):
+    """The server was restarted, and may have lost its last writes: nothing was done. See `recover`."""
 
 
 class PlanGone(Exception):
@@ -158,7 +158,7 @@ class JobScripts:
     """The scripts of one job. Every method may be repeated; all raise JobNotFound once the job is removed, also when
     another one was made under its name.
 
-    Those that accept, commit or delete raise NewLife on a server that has begun a new life without a new history.
+    Those that write raise ServerRestarted after a restart of the server, until a new history has begun.
     """
 
     def __init__(self, call: Call, keys: JobKeys, shards: int) -> None:
@@ -179,20 +179,20 @@ class JobScripts:
             raise job_not_found(self._keys.job)
         if reply[0] == "ANOTHER":
             raise made_anew(self._keys.job)
-        if reply[0] == "LIFE":
-            raise NewLife
+        if reply[0] == "RESTARTED":
+            raise ServerRestarted
         if reply[0] == "WRONGTYPE":
             _, key, found, want = reply
             raise CorruptData(f"key {key} is a {found}, not a {want}: another program wrote there")
         return reply
 
-    def create(self, config: JobConfig, layout: Layout, name: str, server: str, checkpoint: str = "") -> None:
+    def create(self, config: JobConfig, layout: Layout, name: str, run_id: str, checkpoint: str = "") -> None:
         """Make the job, its first version staged under `name`: 0, or `checkpoint`'s (JSON). Raises JobExists."""
         k = self._keys
         fields = [part for pair in config.to_hash().items() for part in pair]
         keys = [k.version, k.config, k.layout, k.commits, k.removed, k.clock, k.skip, k.workers, k.units, k.free_units]
         keys += [k.rounds, k.pushed, k.draining, k.finished, k.ranks]
-        args = [k.id, layout.to_json(), server, name, layout.shards, checkpoint, *fields]
+        args = [k.id, layout.to_json(), run_id, name, layout.shards, checkpoint, *fields]
         reply = self._answered(evaluate(self._call, "create", keys, *args))
         if reply[0] == "EXISTS":
             raise job_exists(k.job)
@@ -264,7 +264,7 @@ class JobScripts:
             case ["EVICTED", state]:
                 raise evicted(worker, k.job, state)
             case ["HISTORY", _]:
-                raise evicted(worker, k.job, "its server began a new life")
+                raise evicted(worker, k.job, "its server was restarted")
         raise WrongOrder(f"push {seq} of worker {worker!r} does not follow what was accepted: {reply}")
 
     def plan(self, known: Plan | None = None) -> Planned:
@@ -279,7 +279,7 @@ class JobScripts:
         plan = known if code == "SAME" else Plan.from_json(reply[4]) if code == "OPEN" else None
         return Planned(version, pin, members, plan, code == "EARLY")
 
-    def ready(self, shard: int, term: str, plan: Plan, digest: str) -> Flip:
+    def ready(self, shard: int, term: str, plan: Plan, digest: str) -> CommitResult:
         """Say that a shard has staged its part. Raises LeaseLost, or PlanGone if the plan is not open any more."""
         k = self._keys
         keys = [k.config, k.clock, k.skip, k.inbox, k.plan, k.ready, k.commits, k.pin, k.units, k.free_units, k.rounds]
@@ -288,9 +288,9 @@ class JobScripts:
         reply = self._run("ready", keys, *said)
         match reply:
             case ["FLIPPED", _, pin, commit_id]:
-                return Flip(True, pin, commit_id)
+                return CommitResult(True, pin, commit_id)
             case ["READY" | "ALREADY", _]:
-                return Flip(False, "", "")
+                return CommitResult(False, "", "")
             case ["TERM", holds]:
                 raise lease_lost(shard, k.job, holds)
             case ["NOPLAN" | "PLAN" | "HEAD" | "HISTORY", *_]:
@@ -332,18 +332,18 @@ class JobScripts:
         return bool(self._run("renew", keys, holder, term, lease_ms)[0] == "OK")
 
     def free(
-        self, shard: int, term: str, life: str, dead: Sequence[str], reused: Sequence[tuple[str, str]] = ()
+        self, shard: int, term: str, run_id: str, dead: Sequence[str], reused: Sequence[tuple[str, str]] = ()
     ) -> None:
         """Delete `dead` keys of the shard's slot, and rename `reused` ones: (dead key, name of what is stored next).
 
-        Raises LeaseLost, NewLife; then nothing was deleted.
+        Raises LeaseLost, ServerRestarted; then nothing was deleted.
         """
         most = 1000
         batches = [(dead[i : i + most], reused[:0]) for i in range(0, len(dead), most)]
         batches += [(dead[:0], reused[i : i + most]) for i in range(0, len(reused), most)]
         for gone, pairs in batches:
             keys = [self._keys.owner(shard), *gone, *(key for pair in pairs for key in pair)]
-            reply = self._answered(evaluate(self._call, "free", keys, term, life, len(gone)))
+            reply = self._answered(evaluate(self._call, "free", keys, term, run_id, len(gone)))
             if reply[0] == "LOST":
                 raise lease_lost(shard, self._keys.job, reply[1])
 
@@ -363,26 +363,26 @@ class JobScripts:
             raise evicted(worker, self._keys.job, reply[1])
 
     def leave(
-        self, worker: str, incarnation: str, finished: bool, trace: Sequence[object] = (), remainder: str = ""
+        self, worker: str, incarnation: str, finished: bool, trace: Sequence[object] = (), residual: str = ""
     ) -> None:
-        """Leave the vector clock; what was pushed still commits. `remainder` is the name of what is stored for later.
+        """Leave the vector clock; what was pushed still commits. `residual` is the name of what is stored for later.
 
         Raises WorkerEvicted if it was out of it before, and nobody has taken its place.
         """
         k = self._keys
         keys = [k.workers, k.heartbeat, k.commits, k.trace(worker), k.units, k.free_units, k.rounds, k.pushed]
         keys += [k.draining, k.finished, k.turns]
-        reply = self._run("leave", keys, worker, incarnation, int(finished), remainder, *trace)
+        reply = self._run("leave", keys, worker, incarnation, int(finished), residual, *trace)
         if reply[0] == "EVICTED":
             raise evicted(worker, k.job, reply[1])
 
-    def take(self, worker: str, incarnation: str) -> int | None:
+    def next_unit(self, worker: str, incarnation: str) -> int | None:
         """The unit of the data that the worker has, handed out now or before; None if none is free.
 
         Raises WorkerEvicted.
         """
         k = self._keys
-        reply = self._run("take", [k.config, k.workers, k.units, k.free_units], worker, incarnation)
+        reply = self._run("next_unit", [k.config, k.workers, k.units, k.free_units], worker, incarnation)
         if reply[0] == "EVICTED":
             raise evicted(worker, k.job, reply[1])
         return int(reply[1]) if reply[0] == "OK" else None
@@ -394,19 +394,19 @@ class JobScripts:
         _, future_ms, *workers = self._run("evict", [*keys, k.turns], worker, incarnation)
         return Evicted(workers, future_ms)
 
-    def recover(self, server: str, history: str, remembered: int) -> tuple[int, str]:
-        """Begin a new history on a server with a new life, unless another did: (version, history) from here on."""
+    def recover(self, run_id: str, history: str, remembered: int) -> tuple[int, str]:
+        """Begin a new history on a server that was restarted, unless another did: (version, history) from here on."""
         k = self._keys
         shards = range(self._shards)
         keys = [k.workers, k.heartbeat, k.plan, k.ready, k.commits, k.units, k.free_units, k.pin, k.turns, k.rounds]
         keys += [k.lease(i) for i in shards] + [k.term(i) for i in shards]
-        reply = self._run("recover", keys, server, history, remembered)
+        reply = self._run("recover", keys, run_id, history, remembered)
         return reply[1], reply[2]
 
-    def mirror(self, term: str, life: str, record: str) -> None:
+    def mirror(self, term: str, run_id: str, record: str) -> None:
         """Note what version Redis was given, of a job over shared memory. Raises LeaseLost."""
         k = self._keys
-        reply = self._run("mirror", [k.mirror, k.term(0)], term, life, record)
+        reply = self._run("mirror", [k.mirror, k.term(0)], term, run_id, record)
         if reply[0] == "TERM":
             raise lease_lost(0, k.job, reply[1])
 

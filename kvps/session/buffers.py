@@ -17,16 +17,16 @@ from numpy.typing import NDArray
 
 from kvps.arrays.layout import DTYPE, Array, Layout
 from kvps.errors import LayoutMismatch
-from kvps.transport.shared_memory import Made
+from kvps.transport.shared_memory import WritableSegment
 
 
-class Lent:
+class GradientBuffers:
     """Name -> array (`arrays`), to be computed into for the contribution `sequence`; in a segment, or in `spare`."""
 
-    def __init__(self, layout: Layout, sequence: int, place: Made | Array) -> None:
+    def __init__(self, layout: Layout, sequence: int, place: WritableSegment | Array) -> None:
         self.sequence = sequence
-        self._made = place if isinstance(place, Made) else None
-        self._memory: NDArray[Any] = place.data if isinstance(place, Made) else place
+        self._made = place if isinstance(place, WritableSegment) else None
+        self._memory: NDArray[Any] = place.data if isinstance(place, WritableSegment) else place
         self.arrays = layout.views(self._memory.view(DTYPE), writable=True)
 
     @property

@@ -6,14 +6,14 @@ import logging
 import threading
 
 from kvps.errors import KvpsError, TooManyClients, WorkerEvicted
-from kvps.protocol.scripts import JobScripts, NewLife
+from kvps.protocol.scripts import JobScripts, ServerRestarted
 
 log = logging.getLogger("kvps.session")
 
 _BEATS_PER_TIMEOUT = 5
 
 
-class Heart(threading.Thread):
+class Heartbeat(threading.Thread):
     """Gives a sign of life while the worker computes, for a round may take longer than the timeout."""
 
     def __init__(self, scripts: JobScripts, worker: str, incarnation: str, timeout_s: float) -> None:
@@ -34,7 +34,7 @@ class Heart(threading.Thread):
                 return
             except TooManyClients as error:  # the worker may have the connection that it needs
                 log.warning("worker %s cannot say that it lives: %s", self._worker, error)
-            except (KvpsError, NewLife):
+            except (KvpsError, ServerRestarted):
                 continue  # the worker's own next call will say it, with the context that a user needs
 
     def stop(self) -> None:

@@ -21,7 +21,7 @@ from kvps.protocol.keys import JobKeys
 from kvps.transport.version_reader import Reader
 
 
-class Fetched(NamedTuple):
+class FetchedWeights(NamedTuple):
     """A version that came ahead of time; `flat` is (size,) float32 and the taker's."""
 
     version: int
@@ -54,7 +54,7 @@ class Prefetch:
         self._keys = keys
         self._config = config
         self._reader = reader
-        self._wire = format_of(config.pull_wire)
+        self._wire = format_of(config.weight_format)
         self._spare = spare
         self._order: _Order | None = None
         self._coming: Future[int | None] | None = None
@@ -71,7 +71,7 @@ class Prefetch:
         except BaseException as error:
             coming.set_exception(error)
 
-    def take(self, present: Array) -> Fetched | None:
+    def take(self, present: Array) -> FetchedWeights | None:
         """What came, or is coming; None if nothing had begun to. Else `present` is the caller's no more."""
         order, coming = self._order, self._coming
         if not order or not coming or order.claim():
@@ -84,7 +84,7 @@ class Prefetch:
         self._order = self._coming = None  # not before: what is still being fetched is into the spare
         if version is None:
             return None
-        fetched, self._spare = Fetched(version, self._spare), present
+        fetched, self._spare = FetchedWeights(version, self._spare), present
         return fetched
 
     def close(self) -> None:
@@ -98,6 +98,6 @@ class Prefetch:
             turn = self._reader.turn()
             if turn.version > order.newer_than and turn.admits(order.rounds_done, config.staleness, config.workers):
                 return self._reader.weights(turn, self._spare, self._wire) if order.claim() else None
-            self._client.wait({self._keys.turns: turn.bell})
+            self._client.wait({self._keys.turns: turn.last_entry})
             if order.claimed:
                 return None

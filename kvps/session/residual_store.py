@@ -13,8 +13,8 @@ from kvps.errors import CorruptData, ServerFull
 from kvps.protocol.keys import JobKeys
 
 
-class Remainders:
-    """The stored remainders of one worker. `values` are (size,) float32."""
+class ResidualStore:
+    """The stored residuals of one worker. `values` are (size,) float32."""
 
     def __init__(self, client: Client, keys: JobKeys, layout: Layout, worker: str) -> None:
         self._client = client
@@ -45,7 +45,7 @@ class Remainders:
         """Where its chunks are."""
         incarnation, seq, _ = name.split(":")
         chunks = [c for shard in self._layout.chunks for c in shard]
-        return [self._keys.remainder(c.shard, self._worker, incarnation, int(seq), c.number) for c in chunks]
+        return [self._keys.residual(c.shard, self._worker, incarnation, int(seq), c.number) for c in chunks]
 
     def _items(self, name: str, values: Array) -> list[tuple[str, memoryview]]:
         chunks = [c for shard in self._layout.chunks for c in shard]

@@ -27,14 +27,14 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from kvps.arrays.digest import finite
-from kvps.arrays.error_feedback import Remainder, RemainderOnDevice
+from kvps.arrays.error_feedback import DeviceResidual, Residual
 from kvps.arrays.formats import chunk_sizes, format_of
 from kvps.arrays.inputs import one_number
 from kvps.arrays.layout import CHUNK_ITEMS, DTYPE, Array, Layout
 from kvps.config import JobConfig
 from kvps.connection.client import Client
 from kvps.connection.sockets import ChunkGone, redacted
-from kvps.device.base import CPU, Cuda, Device, Flat, Staging, device_of, on_device
+from kvps.device.base import CPU, Cuda, Device, Flat, PinnedStaging, device_of, on_device
 from kvps.errors import (
     CorruptData,
     DeviceFailed,
@@ -47,17 +47,17 @@ from kvps.errors import (
     WorkerEvicted,
     WrongOrder,
 )
-from kvps.machine.fork import Owner
+from kvps.machine.fork import ProcessOwner
 from kvps.protocol.job_state import Member, Turn
 from kvps.protocol.keys import JobKeys, segment_of
 from kvps.protocol.recovery import await_history
-from kvps.protocol.scripts import Accepted, InboxFull, JobScripts, Joined, NewLife, evicted
-from kvps.session.buffers import Lent
-from kvps.session.heartbeat import Heart
-from kvps.session.pull import Incoming
-from kvps.session.residual_store import Remainders
-from kvps.session.upload import ByMemory, ByRedis, Outgoing, Ring, Way
-from kvps.transport.shared_memory import Made, MemoryGone, Segments
+from kvps.protocol.scripts import Accepted, InboxFull, JobScripts, Joined, ServerRestarted, evicted
+from kvps.session.buffers import GradientBuffers
+from kvps.session.heartbeat import Heartbeat
+from kvps.session.pull import WeightPull
+from kvps.session.residual_store import ResidualStore
+from kvps.session.upload import GradientTransport, GradientUpload, RedisTransport, SegmentRing, ShmTransport
+from kvps.transport.shared_memory import Segments, SharedMemoryLost, WritableSegment
 from kvps.transport.version_reader import Reader
 
 log = logging.getLogger("kvps.session")
@@ -88,7 +88,7 @@ class Session:
         segments: Segments | None = None,
         device: Device | str = CPU,
     ) -> None:
-        self._owner = Owner(f"the session of worker {worker!r}")
+        self._owner = ProcessOwner(f"the session of worker {worker!r}")
         self.worker = worker
         self.rank = joined.rank
         self.incarnation = joined.incarnation
@@ -101,33 +101,33 @@ class Session:
         self._layout = layout
         self._scripts = scripts
         self._reader = Reader(client, keys, layout, scripts, segments)
-        self._incoming = Incoming(client, keys, config, layout, self._reader, segments, device, prefetch)
+        self._incoming = WeightPull(client, keys, config, layout, self._reader, segments, device, prefetch)
         self._history = ""
         self._seen: Turn | None = None
         self._pushed_on: Turn | None = None  # in BSP, since the last push: nobody goes on before something happens
         self.sequence = 0
         self._unit: int | None = None
         self._tried = 0  # the last sequence number under which bytes, or a push, may have been sent
-        self._out: Outgoing | None = None
-        self._pushing: Outgoing | None = None  # while push() is at work, for other threads
+        self._out: GradientUpload | None = None
+        self._pushing: GradientUpload | None = None  # while push() is at work, for other threads
         self._doubt = ""  # the digests of a push of which the end is not known; "?" if there are none
-        self._wire = format_of(config.wire)
-        self._stored = Remainders(client, keys, layout, worker)
-        self._inherited = joined.remainder
-        self._remainder: Remainder | None = None  # of a lossy format, from the first contribution on
+        self._wire = format_of(config.gradient_format)
+        self._stored = ResidualStore(client, keys, layout, worker)
+        self._inherited = joined.residual
+        self._residual: Residual | None = None  # of a lossy format, from the first contribution on
         self._sizes = chunk_sizes(layout, self._wire)
-        self._ring = Ring(segments.make, self._segment, sum(self._sizes)) if segments else None
+        self._ring = SegmentRing(segments.make, self._segment, sum(self._sizes)) if segments else None
         self._settled = 0  # what this incarnation has pushed up to here waits no more
         self._spare: Array | None = None
-        self._staging = Staging(layout.size, CHUNK_ITEMS)
-        self._lent: Lent | None = None
+        self._staging = PinnedStaging(layout.size, CHUNK_ITEMS)
+        self._lent: GradientBuffers | None = None
         self._pulled = False
         self._closed = False
         self._spans: dict[str, float] = {}
         self._since = time.perf_counter()
         self._trace: list[object] = []  # of the last iteration; goes with the next call that writes anyway
         self._thread = threading.get_ident()
-        self._heart = Heart(scripts, worker, joined.incarnation, config.worker_timeout_ms / 1000)
+        self._heart = Heartbeat(scripts, worker, joined.incarnation, config.worker_timeout_ms / 1000)
         self._heart.start()
         weakref.finalize(self, self._owner.run, self._heart.stop)  # who drops a session without leaving falls silent
 
@@ -143,11 +143,11 @@ class Session:
         self._forget_put()
         began = time.perf_counter()
         # First: nothing may fail between taking what was fetched and ordering the next.
-        turn, came = self._await_turn()
+        turn, received_inline = self._await_turn()
         waited = time.perf_counter()
         try:
-            self.version, weights = self._incoming.weights(turn, came, self.round, self._look)
-        except MemoryGone:
+            self.version, weights = self._incoming.weights(turn, received_inline, self.round, self._look)
+        except SharedMemoryLost:
             raise self._memory_lost() from None
         self._seen, self._history = turn, turn.history
         self._pulled = True
@@ -158,12 +158,12 @@ class Session:
     def _await_turn(self) -> tuple[Turn, bool]:
         """The first turn that holds enough of everybody's rounds for this worker's next one; whether its weights came
         with it."""
-        turn, came = self._pushed_on or self._look(), False
+        turn, received_inline = self._pushed_on or self._look(), False
         while self._pushed_on or not turn.admits(self.round, self._config.staleness, self._config.workers):
-            turn, came = self._reader.next_turn(self.worker, turn, self._incoming.room)
+            turn, received_inline = self._reader.next_turn(self.worker, turn, self._incoming.inline_buffer)
             self._pushed_on = None
             self._check_member(turn)
-        return turn, came
+        return turn, received_inline
 
     def _look(self) -> Turn:
         turn = self._reader.turn(self.worker)
@@ -175,22 +175,20 @@ class Session:
         if me is None or me.incarnation != self.incarnation:
             raise evicted(self.worker, self._keys.job, "replaced")
         if me.state != "active":
-            raise evicted(self.worker, self._keys.job, "evicted after a silence, or its server began a new life")
+            raise evicted(self.worker, self._keys.job, "evicted after a silence, or its server was restarted")
         if me.accepted < self.sequence:
             raise self._forgotten()
         self._settled = me.accepted - me.pending
         return me
 
     def _forgotten(self) -> WorkerEvicted:
-        """The server remembers less than this session was told: it has begun a new life, which all must know."""
+        """The server remembers less than this session was told: it was restarted, which all must know."""
         await_history(self._client, self._scripts, self._keys.job, self.version)
-        return evicted(
-            self.worker, self._keys.job, "its server has begun a new life, and may have lost its last writes"
-        )
+        return evicted(self.worker, self._keys.job, "its server was restarted, and may have lost its last writes")
 
     # -- units ------------------------------------------------------------------------------------------------
 
-    def take(self) -> int | None:
+    def next_unit(self) -> int | None:
         """The unit of data that the next push will have used; the same until then.
 
         None says that none is free: all have been handed out. Leave then, and see `Job.await_unit` for those that
@@ -200,8 +198,8 @@ class Session:
         if not self._config.units:
             raise WrongOrder(f"job {self._keys.job!r} hands out no units: create it with units=N")
         try:
-            self._unit = self._scripts.take(self.worker, self.incarnation)
-        except NewLife:
+            self._unit = self._scripts.next_unit(self.worker, self.incarnation)
+        except ServerRestarted:
             raise self._forgotten() from None
         return self._unit
 
@@ -217,11 +215,11 @@ class Session:
         self._check_may_push()
         seq = self.sequence + 1
         if self._ring and not self._wire.lossy and self._tried < seq:
-            self._lent = Lent(self._layout, seq, self._made(self._ring, seq))
+            self._lent = GradientBuffers(self._layout, seq, self._made(self._ring, seq))
         else:
             if self._spare is None:
                 self._spare = np.empty(self._layout.size, DTYPE)
-            self._lent = Lent(self._layout, seq, self._spare)
+            self._lent = GradientBuffers(self._layout, seq, self._spare)
         return dict(self._lent.arrays)
 
     def _taken(self, grads: Mapping[int, Any]) -> dict[int, Flat]:
@@ -229,8 +227,8 @@ class Session:
 
         What the format left out is where the first of them is that is on a device. Raises LayoutMismatch, DeviceFailed.
         """
-        if self._wire.lossy and not self._remainder:
-            self._remainder = self._inherit(device_of(grads.values()))
+        if self._wire.lossy and not self._residual:
+            self._residual = self._inherit(device_of(grads.values()))
         return {number: self._flattened(number, grad) for number, grad in grads.items()}
 
     def _flattened(self, number: int, grad: Any) -> Flat:
@@ -244,9 +242,9 @@ class Session:
     @property
     def _home(self) -> Device:
         """Where gradients are encoded; if that is no matter, host memory."""
-        return self._remainder.home if self._remainder else CPU
+        return self._residual.home if self._residual else CPU
 
-    def _lent_now(self) -> Lent | None:
+    def _lent_now(self) -> GradientBuffers | None:
         """What was lent for the next contribution."""
         return self._lent if self._lent and self._lent.sequence > self.sequence else None
 
@@ -312,8 +310,8 @@ class Session:
             accepted = self._deliver(out, counts)
             if lent:
                 lent.close()
-            if self._remainder and counts:
-                self._remainder.keep()
+            if self._residual and counts:
+                self._residual.keep()
             self.sequence += 1  # last: if this is interrupted, how it ended is not known
         except NotFinite:
             self._out = out
@@ -363,7 +361,7 @@ class Session:
         if not self._pulled:
             raise WrongOrder("push() needs a pull() before it: a gradient belongs to the weights it was computed on")
         if self._config.units and self._unit is None:
-            raise WrongOrder("push() needs a take() before it: this job counts each unit of data once")
+            raise WrongOrder("push() needs a next_unit() before it: this job counts each unit of data once")
 
     @property
     def _looks_late(self) -> bool:
@@ -382,27 +380,27 @@ class Session:
             f"the job with nonfinite='skip' to count such gradients as zeros"
         )
 
-    def _outgoing(self, live: bool = True, looks: bool = False) -> Outgoing:
+    def _outgoing(self, live: bool = True, looks: bool = False) -> GradientUpload:
         """The contribution that is being put together; a new one is not `live` if its number was tried before."""
         if not self._out:
             seq = self.sequence + 1
             live, self._tried = live and self._tried < seq, seq
-            self._out = Outgoing(self._layout, self._remainder, self._way(seq, live), looks)
+            self._out = GradientUpload(self._layout, self._residual, self._way(seq, live), looks)
         return self._out
 
-    def _way(self, seq: int, live: bool) -> Way:
+    def _way(self, seq: int, live: bool) -> GradientTransport:
         if ring := self._ring:
             lent = self._lent_now()
-            return ByMemory(self._sizes, lambda: self._made(ring, seq), live, lent is not None and lent.in_place)
+            return ShmTransport(self._sizes, lambda: self._made(ring, seq), live, lent is not None and lent.in_place)
         me = (self.worker, self.incarnation, seq)
         keys = [self._keys.gradient(c.shard, *me, c.number) for shard in self._layout.chunks for c in shard]
-        return ByRedis(self._client, keys, live, whole=self._layout.nbytes <= self._client.small_bytes)
+        return RedisTransport(self._client, keys, live, whole=self._layout.nbytes <= self._client.small_bytes)
 
-    def _made(self, ring: Ring, seq: int) -> Made:
+    def _made(self, ring: SegmentRing, seq: int) -> WritableSegment:
         """The segment of a contribution."""
         try:
             return ring.segment(seq, self._settled)
-        except MemoryGone:
+        except SharedMemoryLost:
             self._look()
             raise self._memory_lost() from None
 
@@ -413,7 +411,7 @@ class Session:
     def _segment(self, seq: int) -> str:
         return segment_of(self._keys.gradient(0, self.worker, self.incarnation, seq, 0))
 
-    def _inherit(self, home: Device) -> Remainder:
+    def _inherit(self, home: Device) -> Residual:
         """What the last incarnation left out, if it stored that; else nothing."""
         values: Array = np.zeros(self._layout.size, DTYPE)
         if self._inherited:
@@ -423,10 +421,10 @@ class Session:
                 self._look()  # it is freed when another goes on with it
                 raise CorruptData(f"what worker {self.worker!r} stored when it left is not there: {gone}") from None
         if isinstance(home, Cuda):
-            return RemainderOnDevice(self._wire, values, self._layout, home)
-        return Remainder(self._wire, values)
+            return DeviceResidual(self._wire, values, self._layout, home)
+        return Residual(self._wire, values)
 
-    def _deliver(self, out: Outgoing, counts: bool) -> Accepted:
+    def _deliver(self, out: GradientUpload, counts: bool) -> Accepted:
         """Store the chunks, wait for every OK, then have them accepted. A small one in one step.
 
         Never both in one pipeline: a refused SET before an accepted push would be an acknowledgement without
@@ -446,7 +444,7 @@ class Session:
             cut = error
         return self._resent(out, cut) or accept(self._scripts)
 
-    def _resent(self, out: Outgoing, cut: Exception | None) -> Accepted | None:
+    def _resent(self, out: GradientUpload, cut: Exception | None) -> Accepted | None:
         """Store the chunks of which it is not known whether they are there, unless they were accepted before.
 
         Goes on as long as chunks arrive. `cut` is how the first try ended, if there was one. Raises ServerLost.
@@ -456,7 +454,7 @@ class Session:
             try:
                 if accepted := self._scripts.ask(self.worker, self.incarnation, self.sequence + 1):
                     return accepted
-            except NewLife:  # nothing is sent to a server before the new history begins
+            except ServerRestarted:  # nothing is sent to a server before the new history begins
                 raise self._forgotten() from None
             missing = out.way.missing
             if cut and not told:
@@ -475,19 +473,19 @@ class Session:
                     f"no chunk did: look at what is between here and there, then push the same gradient again"
                 )
 
-    def _stuck(self, missing: int, out: Outgoing, cut: Exception) -> str:
+    def _stuck(self, missing: int, out: GradientUpload, cut: Exception) -> str:
         return (
             f"job {self._keys.job}: push {self.sequence + 1} of worker {self.worker!r} does not get through to "
             f"{redacted(self._client.url)}: {missing} of {len(out.way.keys)} chunks have not arrived ({cut})"
         )
 
-    def _accept(self, seq: int, out: Outgoing, counts: bool, scripts: JobScripts) -> Accepted:
+    def _accept(self, seq: int, out: GradientUpload, counts: bool, scripts: JobScripts) -> Accepted:
         """Have what was stored, or is by these `scripts`, accepted, as soon as the inbox takes it."""
         said = (self.worker, self.incarnation, seq, self.version, int(counts), out.digests if counts else "-")
         while True:
             try:
                 return scripts.push(*said, self._history, self._unit, self._trace)
-            except NewLife:
+            except ServerRestarted:
                 raise self._forgotten() from None
             except WrongOrder:  # the numbers are this session's own, and it does not miscount
                 raise self._forgotten() from None
@@ -498,7 +496,7 @@ class Session:
                 scripts = self._scripts  # what those store is there now
                 turn = self._reader.turn(self.worker)
                 if self._check_member(turn).pending >= self._config.max_pending:
-                    self._client.wait({self._keys.turns: turn.bell})
+                    self._client.wait({self._keys.turns: turn.last_entry})
 
     def _measured(self, compute_s: float, push_s: float, loss: float | None) -> list[object]:
         fields: list[object] = ["round", self.round, "version", self.version]
@@ -527,13 +525,13 @@ class Session:
         if self._ring:
             self._ring.unlink(self._settled)
         try:
-            remainder = self._save(finished)
+            residual = self._save(finished)
         finally:
             self._heart.stop()
-        keys += self._stored.keys(remainder) if remainder else []
+        keys += self._stored.keys(residual) if residual else []
         try:
-            self._scripts.leave(self.worker, self.incarnation, finished, self._trace, remainder)
-        except NewLife:
+            self._scripts.leave(self.worker, self.incarnation, finished, self._trace, residual)
+        except ServerRestarted:
             raise self._forgotten() from None
         except JobNotFound:
             self._client.unlink(keys)  # who removed it may have looked for bytes before
@@ -545,10 +543,10 @@ class Session:
             return ""
         if not self.sequence:
             return self._inherited
-        if self._remainder:
+        if self._residual:
             with contextlib.suppress(WorkerEvicted, ServerFull, JobNotFound, DeviceFailed):
                 if self._check_member(self._reader.turn(self.worker)).accepted == self.sequence:
-                    return self._stored.save(self.incarnation, self.sequence, self._remainder.values)
+                    return self._stored.save(self.incarnation, self.sequence, self._residual.values)
         return ""
 
     def __enter__(self) -> Session:

@@ -15,17 +15,17 @@ from typing import Protocol
 import numpy as np
 
 from kvps.arrays.digest import Buffers, digest_of, finite, fold, view
-from kvps.arrays.error_feedback import Remainder
+from kvps.arrays.error_feedback import Residual
 from kvps.arrays.formats import Bytes
 from kvps.arrays.layout import Array, Layout
 from kvps.connection.client import Client
 from kvps.device.base import Flat
 from kvps.errors import WrongOrder
 from kvps.protocol.scripts import Call
-from kvps.transport.shared_memory import Made
+from kvps.transport.shared_memory import WritableSegment
 
 
-class Way(Protocol):
+class GradientTransport(Protocol):
     """How chunks get to where an aggregator finds them: one by one by `send`, or once more by `resend`."""
 
     keys: list[str]
@@ -57,7 +57,7 @@ class _Dropped(Exception):
     """Ends a connection in the middle of sending."""
 
 
-class ByRedis:
+class RedisTransport:
     """The chunks become the values of `keys`.
 
     `live` is whether they may be sent without asking; a `whole` contribution leaves with what has it accepted.
@@ -107,13 +107,13 @@ class ByRedis:
         self._sending.__exit__(_Dropped, _Dropped(), None)  # its connection may hold half a chunk: it is closed
 
 
-class ByMemory:
+class ShmTransport:
     """The chunks, of `sizes` bytes, go into a segment that `make` gives: at once, if this is `live`.
 
     `lent` says that some of them may lie there already, where the user can write to them until they are pushed.
     """
 
-    def __init__(self, sizes: Iterable[int], make: Callable[[], Made], live: bool, lent: bool) -> None:
+    def __init__(self, sizes: Iterable[int], make: Callable[[], WritableSegment], live: bool, lent: bool) -> None:
         self.keys: list[str] = []
         self.early = live and not lent
         self._ends = list(accumulate(sizes))
@@ -157,7 +157,7 @@ class ByMemory:
         pass  # its name is never given to anybody
 
 
-class Outgoing:
+class GradientUpload:
     """One contribution. Arrays are flat, contiguous float32 and must stay as they are until it is accepted; of one that
     still arrives a chunk is waited for when it is its turn.
 
@@ -166,14 +166,14 @@ class Outgoing:
     begun    whether anything of it may have left
     """
 
-    def __init__(self, layout: Layout, remainder: Remainder | None, way: Way, looks: bool = False) -> None:
+    def __init__(self, layout: Layout, residual: Residual | None, way: GradientTransport, looks: bool = False) -> None:
         self.way = way
         self.finite = True
         self.counts = True
         self.begun = False
         self._looks = looks
         self._layout = layout
-        self._remainder = remainder
+        self._residual = residual
         self._arrays: list[Flat | None] = [None] * len(layout.parameters)
         self._missing = [[len(pieces) for pieces in chunks] for chunks in layout.pieces]
         self._digests = [[""] * len(chunks) for chunks in layout.pieces]
@@ -207,9 +207,9 @@ class Outgoing:
     def _values(self, chunks: Sequence[tuple[int, int]]) -> Iterator[Buffers]:
         """What is sent of each: in host memory it is computed when it is its turn, to be sent out of the cache."""
         parts = map(self._pieces, chunks)
-        if self._remainder:
+        if self._residual:
             starts = (self._layout.chunks[shard][number].start for shard, number in chunks)
-            return ([data.data] for data in self._remainder.encode(zip(starts, parts, strict=True)))
+            return ([data.data] for data in self._residual.encode(zip(starts, parts, strict=True)))
         return ([view(piece) for piece in pieces] for pieces in parts)
 
     def _pieces(self, chunk: tuple[int, int]) -> list[Array]:
@@ -230,22 +230,28 @@ class Outgoing:
         return ",".join(fold(chunks) for chunks in self._digests)
 
 
-class Ring:
+class SegmentRing:
     """The segments of one worker's contributions: written anew when what was in them is committed.
 
     `name` gives the segment of a sequence number.
     """
 
     def __init__(
-        self, make: Callable[[str, int, Sequence[Made]], Made], name: Callable[[int], str], nbytes: int
+        self,
+        make: Callable[[str, int, Sequence[WritableSegment]], WritableSegment],
+        name: Callable[[int], str],
+        nbytes: int,
     ) -> None:
         self._make = make
         self._name = name
         self._nbytes = nbytes
-        self._made: dict[int, Made] = {}
+        self._made: dict[int, WritableSegment] = {}
 
-    def segment(self, seq: int, settled: int) -> Made:
-        """The segment for a contribution. Those up to the `settled`-th wait no more. Raises ServerFull, MemoryGone."""
+    def segment(self, seq: int, settled: int) -> WritableSegment:
+        """The segment for a contribution. Those up to the `settled`-th wait no more.
+
+        Raises ServerFull, SharedMemoryLost.
+        """
         if seq not in self._made:
             spare = [made for number, made in self._made.items() if number <= settled]
             fresh = self._make(self._name(seq), self._nbytes, spare)

@@ -22,6 +22,6 @@ except ModuleNotFoundError as error:
 
 from kvps.torch.model import load, parameters
 from kvps.torch.optimizer import optimizer
-from kvps.torch.session import Worker, join
+from kvps.torch.session import TorchSession, join
 
-__all__ = ["Worker", "join", "load", "optimizer", "parameters"]
+__all__ = ["TorchSession", "join", "load", "optimizer", "parameters"]

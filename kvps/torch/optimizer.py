@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.optim import lr_scheduler
 
-from kvps import optimizers
+from kvps import optimizers, schedules
 from kvps.errors import InvalidSetting
 from kvps.torch.model import Parameters, trained
 
@@ -69,7 +69,7 @@ _KINDS: dict[type[torch.optim.Optimizer], tuple[type[optimizers.Optimizer], dict
 }
 
 
-def _settings(optimizer: torch.optim.Optimizer, schedule: optimizers.Schedule | None) -> optimizers.Optimizer:
+def _settings(optimizer: torch.optim.Optimizer, schedule: schedules.Schedule | None) -> optimizers.Optimizer:
     said = type(optimizer).__name__
     if type(optimizer) not in _KINDS:
         raise InvalidSetting(f"kvps has no {said}: it has SGD, Adagrad, Adam and AdamW")
@@ -111,21 +111,21 @@ def _number(value: Any) -> Any:
     return value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
 
 
-_SCHEDULES: dict[type[lr_scheduler.LRScheduler], Callable[[Any, float, int], optimizers.Schedule]] = {
-    lr_scheduler.StepLR: lambda s, lr, every: optimizers.Step(lr, s.step_size * every, s.gamma),
-    lr_scheduler.ExponentialLR: lambda s, lr, every: optimizers.Step(lr, every, s.gamma),
-    lr_scheduler.LinearLR: lambda s, lr, every: optimizers.Linear(
+_SCHEDULES: dict[type[lr_scheduler.LRScheduler], Callable[[Any, float, int], schedules.Schedule]] = {
+    lr_scheduler.StepLR: lambda s, lr, every: schedules.StepLR(lr, s.step_size * every, s.gamma),
+    lr_scheduler.ExponentialLR: lambda s, lr, every: schedules.StepLR(lr, every, s.gamma),
+    lr_scheduler.LinearLR: lambda s, lr, every: schedules.LinearLR(
         lr * s.start_factor, lr * s.end_factor, s.total_iters * every
     ),
-    lr_scheduler.CosineAnnealingLR: lambda s, lr, every: optimizers.Cosine(lr, s.T_max * every, s.eta_min),
+    lr_scheduler.CosineAnnealingLR: lambda s, lr, every: schedules.CosineAnnealingLR(lr, s.T_max * every, s.eta_min),
 }
 
 
-def _schedule(optimizer: torch.optim.Optimizer, scheduler: lr_scheduler.LRScheduler, every: int) -> optimizers.Schedule:
+def _schedule(optimizer: torch.optim.Optimizer, scheduler: lr_scheduler.LRScheduler, every: int) -> schedules.Schedule:
     if type(scheduler) not in _SCHEDULES:
         raise InvalidSetting(
             f"kvps has no {type(scheduler).__name__}: it has StepLR, ExponentialLR, LinearLR and CosineAnnealingLR; or "
-            f"write kvps.SGD(lr=...) or its like with one of kvps.Step, Exponential, Linear and Cosine"
+            f"write kvps.SGD(lr=...) or its like with one of schedules.StepLR, Exponential, Linear and Cosine"
         )
     if not isinstance(every, int) or every < 1:
         raise InvalidSetting(f"every must be a whole number of rounds from 1, not {every!r}")

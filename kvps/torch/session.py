@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from kvps.arrays.layout import DTYPE
 from kvps.errors import InvalidSetting, LayoutMismatch, UsageError, WrongOrder
 from kvps.job import Job
-from kvps.machine.fork import Owner
+from kvps.machine.fork import ProcessOwner
 from kvps.session.session import Session
 from kvps.torch.model import Parameters, fill, fitting
 
@@ -27,7 +27,7 @@ def join(
     overlap: bool = False,
     takeover: bool = False,
     prefetch: bool = False,
-) -> Worker:
+) -> TorchSession:
     """Become a worker that trains `model`, as `Job.join` does; the first pull replaces the model's own weights.
 
     With `overlap` each gradient leaves while backward computes the next: for parameters on the CPU, one backward() a
@@ -41,17 +41,17 @@ def join(
             f"overlap=True is for parameters on the CPU, these are on {device}, where backward runs on other threads: "
             f"leave it out"
         )
-    return Worker(job.join(worker, device=device, takeover=takeover, prefetch=prefetch), params, overlap)
+    return TorchSession(job.join(worker, device=device, takeover=takeover, prefetch=prefetch), params, overlap)
 
 
-class Worker:
+class TorchSession:
     """A session, and the parameters it fills. `join` makes one; it belongs to the thread that joined.
 
     session   the worker's session: rank, round, clock, version, and take() for units
     """
 
     def __init__(self, session: Session, params: Parameters, overlap: bool) -> None:
-        self._owner = Owner(f"the session of worker {session.worker!r}")
+        self._owner = ProcessOwner(f"the session of worker {session.worker!r}")
         self.session = session
         self._params = params
         self._put: dict[str, tuple[torch.Tensor, int]] = {}  # what left during backward, and its count of writes then
@@ -59,7 +59,7 @@ class Worker:
         me = weakref.proxy(self)  # who drops a worker without leaving drops its session
         hooks: list[RemovableHandle] = []
         for name, parameter in params.items() if overlap else ():
-            leaves = partial(Worker._leaves, me, name)
+            leaves = partial(TorchSession._leaves, me, name)
             hooks.append(parameter.register_post_accumulate_grad_hook(leaves))  # type: ignore[no-untyped-call]
         self._unhook = weakref.finalize(self, _remove, hooks)
 
@@ -138,7 +138,7 @@ class Worker:
             if name not in self._put
         }
 
-    def __enter__(self) -> Worker:
+    def __enter__(self) -> TorchSession:
         return self
 
     def __exit__(

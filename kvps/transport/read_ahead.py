@@ -12,7 +12,7 @@ from queue import SimpleQueue
 _DONE = StopIteration()
 
 
-def ahead(stream: Generator[None, None, None], slots: int, held: int) -> Generator[None, None, None]:
+def read_ahead(stream: Generator[None, None, None], slots: int, held: int) -> Generator[None, None, None]:
     """Yields as `stream` does, which fills `slots` buffers in turn and may be that far ahead.
 
     The consumer still uses the last `held` of them when it asks for the next. Raises what `stream` raises.

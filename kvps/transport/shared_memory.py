@@ -54,13 +54,13 @@ def available() -> bool:
     return ROOT.is_dir() and os.access(ROOT, os.W_OK)
 
 
-def room() -> int:
+def free_bytes() -> int:
     """Bytes of shared memory that are left."""
     found = os.statvfs(ROOT)
     return found.f_bavail * found.f_frsize
 
 
-class MemoryGone(KvpsError):
+class SharedMemoryLost(KvpsError):
     """The directory of a job's segments is not there (any more)."""
 
 
@@ -189,7 +189,7 @@ def forget(folder: Path) -> None:
             folder.parent.rmdir()
 
 
-class Mapped:
+class ReadableSegment:
     """A segment that somebody else wrote: `data` is its (nbytes,) bytes, read-only, whole until `close`."""
 
     def __init__(self, file: _File) -> None:
@@ -213,17 +213,17 @@ class Mapped:
         self.close()
 
 
-class Made:
+class WritableSegment:
     """A segment that this process writes: `data` is its (nbytes,) bytes."""
 
     def __init__(self, folder: Path, name: str, nbytes: int) -> None:
-        """Raises ServerFull if there is no room, MemoryGone."""
+        """Raises ServerFull if there is no room, SharedMemoryLost."""
         self.name = name
         self._folder = folder
         try:
             self._fd = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
         except FileNotFoundError:
-            raise MemoryGone(f"{folder} is gone: the job was removed, or its memory was") from None
+            raise SharedMemoryLost(f"{folder} is gone: the job was removed, or its memory was") from None
         try:
             os.posix_fallocate(self._fd, 0, nbytes)  # or a full memory would be a SIGBUS in the middle of a write
             self.data: Bytes = self._mapped(nbytes)
@@ -282,7 +282,7 @@ class Made:
             os.close(self._fd)
 
 
-_written_here: weakref.WeakSet[Made] = weakref.WeakSet()
+_written_here: weakref.WeakSet[WritableSegment] = weakref.WeakSet()
 _mmap = ctypes.CDLL(None, use_errno=True).mmap
 _mmap.restype = ctypes.c_void_p
 _mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_ssize_t]
@@ -307,7 +307,7 @@ def _no_room(error: OSError, nbytes: int) -> OSError | ServerFull:
     if error.errno not in (errno.ENOSPC, errno.ENOMEM):
         return error
     return ServerFull(
-        f"{ROOT} is full ({room() / 1e6:,.1f} MB left of {nbytes / 1e6:,.1f} MB): make room there, remove jobs "
+        f"{ROOT} is full ({free_bytes() / 1e6:,.1f} MB left of {nbytes / 1e6:,.1f} MB): make room there, remove jobs "
         f"(kvps rm), or create the job with --transport redis"
     )
 
@@ -365,17 +365,20 @@ class Segments:
         for path in (self.folder.parent.parent, self.folder.parent, self.folder):
             private_directory(path)
 
-    def make(self, name: str, nbytes: int, spare: Sequence[Made] = ()) -> Made:
-        """A segment to write: the first of `spare` that nobody reads, or a new one. Raises ServerFull, MemoryGone."""
+    def make(self, name: str, nbytes: int, spare: Sequence[WritableSegment] = ()) -> WritableSegment:
+        """A segment to write: the first of `spare` that nobody reads, or a new one.
+
+        Raises ServerFull, SharedMemoryLost.
+        """
         for made in spare:
             if made.data.size == nbytes and made.renamed(name):
                 return made
         # Only this process makes a segment of this name, and only now. A file that has it was left by a call that was
         # interrupted, and nobody was told of it.
         self.unlink([name])
-        return Made(self.folder, name, nbytes)
+        return WritableSegment(self.folder, name, nbytes)
 
-    def open(self, name: str, nbytes: int) -> Mapped:
+    def open(self, name: str, nbytes: int) -> ReadableSegment:
         """A segment to be read. Raises ChunkGone if there is none of this name and length."""
         path = self.folder / name
         while (inode := _inode(path)) is not None:
@@ -387,7 +390,7 @@ class Segments:
                 break
             if _inode(path) == inode:  # else it was renamed before it was locked
                 if file.data.size == nbytes:
-                    return Mapped(file)
+                    return ReadableSegment(file)
                 file.leave()
                 raise ChunkGone(f"segment {name} has {file.data.size} bytes, not {nbytes}")
             file.leave()

@@ -23,8 +23,8 @@ from kvps.errors import CorruptData, KvpsError
 from kvps.protocol.job_state import Mirrored, State, Turn
 from kvps.protocol.keys import JobKeys, following
 from kvps.protocol.scripts import JobScripts, job_not_found, made_anew
-from kvps.transport.read_ahead import ahead
-from kvps.transport.shared_memory import Mapped, Segments
+from kvps.transport.read_ahead import read_ahead
+from kvps.transport.shared_memory import ReadableSegment, Segments
 
 Arrived = Callable[[int, Array], None]
 
@@ -73,8 +73,8 @@ class Reader:
         small = flat is not None and self._layout.nbytes <= self._client.small_bytes
         gets = self._gets(names, flat) if flat is not None and small else []
         turns = self._keys.turns
-        rung, asked, came = self._client.wait_and_read({turns: turn.bell}, self._asked(worker), gets)
-        now = self._turn(worker, [*asked, [(rung.get(turns, turn.bell), {})]])
+        arrived, asked, came = self._client.wait_and_read({turns: turn.last_entry}, self._asked(worker), gets)
+        now = self._turn(worker, [*asked, [(arrived.get(turns, turn.last_entry), {})]])
         return now, small and came and now.names == names
 
     def _asked(self, worker: str) -> list[Command]:
@@ -110,11 +110,11 @@ class Reader:
     def _patience_ms(self, arrays: int = 1) -> int:
         return _PIN_MS + arrays * self._layout.nbytes // _SLOW_BYTES_PER_MS
 
-    def weights(self, state: State | Turn, flat: Array, wire: Format = FP32, arrived: Arrived | None = None) -> int:
+    def weights(self, state: State | Turn, flat: Array, format: Format = FP32, arrived: Arrived | None = None) -> int:
         """Read the weights of `state`, or of a newer version, into `flat` (shape (size,), float32); of a job over the
         shared memory of another host those that Redis was last given.
 
-        `wire` is the format they come in: fp32, or the job's `pull_wire`. `arrived`, for what is
+        `wire` is the format they come in: fp32, or the job's `weight_format`. `arrived`, for what is
         in Redis, is told of each part of `flat` once it is there, and its first item; of a part that comes again, in
         another version, again. Returns the version
         that was read. Raises CorruptData if bytes that must be there are not.
@@ -125,8 +125,8 @@ class Reader:
         version, names, patience_ms = state.version, state.names, self._patience_ms()
         while True:
             try:
-                if wire.lossy:
-                    self._pull(names, flat, wire, arrived)
+                if format.lossy:
+                    self._pull(names, flat, format, arrived)
                 elif arrived:
                     self._stream(names, flat, arrived)
                 else:
@@ -144,7 +144,7 @@ class Reader:
             else:  # another reader's, too old for this one
                 version, names = now.version, now.names
 
-    def mapped(self, state: State | Turn) -> Mapped | None:
+    def mapped(self, state: State | Turn) -> ReadableSegment | None:
         """The weights of exactly this version, in memory that its maker shares with this process; None if it does not,
         or another version has taken their place."""
         if self._segments:
@@ -219,21 +219,21 @@ class Reader:
         for c, _ in zip(chunks, self._client.getting(self._gets(names, flat)), strict=True):
             arrived(c.start, flat[c.start : c.stop])
 
-    def _pull(self, names: Sequence[str], flat: Array, wire: Format, arrived: Arrived | None) -> None:
+    def _pull(self, names: Sequence[str], flat: Array, format: Format, arrived: Arrived | None) -> None:
         """Read what was staged for workers, each chunk turned to float32 while the next ones come."""
         chunks = [c for shard in self._layout.chunks for c in shard]
-        whole: Bytes = np.empty(sum(wire.nbytes(c.stop - c.start) for c in chunks), np.uint8)
+        whole: Bytes = np.empty(sum(format.nbytes(c.stop - c.start) for c in chunks), np.uint8)
         parts, at = [], 0
         for c in chunks:
-            parts.append(whole[at : at + wire.nbytes(c.stop - c.start)])
+            parts.append(whole[at : at + format.nbytes(c.stop - c.start)])
             at += parts[-1].size
         coming = self._client.getting(
             [(self._keys.pulled(c.shard, names[c.shard], c.number), p.data) for c, p in zip(chunks, parts, strict=True)]
         )
         if len(chunks) > _FEW:
-            coming = ahead(coming, slots=len(chunks), held=0)
+            coming = read_ahead(coming, slots=len(chunks), held=0)
         for c, part, _ in zip(chunks, parts, coming, strict=False):
-            wire.decode(part, flat[c.start : c.stop])
+            format.decode(part, flat[c.start : c.stop])
             if arrived:
                 arrived(c.start, flat[c.start : c.stop])
         for _ in coming:  # gives its connection back

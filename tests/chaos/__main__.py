@@ -15,7 +15,21 @@ from functools import partial
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from chaos import controls, full, kills, memory, others, pace, points, replica, report, servers, sleepers, times, wire
+from chaos import (
+    controls,
+    full,
+    kills,
+    memory,
+    others,
+    pace,
+    points,
+    replica,
+    replies,
+    report,
+    servers,
+    sleepers,
+    times,
+)
 from chaos.arena import Arena, arena
 from chaos.report import Result
 
@@ -29,8 +43,8 @@ FULL: dict[str, Scenario] = {
     "redis": servers.redis_is_killed,
     "cuts": servers.file_is_cut,
     "replica": replica.replicas_are_promoted,
-    "wire": wire.replies_are_lost,
-    "flush": wire.scripts_are_flushed,
+    "replies": replies.replies_are_lost,
+    "flush": replies.scripts_are_flushed,
     "full": full.memory_is_filled,
     "memory": memory.memory_is_shared,
     "memory-lost": memory.memory_is_lost,
@@ -47,8 +61,8 @@ SHORT: dict[str, Scenario] = {
     "redis": partial(servers.redis_is_killed, kills=4, pause_s=0.2),
     "cuts": partial(servers.file_is_cut, cuts=30),
     "replica": partial(replica.replicas_are_promoted, promotions=1, lag_s=0.2),
-    "wire": partial(wire.replies_are_lost, faults=8, units=45),
-    "flush": partial(wire.scripts_are_flushed, seconds=1.0),
+    "replies": partial(replies.replies_are_lost, faults=8, units=45),
+    "flush": partial(replies.scripts_are_flushed, seconds=1.0),
     "full": partial(full.memory_is_filled, fills=2, hold_s=0.5, modes=("BSP", "ASP")),
     "memory": partial(
         memory.memory_is_shared,

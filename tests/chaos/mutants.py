@@ -12,14 +12,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from kvps_aggregator.shard.fetch import BadContribution, Intake
+from kvps_aggregator.shard.fetch import BadContribution, ContributionFetch
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from kvps.connection import client
 from kvps.protocol import scripts
 from kvps.protocol.scripts import JobScripts, Script
-from kvps.transport.shared_memory import Made
+from kvps.transport.shared_memory import WritableSegment
 
 
 @dataclass(frozen=True)
@@ -44,13 +44,13 @@ class Mutant:
 
 def _no_digest() -> None:
     """Holders apply what they read, whatever its digest."""
-    real = Intake.check
+    real = ContributionFetch.check
 
-    def check(self: Intake) -> None:
+    def check(self: ContributionFetch) -> None:
         with suppress(BadContribution):
             real(self)
 
-    Intake.check = check  # type: ignore[method-assign]
+    ContributionFetch.check = check  # type: ignore[method-assign]
 
 
 def _split_commit() -> None:
@@ -87,14 +87,14 @@ def _blind_retries() -> None:
 def _no_lock() -> None:
     """Segments are written anew whoever reads them."""
 
-    def renamed(self: Made, name: str) -> bool:
+    def renamed(self: WritableSegment, name: str) -> bool:
         with suppress(FileNotFoundError):
             os.rename(self._folder / self.name, self._folder / name)
             self.name = name
             return True
         return False
 
-    Made.renamed = renamed  # type: ignore[method-assign]
+    WritableSegment.renamed = renamed  # type: ignore[method-assign]
 
 
 _REPEAT = ("push", "if seq and seq == entry.accepted and seq > 0 then", "if false then")

@@ -11,17 +11,17 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from kvps_aggregator.shard.fetch import Intake
+from kvps_aggregator.shard.fetch import ContributionFetch
 from kvps_aggregator.shard.storage_shm import Mirror
-from kvps_aggregator.step.shard_arrays import Part
+from kvps_aggregator.step.shard_arrays import ShardArrays
 from redis.connection import AbstractConnection
 
 from kvps.connection.client import Client
 from kvps.protocol import scripts
 from kvps.protocol.scripts import JobScripts
 from kvps.session.session import Session
-from kvps.session.upload import ByMemory
-from kvps.transport.shared_memory import Made, Segments
+from kvps.session.upload import ShmTransport
+from kvps.transport.shared_memory import Segments, WritableSegment
 
 
 class Fuse:
@@ -121,8 +121,8 @@ WORKER: dict[str, Install] = {
 }
 AGGREGATOR: dict[str, Install] = {
     "after the lease": _after(JobScripts, "acquire", lambda taken: bool(taken[0])),
-    "after reading": _before(Intake, "check"),
-    "after reducing": _after(Part, "step"),
+    "after reading": _before(ContributionFetch, "check"),
+    "after reducing": _after(ShardArrays, "step"),
     "between staged chunks": _sent("\r\nSET\r\n", ":w:"),
     "before commit": _before(JobScripts, "ready"),
     "commit sent, no reply yet": _sent(script="ready"),
@@ -134,13 +134,13 @@ _OVER_REDIS = ("between chunks of a push", "between staged chunks")
 SHARED_WORKER: dict[str, Install] = {
     **{point: install for point, install in WORKER.items() if point not in _OVER_REDIS},
     "a gradient's segment without bytes": _before(os, "posix_fallocate"),
-    "a gradient's segment renamed": _after(Made, "renamed", bool),
-    "between chunks copied": _after(ByMemory, "send"),
+    "a gradient's segment renamed": _after(WritableSegment, "renamed", bool),
+    "between chunks copied": _after(ShmTransport, "send"),
 }
 SHARED_AGGREGATOR: dict[str, Install] = {
     **{point: install for point, install in AGGREGATOR.items() if point not in _OVER_REDIS},
     "a version's segment without bytes": _before(os, "posix_fallocate"),
-    "a version's segment renamed": _after(Made, "renamed", bool),
+    "a version's segment renamed": _after(WritableSegment, "renamed", bool),
     "between segments of a version": _after(Segments, "make"),
     "between chunks of the mirror": _sent("\r\nSET\r\n", ":w:"),
     "before the mirror is noted": _before(Mirror, "_note"),

@@ -85,7 +85,7 @@ def _work(job: Job, session: Session, spec: dict[str, Any]) -> None:
     rng = np.random.default_rng(spec.get("seed", 0))
     damages = float(spec.get("damages", 0))
     while True:
-        unit = session.take() if job.config.units else None
+        unit = session.next_unit() if job.config.units else None
         if unit is None and (job.config.units or session.round >= spec["rounds"] or Path(spec["over"]).exists()):
             return
         params = session.pull()

@@ -291,11 +291,11 @@ def file_is_cut(arena: Arena, cuts: int = 400) -> Result:
 
 @contextmanager
 def _holding(job: Job, remembers: int = 0):
-    """An aggregator that holds all shards, and remembers a version from before the server's new life."""
+    """An aggregator that holds all shards, and remembers a version from before the server's restart."""
     aggregator = Aggregator(job, Event())
     try:
         if remembers:
-            aggregator._leases.newest, aggregator._leases._life = remembers, "an earlier one"
+            aggregator._leases.newest, aggregator._leases._run_id = remembers, "an earlier one"
             while not aggregator._leases.watch():  # the server writes its file anew
                 time.sleep(0.005)
         aggregator.hold()

@@ -6,7 +6,7 @@ commit is seen when it is made. Which commit is the first is decided by what the
     a worker killed      the first one without a contribution of the dead incarnation: in BSP none is made before the
                          job knows that it is gone
     a holder killed      the first one of which the shard was staged under another's term
-    Redis killed         the first one that was planned in another history, which only a new life of the server begins
+    Redis killed         the first one that was planned in another history, which only a restart of the server begins
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ COMPUTES_S = 0.005  # what a worker takes for a gradient: as fast as it can go w
 _LIMIT_S = 30.0
 _NOTE = """\
 By the harness's monotonic clock, from the SIGKILL to the first commit that could not have been on its way: without the
-dead worker's incarnation, under another term than the dead holder's, in the history of Redis's new life. The lease is
+dead worker's incarnation, under another term than the dead holder's, in the history after Redis's restart. The lease is
 {lease_s:g} s and the worker timeout {silence_s:g} s (kvps's own defaults are 3 s and 10 s). Supervised: the death is
 made known at once, as `kvps up` does with its children; else nobody replaces the dead before the job has gone on
 without it. Holders have a standby. p50 and p99 are values that were measured: of fewer than 100, p99 is the largest."""
@@ -161,7 +161,7 @@ class Commits:
     """Reads a job's commit log while it grows, on a thread and a connection of its own."""
 
     def __init__(self, job: Job) -> None:
-        self._client, self._key, self._after = Client(job.client.url), job.keys.commits, job.state().bell
+        self._client, self._key, self._after = Client(job.client.url), job.keys.commits, job.state().last_entry
         self._seen: list[Commit] = []
         self._news = threading.Condition()  # re-entrant: `wait_for` looks with `first`
         self._over = threading.Event()

@@ -21,7 +21,7 @@ _MOST_SLOW = 1000.0
 
 
 @dataclass(frozen=True)
-class TrainingTask:
+class WorkerTask:
     """Be worker `worker` of the job `job`, the one whose own id is `id`."""
 
     job: str
@@ -34,7 +34,7 @@ class TrainingTask:
         return f"{self.job} {self.worker}"
 
     @classmethod
-    def of(cls, payload: bytes) -> TrainingTask:
+    def of(cls, payload: bytes) -> WorkerTask:
         """Read a payload as RQ stores it, which anybody may have written. Raises InvalidTask."""
         try:
             function, instance, args, kwargs = json.loads(_inflated(payload))

@@ -24,7 +24,7 @@ from kvps.job import Job
 from kvps.protocol.plan import Contribution
 from kvps.session.session import Session
 from kvps_workers.task import Task, blamed, load_task
-from kvps_workers.wait_reporter import Patience
+from kvps_workers.wait_reporter import WaitReporter
 
 log = logging.getLogger("kvps.worker")
 
@@ -64,7 +64,7 @@ def train(
                 finally:
                     acknowledged = session.clock
         except WorkerEvicted as error:
-            # It was silent for too long, or the server began a new life. If another has the id by now, join says so.
+            # It was silent for too long, or the server was restarted. If another has the id by now, join says so.
             log.warning("%s", error)
             continue
         if not config.units or not job.await_unit():
@@ -74,7 +74,7 @@ def train(
 def _work(job: Job, session: Session, task: Task, device: Device, slow: float, acks: Path | None) -> None:
     """Pull, compute and push until no batch is left for this worker."""
     batches = batches_of(task, job.config, session.rank, device.xp)
-    with Patience(job, session) as patience:
+    with WaitReporter(job, session) as patience:
         while (number := _next(session, batches, job.config)) is not None:
             with patience.waiting():
                 params = session.pull()
@@ -104,7 +104,7 @@ def _push(session: Session, grads: Mapping[str, Any], loss: float) -> None:
 
 def _next(session: Session, batches: Batches, config: JobConfig) -> int | None:
     if config.units:
-        return session.take()
+        return session.next_unit()
     return session.round if session.round < config.epochs * batches.per_epoch else None
 
 

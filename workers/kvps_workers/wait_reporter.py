@@ -20,7 +20,7 @@ log = logging.getLogger("kvps.worker")
 _PATIENCE_S = 2.0
 
 
-class Patience:
+class WaitReporter:
     """Watches a session's waits on a thread of its own, for the worker's thread is the one that waits."""
 
     def __init__(self, job: Job, session: Session) -> None:
@@ -34,7 +34,7 @@ class Patience:
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, name=f"kvps-patience-{session.worker}", daemon=True)
 
-    def __enter__(self) -> Patience:
+    def __enter__(self) -> WaitReporter:
         self._thread.start()
         return self
 

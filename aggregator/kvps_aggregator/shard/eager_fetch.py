@@ -24,7 +24,7 @@ _FEW = 8  # contributions that are asked for again and again until they are ther
 _Name = tuple[str, str, int]
 
 
-class Early:
+class EagerFetch:
     """Those of one shard. A contribution's part lies end to end in its chunks, which have `sizes` bytes."""
 
     def __init__(

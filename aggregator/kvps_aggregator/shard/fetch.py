@@ -17,7 +17,7 @@ from kvps.arrays.layout import DTYPE, Array, Chunk
 from kvps.connection.client import Client
 from kvps.connection.sockets import ChunkGone
 from kvps.protocol.plan import Contribution
-from kvps.transport.read_ahead import ahead
+from kvps.transport.read_ahead import read_ahead
 from kvps_aggregator.verify.recording import Recorder
 
 _SLOTS = 6  # chunks that have come or are in use
@@ -33,7 +33,7 @@ class BadContribution(Exception):
         self.reason = reason
 
 
-class Intake:
+class ContributionFetch:
     """Fetches `contributions`, each with the keys of its chunks, for the `shard`-th shard. Used in a `with`.
 
     `here` gives the chunks of one that need not be fetched.
@@ -64,7 +64,7 @@ class Intake:
         arriving = client.getting(
             [(keys[c.number], self._buffer(number, c).data) for number, (keys, c) in enumerate(parts)]
         )
-        self._arriving = ahead(arriving, _SLOTS, _HELD) if len(parts) > _SLOTS else arriving
+        self._arriving = read_ahead(arriving, _SLOTS, _HELD) if len(parts) > _SLOTS else arriving
         self._digests = [[""] * len(chunks) for _ in contributions]
         self._suspects: list[Chunk] = []
 
@@ -127,7 +127,7 @@ class Intake:
         if self._recorder:
             self._recorder.keep()
 
-    def __enter__(self) -> Intake:
+    def __enter__(self) -> ContributionFetch:
         return self
 
     def __exit__(

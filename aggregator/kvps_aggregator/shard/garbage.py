@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from kvps.job import Job
 from kvps.protocol.job_state import Member
 from kvps_aggregator.shard.shard import Shard
-from kvps_aggregator.shard.storage_shm import SharedShard
+from kvps_aggregator.shard.storage_shm import ShmShard
 
 
 def sweep(job: Job, shards: Iterable[Shard]) -> None:
@@ -30,7 +30,7 @@ def sweep(job: Job, shards: Iterable[Shard]) -> None:
     for shard in shards:
         mine = [key for key in keys if key.startswith(job.keys.slot(shard.number))]
         shard.bury(list(dead(mine, shard.live_names(), members, waiting)))
-        if isinstance(shard, SharedShard):
+        if isinstance(shard, ShmShard):
             slot = job.keys.slot(shard.number)
             gone = dead([slot + name for name in segments], shard.live_names(), members, waiting)
             shard.bury_segments([key.removeprefix(slot) for key in gone if not _may_be_reused(key, members)])
@@ -51,7 +51,7 @@ def dead(
     waiting: Collection[tuple[str, str, int]],
 ) -> Iterator[str]:
     """Those of a slot's keys that are neither of a live version, nor of a contribution that waits or may come, nor of a
-    remainder that somebody may go on with. Pure."""
+    residual that somebody may go on with. Pure."""
     for key in keys:
         kind, *rest = key.split(":")[2:]
         if kind in ("g", "r"):
@@ -65,8 +65,8 @@ def dead(
 
 
 def _may_come(kind: str, incarnation: str, seq: int, member: Member) -> bool:
-    """Whether a gradient may still be accepted; or whether a remainder is that of one who has left, or is leaving."""
+    """Whether a gradient may still be accepted; or whether a residual is that of one who has left, or is leaving."""
     there = member.active and member.incarnation == incarnation
     if kind == "g":
         return there and seq > member.accepted
-    return member.remainder.startswith(f"{incarnation}:{seq}:") or (there and seq == member.accepted)
+    return member.residual.startswith(f"{incarnation}:{seq}:") or (there and seq == member.accepted)

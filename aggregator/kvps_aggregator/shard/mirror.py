@@ -21,7 +21,7 @@ from kvps.errors import JobNotFound, KvpsError, LeaseLost
 from kvps.history.checkpoint import units_anew, workers_anew
 from kvps.job import Job
 from kvps.protocol.job_state import State
-from kvps.protocol.scripts import NewLife
+from kvps.protocol.scripts import ServerRestarted
 
 log = logging.getLogger("kvps.mirror")
 
@@ -83,7 +83,7 @@ class Mirror:
             return name not in (*self._noted, self._giving)
 
     def flush(self) -> None:
-        """Give Redis what is committed, now. Raises KvpsError, NewLife."""
+        """Give Redis what is committed, now. Raises KvpsError, ServerRestarted."""
         with self._one:
             self._give()
 
@@ -102,7 +102,7 @@ class Mirror:
             try:
                 self.flush()
                 continue
-            except (LeaseLost, NewLife, JobNotFound):
+            except (LeaseLost, ServerRestarted, JobNotFound):
                 return  # another holder's business by now
             except KvpsError as error:
                 log.warning("job %s: Redis was not given the weights: %s", self._job.name, error)
@@ -177,13 +177,13 @@ class Mirror:
             "version": str(state.version),
             "head": state.head,
             "name": state.names[0],
-            "entry": state.bell,
+            "entry": state.last_entry,
             "clock": {worker: str(count) for worker, count in state.clock.items()},
             "skip": {worker: str(member.skip) for worker, member in state.members.items()},
             "workers": workers_anew(entries, {m.worker: m.round for m in state.members.values()}, awaited=False),
             "units": units_anew(state.units),
         }
-        self._job.scripts.mirror(self._term, state.server, json.dumps(record))
+        self._job.scripts.mirror(self._term, state.run_id, json.dumps(record))
         with self._lock:
             self._mirrored = state.version
 
@@ -197,7 +197,7 @@ class Mirror:
             self._noted = self._noted[-_KEPT:]
         for each in dead:
             keys = [self._job.keys.array(0, what, each, c.number) for what in self._whats for c in self._chunks]
-            self._job.scripts.free(0, self._term, state.server, keys)  # its manifest is the sweep's
+            self._job.scripts.free(0, self._term, state.run_id, keys)  # its manifest is the sweep's
 
     @property
     def _whats(self) -> tuple[str, ...]:

@@ -22,11 +22,11 @@ from kvps.job import Job
 from kvps.protocol.job_state import State
 from kvps.protocol.keys import staged_name
 from kvps.protocol.plan import Contribution, Plan
-from kvps.protocol.scripts import Flip
-from kvps_aggregator.shard.eager_fetch import Early
-from kvps_aggregator.shard.fetch import Intake
-from kvps_aggregator.step.device_step import Twin
-from kvps_aggregator.step.shard_arrays import Part
+from kvps.protocol.scripts import CommitResult
+from kvps_aggregator.shard.eager_fetch import EagerFetch
+from kvps_aggregator.shard.fetch import ContributionFetch
+from kvps_aggregator.step.device_step import DeviceStep
+from kvps_aggregator.step.shard_arrays import ShardArrays
 from kvps_aggregator.verify.recording import Recorder
 
 _LINGER_BYTES = 32 << 20  # what the versions of a small job may take together; of a large one two are kept
@@ -48,16 +48,18 @@ class Shard:
     def __init__(self, job: Job, number: int, term: str, record: Path | None = None, device: Device = CPU) -> None:
         self.number = number
         self.term = term
-        self.version, self._life = 0, ""
+        self.version, self._run_id = 0, ""
         self.begun: Plan | None = None
         self.staged: Plan | None = None
         self._job = job
         self._part = (
-            Part(job.config, job.layout, number) if device is CPU else Twin(job.config, job.layout, number, device)
+            ShardArrays(job.config, job.layout, number)
+            if device is CPU
+            else DeviceStep(job.config, job.layout, number, device)
         )
-        self._format, self._pull = format_of(job.config.wire), format_of(job.config.pull_wire)
+        self._format, self._pull = format_of(job.config.gradient_format), format_of(job.config.weight_format)
         sizes = [self._format.nbytes(chunk.stop - chunk.start) for chunk in self._part.chunks]
-        self.early = Early(job.client, job.layout.shards, sizes, self._gradient_keys)
+        self.early = EagerFetch(job.client, job.layout.shards, sizes, self._gradient_keys)
         self._record = record
         self._recorder: Recorder | None = None
         # A small model is two versions further within a millisecond, and a reader that lost its processor for a
@@ -82,7 +84,7 @@ class Shard:
 
         `before` is the shard's staged name one version ago, `pinned` version and name that a slow reader holds.
         """
-        self.version, self._life, name = state.version, state.server, state.names[self.number]
+        self.version, self._run_id, name = state.version, state.run_id, state.names[self.number]
         try:
             self._load_bytes(name)
         except ChunkGone as gone:
@@ -159,7 +161,7 @@ class Shard:
         try:
             with (
                 self._staging(name),
-                Intake(
+                ContributionFetch(
                     job.client, self.number, part.chunks, counted, self._here, self._format, self._recorder
                 ) as intake,
                 nullcontext(_later) if self._whole else job.client.putting(wait_for_room=False) as put,
@@ -183,7 +185,7 @@ class Shard:
         self._unsent, self.staged = (items, None) if self._whole else ([], plan)
         return folded["w"]
 
-    def _step(self, plan: Plan, chunk: Chunk, intake: Intake) -> dict[str, str]:
+    def _step(self, plan: Plan, chunk: Chunk, intake: ContributionFetch) -> dict[str, str]:
         """Make a chunk of the next version; the digest of each of its arrays."""
         if not self._part.step(plan, chunk, intake.parts(chunk)):
             intake.suspect(chunk)
@@ -209,10 +211,10 @@ class Shard:
             shorter = encoded(self._pull, self._part.stretch(self._part.next_weights, chunk))
             yield self._job.keys.pulled(self.number, name, chunk.number), [shorter.data]
 
-    def commit(self, plan: Plan, digest: str) -> Flip:
+    def commit(self, plan: Plan, digest: str) -> CommitResult:
         """Say that this part is ready, `digest` being its weights'; a small one is stored in the same step.
 
-        Raises LeaseLost, PlanGone, NewLife, ServerFull.
+        Raises LeaseLost, PlanGone, ServerRestarted, ServerFull.
         """
         client, scripts, said = self._job.client, self._job.scripts, (self.number, self.term, plan, digest)
         if self._unsent:
@@ -310,10 +312,13 @@ class Shard:
         self.bury(self._version_keys(self._next_name))
 
     def free(self) -> None:
-        """Delete the bytes that died. Raises LeaseLost if another may do that now, NewLife if they may live again."""
+        """Delete the bytes that died.
+
+        Raises LeaseLost if another may do that now, ServerRestarted if they may live again.
+        """
         dead, reused = self._dead, self._reused
         self._dead, self._reused = [], []
-        self._job.scripts.free(self.number, self.term, self._life, dead, reused)
+        self._job.scripts.free(self.number, self.term, self._run_id, dead, reused)
         if self._gave_up_reserve and not self.begun:  # before the next gradients take the room
             self.keep_reserve()
 

@@ -26,7 +26,7 @@ from kvps.job import Job
 from kvps.protocol.job_state import State
 from kvps.protocol.keys import segment_of
 from kvps.protocol.plan import Contribution
-from kvps.transport.shared_memory import Made, MemoryGone, Segments
+from kvps.transport.shared_memory import Segments, SharedMemoryLost, WritableSegment
 from kvps_aggregator.shard.mirror import Mirror
 from kvps_aggregator.shard.shard import Shard
 
@@ -38,7 +38,7 @@ _THREADS = 4  # the memory is not faster for more
 _FEW = 4  # chunks that are made as fast on one
 
 
-class SharedShard(Shard):
+class ShmShard(Shard):
     """The one shard of a job over shared memory."""
 
     def __init__(self, job: Job, number: int, term: str, record: Path | None = None, device: Device = CPU) -> None:
@@ -51,8 +51,8 @@ class SharedShard(Shard):
         self._ends = list(accumulate(self._format.nbytes(c.stop - c.start) for c in self._part.chunks))
         self._reading = ExitStack()  # the contributions of the plan that is made
         self._using = ExitStack()  # what the part's present arrays lie in, if another holder made it
-        self._made: dict[str, dict[str, Made]] = {}  # by staged name, by array
-        self._spares: dict[str, list[Made]] = {what: [] for what in self._whats}
+        self._made: dict[str, dict[str, WritableSegment]] = {}  # by staged name, by array
+        self._spares: dict[str, list[WritableSegment]] = {what: [] for what in self._whats}
         self._gone: list[str] = []
         self._helpers = min(_THREADS, os.cpu_count() or 1) - 1
         self._pool = ThreadPoolExecutor(max(1, self._helpers), "kvps-step")
@@ -165,7 +165,7 @@ class SharedShard(Shard):
         with ExitStack() as self._reading:
             yield
 
-    def _segments_for(self, name: str) -> dict[str, Made]:
+    def _segments_for(self, name: str) -> dict[str, WritableSegment]:
         """A segment for each array of a version."""
         nbytes, made = self._part.size * DTYPE.itemsize, self._made.setdefault(name, {})
         for what in self._whats:
@@ -173,7 +173,7 @@ class SharedShard(Shard):
                 continue
             try:
                 made[what] = self._segments.make(self._job.keys.segment(what, name), nbytes, self._spares[what])
-            except MemoryGone:
+            except SharedMemoryLost:
                 self._job.state()  # it was removed; or somebody has deleted the directory under a living job
                 self._lose()
             self._spares[what] = [spare for spare in self._spares[what] if spare is not made[what]]

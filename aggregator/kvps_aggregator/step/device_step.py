@@ -8,10 +8,10 @@ from kvps.arrays.layout import Array, Chunk, Layout
 from kvps.config import JobConfig
 from kvps.device.base import Device
 from kvps.protocol.plan import Plan
-from kvps_aggregator.step.shard_arrays import Part
+from kvps_aggregator.step.shard_arrays import ShardArrays
 
 
-class Twin(Part):
+class DeviceStep(ShardArrays):
     """A part with a twin on `device`, which does the computing.
 
     Chunk by chunk contributions go up, and what was made of them comes down; weights and state stay on the device, and
@@ -22,7 +22,7 @@ class Twin(Part):
         super().__init__(config, layout, number)
         self._device = device
         with device.current():
-            self._there = Part(config, layout, number, device.exact)
+            self._there = ShardArrays(config, layout, number, device.exact)
 
     def loaded(self) -> None:
         self._there.weights = self._device.upload(self.weights)

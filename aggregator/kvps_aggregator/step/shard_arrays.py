@@ -19,7 +19,7 @@ from kvps.protocol.plan import Plan
 from kvps_aggregator.step import optimizers, reduce
 
 
-class Part:
+class ShardArrays:
     """The `number`-th shard of a job. Arrays are (size,) float32; `state` is slot name -> array, zeros at first.
 
     They are of `xp`, NumPy or a device's `exact`; what hands out their memory is for NumPy's alone. A version is made

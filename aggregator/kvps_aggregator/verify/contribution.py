@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from kvps.arrays.digest import digest_of, fold
-from kvps.arrays.error_feedback import Remainder
+from kvps.arrays.error_feedback import Residual
 from kvps.arrays.formats import Bytes, Format
 from kvps.arrays.layout import DTYPE, Array, Layout
 
@@ -17,13 +17,13 @@ class Coding:
         self._layout = layout
         self._format = format
 
-    def encode(self, values: Array, remainder: Remainder | None) -> Bytes:
-        """The bytes of `values`, (size,) float32. `remainder`, for a lossy format, goes with them."""
-        if remainder is None:
+    def encode(self, values: Array, residual: Residual | None) -> Bytes:
+        """The bytes of `values`, (size,) float32. `residual`, for a lossy format, goes with them."""
+        if residual is None:
             return values.view(np.uint8)
         chunks = (chunk for shard in self._layout.chunks for chunk in shard)
-        data = np.concatenate(list(remainder.encode((c.start, [values[c.start : c.stop]]) for c in chunks)))
-        remainder.keep()
+        data = np.concatenate(list(residual.encode((c.start, [values[c.start : c.stop]]) for c in chunks)))
+        residual.keep()
         return data
 
     def decode(self, data: Bytes) -> Array:

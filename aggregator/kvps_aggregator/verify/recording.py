@@ -96,10 +96,10 @@ class Recorded:
     proof = "recorded"
     wants_weights = False
 
-    def __init__(self, directory: Path, job: str, id: str, layout: Layout, wire: str) -> None:
+    def __init__(self, directory: Path, job: str, id: str, layout: Layout, gradient_format: str) -> None:
         self._folders = [_folder(directory, job, id, shard) for shard in range(layout.shards)]
         self._layout = layout
-        self._coding = Coding(layout, format_of(wire))
+        self._coding = Coding(layout, format_of(gradient_format))
 
     def initial(self) -> Array:
         """Version 0, (size,) float32. Raises Unproved."""

@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from kvps.arrays.digest import shard_digests, weights_sha256
-from kvps.arrays.error_feedback import Remainder
+from kvps.arrays.error_feedback import Residual
 from kvps.arrays.formats import Bytes, encoded, format_of
 from kvps.arrays.layout import DTYPE, Array, Layout
 from kvps.config import JobConfig
@@ -23,7 +23,7 @@ from kvps.history.checkpoint import Checkpoint
 from kvps.history.commit_log import Log
 from kvps.protocol.job_state import Commit, State
 from kvps.protocol.plan import Contribution, Plan
-from kvps_aggregator.step.shard_arrays import Part
+from kvps_aggregator.step.shard_arrays import ShardArrays
 from kvps_aggregator.verify.chain import Chain, Unproved, at, digest_of
 from kvps_aggregator.verify.contribution import Coding
 
@@ -104,7 +104,7 @@ def prove(
         if start and heads.get(start.version) != start.head:
             raise Unproved(f"version {start.version}: the checkpoint is not of this log, or the log does not reach it")
         if source:
-            inherited = log.inherited() if format_of(config.wire).lossy else {}
+            inherited = log.inherited() if format_of(config.gradient_format).lossy else {}
             replay = Replay(config, layout, source, chain.uses if source.wants_weights else {}, inherited, start)
             made = replay.weights() if version == replay.version else None
             again = Chain(log.begin, state, layout.shards)  # the log may have been cut since it was read first
@@ -165,9 +165,9 @@ class Replay:
         self._source = source
         self._uses = uses
         self._kept: dict[int, Array] = {}
-        self._format = format_of(config.wire)
+        self._format = format_of(config.gradient_format)
         self._inherited = inherited
-        self._remainders: dict[str, Remainder] = {}
+        self._remainders: dict[str, Residual] = {}
         self._seqs: dict[str, tuple[str, int]] = {}
         with at("version 0"):
             weights = start.weights if start else source.initial()
@@ -177,7 +177,7 @@ class Replay:
     def _cut(self, layout: Layout, weights: Array, slots: Mapping[str, Array]) -> None:
         """Go on from these arrays, (size,) float32, in parts as the layout has them."""
         self._layout = layout
-        self._parts = [Part(self._config, layout, shard) for shard in range(layout.shards)]
+        self._parts = [ShardArrays(self._config, layout, shard) for shard in range(layout.shards)]
         for part in self._parts:
             np.copyto(part.weights, weights[part.low : part.high])
             for slot, array in slots.items():
@@ -224,7 +224,7 @@ class Replay:
         before, self._seqs[c.worker] = self._seqs.get(c.worker), (c.incarnation, c.seq)
         behind = f"{c.incarnation}:{c.seq - 1}:" if c.seq > 1 else self._inherited.get((c.worker, c.incarnation))
         if behind == "":
-            self._remainders[c.worker] = Remainder(self._format, np.zeros(self._layout.size, DTYPE))
+            self._remainders[c.worker] = Residual(self._format, np.zeros(self._layout.size, DTYPE))
         elif behind is None or before is None or not behind.startswith(f"{before[0]}:{before[1]}:"):
             self._remainders.pop(c.worker, None)
 
@@ -235,13 +235,13 @@ class Replay:
             if base is None and self._source.wants_weights:
                 raise Unproved("its weights are older than the checkpoint: begin with an earlier one")
             coding = Coding(self._layout, self._format)
-            data = self._source.contribution(c, base, lambda values: coding.encode(values, self._remainder(c)))
+            data = self._source.contribution(c, base, lambda values: coding.encode(values, self._residual(c)))
             for shard, digest in enumerate(coding.digests(data)):
                 if digest != c.digests[shard]:
                     raise Unproved(f"shard {shard}: {self._source.otherwise(c, shard)}")
             return coding.decode(data)
 
-    def _remainder(self, c: Contribution) -> Remainder | None:
+    def _residual(self, c: Contribution) -> Residual | None:
         """What was left out before this contribution. Raises Unproved."""
         if not self._format.lossy:
             return None
@@ -259,7 +259,7 @@ class Replay:
 
     def _pulled(self, weights: Array) -> Array:
         """What workers had of these weights, (size,) float32."""
-        wire = format_of(self._config.pull_wire)
-        if wire.lossy:
-            wire.decode(encoded(wire, weights), weights)
+        format_ = format_of(self._config.weight_format)
+        if format_.lossy:
+            format_.decode(encoded(format_, weights), weights)
         return weights

@@ -30,12 +30,12 @@ local function another_job(id)
   if id ~= ARGV[1] then return { id and 'ANOTHER' or 'NOJOB' } end
 end
 
--- A server that was started again, or a replica that was promoted, may have lost its last writes: until a new history
+-- A server that was restarted, or a replica that was promoted, may have lost its last writes: until a new history
 -- has begun, nothing is accepted, committed or deleted on the word of those who remember more than it does. Nor is
 -- anything else written: the server's file may end in half a transaction, which the next start would run together with
 -- what a script writes behind it. The history begins when that file has been written anew.
-local function another_life(noted)
-  if not redis.call('INFO', 'server'):find('run_id:' .. noted, 1, true) then return { 'LIFE' } end
+local function restarted(noted)
+  if not redis.call('INFO', 'server'):find('run_id:' .. noted, 1, true) then return { 'RESTARTED' } end
 end
 
 -- Lua can pass some 8,000 values to one call, so large sets are deleted in slices.
@@ -52,7 +52,7 @@ local function worker_entry(key, worker)
   return text and cjson.decode(text)
 end
 
--- In the vector clock. Of a rejoining worker the process was cut off by a new life of the server: the others wait for it.
+-- In the vector clock. Of a rejoining worker the process was cut off by a restart of the server: the others wait for it.
 local function counts(entry) return entry.state == 'active' or entry.state == 'rejoining' end
 
 -- A unit of data that goes to whoever asks next.
@@ -86,7 +86,7 @@ local function lowest_round(rounds) return redis.call('ZRANGE', rounds, 0, 0, 'W
 
 -- Wakes the workers that wait for their turn. They wait for this small stream and not for the log: of 1,000 workers
 -- each would be woken by every join of another, and read every commit's entry.
-local function ring(turns, lowest) redis.call('XADD', turns, 'MAXLEN', '~', 100, '*', 'lowest', lowest or '') end
+local function wake(turns, lowest) redis.call('XADD', turns, 'MAXLEN', '~', 100, '*', 'lowest', lowest or '') end
 
 -- The sets that scripts ask instead of looking at every worker and unit, made anew from the hashes of a job of which
 -- nothing is on its way.

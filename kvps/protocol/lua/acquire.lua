@@ -3,12 +3,12 @@
 -- KEYS[1] version hash, [2] lease string, [3] term string, [4] ready hash, [5] leases stream
 -- ARGV[1] job id   [2] holder   [3] lease ms   [4] nonce of this call   [5] shard
 -- Returns {OK, term} also when repeated | {HELD, holder, ms left} | {FUTURE, holder, ms left}: it is held, and would
---     have been for longer than a lease lasts, for the server's clock was set back | {NOJOB} | {ANOTHER} | {LIFE}
+--     have been for longer than a lease lasts, for the server's clock was set back | {NOJOB} | {ANOTHER} | {RESTARTED}
 --     | {WRONGTYPE, key, is, want}
 local bad = wrong_type({ 'hash', 'string', 'string', 'hash', 'stream' })
 if bad then return bad end
-local at = redis.call('HMGET', KEYS[1], 'id', 'history', 'server')
-local refused = another_job(at[1]) or another_life(at[3])
+local at = redis.call('HMGET', KEYS[1], 'id', 'history', 'run_id')
+local refused = another_job(at[1]) or restarted(at[3])
 if refused then return refused end
 local holder, term = redis.call('GET', KEYS[2]), redis.call('GET', KEYS[3])
 if holder and holder ~= ARGV[2] then

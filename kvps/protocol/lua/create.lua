@@ -20,7 +20,7 @@ redis.call('HSET', KEYS[2], unpack(ARGV, 7))
 redis.call('SET', KEYS[3], ARGV[2])
 -- The chain begins with the id, so that two jobs of one name never share a head; or it goes on.
 local version, head = from and from.version or '0', from and from.head or redis.sha1hex(ARGV[1])
-redis.call('HSET', KEYS[1], 'version', version, 'head', head, 'history', ARGV[1], 'id', ARGV[1], 'plan_id', 0, 'server', ARGV[3])
+redis.call('HSET', KEYS[1], 'version', version, 'head', head, 'history', ARGV[1], 'id', ARGV[1], 'plan_id', 0, 'run_id', ARGV[3])
 for shard = 0, ARGV[5] - 1 do
   redis.call('HSET', KEYS[1], 'shard:' .. count(shard), ARGV[4], 'before:' .. count(shard), ARGV[4])
 end

@@ -5,11 +5,11 @@
 --     [7] free units zset, [8] rounds zset, [9] pushed zset, [10] draining zset, [11] turns stream
 -- ARGV[1] job id   [2] who is known to be dead, or ''   [3] its incarnation
 -- Returns {OK, ms by which the latest time lay in the future, evicted worker...} | {NOJOB} | {ANOTHER}
---     | {LIFE} | {WRONGTYPE, key, is, want}
+--     | {RESTARTED} | {WRONGTYPE, key, is, want}
 local bad = wrong_type({ 'hash', 'hash', 'hash', 'zset', 'stream', 'hash', 'zset', 'zset', 'zset', 'zset', 'stream' })
 if bad then return bad end
-local at = redis.call('HMGET', KEYS[1], 'id', 'server')
-local refused = another_job(at[1]) or another_life(at[2])
+local at = redis.call('HMGET', KEYS[1], 'id', 'run_id')
+local refused = another_job(at[1]) or restarted(at[2])
 if refused then return refused end
 local keys = { units = KEYS[6], free_units = KEYS[7], rounds = KEYS[8], pushed = KEYS[9], draining = KEYS[10] }
 local timeout = whole(redis.call('HGET', KEYS[2], 'worker_timeout_ms'))
@@ -40,5 +40,5 @@ for _, worker in ipairs(redis.call('ZRANGEBYSCORE', KEYS[4], '-inf', '(' .. coun
   if entry and counts(entry) and not entry.awaited then put_out(worker, entry) else redis.call('ZREM', KEYS[4], worker) end
 end
 redis.call('ZADD', KEYS[4], now, '')
-if #out > 2 then ring(KEYS[11], lowest_round(KEYS[8]) or lowest) end
+if #out > 2 then wake(KEYS[11], lowest_round(KEYS[8]) or lowest) end
 return out

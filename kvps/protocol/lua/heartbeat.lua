@@ -1,11 +1,11 @@
 -- heartbeat: a sign of life of one incarnation, by the server's clock.
 -- KEYS[1] version hash, [2] workers hash, [3] heartbeat zset
 -- ARGV[1] job id   [2] worker   [3] incarnation
--- Returns {OK} | {EVICTED, state} | {NOJOB} | {ANOTHER} | {LIFE} | {WRONGTYPE, key, is, want}
+-- Returns {OK} | {EVICTED, state} | {NOJOB} | {ANOTHER} | {RESTARTED} | {WRONGTYPE, key, is, want}
 local bad = wrong_type({ 'hash', 'hash', 'zset' })
 if bad then return bad end
-local at = redis.call('HMGET', KEYS[1], 'id', 'server')
-local refused = another_job(at[1]) or another_life(at[2])
+local at = redis.call('HMGET', KEYS[1], 'id', 'run_id')
+local refused = another_job(at[1]) or restarted(at[2])
 if refused then return refused end
 local entry = worker_entry(KEYS[2], ARGV[2])
 if not entry then return { 'EVICTED', 'unknown' } end

@@ -4,15 +4,15 @@
 --     [13] draining zset, [14] finished set, [15] ranks hash, [16] turns stream
 -- ARGV[1] job id   [2] worker   [3] nonce of this call   [4] incarnation judged dead, '*' to take over, '' for neither
 --     [5] JSON: host, pid, ... of the process
--- Returns {OK, rank, incarnation, round, clock, pending, name of the stored remainder to go on with or ''} also when
+-- Returns {OK, rank, incarnation, round, clock, pending, name of the stored residual to go on with or ''} also when
 --     repeated | {ALIVE, JSON entry}
---     | {COMPLETE, worker...}: all among whom the task's data is divided have joined | {NOJOB} | {ANOTHER} | {LIFE}
+--     | {COMPLETE, worker...}: all among whom the task's data is divided have joined | {NOJOB} | {ANOTHER} | {RESTARTED}
 --     | {WRONGTYPE, key, is, want}
 local bad = wrong_type({ 'hash', 'hash', 'hash', 'hash', 'hash', 'zset', 'hash', 'stream', 'hash', 'zset', 'zset',
   'zset', 'zset', 'set', 'hash', 'stream' })
 if bad then return bad end
-local at = redis.call('HMGET', KEYS[1], 'id', 'version', 'furthest', 'free_rank', 'server')
-local refused = another_job(at[1]) or another_life(at[5])
+local at = redis.call('HMGET', KEYS[1], 'id', 'version', 'furthest', 'free_rank', 'run_id')
+local refused = another_job(at[1]) or restarted(at[5])
 if refused then return refused end
 local config = redis.call('HMGET', KEYS[2], 'worker_timeout_ms', 'workers', 'staleness', 'task', 'units')
 local worker, now, wanted = ARGV[2], now_ms(), whole(config[2])
@@ -21,7 +21,7 @@ local clock = tonumber(redis.call('HGET', KEYS[4], worker) or '0')
 local committed = clock + tonumber(redis.call('HGET', KEYS[5], worker) or '0')
 local pending = entry and entry.round - committed or 0
 local function answer()
-  return { 'OK', entry.rank, entry.incarnation, entry.round, clock, pending, entry.remainder or '' }
+  return { 'OK', entry.rank, entry.incarnation, entry.round, clock, pending, entry.residual or '' }
 end
 
 if entry and entry.nonce == ARGV[3] then return answer() end
@@ -59,10 +59,10 @@ if not entry and (not rank or rank >= wanted or redis.call('HEXISTS', KEYS[15], 
   while redis.call('HEXISTS', KEYS[15], count(rank)) == 1 do rank = rank + 1 end
   redis.call('HSET', KEYS[1], 'free_rank', count(rank))
 end
-fresh.rank, fresh.life = rank, (entry and entry.life or 0) + 1
-fresh.nonce, fresh.incarnation = ARGV[3], count(fresh.life) .. '-' .. ARGV[3]
+fresh.rank, fresh.incarnations = rank, (entry and entry.incarnations or 0) + 1
+fresh.nonce, fresh.incarnation = ARGV[3], count(fresh.incarnations) .. '-' .. ARGV[3]
 fresh.state, fresh.accepted, fresh.round = 'active', 0, round
-fresh.finished, fresh.remainder = false, entry and entry.remainder or nil
+fresh.finished, fresh.residual = false, entry and entry.residual or nil
 entry = fresh
 redis.call('HSET', KEYS[3], worker, cjson.encode(entry))
 redis.call('HSET', KEYS[15], count(rank), worker)
@@ -74,7 +74,7 @@ redis.call('ZADD', KEYS[12], round, worker)
 redis.call('ZREM', KEYS[13], worker)
 redis.call('SREM', KEYS[14], worker)
 redis.call('XADD', KEYS[8], '*', 'kind', 'join', 'worker', worker, 'incarnation', entry.incarnation,
-  'rank', count(rank), 'round', count(round), 'clock', count(clock), 'remainder', entry.remainder or '')
+  'rank', count(rank), 'round', count(round), 'clock', count(clock), 'residual', entry.residual or '')
 -- Nobody goes past the first round until all have joined; and a unit that was given back is work for others.
-if freed or (joined < wanted and redis.call('HLEN', KEYS[3]) == wanted) then ring(KEYS[16], lowest_round(KEYS[11])) end
+if freed or (joined < wanted and redis.call('HLEN', KEYS[3]) == wanted) then wake(KEYS[16], lowest_round(KEYS[11])) end
 return answer()

@@ -2,24 +2,24 @@
 -- KEYS[1] version hash, [2] workers hash, [3] heartbeat zset, [4] commits stream, [5] trace stream, [6] units hash,
 --     [7] free units zset, [8] rounds zset, [9] pushed zset, [10] draining zset, [11] finished set, [12] turns stream
 -- ARGV[1] job id   [2] worker   [3] incarnation   [4] '1' if it has done all its rounds, else '0'
---     [5] the name of the remainder that belongs to all it pushed: stored by it now, or the one it joined with; or ''
+--     [5] the name of the residual that belongs to all it pushed: stored by it now, or the one it joined with; or ''
 --     [6...] field, value, ... of the trace of its last iteration
 -- Returns {OK, state} also when repeated, or when another has the id by now | {EVICTED, state}: it was out of the
---     clock before, or its join is lost, and nobody has taken its place | {LIFE} | {NOJOB} | {ANOTHER}
+--     clock before, or its join is lost, and nobody has taken its place | {RESTARTED} | {NOJOB} | {ANOTHER}
 --     | {WRONGTYPE, key, is, want}
 local bad = wrong_type({ 'hash', 'hash', 'zset', 'stream', 'stream', 'hash', 'zset', 'zset', 'zset', 'zset', 'set', 'stream' })
 if bad then return bad end
-local at = redis.call('HMGET', KEYS[1], 'id', 'server')
+local at = redis.call('HMGET', KEYS[1], 'id', 'run_id')
 local another = another_job(at[1])
 if another then return another end
 local worker, incarnation = ARGV[2], ARGV[3]
 local entry = worker_entry(KEYS[2], worker)
 -- A server that lost its last writes may have lost the join too, and then all that was pushed: whom it knows there, if
 -- anybody, came before.
-if not entry or entry.life < (tonumber(incarnation:match('^%d+')) or 0) then return { 'EVICTED', 'unknown' } end
+if not entry or entry.incarnations < (tonumber(incarnation:match('^%d+')) or 0) then return { 'EVICTED', 'unknown' } end
 if entry.incarnation ~= incarnation then return { 'OK', 'replaced' } end
 if entry.state ~= 'active' then return { entry.state == 'left' and 'OK' or 'EVICTED', entry.state } end
-local lost = another_life(at[2])
+local lost = restarted(at[2])
 if lost then return lost end
 local keys = { units = KEYS[6], free_units = KEYS[7], rounds = KEYS[8], pushed = KEYS[9], draining = KEYS[10] }
 local lowest = lowest_round(KEYS[8])
@@ -30,11 +30,11 @@ entry.finished = ARGV[4] == '1'
 if entry.finished then redis.call('SADD', KEYS[11], worker) end
 -- One push more may have been accepted than its author knows.
 local own = incarnation .. ':' .. count(entry.accepted) .. ':'
-local right = ARGV[5] == entry.remainder or ARGV[5]:sub(1, #own) == own
-entry.remainder = right and ARGV[5] or nil
+local right = ARGV[5] == entry.residual or ARGV[5]:sub(1, #own) == own
+entry.residual = right and ARGV[5] or nil
 redis.call('HSET', KEYS[2], worker, cjson.encode(entry))
 redis.call('XADD', KEYS[4], '*', 'kind', 'leave', 'worker', worker, 'incarnation', incarnation, 'state', state)
 if #ARGV > 5 then redis.call('XADD', KEYS[5], 'MAXLEN', '~', 1000, '*', unpack(ARGV, 6)) end
 local after = lowest_round(KEYS[8])
-if freed or after ~= lowest then ring(KEYS[12], after) end
+if freed or after ~= lowest then wake(KEYS[12], after) end
 return { 'OK', state }

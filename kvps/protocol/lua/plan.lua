@@ -5,12 +5,12 @@
 -- ARGV[1] job id   [2] the id of a plan that the caller has, or ''   [3] the history of that plan
 -- Returns {OPEN, version, pin, members, plan JSON} | {SAME, version, pin, members}: the caller's plan is open
 --     | {IDLE, version, pin, members} | {EARLY, version, pin, members}: fewer have joined than the job wants at first,
---     or fewer are left than it wants at least; members are those that are not gone | {NOJOB} | {ANOTHER} | {LIFE}
+--     or fewer are left than it wants at least; members are those that are not gone | {NOJOB} | {ANOTHER} | {RESTARTED}
 --     | {WRONGTYPE, key, is, want}
 local bad = wrong_type({ 'hash', 'hash', 'hash', 'stream', 'hash', 'string', 'zset', 'zset', 'zset', 'set' })
 if bad then return bad end
-local at = redis.call('HMGET', KEYS[1], 'id', 'version', 'head', 'history', 'contributions', 'server')
-local refused = another_job(at[1]) or another_life(at[6])
+local at = redis.call('HMGET', KEYS[1], 'id', 'version', 'head', 'history', 'contributions', 'run_id')
+local refused = another_job(at[1]) or restarted(at[6])
 if refused then return refused end
 local version, pin, present = whole(at[2]), redis.call('GET', KEYS[6]) or '', redis.call('ZCARD', KEYS[7])
 local function answer(code) return { code, version, pin, present } end

@@ -6,11 +6,11 @@
 --     [10] 'ask': only say whether it was accepted before
 --     [11...] field, value, ... of the trace of the worker's iteration before this one
 -- Returns {ACK, clock, round} | {NEW} (to 'ask') | {FULL, pending} | {EVICTED, state} | {SEQUENCE, accepted}
---     | {BASE, version} | {HISTORY, history} | {LIFE} | {UNIT, unit it has} | {BAD}: a digest or weight that is none
+--     | {BASE, version} | {HISTORY, history} | {RESTARTED} | {UNIT, unit it has} | {BAD}: a digest or weight that is none
 --     | {NOJOB} | {ANOTHER} | {WRONGTYPE, key, is, want}
 local bad = wrong_type({ 'hash', 'hash', 'hash', 'hash', 'hash', 'zset', 'stream', 'stream', 'hash', 'zset' })
 if bad then return bad end
-local at = redis.call('HMGET', KEYS[1], 'id', 'version', 'history', 'server')
+local at = redis.call('HMGET', KEYS[1], 'id', 'version', 'history', 'run_id')
 local another = another_job(at[1])
 if another then return another end
 local config = redis.call('HMGET', KEYS[2], 'max_pending', 'units')
@@ -20,7 +20,7 @@ if not entry or entry.incarnation ~= ARGV[3] then return { 'EVICTED', entry and 
 -- Before the state: what was accepted stays acknowledged, also to one who was evicted since.
 if seq and seq == entry.accepted and seq > 0 then return { 'ACK', entry.acked, entry.round } end
 if entry.state ~= 'active' then return { 'EVICTED', entry.state } end
-local lost = another_life(at[4])
+local lost = restarted(at[4])
 if lost then return lost end
 if ARGV[10] == 'ask' then return { 'NEW' } end
 if seq ~= entry.accepted + 1 then return { 'SEQUENCE', entry.accepted } end
@@ -38,7 +38,7 @@ local round = count(entry.round)
 local text = table.concat({ worker, entry.incarnation, count(seq), round, count(base), ARGV[6], entry.unit or '-', ARGV[7] }, ' ')
 redis.call('XADD', KEYS[7], '*', 'rank', count(entry.rank), 'round', round, 'contribution', text)
 if entry.unit then redis.call('HSET', KEYS[9], entry.unit, worker .. ' pushed') end
-entry.unit, entry.remainder = nil, nil
+entry.unit, entry.residual = nil, nil
 redis.call('HSET', KEYS[3], worker, cjson.encode(entry))
 redis.call('ZADD', KEYS[6], now_ms(), worker)
 redis.call('ZADD', KEYS[10], round, worker)

@@ -5,16 +5,16 @@
 -- ARGV[1] job id   [2] shard   [3] term   [4] plan id   [5] version   [6] head before   [7] history
 --     [8] digest of the weights
 -- Returns {FLIPPED, version, pin, commit id} | {READY, shards ready} | {ALREADY, version}: this call flipped before,
---     or the version is past | {NOPLAN} | {TERM, term} | {PLAN, id} | {HEAD, head} | {HISTORY, history} | {LIFE}
+--     or the version is past | {NOPLAN} | {TERM, term} | {PLAN, id} | {HEAD, head} | {HISTORY, history} | {RESTARTED}
 --     | {DIGEST, digest}: one term staged two things | {NOJOB} | {ANOTHER} | {WRONGTYPE, key, is, want}
 local bad = wrong_type({ 'hash', 'hash', 'hash', 'hash', 'stream', 'hash', 'hash', 'stream', 'string', 'hash', 'zset',
   'zset', 'zset', 'stream' })
 if bad then return bad end
-local at = redis.call('HMGET', KEYS[1], 'id', 'version', 'head', 'history', 'server', 'furthest')
+local at = redis.call('HMGET', KEYS[1], 'id', 'version', 'head', 'history', 'run_id', 'furthest')
 local another = another_job(at[1])
 if another then return another end
 local shard, term, version = ARGV[2], ARGV[3], whole(ARGV[5])
-local lost = another_life(at[5])
+local lost = restarted(at[5])
 if lost then return lost end
 if at[4] ~= ARGV[7] then return { 'HISTORY', at[4] } end
 if whole(at[2]) >= version then return { 'ALREADY', at[2] } end
@@ -75,6 +75,6 @@ local id = redis.call('XADD', KEYS[8], '*', 'kind', 'commit', 'version', ARGV[5]
 -- In ASP, and where fewer may wait than the bound allows, somebody may wait for the inbox and not for the others.
 local config, after = redis.call('HMGET', KEYS[2], 'staleness', 'max_pending'), lowest_round(KEYS[12])
 if after ~= lowest or freed or tonumber(config[1]) < 0 or tonumber(config[2]) <= tonumber(config[1]) then
-  ring(KEYS[14], after)
+  wake(KEYS[14], after)
 end
 return { 'FLIPPED', version, redis.call('GET', KEYS[9]) or '', id }

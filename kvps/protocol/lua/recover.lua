@@ -1,15 +1,15 @@
--- recover: begin a new history on a server that has begun a new life, and may have lost its last writes. What is there is
+-- recover: begin a new history on a server that was restarted, and may have lost its last writes. What is there is
 -- a whole earlier state; but who remembers more than it must not go on as if it were still true. So all terms and
 -- incarnations end here: holders load what is committed, workers join anew and do again what was lost. Until they do, or
 -- are silent for too long, the others wait for them.
 -- KEYS[1] version hash, [2] workers hash, [3] heartbeat zset, [4] plan hash, [5] ready hash, [6] commits stream,
 --     [7] units hash, [8] free units zset, [9] pin string, [10] turns stream, [11] rounds zset,
 --     [12...] the lease strings, then the term strings of shards 0, 1, ...
--- ARGV[1] job id   [2] the server's life now   [3] history of it   [4] the newest version that the caller remembers
+-- ARGV[1] job id   [2] the server's run id now   [3] history of it   [4] the newest version that the caller remembers
 -- Returns {OK, version, history} also when repeated | {NOJOB} | {ANOTHER} | {WRONGTYPE, key, is, want}
 local bad = wrong_type({ 'hash', 'hash', 'zset', 'hash', 'hash', 'stream', 'hash', 'zset', 'string', 'stream', 'zset' })
 if bad then return bad end
-local at = redis.call('HMGET', KEYS[1], 'id', 'version', 'head', 'history', 'server')
+local at = redis.call('HMGET', KEYS[1], 'id', 'version', 'head', 'history', 'run_id')
 local another = another_job(at[1])
 if another then return another end
 if at[5] == ARGV[2] then return { 'OK', whole(at[2]), at[4] } end
@@ -39,9 +39,9 @@ for i = first, first + shards - 1 do
   redis.call('DEL', KEYS[i])
   redis.call('SET', KEYS[i + shards], ARGV[3] .. '-' .. count(number + 1) .. '-recover')
 end
-redis.call('HSET', KEYS[1], 'history', ARGV[3], 'server', ARGV[2])
+redis.call('HSET', KEYS[1], 'history', ARGV[3], 'run_id', ARGV[2])
 local lost = math.max(0, (whole(ARGV[4]) or 0) - whole(at[2]))
 redis.call('XADD', KEYS[6], '*', 'kind', 'recover', 'version', at[2], 'head', at[3], 'history', ARGV[3],
   'before', at[4], 'lost', count(lost))
-ring(KEYS[10], lowest_round(KEYS[11]))
+wake(KEYS[10], lowest_round(KEYS[11]))
 return { 'OK', whole(at[2]), ARGV[3] }

@@ -4,12 +4,12 @@
 -- KEYS[1] version hash, [2] inbox stream, [3] plan hash, [4] ready hash, [5] commits stream, [6] the term string
 --     of the shard
 -- ARGV[1] job id   [2] term   [3] plan id   [4] the contribution, as the plan has it   [5] reason
--- Returns {OK} | {TERM, term} | {PLAN} also when repeated | {NOJOB} | {ANOTHER} | {LIFE}
+-- Returns {OK} | {TERM, term} | {PLAN} also when repeated | {NOJOB} | {ANOTHER} | {RESTARTED}
 --     | {WRONGTYPE, key, is, want}
 local bad = wrong_type({ 'hash', 'stream', 'hash', 'hash', 'stream', 'string' })
 if bad then return bad end
-local at = redis.call('HMGET', KEYS[1], 'id', 'server')
-local refused = another_job(at[1]) or another_life(at[2])
+local at = redis.call('HMGET', KEYS[1], 'id', 'run_id')
+local refused = another_job(at[1]) or restarted(at[2])
 if refused then return refused end
 local holds = redis.call('GET', KEYS[6]) or ''
 if holds ~= ARGV[2] then return { 'TERM', holds } end

@@ -1,11 +1,11 @@
 -- renew: keep a shard's lease, or end it. A lease that had only expired is taken again: the term is still its own.
 -- KEYS[1] version hash, [2] lease string, [3] term string, [4] leases stream, the bell of standbys
 -- ARGV[1] job id   [2] holder   [3] term   [4] lease ms, 0 to give it up
--- Returns {OK} | {LOST, holder or ''} | {NOJOB} | {ANOTHER} | {WRONGTYPE, key, is, want}
+-- Returns {OK} | {LOST, holder or ''} | {NOJOB} | {ANOTHER} | {RESTARTED} | {WRONGTYPE, key, is, want}
 local bad = wrong_type({ 'hash', 'string', 'string', 'stream' })
 if bad then return bad end
-local at = redis.call('HMGET', KEYS[1], 'id', 'server')
-local refused = another_job(at[1]) or another_life(at[2])
+local at = redis.call('HMGET', KEYS[1], 'id', 'run_id')
+local refused = another_job(at[1]) or restarted(at[2])
 if refused then return refused end
 local holder = redis.call('GET', KEYS[2])
 if redis.call('GET', KEYS[3]) ~= ARGV[3] or (holder and holder ~= ARGV[2]) then return { 'LOST', holder or '' } end

@@ -6,12 +6,12 @@
 --     [19] draining zset, [20] finished set, [21] ranks hash, [22] config hash
 -- ARGV[1] job id   [2] term   [3] history from here on   [4] the shared memory that the job is in from here on
 -- Returns {OK, version, versions lost} also when repeated | {TERM, term} | {NOMIRROR} | {NOJOB} | {ANOTHER}
---     | {LIFE} | {WRONGTYPE, key, is, want}
+--     | {RESTARTED} | {WRONGTYPE, key, is, want}
 local bad = wrong_type({ 'hash', 'hash', 'zset', 'hash', 'hash', 'stream', 'hash', 'string', 'hash', 'hash', 'stream',
   'string', 'string', 'string', 'stream', 'zset', 'zset', 'zset', 'zset', 'set', 'hash', 'hash' })
 if bad then return bad end
-local at = redis.call('HMGET', KEYS[1], 'id', 'version', 'history', 'server')
-local refused = another_job(at[1]) or another_life(at[4])
+local at = redis.call('HMGET', KEYS[1], 'id', 'version', 'history', 'run_id')
+local refused = another_job(at[1]) or restarted(at[4])
 if refused then return refused end
 if at[3] == ARGV[3] then
   for _, entry in ipairs(redis.call('XREVRANGE', KEYS[6], '+', '-', 'COUNT', 500)) do
@@ -49,5 +49,5 @@ redis.call('HSET', KEYS[1], 'version', mirror.version, 'head', mirror.head, 'his
 local lost = whole(at[2]) - whole(mirror.version)
 redis.call('XADD', KEYS[6], '*', 'kind', 'recover', 'version', mirror.version, 'head', mirror.head,
   'history', ARGV[3], 'before', at[3], 'lost', count(lost))
-ring(KEYS[15], lowest_round(KEYS[17]))
+wake(KEYS[15], lowest_round(KEYS[17]))
 return { 'OK', whole(mirror.version), lost }

@@ -2,11 +2,12 @@
 -- newest weights are held against is always here. When the first worker joined is noted before that goes.
 -- KEYS[1] version hash, [2] commits stream
 -- ARGV[1] job id   [2] history in which the entry was read   [3] the commit's entry   [4] its version
--- Returns {OK, trimmed} also when repeated | {HISTORY, history} | {NOJOB} | {ANOTHER} | {WRONGTYPE, key, is, want}
+-- Returns {OK, trimmed} also when repeated | {HISTORY, history} | {NOJOB} | {ANOTHER} | {RESTARTED}
+--     | {WRONGTYPE, key, is, want}
 local bad = wrong_type({ 'hash', 'stream' })
 if bad then return bad end
-local at = redis.call('HMGET', KEYS[1], 'id', 'history', 'moved', 'began', 'server')
-local refused = another_job(at[1]) or another_life(at[5])
+local at = redis.call('HMGET', KEYS[1], 'id', 'history', 'moved', 'began', 'run_id')
+local refused = another_job(at[1]) or restarted(at[5])
 if refused then return refused end
 if at[2] ~= ARGV[2] then return { 'HISTORY', at[2] } end
 local second = redis.call('XRANGE', KEYS[2], '-', '+', 'COUNT', 2)[2]

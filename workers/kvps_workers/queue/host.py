@@ -26,11 +26,11 @@ from kvps.errors import InvalidTask, KvpsError, NoServer, ServerLost
 from kvps.job import Job
 from kvps.machine import process
 from kvps.store import Store
-from kvps_workers.queue.liveness import Lookout
-from kvps_workers.queue.queue import TrainingQueue
-from kvps_workers.queue.resources import Horse, Means
+from kvps_workers.queue.liveness import LivenessTracker
+from kvps_workers.queue.queue import TaskQueue
+from kvps_workers.queue.resources import Horse, HostResources
 from kvps_workers.queue.task_process import AWAY, REMOVED
-from kvps_workers.training import Started, TrainingTask, submitted
+from kvps_workers.training import Started, WorkerTask, submitted
 
 log = logging.getLogger("kvps.host")
 
@@ -41,11 +41,11 @@ _MAKES_WAY_S = 2.0
 class Host:
     """Serves one queue of training tasks, whose jobs are in `store`."""
 
-    def __init__(self, queue: TrainingQueue, store: Store, means: Means) -> None:
+    def __init__(self, queue: TaskQueue, store: Store, means: HostResources) -> None:
         self._queue = queue
         self._store = store
         self._means = means
-        self._lookout = Lookout()
+        self._lookout = LivenessTracker()
         self._execution = ""  # the name of the present one, or of that which may be noted in a moment
         self._held: tuple[str, str] | None = None  # task and execution
         self._said = ""
@@ -89,7 +89,7 @@ class Host:
             log.warning("passed over %s: no task has that id, or it runs already, or is over", ascii(id)[:200])
             return True
         try:
-            task = TrainingTask.of(payload)
+            task = WorkerTask.of(payload)
         except InvalidTask as error:
             log.warning("refused %s: %s", ascii(id)[:200], error)
             self._queue.release(id, self._execution, "failed", str(error), note=f"refused: {error}")
@@ -103,7 +103,7 @@ class Host:
 
     # -- one task ---------------------------------------------------------------------------------------------
 
-    def _run(self, task: TrainingTask) -> None:
+    def _run(self, task: WorkerTask) -> None:
         assert self._held
         log.info("%s: taken", task)
         horse = Horse(task, self._store.url, self._means)
@@ -121,7 +121,7 @@ class Host:
         else:
             self._judge(task, horse.code, horse.last)
 
-    def _told(self, task: TrainingTask) -> tuple[str, str] | None:
+    def _told(self, task: WorkerTask) -> tuple[str, str] | None:
         """What becomes of the task that runs, and why, if it shall not go on here."""
         assert self._held
         with self._going_on():
@@ -135,7 +135,7 @@ class Host:
                 return "queued", "it makes way for a job that was submitted before"
         return None
 
-    def _makes_way(self, task: TrainingTask, first: str) -> bool:
+    def _makes_way(self, task: WorkerTask, first: str) -> bool:
         """Whether the task at the front of the queue should have this host: it is of an older job, no other host has
         taken it for a while, and nothing of this job is committed until more workers come."""
         assert self._held
@@ -149,7 +149,7 @@ class Host:
             return len(members) < job.config.workers or there < job.config.min_workers
         return True
 
-    def _judge(self, task: TrainingTask, code: int, last: str) -> None:
+    def _judge(self, task: WorkerTask, code: int, last: str) -> None:
         """What becomes of a task whose horse has ended by itself."""
         if code == 0:
             self._close(task, "finished", "it has done its rounds")
@@ -170,7 +170,7 @@ class Host:
             how = signal.Signals(-code).name if code < 0 else f"code {code}"
             self._close(task, "queued", f"its process ended by {how}", version)
 
-    def _close(self, task: TrainingTask, status: str, why: str, version: str = "") -> None:
+    def _close(self, task: WorkerTask, status: str, why: str, version: str = "") -> None:
         became = self._release(status, why, version) if status else ""
         word = {"queued": "waits again", "": "left to others"}.get(became, became)
         log.log(logging.WARNING if became == "failed" else logging.INFO, "%s: %s (%s)", task, word, why)
@@ -197,7 +197,7 @@ class Host:
             word = "waits again" if became == "queued" else became
             log.warning("%s: %s (%s)", task or ascii(lost.id)[:200], word, why)
 
-    def _version(self, task: TrainingTask) -> str:
+    def _version(self, task: WorkerTask) -> str:
         """The version of a task's job, or "". If its worker is surely dead the job goes on without it at once."""
         with suppress(Exception):  # what stands in Redis may be anything
             job = self._job(task)
@@ -208,7 +208,7 @@ class Host:
             return str(state.version)
         return ""
 
-    def _is_missed(self, task: TrainingTask) -> bool:
+    def _is_missed(self, task: WorkerTask) -> bool:
         """Whether a task's job has not begun, and cannot without this worker."""
         with suppress(Exception):
             job = self._job(task)
@@ -216,7 +216,7 @@ class Host:
             return task.worker not in members and len(members) < job.config.workers
         return False
 
-    def _job(self, task: TrainingTask) -> Job:
+    def _job(self, task: WorkerTask) -> Job:
         job = self._store.job(task.job)
         if job.id != task.id:
             raise InvalidTask(f"job {task.job!r} is another one now")

@@ -11,7 +11,7 @@ from kvps_workers.training import Started
 _SILENT_S = 10.0  # a host that says nothing for so long is lost
 
 
-class Lookout:
+class LivenessTracker:
     """What stays as it was while this process looks. By its own clock alone: others' differ; and if it has not looked
     for long, the server or this process may have been stopped, and nobody is judged by that time."""
 

@@ -46,7 +46,7 @@ from kvps.job import Job
 from kvps.machine import process
 from kvps.protocol.keys import check_name
 from kvps.server.private_server import why_lost
-from kvps_workers.training import FUNCTION, PAYLOAD_BYTES, Started, TrainingTask
+from kvps_workers.training import FUNCTION, PAYLOAD_BYTES, Started, WorkerTask
 
 CPU, GPU = "kvps", "kvps-gpu"
 QUEUES = (CPU, GPU)
@@ -62,17 +62,17 @@ _IDS = re.compile("[A-Za-z0-9_-]+")
 _T = TypeVar("_T")
 
 
-class Seen(NamedTuple):
+class QueueRow(NamedTuple):
     """A task as a look at the queue shows it: `state` is RQ's word, `what` the task or None, `more` where or why."""
 
     queue: str
     id: str
     state: str
-    what: TrainingTask | None
+    what: WorkerTask | None
     more: str
 
 
-class Word(NamedTuple):
+class BeatReply(NamedTuple):
     """What a host is told when it gives a sign of life: whether it still has the task, whether that was cancelled, and
     the task that has waited longest for a host, or ""."""
 
@@ -81,7 +81,7 @@ class Word(NamedTuple):
     first: str
 
 
-class TrainingQueue:
+class TaskQueue:
     """One of RQ's queues on one server. Connections of its own. All methods raise NoServer, ServerLost, ServerError.
 
     Every request may be repeated, and is, after a cut.
@@ -123,7 +123,7 @@ class TrainingQueue:
         seconds, us = self._ask(self._redis.time)
         own, arguments = job.state().id, list[Any]()
         for worker in (f"w{rank}" for rank in range(job.config.workers)):
-            task = TrainingTask(job.name, own, worker, float((slow or {}).get(worker, 1)), prefetch)
+            task = WorkerTask(job.name, own, worker, float((slow or {}).get(worker, 1)), prefetch)
             id = f"{seconds * 1_000_000 + us}-{job.name}-{worker}"
             flat = _flat(self._call(id, asdict(task), str(task)))
             arguments += [id, len(flat), *flat]
@@ -135,17 +135,17 @@ class TrainingQueue:
         _, waited, running = self._run("cancel", [self._queue.key, self._started, self._over[2]], _KEY, job, _KEPT_S)
         return waited, running
 
-    def seen(self) -> list[Seen]:
+    def seen(self) -> list[QueueRow]:
         """What runs, what waits, in this order, and what failed last."""
         found = [self._look(s.id, "runs", s.host or "?") for s in self.started()]
         found += [self._look(id, "waits", "") for id in self._ids("LRANGE", self._queue.key, 0, -1)]
         failed = self._ids("ZREVRANGE", self._over[1], 0, _FAILURES_SHOWN - 1)
         return found + [self._look(id, "failed", self._why(id)) for id in failed]
 
-    def task(self, id: str) -> TrainingTask | None:
+    def task(self, id: str) -> WorkerTask | None:
         """The task of that id, or None if that is none."""
         try:
-            return TrainingTask.of(self._payload(id))
+            return WorkerTask.of(self._payload(id))
         except InvalidTask:
             return None
 
@@ -180,12 +180,12 @@ class TrainingQueue:
         fields = job.to_dict()
         return fields | {"status": "queued", "enqueued_at": fields["created_at"]}
 
-    def _look(self, id: str, state: str, more: str) -> Seen:
+    def _look(self, id: str, state: str, more: str) -> QueueRow:
         try:
-            what = TrainingTask.of(self._payload(id))
+            what = WorkerTask.of(self._payload(id))
         except InvalidTask as error:
             what, more = None, str(error)
-        return Seen(self.name, id, state, what, more)
+        return QueueRow(self.name, id, state, what, more)
 
     def _why(self, id: str) -> str:
         return self._fields(_KEY + id, "kvps_why")[0]
@@ -285,7 +285,7 @@ class TrainingQueue:
         self._entry = _Entry(self._queue)
         self.beat(None)
 
-    def beat(self, started: tuple[str, str] | None) -> Word:
+    def beat(self, started: tuple[str, str] | None) -> BeatReply:
         """A sign of life, of this host and of the execution (task, name) that it has."""
         entry = self._entry
         assert entry
@@ -304,7 +304,7 @@ class TrainingQueue:
 
         replies = self._ask(run)
         score, status, first = replies[:3] if started else (1, b"", b"")
-        return Word(score is not None, status == b"canceled", (first or b"").decode(errors="replace"))
+        return BeatReply(score is not None, status == b"canceled", (first or b"").decode(errors="replace"))
 
     def depart(self) -> None:
         """What `arrive` said is not so any more."""
@@ -316,7 +316,7 @@ class TrainingQueue:
         """Close the connections."""
         self._redis.connection_pool.disconnect()
 
-    def __enter__(self) -> TrainingQueue:
+    def __enter__(self) -> TaskQueue:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvps_workers.training import TrainingTask
+from kvps_workers.training import WorkerTask
 
 _TICK_S = 1.0
 _END_S = 10.0
@@ -21,7 +21,7 @@ _LAST = 500  # characters of its last line, which may be why it failed
 
 
 @dataclass(frozen=True)
-class Means:
+class HostResources:
     """What every horse of this host has: which tasks it may load besides the built-in ones, and where it computes."""
 
     environment: Mapping[str, str]
@@ -34,7 +34,7 @@ class Horse:
     """The process that works on one task. It is told what to do through its standard input, URL and all, and ends when
     that is closed, however this process ends. What it says is passed on, with the task before it."""
 
-    def __init__(self, task: TrainingTask, url: str, means: Means) -> None:
+    def __init__(self, task: WorkerTask, url: str, means: HostResources) -> None:
         told: dict[str, Any] = {
             "url": url,
             "job": task.job,

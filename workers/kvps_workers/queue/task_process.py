@@ -91,7 +91,7 @@ def work(
                     log.info("waits: %s", alive)
                     said = True
             # What ends the other one rings; its silence does not, and is asked for every second.
-            found.client.wait({found.keys.commits: found.state().bell})
+            found.client.wait({found.keys.commits: found.state().last_entry})
 
 
 def check_allowed(task: str, allowed: list[str]) -> None:

@@ -1,4 +1,4 @@
--- take: the first task of the queue, for one host, in one step with the note of who has it: it is never in neither place.
+-- next_unit: the first task of the queue, for one host, in one step with the note of who has it: it is never in neither place.
 -- KEYS[1] queue list, [2] started zset
 -- ARGV[1] what the keys of tasks begin with, [2] the same of executions, [3] the name of this execution,
 --     [4] how long a payload may be, bytes, [5] how many of the arguments that follow are for the task's hash, the rest

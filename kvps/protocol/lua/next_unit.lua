@@ -1,12 +1,12 @@
--- take: hand a worker the next unit of the data, or the one it has.
+-- next_unit: hand a worker the next unit of the data, or the one it has.
 -- KEYS[1] version hash, [2] config hash, [3] workers hash, [4] units hash, [5] free units zset
 -- ARGV[1] job id   [2] worker   [3] incarnation
 -- Returns {OK, unit} also when repeated | {NONE}: others have all that is left | {DONE}: all are committed
---     | {EVICTED, state} | {NOJOB} | {ANOTHER} | {LIFE} | {WRONGTYPE, key, is, want}
+--     | {EVICTED, state} | {NOJOB} | {ANOTHER} | {RESTARTED} | {WRONGTYPE, key, is, want}
 local bad = wrong_type({ 'hash', 'hash', 'hash', 'hash', 'zset' })
 if bad then return bad end
-local at = redis.call('HMGET', KEYS[1], 'id', 'server')
-local refused = another_job(at[1]) or another_life(at[2])
+local at = redis.call('HMGET', KEYS[1], 'id', 'run_id')
+local refused = another_job(at[1]) or restarted(at[2])
 if refused then return refused end
 local worker, total = ARGV[2], whole(redis.call('HGET', KEYS[2], 'units'))
 local entry = worker_entry(KEYS[3], worker)

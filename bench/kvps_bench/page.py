@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import digits
-from charts import Bar, chart
+from kvps_bench import digits
+from kvps_bench.charts import Bar, chart
 from kvps_bench.result import Table, bars_table, rows_tables
 
 BENCHES = ("transport", "round", "straggler", "scale", "workers", "wake", "idle", "digits")
@@ -42,13 +42,17 @@ def main() -> None:
     file = out / "performance.json"
     results: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
     for bench in [name for name in options.only.split(",") if name]:
-        command = ["kvps", "bench", bench, "--json", *(["--quick"] if options.quick else [])]
+        command = ["kvps_bench", bench, "--json", *(["--quick"] if options.quick else [])]
         command += ["--turns", str(options.turns)] if options.turns else []
         if bench == "round" and options.peers:
             command += ["--peers", str(options.peers)]
         print(bench, flush=True)
         found = digits.measure(options.turns or (1 if options.quick else 7)) if bench == "digits" else _run(command)
-        said = "make bench" if bench == "digits" else " ".join(command).replace(str(options.peers), "DIR")
+        said = (
+            "make bench"
+            if bench == "digits"
+            else " ".join(["python", "-m", *command]).replace(str(options.peers), "DIR")
+        )
         results[bench] = {"command": said, **found}
         file.write_text(json.dumps(results, indent=1) + "\n")  # at once: the next may fail
     (out / "images").mkdir(exist_ok=True)
@@ -63,7 +67,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--only", default=",".join(BENCHES), help="which to measure now; empty: only write the page")
     parser.add_argument("--quick", action="store_true", help="few and small")
     parser.add_argument("--turns", type=int, help="how many turns each case has (default: the benches' own)")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parents[2] / "docs")
     return parser.parse_args()
 
 

@@ -11,17 +11,27 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from kvps_bench.result import machine
-
 import kvps
 from kvps.server import private_server
+from kvps_bench.result import machine
 
 Case = tuple[int, str, str]
 """Staleness, straggler, format on the wire."""
 FORMATS = ("bf16", "int8")
-CASES = [(s, slow, "fp32") for slow in ("", "w0=5x") for s in (0, 2, -1)] + [(0, "", wire) for wire in FORMATS]
+CASES = [(s, slow, "fp32") for slow in ("", "w0=5x") for s in (0, 2, -1)] + [
+    (0, "", gradient_format) for gradient_format in FORMATS
+]
 WORKERS = 3
-_HEADER = ["mode", "straggler", "wire", "test accuracy", "contributions/s", "versions/s", "training, s", "waiting"]
+_HEADER = [
+    "mode",
+    "straggler",
+    "gradient_format",
+    "test accuracy",
+    "contributions/s",
+    "versions/s",
+    "training, s",
+    "waiting",
+]
 
 
 def measure(repeats: int) -> dict[str, Any]:
@@ -48,23 +58,29 @@ def measure(repeats: int) -> dict[str, Any]:
     }
 
 
-def _run(store: kvps.Store, report: Path, staleness: int, slow: str, wire: str) -> dict[str, Any]:
+def _run(store: kvps.Store, report: Path, staleness: int, slow: str, gradient_format: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "kvps", "up", "digits", "--job", "figures", "-s", str(staleness)]
     command += ["-w", str(WORKERS), "--report", str(report), *(["--slow", slow] if slow else [])]
-    command += ["--wire", wire, "--pull-wire", "bf16" if wire == "bf16" else "fp32"]
+    command += [
+        "--gradient-format",
+        gradient_format,
+        "--weight-format",
+        "bf16" if gradient_format == "bf16" else "fp32",
+    ]
     subprocess.run(command, check=True, capture_output=True)
     traces = store.job("figures").traces(last=1000)
     store.remove_job("figures")
     waiting = statistics.mean(trace.waiting for trace in traces.values())
-    return json.loads(report.read_text()) | {"waiting": waiting}
+    found: dict[str, Any] = json.loads(report.read_text())
+    return found | {"waiting": waiting}
 
 
 def _row(case: Case, runs: list[dict[str, Any]]) -> list[str]:
-    staleness, slow, wire = case
+    staleness, slow, gradient_format = case
     return [
         kvps.staleness.mode_name(staleness),
         slow or "-",
-        "bf16 both ways" if wire == "bf16" else wire,
+        "bf16 both ways" if gradient_format == "bf16" else gradient_format,
         _spread([run["accuracy"] for run in runs], ".3f"),
         _spread([sum(run["clock"].values()) / run["wall_s"] for run in runs], ".0f"),
         _spread([run["steps_per_s"] for run in runs], ".0f"),
@@ -78,9 +94,18 @@ def _spread(values: list[float], form: str) -> str:
 
 
 def _notes(results: dict[Case, list[dict[str, Any]]]) -> list[str]:
-    bsp = [run for (staleness, _, wire), runs in results.items() if (staleness, wire) == (0, "fp32") for run in runs]
-    accuracy = {wire: results[0, "", wire][0]["accuracy"] for wire in ("fp32", *FORMATS)}
-    apart = ", ".join(f"{wire} {accuracy[wire] - accuracy['fp32']:+.4f}" for wire in FORMATS)
+    bsp = [
+        run
+        for (staleness, _, gradient_format), runs in results.items()
+        if (staleness, gradient_format) == (0, "fp32")
+        for run in runs
+    ]
+    accuracy = {
+        gradient_format: results[0, "", gradient_format][0]["accuracy"] for gradient_format in ("fp32", *FORMATS)
+    }
+    apart = ", ".join(
+        f"{gradient_format} {accuracy[gradient_format] - accuracy['fp32']:+.4f}" for gradient_format in FORMATS
+    )
     digests = {run["weights_sha256"] for run in bsp}
     same = "one and the same weights, bit for bit," if len(digests) == 1 else f"{len(digests)} different weights"
     contributions = sum(results[CASES[0]][0]["clock"].values())

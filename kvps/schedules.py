@@ -1,0 +1,138 @@
+"""Learning-rate schedules, named as PyTorch names them.
+
+They run over *progress*: committed contributions per worker (the sum of the vector clock / workers), so that a schedule
+means the same in BSP, SSP and ASP.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sys
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from kvps.errors import InvalidSetting
+
+
+def require(ok: bool, message: str) -> None:
+    if not ok:
+        raise InvalidSetting(message)
+
+
+def _is_number(value: object) -> bool:
+    # Not math.isfinite, which cannot be asked about a whole number that no float can hold.
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+
+
+class Setting:
+    """What optimizers and schedules share: a `kind`, a check of every number, JSON and back."""
+
+    kind: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            if field.type == "bool":
+                require(isinstance(value, bool), f"{self.kind}: {field.name} must be true or false, not {value!r}")
+            elif not isinstance(value, Schedule):
+                require(_is_number(value), f"{self.kind}: {field.name} must be a finite number, not {value!r}")
+
+    def to_json(self) -> dict[str, Any]:
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
+        return {"kind": self.kind} | {k: v.to_json() if isinstance(v, Setting) else v for k, v in values.items()}
+
+    def __str__(self) -> str:
+        fields = dataclasses.fields(self)  # type: ignore[arg-type]
+        said = [
+            f"{f.name}={getattr(self, f.name)}" for f in fields if f.name == "lr" or getattr(self, f.name) != f.default
+        ]
+        return f"{self.kind}({', '.join(said)})"
+
+
+class Schedule(Setting):
+    """A learning rate that changes with progress."""
+
+    def at(self, progress: float) -> float:
+        """The learning rate after `progress` committed contributions per worker."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class StepLR(Schedule):
+    """``initial * factor ** floor(progress / every)``."""
+
+    initial: float
+    every: float
+    factor: float = 0.1
+    kind: ClassVar[str] = "step"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.every > 0, "step: every must be above 0 contributions per worker")
+
+    def at(self, progress: float) -> float:
+        return self.initial * self.factor ** math.floor(progress / self.every)
+
+
+@dataclass(frozen=True)
+class ExponentialLR(Schedule):
+    """``initial * factor ** (progress / every)``."""
+
+    initial: float
+    every: float
+    factor: float = 0.1
+    kind: ClassVar[str] = "exponential"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.every > 0, "exponential: every must be above 0 contributions per worker")
+        require(self.factor > 0, "exponential: factor must be above 0")
+
+    def at(self, progress: float) -> float:
+        return float(self.initial * self.factor ** (progress / self.every))
+
+
+@dataclass(frozen=True)
+class LinearLR(Schedule):
+    """From `initial` to `final` in a straight line over the first `over` contributions per worker; then `final`.
+
+    With ``initial=0`` it is a warm-up.
+    """
+
+    initial: float
+    final: float
+    over: float
+    kind: ClassVar[str] = "linear"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.over > 0, "linear: over must be above 0 contributions per worker")
+
+    def at(self, progress: float) -> float:
+        done = min(progress / self.over, 1.0)
+        return self.initial + (self.final - self.initial) * done
+
+
+@dataclass(frozen=True)
+class CosineAnnealingLR(Schedule):
+    """``final + (initial - final) * (1 + cos(pi * progress / over)) / 2``, then `final`.
+
+    Loshchilov and Hutter, "SGDR: Stochastic Gradient Descent with Warm Restarts", 2017, without restarts.
+    """
+
+    initial: float
+    over: float
+    final: float = 0.0
+    kind: ClassVar[str] = "cosine"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.over > 0, "cosine: over must be above 0 contributions per worker")
+
+    def at(self, progress: float) -> float:
+        done = min(progress / self.over, 1.0)
+        return self.final + (self.initial - self.final) * (1 + math.cos(math.pi * done)) / 2
+
+
+SCHEDULES: dict[str, type[Schedule]] = {c.kind: c for c in (StepLR, ExponentialLR, LinearLR, CosineAnnealingLR)}
