@@ -28,7 +28,7 @@ chaos: .stamps/dev ## Break everything that can be broken and write docs/reliabi
 oldest: $(OLD) ## Run the core's tests on the oldest libraries that kvps allows
 	test -x .stamps/oldest/bin/pytest || $(PYTHON) -m venv .stamps/oldest
 	.stamps/oldest/bin/pip install --quiet -e '.[dev]' 'redis==6.1.0' 'numpy<2'
-	.stamps/oldest/bin/pytest -q -n 2 $(addprefix tests/test_,$(addsuffix .py,transport errors scripts modes public))
+	.stamps/oldest/bin/pytest -q -n 2 $(addprefix tests/,$(addsuffix .py,connection/test_sockets test_errors protocol/test_scripts test_staleness test_public))
 
 slow: .stamps/dev $(OLD) ## Run the tests that take longer
 	$(BIN)/pytest -m slow
@@ -39,13 +39,13 @@ gpu: ## Run the tests that need a CUDA device, and print rates (PYTHON=, one tha
 	$(PYTHON) -m venv --system-site-packages .stamps/gpu
 	.stamps/gpu/bin/pip install --quiet $(if $(WHEELS),--no-index --find-links $(WHEELS)) \
 	  -e '.[embedded,demo]' pytest pytest-timeout
-	.stamps/gpu/bin/python -m pytest -m gpu tests/test_gpu.py
+	.stamps/gpu/bin/python -m pytest -m gpu tests/device/test_cuda.py
 
 bench: .stamps/bench ## Measure everything and write docs/performance.md (PEERS=DIR: other systems too; ONLY=round,wake; TURNS=3; QUICK=1)
 	$(BIN)/python -m kvps_bench.page $(if $(PEERS),--peers $(PEERS)) $(if $(ONLY),--only $(ONLY)) $(if $(TURNS),--turns $(TURNS)) $(if $(QUICK),--quick)
 
 model: .stamps/dev ## Explore the commit protocol with all faults at once (minutes, 2 GB)
-	$(BIN)/python tests/protocol_model.py 1 0
+	PYTHONPATH=tests $(BIN)/python -m protocol.model 1 0
 
 picture: .stamps/dev ## Draw the README's picture of a real run
 	$(BIN)/python docs/picture.py

@@ -12,8 +12,8 @@ import kvps_aggregator
 import numpy as np
 import pytest
 import redis
-from conftest import BINARIES, running_server
-from harness import aggregating
+from helpers.harness import aggregating
+from helpers.servers import BINARIES, running_server
 
 import kvps
 from kvps import optimizers

@@ -9,7 +9,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from conftest import BINARIES, eventually, private_directory, processes_of
+from helpers.paths import ROOT
+from helpers.servers import BINARIES, private_directory
+from helpers.waiting import eventually, processes_of
 
 import kvps
 from kvps.server import private_server
@@ -29,7 +31,7 @@ def test_import_kvps_loads_nothing_that_only_parts_need() -> None:
 
 def test_the_wheel_is_whole(tmp_path: Path) -> None:
     """Built, unpacked elsewhere and used there: scripts, guard and all three packages are in it."""
-    here = Path(__file__).parent.parent
+    here = ROOT
     build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(here)]
     subprocess.run(build, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("kvps-*.whl")

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from commands import TINY, kvps_run
-from conftest import eventually
-from harness import aggregating, check_chain, gradient, model, work
+from helpers.commands import TINY, kvps_run
+from helpers.harness import aggregating, check_chain, gradient, model, work
+from helpers.waiting import eventually
 from kvps_aggregator import Aggregator
 
 import kvps

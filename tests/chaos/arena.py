@@ -10,8 +10,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from conftest import BINARIES, private_directory, running_server
-from harness import model
+from helpers.harness import model
+from helpers.servers import BINARIES, private_directory, running_server
 
 import kvps
 from chaos.crew import Crew

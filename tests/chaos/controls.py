@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from chaos import gradient_format, memory, sleepers
+from chaos import memory, replies, sleepers
 from chaos.arena import Arena
 from chaos.damage import contributions_are_damaged, workers_are_killed
 from chaos.mutants import MUTANTS
 from chaos.report import Result
 
 FAMILIES: dict[str, Callable[..., Result]] = {
-    "wire": lambda arena, mutants: gradient_format.replies_are_lost(arena, 40, one_in=4, units=90, mutants=mutants),
+    "replies": lambda arena, mutants: replies.replies_are_lost(arena, 40, one_in=4, units=90, mutants=mutants),
     "sleepers": lambda arena, mutants: sleepers.holders_sleep(arena, 3, 6, mutants=mutants),
     "impostors": lambda arena, mutants: sleepers.workers_sleep(arena, 6, mutants=mutants),
     "damage": lambda arena, mutants: contributions_are_damaged(arena, mutants=mutants),

@@ -118,7 +118,7 @@ MUTANTS = {
         "damage",
         (("ready", "redis.sha1hex(ARGV[6] .. ", "redis.sha1hex("),),
     ),
-    "dedupe": Mutant("a push that counts as often as it comes", "wire", (_REPEAT, _SEQUENCE)),
+    "dedupe": Mutant("a push that counts as often as it comes", "replies", (_REPEAT, _SEQUENCE)),
     "digest": Mutant("contributions applied unread", "damage", patch=_no_digest),
     "incarnation": Mutant(
         "a push by one who was replaced",
@@ -156,5 +156,5 @@ MUTANTS = {
     ),
     "split": Mutant("a commit in two calls", "kills", patch=_split_commit),
     "lock": Mutant("memory that is written anew while it is read", "memory", patch=_no_lock),
-    "retries": Mutant("blind retries of a push that counts each", "wire", (_REPEAT, _SEQUENCE), _blind_retries),
+    "retries": Mutant("blind retries of a push that counts each", "replies", (_REPEAT, _SEQUENCE), _blind_retries),
 }

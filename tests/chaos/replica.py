@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from conftest import private_directory
-from faults import MortalServer
+from helpers.faults import MortalServer
+from helpers.servers import private_directory
 
 from chaos.arena import BINARY, MODES, Arena
 from chaos.proxy import free_port

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
-from harness import gradient, model
+from helpers.harness import gradient, model
 from kvps_aggregator import Aggregator
 from kvps_aggregator.shard import shard
 from kvps_aggregator.verify.replay import Encode

@@ -12,9 +12,9 @@ from threading import Event
 from typing import Any, NamedTuple
 
 import numpy as np
-from conftest import private_directory
-from faults import MortalServer
-from harness import check_chain
+from helpers.faults import MortalServer
+from helpers.harness import check_chain
+from helpers.servers import private_directory
 from kvps_aggregator import Aggregator
 
 import kvps

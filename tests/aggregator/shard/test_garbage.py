@@ -1,0 +1,187 @@
+"""What must not be left behind: by dead workers, by dead holders, by removed jobs, by sessions nobody ended."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import threading
+
+import kvps_aggregator
+import numpy as np
+import pytest
+from helpers.harness import aggregating
+from helpers.waiting import eventually
+from kvps_aggregator import Aggregator
+
+import kvps
+from kvps import store as store_module
+from kvps.arrays.digest import view
+from kvps.job import Job
+from kvps.session.upload import RedisTransport
+from kvps.store import Store
+
+ONE = {"x": np.ones(4, np.float32)}
+PATIENT = {"worker_timeout_ms": 60_000}
+
+
+def _all(store: Store) -> set[str]:
+    return {key for key in store.client.scan("*") if key != "kvps:preflight"}
+
+
+def _gradients(job: Job) -> set[str]:
+    return {key for key in job.client.scan(job.keys.all_bytes) if ":g:" in key}
+
+
+def _put(job: Job, *keys: str) -> None:
+    job.client.put([(key, [view(ONE["x"])]) for key in keys])
+
+
+def test_what_dead_processes_left_is_swept_and_nothing_else(store: Store) -> None:
+    job = store.create_job("job", ONE, workers=3, staleness=1, **PATIENT)
+    aggregator = Aggregator(job, threading.Event())
+    with job.join("w0") as w0, job.join("w1") as w1, job.join("w2") as w2:
+        for session in (w0, w1):
+            session.pull()
+            session.push(ONE)
+        coming = job.keys.gradient(0, "w0", w0.incarnation, 2, 0)
+        waits = {job.keys.gradient(0, w, s.incarnation, 1, 0) for w, s in (("w0", w0), ("w1", w1))}
+        _put(job, coming)
+        with job.join("w1", takeover=True) as again:
+            dead = [
+                job.keys.gradient(0, "w1", w1.incarnation, 2, 0),  # never accepted, and its author is replaced
+                job.keys.gradient(0, "w9", "1-abcd", 1, 0),  # nobody's
+                job.keys.weights(0, "1.old-1-abcd", 0),  # staged by a holder that was replaced
+                job.keys.manifest(0, "1.old-1-abcd"),
+            ]
+            _put(job, *dead)
+            aggregator.hold()
+            aggregator.sweep()
+            assert not set(dead) & _all(store)
+            assert _gradients(job) == waits | {coming}, "what waits and what may still be accepted stays"
+            aggregator.work()
+            assert _gradients(job) == {coming}
+            assert again.clock == 1
+        assert w2.round == 0
+    aggregator.sweep()
+    assert _gradients(job) == set(), "w0 has left: what it sent and did not have accepted is nobody's"
+    aggregator.release()
+
+
+def test_what_was_staged_in_part_is_not_swept(store: Store) -> None:
+    """A server that was full in the middle of it has some of the next version's chunks, and is asked for the rest."""
+    job = store.create_job("job", ONE)
+    aggregator = Aggregator(job, threading.Event())
+    aggregator.hold()
+    (shard,) = aggregator._shards.values()
+    begun = job.keys.weights(0, f"1.{shard.term}", 0)
+    _put(job, begun)
+    aggregator.sweep()
+    assert begun in _all(store)
+    aggregator.release()
+
+
+def test_a_removed_job_leaves_nothing_though_a_worker_is_in_the_middle_of_a_push(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = store.create_job("job", ONE)
+    sent = threading.Event()
+
+    def end_and_lose_the_job(self: RedisTransport) -> bool:
+        ended = end(self)
+        if not sent.is_set():
+            sent.set()
+            store.remove_job("job")
+            store.client.put(self._items)  # as if the connection had been slow
+        return ended
+
+    end = RedisTransport.end
+    with aggregating(job), contextlib.suppress(kvps.JobNotFound), job.join("w0") as session:
+        for _ in range(3):
+            session.pull()
+            session.push(ONE, 0.5)
+        session.pull()
+        monkeypatch.setattr(RedisTransport, "end", end_and_lose_the_job)
+        with pytest.raises(kvps.JobNotFound, match="no job 'job'"):
+            session.push(ONE, 0.25)
+    assert _all(store) == set()
+
+
+def test_bytes_that_land_late_are_removed_too(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = store.create_job("job", ONE)
+    job.join("w0").leave()
+    late = job.keys.gradient(0, "w0", "1-abcd", 1, 0)
+    monkeypatch.setattr(
+        store_module.time, "sleep", lambda _: None if late in sent else (_put(job, late), sent.add(late))
+    )
+    sent: set[str] = set()
+    store.remove_job("job")
+    assert sent
+    assert _all(store) == set()
+
+
+def test_a_removal_that_was_cut_short_is_ended_by_the_next(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = store.create_job("job", ONE)
+    with monkeypatch.context() as cut:
+        cut.setattr(store.client, "unlink", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            store.remove_job("job")
+    with pytest.raises(kvps.JobNotFound):
+        job.state()
+    with pytest.raises(kvps.JobExists, match="being removed"):
+        store.create_job("job", ONE)
+    assert store.jobs() == ["job"]
+    store.remove_job("job")
+    assert _all(store) == set()
+    store.create_job("job", ONE)
+
+
+def test_a_session_that_is_dropped_falls_silent(store: Store) -> None:
+    job = store.create_job("job", ONE, worker_timeout_ms=500)
+    session = job.join("w0")
+    heart = session._heart
+    del session
+    gc.collect()
+    heart.join(10)
+    assert not heart.is_alive()
+
+
+def test_a_job_with_a_task_has_no_more_workers_than_parts(store: Store) -> None:
+    job = store.create_job("job", ONE, workers=2, task="digits")
+    with job.join("gpu-box"), job.join() as second:
+        assert second.worker == "w0"
+        for worker in ("w1", None):
+            with pytest.raises(kvps.UsageError, match=r"gpu-box, w0|all 2 workers"):
+                job.join(worker)
+
+
+def test_who_left_unfinished_is_taken_up_first(store: Store) -> None:
+    job = store.create_job("job", ONE, workers=3)
+    job.join("gpu-box").leave(finished=False)
+    with job.join() as session:
+        assert session.worker == "gpu-box"
+
+
+def _held_by_another(job: Job) -> None:
+    term, *_ = job.scripts.acquire(1, "another", job.config.lease_ms, "abcd")
+    job.scripts.own(1, term)
+
+
+def test_the_last_aggregator_sweeps_behind_a_holder_that_was_killed(store: Store) -> None:
+    """The job is finished, but one shard's lease is still there, and nobody is left to sweep it."""
+    job = store.create_job("job", ONE, workers=1, shards=2, lease_ms=300)
+    dead = [job.keys.gradient(shard, "w9", "1-abcd", 1, 0) for shard in range(2)]
+    _put(job, *dead)
+    _held_by_another(job)
+    job.join("w0").leave(finished=True)
+    kvps_aggregator.serve(job)
+    assert _gradients(job) == set()
+    assert not any(job.holders()), "whoever comes next can have the shards at once"
+
+
+def test_an_aggregator_that_is_done_does_not_wait_for_one_that_lives(store: Store) -> None:
+    job = store.create_job("job", ONE, workers=1, shards=2, lease_ms=300)
+    with aggregating(job, [1]):  # serves on for those who may still join
+        eventually(lambda: job.holders()[1])
+        job.join("w0").leave(finished=True)
+        kvps_aggregator.serve(job)
+        assert [bool(holder) for holder in job.holders()] == [False, True]

@@ -1,0 +1,93 @@
+"""The server's clock was set back, as when a virtual machine is resumed: times that lie in the future count as now."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from helpers.harness import aggregating, check_chain, gradient, model, work_on
+from helpers.waiting import eventually
+
+import kvps
+from kvps.job import Job
+from kvps.store import Store
+
+HOUR_MS = 3_600_000
+ME = {"host": "here", "pid": 1, "start": "", "space": "", "device": "cpu"}
+
+
+def _in_an_hour(job: Job) -> int:
+    seconds, _ = job.client.call("TIME")
+    return int(seconds) * 1000 + HOUR_MS
+
+
+def test_a_dead_worker_with_a_sign_of_life_from_the_future_is_evicted(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its heartbeat was written by the clock as it was before; BSP would wait for it for an hour."""
+    job = store.create_job("job", model(), workers=2, worker_timeout_ms=1000)
+    dead = job.join("w1")
+    dead._heart.stop()
+    job.client.call("ZADD", job.keys.heartbeat, _in_an_hour(job), "w1", _in_an_hour(job), "")
+    with aggregating(job):
+        work_on(job, "w0", 3)
+        assert eventually(lambda: job.turn().version == 3)
+    assert job.state().members["w1"].state == "gone"
+    assert check_chain(job) == 3
+    lines = [record.message for record in caplog.records if "clock was set back" in record.message]
+    assert len(lines) == 1, lines
+    assert "job job: the server's clock was set back: signs of life lay 35" in lines[0]
+
+
+def test_a_live_worker_is_not_evicted_when_the_clock_is_set_back(store: Store) -> None:
+    job = store.create_job("job", model(), workers=1, worker_timeout_ms=500)
+    with job.join("w0") as session, aggregating(job):
+        job.client.call("ZADD", job.keys.heartbeat, _in_an_hour(job), "w0", _in_an_hour(job), "")
+        looks = [job.scripts.evict() for _ in range(20)]
+        assert [look.workers for look in looks] == [[]] * 20
+        assert eventually(lambda: _beat(job, "w0") < _in_an_hour(job) - HOUR_MS / 2)
+        for round_ in range(3):
+            session.push(gradient(session.pull(), 0, round_))
+
+
+def _beat(job: Job, worker: str) -> float:
+    return float(job.client.call("ZSCORE", job.keys.heartbeat, worker))
+
+
+def test_an_id_whose_sign_of_life_lies_in_the_future_is_free_after_the_timeout(store: Store) -> None:
+    """Also where no aggregator looks for the silent."""
+    job = store.create_job("job", model(), workers=1, worker_timeout_ms=300)
+    first = job.scripts.join("w0", "abc", "", ME)
+    job.client.call("ZADD", job.keys.heartbeat, _in_an_hour(job), "w0")
+    with pytest.raises(kvps.WorkerAlive):
+        job.scripts.join("w0", "next", "", ME)
+
+    def joins() -> bool:
+        try:
+            return job.scripts.join("w0", "next", "", ME).incarnation != first.incarnation
+        except kvps.WorkerAlive:
+            return False
+
+    assert eventually(joins)
+
+
+def test_a_lease_from_the_future_ends_as_one_taken_now(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    """Redis keeps the moment when a lease ends: of a dead holder it would have been in an hour."""
+    job = store.create_job("job", model(), workers=1, lease_ms=500)
+    term = job.scripts.acquire(0, "dead", 500, "abcd").term
+    job.client.call("PEXPIRE", job.keys.lease(0), HOUR_MS)
+    with aggregating(job):
+        work_on(job, "w0", 3)
+        assert eventually(lambda: job.turn().version == 3)
+    assert job.terms() != [term]
+    assert any("clock was set back: the lease of shard 0 lay" in r.message for r in caplog.records)
+
+
+def test_a_pin_from_the_future_is_not_read_for_ever(store: Store) -> None:
+    job = store.create_job("job", {"x": np.zeros(1, np.float32)}, workers=1)
+    pin = job.scripts.pin(5_000)
+    with aggregating(job):
+        work_on(job, "w0", 3)
+        assert eventually(lambda: job.turn().version == 3)
+    assert job.scripts.pin(5_000) == pin, "one that is young is shared"
+    job.client.call("PEXPIRE", job.keys.pin, HOUR_MS)
+    assert '"version":3' in job.scripts.pin(5_000)

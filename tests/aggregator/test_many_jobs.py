@@ -1,0 +1,228 @@
+"""Many jobs on one server: listed, served and worked on, whatever one of them is like."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+from helpers.harness import aggregating
+from helpers.servers import BINARIES, running_server
+from helpers.waiting import eventually
+
+import kvps
+from kvps.cli import parts
+from kvps.connection.client import Client
+from kvps.job import Job
+from kvps.store import Store
+
+KVPS = [sys.executable, "-m", "kvps"]
+ONE = {"x": np.ones(2, np.float32)}
+
+
+def kvps_run(store: Store, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command on the store's server, to its end."""
+    environment = os.environ | {"KVPS_REDIS_URL": store.url}
+    return subprocess.run(
+        [*KVPS, *arguments], capture_output=True, text=True, stdin=subprocess.DEVNULL, env=environment
+    )
+
+
+@contextmanager
+def beside(store: Store, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A command that runs on the store's server while the block does."""
+    environment = os.environ | {"KVPS_REDIS_URL": store.url}
+    process = subprocess.Popen(
+        [*KVPS, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+    )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.communicate(timeout=60)
+
+
+def _until(process: subprocess.Popen[str], words: str) -> str:
+    assert process.stdout
+    seen = ""
+    for line in process.stdout:
+        seen += line
+        if words in line:
+            return seen
+    raise AssertionError(f"it ended without {words!r}: {seen}")
+
+
+# -- what is in their names ---------------------------------------------------------------------------------------
+
+
+def test_names_are_shown_as_they_are(store: Store) -> None:
+    """Brackets are markup to the library that prints, and `:100:` is an emoji."""
+    job = store.create_job("odd", ONE, task="[bold]:100:[/]")
+    store.client.call("SET", job.keys.lease(0), "[host]:100:abc")
+    for command in (["jobs"], ["status", "odd"]):
+        done = kvps_run(store, *command)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "[bold]:100:[/]" in done.stdout
+    assert "shard 0  [host]:100:abc" in done.stdout
+
+
+def test_a_job_that_nobody_is_in_is_not_said_to_lack_an_aggregator(store: Store) -> None:
+    """It is served when a worker joins; only one that somebody is in lacks what it has not."""
+    job = store.create_job("idle", ONE)
+
+    def said() -> tuple[str, str]:
+        lines = kvps_run(store, "status", "idle").stdout.splitlines()
+        return lines[0].split("  ")[1], next(line for line in lines if line.startswith("shard 0"))
+
+    assert said() == ("waits for workers", "shard 0  idle until a worker joins")
+    with job.join("w0") as session:
+        assert said() == ("waits for an aggregator", "shard 0  no aggregator: kvps aggregator start")
+        session.leave(finished=False)
+    assert said() == ("waits for workers", "shard 0  idle until a worker joins")
+
+
+# -- jobs that cannot be read -------------------------------------------------------------------------------------
+
+
+def _spoil(store: Store) -> dict[str, str]:
+    """Jobs that cannot be read: name -> why."""
+    wanted = {
+        "newer": "optimizer 'lion' is unknown",
+        "config": "invalid literal for int()",
+        "layout": "JSONDecodeError",
+        "foreign": "WRONGTYPE",
+        "entry": "KeyError: 'rank'",
+    }
+    jobs = {name: store.create_job(name, ONE) for name in wanted}
+    store.client.call("HSET", jobs["newer"].keys.config, "optimizer", '{"kind": "lion", "lr": 0.1}')
+    store.client.call("HSET", jobs["config"].keys.config, "workers", "several")
+    store.client.call("SET", jobs["layout"].keys.layout, "{")
+    store.client.call("DEL", jobs["foreign"].keys.clock)
+    store.client.call("SET", jobs["foreign"].keys.clock, "noon")
+    store.client.call("HSET", jobs["entry"].keys.workers, "w0", "{}")
+    return wanted
+
+
+def test_a_job_that_cannot_be_read_hides_no_other(store: Store) -> None:
+    spoilt = _spoil(store)
+    store.create_job("zebra", ONE)
+    done = kvps_run(store, "jobs")
+    assert done.returncode == 0
+    assert [line.split()[0] for line in done.stdout.splitlines()[1:]] == ["zebra"]
+    lines = done.stderr.splitlines()
+    assert len(lines) == len(spoilt)
+    for name, why in spoilt.items():
+        assert any(line.startswith("passed over: ") and why in line for line in lines), (name, lines)
+        done = kvps_run(store, "status", name)
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1), done.stderr
+        assert done.stderr.startswith("kvps: error: ")
+        assert why in done.stderr
+
+
+def test_a_job_that_cannot_be_read_stops_neither_workers_nor_aggregators(store: Store) -> None:
+    spoilt = _spoil(store)
+    with beside(store, "aggregator", "start") as aggregator:
+        made = kvps_run(store, "create", "digits", "--job", "zebra", "--workers", "1", "--epochs", "1")
+        assert made.returncode == 0
+        seen = _until(aggregator, "job zebra")
+        assert kvps_run(store, "worker").returncode == 0
+        assert eventually(lambda: store.job("zebra").state().finished(store.job("zebra").config))
+        assert seen.count("passed over: ") == len(spoilt), "each is said once"
+
+
+# -- one aggregator for all of them -------------------------------------------------------------------------------
+
+
+@contextmanager
+def serving_all(raised: list[BaseException]) -> Iterator[Store]:
+    """`kvps aggregator start` on a thread. Behind the block the server is lost, and what that raises is noted."""
+    with running_server(next(iter(BINARIES.values()))) as url:
+        store = Store(Client(url, patience_s=0.3))
+
+        def run() -> None:
+            try:
+                parts._serve_all(store)
+            except BaseException as error:
+                raised.append(error)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        try:
+            yield store
+        except BaseException:
+            raised.clear()
+            raise
+    thread.join()
+    store.close()
+
+
+def _serving(job: Job) -> bool:
+    return any(thread.name == f"kvps-serve-{job.name}" for thread in threading.enumerate())
+
+
+def _one_round(job: Job) -> None:
+    with job.join("w0") as session:
+        session.pull()
+        session.push(ONE)
+
+
+def test_a_damaged_job_can_be_removed(store: Store) -> None:
+    store.create_job("damaged", {"x": np.ones(3, np.float32)}, shards=2)
+    store.client.call("HSET", store.job("damaged").keys.config, "optimizer", "nonsense")
+    done = kvps_run(store, "rm", "damaged", "--yes")
+    assert (done.returncode, done.stderr) == (0, "job damaged: removed\n")
+    assert [key for key in store.client.scan("*") if key != "kvps:preflight"] == []
+    done = kvps_run(store, "rm", "damaged")
+    assert done.returncode == 1
+    assert "no job 'damaged'" in done.stderr
+
+
+def test_a_lost_server_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    raised: list[BaseException] = []
+    with serving_all(raised) as store:
+        jobs = [store.create_job(name, ONE) for name in ("a", "b")]
+        for job in jobs:
+            job.join("w0")
+        assert eventually(lambda: all(all(job.holders()) for job in jobs))
+    assert [type(error) for error in raised] == [kvps.ServerLost], "it ends, with one error for main() to say"
+    assert "error" not in capsys.readouterr().err
+
+
+def test_a_finished_job_is_let_go_and_taken_up_again(capsys: pytest.CaptureFixture[str]) -> None:
+    said: list[str] = []
+
+    def count(words: str) -> int:
+        said.append(capsys.readouterr().err)
+        return "".join(said).count(words)
+
+    with serving_all([]) as store:
+        job = store.create_job("a", ONE, optimizer=kvps.SGD(lr=1.0))
+        _one_round(job)
+        assert eventually(lambda: job.state().finished(job.config))
+        assert eventually(lambda: not _serving(job)), "its model is in memory no more"
+        store.create_job("b", ONE)
+        assert eventually(lambda: count("job b: ") == 1)
+        _one_round(job)
+        assert eventually(lambda: job.state().version == 2)
+        np.testing.assert_array_equal(job.snapshot()[1]["x"], -ONE["x"])
+        assert eventually(lambda: not _serving(job))
+    assert [count(f"job {name}: ") for name in "ab"] == [1, 1], "each is named when it is found"
+
+
+# -- who waits, and for whom --------------------------------------------------------------------------------------
+
+
+def test_a_worker_that_waits_long_says_for_whom(store: Store) -> None:
+    assert kvps_run(store, "create", "digits", "--job", "slow", "--workers", "2").returncode == 0
+    job = store.job("slow")
+    with beside(store, "worker") as worker:
+        line = _until(worker, "waits").splitlines()[-1]
+        assert line.startswith("job slow: w0 waits: 1 of 2 workers have joined: kvps worker --job slow; ")
+        assert "no aggregator holds shard 0: kvps aggregator start" in line
+        with aggregating(job), job.join("w1"):
+            assert _until(worker, "behind").splitlines()[-1] == "job slow: w0 waits: w1 is behind"

@@ -1,0 +1,272 @@
+"""The proof of the log: what was trained is proved in every mode, and whatever was tampered with is caught."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.digits_job import ROUNDS, WORKERS, digits_job, proved, run_workers, task_gradient, training
+from kvps_aggregator import Aggregator, serve
+
+import kvps
+from kvps.arrays.digest import weights_sha256
+from kvps.cli.verify import proof_of
+from kvps.job import Job
+from kvps.protocol.job_state import chained, first_head
+from kvps.protocol.plan import Contribution
+from kvps.store import Store
+
+# -- what is proved ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("staleness", "shards", "settings"),
+    [
+        (0, 1, {"optimizer": kvps.SGD(0.1, momentum=0.9, nesterov=True)}),
+        (0, 2, {"optimizer": kvps.Adam(kvps.schedules.CosineAnnealingLR(0.01, over=10))}),
+        (1, 1, {"optimizer": kvps.Adagrad(kvps.schedules.StepLR(0.1, every=4))}),
+        (1, 2, {"optimizer": kvps.SGD(0.05, momentum=0.5, weight_decay=0.01), "reduction": "sum"}),
+        (-1, 1, {"optimizer": kvps.SGD(0.1), "reduction": "sum"}),
+        (-1, 2, {"optimizer": kvps.AdamW(kvps.schedules.LinearLR(0.0, 0.01, over=8))}),
+    ],
+)
+def test_every_mode_can_be_recomputed(
+    store: Store, tmp_path: Path, staleness: int, shards: int, settings: dict[str, Any]
+) -> None:
+    """In SSP and ASP with a contribution that is surely computed on an old version. The record says the same."""
+    job = digits_job(store, staleness=staleness, shards=shards, **settings)
+
+    def late() -> None:
+        with job.join("w2") as session:
+            grads = task_gradient(job, session)
+            while (state := job.state()).version < 3 - 2 * (staleness > 0):
+                job.client.wait({job.keys.commits: state.last_entry})
+            assert proved(job).replayed, "also while it goes on"
+            session.push(grads)
+
+    run_workers(job, *training(job, "w0", "w1"), late if staleness else training(job, "w2")[0], record=tmp_path)
+    lags = {commit.version - c.base for commit in job.log() for c in commit.plan.contributions}
+    assert lags == {1} if staleness == 0 else max(lags) > 1
+    recomputed, recorded = proved(job), proved(job, tmp_path)
+    assert (recomputed.by, recorded.by) == ("recomputed", "recorded")
+    weights = np.concatenate([array.reshape(-1) for array in job.snapshot()[1].values()])
+    assert recomputed.weights_sha256 == recorded.weights_sha256 == weights_sha256(weights)
+
+
+def test_rejected_evicted_and_come_back(store: Store, tmp_path: Path) -> None:
+    job = digits_job(store, shards=2)
+    sessions = [job.join(f"w{i}") for i in range(WORKERS)]
+    for session in sessions:
+        session.push(task_gradient(job, session))
+    store.client.call("SETRANGE", job.keys.gradient(1, "w0", sessions[0].incarnation, 1, 0), 0, "bad!")
+    sessions[1].leave(finished=False)
+    for silent in (sessions[0], sessions[2]):
+        silent._heart.stop()
+    job.scripts.evict()  # the first look of one who was away evicts nobody
+    store.client.call("ZADD", job.keys.heartbeat, 0, "w0", 0, "w2")
+    assert sorted(job.scripts.evict().workers) == ["w0", "w2"]
+    run_workers(job, *training(job, "w0", "w1", "w2"), record=tmp_path)
+    first = next(iter(job.log())).plan
+    assert [len(first.contributions), len(first.rejected)] == [2, 1]
+    assert {c.incarnation[0] for commit in job.log() for c in commit.plan.contributions} == {"1", "2"}
+    assert proved(job).by == "recomputed"
+    assert proved(job, tmp_path).by == "recorded"
+
+
+@pytest.mark.parametrize("staleness", [0, 1, -1])
+def test_a_loop_of_ones_own_is_replayed_from_its_record(store: Store, tmp_path: Path, staleness: int) -> None:
+    """With gradients that hold NaN, all of a round's too, and a first version whose every contribution was damaged."""
+    job = store.create_job(
+        "mine",
+        {"W": np.ones((7, 3), np.float32), "b": np.zeros(3, np.float32)},
+        workers=2,
+        shards=2,
+        staleness=staleness,
+        nonfinite="skip",
+        optimizer=kvps.SGD(0.1, momentum=0.9),
+    )
+
+    def worker(number: int) -> None:
+        with job.join(f"w{number}") as session:
+            for round_ in range(session.round, 12):
+                rng = np.random.default_rng((number, round_))
+                bad = round_ == 5 or round_ % 4 == number
+                session.push({n: np.float32(np.nan) * v if bad else _noisy(v, rng) for n, v in session.pull().items()})
+
+    sessions = [job.join(f"w{number}") for number in range(2)]
+    for session in sessions:
+        session.push({name: _noisy(value, np.random.default_rng(9)) for name, value in session.pull().items()})
+        store.client.call("SETRANGE", job.keys.gradient(0, session.worker, session.incarnation, 1, 0), 0, "bad!")
+        session.leave(finished=False)
+    aggregator = Aggregator(job, threading.Event(), record=tmp_path)
+    while job.state().version == 0:
+        aggregator.hold(at_once=True)
+        aggregator.work()
+    aggregator.release()
+    run_workers(job, lambda: worker(0), lambda: worker(1), record=tmp_path)
+    plans = [commit.plan for commit in job.log()]
+    assert not plans[0].contributions
+    assert {c.weight for plan in plans for c in plan.contributions} == {0, 1}
+    assert proved(job, tmp_path).by == "recorded"
+    assert proved(job).by == "", "without a record the chain alone, and that the weights are the last commit's"
+
+
+def _noisy(value: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    return (0.1 * value + rng.normal(size=value.shape)).astype(np.float32)
+
+
+def test_a_job_without_a_commit(store: Store, tmp_path: Path) -> None:
+    job = digits_job(store)
+    assert proved(job).weights_version == 0
+    assert "initial.*.f32 is missing" in proof_of(job, tmp_path)[1].differs
+
+
+# -- what is caught ------------------------------------------------------------------------------------------------
+
+Entry = dict[str, str]
+
+
+def _change(**values: Any) -> Callable[[list[Entry]], None]:
+    """Changes fields of the plan of commit 5."""
+    return lambda log: _edit(log, lambda plan: plan.update(values))
+
+
+def _change_contribution(number: int, **values: Any) -> Callable[[list[Entry]], None]:
+    """Changes fields of a contribution of commit 5."""
+    return lambda log: _edit(
+        log, lambda plan: plan["contributions"].__setitem__(number, _changed(plan, number, values))
+    )
+
+
+def _changed(plan: Any, number: int, values: dict[str, Any]) -> str:
+    return Contribution.from_text(plan["contributions"][number])._replace(**values).text
+
+
+def _edit(log: list[Entry], edit: Callable[[Any], Any]) -> None:
+    plan = json.loads(log[4]["plan"])
+    edit(plan)
+    log[4]["plan"] = json.dumps(plan, separators=(",", ":"))
+
+
+def _swap(plan: Any) -> None:
+    plan["contributions"][:2] = plan["contributions"][1::-1]
+
+
+def _twice(plan: Any) -> None:
+    plan["contributions"].append(_changed(plan, 2, {"round": 6}))
+
+
+def _weights(log: list[Entry]) -> None:
+    log[4]["shards"] = log[4]["shards"][:-4] + "0bad"
+
+
+FORGED = "0123456789abcdef"
+TAMPERED = [  # how, whether the chain is then made anew, and what is said
+    (_change(divisor=2), False, "commit 5: the chain is broken"),
+    (_weights, False, "commit 5: the chain is broken"),
+    (lambda log: log[4].update(head=log[3]["head"]), False, "commit 5: the chain is broken"),
+    (lambda log: log.pop(4), False, "commit 5: it is missing from the log: commit 6 stands in its place"),
+    (lambda log: log.pop(), False, "commit 15: it is missing from the log, which ends before it"),
+    (lambda log: log.clear(), False, "commit 1: it is missing from the log, which ends before it"),
+    (lambda log: log[4].update(plan="{"), False, "commit 5 cannot be read from its log entry"),
+    (lambda log: log[4].pop("shards"), False, "commit 5 cannot be read from its log entry"),
+    (_weights, True, "commit 5: its contributions make other weights of shard 0 than those logged"),
+    (_change(divisor=2), True, "commit 5: its contributions make other weights"),
+    (_change(progress=11), True, "commit 5: its progress is 11, but 12 contributions were committed"),
+    (_change(version=6), True, "commit 5: its plan is for version 6"),
+    (lambda log: _edit(log, _swap), True, "commit 5: its contributions do not stand in rank order"),
+    (lambda log: _edit(log, _twice), True, "commit 5: contribution 5 of w2 was committed before"),
+    (_change_contribution(1, worker="w7"), True, "commit 5: it holds a contribution of 'w7', who never joined"),
+    (_change_contribution(1, base=5), True, "commit 5: contribution 5 of w1 was computed on version 5, which was not"),
+    (_change_contribution(1, base=3), True, "commit 5: contribution 5 of w1 (round 5, on version 3): shard 0: task"),
+    (_change_contribution(1, round=4), True, "commit 5: contribution 5 of w1 (round 4, on version 4): shard 0: task"),
+    (_change_contribution(1, digest=FORGED), True, "gives another gradient here. It or its data has changed"),
+    (_change_contribution(1, digest="a,b"), True, "commit 5: contribution 5 of w1 has 2 digests, the job 1 shards"),
+    (_change_contribution(1, weight=0), True, "commit 5: its contributions make other weights"),
+]
+
+
+def test_a_log_that_was_tampered_with_is_caught_at_its_first_entry(store: Store) -> None:
+    job = digits_job(store)
+    run_workers(job, *training(job, "w0", "w1", "w2"))
+    assert proved(job).commits == ROUNDS
+    entries, state = job.client.call("XRANGE", job.keys.commits, "-", "+"), job.state()
+    for tamper, chain_anew, words in TAMPERED:
+        log = [dict(fields) for _, fields in entries if fields["kind"] == "commit"]
+        tamper(log)
+        head = first_head(state.id)
+        for entry in log if chain_anew else []:
+            plan = json.loads(entry["plan"]) | {"head": head}
+            entry["plan"] = json.dumps(plan, separators=(",", ":"))
+            entry["head"] = head = chained(head, entry["plan"], tuple(entry["shards"].split(",")))
+        _write_log(job, log, head if chain_anew else state.head)
+        proof = proof_of(job)[1]
+        assert words in proof.differs, (words, proof)
+        before = {"commit 1:": 0, "commit 15:": 14}.get(words.partition(": ")[0] + ":", 4)
+        assert (proof.replayed if proof.commits == ROUNDS else proof.commits) == before
+    _write_log(job, [dict(fields) for _, fields in entries if fields["kind"] == "commit"], FORGED)
+    assert f"the job at {FORGED[:12]}" in proof_of(job)[1].differs
+
+
+def _write_log(job: Job, log: list[Entry], head: str) -> None:
+    job.client.call("DEL", job.keys.commits)
+    for fields in log:
+        job.client.call("XADD", job.keys.commits, "*", *[part for pair in fields.items() for part in pair])
+    job.client.call("HSET", job.keys.version, "head", head)
+
+
+def test_weights_and_seed_that_were_tampered_with_are_caught(store: Store) -> None:
+    job = digits_job(store, shards=2)
+    run_workers(job, *training(job, "w0", "w1", "w2"))
+    store.client.call("HSET", job.keys.config, "seed", 1)
+    assert proof_of(store.job("digits"))[1].differs.startswith("commit 1: contribution 1 of w0")
+    store.client.call("SETRANGE", job.keys.weights(1, job.state().names[1], 0), 7, "\x01")
+    proof = proof_of(job)[1]
+    assert proof.differs == "version 15: the weights of shard 1 in Redis are not those that were committed"
+    assert (proof.commits, proof.replayed) == (ROUNDS, ROUNDS)
+
+
+def test_a_damaged_record_is_caught_and_the_file_named(store: Store, tmp_path: Path) -> None:
+    job = digits_job(store, shards=2)
+    run_workers(job, *training(job, "w0", "w1", "w2"), record=tmp_path)
+    folder = tmp_path / f"digits.{job.state().id}" / "shard1"
+    assert not [path for path in folder.iterdir() if path.name.startswith(".")], "nothing is left aside"
+    fifth = next(
+        c for commit in job.log() if commit.version == 5 for c in commit.plan.contributions if c.worker == "w1"
+    )
+    file, initial = folder / f"w1.{fifth.incarnation}.5.g", next(folder.glob("initial.*"))
+    for path, at, done in [(file, "commit 5: contribution 5 of w1", 4), (initial, "version 0", 0)]:
+        whole = path.read_bytes()
+        for damaged in (b"\x01" + whole[1:], whole[:-4], b""):
+            path.write_bytes(damaged)
+            proof = proof_of(job, tmp_path)[1]
+            assert proof.differs.startswith(at)
+            assert f"{path} is damaged" in proof.differs
+            assert (proof.commits, proof.replayed) == (ROUNDS, done)
+        path.unlink()
+        differs = proof_of(job, tmp_path)[1].differs
+        assert differs.startswith(at.partition(":")[0])
+        assert f"{path if done else folder / 'initial.*.f32'} is missing" in differs
+        path.write_bytes(whole)
+    assert proved(job, tmp_path).by == "recorded"
+
+
+def test_what_cannot_be_kept_is_not_committed(store: Store, tmp_path: Path) -> None:
+    job = store.create_job("job", {"x": np.zeros(2, np.float32)})
+    folder = tmp_path / f"job.{job.state().id}" / "shard0"
+    with job.join("w0") as session:
+        in_the_way = folder / f"w0.{session.incarnation}.1.g"
+        in_the_way.mkdir(parents=True)
+        session.push(session.pull())
+        with pytest.raises(kvps.KvpsError, match=rf"could not keep {in_the_way}: Is a directory"):
+            serve(job, record=tmp_path)
+        assert job.state().version == 0
+        assert not [path for path in folder.iterdir() if path.name.startswith(".")], "nothing is left aside"
+    in_the_way.rmdir()
+    serve(job, record=tmp_path)
+    assert proved(job, tmp_path).replayed == 1

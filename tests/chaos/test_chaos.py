@@ -1,0 +1,37 @@
+"""The chaos suite in its short form: every family of faults, small, with a seed that is printed."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from chaos import report
+from chaos.__main__ import SHORT, run
+
+
+@pytest.mark.parametrize("name", list(SHORT))
+def test_all_is_as_promised(name: str) -> None:
+    seed = time.time_ns() % 1_000_000
+    print(f"seed {seed}: python -m chaos --short --only {name} --seed {seed}")
+    result = run(name, SHORT[name], seed)
+    assert result.problems == []
+    assert result.injected >= result.needed > 0
+
+
+def test_results_are_kept_and_written_up(tmp_path: Path) -> None:
+    times = {"a worker": [0.1 * number for number in range(1, 101)]}
+    results = {
+        "times": report.Result("times", "timed", 1, {"a worker": 100}, times=times, bars={"a worker": 12.0}),
+        "peers": report.Result("peers", "others", 1, {"a peer": 7}, rows=[{"peer": "a peer", "kills": 7}], ours=False),
+        "full": report.Result("full", "filled", 1, skipped="not installed: why"),
+    }
+    report.save(results, tmp_path / "json")
+    assert report.load(tmp_path / "json") == results
+    report.write_page(results, tmp_path / "page")
+    page = (tmp_path / "page").read_text()
+    assert "| a worker | 100 | 5.000 | 9.900 | 10.000 | 12 |" in page
+    assert "| a peer | 7 |" in page
+    assert "| filled | not installed |" in page
+    assert "100 faults were injected" in page, "what met others is not counted"

@@ -1,0 +1,123 @@
+"""`kvps verify` as a user meets it, behind `kvps up` and behind parts started by hand."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.commands import Started, kvps_run
+from helpers.waiting import eventually
+
+import kvps
+
+TASK = """
+import os
+import numpy as np
+
+data = np.arange(40, dtype=np.float32)
+
+class Task:
+    batch_size, epochs, lr = 4, 3, 0.5
+
+    def parameters(self, seed):
+        return {"x": np.full(3, seed, np.float32)}
+
+    def data(self, rank, workers, xp):
+        return (data[rank::workers],)
+
+    def gradient(self, params, batch, xp):
+        threads = int(os.environ["OPENBLAS_NUM_THREADS"])  # whoever computes must have chosen
+        return 0.0, {"x": params["x"] * threads - batch[0].mean()}
+
+    def evaluate(self, params, xp):
+        return {"loss": 0.0}
+"""
+
+
+def _verified(*arguments: str) -> list[str]:
+    done = kvps_run("verify", *arguments)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("staleness", ["0", "1", "-1"])
+def test_what_up_trained_is_verified(lasting: kvps.Store, staleness: str) -> None:
+    options = ["--job", "job", "-s", staleness, "--shards", "2", "--record", "kept", "--report", "r.json"]
+    assert kvps_run("up", "digits", "--epochs", "8", *options).returncode == 0
+    report, state = json.loads(Path("r.json").read_text()), lasting.job("job").state()
+    chain, replayed, weights = _verified("job")
+    whole = f"chain       {state.version} commits, 360 contributions: unbroken, ends at the job's head"
+    assert chain == f"{whole} {state.head[:12]}"
+    assert replayed == f"recomputed  {state.version} of {state.version} commits bit-identical"
+    assert f"sha256 {report['weights_sha256']}: in Redis as made by the replay" in weights
+    proof = json.loads(_verified("job", "--record", "kept", "--json")[0])
+    assert (proof["by"], proof["replayed"], proof["differs"]) == ("recorded", state.version, "")
+
+
+def test_a_task_that_changed_is_told_from_one_that_did_not(
+    lasting: kvps.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(TASK)
+    assert kvps_run("up", "mine:Task", "--job", "job", "--seed", "3", "--workers", "2").returncode == 0
+    assert "15 of 15" in _verified("job")[1]
+    for change, words in [
+        (("np.arange(40", "1 + np.arange(40"), "commit 1: contribution 1 of w0 (round 1, on version 0): shard 0: task"),
+        (("rank::workers", "rank::1"), "commit 1: contribution 1 of w0"),
+        (("seed, np", "1 + seed, np"), "commit 1: contribution 1 of w0"),
+        (("- batch[0].mean()", "- batch[1]"), "task 'mine:Task' failed: IndexError"),
+        (("np.full(3", "np.full(4"), "version 0: parameter 'x' has shape (4,)"),
+        (("class Task", "class Other"), "has no 'Task'"),
+    ]:
+        file.write_text(TASK.replace(*change))
+        done = kvps_run("verify", "job")
+        assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+        assert done.stderr.startswith("kvps: error: job job: ")
+        assert words in done.stderr
+        assert "15 commits, 30 contributions: unbroken" in done.stdout, "what was proved is said all the same"
+        assert "0 of 15 commits" in done.stdout
+    file.write_text(TASK)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert "run kvps where your task is" in kvps_run("verify", "job").stderr
+
+
+def test_a_record_is_whole_though_its_aggregator_was_killed(lasting: kvps.Store, tmp_path: Path) -> None:
+    options = ["--job", "job", "--workers", "2", "--epochs", "30", "--batch-size", "48"]
+    assert kvps_run("create", "digits", *options).returncode == 0
+    job, serve = lasting.job("job"), ["aggregator", "start", "--job", "job", "--record", str(tmp_path / "kept")]
+    started = [Started(*serve), *(Started("worker", "--job", "job", "--id", f"w{i}") for i in range(2))]
+    try:
+        assert eventually(lambda: job.state().version > 20)
+        assert started[0].end(signal.SIGKILL) == -signal.SIGKILL
+        killed_at = job.state().version
+        started.append(Started(*serve))
+        assert [each.wait() for each in started[1:]] == [0, 0, 0]
+    finally:
+        for each in started:
+            if each.process.poll() is None:
+                each.end(signal.SIGKILL)
+    version = job.state().version
+    assert killed_at < version == 450
+    assert "450 of 450" in _verified("job", "--record", str(tmp_path / "kept"))[1]
+    assert "450 of 450" in _verified("job")[1]
+
+
+def test_how_little_can_be_proved_is_said(lasting: kvps.Store, tmp_path: Path) -> None:
+    lasting.create_job("job", {"x": np.zeros(3, np.float32)})
+    chain, replayed = _verified("job")
+    assert chain.startswith("chain       0 commits, 0 contributions: unbroken")
+    assert replayed == "replayed    nothing: no task computes its gradients again, and no --record DIR was given"
+    for arguments, code, words in [
+        (["verify", "nothing"], 1, "no job 'nothing'"),
+        (["verify", "job", "--record", "nowhere"], 2, "does not exist"),
+        (["verify", "job", "--record", "."], 1, "initial.*.f32 is missing"),
+        (["aggregator", "start", "--job", "job", "--record", "/proc/kept"], 2, "--record /proc/kept"),
+        (["up", "digits", "--record", "/proc/kept"], 2, "--record /proc/kept"),
+    ]:
+        done = kvps_run(*arguments)
+        assert (done.returncode, done.stderr.count("\n")) == (code, 1), done.stderr
+        assert words in done.stderr

@@ -1,0 +1,315 @@
+"""Chunks on the wire: no copy, exact reads, and nothing half-read left behind wherever the connection is cut."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+import redis
+from helpers.harness import aggregating
+from helpers.servers import BINARIES, private_directory, running_server
+from helpers.waiting import eventually
+
+import kvps
+from kvps.arrays.digest import view
+from kvps.connection.client import Client
+from kvps.connection.resp import Replies
+from kvps.connection.sockets import ArrayPool, ChunkGone, redacted
+from kvps.errors import ServerError
+from kvps.store import Store
+
+
+class Cutter:
+    """A relay in front of a Unix socket that cuts the connection after so many bytes of the server's answers."""
+
+    def __init__(self, target: str, path: str) -> None:
+        self.cut_after: int | None = None
+        self.passed = 0
+        self.cuts = 0
+        self._target = target
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(path)
+        self._listener.listen()
+        self._accepting = threading.Thread(target=self._accept)
+        self._accepting.start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._listener.accept()
+            except OSError:
+                return
+            far = socket.socket(socket.AF_UNIX)
+            far.connect(self._target)
+            threading.Thread(target=self._pump, args=(near, far, False), daemon=True).start()
+            threading.Thread(target=self._pump, args=(far, near, True), daemon=True).start()
+
+    def _pump(self, source: socket.socket, sink: socket.socket, answers: bool) -> None:
+        try:
+            while data := source.recv(1 << 16):
+                if answers and self.cut_after is not None and self.passed + len(data) > self.cut_after:
+                    sink.sendall(data[: self.cut_after - self.passed])
+                    self.cut_after, self.cuts = None, self.cuts + 1
+                    break
+                self.passed += len(data) if answers else 0
+                sink.sendall(data)
+        except OSError:
+            pass
+        for end in (source, sink):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+        source.close()
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._accepting.join()
+
+
+@contextmanager
+def cutter(url: str, tmp: Path) -> Iterator[tuple[Cutter, str]]:
+    path = str(tmp / "cut")
+    relay = Cutter(url.removeprefix("unix://"), path)
+    try:
+        yield relay, f"unix://{path}"
+    finally:
+        relay.close()
+
+
+@pytest.fixture
+def small(server_url: str) -> Iterator[ArrayPool]:
+    pool = ArrayPool(server_url)
+    yield pool
+    pool.close()
+
+
+def _items(arrays: list[np.ndarray]) -> list[tuple[str, memoryview]]:
+    return [(f"chunk:{i}", view(array)) for i, array in enumerate(arrays)]
+
+
+def _arrays(sizes: list[int]) -> list[np.ndarray]:
+    return [np.random.default_rng(i).normal(size=n).astype(np.float32) for i, n in enumerate(sizes)]
+
+
+@pytest.mark.parametrize("sizes", [[1], [10, 1, 7], [262_144] * 9 + [5], [3] * 300, [4096, 1, 4097, 9000]])
+def test_what_is_put_is_got(small: ArrayPool, sizes: list[int]) -> None:
+    """Also values made of several pieces, small ones joined and large ones sent from where they lie."""
+    arrays = _arrays(sizes)
+    halves = [(key, [value[: len(value) // 8 * 4], value[len(value) // 8 * 4 :]]) for key, value in _items(arrays)]
+    small.put(halves)
+    got = [np.empty_like(array) for array in arrays]
+    small.get(_items(got))
+    for array, copy in zip(arrays, got, strict=True):
+        assert array.tobytes() == copy.tobytes()
+
+
+def test_a_chunk_that_is_gone_or_has_another_length(small: ArrayPool, store: Store) -> None:
+    arrays = _arrays([100, 100, 100])
+    small.put([(key, [value]) for key, value in _items(arrays)])
+    store.client.call("DEL", "chunk:1")
+    with pytest.raises(ChunkGone, match="gone"):
+        small.get(_items(arrays))
+    store.client.call("SET", "chunk:1", "short")
+    with pytest.raises(ChunkGone, match="5 bytes, not 400"):
+        small.get(_items(arrays))
+    store.client.call("DEL", "chunk:1")
+    store.client.call("HSET", "chunk:1", "a", "b")
+    with pytest.raises(redis.exceptions.ResponseError, match="WRONGTYPE"):
+        small.get(_items(arrays))
+    small.put([(key, [value]) for key, value in _items(arrays)])
+    small.get(_items(arrays))
+
+
+@pytest.mark.parametrize("size", [1, 24, 25, 250, 262_144])
+def test_a_lone_chunk_that_is_gone_is_noticed_at_once(small: ArrayPool, store: Store, size: int) -> None:
+    """Whatever its length: no more is waited for than the server says."""
+    with pytest.raises(ChunkGone, match="gone"):
+        small.get(_items(_arrays([size])))
+
+
+def test_refused_sets_are_all_read_and_said() -> None:
+    """The first refusal is raised, and the connection still answers the right question afterwards."""
+    with running_server(next(iter(BINARIES.values())), "--maxmemory", "6mb") as url:
+        pool, arrays = ArrayPool(url), _arrays([262_144] * 12)
+        with pytest.raises(redis.exceptions.OutOfMemoryError):
+            pool.put([(key, [value]) for key, value in _items(arrays)])
+        got = [np.empty_like(arrays[0])]
+        pool.get(_items(got))
+        assert got[0].tobytes() == arrays[0].tobytes()
+        pool.close()
+        with kvps.connect(url) as store, pytest.raises(ServerError, match="of its maxmemory"):
+            store.create_job("big", {"x": np.zeros(4 << 20, np.float32)})
+
+
+def test_a_read_cut_at_every_byte_is_made_again(server_url: str, store: Store) -> None:
+    """The answers to a pull are cut after each of their bytes in turn; every pull is whole all the same."""
+    params = {"a": np.arange(7, dtype=np.float32), "b": np.arange(3, dtype=np.float32)}
+    store.create_job("cut", params, shards=3)
+    with private_directory() as tmp, cutter(server_url, tmp) as (relay, url), kvps.connect(url) as through:
+        job = through.job("cut")
+        job.snapshot()
+        relay.passed = 0
+        job.snapshot()
+        length = relay.passed
+        assert length > 300
+        for at in range(length):
+            relay.passed, relay.cut_after = 0, at
+            version, weights = job.snapshot()
+            assert version == 0
+            for name, value in params.items():
+                np.testing.assert_array_equal(weights[name], value)
+        assert relay.cuts == length
+
+
+def test_a_wait_that_is_cut_is_made_again(server_url: str, store: Store) -> None:
+    """The answer with which a blocked worker wakes up: bell, state and weights. Cut after every fifth byte."""
+    job = store.create_job("cut", {"a": np.zeros(5, np.float32)}, shards=2, optimizer=kvps.SGD(lr=1.0))
+    with aggregating(job), job.join("w0") as session:
+        turns = []
+        for _ in range(2):
+            session.pull()
+            session.push({"a": np.ones(5, np.float32)})
+            assert eventually(lambda: job.state().version == session.sequence)
+            turns.append(job.turn())
+    with private_directory() as tmp, cutter(server_url, tmp) as (relay, url), kvps.connect(url) as through:
+        reader, flat = through.job("cut").reader, np.empty(5, np.float32)
+        reader.next_turn("w0", turns[0], flat)
+        relay.passed = 0
+        reader.next_turn("w0", turns[0], flat)
+        length = relay.passed
+        assert length > 300
+        for at in range(0, length, 5):
+            relay.passed, relay.cut_after = 0, at
+            flat.fill(0)
+            turn, came = reader.next_turn("w0", turns[0], flat)
+            assert came
+            assert turn.names == turns[1].names
+            assert flat.tolist() == [-2.0] * 5
+        assert relay.cuts == len(range(0, length, 5))
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_push_cut_at_every_byte_counts_once(
+    server_url: str, store: Store, monkeypatch: pytest.MonkeyPatch, whole: bool
+) -> None:
+    """The answers to a push are cut after each of their bytes: acknowledged exactly once, in order. Also of a push
+    that is stored first and then accepted, as a large one is."""
+    monkeypatch.setattr(Client, "small_bytes", Client.small_bytes if whole else 0)
+    job = store.create_job("cut", {"a": np.zeros(5, np.float32)}, shards=2, staleness=-1, max_pending=1000)
+    with (
+        private_directory() as tmp,
+        cutter(server_url, tmp) as (relay, url),
+        kvps.connect(url) as through,
+        through.job("cut").join("w0") as session,
+    ):
+        for number in (1, 2):
+            session.pull()
+            relay.passed = 0
+            assert session.push({"a": np.ones(5, np.float32)}) == number
+        length = relay.passed
+        for number, at in enumerate(range(length), start=3):
+            session.pull()
+            relay.passed, relay.cut_after = 0, at
+            assert session.push({"a": np.ones(5, np.float32)}) == number
+        assert relay.cuts == length
+    assert [c.seq for c in job.inbox()] == list(range(1, length + 3))
+
+
+def test_urls_are_shown_without_their_password() -> None:
+    assert redacted("redis://me:hush@host:1/0") == "redis://me:***@host:1/0"
+    assert redacted("rediss://:hush@host:1") == "rediss://:***@host:1"
+    assert redacted("unix:///s?password=hush&db=1") == "unix:///s?password=***&db=1"
+    assert "hush" not in repr(kvps.connection.client.Client("redis://:hush@host:1"))
+    assert redacted("redis://me:hu@sh@host:1/0") == "redis://me:***@host:1/0"
+    assert redacted("redis://m@e:hu:/?#sh@host:1") == "redis://m@e:***@host:1"
+
+
+@pytest.mark.parametrize("url", ["redis://:hush/x@host", "redis://:hush", "redis://host:hush", "http://:hush@host"])
+def test_a_url_that_is_none_is_not_quoted(url: str) -> None:
+    """Where its password ends nobody knows, and urllib's errors quote it as a port."""
+    with pytest.raises(kvps.InvalidSetting, match="redis://HOST:PORT") as caught:
+        kvps.connect(url)
+    assert "hush" not in str(caught.value)
+
+
+def test_a_wait_ends_before_its_connection_gives_up(server_url: str) -> None:
+    with Client(f"{server_url}?socket_timeout=1", patience_s=0.1) as client:
+        assert client.wait({"no-such-stream": "0"}, 5000) == {}
+
+
+REPLIES = (
+    b"+OK\r\n:-7\r\n$-1\r\n*-1\r\n$4\r\na\r\nb\r\n*2\r\n$0\r\n\r\n*1\r\n:5\r\n-ERR no\r\n$3\r\nxyz\r\n$2\r\nxy\r\n"
+)
+
+
+@pytest.mark.parametrize("piece", [1, 2, 3, 7, 1000])
+def test_replies_are_read_however_they_come(piece: int) -> None:
+    coming = [REPLIES[i : i + piece] for i in range(0, len(REPLIES), piece)]
+
+    def receive(target: bytearray | memoryview) -> int:
+        now = coming.pop(0)
+        if rest := now[len(target) :]:
+            coming.insert(0, rest)
+        target[: min(len(now), len(target))] = now[: len(target)]
+        return min(len(now), len(target))
+
+    replies, target = Replies(receive, redis.exceptions.ResponseError), bytearray(3)
+    assert [replies.next() for _ in range(6)] == ["OK", -7, None, None, "a\r\nb", ["", [5]]]
+    assert str(replies.next()) == "ERR no"
+    assert replies.fill(memoryview(target)) is True
+    assert target == b"xyz"
+    assert replies.fill(memoryview(target)) == "xy", "of another length: it is not what was asked for"
+    replies.end()
+
+
+@pytest.mark.parametrize("garbage", [b"?\r\n", b"\r\n", b"$x\r\n", b"*1\r\n$1\r\n", b":1\r\n:2\r\n", b"$1\r\n\xff\r\n"])
+def test_what_is_no_reply_is_said(garbage: bytes) -> None:
+    def receive(target: bytearray | memoryview) -> int:
+        if len(coming) == 0:
+            raise redis.exceptions.ConnectionError("closed")
+        target[: len(garbage)] = coming.pop()
+        return len(garbage)
+
+    def read() -> None:
+        replies = Replies(receive, redis.exceptions.ResponseError)
+        replies.next()
+        replies.end()
+
+    coming = [garbage]
+    with pytest.raises((redis.exceptions.InvalidResponse, redis.exceptions.ConnectionError)):
+        read()
+
+
+def test_a_refused_set_refuses_the_command_behind_it(store: Store) -> None:
+    """Or a push would be acknowledged without its bytes."""
+    value = [memoryview(b"x" * 100)]
+    assert store.client.put_and_call([("a", value)], "INCR", "n") == 1
+    patience, store.client._patience_s = store.client._patience_s, 0.1
+    store.client.call("CONFIG", "SET", "maxmemory", 1)
+    try:
+        with pytest.raises(kvps.ServerFull):
+            store.client.put_and_call([("b", value)], "DEL", "a")
+    finally:
+        store.client.call("CONFIG", "SET", "maxmemory", 0)
+        store.client._patience_s = patience
+    assert store.client.call("EXISTS", "a", "b") == 1
+    with pytest.raises(ServerError, match="not an integer"):
+        store.client.put_and_call([("b", value)], "INCR", "a")
+
+
+def test_connections_that_died_while_nobody_used_them_are_not_noticed(server_url: str, store: Store) -> None:
+    with Client(server_url) as client:
+        threads = [threading.Thread(target=client.wait, args=({"no-such-stream": "0"}, 200)) for _ in range(5)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        store.client.call("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        assert client.call("PING")
+        client.put_once([("a", [memoryview(b"x")])])
+        assert client.call("GET", "a") == "x"

@@ -1,0 +1,63 @@
+"""A job that trains the digits, its workers, and the proof of its log."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from kvps_aggregator import serve
+from kvps_aggregator.verify.replay import Proof
+from kvps_workers import load_task
+from kvps_workers.training_loop import batches_of, train
+
+from kvps.cli.verify import proof_of
+from kvps.device.base import open_device
+from kvps.job import Job
+from kvps.session.session import Session
+from kvps.store import Store
+
+Params = dict[str, np.ndarray]
+WORKERS, ROUNDS = 3, 15  # 479 samples or 480, 96 a batch, 3 epochs
+
+
+def digits_job(store: Store, **settings: Any) -> Job:
+    settings = {"workers": WORKERS, "task": "digits", "batch_size": 96, "epochs": 3} | settings
+    return store.create_job("digits", load_task("digits").parameters(0), **settings)
+
+
+def run_workers(job: Job, *workers: Callable[[], None], record: Path | None = None) -> None:
+    """Run workers, and an aggregator until the job is finished."""
+    stop = threading.Event()
+    with ThreadPoolExecutor(len(workers) + 1) as pool:
+        served = pool.submit(serve, job, stop=stop, record=record)
+        try:
+            for running in [pool.submit(worker) for worker in workers]:
+                running.result()
+            served.result()
+        finally:
+            stop.set()
+
+
+def training(job: Job, *workers: str) -> list[Callable[[], None]]:
+    return [lambda worker=worker: train(job, open_device(None), worker) for worker in workers]
+
+
+def task_gradient(job: Job, session: Session) -> Params:
+    """What the task's own worker would push next."""
+    task = load_task(job.config.task)
+    batch = batches_of(task, job.config, session.rank, np)[session.round]
+    return dict(task.gradient(session.pull(), batch, np)[1])
+
+
+def proved(job: Job, record: Path | None = None) -> Proof:
+    """The proof of a job, of which nothing may differ."""
+    state, proof = proof_of(job, record)
+    assert proof.differs == ""
+    assert (proof.commits, proof.head) == (state.version, state.head)
+    assert proof.contributions == sum(state.clock.values())
+    assert proof.replayed == (state.version if proof.by else 0)
+    return proof

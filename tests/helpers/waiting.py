@@ -1,0 +1,32 @@
+"""Waits for what other processes do, and what they leave."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+
+def eventually(holds: Callable[[], bool], seconds: float = 20) -> bool:
+    """Whether it comes to hold: for what other processes do, which give no sign to wait for."""
+    deadline = time.monotonic() + seconds
+    while not (held := holds()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return held
+
+
+def processes_of(home: Path) -> list[str]:
+    """The command lines of all living processes that were started with this runtime directory, but for our own."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        with suppress(OSError):
+            alive = (entry / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+            command = (entry / "cmdline").read_text().replace("\0", " ")
+            mine = f"KVPS_RUNTIME_DIR={home}".encode() in (entry / "environ").read_bytes().split(b"\0")
+            if alive and (mine or f"{home}/redis.sock" in command):  # Redis writes its title over its environment
+                found.append(command)
+    return found

@@ -1,0 +1,203 @@
+"""Checkpoints while a job goes on: the log moves with them, is one chain still, and proves what it proved before."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.checkpoints import PATIENT, ROUNDS, STOP, train_to
+from helpers.faults import MortalServer
+from helpers.harness import aggregating, check_chain, model, work, work_on
+from helpers.servers import BINARIES, private_directory
+from helpers.waiting import eventually
+from kvps_aggregator.checkpoints import Checkpoints
+from kvps_workers import load_task
+from kvps_workers.training_loop import train
+
+import kvps
+from kvps.cli.verify import proof_of
+from kvps.device.base import open_device
+from kvps.history.checkpoint import Checkpoint
+from kvps.history.commit_log import Log, LogFile, move
+from kvps.job import Job
+from kvps.session.session import Session
+from kvps.store import Store
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_the_log_moves_and_is_one_chain_across_two_checkpoints_and_restores(
+    store: Store, tmp_path: Path, shards: int
+) -> None:
+    job = store.create_job("job", model(), workers=2, shards=shards, optimizer=kvps.Adam(), **PATIENT)
+    every = Checkpoints(tmp_path, 4, keep=2)
+    train_to(job, 6, checkpoints=every)
+    assert job.state().moved == 4
+    first = proof_of(job)[1]
+    assert (first.since, first.commits, first.differs) == (3, 6, ""), "what is left in Redis is one chain"
+    train_to(job, STOP, checkpoints=every)
+    assert [c.version for c in job.log()] == [8, 9]
+    assert check_chain(job, tmp_path) == STOP
+    assert Log(job, job.state(), tmp_path).begin.version == 0
+    assert sorted(p.name for p in tmp_path.glob("*.safetensors")) == [
+        f"job.{job.state().id}-{version:08d}.safetensors" for version in (4, 8)
+    ]
+    proof = proof_of(job, checkpoints=tmp_path)[1]
+    assert (proof.since, proof.commits, proof.contributions, proof.differs) == (0, STOP, 2 * STOP, "")
+    # From 8 on a restored job goes another way than the first, and one restored from that goes on.
+    jobs, found = [job], Checkpoint.load(tmp_path / f"job.{job.state().id}-00000008.safetensors")
+    for number, rounds in ((2, 14), (3, 21)):
+        again = store.restore_job(found, f"job{number}", number)
+        assert check_chain(again, tmp_path) == found.version
+        train_to(again, rounds, checkpoints=every)
+        proof = proof_of(again, checkpoints=tmp_path)[1]
+        assert (proof.since, proof.commits, proof.contributions, proof.differs) == (0, rounds, 2 * rounds, "")
+        assert check_chain(again) == rounds, "what is left in Redis is a chain too"
+        jobs.append(again)
+        found = Checkpoint.load(sorted(tmp_path.glob(f"job{number}.*.safetensors"))[-1])
+    LogFile(tmp_path, "job", job.state().id).path.unlink()
+    assert Log(jobs[2], jobs[2].state(), tmp_path).begin.version == 8, "as far back as it is there"
+    LogFile(tmp_path, "job3", jobs[2].state().id).path.write_bytes(b"{}\n")
+    with pytest.raises(kvps.CorruptData, match=r"job3\.\w+\.log\.jsonl is damaged"):
+        check_chain(jobs[2], tmp_path)
+
+
+@pytest.mark.parametrize("staleness", [0, 1, -1])
+def test_a_restored_job_is_replayed_from_its_checkpoint(store: Store, tmp_path: Path, staleness: int) -> None:
+    """And from version 0 where the logs of both are there, though the number of shards has changed."""
+    settings: dict[str, Any] = {"workers": 2, "task": "digits", "batch_size": 96, "staleness": staleness}
+    optimizer = kvps.Adam(kvps.schedules.CosineAnnealingLR(0.01, over=30))
+    job = store.create_job("digits", load_task("digits").parameters(0), epochs=4, optimizer=optimizer, **settings)
+    every = Checkpoints(tmp_path, 7, keep=99)
+    _run_task(job, every)
+    paths = sorted(tmp_path.glob("digits.*.safetensors"))  # the first and the last are sure to be there
+    restored = store.restore_job(Checkpoint.load(paths[0]), "again", 2)
+    begin = restored.state().begin
+    _run_task(restored, every)
+    assert restored.clock() == job.clock()
+    start = Checkpoint.load(paths[0])
+    for checkpoints, since in ((None, None), (tmp_path, 0)):
+        state, proof = proof_of(restored, None, checkpoints, start)
+        if checkpoints is None:
+            assert proof.since == restored.state().moved - 1
+            assert "the checkpoint is not of this log, or the log does not reach it" in proof.differs
+            continue
+        assert (proof.since, proof.replayed_since, proof.differs) == (since, begin.version, "")
+        assert proof.replayed == state.version - begin.version
+    state, proof = proof_of(restored, None, tmp_path)
+    assert (proof.replayed, proof.differs) == (state.version, ""), "from version 0, across the restore"
+    wrong = Checkpoint.load(paths[-1])
+    if staleness:
+        assert "is not of this log" in proof_of(restored, None, tmp_path, wrong)[1].differs
+
+
+def _run_task(job: Job, checkpoints: Checkpoints | None = None) -> None:
+    with aggregating(job, checkpoints=checkpoints), ThreadPoolExecutor(2) as pool:
+        for done in [pool.submit(train, job, open_device(None), f"w{i}") for i in range(2)]:
+            done.result()
+        assert eventually(lambda: job.state().finished(job.config))
+
+
+def test_the_log_in_redis_stays_short(store: Store, tmp_path: Path) -> None:
+    job = store.create_job("job", {"x": np.zeros(3, np.float32)}, **PATIENT)
+    longest = 0
+
+    def step(session: Session, params: dict[str, np.ndarray], round_: int) -> dict[str, np.ndarray]:
+        nonlocal longest
+        if round_ % 50 == 49:  # the writer is beside the commits, and is let catch up
+            assert eventually(lambda: job.state().moved >= round_ // 50 * 50)
+            longest = max(longest, job.client.call("XLEN", job.keys.commits))
+        return params
+
+    with aggregating(job, checkpoints=Checkpoints(tmp_path, 10, keep=1)):
+        work(job, 1000, step, 1)
+        assert eventually(lambda: job.state().version == 1000)
+    assert longest < 150
+    assert check_chain(job, tmp_path) == 1000
+    assert len(list(tmp_path.glob("*.safetensors"))) == 1
+    lines = LogFile(tmp_path, "job", job.state().id).path.read_text().splitlines()
+    assert json.loads(lines[0])["kind"] == "create"
+    first, last = (json.loads(lines[1])["entry"], job.client.call("XREVRANGE", job.keys.commits, "+", "-", "COUNT", 1))
+    assert job.training_seconds() == pytest.approx((int(last[0][0][:13]) - int(first[:13])) / 1000, abs=0.2)
+
+
+def test_what_was_appended_and_not_trimmed_comes_once(store: Store, tmp_path: Path) -> None:
+    """The writer is killed between the two, or in the middle of a line; another one goes on."""
+    job = store.create_job("job", model(), **PATIENT)
+    train_to(job, 5, 1)
+    job.join("w0").leave()  # stands behind the commit, and is moved with the next one
+    state = job.state()
+    whole = list(job.entries())
+    last = next(n for n, (_, fields) in enumerate(whole) if fields.get("version") == "5")
+    file = LogFile(tmp_path, "job", state.id)
+    for stream in (whole[:3], [], whole[:5]):
+        file.extend(stream)
+        with file.path.open("ab") as half:
+            half.write(b'{"entry": "1795238263183-0", "ki')
+        assert check_chain(job, tmp_path) == 5
+    for _ in range(2):
+        move(job, tmp_path, state, 5)
+        assert list(file.entries()) == whole[: last + 1]
+        assert check_chain(job, tmp_path) == 5
+    assert list(job.entries()) == whole[last:], "the last commit stays"
+    job.client.call("HSET", job.keys.version, "history", "another")
+    move(job, tmp_path, state, 5)
+    with pytest.raises(kvps.KvpsError, match="could not write"):
+        move(job, tmp_path / "nowhere", state, 5)
+
+
+def test_one_of_several_aggregators_writes(store: Store, tmp_path: Path) -> None:
+    job = store.create_job("job", model(), workers=2, shards=2, optimizer=kvps.SGD(0.1, momentum=0.9), **PATIENT)
+    folders = [tmp_path / "a", tmp_path / "b"]
+    for folder in folders:
+        folder.mkdir()
+    with (
+        aggregating(job, [0], Checkpoints(folders[0], 5)),
+        aggregating(job, [1], Checkpoints(folders[1], 5)),
+        ThreadPoolExecutor(2) as pool,
+    ):
+        for done in [pool.submit(work_on, job, f"w{i}", ROUNDS) for i in range(2)]:
+            done.result()
+        assert eventually(lambda: job.state().version == ROUNDS)
+    assert not list(folders[1].iterdir())
+    found = [Checkpoint.load(path) for path in sorted(folders[0].glob("*.safetensors"))]
+    assert [c.clock for c in found] == [{"w0": c.version, "w1": c.version} for c in found]
+    assert 1 <= len(found) <= 3
+
+
+def test_a_full_disk_stops_no_training(store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    job = store.create_job("job", model(), **PATIENT)
+    train_to(job, 5, 1, Checkpoints(tmp_path / "gone", 2))
+    assert "job job: could not write checkpoint" in caplog.text
+    assert (job.state().version, job.state().moved) == (5, 0)
+
+
+@pytest.mark.parametrize("ahead_ms", [0, 3_600_000], ids=["", "clock-set-back"])
+def test_entries_that_a_server_lost_are_no_part_of_the_log(tmp_path: Path, ahead_ms: int) -> None:
+    """They are in the file, and Redis goes on from an earlier version, with others: under lower ids, where the clock of
+    the server that wrote the lost ones was ahead."""
+    with (
+        private_directory() as folder,
+        MortalServer(next(iter(BINARIES.values())), folder) as mortal,
+        kvps.connect(mortal.url) as store,
+    ):
+        job = store.create_job("job", model(), **PATIENT)
+        train_to(job, 5, 1)
+        size = mortal.log().stat().st_size
+        newest = int(job.state().last_entry.partition("-")[0])
+        job.client.call("XSETID", job.keys.commits, f"{newest + ahead_ms}-9")
+        train_to(job, STOP, 1, checkpoints=Checkpoints(tmp_path, 4))
+        mortal.kill()
+        mortal.log().write_bytes(mortal.log().read_bytes()[:size])
+        mortal.start()
+        assert job.state().version <= 5
+        with aggregating(job, checkpoints=Checkpoints(tmp_path, 4)):
+            work_on(job, "w0", ROUNDS)
+            assert eventually(lambda: job.state().version == ROUNDS)
+        assert check_chain(job, tmp_path) == ROUNDS
+        kinds = [fields["kind"] for _, fields in LogFile(tmp_path, "job", job.state().id).entries()]
+        assert "recover" in kinds
+        assert kinds.count("commit") > job.state().moved, "what was lost stands there too"

@@ -1,0 +1,144 @@
+"""The workers of a job that `kvps up` or `kvps run` launched are processes of that command, and nobody else's."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.commands import TINY, kvps_run
+from helpers.harness import model
+from helpers.waiting import eventually
+
+import kvps
+from kvps.job import Job
+from kvps.machine import launcher
+from kvps.protocol.keys import JobKeys
+
+LONG = ["--epochs", "5000"]
+
+
+def _at_work(store: kvps.Store, name: str = "digits") -> Job:
+    """The job of that name, as soon as it commits."""
+    assert eventually(lambda: store.client.call("EXISTS", JobKeys(name).config))
+    job = store.job(name)
+    assert eventually(lambda: job.state().version > 5)
+    return job
+
+
+def test_a_worker_that_waits_for_a_job_leaves_the_workers_of_up_alone(lasting: kvps.Store, start: Any) -> None:
+    waiting = start("worker")
+    waiting.until("waiting for a job")
+    done = kvps_run("up", "digits", *TINY)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert kvps_run("create", "digits", "--job", "mine", "--workers", "1", *TINY).returncode == 0
+    assert "job mine" in waiting.until("job ")
+    assert eventually(lambda: "w0" in lasting.job("mine").state().members)
+
+
+def test_who_names_the_job_is_told_whose_its_workers_are(lasting: kvps.Store, start: Any) -> None:
+    up = start("up", "digits", *LONG)
+    job = _at_work(lasting)
+    before = {name: member.incarnation for name, member in job.state().members.items()}
+    words = (
+        f"the workers of job 'digits' are those of kvps up (process {up.process.pid} on {os.uname().nodename}): "
+        f"kvps create makes a job for workers of your own"
+    )
+    for options in ([], ["--id", "w0"], ["--id", "extra"]):
+        done = kvps_run("worker", "--job", "digits", *options)
+        assert (done.returncode, done.stderr.splitlines()[-1]) == (2, f"kvps: error: {words}")
+        assert "Traceback" not in done.stderr
+    for worker in (None, "w0", "extra"):
+        with pytest.raises(kvps.UsageError) as told:
+            job.join(worker)
+        assert str(told.value) == words
+    assert {name: member.incarnation for name, member in job.state().members.items()} == before
+
+
+def test_where_units_are_handed_out_others_may_join_under_other_ids(lasting: kvps.Store, start: Any) -> None:
+    start("up", "digits", "--data", "units", "-w", "2", *LONG)
+    job = _at_work(lasting)
+    more = [start("worker", "--job", "digits"), start("worker", "--job", "digits", "--id", "extra")]
+    for one in more:
+        one.until("joined as")
+    assert eventually(lambda: {"w2", "extra"} <= job.clock().keys() and min(job.clock().values()) > 3)
+    done = kvps_run("worker", "--job", "digits", "--id", "w1")
+    assert done.returncode == 2
+    assert "choose another id than w1" in done.stderr.splitlines()[-1]
+    with job.join() as session:
+        assert session.worker not in ("w0", "w1", "w2", "extra")
+        session.leave()
+
+
+def test_what_is_typed_elsewhere_finds_work(home: Path, start: Any) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        listen = f"127.0.0.1:{probe.getsockname()[1]}"
+    done = kvps_run("up", "digits", "--listen", listen, *TINY)
+    assert done.returncode == 0
+    assert "join from elsewhere" not in done.stderr
+    (line,) = (line for line in done.stderr.splitlines() if line.startswith("look from elsewhere: "))
+    assert line.endswith(" kvps jobs")
+    up = start("up", "digits", "--data", "units", "--listen", listen, *LONG)
+    line = up.until("join from elsewhere: ").splitlines()[-1].partition(": ")[2]
+    url, *command = line.removeprefix("KVPS_REDIS_URL=").split()
+    assert command == ["kvps", "worker", "--job", "digits"]
+    with kvps.connect(url) as store, store.job("digits").join() as session:
+        assert session.worker == "w3"
+        session.leave(finished=False)
+
+
+def test_a_job_whose_command_was_killed_is_free(lasting: kvps.Store, start: Any) -> None:
+    up = start("up", "digits", *LONG)
+    job = _at_work(lasting)
+    assert up.end(signal.SIGKILL) == -signal.SIGKILL
+    assert eventually(lambda: job.state().settled or not any(job.holders()))
+    worker = start("worker")
+    assert "job digits" in worker.until("joined as")
+
+
+def test_a_copy_of_a_script_may_join_without_an_id_and_nobody_else(
+    lasting: kvps.Store, start: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(
+        "import kvps, numpy as np\n"
+        "with kvps.from_env() as worker:\n"
+        "    job = worker.create_job({'x': np.zeros(3, np.float32)})\n"
+        "    with job.join() as session:\n"
+        "        while True:\n"
+        "            session.push(dict(session.pull()))\n"
+    )
+    start("run", "-w", "2", "--", sys.executable, "train.py")
+    job = _at_work(lasting, "train")
+    assert set(job.clock()) == {"w0", "w1"}
+    with pytest.raises(kvps.UsageError, match="those of kvps run"):
+        job.join()
+
+
+def test_a_restored_job_is_anybodys(lasting: kvps.Store, tmp_path: Path) -> None:
+    assert kvps_run("up", "digits", *TINY, "--checkpoint-every", "100").returncode == 0
+    file = min((tmp_path / "checkpoints").glob("digits.*"))
+    assert kvps_run("checkpoint", "restore", str(file), "--job", "again").returncode == 0
+    assert lasting.job("digits").config.launched_by
+    assert lasting.job("again").config.launched_by == ""
+
+
+def test_of_another_machines_command_nothing_is_known(store: kvps.Store) -> None:
+    elsewhere = json.loads(launcher.this_process("kvps up")) | {"host": "far", "space": "another boot", "pid": 7}
+    job = store.create_job("job", model(), launched_by=json.dumps(elsewhere))
+    with pytest.raises(kvps.UsageError, match=r"kvps up \(process 7 on far\).*if that has ended: kvps checkpoint save"):
+        job.join()
+    with job.join("w0", takeover=True) as session:
+        session.leave(finished=False)
+
+
+@pytest.mark.parametrize("text", ["kvps up", "[]", '{"command": "kvps up"}', '{"command": 1, "host": 2, "pid": "x"}'])
+def test_a_launcher_that_is_none_is_refused(store: kvps.Store, text: str) -> None:
+    with pytest.raises(kvps.InvalidSetting, match="launched_by"):
+        store.create_job("job", model(), launched_by=text)
+    assert store.jobs() == []

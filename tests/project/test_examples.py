@@ -1,0 +1,182 @@
+"""The Python in README and docs is run as it stands there, and so are the examples."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import kvps_aggregator
+import numpy as np
+import pytest
+import torch
+from helpers.commands import TINY, kvps_run
+from helpers.harness import check_chain
+from helpers.paths import ROOT
+from helpers.waiting import eventually
+
+import kvps
+from kvps.protocol.keys import JobKeys
+
+HERE = ROOT
+
+
+def python_in(page: str) -> list[str]:
+    """The Python blocks of a page."""
+    return re.findall(r"```python\n(.*?)```", (HERE / page).read_text(), re.DOTALL)
+
+
+def test_the_readmes_five_lines(home: Path) -> None:
+    assert kvps_run("server", "start").returncode == 0
+    try:
+        with kvps.connect() as store:
+            start = {"x": np.zeros(3, np.float32)}
+            job = store.create_job("mine", start, reduction="sum", optimizer=kvps.SGD(lr=1.0))
+            thread = threading.Thread(target=kvps_aggregator.serve, args=(job,))
+            thread.start()
+            code, _, _ = python_in("README.md")
+            exec(code, {"batches": range(4), "gradient": lambda params, batch: {"x": np.ones(3, np.float32)}})
+            thread.join(30)
+            np.testing.assert_array_equal(job.snapshot()[1]["x"], [-4, -4, -4])
+    finally:
+        assert kvps_run("server", "stop").returncode == 0
+
+
+def test_the_readmes_notebook(home: Path) -> None:
+    _, _, code = python_in("README.md")
+    found = {
+        "params": {"x": np.zeros(3, np.float32)},
+        "gradient": lambda params, rank, round_: {"x": params["x"] - rank},
+    }
+    exec(code, {"kvps": kvps} | found)
+
+
+def test_the_scripts_of_the_page_of_scripts(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script, notebook = python_in("docs/run.md")
+    (tmp_path / "train.py").write_text(script)
+    done = kvps_run("run", "-w", "3", "--", sys.executable, "train.py", "--rounds", "500")
+    assert done.returncode == 0, done.stdout + done.stderr
+    page = (HERE / "docs/run.md").read_text()
+    for shown in ("\nw0: version 500: y = 3.00 x + 2.00\n", "\n500 steps in "):
+        assert shown in page
+        assert shown in done.stdout
+    exec(notebook, {})
+    assert capsys.readouterr().out.count(": 50") == 3
+
+
+def test_the_smallest_loop(home: Path) -> None:
+    done = _python("numpy_loop.py")
+    assert done.stdout == "version 100: y = 3.000 x + 2.000\n", done.stderr
+
+
+def test_the_digits_under_run(home: Path) -> None:
+    done = kvps_run("run", "-w", "3", "--", sys.executable, str(HERE / "examples" / "train_under_run.py"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert float(done.stdout.rpartition("test accuracy ")[2].split()[0]) >= 0.95
+
+
+def test_an_mlp_where_there_is_no_gpu(home: Path) -> None:
+    done = kvps_run("run", "-w", "2", "--", sys.executable, str(HERE / "examples" / "cupy_mlp.py"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert float(done.stdout.rpartition("w0: cpu: test accuracy ")[2].split()[0]) >= 0.95
+
+
+def _python(example: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, str(HERE / "examples" / example)], capture_output=True, text=True)
+
+
+def test_the_task_of_the_tasks_page(home: Path, tmp_path: Path) -> None:
+    (code,) = python_in("docs/tasks.md")
+    (tmp_path / "mine.py").write_text(code)
+    done = kvps_run("up", "mine:Line")
+    assert done.returncode == 0, done.stderr
+    assert "test loss 0.00" in done.stdout
+
+
+def test_the_lag_of_the_modes_page(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert kvps_run("server", "start").returncode == 0
+    try:
+        assert kvps_run("up", "digits", "-s", "1", "--slow", "w0=5x", *TINY).returncode == 0
+        (code,) = python_in("docs/modes.md")
+        exec(code, {})
+        assert capsys.readouterr().out == "largest lag in rounds: 1\n"
+    finally:
+        assert kvps_run("server", "stop").returncode == 0
+
+
+def test_the_loops_of_the_torch_page_and_the_readme(home: Path) -> None:
+    assert kvps_run("server", "start").returncode == 0
+    try:
+        create, loop = python_in("docs/torch.md")
+        _, readmes, _ = python_in("README.md")
+        exec(create, names := {})
+        batches = [(x := torch.randn(16, 20), x[:, :5].argmax(1)) for _ in range(30)]
+        names |= {"batches": batches, "loss_of": torch.nn.functional.cross_entropy}
+        w1 = {**names, "model": torch.nn.Sequential(torch.nn.Linear(20, 64), torch.nn.ReLU(), torch.nn.Linear(64, 5))}
+        with ThreadPoolExecutor(3) as pool:
+            ends = [pool.submit(kvps_aggregator.serve, names["job"])]
+            ends += [pool.submit(exec, loop, names), pool.submit(exec, readmes.replace("w0", "w1"), w1)]
+            for end in ends:
+                end.result(60)
+        assert names["job"].clock() == {"w0": 30, "w1": 30}
+        assert names["job"].traces()["w1"].loss < 1.2  # ln 5 at first
+        names["store"].close()
+    finally:
+        assert kvps_run("server", "stop").returncode == 0
+
+
+@pytest.mark.parametrize(("staleness", "mode"), [("0", "BSP"), ("2", "SSP(2)")])
+def test_torch_digits_under_run(home: Path, start: Any, staleness: str, mode: str) -> None:
+    """One copy is killed in the middle, and goes on; the others wait for it."""
+    assert kvps_run("server", "start").returncode == 0
+    try:
+        script = str(HERE / "examples" / "torch_digits.py")
+        with kvps.connect() as store:
+            settings = ["--job", "torch", "--staleness", staleness, "--min-workers", "3"]
+            running = start("run", "-w", "3", *settings, "--", sys.executable, script)
+            assert eventually(lambda: store.client.call("EXISTS", JobKeys("torch").config))
+            job = store.job("torch")
+            assert eventually(lambda: job.state().version > 50)
+            os.kill(job.state().members["w1"].pid, signal.SIGKILL)
+            shown = running.until("test accuracy ").splitlines()[-1]
+            assert running.wait() == 0
+            assert shown.startswith(f"w0: {mode}: test accuracy ")
+            assert float(shown.split()[-1]) > 0.95
+            assert job.state().members["w1"].incarnation.startswith("2-")
+            assert job.clock() == {"w0": 200, "w1": 200, "w2": 200}
+            check_chain(job)
+    finally:
+        assert kvps_run("server", "stop").returncode == 0
+
+
+def test_submit_from_python_says_what_it_waits_for_and_ends_on_ctrl_c_in_one_line(home: Path) -> None:
+    example = [sys.executable, "-u", "-P", str(HERE / "examples" / "submit_from_python.py")]
+    with subprocess.Popen(example, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as program:
+        assert program.stdout
+        assert program.stdout.readline() == "submitted from-python; 0 hosts serve the queue\n"
+        assert program.stdout.readline() == "waits: no host takes tasks: kvps worker --queue\n"
+        assert program.stdout.readline() == "waits: nobody serves the job: kvps aggregator start\n"
+        program.send_signal(signal.SIGINT)
+        rest, errors = program.communicate(timeout=60)
+    assert (rest, errors, program.returncode) == ("", "interrupted: from-python is cancelled\n", 1)
+
+
+def test_submit_from_python(home: Path, start: Any) -> None:
+    assert kvps_run("server", "start").returncode == 0
+    try:
+        beside = [start("aggregator", "start"), start("worker", "--queue"), start("worker", "--queue")]
+        done = subprocess.run(
+            [sys.executable, "-P", str(HERE / "examples" / "submit_from_python.py")], capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        assert float(done.stdout.split()[-1]) > 0.9
+        for other in beside:
+            assert other.end() == 128 + signal.SIGTERM
+    finally:
+        assert kvps_run("server", "stop").returncode == 0

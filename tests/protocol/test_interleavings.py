@@ -1,0 +1,174 @@
+"""Schedules that once broke the protocol, step by step on a real server. The model found them; see protocol_model."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.harness import aggregating
+from kvps_aggregator import Aggregator
+from kvps_aggregator.shard import shard
+
+import kvps
+from kvps.session.session import Session
+from kvps.store import Store
+
+ONE = {"x": np.ones(2, np.float32)}
+
+
+def _push(session: Session, value: float = 1.0) -> None:
+    session.pull()
+    session.push({"x": np.full(2, value, np.float32)})
+
+
+def test_a_rejected_round_is_over_with_the_version_that_leaves_it_out(store: Store) -> None:
+    """w1 has two rounds in one plan; that the second is rejected must not count the first as committed."""
+    job = store.create_job("job", ONE, staleness=1)
+    with job.join("w0") as session:
+        _push(session)
+        _push(session)
+        plan = job.scripts.plan().plan
+        assert plan
+        term, *_ = job.scripts.acquire(0, "holder", 10_000, "nonce")
+        job.scripts.reject(0, term, plan, plan.contributions[1], "because")
+        assert job.state().members["w0"].round == 0
+        assert not job.turn().admits(2, 1, 1)
+        rest = job.scripts.plan().plan
+        assert rest
+        assert [(c.seq, r.seq) for c, r in zip(rest.contributions, rest.rejected, strict=True)] == [(1, 2)]
+        assert job.scripts.ready(0, term, rest, "digest").flipped
+        after = job.state().members["w0"]
+        assert (after.clock, after.round, after.pending) == (1, 2, 0)
+
+
+def test_who_joins_anew_does_not_skip_past_what_still_waits(store: Store) -> None:
+    """w1's first round waits while w0 is two rounds ahead: its next life must not tell w0 that it is committed."""
+    job = store.create_job("job", ONE, staleness=1, workers=2)
+    behind = job.join("w1")
+    with job.join("w0") as ahead:
+        _push(ahead)
+        _push(ahead)
+        plan = job.scripts.plan().plan
+        _push(behind)
+        with job.join("w1", takeover=True) as again:
+            assert again.round == 1
+            assert job.state().members["w1"].round == 0
+            assert plan
+            term, *_ = job.scripts.acquire(0, "holder", 10_000, "nonce")
+            assert job.scripts.ready(0, term, plan, "digest").flipped
+            assert not job.turn().admits(2, 1, 1), "w0 waits for w1's first round"
+
+
+def test_a_holder_that_overslept_does_not_go_on_from_what_was_rejected(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It staged a plan that was then replaced, slept while another committed the new one, and wakes."""
+    job = store.create_job(
+        "job", {"x": np.zeros(2, np.float32)}, workers=2, shards=2, reduction="sum", optimizer=kvps.SGD(lr=1.0)
+    )
+    stop = threading.Event()
+    drowsy = store.job("job")
+    sleeper, other, successor = Aggregator(drowsy, stop, [0]), Aggregator(job, stop, [1]), Aggregator(job, stop, [0])
+    with job.join("w0") as w0, job.join("w1") as w1:
+        _push(w0, 1)
+        _push(w1, 10)
+        store.client.call("SETRANGE", job.keys.gradient(1, "w0", w0.incarnation, 1, 0), 0, "bad!")
+        for aggregator in (sleeper, other):
+            aggregator.hold()
+            aggregator.work()  # the sleeper stages shard 0; the other finds w0's part of shard 1 bad and rejects it
+        seen = job.scripts.plan()
+        assert seen.plan
+        assert seen.plan.rejected
+        store.client.call("DEL", job.keys.lease(0))
+        successor.hold()
+        successor.work()
+        assert other.work() == "", "bytes of the rejected plan stand under its term: it takes another"
+        assert other.work(), "this commits version 1, without w0's"
+        successor.work()  # it goes on from version 1 and frees the gradients
+        successor.release()
+        with monkeypatch.context() as slept:  # it had looked at the plan before it fell asleep
+            slept.setattr(drowsy.scripts, "plan", lambda: seen)
+            sleeper.work()
+        sleeper.work()
+        _push(w0, 100)
+        _push(w1, 1000)
+        # Its lease renewal may have told it meanwhile; either way it reads what is committed before it goes on.
+        while job.state().version < 2:
+            for aggregator in (sleeper, other):
+                aggregator.hold(at_once=True)
+                aggregator.work()
+        np.testing.assert_array_equal(job.snapshot()[1]["x"], [-1110, -1110])
+    for aggregator in (sleeper, other):
+        aggregator.release()
+
+
+def test_a_job_made_anew_is_never_served_with_the_settings_it_had(store: Store) -> None:
+    """Whoever served the job of that name ends, instead of taking the new one's shard with the old learning rate."""
+    old = store.create_job("job", ONE, optimizer=kvps.SGD(lr=1.0), lease_ms=300)
+    aggregator = Aggregator(old, threading.Event())
+    thread = threading.Thread(target=aggregator.run, args=(False,))
+    thread.start()
+    with old.join("w0") as session:
+        _push(session)
+        np.testing.assert_array_equal(session.pull()["x"], [0, 0])
+    store.remove_job("job")
+    new = store.create_job("job", ONE, optimizer=kvps.SGD(lr=10.0))
+    with new.join("w0") as session:
+        _push(session)
+        thread.join(60)
+        assert not thread.is_alive()
+        assert new.state().version == 0
+        with aggregating(new):
+            np.testing.assert_array_equal(session.pull()["x"], [-9, -9])
+
+
+def test_what_was_rejected_is_settled_in_a_new_life_of_the_server_too(store: Store) -> None:
+    """Till its version is committed it stands in the plan alone: its worker's round and its unit must not be lost."""
+    job = store.create_job("job", ONE, units=1)
+    session = job.join("w0")
+    assert session.next_unit() == 0
+    _push(session)
+    plan = job.scripts.plan().plan
+    assert plan
+    term, *_ = job.scripts.acquire(0, "holder", 10_000, "nonce")
+    job.scripts.reject(0, term, plan, plan.contributions[0], "because")
+    for run_id in ("another life", store.client.run_id()):
+        job.scripts.recover(run_id, run_id[:8], 0)
+    rest = job.scripts.plan().plan
+    assert rest
+    term, *_ = job.scripts.acquire(0, "holder", 10_000, "nonce")
+    assert job.scripts.ready(0, term, rest, "digest").flipped
+    assert job.state().members["w0"].pending == 0
+    with job.join("w0") as again:
+        assert again.round == 1
+        assert again.next_unit() == 0
+
+
+def test_a_holder_that_overslept_its_reading_stands_by(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It took the shard, slept, and what it was to read is freed: that is a lost lease, and no damage."""
+    monkeypatch.setattr(shard, "_LINGER_VERSIONS", 2)
+    job = store.create_job("job", {"x": np.zeros(2, np.float32)}, reduction="sum", optimizer=kvps.SGD(lr=1.0))
+    stop = threading.Event()
+    sleeper, other = Aggregator(store.job("job"), stop), Aggregator(job, stop)
+    with job.join("w0") as w0:
+        load = shard.Shard.load
+
+        def sleep_before(self: shard.Shard, *arguments: Any) -> None:
+            monkeypatch.setattr(shard.Shard, "load", load)
+            store.client.call("DEL", job.keys.lease(0))
+            other.hold()
+            for number in range(3):
+                _push(w0, number)
+                assert other.work()
+            load(self, *arguments)
+
+        monkeypatch.setattr(shard.Shard, "load", sleep_before)
+        sleeper.hold()
+        assert not sleeper._shards
+        _push(w0, 3)
+        assert other.work()
+    sleeper.release()
+    other.release()
+    assert job.snapshot()[0] == 4

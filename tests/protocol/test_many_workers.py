@@ -1,0 +1,116 @@
+"""What a worker costs does not grow with the number of workers: counted in bytes, commands, bells; not in seconds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+from helpers.harness import aggregating, check_chain
+
+from kvps.job import Job
+from kvps.session.session import Session
+from kvps.store import Store
+
+TINY = {"x": np.zeros(8, np.float32)}
+ROUNDS = 5
+ME = {"host": "here", "pid": 1, "start": "", "space": "", "device": "cpu"}
+
+
+@contextmanager
+def _sessions(job: Job, number: int) -> Iterator[list[Session]]:
+    """So many sessions of one thread, which leave at the end."""
+    sessions = [job.join(f"w{i}") for i in range(number)]
+    try:
+        yield sessions
+    finally:
+        for session in sessions:
+            session.leave()
+
+
+def _bytes_sent(store: Store) -> int:
+    return int(store.client.call("INFO", "stats")["total_net_output_bytes"])
+
+
+def _bytes_a_contribution(store: Store, workers: int, staleness: int) -> float:
+    job = store.create_job(
+        f"job{workers}", TINY, workers=workers, staleness=staleness, worker_timeout_ms=3_600_000, lease_ms=3_600_000
+    )
+    with aggregating(job), _sessions(job, workers) as sessions:
+        before = _bytes_sent(store)
+        for _ in range(ROUNDS):
+            for session in sessions:
+                session.pull()
+                session.push(TINY)
+        for session in sessions:
+            session.pull()
+        sent = _bytes_sent(store) - before
+    assert check_chain(job) >= ROUNDS
+    return sent / (ROUNDS * workers)
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+def test_the_bytes_of_a_contribution_do_not_grow_with_the_workers(store: Store, staleness: int) -> None:
+    """With every look of a worker at every other, 64 cost ten times as much as 4."""
+    few, many = (_bytes_a_contribution(store, workers, staleness) for workers in (4, 64))
+    assert many < 2 * few, (many, few)
+
+
+def test_the_entry_of_a_contribution_in_the_log_is_short(store: Store) -> None:
+    job = store.create_job("job", TINY, workers=64)
+    with aggregating(job), _sessions(job, 64) as sessions:
+        for session in sessions:
+            session.pull()
+            session.push(TINY)
+        sessions[0].pull()
+    [commit] = job.log()
+    assert len(commit.plan.contributions) == 64
+    assert len(commit.plan_text) < 200 + 64 * 60
+    assert set(json.loads(commit.plan_text)) == {
+        *("id", "version", "head", "history", "divisor", "progress", "contributions", "rejected")
+    }
+
+
+def test_a_worker_that_waits_is_woken_by_its_turn_and_not_by_others_that_come_and_go(store: Store) -> None:
+    """Who waits in BSP for the last of three is not rung for while a hundred others join and leave."""
+    job = store.create_job("job", TINY, workers=2, staleness=0, units=1000)
+    for name in ("w0", "w1"):
+        job.scripts.join(name, "n", "", ME)
+    before = job.client.call("XLEN", job.keys.turns)
+    for number in range(100):
+        job.scripts.join(f"x{number}", "n", "", ME)
+        job.scripts.leave(f"x{number}", "1-n", False)
+    assert job.client.call("XLEN", job.keys.turns) == before
+    assert job.client.call("XLEN", job.keys.commits) >= 200, "the log has them all"
+
+
+def test_a_plan_of_many_that_wait_is_bounded_where_nobody_waits_for_a_round(store: Store) -> None:
+    """A commit of all that 300 workers had waiting in SSP would keep the server from others for as long."""
+    job = store.create_job("job", TINY, workers=1, staleness=2, max_pending=3)
+    history = job.turn().history
+    for number in range(300):
+        job.scripts.join(f"x{number}", "n", "", ME)
+        for seq in (1, 2):
+            job.scripts.push(f"x{number}", "1-n", seq, 0, 0, "-", history)
+    plan = job.scripts.plan().plan
+    assert plan
+    assert len(plan.contributions) == 512
+    term = job.scripts.acquire(0, "holder", 60_000, "n1").term
+    assert job.scripts.ready(0, term, plan, "0" * 16).flipped
+    rest = job.scripts.plan().plan
+    assert rest
+    assert len(rest.contributions) == 88
+    assert {c.text for c in rest.contributions}.isdisjoint(c.text for c in plan.contributions)
+
+
+def test_workers_that_name_no_id_get_one_each_and_the_first_that_is_free(store: Store) -> None:
+    job = store.create_job("job", TINY, workers=20, worker_timeout_ms=3_600_000)
+    with _sessions(job, 3), job.join() as fourth:
+        assert fourth.worker == "w3"
+        assert job.scripts.reserve() == "w4", "by one that never came"
+        others = [job.join() for _ in range(16)]
+        assert sorted(s.worker for s in others) == sorted(f"w{i}" for i in range(4, 20)), "it is found in the end"
+        for other in others:
+            other.leave()

@@ -1,0 +1,166 @@
+"""Units of data: over a run each counts once, whoever takes it, dies with it, or comes back."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from helpers.harness import aggregating, check_chain
+from kvps_aggregator import Aggregator
+from kvps_workers.training_loop import Batches, train
+
+import kvps
+from kvps.device.base import open_device
+from kvps.job import Job
+from kvps.session.session import Session
+from kvps.store import Store
+
+ZERO = {"x": np.zeros(3, np.float32)}
+PATIENT = {"worker_timeout_ms": 60_000}
+
+
+def _grads(value: float) -> dict[str, np.ndarray]:
+    return {"x": np.full(3, value, np.float32)}
+
+
+def _do(job: Job, worker: str, dies_at: frozenset[int]) -> None:
+    """Take and push units until all are committed; dies, once, in the middle of each of `dies_at`."""
+    again = True
+    while again:
+        session = job.join(worker, takeover=True)
+        while (unit := session.next_unit()) is not None:
+            session.pull()
+            if unit in dies_at and unit not in _died:
+                _died.add(unit)
+                break
+            session.push(_grads(unit + 1))
+        else:
+            session.leave()
+            again = job.await_unit()
+
+
+_died: set[int] = set()
+
+
+def used(job: Job) -> Counter[int | None]:
+    return Counter(c.unit for commit in job.log() for c in commit.plan.contributions)
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize("staleness", [0, 2, -1])
+def test_each_unit_is_committed_once_though_workers_die(store: Store, staleness: int, shards: int) -> None:
+    """The last units too: who has none left joins again for those that come back."""
+    _died.clear()
+    units = 60
+    settings = {"reduction": "sum", "optimizer": kvps.SGD(lr=1.0)} | PATIENT
+    job = store.create_job("job", ZERO, workers=3, staleness=staleness, shards=shards, units=units, **settings)
+    dies_at = frozenset({0, 7, 8, 31, 58, 59})
+    with aggregating(job), ThreadPoolExecutor(3) as pool:
+        for done in [pool.submit(_do, job, f"w{i}", dies_at) for i in range(3)]:
+            done.result()
+        while not job.state().finished(job.config):
+            job.client.wait({job.keys.commits: job.state().last_entry})
+    assert _died == dies_at
+    assert used(job) == dict.fromkeys(range(units), 1)
+    assert job.client.call("HGETALL", job.keys.units) == {"next": str(units), "done": str(units)}
+    np.testing.assert_array_equal(job.snapshot()[1]["x"], np.full(3, -sum(range(1, units + 1)), np.float32))
+    check_chain(job)
+
+
+def test_a_unit_is_the_workers_until_it_is_pushed_evicted_or_has_left(store: Store) -> None:
+    job = store.create_job("job", ZERO, workers=3, staleness=-1, units=4, **PATIENT)
+    w0, w1, w2 = (job.join(f"w{i}") for i in range(3))
+    assert [s.next_unit() for s in (w0, w1, w2)] == [0, 1, 2]
+    assert w0.next_unit() == 0, "the same until it is pushed"
+    job.scripts.evict("w1", w1.incarnation)
+    assert job.client.call("HGET", job.keys.units, "1") == "free"
+    with pytest.raises(kvps.WorkerEvicted):
+        w1.next_unit()
+    w2.leave(finished=False)
+    w0.pull()
+    w0.push(_grads(1))
+    job.scripts.evict("w0", w0.incarnation)
+    assert job.client.call("HGETALL", job.keys.units) == {"next": "3", "0": "w0 pushed", "1": "free", "2": "free"}
+    with job.join("w1") as again:
+        assert again.next_unit() == 1, "the first that came back"
+
+
+def test_what_was_pushed_and_rejected_is_handed_out_again(store: Store) -> None:
+    job = store.create_job("job", ZERO, units=2, staleness=-1, **PATIENT)
+    aggregator = Aggregator(job, threading.Event())
+    with job.join("w0") as session:
+        assert session.next_unit() == 0
+        session.pull()
+        session.push(_grads(1))
+        store.client.call("SETRANGE", job.keys.gradient(0, "w0", session.incarnation, 1, 0), 0, "bad!")
+        aggregator.hold()
+        while job.state().version == 0:
+            aggregator.work()
+        assert job.client.call("HGET", job.keys.units, "0") == "free"
+        assert session.next_unit() == 0
+    aggregator.release()
+
+
+def test_take_and_push_belong_together(store: Store) -> None:
+    job = store.create_job("job", ZERO, units=2, **PATIENT)
+    with job.join("w0") as session:
+        session.pull()
+        with pytest.raises(kvps.WrongOrder, match="next_unit"):
+            session.push(_grads(1))
+    plain = store.create_job("plain", ZERO)
+    with plain.join("w0") as session, pytest.raises(kvps.WrongOrder, match="units=N"):
+        session.next_unit()
+
+
+def test_push_is_fenced_by_its_unit(store: Store) -> None:
+    job = store.create_job("job", ZERO, units=2, **PATIENT)
+    session = job.join("w0")
+    state = job.state()
+    for unit in (None, 1):
+        with pytest.raises(kvps.WrongOrder, match="UNIT"):
+            job.scripts.push("w0", session.incarnation, 1, 0, 1, "0", state.history, unit)
+    session.next_unit()
+    with pytest.raises(kvps.WrongOrder, match="UNIT"):
+        job.scripts.push("w0", session.incarnation, 1, 0, 1, "0", state.history, 1)
+    assert job.scripts.push("w0", session.incarnation, 1, 0, 1, "0", state.history, 0).clock == 1
+
+
+def test_any_number_of_workers_may_help(store: Store) -> None:
+    job = store.create_job("job", ZERO, workers=1, units=9, task="digits", **PATIENT)
+    helpers: list[Session] = [job.join() for _ in range(3)]
+    assert [s.worker for s in helpers] == ["w0", "w1", "w2"]
+
+
+def test_each_sample_counts_once_an_epoch() -> None:
+    x = np.arange(50)
+    batches = Batches((x,), 8, (3,), np)
+    for epoch in range(3):
+        units = range(epoch * batches.per_epoch, (epoch + 1) * batches.per_epoch)
+        assert sorted(np.concatenate([batches[u][0] for u in units])) == list(range(50))
+
+
+def test_the_digits_by_units(store: Store) -> None:
+    job_units = 2 * 45  # 1,438 training samples in batches of 32
+    from kvps_workers import load_task
+
+    task = load_task("digits")
+    job = store.create_job(
+        "job",
+        task.parameters(0),
+        workers=2,
+        staleness=1,
+        task="digits",
+        units=job_units,
+        batch_size=32,
+        epochs=2,
+        optimizer=kvps.SGD(lr=0.5),
+        **PATIENT,
+    )
+    with aggregating(job), ThreadPoolExecutor(2) as pool:
+        for done in [pool.submit(train, job, open_device(None)) for _ in range(2)]:
+            done.result()
+    assert used(job) == dict.fromkeys(range(job_units), 1)
+    assert task.evaluate(job.snapshot()[1], np)["accuracy"] > 0.5

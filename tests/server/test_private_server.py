@@ -1,0 +1,271 @@
+"""The private server's life: who shares it, who ends it, and what is said when it cannot be had."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.commands import TINY, kvps_run
+from helpers.servers import BINARIES
+from helpers.waiting import eventually, processes_of
+
+import kvps
+from kvps.cli.server import client_command
+from kvps.server import private_server
+
+# -- who ends it ----------------------------------------------------------------------------------------------
+
+
+def test_who_started_it_ends_and_the_others_go_on(home: Path, start: Any) -> None:
+    """The first worker starts the server and is done first: the second one's rounds are not lost."""
+    first = start("worker", "--job", "a")
+    assert "(ends when nobody uses it)" in first.until("waiting for job")
+    second = start("worker", "--job", "b")
+    assert "(ends when nobody uses it)" in second.until("waiting for job")
+    assert kvps_run("create", "digits", "--job", "a", "--workers", "1", *TINY).returncode == 0
+    server = start("aggregator", "start", "--job", "a")
+    assert first.wait() == 0
+    assert server.wait() == 0
+    assert kvps_run("create", "digits", "--job", "b", "--workers", "1", *TINY).returncode == 0
+    assert kvps_run("aggregator", "start", "--job", "b").returncode == 0
+    assert second.wait() == 0
+    assert eventually(lambda: private_server.running() is None)
+
+
+def test_who_used_it_alone_ends_it(home: Path, start: Any) -> None:
+    first = start("worker", "--job", "none")
+    first.until("waiting for job")
+    assert first.end(signal.SIGINT) == 130
+    assert private_server.running() is None
+
+
+def test_who_goes_on_is_said_before_the_error(home: Path, start: Any) -> None:
+    first = start("worker", "--job", "a")
+    first.until("waiting for job")
+    with kvps.connect() as other:
+        other.create_job("a", {"x": np.ones(3, np.float32)})
+        *_, goes_on, error = first.until("kvps: error").splitlines()
+        assert goes_on == "the private server goes on for others: kvps server stop ends it"
+        assert "has no task" in error
+    assert first.wait() == 2
+
+
+def test_a_lasting_server_is_said_to_end_with_nobody(home: Path) -> None:
+    assert kvps_run("server", "start").returncode == 0
+    try:
+        assert "ends with" not in kvps_run("up", "digits", *TINY).stderr
+        with kvps.connect() as store:
+            assert not store.ends_unused
+    finally:
+        assert private_server.stop()
+
+
+def test_stores_of_one_process_share_the_server(home: Path) -> None:
+    a, b = kvps.connect(), kvps.connect()
+    assert a.started_server
+    assert b.started_server
+    a.close()
+    a.close()
+    assert b.jobs() == []
+    b.close()
+    assert private_server.running() is None
+    with kvps.connect() as again:
+        assert again.started_server
+
+
+def test_it_ends_though_a_forked_child_lives(home: Path) -> None:
+    """The one child's close ends nothing; the other holds the guard's input open."""
+    code = """if True:
+        import os, kvps
+        store = kvps.connect()
+        if os.fork() == 0:
+            store._server.stop()
+            os._exit(0)
+        os.wait()
+        ours, theirs = os.pipe()
+        if os.fork() == 0:
+            os.close(theirs)
+            os.read(ours, 1)
+            os._exit(0)
+        print(store.jobs(), flush=True)
+        store.close()
+        print("closed", kvps.server.private_server.running(), flush=True)
+        os.close(theirs)
+        os.wait()
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines() == ["[]", "closed None"], done.stderr
+
+
+def test_the_guard_ends_with_its_server(home: Path) -> None:
+    with kvps.connect() as store:
+        assert private_server.stop()
+        assert eventually(lambda: processes_of(home) == []), processes_of(home)
+        assert eventually(lambda: not store.started_server)
+
+
+# -- what is said when it cannot be had -----------------------------------------------------------------------
+
+
+def test_a_taken_port_is_said_with_the_servers_own_words(home: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        done = kvps_run("up", "digits", "--listen", f"127.0.0.1:{taken.getsockname()[1]}")
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "could not be started: " in done.stderr
+    assert "Address already in use" in done.stderr
+
+
+@pytest.mark.parametrize("lasting", [True, False])
+def test_a_server_program_that_is_none(home: Path, monkeypatch: pytest.MonkeyPatch, lasting: bool) -> None:
+    begin = private_server.start if lasting else kvps.connect
+    monkeypatch.setenv("KVPS_REDIS_SERVER", "/nope")
+    with pytest.raises(kvps.NoServer, match="KVPS_REDIS_SERVER=/nope"):
+        begin()
+    (home / "text").write_text("not a program")
+    (home / "text").chmod(0o700)
+    monkeypatch.setenv("KVPS_REDIS_SERVER", str(home / "text"))
+    with pytest.raises(kvps.NoServer, match="Exec format error"):
+        begin()
+
+
+def test_a_relative_runtime_directory(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(home)
+    monkeypatch.setenv("KVPS_RUNTIME_DIR", "run")
+    with kvps.connect() as store:
+        assert store.url == f"unix://{home}/run/redis.sock"
+
+
+def test_a_server_that_refuses_is_not_replaced(home: Path) -> None:
+    """Full, or asking for another password: its jobs would be buried by a second server in its place."""
+    with kvps.connect() as store:
+        store.client.call("CONFIG", "SET", "maxclients", "1")
+        with pytest.raises(kvps.TooManyClients, match="raise that"):
+            kvps.connect()
+        store.client.call("CONFIG", "SET", "maxclients", "1000")
+        store.client.call("CONFIG", "SET", "requirepass", "other")
+        for ask in (kvps.connect, private_server.start, private_server.stop, private_server.running):
+            with pytest.raises(kvps.NoServer, match=r"does not answer \(.*uthentication"):
+                ask()
+        store.client.call("CONFIG", "SET", "requirepass", "")
+        (home / "url").unlink()
+        with pytest.raises(kvps.NoServer, match="url is gone"):
+            kvps.connect()
+
+
+def test_a_server_that_does_not_let_itself_end(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with kvps.connect() as store:
+        url, pid = store.url, int(store.client.call("INFO", "server")["process_id"])
+        store.client.call("ACL", "SETUSER", "default", "-shutdown")
+        with pytest.raises(kvps.NoServer, match="no permissions"):
+            private_server.stop()
+        monkeypatch.setattr(private_server, "running", lambda: url)  # as if it were stopped, or ended, right after
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(kvps.NoServer, match="does not answer"):
+                private_server.stop()
+        finally:
+            os.kill(pid, signal.SIGCONT)
+    assert private_server.stop()
+
+
+# -- what is typed elsewhere ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("listen", "place"),
+    [("[::1]:6400", "[::1]:6400"), ("10.0.0.1:6400", "10.0.0.1:6400"), ("[::]:1", f"{socket.gethostname()}:1")],
+)
+def test_the_line_to_join_by(listen: str, place: str) -> None:
+    line = private_server.join_line("unix:///s?password=a%2Fb", listen)
+    assert line == f"KVPS_REDIS_URL=redis://:a%2Fb@{place} kvps worker"
+
+
+@pytest.mark.parametrize(
+    ("url", "command"),
+    [
+        ("redis://h?password=x", "-h h"),
+        ("redis://me:x@h:7/2", "-h h -p 7 -n 2 --user me"),
+        ("redis://:x@[::1]:7", "-h ::1 -p 7"),
+        ("rediss://:x@h?ssl_ca_certs=/c", "--tls -h h --cacert /c"),
+        ("unix:///p%20q?db=1&password=x", "-s /p q -n 1"),
+        ("unix://me:x@/p", "-s /p --user me"),
+    ],
+)
+def test_the_password_is_not_in_the_command_of_redis_cli(url: str, command: str) -> None:
+    arguments, environment = client_command(url)
+    assert " ".join(arguments[1:]) == command
+    assert environment == {"REDISCLI_AUTH": "x"}
+
+
+# -- what the children of up inherit --------------------------------------------------------------------------
+
+TASK = """
+import numpy as np
+
+class Task:
+    batch_size, epochs, lr = 4, 2, 0.5
+
+    def parameters(self, seed):
+        return {"x": np.zeros(3, np.float32)}
+
+    def data(self, rank, workers, xp):
+        return (np.ones(8, np.float32),)
+
+    def gradient(self, params, batch, xp):
+        return 0.0, params
+
+    def evaluate(self, params, xp):
+        return {"loss": 0.0}
+"""
+
+
+def test_modules_of_the_user_do_not_stand_in_for_others(home: Path, tmp_path: Path) -> None:
+    for name in ("redis.py", "random.py", "typer.py"):
+        (tmp_path / name).write_text("raise RuntimeError('not meant')\n")
+    (tmp_path / "mine.py").write_text(TASK)
+    kvps_command = [str(Path(sys.executable).with_name("kvps")), "up", "mine:Task"]
+    done = subprocess.run(kvps_command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+# -- data that outlive it -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", list(BINARIES))
+def test_a_server_with_a_data_directory_goes_on_where_it_was(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setenv("KVPS_REDIS_SERVER", BINARIES[kind])
+    data = tmp_path / "data"
+    with kvps.connect(data_dir=data) as store:
+        store.create_job("job", {"x": np.full(3, 7, np.float32)})
+        with pytest.raises(kvps.NoServer, match="to use --data-dir"):
+            kvps.connect(data_dir=data)
+    assert data.stat().st_mode & 0o777 == 0o700
+    assert private_server.running() is None
+    with kvps.connect() as store:
+        assert store.jobs() == [], "without the directory it keeps nothing"
+    assert kvps_run("server", "start", "--data-dir", str(data)).returncode == 0
+    with kvps.connect() as store:
+        np.testing.assert_array_equal(store.job("job").snapshot()[1]["x"], np.full(3, 7, np.float32))
+    assert private_server.stop()
+
+
+def test_a_data_directory_that_is_none(home: Path, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    done = kvps_run("server", "start", "--data-dir", str(file))
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert f"--data-dir {file} cannot hold" in done.stderr
+    done = kvps_run("up", "digits", "--redis", "redis://h", "--data-dir", str(tmp_path))
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "--data-dir is for the private server" in done.stderr

@@ -1,0 +1,182 @@
+"""The private server goes on for others when the process that started it ends, however that ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.commands import TINY, kvps_run
+from helpers.harness import model
+from helpers.waiting import eventually, processes_of
+
+import kvps
+from kvps.protocol.keys import JobKeys
+from kvps.server import private_server
+
+LONG = ["--epochs", "5000"]
+GOES_ON = "the private server goes on"
+LOST = "the private server has ended, by kvps server stop or by a signal, and its jobs with it: start this again"
+
+
+def _no_server_is_left(home: Path) -> bool:
+    return eventually(lambda: private_server.running() is None and processes_of(home) == [])
+
+
+def _at_work(name: str) -> Any:
+    """The job of that name, as soon as it commits."""
+    url = private_server.running()
+    assert url
+    store = kvps.connect(url)
+    assert eventually(lambda: store.client.call("EXISTS", JobKeys(name).config))
+    job = store.job(name)
+    assert eventually(lambda: job.state().version > 5)
+    return store, job
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_another_up_goes_on_when_the_first_is_ended(home: Path, start: Any, number: int) -> None:
+    first = start("up", "digits", *LONG)
+    assert "(ends when nobody uses it)" in first.until("private server")
+    _at_work("digits")[0].close()
+    second = start("up", "digits", "--job", "other", "--epochs", "40")
+    assert "(ends when nobody uses it)" in second.until("private server")
+    _at_work("other")[0].close()
+    first.process.send_signal(number)
+    if number != signal.SIGKILL:
+        line = f"{GOES_ON} for others (other): kvps server stop ends it"
+        assert first.until(GOES_ON).splitlines()[-1] == line
+    assert first.wait() == (-number if number == signal.SIGKILL else 128 + number)
+    assert "test accuracy 0.9" in second.until("test accuracy")
+    assert second.wait() == 0
+    assert _no_server_is_left(home)
+
+
+@pytest.mark.parametrize("last", ["store.close()", "sys.exit()", "os.kill(os.getpid(), 15)", "raise KeyboardInterrupt"])
+def test_a_program_that_started_it_takes_it_from_nobody(home: Path, start: Any, last: str) -> None:
+    code = f"import os, sys, kvps; store = kvps.connect(); print('here', flush=True); sys.stdin.read(); {last}"
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as program:
+        assert program.stdout
+        assert program.stdout.readline() == "here\n"
+        with kvps.connect() as store:
+            assert not store.started_server
+            program.communicate(timeout=60)
+            store.create_job("job", model())
+            assert store.jobs() == ["job"]
+            with kvps.connect() as another:
+                assert another.url == store.url
+    assert _no_server_is_left(home)
+
+
+def test_a_server_with_a_password_is_handed_over_too(home: Path, start: Any) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    first = start("aggregator", "start", "--listen", f"127.0.0.1:{port}")
+    first.until("serving")
+    with kvps.connect() as store:
+        assert first.end(signal.SIGINT) == 130
+        assert store.jobs() == []
+        with kvps.connect(private_server.tcp_url(store.url, f"127.0.0.1:{port}")) as far:
+            store.close()
+            assert far.jobs() == [], "also who came over TCP is somebody"
+    assert _no_server_is_left(home)
+
+
+def test_a_store_that_is_closed_leaves_the_server_to_others_and_may_meet_it_again(home: Path, start: Any) -> None:
+    store = kvps.connect()
+    other = start("worker")
+    other.until("waiting for a job")
+    store.close()
+    with kvps.connect() as again:
+        assert not again.started_server
+    assert other.end() == 128 + signal.SIGTERM
+    assert _no_server_is_left(home)
+
+
+def test_a_local_job_leaves_nothing_on_a_server_that_goes_on(home: Path, start: Any) -> None:
+    with kvps.local({"x": np.zeros(3, np.float32)}) as job:
+        other = start("worker")
+        other.until("waiting for a job")
+        job.train(lambda params, rank, round_: params, rounds=2)
+    with kvps.connect() as store:
+        assert store.jobs() == []
+
+
+def test_copies_that_outlive_a_killed_run_do_not_keep_it(home: Path, start: Any, tmp_path: Path) -> None:
+    """The kernel ends the shell when its parent dies. What the shell has started hears nothing of it, but the server
+    is not its own: it ends."""
+    (tmp_path / "train.py").write_text(
+        "import kvps, numpy as np\n"
+        "with kvps.from_env() as worker:\n"
+        "    job = worker.create_job({'x': np.zeros(3, np.float32)})\n"
+        "    with job.join(worker.id) as session:\n"
+        "        while True:\n"
+        "            session.push(dict(session.pull()))\n"
+    )
+    run = start("run", "-w", "1", "--job", "train", "--", "sh", "-c", f"{sys.executable} train.py; true")
+    run.until("look inside")
+    _at_work("train")[0].close()
+    assert run.end(signal.SIGKILL) == -signal.SIGKILL
+    assert _no_server_is_left(home)
+
+
+def _ended_by_stop(store: kvps.Store) -> None:
+    said = kvps_run("server", "stop").stderr
+    assert said == "private server ended; these jobs were at work on it: other\n"
+
+
+def _ended_by_a_signal(store: kvps.Store) -> None:
+    os.kill(int(store.client.call("INFO", "server")["process_id"]), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("end", [_ended_by_stop, _ended_by_a_signal])
+def test_who_loses_the_server_is_told_so_at_once(home: Path, start: Any, end: Any) -> None:
+    with kvps.connect() as starter:
+        up = start("up", "digits", "--job", "other", *LONG)
+        store, _ = _at_work("other")
+        end(store)
+        began = time.monotonic()
+        assert up.until("kvps: error").splitlines()[-1].endswith(f"kvps: error: {LOST}")
+        assert up.wait() == 1
+        waiting = time.monotonic() - began
+        with pytest.raises(kvps.ServerLost, match="the private server has ended"):
+            starter.jobs()
+        store.close()
+    assert waiting < 60
+    assert _no_server_is_left(home)
+
+
+def test_a_host_of_the_queue_is_told_too(home: Path, start: Any) -> None:
+    with kvps.connect():
+        host = start("worker", "--queue")
+        host.until("serving the queue")
+        assert private_server.stop()
+        assert host.until("kvps: error") == f"kvps: error: {LOST}\n"
+        assert host.wait() == 1
+
+
+def test_the_next_command_meets_the_server_or_starts_one(home: Path, start: Any) -> None:
+    """Between the end of one and the start of the other nothing is lost: eight in a row, without a pause."""
+    for _ in range(8):
+        with kvps.connect() as store:
+            assert store.jobs() == []
+            other = start("worker")
+            other.until("waiting for a job")
+        other.process.kill()
+        other.wait()
+    assert kvps_run("up", "digits", *TINY).returncode == 0
+    assert _no_server_is_left(home)

@@ -1,0 +1,606 @@
+"""kvps.torch: a model of PyTorch, held against DistributedDataParallel and against plain loops."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import kvps_aggregator
+import numpy as np
+import pytest
+import torch
+from helpers.ddp import OPTIMIZERS, ROUNDS, loss_of, net, weights_of
+from helpers.harness import aggregating, check_chain
+from helpers.paths import TESTS
+from helpers.servers import BINARIES, ONE_AND_SLOWLY_ALL, running_server
+from torch import nn
+from torch.optim import lr_scheduler
+
+import kvps
+import kvps.torch
+from kvps.store import Store
+
+Weights = dict[str, np.ndarray]
+Round = Callable[[kvps.torch.TorchSession, nn.Module], None]
+
+
+@pytest.fixture(scope="module", params=ONE_AND_SLOWLY_ALL)
+def server_url(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Of one server every day: nothing here depends on its kind."""
+    with running_server(BINARIES[request.param]) as url:
+        yield url
+
+
+def one_round(worker: kvps.torch.TorchSession, model: nn.Module) -> None:
+    worker.pull()
+    loss = loss_of(model, worker.session.rank, worker.session.round)
+    loss.backward()
+    worker.step(loss)
+
+
+def create(
+    store: Store, model: nn.Module, optimizer: torch.optim.Optimizer | None = None, name: str = "job", **settings: Any
+) -> kvps.Job:
+    optimizer = optimizer or OPTIMIZERS["sgd"](model.parameters())
+    settings = {"workers": 2, "transport": "redis", "worker_timeout_ms": 60_000} | settings
+    translated = kvps.torch.optimizer(model, optimizer)
+    return store.create_job(name, kvps.torch.parameters(model), optimizer=translated, **settings)
+
+
+def train(job: kvps.Job, models: list[nn.Module], rounds: int, round_: Round = one_round, **how: Any) -> Weights:
+    """Each model on a thread as a worker of its own; the weights at the end."""
+
+    def run(number: int, model: nn.Module) -> None:
+        with kvps.torch.join(job, model, f"w{number}", **how) as worker:
+            while worker.session.round < rounds:
+                round_(worker, model)
+
+    stop = threading.Event()
+    with ThreadPoolExecutor(len(models) + 1) as pool:
+        aggregator = pool.submit(kvps_aggregator.serve, job, stop=stop)
+        try:
+            for done in [pool.submit(run, number, model) for number, model in enumerate(models)]:
+                done.result()
+            aggregator.result()
+        finally:
+            stop.set()
+    assert kvps.torch.load(job, models[0]) == check_chain(job)
+    return weights_of(models[0])
+
+
+def assert_same_bits(one: Weights, other: Weights) -> None:
+    assert one.keys() == other.keys()
+    for name in one:
+        np.testing.assert_array_equal(one[name], other[name], name)
+
+
+def assert_close(one: Weights, other: Weights, far: float = 2e-6) -> None:
+    """Within `far` of the largest weight: float32 rounds at 6e-8, and errors grow from round to round."""
+    assert one.keys() == other.keys()
+    for name in one:
+        np.testing.assert_allclose(one[name], other[name], rtol=0, atol=far * np.abs(other[name]).max(), err_msg=name)
+
+
+# -- the same as elsewhere -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def of_ddp(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Weights]:
+    """Optimizer's name -> the weights with which DistributedDataParallel ends on two processes."""
+    folder = tmp_path_factory.mktemp("ddp")
+    command = [sys.executable, str(TESTS / "helpers" / "ddp.py")]
+    ranks = [
+        subprocess.Popen([*command, str(rank), "2", str(folder)], stderr=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    try:
+        for rank in ranks:
+            _, said = rank.communicate(timeout=100)
+            assert rank.returncode == 0, said
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.communicate()
+    return {name: dict(np.load(folder / f"{name}.npz")) for name in OPTIMIZERS}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_bsp_ends_as_distributed_data_parallel(store: Store, of_ddp: dict[str, Weights], name: str) -> None:
+    model = net()
+    job = create(store, model, OPTIMIZERS[name](model.parameters()))
+    assert_close(train(job, [net(), net()], ROUNDS), of_ddp[name])
+
+
+OPTIONS: list[Callable[[Any], torch.optim.Optimizer]] = [
+    lambda p: torch.optim.SGD(p, lr=0.1),
+    lambda p: torch.optim.SGD(p, lr=torch.tensor(0.05), momentum=0.9, nesterov=True, weight_decay=0.01),
+    lambda p: torch.optim.Adagrad(p, lr=0.05, weight_decay=0.01),
+    lambda p: torch.optim.Adam(p, lr=0.01, betas=(0.8, 0.99), weight_decay=0.01),
+    lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1, eps=1e-6),
+]
+
+
+def alone(make: Callable[[Any], torch.optim.Optimizer], rounds: int, scheduled: Any = None, every: int = 1) -> Weights:
+    """A plain loop of PyTorch."""
+    model = net()
+    optimizer = make(model.parameters())
+    scheduler = scheduled(optimizer) if scheduled else None
+    for round_ in range(rounds):
+        optimizer.zero_grad()
+        loss_of(model, 0, round_).backward()
+        optimizer.step()
+        if scheduler and not (round_ + 1) % every:
+            scheduler.step()
+    return weights_of(model)
+
+
+@pytest.mark.parametrize("make", OPTIONS)
+def test_each_optimizer_steps_as_in_pytorch(store: Store, make: Callable[[Any], torch.optim.Optimizer]) -> None:
+    model = net()
+    job = create(store, model, make(model.parameters()), workers=1)
+    assert_close(train(job, [model], 8), alone(make, 8))
+
+
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize(
+    "scheduled",
+    [
+        lambda o: lr_scheduler.StepLR(o, step_size=2, gamma=0.5),
+        lambda o: lr_scheduler.ExponentialLR(o, gamma=0.8),
+        lambda o: lr_scheduler.LinearLR(o, start_factor=0.25, end_factor=0.9, total_iters=4),
+        lambda o: lr_scheduler.CosineAnnealingLR(o, T_max=10, eta_min=0.01),
+    ],
+)
+def test_each_schedule_is_pytorchs(scheduled: Callable[[Any], lr_scheduler.LRScheduler], every: int) -> None:
+    """At every step of the scheduler; between them those that go straight or round go on."""
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.4)
+    scheduler = scheduled(optimizer)
+    settings = kvps.torch.optimizer(model, optimizer, scheduler, every)
+    for step in range(9):
+        assert math.isclose(settings.lr_at(step * every), optimizer.param_groups[0]["lr"], rel_tol=1e-9), step
+        if isinstance(settings.lr, kvps.schedules.StepLR):
+            assert settings.lr_at(step * every + every - 1) == settings.lr_at(step * every)
+        optimizer.step()
+        scheduler.step()
+
+
+def test_a_scheduled_run_is_pytorchs(store: Store) -> None:
+    model = net()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.2)
+    optimizer = kvps.torch.optimizer(model, sgd, lr_scheduler.StepLR(sgd, 2, 0.5), every=2)
+    job = store.create_job("job", kvps.torch.parameters(model), optimizer=optimizer)
+    plain = alone(lambda p: torch.optim.SGD(p, lr=0.2), 9, lambda o: lr_scheduler.StepLR(o, 2, 0.5), every=2)
+    assert_close(train(job, [model], 9), plain)
+
+
+# -- gradients that leave early ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("hidden", "transport"), [(32, "redis"), (30_000, "redis"), (30_000, "shm")])
+def test_with_overlap_the_same_bits(store: Store, hidden: int, transport: str) -> None:
+    ends = []
+    for overlap in (False, True):
+        job = create(store, net(hidden), name=f"job-{overlap}", transport=transport)
+        ends.append(train(job, [net(hidden), net(hidden)], 3, overlap=overlap))
+    assert_same_bits(*ends)
+
+
+def test_overlap_sends_before_step(store: Store) -> None:
+    """The last layer's gradient has left when the first one's is computed."""
+    model = net()
+    job = create(store, model, workers=1)
+    seen: list[set[str]] = []
+    with kvps.torch.join(job, model, "w0", overlap=True) as worker:
+        model[0].weight.register_hook(lambda grad: seen.append(set(worker._put)))
+        worker.pull()
+        loss_of(model, 0, 0).backward()
+        assert seen == [{"1.weight", "1.bias", "3.weight", "3.bias"}]
+        with pytest.raises(kvps.LayoutMismatch, match=r"'3\.bias' was put already"):
+            worker.session.put("3.bias", np.zeros(5, np.float32))
+        worker.step()
+
+
+def test_overlap_refuses_what_comes_after_and_the_next_round_goes_on(store: Store) -> None:
+    model = net()
+    job = create(store, model, torch.optim.SGD(model.parameters(), lr=0.1), workers=1)
+
+    def clipped(worker: kvps.torch.TorchSession) -> None:
+        nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+        worker.step()
+
+    def cleared(worker: kvps.torch.TorchSession) -> None:
+        model.zero_grad()
+        worker.step()
+
+    def again(worker: kvps.torch.TorchSession) -> None:
+        loss_of(model, 0, 1).backward()
+
+    def unscaled(worker: kvps.torch.TorchSession) -> None:
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+        scaler.scale(torch.zeros(()))  # makes its scale
+        scaler.step(worker)
+
+    with aggregating(job), kvps.torch.join(job, model, "w0", overlap=True) as worker:
+        for mistake in (clipped, cleared, again, unscaled):
+            worker.pull()
+            loss_of(model, 0, 0).backward()
+            with pytest.raises(kvps.WrongOrder, match="overlap=False"):
+                mistake(worker)
+        for _ in range(2):
+            one_round(worker, model)
+        worker.pull()
+    assert job.state().version == 2
+    assert_close(weights_of(model), alone(lambda p: torch.optim.SGD(p, lr=0.1), 2))
+
+
+def test_a_worker_that_is_dropped_leaves_the_model_alone(store: Store) -> None:
+    model = net()
+    worker = kvps.torch.join(create(store, model, workers=1), model, "w0", overlap=True)
+    heart = worker.session._heart
+    worker.pull()
+    del worker
+    loss_of(model, 0, 0).backward()
+    heart.join(20)
+    assert not heart.is_alive()
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_step_that_a_full_server_refused_is_made_again(store: Store, overlap: bool) -> None:
+    model = net()
+    job = create(store, model, torch.optim.SGD(model.parameters(), lr=0.1), workers=1)
+    patience, store.client._patience_s = store.client._patience_s, 0.3
+    with kvps.torch.join(job, model, "w0", overlap=overlap) as worker:
+        worker.pull()
+        loss_of(model, 0, 0).backward()
+        store.client.call("CONFIG", "SET", "maxmemory", 1)
+        try:
+            with pytest.raises(kvps.ServerFull):
+                worker.step()
+        finally:
+            store.client.call("CONFIG", "SET", "maxmemory", 0)
+            store.client._patience_s = patience
+        with aggregating(job):
+            assert worker.step() == 1
+            worker.pull()
+    assert_close(weights_of(model), alone(lambda p: torch.optim.SGD(p, lr=0.1), 1))
+
+
+# -- what a model may have -----------------------------------------------------------------------------------------
+
+
+class Tied(nn.Module):
+    """An embedding that is the last layer too, and a layer that is frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.emb = nn.Embedding(7, 3)
+        self.frozen = nn.Linear(3, 3).requires_grad_(False)
+        self.norm = nn.BatchNorm1d(3)
+        self.out = nn.Linear(3, 7, bias=False)
+        self.out.weight = self.emb.weight
+        self.scale = nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.norm(self.frozen(self.emb(x)))) * self.scale
+
+
+def test_tied_frozen_and_buffers(store: Store) -> None:
+    torch.manual_seed(3)
+    model = Tied()
+    frozen = model.frozen.weight.clone()
+    job = create(store, model, torch.optim.SGD(model.parameters(), lr=0.1), workers=1)
+    assert [p.name for p in job.layout.parameters] == ["scale", "emb.weight", "norm.weight", "norm.bias"]
+    x = torch.tensor([0, 3, 5, 5])
+    with aggregating(job), kvps.torch.join(job, model, "w0") as worker:
+        worker.pull()
+        nn.functional.cross_entropy(model(x), x).backward()
+        expected = model.emb.weight.detach() - 0.1 * model.emb.weight.grad
+        mean = model.norm.running_mean.clone()
+        worker.step()
+        worker.pull()
+        assert model.out.weight is model.emb.weight
+        torch.testing.assert_close(model.out.weight.detach(), expected)
+        assert torch.equal(model.frozen.weight, frozen)
+        assert torch.equal(model.norm.running_mean, mean)  # a worker's own
+        assert model.emb.weight.grad is None
+    other = Tied()
+    assert kvps.torch.load(job, other) == 1
+    assert torch.equal(other.emb.weight, model.emb.weight)
+    assert torch.equal(other.norm.running_mean, torch.zeros(3))
+
+
+def test_the_weights_pulled_are_copies_in_the_models_own_memory(store: Store) -> None:
+    model = net(30_000)
+    job = create(store, model, workers=1, transport="shm")
+    with kvps.torch.join(job, model, "w0") as worker:
+        where = model[0].weight.data_ptr()
+        worker.pull()
+        assert model[0].weight.data_ptr() == where
+        with torch.no_grad():
+            model[0].weight.fill_(9)
+    assert not (job.snapshot()[1]["0.weight"] == 9).any()
+
+
+def test_a_pull_between_forward_and_backward_is_noticed(store: Store) -> None:
+    model = net()
+    job = create(store, model, workers=1)
+    with kvps.torch.join(job, model, "w0") as worker:
+        worker.pull()
+        loss = loss_of(model, 0, 0)
+        worker.pull()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+
+
+def test_a_parameter_without_a_gradient_counts_as_zeros(store: Store) -> None:
+    model = nn.ModuleDict({"used": nn.Linear(2, 1), "unused": nn.Linear(2, 1)})
+    before = weights_of(model)
+    job = create(store, model, torch.optim.SGD(model.parameters(), lr=0.5), workers=1)
+    with aggregating(job), kvps.torch.join(job, model, "w0") as worker:
+        worker.pull()
+        model["used"](torch.ones(1, 2)).sum().backward()
+        worker.step()
+        worker.pull()
+    after = weights_of(model)
+    np.testing.assert_array_equal(after["unused.weight"], before["unused.weight"])
+    np.testing.assert_allclose(after["used.weight"], before["used.weight"] - 0.5, rtol=1e-6)
+
+
+# -- what a loop may do --------------------------------------------------------------------------------------------
+
+
+def test_gradients_of_several_backwards_add_up(store: Store) -> None:
+    def halves(worker: kvps.torch.TorchSession, model: nn.Module) -> None:
+        worker.pull()
+        for _ in range(2):
+            (loss_of(model, worker.session.rank, worker.session.round) / 2).backward()
+        worker.step()
+
+    whole = train(create(store, net(), name="whole"), [net(), net()], 3)
+    assert_same_bits(train(create(store, net()), [net(), net()], 3, halves), whole)
+
+
+def test_clipping_is_of_a_workers_own_gradient(store: Store) -> None:
+    def clipped(worker: kvps.torch.TorchSession, model: nn.Module) -> None:
+        worker.pull()
+        loss_of(model, worker.session.rank, worker.session.round).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        worker.step()
+
+    model = net()
+    job = create(store, model, torch.optim.SGD(model.parameters(), lr=0.1))
+    plain = weights_of(model)
+    for round_ in range(3):
+        total = {name: np.zeros_like(array) for name, array in plain.items()}
+        for rank in range(2):
+            copy = net()
+            copy.load_state_dict({name: torch.from_numpy(array) for name, array in plain.items()}, strict=False)
+            loss_of(copy, rank, round_).backward()
+            nn.utils.clip_grad_norm_(copy.parameters(), 0.1)
+            for name, parameter in copy.named_parameters():
+                total[name] += parameter.grad.numpy() / 2
+        plain = {name: array - np.float32(0.1) * total[name] for name, array in plain.items()}
+    assert_same_bits(train(job, [net(), net()], 3, clipped), plain)
+
+
+def scaled(scaler: torch.amp.GradScaler, spoil: set[int]) -> Round:
+    """A round with a GradScaler; in the attempts that are to be spoilt a gradient is infinite."""
+    attempts = iter(range(1000))
+
+    def round_(worker: kvps.torch.TorchSession, model: nn.Module) -> None:
+        worker.pull()
+        loss = loss_of(model, worker.session.rank, worker.session.round)
+        scaler.scale(loss).backward()
+        if next(attempts) in spoil:
+            model[3].bias.grad[0] = math.inf
+        scaler.step(worker, loss)
+        scaler.update()
+
+    return round_
+
+
+def test_a_grad_scaler_takes_the_worker_for_an_optimizer(store: Store) -> None:
+    """Its scale is a power of two: what it unscales has the bits that were. A round that it skips is done again."""
+    whole = train(create(store, net(), name="whole", workers=1), [net()], 4)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    assert_same_bits(train(create(store, net(), workers=1), [net()], 4, scaled(scaler, {1, 2})), whole)
+    assert scaler.get_scale() == 256
+
+
+def test_autocast_in_bf16_trains(store: Store) -> None:
+    losses = []
+
+    def short(worker: kvps.torch.TorchSession, model: nn.Module) -> None:
+        worker.pull()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert model[0](torch.zeros(2, 20)).dtype == torch.bfloat16
+            loss = loss_of(model, 0, 0)
+        loss.backward()
+        losses.append(float(loss.detach()))
+        worker.step(loss)
+
+    train(create(store, net(), workers=1), [net()], 15, short)
+    assert losses[-1] < losses[0] / 2
+
+
+def test_a_worker_that_comes_back_goes_on(store: Store) -> None:
+    """BSP to the same bits, though its model is a new one."""
+    whole = train(create(store, net(), name="whole", workers=1), [net()], 6)
+    job = create(store, net(), workers=1)
+    model = net()
+    with aggregating(job):
+        worker = kvps.torch.join(job, model, "w0")
+        while worker.session.round < 3:
+            one_round(worker, model)
+        worker.leave(finished=False)
+    fresh = net()
+    nn.init.zeros_(fresh[0].weight)
+    assert_same_bits(train(job, [fresh], 6), whole)
+
+
+@pytest.mark.parametrize("staleness", [1, -1])
+def test_ssp_and_asp_with_prefetch(store: Store, staleness: int) -> None:
+    model = net()
+    before = loss_of(model, 0, 0).item()
+    job = create(store, model, staleness=staleness)
+    train(job, [model, net()], 30, prefetch=True)
+    assert job.clock() == {"w0": 30, "w1": 30}
+    assert loss_of(model, 0, 0).item() < before / 2
+
+
+# -- what is refused -----------------------------------------------------------------------------------------------
+
+
+def refusals() -> Iterator[Any]:
+    """Model, and what is said of it."""
+    mixed = net()
+    mixed[3].half()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that lazy modules are new
+        lazy = nn.LazyLinear(3)
+    yield pytest.param(nn.Linear(2, 2).bfloat16(), "'weight' is bfloat16: kvps moves float32", id="bfloat16")
+    yield pytest.param(mixed, "'3.weight' is float16: kvps moves float32", id="mixed")
+    yield pytest.param(lazy, "'weight' has no shape yet", id="lazy")
+    yield pytest.param(nn.Linear(2, 2, device="meta"), "'weight' is on the device meta", id="meta")
+    yield pytest.param(nn.ReLU(), "no parameter that requires a gradient", id="none")
+    yield pytest.param(net().requires_grad_(False), "no parameter that requires a gradient", id="frozen")
+    yield pytest.param({"w": torch.zeros(2)}, r"a model is a torch.nn.Module, not dict", id="dict")
+
+
+@pytest.mark.parametrize(("model", "said"), list(refusals()))
+def test_models_that_are_refused(store: Store, model: Any, said: str) -> None:
+    job = create(store, net())
+    for call in (kvps.torch.parameters, lambda m: kvps.torch.join(job, m, "w0"), lambda m: kvps.torch.load(job, m)):
+        with pytest.raises(kvps.LayoutMismatch, match=said) as error:
+            call(model)
+        assert "\n" not in str(error.value)
+    assert not job.state().members
+
+
+def test_another_model_is_refused_before_it_joins(store: Store) -> None:
+    job = create(store, net())
+    with pytest.raises(kvps.LayoutMismatch, match=r"do not fit the job: missing 0.weight, .*; unknown weight, bias"):
+        kvps.torch.join(job, nn.Linear(2, 2), "w0")
+    with pytest.raises(kvps.LayoutMismatch, match=r"'0.weight' has shape \(33, 20\), the job's has \(32, 20\)"):
+        kvps.torch.join(job, net(33), "w0")
+    assert not job.state().members
+
+
+def test_steps_that_are_refused_change_nothing(store: Store) -> None:
+    model = nn.Sequential(nn.Embedding(5, 2, sparse=True), nn.Linear(2, 1))
+    job = create(store, model, torch.optim.SGD(model.parameters(), lr=0.1), workers=1)
+    with aggregating(job), kvps.torch.join(job, model, "w0") as worker:
+        worker.pull()
+        with pytest.raises(kvps.WrongOrder, match=r"call loss\.backward"):
+            worker.step()
+        model(torch.tensor([1, 2])).sum().backward()
+        with pytest.raises(kvps.LayoutMismatch, match=r"'0.weight' is sparse: .* sparse=False"):
+            worker.step()
+        model[0].weight.grad = model[0].weight.grad.to_dense()
+        for loss, said in ((torch.ones(3), r"Tensor of shape \(3,\)"), (lambda: 1.0, "function"), ("x", "str")):
+            with pytest.raises(kvps.UsageError, match=f"the loss must be one number, not {said}"):
+                worker.step(loss)  # type: ignore[arg-type]
+        model[1].bias.grad[0] = math.nan
+        with pytest.raises(kvps.NotFinite, match=r"'1.bias' holds NaN or Inf"):
+            worker.step()
+        model[1].bias.grad[0] = 1
+        assert worker.step(torch.ones(1)) == 1
+        with pytest.raises(kvps.WrongOrder, match="needs a pull"):
+            worker.step()
+        with ThreadPoolExecutor(1) as pool, pytest.raises(kvps.WrongOrder, match="belongs to the thread that joined"):
+            pool.submit(worker.pull).result()
+        assert model[1].bias.grad is not None
+    assert job.traces()["w0"].loss == 1
+
+
+def optimizer_refusals() -> Iterator[Any]:
+    """How an optimizer (and a scheduler) is made of a model, and what is said of it."""
+    o, s = torch.optim, lr_scheduler
+
+    def stepped(m: nn.Module) -> o.Optimizer:
+        sgd = o.Adam(m.parameters())
+        loss_of(m, 0, 0).backward()
+        sgd.step()
+        return sgd
+
+    def scheduled(m: nn.Module) -> o.Optimizer:
+        sgd = o.SGD(m.parameters(), lr=0.1)
+        s.StepLR(sgd, 3)
+        return sgd
+
+    def with_plateau(m: nn.Module) -> tuple[Any, ...]:
+        sgd = o.SGD(m.parameters(), lr=0.1)
+        return sgd, s.ReduceLROnPlateau(sgd)
+
+    def begun(m: nn.Module) -> tuple[Any, ...]:
+        sgd = o.SGD(m.parameters(), lr=0.1)
+        scheduler = s.StepLR(sgd, 3)
+        sgd.step()
+        scheduler.step()
+        return sgd, scheduler
+
+    def anothers(m: nn.Module) -> tuple[Any, ...]:
+        return o.SGD(m.parameters(), lr=0.1), s.StepLR(o.SGD(m.parameters(), lr=0.1), 3)
+
+    def every(m: nn.Module) -> tuple[Any, ...]:
+        sgd = o.SGD(m.parameters(), lr=0.1)
+        return sgd, s.StepLR(sgd, 3), 0
+
+    def groups(m: nn.Module) -> o.Optimizer:
+        return o.SGD([{"params": m[0].parameters()}, {"params": [*m[1:].parameters()], "lr": 0.01}], lr=0.1)
+
+    yield lambda m: "sgd", "one of torch.optim, not str"
+    yield lambda m: o.RMSprop(m.parameters()), "kvps has no RMSprop: it has SGD"
+    yield lambda m: o.SGD(m.parameters(), dampening=0.5), "SGD with dampening=0.5 is not in kvps: leave it at 0"
+    yield lambda m: o.SGD(m.parameters(), maximize=True), "SGD with maximize=True"
+    yield lambda m: o.SGD(m.parameters(), momentum=1.5), r"momentum must be in \[0, 1\)"
+    yield lambda m: o.Adam(m.parameters(), amsgrad=True), "Adam with amsgrad=True"
+    yield lambda m: o.Adagrad(m.parameters(), lr_decay=0.1), "Adagrad with lr_decay=0.1"
+    yield groups, "group 1 has lr=0.01 and group 0 0.1"
+    yield lambda m: o.SGD([{"params": m.parameters(), "scale": 3}]), "scale=3, of which kvps does not know"
+    yield lambda m: o.SGD(m[0].parameters()), r"does not step '1.weight'"
+    yield lambda m: o.SGD([*m.parameters(), nn.Parameter(torch.ones(1))]), "no parameters of the model"
+    yield stepped, "has stepped already"
+    yield scheduled, r"give it too, as optimizer\(model, optimizer, scheduler\)"
+    yield with_plateau, "kvps has no ReduceLROnPlateau: .* kvps.schedules.StepLR"
+    yield begun, "the scheduler has stepped already"
+    yield anothers, "another optimizer's"
+    yield every, "every must be a whole number of rounds from 1, not 0"
+
+
+@pytest.mark.parametrize(("make", "said"), list(optimizer_refusals()))
+def test_optimizers_that_are_refused(make: Callable[[nn.Module], Any], said: str) -> None:
+    model = net()
+    made = make(model)
+    with pytest.raises(kvps.InvalidSetting, match=said) as error:
+        kvps.torch.optimizer(model, *(made if isinstance(made, tuple) else (made,)))
+    assert "\n" not in str(error.value)
+
+
+def test_an_optimizer_of_pytorch_is_no_setting(store: Store) -> None:
+    sgd = torch.optim.SGD(net().parameters())
+    with pytest.raises(kvps.InvalidSetting, match=r"not a torch\.optim\.sgd\.SGD; kvps\.torch\.optimizer") as error:
+        store.create_job("job", kvps.torch.parameters(net()), optimizer=sgd)
+    assert "\n" not in str(error.value)
+
+
+def test_parameter_groups_with_the_same_settings_are_one() -> None:
+    model = net()
+    groups = [{"params": [parameter]} for parameter in model.parameters()]
+    assert kvps.torch.optimizer(model, torch.optim.SGD(groups, lr=0.25)) == kvps.SGD(lr=0.25)
+
+
+def test_without_pytorch_one_line_says_what_to_install() -> None:
+    code = "import sys; sys.modules['torch'] = None; import kvps.torch"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stderr.splitlines()[-1] == (
+        "ImportError: kvps.torch needs PyTorch, which is not installed: pip install 'kvps[torch]'"
+    )
+    assert "During handling" not in done.stderr

@@ -1,0 +1,478 @@
+"""Jobs over shared memory, and processes of the same host and user that see another /dev/shm, as in a container."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.commands import TINY, kvps_run
+from helpers.harness import abandoned, aggregating, check_chain, gradient, model, plain_loop, work_on
+from helpers.waiting import eventually
+from kvps_aggregator import Aggregator, serve
+
+import kvps
+from kvps.job import Job
+from kvps.machine import process
+from kvps.protocol.keys import MEMORY
+from kvps.store import Store
+from kvps.transport import shared_memory
+from kvps.transport.shared_memory import Memory, Segments
+
+SHM: dict[str, Any] = {"transport": "shm", "lease_ms": 300, "worker_timeout_ms": 60_000, "mirror_every": "1000000"}
+LARGE = {"x": np.zeros(600_000, np.float32)}
+_MOUNTED = "mount -t tmpfs kvps-test /dev/shm && echo mounted && exec cat"
+_MOVED = (
+    "import pathlib, sys; from kvps.transport import shared_memory; "
+    "shared_memory.ROOT = pathlib.Path(sys.argv.pop(1)); "
+)
+
+
+class Elsewhere:
+    """Runs Python on this host, as this user, with another /dev/shm: the same one each time."""
+
+    def __init__(self, inside: list[str], root: Path | None) -> None:
+        self._inside = inside
+        self._root = root
+
+    def python(self, code: str, *arguments: str) -> list[str]:
+        """The command that runs this code there."""
+        moved = [_MOVED + code, str(self._root)] if self._root else [code]
+        return [*self._inside, sys.executable, "-c", *moved, *arguments]
+
+    def kvps(self, *arguments: str) -> list[str]:
+        """The command that runs this kvps command there."""
+        return self.python("import sys, kvps.cli; sys.exit(kvps.cli.main())", *arguments)
+
+
+@contextmanager
+def _mount_namespace() -> Iterator[Elsewhere]:
+    """A /dev/shm of its own as a container has it. Raises PermissionError where a user may not mount one."""
+    holder = subprocess.Popen(
+        ["unshare", "--mount", "sh", "-c", _MOUNTED],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert holder.stdout
+    try:
+        if holder.stdout.readline() != "mounted\n":
+            raise PermissionError("this user may not mount a tmpfs")
+        yield Elsewhere(["nsenter", f"--mount=/proc/{holder.pid}/ns/mnt", f"--wd={os.getcwd()}"], None)
+    finally:
+        holder.communicate()
+
+
+def _may_mount() -> bool:
+    try:
+        with _mount_namespace():
+            return True
+    except OSError:
+        return False
+
+
+@pytest.fixture(params=["directory", *["mounted"] * _may_mount()])
+def elsewhere(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Elsewhere]:
+    """Another /dev/shm: a directory that stands for one, and where this user may mount one, a real one too."""
+    if request.param == "directory":
+        yield Elsewhere([], tmp_path)
+    else:
+        with _mount_namespace() as found:
+            yield found
+
+
+class Running:
+    """A command beside the test; its lines so far are in `said`."""
+
+    def __init__(self, command: list[str], url: str) -> None:
+        environment = os.environ | {"KVPS_REDIS_URL": url}
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+        )
+        self.said: list[str] = []
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout
+        with self.process.stdout:
+            for line in self.process.stdout:
+                self.said.append(line)
+
+    def says(self, words: str, seconds: float = 20) -> bool:
+        return eventually(lambda: any(words in line for line in self.said), seconds)
+
+    def end(self) -> int:
+        self.process.terminate()
+        return self.wait()
+
+    def wait(self) -> int:
+        self._reader.join()
+        return self.process.wait()
+
+
+@pytest.fixture
+def run(store: Store) -> Iterator[Any]:
+    """Starts commands on the store's server, and ends them with the test."""
+    with ExitStack() as stack:
+
+        def begin(command: list[str]) -> Running:
+            running = Running(command, store.url)
+            stack.callback(running.end)
+            return running
+
+        yield begin
+
+
+def _recoveries(job: Job) -> list[tuple[str, str]]:
+    return [(f["version"], f["lost"]) for _, f in job.entries() if f["kind"] == "recover"]
+
+
+def _train(job: Job, rounds: int) -> None:
+    """Commit some rounds of w0 and leave no aggregator: Redis has version 0, all else is in memory."""
+    with abandoned(job) as aggregator, job.join("w0") as session:
+        for _ in range(rounds):
+            session.push(gradient(session.pull(), 0, session.round))
+            assert aggregator.work()
+        session.leave(finished=False)
+    assert job.state().version == rounds
+    assert eventually(lambda: job.holders() == [""])
+
+
+# -- who does not see the memory of a job --------------------------------------------------------------------------
+
+
+def test_an_aggregator_that_does_not_see_the_memory_stands_by(store: Store, elsewhere: Elsewhere, run: Any) -> None:
+    """Alone and beside one that serves the job; it says so once."""
+    job = store.create_job("job", model(), optimizer=kvps.SGD(lr=0.05), **SHM)
+    _train(job, 3)
+    other = run(elsewhere.kvps("aggregator", "start", "--job", "job"))
+    assert other.says("stands by: its arrays are in a shared memory of")
+    assert job.holders() == [""]
+    with aggregating(job):
+        work_on(job, "w0", 12)
+        assert eventually(lambda: job.state().version == 12)
+    other.end()
+    assert [line for line in other.said if "--memory-lost" in line] == [line for line in other.said if "stands" in line]
+    assert len([line for line in other.said if "stands by" in line]) == 1, other.said
+    assert _recoveries(job) == []
+    assert check_chain(job) == 12
+    for name, array in plain_loop(model(), 1, 12, 0.05).items():
+        np.testing.assert_array_equal(job.snapshot()[1][name], array)
+
+
+def test_a_worker_that_does_not_see_the_memory_is_refused(store: Store, elsewhere: Elsewhere, run: Any) -> None:
+    job = store.create_job("job", model(), **SHM)
+    code = "import sys, kvps; job = kvps.connect(sys.argv[1]).job('job'); print(job.snapshot()[0]); "
+    for call in ("job.join('w0')", "job.checkpoint()"):
+        refused = run(elsewhere.python(code + call, store.url))
+        assert refused.wait() == 1
+        assert refused.said[0] == "0\n", "what Redis was given is read anywhere"
+        assert refused.said[-1].startswith("kvps.errors.UsageError")
+    assert job.state().members == {}
+
+
+def test_auto_takes_no_other_memory_than_the_first_job(
+    store: Store, elsewhere: Elsewhere, run: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    code = (
+        "import sys, numpy, kvps; _, url, *jobs = sys.argv; s = kvps.connect(url)\n"
+        "for name, how in zip(jobs[::2], jobs[1::2]):\n"
+        "    print(s.create_job(name, {'x': numpy.zeros(600_000, 'f4')}, transport=how).config.transport)"
+    )
+
+    def created_there(*jobs: str) -> list[str]:
+        running = run(elsewhere.python(code, store.url, *jobs))
+        assert running.wait() == 0, running.said
+        return [line.strip() for line in running.said]
+
+    assert store.create_job("here", LARGE).config.transport == "shm"
+    warned, chosen = created_there("there", "auto")
+    assert chosen == "redis"
+    assert "this process does not see the shared memory" in warned
+    warned, chosen = created_there("named", "shm")
+    assert chosen == "shm"
+    assert "only processes that see the one here" in warned
+    assert store.create_job("again", LARGE).config.transport == "shm"
+    for name in store.jobs():
+        store.remove_job(name)
+    assert not store.client.call("EXISTS", MEMORY)
+    assert created_there("first", "auto") == ["shm"]
+    assert store.create_job("second", LARGE).config.transport == "redis"
+    assert store.create_job("third", LARGE, transport="shm").config.transport == "shm"
+    assert "only processes that see the one here" in caplog.text
+
+
+def test_a_memory_noted_before_the_server_was_started_anew_is_not_waited_for(store: Store) -> None:
+    """As after a restart of the host on which the server keeps its data."""
+    gone = Memory("vm", os.getuid(), "0" * 16, "0" * 32, "0", "0.0")
+    store.client.call("HSET", MEMORY, "an-earlier-run-id", str(gone))
+    assert store.create_job("job", LARGE).config.transport == "shm"
+    store.client.call("HSET", MEMORY, store.client.run_id(), str(gone))
+    assert store.create_job("other", LARGE).config.transport == "redis"
+
+
+# -- what is lost, and what only may be ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A directory that stands for /dev/shm."""
+    path = tmp_path / "shm"
+    path.mkdir()
+    monkeypatch.setattr(shared_memory, "ROOT", path)
+    return path
+
+
+@pytest.fixture
+def second(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, store: Store) -> Any:
+    """The job as a process with another /dev/shm has it."""
+    path = tmp_path / "another"
+    path.mkdir()
+
+    def see() -> Job:
+        with monkeypatch.context() as there:
+            there.setattr(shared_memory, "ROOT", path)
+            return store.job("job")
+
+    return see
+
+
+@pytest.mark.parametrize("what", ["the job's directory", "all of this user's", "all, and another job was made since"])
+def test_memory_that_was_deleted_is_lost(store: Store, root: Path, what: str) -> None:
+    """The kernel and the directory are the same: that it has no such job, or another identity, proves it."""
+    job = store.create_job("job", model(), optimizer=kvps.SGD(lr=0.05), **SHM)
+    _train(job, 3)
+    assert job.segments
+    shutil.rmtree(job.segments.folder if what == "the job's directory" else root / f"kvps-{os.getuid()}")
+    if "another" in what:
+        store.create_job("other", model(), **SHM)
+    with aggregating(job):
+        assert eventually(lambda: job.state().version == 0)
+        assert eventually(lambda: bool(job.find_segments() and job.segments and job.segments.here))
+        work_on(job, "w0", 5)
+        assert eventually(lambda: job.state().version == 5)
+    assert _recoveries(job) == [("0", "3")]
+    assert store.job("job").segments.here  # type: ignore[union-attr]
+    for name, array in plain_loop(model(), 1, 5, 0.05).items():
+        np.testing.assert_array_equal(job.snapshot()[1][name], array)
+
+
+def test_nothing_is_lost_when_only_the_identity_was_deleted(store: Store, root: Path) -> None:
+    job = store.create_job("job", model(), **SHM)
+    _train(job, 3)
+    (root / f"kvps-{os.getuid()}" / "identity").unlink()
+    with aggregating(job):
+        work_on(job, "w0", 5)
+        assert eventually(lambda: job.state().version == 5)
+    assert _recoveries(job) == []
+
+
+def _standing_by(job: Job, **options: Any) -> bool:
+    """Whether an aggregator that tries to take the job at once holds nothing, and has changed nothing."""
+    before = job.state()
+    aggregator = Aggregator(job, threading.Event(), **options)
+    aggregator.hold(at_once=True)
+    holds = bool(aggregator._shards)
+    aggregator.release()
+    return not holds and job.state() == before and job.holders() == [""]
+
+
+@pytest.mark.parametrize("unlike", ["boot", "place", "unknown boot"])
+def test_memory_of_which_no_more_is_known_is_not_called_lost(
+    store: Store, root: Path, monkeypatch: pytest.MonkeyPatch, unlike: str
+) -> None:
+    """Its directory is missing here, and so is its nonce: it may be in another /dev/shm, or gone with a restart."""
+    if unlike == "unknown boot":
+        monkeypatch.setattr(process, "boot", lambda: "")
+    job = store.create_job("job", model(), **SHM)
+    assert job.segments
+    job.segments.remove()
+    (root / f"kvps-{os.getuid()}" / "identity").unlink()
+    assert job.segments.seen == (unlike != "unknown boot")
+    if unlike == "boot":
+        monkeypatch.setattr(process, "boot", lambda: "0-0")
+    elif unlike == "place":
+        root.rename(root.with_name("away"))
+        root.mkdir()
+    assert _standing_by(job)
+
+
+def test_the_nonce_alone_tells_the_memory_too(store: Store, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Containers may be told another boot than their host, and share its memory."""
+    job = store.create_job("job", model(), **SHM)
+    _train(job, 2)
+    monkeypatch.setattr(process, "boot", lambda: "0-0")
+    with aggregating(job):
+        work_on(job, "w0", 3)
+        assert eventually(lambda: job.state().version == 3)
+        job.segments.remove()  # type: ignore[union-attr]
+        assert eventually(lambda: job.state().version == 0)
+    assert _recoveries(job) == [("0", "3")]
+
+
+@pytest.mark.parametrize("whose", ["the memory's", "the directory's"])
+def test_another_users_memory_is_not_judged(
+    store: Store, root: Path, monkeypatch: pytest.MonkeyPatch, whose: str
+) -> None:
+    """Also not by root, who may look into it; nor where user ids are mapped, and the same number is another user."""
+    job = store.create_job("job", model(), **SHM)
+    assert job.segments
+    real = os.getuid
+    if whose == "the memory's":
+        monkeypatch.setattr(os, "getuid", lambda: real() + 1)
+        job.segments.remove()
+    else:
+        monkeypatch.setattr(Segments, "_owner", lambda self: real() + 1)
+    assert not job.segments.here
+    assert _standing_by(job)
+    with pytest.raises(kvps.UsageError, match="no part in"):
+        job.join("w0")
+
+
+# -- the operator says that it is lost -----------------------------------------------------------------------------
+
+
+def test_a_job_whose_memory_is_said_to_be_lost_goes_on_elsewhere(
+    store: Store, elsewhere: Elsewhere, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVPS_REDIS_URL", store.url)
+    settings = ["--transport", "shm", "--workers", "1", "--lease", "0.3", "--mirror-every", "1000000"]
+    made = kvps_run("create", "digits", "--job", "job", *settings, *TINY)
+    assert made.returncode == 0, made.stderr
+    job = store.job("job")
+    _train(job, 3)
+    aggregator = run(elsewhere.kvps("aggregator", "start", "--job", "job", "--memory-lost"))
+    assert aggregator.says("shared memory was lost: goes on from version 0, which Redis has; the last 3 versions")
+    worker = run(elsewhere.kvps("worker", "--job", "job"))
+    assert worker.wait() == 0, worker.said
+    assert aggregator.wait() == 0, aggregator.said
+    assert job.state().finished(job.config)
+    assert _recoveries(job) == [("0", "3")]
+    verified = kvps_run("verify", "job")
+    assert verified.returncode == 0, verified.stdout + verified.stderr
+
+
+def test_it_goes_on_in_the_memory_of_the_one_who_was_told(store: Store, root: Path, second: Any) -> None:
+    """Those who still see the old memory, and were alive all the time, have no part in it any more."""
+    old = store.create_job("job", model(), optimizer=kvps.SGD(lr=0.05), **SHM)
+    _train(old, 3)
+    alive = old.join("w0")
+    alive.pull()
+    new = second()
+    with aggregating(new, memory_lost=True):
+        assert eventually(lambda: new.state().version == 0)
+        assert eventually(lambda: new.segments.here)
+        with pytest.raises(kvps.WorkerEvicted):
+            alive.push(gradient(model(), 0, 0))
+        alive._closed = True
+        with pytest.raises(kvps.UsageError, match="no part in"):
+            old.join("w0")
+        work_on(new, "w0", 5)
+        assert eventually(lambda: new.state().version == 5)
+    assert _standing_by(old)
+    assert _standing_by(store.job("job"))
+    assert _recoveries(new) == [("0", "3")]
+    assert old.snapshot()[0] == 5, "what its aggregator gave to Redis when it ended"
+    for name, array in plain_loop(model(), 1, 5, 0.05).items():
+        np.testing.assert_array_equal(new.snapshot()[1][name], array)
+        np.testing.assert_array_equal(old.snapshot()[1][name], array)
+
+
+def test_only_the_memory_that_the_job_was_in_is_given_up(store: Store, root: Path, second: Any, tmp_path: Path) -> None:
+    """Two are told; the one that comes second does not take the job from the memory of the first."""
+    store.create_job("job", model(), **SHM)
+    told, late = second(), store.job("job")
+    late.segments._root = tmp_path  # type: ignore[union-attr]
+    waiting = Aggregator(late, threading.Event(), memory_lost=True)
+    with aggregating(told, memory_lost=True):
+        assert eventually(lambda: told.segments.here)
+        work_on(told, "w0", 3)
+        assert eventually(lambda: told.state().version == 3)
+    assert told.holders() == [""]
+    waiting.hold(at_once=True)
+    assert not waiting._shards
+    assert told.holders() == [""]
+    waiting.release()
+    assert told.state().version == 3
+
+
+def test_memory_that_is_seen_is_not_given_up(store: Store, root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    job = store.create_job("job", model(), **SHM)
+    _train(job, 3)
+    stop = threading.Event()
+    serving = threading.Thread(target=serve, args=(job,), kwargs={"stop": stop, "memory_lost": True})
+    serving.start()
+    work_on(job, "w0", 5)
+    stop.set()
+    serving.join()
+    assert "finds out by itself" in caplog.text
+    assert _recoveries(job) == []
+
+
+def test_a_worker_that_joins_while_the_job_moves_does_not_work_in_the_old_memory(
+    store: Store, root: Path, second: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = store.create_job("job", model(), **SHM)
+    new = second()
+    join = old.scripts.join
+
+    def late(*arguments: Any) -> Any:
+        aggregator = Aggregator(new, threading.Event(), memory_lost=True)
+        assert eventually(lambda: aggregator.hold(at_once=True) or bool(aggregator._shards))
+        aggregator.release()
+        return join(*arguments)
+
+    monkeypatch.setattr(old.scripts, "join", late)
+    with pytest.raises(kvps.WorkerEvicted, match="lost meanwhile"):
+        old.join("w0")
+    assert not any(member.active for member in old.state().members.values())
+
+
+def test_it_is_said_for_one_job_over_shared_memory(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVPS_REDIS_URL", store.url)
+    store.create_job("job", model(), transport="redis")
+    for arguments, words in (([], "give its name with --job"), (["--job", "job"], "are in Redis")):
+        refused = kvps_run("aggregator", "start", "--memory-lost", *arguments)
+        assert refused.returncode == 2
+        assert words in refused.stderr.splitlines()[-1]
+
+
+# -- whose directory it is -----------------------------------------------------------------------------------------
+
+
+def test_a_server_at_the_path_of_another_one_has_a_directory_of_its_own(home: Path) -> None:
+    """Two containers that share /dev/shm, each with its own file system: the server of one starts and ends beside the
+    jobs of the other."""
+    code = "import sys, numpy, kvps; s = kvps.connect(); {} print(flush=True); sys.stdin.read()"
+    create = "j = s.create_job('job', {'x': numpy.zeros(400_000, 'f4')}); print(j.segments.folder)"
+
+    @contextmanager
+    def user(does: str) -> Iterator[str]:
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        running = subprocess.Popen([sys.executable, "-c", code.format(does)], **pipes)
+        assert running.stdout
+        yield running.stdout.readline().strip()
+        running.communicate()
+
+    with user(create + ";") as folder:
+        home.rename(away := home.with_name(f"{home.name}-away"))
+        home.mkdir(mode=0o700)
+        with user(""):
+            assert Path(folder).is_dir()
+        assert eventually(lambda: not (home / "redis.sock").exists())
+        assert Path(folder).is_dir()
+        shutil.rmtree(home)
+        away.rename(home)
+    assert eventually(lambda: not Path(folder).exists())
