@@ -93,15 +93,6 @@ class Client:
         """The reply to one command, sent again after a cut. Raises ServerLost, ServerError."""
         return self._repeat(lambda: self._once(*command))
 
-    def call_and_get(self, gets: Sequence[tuple[str, memoryview]], *command: Any) -> tuple[Any, list[bool]]:
-        """`call`, then GETs into their buffers, in one request; and which of those were there."""
-
-        def run() -> tuple[Any, list[bool]]:
-            replies, filled = self._arrays.exchange([command], gets)
-            return self._shaped([command], replies)[0], filled
-
-        return self._repeat(run)
-
     def together(self, commands: Sequence[Command]) -> list[Any]:
         """The replies to several reads as of one instant (MULTI). Raises ServerLost, ServerError."""
         return self._repeat(lambda: self._shaped(commands, self._ask([_MULTI, *commands, _EXEC])[-1]))

@@ -69,6 +69,10 @@ class ChunkGone(Exception):
     """A chunk is not there (any more), or has another length than its layout says."""
 
 
+CONNECTION_CUT = (RedisConnectionError, RedisTimeoutError)
+"""What a call raises whose connection was cut, or fell silent, before its reply came."""
+
+
 class ClientRefused(RedisConnectionError):
     """The server has as many clients as it takes."""
 

@@ -247,7 +247,7 @@ def test_the_password_stands_in_no_command_line_and_no_environment(home: Path, s
     assert kvps_run("submit", "digits", "-w", "2", "--job", "job").returncode == 0
     host.until("joined as w0")
     mine = f"KVPS_RUNTIME_DIR={home}\0".encode()
-    horses = [p for p in Path("/proc").glob("[0-9]*") if b"kvps_workers.horse" in _bytes(p / "cmdline")]
+    horses = [p for p in Path("/proc").glob("[0-9]*") if b"kvps_workers.queue.task_process" in _bytes(p / "cmdline")]
     (horse,) = [p for p in horses if mine in _bytes(p / "environ")]
     for process in (horse, Path(f"/proc/{host.process.pid}")):
         for file in ("cmdline", "environ"):
