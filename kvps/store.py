@@ -79,6 +79,11 @@ class Store:
         return self.client.url
 
     @property
+    def server_name(self) -> str:
+        """What the server is, as in "Valkey 9.1.2". Raises ServerLost."""
+        return self.client.server_name()
+
+    @property
     def started_server(self) -> bool:
         """Whether this process started the server."""
         return self._server is not None and self._server.started_here

@@ -12,7 +12,7 @@ from typing import Any
 
 from helpers.harness import model
 from helpers.internals import segments_of
-from helpers.servers import BINARIES, private_directory, running_server
+from helpers.servers import BINARY, private_directory, running_server
 
 import kvps
 from chaos.crew import Crew
@@ -23,7 +23,6 @@ from kvps.job import Job
 from kvps.store import Store
 
 MODES = {"BSP": 0, "SSP": 2, "ASP": -1}
-BINARY = BINARIES.get("redis-server", next(iter(BINARIES.values())))
 TIMEOUTS = {"lease_ms": 300, "worker_timeout_ms": 600}
 
 
