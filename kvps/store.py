@@ -29,6 +29,7 @@ from kvps.protocol.scripts import JobScripts, being_removed, job_exists, job_not
 from kvps.server import private_server
 from kvps.transport import shared_memory
 from kvps.transport.access import JobAccess
+from kvps.transport.memory_identity import Memory
 from kvps.transport.opening import open_transport
 
 log = logging.getLogger("kvps.store")
@@ -257,7 +258,7 @@ class Store:
             log.warning(
                 "another job of this server is in the shared memory of %s, which this process does not see: only "
                 "processes that see the one here, of %s, can work on this job",
-                *(shared_memory.Memory.of(text).host for text in (first, memory)),
+                *(Memory.of(text).host for text in (first, memory)),
             )
         return replace(config, transport="shm", memory=memory)
 

@@ -23,8 +23,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 @pytest.fixture(scope="session", params=ONE_AND_SLOWLY_ALL)
 def server_url(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The URL of a server. `make test-all` runs the test on a server of each kind; so does `make test` in the rooms where
-    the server matters, which have a fixture of this name of their own."""
+    """The URL of a server. `make test-all` runs the test on a server of each kind; so does `make test` in the
+    rooms where the server matters, which have a fixture of this name of their own."""
     with running_server(BINARIES[request.param]) as url:
         yield url
 

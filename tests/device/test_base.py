@@ -86,7 +86,7 @@ def test_without_a_device_it_is_numpy() -> None:
     ("gpu", "count", "words"),
     [
         (-1, 2, "wants an index from 0, not -1"),
-        (2, 2, "this machine has 2 CUDA device_base.s., numbered from 0, CUDA_VISIBLE_DEVICES is 0,1"),
+        (2, 2, "this machine has 2 CUDA device.s., numbered from 0, CUDA_VISIBLE_DEVICES is 0,1"),
         (0, 0, "CUDA finds no device .*cudaErrorNoDevice.*leave --gpu out"),
     ],
 )

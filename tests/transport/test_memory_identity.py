@@ -27,7 +27,8 @@ from kvps.machine import process
 from kvps.protocol.keys import MEMORY
 from kvps.store import Store
 from kvps.transport import shared_memory
-from kvps.transport.shared_memory import Memory, Segments
+from kvps.transport.memory_identity import Memory
+from kvps.transport.shared_memory import Segments
 
 SHM: dict[str, Any] = {"transport": "shm", "lease_ms": 300, "worker_timeout_ms": 60_000, "mirror_every": "1000000"}
 LARGE = {"x": np.zeros(600_000, np.float32)}

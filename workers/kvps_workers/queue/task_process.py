@@ -2,8 +2,8 @@
 
 ``python -m kvps_workers.queue.task_process`` reads one line of JSON from its standard input: what to do, checked by the
 host that started it, and the server's URL, which so stands in no command line and no environment. It knows nothing of
-queues. It loads no task but built-in ones and those that the host's operator allowed. It leaves its job and ends when its input
-ends, which it does with the host, however that ends.
+queues. It loads no task but built-in ones and those that the host's operator allowed. It leaves its job and ends when
+its input ends, which it does with the host, however that ends.
 """
 
 from __future__ import annotations
