@@ -5,6 +5,7 @@ A job's transport is chosen once, when the job is opened (`kvps.transport.openin
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
@@ -93,37 +94,37 @@ class WeightSource(Protocol):
         """Forget what is coming."""
 
 
-class Transport(Protocol):
-    """One way to move a job's arrays. `kind` is "redis" or "shm"."""
+class Transport(ABC):
+    """One way to move a job's arrays. `kind` is "redis" or "shm", `reader` reads whole versions of the job.
+
+    What is not said otherwise is so where all of it is in Redis.
+    """
 
     kind: str
+    reader: VersionReader
+    here = True
+    """Whether this process finds the arrays."""
+    seen = True
+    """Whether this process could tell that they are lost."""
 
-    @property
-    def reader(self) -> VersionReader:
-        """Reads whole versions of the job."""
+    @abstractmethod
+    def weight_source(self, memory: Callable[[], Array], prefetch: bool) -> WeightSource:
+        """The weights for one session; `memory` makes an array (size,) float32 to receive them."""
 
-    @property
-    def here(self) -> bool:
-        """Whether this process finds the arrays."""
-
-    @property
-    def seen(self) -> bool:
-        """Whether this process could tell that they are lost."""
+    @abstractmethod
+    def uploads(self, worker: str, incarnation: str, sizes: Iterable[int]) -> Uploads:
+        """The contributions of one incarnation, whose chunks have `sizes` bytes."""
 
     def moved(self, access: JobAccess) -> Transport:
         """The same where the job goes on in other memory, which its configuration names now. Raises CorruptData."""
+        return self
 
     def check_here(self, why: str) -> None:
         """Raise UsageError, which ends with `why`, if this process cannot work on the arrays."""
 
-    def weight_source(self, memory: Callable[[], Array], prefetch: bool) -> WeightSource:
-        """The weights for one session; `memory` makes an array (size,) float32 to receive them."""
-
-    def uploads(self, worker: str, incarnation: str, sizes: Iterable[int]) -> Uploads:
-        """The contributions of one incarnation, whose chunks have `sizes` bytes."""
-
     def safe_version(self, version: int) -> int:
         """The newest version up to `version` that a loss of shared memory would not take back."""
+        return version
 
     def prepare(self) -> None:
         """Make what the first version needs. Raises ServerUnfit."""
@@ -133,3 +134,4 @@ class Transport(Protocol):
 
     def names(self) -> list[str]:
         """The names of what is not in Redis, for the sweep."""
+        return []

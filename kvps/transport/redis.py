@@ -15,44 +15,26 @@ from kvps.errors import WrongOrder
 from kvps.protocol.job_state import Turn
 from kvps.protocol.scripts import Call
 from kvps.transport.access import JobAccess
+from kvps.transport.base import Transport
 from kvps.transport.prefetch import Prefetch
 from kvps.transport.shared_memory import WritableSegment
 from kvps.transport.version_reader import Arrived, VersionReader
 
 
-class RedisTransport:
-    """See `kvps.transport.base.Transport`."""
+class RedisTransport(Transport):
+    """See `Transport`."""
 
     kind = "redis"
-    here = seen = True
 
     def __init__(self, access: JobAccess) -> None:
         self._access = access
         self.reader = VersionReader(access)
-
-    def moved(self, access: JobAccess) -> RedisTransport:
-        return self
-
-    def check_here(self, why: str) -> None:
-        pass
 
     def weight_source(self, memory: Callable[[], Array], prefetch: bool) -> RedisWeightSource:
         return RedisWeightSource(self._access, self.reader, memory, prefetch)
 
     def uploads(self, worker: str, incarnation: str, sizes: Iterable[int]) -> RedisUploads:
         return RedisUploads(self._access, worker, incarnation)
-
-    def safe_version(self, version: int) -> int:
-        return version
-
-    def prepare(self) -> None:
-        pass
-
-    def discard(self) -> None:
-        pass
-
-    def names(self) -> list[str]:
-        return []
 
 
 class RedisWeightSource:

@@ -16,26 +16,27 @@ from kvps.protocol.job_state import Turn
 from kvps.protocol.keys import segment_of
 from kvps.protocol.scripts import Call
 from kvps.transport.access import JobAccess
+from kvps.transport.base import Transport
 from kvps.transport.shared_memory import Segments, SharedMemoryLost, WritableSegment
 from kvps.transport.version_reader import Arrived, ShmVersionReader
 
 
-class ShmTransport:
-    """See `kvps.transport.base.Transport`. `segments` are those of the job."""
+class ShmTransport(Transport):
+    """See `Transport`. `segments` are those of the job."""
 
     kind = "shm"
 
     def __init__(self, access: JobAccess, segments: Segments | None = None) -> None:
         self._access = access
         self.segments = segments or Segments(access.config.memory, access.keys.id)
-        self.reader = ShmVersionReader(access, self.segments)
+        self.reader: ShmVersionReader = ShmVersionReader(access, self.segments)
 
     @property
-    def here(self) -> bool:
+    def here(self) -> bool:  # type: ignore[override]  # it may change at any time
         return self.segments.here
 
     @property
-    def seen(self) -> bool:
+    def seen(self) -> bool:  # type: ignore[override]
         return self.segments.seen
 
     def moved(self, access: JobAccess) -> ShmTransport:

@@ -601,7 +601,7 @@ def test_who_sleeps_while_it_finishes_deletes_nothing_of_others(store: Store, mo
         assert job.state().version == 3
     assert check_chain(job) == 3
     monkeypatch.undo()
-    shard.close()
+    shard.storage.close()
     for each in (first, second):
         each.release()
 

@@ -9,26 +9,25 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import accumulate
 from typing import NoReturn
 
-from kvps.arrays.digest import Buffers
 from kvps.arrays.formats import Bytes, format_of
-from kvps.arrays.layout import DTYPE, Chunk
+from kvps.arrays.layout import DTYPE
 from kvps.connection.sockets import ChunkGone
 from kvps.errors import CorruptData, LeaseLost
 from kvps.job import Job
 from kvps.protocol.job_state import State
-from kvps.protocol.keys import segment_of, staged_name
+from kvps.protocol.keys import segment_of
 from kvps.protocol.plan import Contribution, Plan
 from kvps.transport.shared_memory import SharedMemoryLost, WritableSegment
 from kvps.transport.shm import ShmTransport
-from kvps_aggregator.shard.lifecycle import DeadKeys, Versions
+from kvps_aggregator.shard.lifecycle import Versions
 from kvps_aggregator.shard.mirror import Mirror
-from kvps_aggregator.shard.storage import Step
+from kvps_aggregator.shard.storage import Step, Storage
 from kvps_aggregator.step.shard_arrays import ShardArrays
 
 log = logging.getLogger("kvps.commit")
@@ -39,25 +38,22 @@ _THREADS = 4  # the memory is not faster for more
 _FEW = 4  # chunks that are made as fast on one
 
 
-class ShmStorage:
+class ShmStorage(Storage):
     """See `Storage`. A job over shared memory has one shard.
 
     `parallel` says that chunks may be made on several threads; `memory_lost` that the user says that the job's memory
     is lost, though this process cannot see that.
     """
 
-    stores_with_ready = True  # Redis is given the manifest alone
-
     def __init__(
         self, job: Job, transport: ShmTransport, term: str, arrays: ShardArrays, parallel: bool, memory_lost: bool
     ) -> None:
-        self._job = job
+        whats = ("w", *arrays.slots)
+        super().__init__(job, 0, term, arrays, Versions(job.layout.nbytes * len(whats), _VERSIONS))
         self._segments = transport.segments
         self._reader = transport.reader
-        self._term = term
-        self._arrays = arrays
         self._memory_lost = memory_lost
-        self._whats = ("w", *arrays.slots)
+        self._whats = whats
         format_ = format_of(job.config.gradient_format)
         self._ends = list(accumulate(format_.nbytes(c.stop - c.start) for c in arrays.chunks))
         self._parallel = parallel and not format_.lossy and len(arrays.chunks) >= _FEW
@@ -68,10 +64,7 @@ class ShmStorage:
         self._gone: list[str] = []
         self._helpers = min(_THREADS, os.cpu_count() or 1) - 1
         self._pool = ThreadPoolExecutor(max(1, self._helpers), "kvps-step")
-        self._versions = Versions(job.layout.nbytes * len(self._whats), _VERSIONS)
-        self._dead = DeadKeys(job, 0, term)
         self._mirror = Mirror(job, transport, term)
-        self._version = 0
 
     def close(self) -> None:
         self._mirror.close()
@@ -129,14 +122,6 @@ class ShmStorage:
         ]
         self._arrays.weights = found[0].view(DTYPE)
         self._arrays.state = {slot: data.view(DTYPE) for slot, data in zip(self._arrays.slots, found[1:], strict=True)}
-
-    def _read_from_redis(self, version: int, name: str) -> None:
-        for what, target in {"w": self._arrays.weights, **self._arrays.state}.items():
-            if what != "w" and not version:
-                target.fill(0)
-                continue
-            keys = [self._job.keys.array(0, what, name, chunk.number) for chunk in self._arrays.chunks]
-            self._job.client.get(list(zip(keys, self._arrays.stretches(target), strict=True)))
 
     def _contributions_are_here(self) -> bool:
         """A server that has lost its last writes may wait for contributions that were committed, and written over."""
@@ -201,12 +186,9 @@ class ShmStorage:
             self._lose()
         return [whole[start:end] for start, end in zip([0, *self._ends], self._ends, strict=False)]
 
-    def fetch_one_early(self, waiting: Callable[[], Sequence[Contribution]]) -> bool:
-        return False
-
     def each_chunk(self, step: Step) -> Generator[dict[str, str], None, None]:
         if not self._parallel:
-            yield from map(step, self._arrays.chunks)
+            yield from super().each_chunk(step)
             return
         todo = iter(self._arrays.chunks)  # gives each chunk to one thread
         digests: dict[int, dict[str, str]] = {}
@@ -226,9 +208,6 @@ class ShmStorage:
             other.result()
         yield from (digests[chunk.number] for chunk in self._arrays.chunks)
 
-    def items(self, name: str, chunk: Chunk) -> Iterator[tuple[str, Buffers]]:
-        return iter(())
-
     def promote(self, plan: Plan, name: str, pinned: int | None) -> None:
         # Of contributions nothing dies here: its worker writes a segment anew, or it is swept.
         self._version = plan.version
@@ -247,8 +226,7 @@ class ShmStorage:
 
     def live_names(self) -> set[str]:
         spares = {spare.name.split(":")[1] for each in self._spares.values() for spare in each}
-        next_name = staged_name(self._version + 1, self._term)
-        return {*self._versions.names.values(), next_name} | self._mirror.names | spares
+        return super().live_names() | self._mirror.names | spares
 
     def _bury_version(self, version: int, name: str) -> None:
         if self._mirror.lets_go(version, name):
@@ -260,9 +238,6 @@ class ShmStorage:
             else:
                 self._gone.append(self._job.keys.segment(what, name))
 
-    def bury(self, keys: Iterable[str]) -> None:
-        self._dead.bury(keys)
-
     def bury_segments(self, names: Iterable[str]) -> None:
         self._gone += names
 
@@ -272,15 +247,9 @@ class ShmStorage:
             self._spares[what] = []
 
     def free(self) -> None:
-        self._dead.free()
+        super().free()
         gone, self._gone = self._gone, []
         self._segments.unlink(gone)
-
-    def keep_reserve(self) -> None:
-        pass  # Redis holds no version that a commit waits for
-
-    def restore_reserve(self) -> None:
-        pass
 
     def _gradient(self, c: Contribution) -> str:
         return segment_of(self._job.keys.gradient(0, c.worker, c.incarnation, c.seq, 0))
