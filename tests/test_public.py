@@ -17,7 +17,6 @@ import kvps
 from kvps.machine.paths import bundled_server, server_program
 from kvps.server import private_server
 
-
 PUBLIC = """
 Adagrad Adam AdamW Checkpoint CorruptData DeviceFailed InvalidName InvalidSetting InvalidTask Job JobConfig
 JobError JobExists JobNotFound KvpsError LayoutMismatch LeaseLost LocalJob NoServer NotFinite RunContext SGD

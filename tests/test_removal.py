@@ -246,7 +246,8 @@ def test_8200_workers_are_planned_committed_evicted_recovered_and_removed(store:
     turn = job.turn()
     assert (turn.version, turn.lowest, turn.joined) == (1, 1, MANY)
     assert job.client.call("XLEN", job.keys.inbox) == 0
-    s.recover("another life", "abcd1234", 1)
+    for run_id in ("another run", store.client.run_id()):
+        s.recover(run_id, f"abcd{run_id[:4]}", 1)
     assert {m.state for m in job.state().members.values()} == {"rejoining"}
     s.evict()
     job.client.call("ZADD", job.keys.heartbeat, *[x for n in range(MANY) for x in (0, f"x{n}")])

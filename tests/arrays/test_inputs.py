@@ -320,7 +320,7 @@ def test_why_memory_is_not_shared_is_said(
 ) -> None:
     """As in a container, whose /dev/shm has 64 MB unless it is told otherwise."""
     monkeypatch.setattr(shared_memory, "available", lambda: left is not None)
-    monkeypatch.setattr(shared_memory, "room", lambda: left or 0)
+    monkeypatch.setattr(shared_memory, "free_bytes", lambda: left or 0)
     assert store.create_job("small", ZEROS).config.transport == "redis"
     assert not caplog.messages
     assert store.create_job("job", {"x": np.zeros(1_000_000, np.float32)}).config.transport == "redis"

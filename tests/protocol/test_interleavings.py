@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from helpers.harness import aggregating
 from kvps_aggregator import Aggregator
-from kvps_aggregator.shard import shard
+from kvps_aggregator.shard import lifecycle, shard
 
 import kvps
 from kvps.session.session import Session
@@ -89,7 +89,7 @@ def test_a_holder_that_overslept_does_not_go_on_from_what_was_rejected(
         successor.work()  # it goes on from version 1 and frees the gradients
         successor.release()
         with monkeypatch.context() as slept:  # it had looked at the plan before it fell asleep
-            slept.setattr(drowsy.scripts, "plan", lambda: seen)
+            slept.setattr(drowsy.scripts, "plan", lambda _: seen)
             sleeper.work()
         sleeper.work()
         _push(w0, 100)
@@ -148,7 +148,7 @@ def test_what_was_rejected_is_settled_in_a_new_life_of_the_server_too(store: Sto
 
 def test_a_holder_that_overslept_its_reading_stands_by(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """It took the shard, slept, and what it was to read is freed: that is a lost lease, and no damage."""
-    monkeypatch.setattr(shard, "_LINGER_VERSIONS", 2)
+    monkeypatch.setattr(lifecycle, "_LINGER_VERSIONS", 2)
     job = store.create_job("job", {"x": np.zeros(2, np.float32)}, reduction="sum", optimizer=kvps.SGD(lr=1.0))
     stop = threading.Event()
     sleeper, other = Aggregator(store.job("job"), stop), Aggregator(job, stop)

@@ -338,7 +338,7 @@ def test_units_that_come_back_are_computed_with_it(store: Store) -> None:
     aggregator.sweep()
     assert not _stored(job)
     with job.join("w0") as late:
-        assert late.take() is None, "who comes all the same finds nothing to do, and needs nothing"
+        assert late.next_unit() is None, "who comes all the same finds nothing to do, and needs nothing"
     aggregator.release()
 
 
