@@ -179,7 +179,7 @@ def test_a_removal_that_sleeps_while_it_settles_leaves_a_new_job_alone(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another removal ends meanwhile and frees the name."""
-    store.create_job("job", model(), workers=1).join("w0")._heart.stop()
+    store.create_job("job", model(), workers=1).join("w0")._membership.stop_heartbeat()
     with _removing(store, monkeypatch, kvps.store.time, "sleep") as first:
         store.remove_job("job")
         job = store.create_job("job", model(1), workers=1)

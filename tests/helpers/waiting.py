@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 
-def eventually(holds: Callable[[], bool], seconds: float = 20) -> bool:
+def eventually(holds: Callable[[], bool], seconds: float = 90) -> bool:
     """Whether it comes to hold: for what other processes do, which give no sign to wait for."""
     deadline = time.monotonic() + seconds
     while not (held := holds()) and time.monotonic() < deadline:

@@ -13,6 +13,7 @@ import pytest
 from helpers.commands import kvps_run
 from helpers.digits_job import digits_job, proved, run_workers, task_gradient
 from helpers.harness import aggregating, model
+from helpers.internals import membership_of
 from helpers.servers import BINARIES, running_server
 from helpers.waiting import eventually
 from kvps_aggregator import Aggregator
@@ -350,7 +351,7 @@ def test_fp32_jobs_and_who_is_evicted_store_nothing(store: Store, monkeypatch: p
         with monkeypatch.context() as never:
             never.setattr(Client, "put", lambda *_: pytest.fail("it stores"))
             if gradient_format == "fp32":
-                never.setattr(session, "_look", lambda *_: pytest.fail("it looks"))
+                never.setattr(membership_of(session), "look", lambda *_: pytest.fail("it looks"))
                 session.leave(finished=False)
             else:
                 _evict(job, session)
