@@ -28,6 +28,8 @@ from kvps.protocol.keys import JOBS, MEMORY, JobKeys, check_id, check_name, stag
 from kvps.protocol.scripts import JobScripts, being_removed, job_exists, job_not_found
 from kvps.server import private_server
 from kvps.transport import shared_memory
+from kvps.transport.access import JobAccess
+from kvps.transport.opening import open_transport
 
 log = logging.getLogger("kvps.store")
 
@@ -75,6 +77,11 @@ class Store:
     def url(self) -> str:
         """Where the server is, with its password if it has one."""
         return self.client.url
+
+    @property
+    def server_name(self) -> str:
+        """What the server is, as in "Valkey 9.1.2". Raises ServerLost."""
+        return self.client.server_name()
 
     @property
     def started_server(self) -> bool:
@@ -195,9 +202,8 @@ class Store:
                 items.append((keys.manifest(shard, staged), [memoryview(json.dumps(manifest).encode())]))
         scripts = JobScripts(self.client.call, keys, layout.shards)
         begins = json.dumps(_as_text(checkpoint)) if checkpoint else ""
-        segments = shared_memory.Segments(config.memory, id) if config.transport == "shm" else None
-        if segments:
-            segments.ensure()
+        transport = open_transport(JobAccess(self.client, keys, config, layout, scripts))
+        transport.prepare()
         try:
             self.client.put(items)
             self.client.call("SADD", JOBS, name)  # first: a job that nobody lists would be there for ever
@@ -207,8 +213,7 @@ class Store:
             raise  # it may have been created all the same: whose bytes these are is not known
         except KvpsError:
             self.client.unlink([key for key, _ in items])
-            if segments:
-                segments.remove()
+            transport.discard()
             raise
         return Job(self.client, name)
 

@@ -23,7 +23,7 @@ from helpers.harness import (
     model,
     work,
 )
-from helpers.servers import BINARIES, running_server
+from helpers.servers import BINARY, running_server
 from kvps_aggregator.step.device_step import DeviceStep
 from kvps_aggregator.step.shard_arrays import ShardArrays
 
@@ -54,7 +54,7 @@ def cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def server_url() -> Iterator[str]:
     """One server: nothing here depends on which."""
-    with running_server(next(iter(BINARIES.values()))) as url:
+    with running_server(BINARY) as url:
         yield url
 
 

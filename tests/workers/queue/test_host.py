@@ -21,7 +21,7 @@ import pytest
 from helpers.commands import TINY, Started, kvps_run
 from helpers.harness import check_chain
 from helpers.paths import ROOT
-from helpers.servers import BINARIES, ONE_AND_SLOWLY_ALL, running_server
+from helpers.servers import BINARIES, BINARY, ONE_AND_SLOWLY_ALL, running_server
 from helpers.waiting import eventually
 from kvps_workers import load_task
 from kvps_workers.queue.queue import TaskQueue
@@ -74,7 +74,7 @@ def test_three_hosts_train_the_digits_and_one_is_killed(
     home: Path, tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch, kind: str, victim: str
 ) -> None:
     """On the private server; judged from the log: all that was acknowledged counts, once; its replay is the same."""
-    monkeypatch.setenv("KVPS_REDIS_SERVER", BINARIES[kind])
+    monkeypatch.setenv("KVPS_SERVER", BINARIES[kind])
     assert kvps_run("server", "start").returncode == 0
     try:
         aggregator = start("aggregator", "start", "--job", "digits")
@@ -205,7 +205,7 @@ def test_a_task_of_the_users_own_is_allowed_by_name(
 
 @pytest.mark.slow
 def test_the_queue_may_be_on_another_server(digits: Callable[..., Job], start: Start, store: Store, raw: Any) -> None:
-    with running_server(next(iter(BINARIES.values()))) as other:
+    with running_server(BINARY) as other:
         aggregator = start("aggregator", "start", "--job", "far")
         where = ["--queue-redis", other]
         assert kvps_run("submit", "digits", "-w", "1", "--job", "far", *TINY, *where).returncode == 0
@@ -247,7 +247,7 @@ def test_the_password_stands_in_no_command_line_and_no_environment(home: Path, s
     assert kvps_run("submit", "digits", "-w", "2", "--job", "job").returncode == 0
     host.until("joined as w0")
     mine = f"KVPS_RUNTIME_DIR={home}\0".encode()
-    horses = [p for p in Path("/proc").glob("[0-9]*") if b"kvps_workers.horse" in _bytes(p / "cmdline")]
+    horses = [p for p in Path("/proc").glob("[0-9]*") if b"kvps_workers.queue.task_process" in _bytes(p / "cmdline")]
     (horse,) = [p for p in horses if mine in _bytes(p / "environ")]
     for process in (horse, Path(f"/proc/{host.process.pid}")):
         for file in ("cmdline", "environ"):

@@ -1,4 +1,4 @@
-"""Starts horses: the processes that work on training tasks, see `kvps_workers.horse`."""
+"""Starts horses: the processes that work on training tasks, see `kvps_workers.queue.task_process`."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Horse:
         }
         # -P, for a redis.py or random.py that lies in the user's directory is not meant.
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "kvps_workers.horse"],
+            [sys.executable, "-P", "-m", "kvps_workers.queue.task_process"],
             env=means.environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

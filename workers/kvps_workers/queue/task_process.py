@@ -1,8 +1,8 @@
 """The process that works on one training task: started fresh, never forked, for CUDA does not survive a fork.
 
-``python -m kvps_workers.horse`` reads one line of JSON from its standard input: what to do, checked by the host that
-started it, and the server's URL, which so stands in no command line and no environment. It knows nothing of queues. It
-loads no task but built-in ones and those that the host's operator allowed. It leaves its job and ends when its input
+``python -m kvps_workers.queue.task_process`` reads one line of JSON from its standard input: what to do, checked by the
+host that started it, and the server's URL, which so stands in no command line and no environment. It knows nothing of
+queues. It loads no task but built-in ones and those that the host's operator allowed. It leaves its job and ends when its input
 ends, which it does with the host, however that ends.
 """
 
