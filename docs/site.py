@@ -85,7 +85,7 @@ class Pages:
     def _source(self, name: str) -> str:
         """The page of a source file, or of a folder of them."""
         path, page = ROOT / name, self._pages[name]
-        begin = f"---\nsearch:\n  exclude: true\n---\n\n# {name}\n\n"
+        begin = f"---\nsearch:\n  exclude: true\nhide:\n  - toc\n---\n\n# {name}\n\n"
         if not path.is_dir():
             return f"{begin}````{_LANGUAGES.get(path.suffix, 'text')}\n{path.read_text()}\n````\n"
         inside = [each for each in sorted(path.iterdir()) if each.is_file() and each.suffix in _LANGUAGES]
