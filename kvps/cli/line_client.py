@@ -176,8 +176,13 @@ def _numbered(reply: Reply, indent: int) -> str:
     width, lines = len(str(len(reply.items) // step)), list[str]()
     for number, at in enumerate(range(0, len(reply.items), step), 1):
         head = f"{number:>{width}}{_MARKS[reply.kind]} "
-        entry = [pretty(item, indent + len(head)) for item in reply.items[at : at + step]]
-        lines.append(head + " => ".join(entry))
+        inside = indent + len(head)
+        entry = pretty(reply.items[at], inside)
+        if step == 2:
+            value = reply.items[at + 1]
+            entry += f" => \n{' ' * inside}" if value.items else " => "
+            entry += pretty(value, inside)
+        lines.append(head + entry)
     return f"\n{' ' * indent}".join(lines)
 
 

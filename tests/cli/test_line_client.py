@@ -59,6 +59,8 @@ COMMANDS = [
     ["-3", "zscore", "sorted", "a"],
     ["-3", "zrange", "sorted", "0", "-1", "withscores"],
     ["-3", "xinfo", "stream", "stream"],
+    ["-3", "eval", "redis.setresp(3); return {map={a={}}}", "0"],
+    ["-3", "eval", "redis.setresp(3); return {map={a={map={b={1, {2}}}}}}", "0"],
     ["-3", "get", "none"],
     ["-3", "eval", "redis.setresp(3); return {true, false, {double=1.5}}", "0"],
     ["nonsense"],
@@ -95,7 +97,7 @@ def test_it_prints_what_redis_cli_prints(filled: Store, form: str, capfdbinary: 
         (b"*0\r\n", "(empty array)", b""),
         (b"%0\r\n", "(empty hash)", b""),
         (b'$3\r\n\xff\n"\r\n', r'"\xff\n\""', b'\xff\n"'),
-        (b"%1\r\n+a\r\n*2\r\n:1\r\n:2\r\n", "1# a => 1) (integer) 1\n   2) (integer) 2", b"a 1\n2"),
+        (b"%1\r\n+a\r\n*2\r\n:1\r\n:2\r\n", "1# a => \n   1) (integer) 1\n   2) (integer) 2", b"a 1\n2"),
         (b"*1\r\n*2\r\n+a\r\n+b\r\n", "1) 1) a\n   2) b", b"a\nb"),
     ],
 )

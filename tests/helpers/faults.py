@@ -19,6 +19,8 @@ class MortalServer:
         self.folder = folder
         self._command = [binary, "--port", "0", "--unixsocket", f"{folder}/s", "--save", "", "--dir", str(folder)]
         self._command += [
+            "--logfile",
+            f"{folder}/log",
             "--appendonly",
             "yes",
             "--appendfsync",
@@ -29,8 +31,11 @@ class MortalServer:
         ]
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> None:
-        self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    def start(self, *options: str) -> None:
+        """Start it, with more options for this once. Raises RuntimeError if it ends at once."""
+        self._process = subprocess.Popen(
+            [*self._command, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
         with redis.Redis(unix_socket_path=f"{self.folder}/s", retry=None, protocol=2) as client:
             for _ in range(2000):
                 try:
@@ -48,8 +53,12 @@ class MortalServer:
         self._process.send_signal(signal.SIGKILL)
         self._process.wait()
 
+    def said(self) -> str:
+        """What it has written about itself."""
+        return (self.folder / "log").read_text()
+
     def log(self) -> Path:
-        """The file to which it appends. Redis 7 keeps several, the last of which grows."""
+        """The file to which it appends. Redis 7 and Valkey keep several, the last of which grows."""
         parts = sorted(self.folder.glob("appendonlydir/*.incr.aof"))
         return parts[-1] if parts else self.folder / "appendonly.aof"
 

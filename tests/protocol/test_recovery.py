@@ -219,8 +219,7 @@ def test_nothing_is_written_behind_half_a_transaction(mortal: MortalServer) -> N
         mortal.kill()
         whole = mortal.log().read_bytes()
         mortal.log().write_bytes(whole[: whole.index(b"head", whole.rindex(b"HINCRBY"))])
-        mortal.start()
-        job.client.call("CONFIG", "SET", "rdb-key-save-delay", 100_000)  # microseconds: it takes seconds
+        mortal.start("--rdb-key-save-delay", "100000")  # microseconds: to write the file anew takes seconds
         with ThreadPoolExecutor(3) as pool:
             others = [
                 pool.submit(job.scripts.heartbeat, "w0", session.incarnation),
@@ -233,12 +232,25 @@ def test_nothing_is_written_behind_half_a_transaction(mortal: MortalServer) -> N
                 assert not aggregator._leases.watch()
             assert not joining.done(), "who joins waits, too"
             mortal.kill()
-            mortal.start()
+            if not _starts(mortal):
+                with pytest.raises(kvps.ServerLost):
+                    joining.result()
+                return
             assert joining.result().round == 3, "its third contribution waits for a commit"
         state = job.state()
         assert (state.version, state.clock["w0"], state.members["w0"].pending) == (2, 2, 1)
         assert eventually(lambda: aggregator._leases.watch() and (aggregator.hold() or aggregator.work()))
         assert check_chain(job) == job.state().clock["w0"] == 3
+
+
+def _starts(mortal: MortalServer) -> bool:
+    """Whether it starts. Redis 7 refuses when any file but its last is cut short: half a transaction is not loaded."""
+    try:
+        mortal.start()
+    except RuntimeError:
+        assert "the truncated file is not the last file" in mortal.said()
+        return False
+    return True
 
 
 def test_before_a_new_history_nothing_is_accepted_committed_or_deleted(mortal: MortalServer) -> None:
