@@ -69,7 +69,7 @@ def accuracy(job: Job) -> float:
 
 
 @pytest.mark.parametrize("kind", ONE_AND_SLOWLY_ALL)
-@pytest.mark.parametrize("victim", [pytest.param("nobody", marks=pytest.mark.slow), "host", "horse"])
+@pytest.mark.parametrize("victim", [pytest.param("nobody", marks=pytest.mark.slow), "host", "task process"])
 def test_three_hosts_train_the_digits_and_one_is_killed(
     home: Path, tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch, kind: str, victim: str
 ) -> None:
@@ -87,9 +87,8 @@ def test_three_hosts_train_the_digits_and_one_is_killed(
             assert eventually(lambda: job.state().version > 20)
             if victim != "nobody":
                 member = job.state().members["w1"]
-                horse = member.pid
-                parent = int(Path(f"/proc/{horse}/stat").read_text().rpartition(")")[2].split()[1])
-                os.kill(parent if victim == "host" else horse, signal.SIGKILL)
+                parent = int(Path(f"/proc/{member.pid}/stat").read_text().rpartition(")")[2].split()[1])
+                os.kill(parent if victim == "host" else member.pid, signal.SIGKILL)
             codes = sorted(host.wait() for host in hosts)
             assert codes == ([-signal.SIGKILL, 0, 0] if victim == "host" else [0, 0, 0])
             assert aggregator.wait() == 0, "the job is finished"
@@ -130,8 +129,8 @@ def test_who_waits_in_a_later_job_makes_way_for_an_older_one_that_lost_a_host(
     queue.submit(later)
     hosts = [start("worker", "--queue") for _ in range(3)]
     assert eventually(lambda: (len(older.state().members), len(later.state().members)) == (2, 1))
-    victim = next(s for s in queue.started() if s.id.endswith("older-w1"))
-    os.kill(victim.identity["pid"], signal.SIGKILL)
+    victim = next(row for row in queue.look()[1] if row.id.endswith("older-w1"))
+    os.kill(victim.process["pid"], signal.SIGKILL)
     assert eventually(lambda: older.state().members["w1"].incarnation.startswith("2-"))
     assert [m.active for m in later.state().members.values()] == [False]
     aggregator = start("aggregator", "start")
@@ -247,9 +246,9 @@ def test_the_password_stands_in_no_command_line_and_no_environment(home: Path, s
     assert kvps_run("submit", "digits", "-w", "2", "--job", "job").returncode == 0
     host.until("joined as w0")
     mine = f"KVPS_RUNTIME_DIR={home}\0".encode()
-    horses = [p for p in Path("/proc").glob("[0-9]*") if b"kvps_workers.horse" in _bytes(p / "cmdline")]
-    (horse,) = [p for p in horses if mine in _bytes(p / "environ")]
-    for process in (horse, Path(f"/proc/{host.process.pid}")):
+    running = [p for p in Path("/proc").glob("[0-9]*") if b"kvps_workers.queue.task_process" in _bytes(p / "cmdline")]
+    (task_process,) = [p for p in running if mine in _bytes(p / "environ")]
+    for process in (task_process, Path(f"/proc/{host.process.pid}")):
         for file in ("cmdline", "environ"):
             assert password.encode() not in _bytes(process / file)
     assert host.end() == 128 + signal.SIGTERM
