@@ -18,15 +18,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers import waiting as waiting_for
 from helpers.commands import TINY, Started, kvps_run
 from helpers.harness import check_chain
 from helpers.paths import ROOT
 from helpers.servers import BINARIES, ONE_AND_SLOWLY_ALL, running_server
-from helpers.waiting import eventually
 from kvps_workers import load_task
 from kvps_workers.queue.queue import TaskQueue
 from rq.job import Job as RqJob
-from rq.registry import FailedJobRegistry
 from rq.serializers import JSONSerializer
 
 import kvps
@@ -36,6 +35,11 @@ from kvps.store import Store
 
 RQ = str(Path(sys.executable).with_name("rq"))
 Start = Callable[..., Started]
+pytestmark = pytest.mark.timeout(600)  # a busy machine starts a process in seconds
+
+
+def eventually(holds: Callable[[], bool]) -> bool:
+    return waiting_for.eventually(holds, 300)
 
 
 @pytest.fixture(params=ONE_AND_SLOWLY_ALL, scope="module")
@@ -78,13 +82,13 @@ def test_three_hosts_train_the_digits_and_one_is_killed(
     assert kvps_run("server", "start").returncode == 0
     try:
         aggregator = start("aggregator", "start", "--job", "digits")
-        done = kvps_run("submit", "digits", "--workers", "3", "--epochs", "15", "--slow", "w1=3x")
+        done = kvps_run("submit", "digits", "--workers", "3", "--epochs", "8", "--slow", "w1=2x")
         assert done.returncode == 0, done.stderr
         assert "it begins when 3 hosts serve the queue kvps; now 0 do" in done.stderr
         hosts = [start("worker", "--queue", "--burst", "--acks", f"acks{i}") for i in range(3)]
         with kvps.connect() as store:
             job = store.job("digits")
-            assert eventually(lambda: job.state().version > 20)
+            assert eventually(lambda: job.state().version > 5)
             if victim != "nobody":
                 member = job.state().members["w1"]
                 parent = int(Path(f"/proc/{member.pid}/stat").read_text().rpartition(")")[2].split()[1])
@@ -92,17 +96,18 @@ def test_three_hosts_train_the_digits_and_one_is_killed(
             codes = sorted(host.wait() for host in hosts)
             assert codes == ([-signal.SIGKILL, 0, 0] if victim == "host" else [0, 0, 0])
             assert aggregator.wait() == 0, "the job is finished"
-            assert accuracy(job) > 0.95
+            assert accuracy(job) > 0.9
             lives = {m.worker: m.incarnation.partition("-")[0] for m in job.state().members.values()}
             assert lives == {"w0": "1", "w1": "1" if victim == "nobody" else "2", "w2": "1"}
             verdict = judge(tmp_path.glob("acks*"), job)
-            assert verdict.acknowledged > 300
+            assert verdict.acknowledged > 100
             assert (verdict.lost, verdict.twice) == (0, 0)
             check_chain(job)
         proved = kvps_run("verify", "digits")
         assert proved.returncode == 0, proved.stderr
         shown = kvps_run("queue")
-        assert shown.stdout == ("kvps: 1 host\n" if victim == "host" else ""), "a lost one counts for a while"
+        counted = ["", "kvps: 1 host\n"] if victim == "host" else [""]  # a lost one counts for a while
+        assert shown.stdout in counted
     finally:
         assert kvps_run("server", "stop").returncode == 0
 
@@ -307,8 +312,8 @@ PAYLOADS = {
     "a job under a key of another type": call(job="string"),
     "a job of nonsense": call(job="nonsense"),
 }
-CALLBACKS = {f"{when}_callback_name": "os.system" for when in ("success", "failure", "stopped")}
 FIELDS = {
+    **{f"{when}_callback_name": "os.system" for when in ("success", "failure", "stopped")},
     "meta": PICKLE,
     "result": PICKLE,
     "exc_info": PICKLE,
@@ -320,61 +325,66 @@ FIELDS = {
     "webhooks": '[{"url": "http://127.0.0.1:1/", "job_status": "failed"}]',
     "dependency_ids": '["os"]',
     "group_id": "os",
+    "worker_name": PICKLE,
+    "kvps_process": "[" * 5000,
     "kvps_losses": "nan",
     "kvps_version": "0",
 }
+RUN = {"missing", "good", "string", "nonsense"}  # jobs that a task process finds to be gone or another, or cannot read
+KEPT = {b"description", b"status", b"origin", b"timeout", b"worker_name", b"started_at"}
 
 
-GONE = ("missing", "good")  # jobs that a horse finds not to be there, or to be other ones
-RUN = (*GONE, "string", "nonsense")  # and that it cannot read
-
-
-def test_nothing_that_is_planted_runs_or_stops_the_host(
-    digits: Callable[..., Job], start: Start, queue: TaskQueue, raw: Any, tmp_path: Path
-) -> None:
-    """In every key and queue that a host reads. Each is refused in a line; what is right is trained all the same."""
-    good = digits("good", workers=1, epochs=1)
-    evil = digits("evil", workers=1, task="evil:Task")
-    (tmp_path / "evil.py").write_text("open('exploded', 'w').close()")
+def plant_jobs(raw: Any) -> None:
+    """Keys of jobs that are none."""
     raw.set("kvps:{string}:config", PICKLE)
     raw.hset("kvps:{nonsense}:config", mapping={"workers": "many", "task": "os:system"})
     raw.set("kvps:{nonsense}:layout", PICKLE)
     raw.sadd("kvps:jobs", "string", "nonsense")
 
-    ids = []
-    for number, payload in enumerate(PAYLOADS.values()):
-        for fields in ({}, FIELDS | CALLBACKS):
-            ids.append(f"planted-{number}-{len(fields)}")
-            raw.hset(f"rq:job:{ids[-1]}", mapping={"data": payload, "origin": "kvps"} | fields)
-    raw.hset("rq:job:disallowed", mapping={"data": call(job="evil", id=evil.state().id)} | CALLBACKS)
+
+def plant_tasks(raw: Any, disallowed: bytes) -> tuple[set[str], int]:
+    """Tasks in the queue: the ids of all that have a payload, and how many must be refused or passed over."""
+    refused, ran = set(), set()
+    for number, (name, payload) in enumerate(PAYLOADS.items()):
+        is_task = name.startswith("a job ")
+        for planted in (FIELDS,) if is_task else ({}, FIELDS):  # a process for each takes its time
+            id = f"planted-{number}-{len(planted)}"
+            (ran if is_task else refused).add(id)
+            raw.hset(f"rq:job:{id}", mapping=planted | {"data": payload, "origin": "kvps"})
+            raw.rpush("rq:queue:kvps", id)
+    raw.hset("rq:job:disallowed", mapping=FIELDS | {"data": disallowed})
     raw.hset("rq:job:with a space:and:colons", mapping={"data": PICKLE})
     raw.hset(b"rq:job:\xff\x00\n", mapping={"data": PICKLE})
-    raw.hset("rq:job:nodata", mapping=FIELDS | CALLBACKS)
+    raw.hset("rq:job:nodata", mapping=FIELDS)
     raw.set("rq:job:string", PICKLE)
     raw.rpush("rq:job:list", PICKLE)
-    others = [
-        "disallowed",
-        "with a space:and:colons",
-        b"\xff\x00\n",
-        "nodata",
-        "string",
-        "list",
-        "unknown",
-        "",
-        PICKLE,
-        "last",
-    ]
-    raw.rpush("rq:queue:kvps", *ids, *others)
+    no_ids = ["with a space:and:colons", b"\xff\x00\n", "nodata", "string", "list", "unknown", "", PICKLE]
+    raw.rpush("rq:queue:kvps", "disallowed", *no_ids, "last")
+    return refused | ran | {"disallowed"}, len(refused) + len(no_ids) + 1
+
+
+def plant_registries(raw: Any, ids: list[str]) -> None:
+    """What else a host, or a worker of RQ's, reads."""
     raw.rpush("rq:queue:kvps:intermediate", *ids, PICKLE)
     raw.zadd("rq:wip:kvps", {f"{ids[0]}:x": 1, "nonsense": 1, PICKLE: 1, f"{ids[1]}:y": 1, ":": 1, "gone:z": 1})
-    raw.hset(f"rq:execution:{ids[0]}:x", mapping={"kvps_process": "[" * 5000, "last_heartbeat": PICKLE})
-    raw.hset(f"rq:execution:{ids[1]}:y", "kvps_process", json.dumps({"pid": "1e9", "space": [], "start": {}}))
     raw.set("rq:execution:gone:z", PICKLE)
     for registry in ("finished", "canceled", "scheduled", "deferred"):
         raw.set(f"rq:{registry}:kvps", PICKLE)
     raw.zadd("rq:failed:kvps", {PICKLE: 1e12})
     raw.sadd("rq:workers:kvps", PICKLE, "rq:worker:planted", "\n")
     raw.hset("rq:worker:planted", mapping={"birth": PICKLE, "current_job": PICKLE})
+
+
+def test_nothing_that_is_planted_runs_or_stops_the_host(
+    digits: Callable[..., Job], start: Start, queue: TaskQueue, raw: Any, tmp_path: Path
+) -> None:
+    """In every key and queue that a host reads. Each is refused in a line; a real job trains all the same."""
+    good = digits("good", workers=1, epochs=1)
+    evil = digits("evil", workers=1, task="evil:Task")
+    (tmp_path / "evil.py").write_text("open('exploded', 'w').close()")
+    plant_jobs(raw)
+    ids, refusals = plant_tasks(raw, call(job="evil", id=evil.id))
+    plant_registries(raw, sorted(ids))
     queue.submit(good)
 
     aggregator = start("aggregator", "start", "--job", "good")
@@ -382,10 +392,8 @@ def test_nothing_that_is_planted_runs_or_stops_the_host(
     said = host.until("passed over 'last'")
     assert aggregator.wait() == 0
     assert "good w0: finished" in said, "it was submitted at a time that its id says; what says none comes behind it"
-    refused = set(re.findall(r"^(?:refused|passed over) b?'(.*)': ", said, re.MULTILINE))
-    ran = set(re.findall(r"^(\S+) w0: (?:failed|canceled) \(", said, re.MULTILINE))
-    assert len(refused) == len(ids) + len(others) - len(RUN) * 2 - 1
-    assert ran == {"missing", "good", "string", "nonsense", "evil"}
+    assert len(set(re.findall(r"^(?:refused|passed over) (['\"].*['\"]): ", said, re.MULTILINE))) == refusals
+    assert set(re.findall(r"^(\S+) w0: (?:failed|canceled) \(", said, re.MULTILINE)) == RUN | {"evil"}
     name = next(k for k in raw.keys("rq:worker:kvps-*")).decode().rpartition(":")[2]
     for message in (PICKLE, b"{", json.dumps({"command": "shutdown"}), json.dumps({"command": "kill-horse"})):
         assert raw.publish(f"rq:pubsub:{name}", message) == 0, "nobody listens to commands"
@@ -393,22 +401,15 @@ def test_nothing_that_is_planted_runs_or_stops_the_host(
     raw.lpush("rq:queue:kvps", "again")
     host.until("passed over 'again'")
 
+    for id in ids:
+        left = {field for field in raw.hkeys(f"rq:job:{id}") if not field.startswith(b"kvps_")}
+        assert left <= KEPT | {b"data"}, "nothing is left that RQ's tools would unpickle or call"
+        if b"data" in left:
+            assert RqJob.fetch(id, connection=raw, serializer=JSONSerializer).func_name == "kvps.train"
     raw.zrem("rq:failed:kvps", PICKLE)
-    failed = FailedJobRegistry("kvps", connection=raw, serializer=JSONSerializer)
-    found = {id: RqJob.fetch(id, connection=raw, serializer=JSONSerializer) for id in failed.get_job_ids() if id in ids}
-    notes = {id: job for id, job in found.items() if (job.description or "").startswith("refused: ")}
-    ended = len(ids) - 2 * len(GONE)
-    assert ended - 2 <= len(found) <= ended, "two are said to run, until they are lost"
-    assert len(notes) == len(found) - 2 * (len(RUN) - len(GONE))
-    for job in found.values():
-        result = job.latest_result()
-        assert (job.func_name, job.meta, job.failure_callback, job.webhooks) == ("kvps.train", {}, None, [])
-        assert result
-        assert result.exc_string
-    raw.delete("rq:finished:kvps", "rq:canceled:kvps", "rq:scheduled:kvps", "rq:deferred:kvps")
-    raw.delete("rq:worker:planted")
     shown = kvps_run("queue")
     assert (shown.returncode, shown.stderr) == (0, "")
+    assert "refused: " in shown.stdout
     assert host.end() == 128 + signal.SIGTERM
     assert not (tmp_path / "exploded").exists()
     assert good.state().clock == {"w0": good.state().version}
