@@ -84,7 +84,7 @@ class Host:
             return False
         id, payload = found
         if payload is None:
-            log.warning("passed over %r: no task has that id, or it runs already, or is over", id)
+            log.warning("passed over %r: no task has that id, or it was cancelled", id)
             return True
         self._held = (id, execution)
         try:

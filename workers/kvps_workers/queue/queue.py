@@ -110,7 +110,7 @@ class TaskQueue:
     def cancel(self, job: str) -> tuple[int, int]:
         """Take the waiting tasks of a job out, and have those that run end: how many waited, how many run."""
         check_name("job", job)
-        waited, running = self._run("cancel", [self._key, self._started, self._over[2]], _TASK, job, _KEPT_S)
+        _, waited, running = self._run("cancel", [self._key, self._started, self._over[2]], _TASK, job, _KEPT_S)
         return waited, running
 
     def look(self, waiting: int = 0, failed: int = _FAILURES_SHOWN) -> tuple[int, list[QueueRow]]:
@@ -119,7 +119,7 @@ class TaskQueue:
         `waiting` and `failed` are how many of those at most; 0 waiting is all.
         """
         keys = [self._key, self._started, self._over[1], self._hosts]
-        hosts, *rows = self._run("look", keys, _TASK, _HOST, waiting, failed)
+        _, hosts, *rows = self._run("look", keys, _TASK, _HOST, waiting, failed)
         return hosts, [_row(*row) for row in rows]
 
     def hosts(self) -> int:
@@ -131,7 +131,7 @@ class TaskQueue:
     def take(self, execution: str) -> tuple[str, str | None] | None:
         """The first task and its payload, noted as this host's under the name of an execution; None: none waits.
 
-        Without a payload it was only taken out of the queue: nothing has that id, or it runs already, or is over.
+        Without a payload it was only taken out of the queue: no task has that id, or it was cancelled.
         """
         note = {
             "origin": self.name,
@@ -140,12 +140,11 @@ class TaskQueue:
             "started_at": utcformat(now()),
             "kvps_process": json.dumps(process.identity()),
         }
-        code, *reply = self._answer(
-            "take", [self._key, self._started, WORKERS_SUSPENDED], _TASK, execution, *_flat(note)
-        )
+        keys = [self._key, self._started, WORKERS_SUSPENDED]
+        code, *found = self._run("take", keys, _TASK, execution, *_flat(note))
         if code == "EMPTY":
             return None
-        return reply[0], reply[1] if code == "TAKEN" else None
+        return found[0], found[1] if code == "TAKEN" else None
 
     def await_task(self, timeout_s: float) -> None:
         """Wait until a task waits for a host, not longer than `timeout_s`."""
@@ -166,11 +165,10 @@ class TaskQueue:
         "": that execution was ended before. `version` is that of the task's job where a loss counts: a task that is
         lost again and again at the same version is failed. Of a refused one the payload is deleted.
         """
-        keys, reason = [self._key, self._started, *self._over], why.encode("ascii", "backslashreplace").decode()
-        code, *became = self._answer(
-            "release", keys, *(_TASK, id, execution, status, version, _TOO_MANY_LOSSES, reason, _KEPT_S)
-        )
-        if code != "DONE":
+        keys, shown = [self._key, self._started, *self._over], why.encode("ascii", "backslashreplace").decode()
+        judged = (status, version, _TOO_MANY_LOSSES, shown, _KEPT_S)
+        _, *became = self._run("release", keys, _TASK, id, execution, *judged)
+        if not became:
             return ""
         if became[0] in self._ended:
             self._ended[became[0]] += 1
@@ -215,13 +213,7 @@ class TaskQueue:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # -- scripts ----------------------------------------------------------------------------------------------
-
     def _run(self, script: str, keys: list[str], *arguments: Any) -> list[Any]:
-        """What a script answers behind its OK."""
-        return self._answer(script, keys, *arguments)[1:]
-
-    def _answer(self, script: str, keys: list[str], *arguments: Any) -> list[Any]:
         reply = list(self._client.call("EVAL", SCRIPTS[script], len(keys), *keys, *arguments))
         if reply[0] == "WRONGTYPE":
             _, key, found, want = reply

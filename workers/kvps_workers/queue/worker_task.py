@@ -14,7 +14,6 @@ from kvps.errors import InvalidName, InvalidTask
 from kvps.protocol.keys import check_name
 
 FUNCTION = "kvps.train"  # nothing imports it: a worker of RQ's own fails on it, and loses nothing
-PAYLOAD_BYTES = 1024
 _MOST_SLOW = 1000.0
 
 
