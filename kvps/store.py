@@ -28,6 +28,9 @@ from kvps.protocol.keys import JOBS, MEMORY, JobKeys, check_id, check_name, stag
 from kvps.protocol.scripts import JobScripts, being_removed, job_exists, job_not_found
 from kvps.server import private_server
 from kvps.transport import shared_memory
+from kvps.transport.access import JobAccess
+from kvps.transport.memory_identity import Memory
+from kvps.transport.opening import open_transport
 
 log = logging.getLogger("kvps.store")
 
@@ -75,6 +78,11 @@ class Store:
     def url(self) -> str:
         """Where the server is, with its password if it has one."""
         return self.client.url
+
+    @property
+    def server_name(self) -> str:
+        """What the server is, as in "Valkey 9.1.2". Raises ServerLost."""
+        return self.client.server_name()
 
     @property
     def started_server(self) -> bool:
@@ -195,9 +203,8 @@ class Store:
                 items.append((keys.manifest(shard, staged), [memoryview(json.dumps(manifest).encode())]))
         scripts = JobScripts(self.client.call, keys, layout.shards)
         begins = json.dumps(_as_text(checkpoint)) if checkpoint else ""
-        segments = shared_memory.Segments(config.memory, id) if config.transport == "shm" else None
-        if segments:
-            segments.ensure()
+        transport = open_transport(JobAccess(self.client, keys, config, layout, scripts))
+        transport.prepare()
         try:
             self.client.put(items)
             self.client.call("SADD", JOBS, name)  # first: a job that nobody lists would be there for ever
@@ -207,8 +214,7 @@ class Store:
             raise  # it may have been created all the same: whose bytes these are is not known
         except KvpsError:
             self.client.unlink([key for key, _ in items])
-            if segments:
-                segments.remove()
+            transport.discard()
             raise
         return Job(self.client, name)
 
@@ -252,7 +258,7 @@ class Store:
             log.warning(
                 "another job of this server is in the shared memory of %s, which this process does not see: only "
                 "processes that see the one here, of %s, can work on this job",
-                *(shared_memory.Memory.of(text).host for text in (first, memory)),
+                *(Memory.of(text).host for text in (first, memory)),
             )
         return replace(config, transport="shm", memory=memory)
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import redis
 from helpers.commands import Started, kvps_run
-from helpers.servers import BINARIES, private_directory, running_server
+from helpers.servers import BINARIES, ONE_AND_SLOWLY_ALL, private_directory, running_server
 from helpers.waiting import eventually, processes_of
 
 import kvps
@@ -21,9 +21,10 @@ from kvps.store import Store
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
-@pytest.fixture(scope="session", params=list(BINARIES))
+@pytest.fixture(scope="session", params=ONE_AND_SLOWLY_ALL)
 def server_url(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The URL of a server of each kind: a test that uses it runs on all of them."""
+    """The URL of a server. `make test-all` runs the test on a server of each kind; so does `make test` in the
+    rooms where the server matters, which have a fixture of this name of their own."""
     with running_server(BINARIES[request.param]) as url:
         yield url
 

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import redis
 from helpers.harness import aggregating
-from helpers.servers import BINARIES, running_server
+from helpers.servers import BINARY, running_server
 
 import kvps
 from kvps import optimizers
-from kvps.connection.client import version_of
+from kvps.connection.server_info import check_fit, server_name, version_of
 from kvps.store import Store
 
 PARAMS = {"W": np.ones((2, 3), np.float32), "b": np.ones(3, np.float32)}
@@ -302,26 +302,23 @@ def test_no_server() -> None:
 
 
 def test_a_server_that_evicts() -> None:
-    binary = next(iter(BINARIES.values()))
     with (
-        running_server(binary, "--maxmemory", "64mb", "--maxmemory-policy", "allkeys-lru") as url,
+        running_server(BINARY, "--maxmemory", "64mb", "--maxmemory-policy", "allkeys-lru") as url,
         pytest.raises(kvps.ServerUnfit, match="noeviction"),
     ):
         kvps.connect(url)
 
 
 def test_a_server_that_cannot_be_written() -> None:
-    binary = next(iter(BINARIES.values()))
     with (
-        running_server(binary, "--replicaof", "127.0.0.1", "1") as url,
+        running_server(BINARY, "--replicaof", "127.0.0.1", "1") as url,
         pytest.raises(kvps.ServerUnfit, match="cannot be written"),
     ):
         kvps.connect(url)
 
 
 def test_a_server_with_a_wrong_password() -> None:
-    binary = next(iter(BINARIES.values()))
-    with running_server(binary) as url, kvps.connect(url) as store:
+    with running_server(BINARY) as url, kvps.connect(url) as store:
         store.client.call("CONFIG", "SET", "requirepass", "right")
         with pytest.raises(kvps.NoServer, match="login"):
             kvps.connect(f"{url}?password=wrong")
@@ -330,7 +327,7 @@ def test_a_server_with_a_wrong_password() -> None:
 
 
 def test_an_old_server(old_server: str) -> None:
-    with pytest.raises(kvps.ServerUnfit, match=r"Redis 5\.0\.\d+.*6\.2 or newer"):
+    with pytest.raises(kvps.ServerUnfit, match=r"Redis 5\.0\.\d+.*Redis 6\.2 or newer, or Valkey"):
         kvps.connect(old_server)
 
 
@@ -385,3 +382,17 @@ def test_a_server_that_stops_answering_in_the_middle(server_url: str) -> None:
 )
 def test_versions(text: str, version: tuple[int, int]) -> None:
     assert version_of(text) == version
+
+
+def test_the_name_of_a_server(server_url: str) -> None:
+    with kvps.connect(server_url) as store:
+        assert re.fullmatch(r"(Valkey|Redis) \d+\.\d+\.\d+", store.server_name)
+
+
+def test_valkey_is_not_taken_for_the_redis_whose_commands_it_has() -> None:
+    info = {"redis_version": "7.2.4", "server_name": "valkey", "valkey_version": "9.1.2"}
+    check_fit("there", info)
+    assert server_name(info) == "Valkey 9.1.2"
+    assert server_name({"redis_version": "6.2.14"}) == "Redis 6.2.14"
+    with pytest.raises(kvps.ServerUnfit, match="there is Redis unknown"):
+        check_fit("there", {})

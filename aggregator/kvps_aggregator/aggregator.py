@@ -12,8 +12,8 @@ import math
 import threading
 import time
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
-from typing import Any
 
 from kvps.connection.client import WAIT_MS
 from kvps.device.base import CPU, Device
@@ -26,8 +26,8 @@ from kvps_aggregator.checkpoints import Checkpoints, Saver
 from kvps_aggregator.leases import LeaseKeeper, Leases
 from kvps_aggregator.shard.fetch import BadContribution
 from kvps_aggregator.shard.garbage import sweep
+from kvps_aggregator.shard.opening import open_shard
 from kvps_aggregator.shard.shard import Shard
-from kvps_aggregator.shard.storage_shm import ShmShard
 
 log = logging.getLogger("kvps.commit")
 
@@ -59,9 +59,9 @@ def serve(
     Raises ServerLost, CorruptData, and KvpsError if that cannot be written, or the device fails; InvalidSetting for
     `memory_lost` of a job over Redis.
     """
-    if memory_lost and not job.segments:
+    if memory_lost and job.config.transport == "redis":
         raise InvalidSetting(f"the arrays of job {job.name!r} are in Redis: it has no shared memory to lose")
-    if memory_lost and job.segments and job.segments.seen:
+    if memory_lost and job.transport.seen:
         log.info("job %s: this process sees its shared memory, so it finds out by itself what is lost", job.name)
     aggregator = Aggregator(job, stop or threading.Event(), None, record, checkpoints, device, memory_lost)
     aggregator.run(until_finished)
@@ -147,8 +147,7 @@ class Aggregator:
                     seen |= arrived
         except JobNotFound:
             log.info("job %s was removed", job.name)
-            if job.segments:
-                job.segments.remove()  # who removed it may be elsewhere
+            job.transport.discard()  # who removed it may be elsewhere
         finally:
             if job.client.owner.is_here:  # in a fork that ends, the shards are still its parent's
                 with suppress(KvpsError, ServerRestarted):
@@ -165,8 +164,8 @@ class Aggregator:
         """Give up all shards, so that a standby can take them at once."""
         for shard in self._shards.values():
             with suppress(KvpsError, ServerRestarted):  # another holder takes it from where it is
-                shard.flush()
-            shard.close()
+                shard.storage.flush()
+            shard.storage.close()
         self._leases.release()
 
     def _left_alone(self, idle_s: float) -> bool:
@@ -180,7 +179,7 @@ class Aggregator:
 
     def _flush(self) -> None:
         for shard in list(self._shards.values()):
-            shard.flush()
+            shard.storage.flush()
 
     def _finished(self) -> bool:
         """Whether the job ended well; no, if its server was restarted meanwhile, and has lost that it had."""
@@ -207,15 +206,14 @@ class Aggregator:
             if not job.state().finished(job.config):  # and another may have been the first to notice
                 raise ServerRestarted("the job is not finished any more")
             for shard in self._shards.values():
-                shard.retire()
+                shard.storage.retire()
             self.sweep()
             self._flush()
-            if job.segments:
-                self.sweep()  # what Redis had until now is dead
+            self.sweep()  # what Redis had of a job over shared memory is dead now
             if self._saver and 0 in self._shards:
                 self._saver.finish()
             for number, shard in list(self._shards.items()):
-                shard.finish()
+                shard.storage.finish()
                 self._leases.give_up(number)
                 self._eligible.remove(number)
             if not self._eligible or time.monotonic() > deadline:
@@ -226,14 +224,14 @@ class Aggregator:
 
     def hold(self, at_once: bool = False) -> None:
         """Drop shards that were lost, and now and then (or `at_once`) try to take those that are free."""
-        if self._shards and self._job.segments and not self._job.segments.here:
+        if self._shards and not self._job.transport.here:
             self._job.turn()  # or else the memory was lost under a living job
-            log.warning("job %s: %s is gone", self._job.name, self._job.segments.folder)
+            log.warning("job %s: its shared memory is gone", self._job.name)
             for shard in list(self._shards.values()):
                 self._drop(shard)
         held = self._leases.held()
         for number in [n for n, shard in self._shards.items() if held.get(n) != shard.term]:
-            self._shards.pop(number).close()
+            self._shards.pop(number).storage.close()
         missing = [n for n in self._eligible if n not in self._shards]
         if not missing or (time.monotonic() < self._next_try and not at_once):
             return
@@ -253,11 +251,12 @@ class Aggregator:
         sweep(self._job, self._shards.values())
         for shard in list(self._shards.values()):
             if self._free(shard):
-                shard.keep_reserve()
+                shard.storage.keep_reserve()
 
     def _take(self, number: int) -> None:
-        segments = self._job.find_segments()
-        if segments and not segments.seen and self._job.config.memory != self._lost_memory:
+        transport = self._job.find_transport()
+        memory_lost = self._job.config.memory == self._lost_memory
+        if not transport.seen and not memory_lost:
             self._say(
                 f"stands by: its arrays are in a shared memory of {self._job.config.host} that this process does not "
                 f"see. Run an aggregator where it was created. Only if that memory is lost, because the host was "
@@ -271,15 +270,12 @@ class Aggregator:
         # Nobody flips between the two reads: that would take this term's own word.
         keys = self._job.keys
         before, text = self._job.client.together([("HGET", keys.version, f"before:{number}"), ("GET", keys.pin)])
-        if self._job.find_segments() is not segments:
+        if self._job.find_transport() is not transport:
             raise LeaseLost(f"job {self._job.name}: goes on in another memory since it was looked for")
-        make = ShmShard if segments else Shard
-        shard = make(self._job, number, term, self._record, self._device)
+        shard = open_shard(self._job, number, term, self._record, self._device, memory_lost)
         state = self._job.state()
         pin = json.loads(text) if text else None
         try:
-            if isinstance(shard, ShmShard) and segments and not segments.seen:
-                shard.move(state)
             shard.load(state, before, pin and (pin["version"], pin["names"][str(number)]))
         except CorruptData:
             if self._job.terms()[number] == term:
@@ -330,19 +326,8 @@ class Aggregator:
         return done
 
     def _plan(self) -> Planned:
-        """What is planned; and in one request what is expected of small contributions."""
-        expected = [shard.early for shard in self._shards.values()]
-
-        def call(*command: object) -> Any:
-            gets = [get for early in expected for get in early.gets()]
-            reply, came = self._job.client.call_and_get(gets, *command)
-            arrived = iter(came)
-            for early in expected:
-                early.got(arrived)
-            return reply
-
-        known = self._planned.plan if self._planned else None
-        self._planned = self._job.scripts.through(call).plan(known)
+        """What is planned. A plan that is known is not read again."""
+        self._planned = self._job.scripts.plan(self._planned.plan if self._planned else None)
         return self._planned
 
     def _nobody_is_left(self) -> bool:
@@ -355,7 +340,7 @@ class Aggregator:
             # This term has staged this version, or a part of it, for a plan that was replaced. A late write of those
             # bytes must not land among the new ones, so a new term stages them; and what is committed is read again
             # under it, for another may have held the shard in between.
-            self._shards.pop(shard.number).close()
+            self._shards.pop(shard.number).storage.close()
             self._take(shard.number)
             return ""
         digest = shard.make(plan)
@@ -367,9 +352,8 @@ class Aggregator:
 
     def _fetch_early(self) -> bool:
         """Fetch a contribution that waits for those of others; False if there is none to fetch."""
-        shards = [shard for shard in self._shards.values() if shard.fetches_early]
-        waiting = self._job.inbox() if shards else []
-        return any(shard.early.fetch(waiting) for shard in shards)
+        inbox = cache(self._job.inbox)
+        return any(shard.storage.fetch_one_early(inbox) for shard in self._shards.values())
 
     def _settle(self, version: int, pin: str) -> None:
         """Go on from a version that another's call has committed: with what was staged, if that is what it names.
@@ -410,7 +394,7 @@ class Aggregator:
         """Forget a shard: it is another's, or what is in memory is not what is committed."""
         self._leases.drop(shard.number)
         if shard is self._shards.get(shard.number):
-            self._shards.pop(shard.number).close()
+            self._shards.pop(shard.number).storage.close()
 
     def _reject(self, shard: Shard, plan: Plan, bad: BadContribution) -> None:
         c = bad.contribution

@@ -20,7 +20,7 @@ from kvps.protocol.job_state import State
 from kvps.protocol.keys import JOBS, JobKeys
 from kvps.protocol.recovery import LOOK_S, begin_history, file_is_whole
 from kvps.store import Store
-from kvps.transport.shared_memory import Segments
+from kvps.transport.base import Transport
 from kvps_aggregator.aggregator import Aggregator, is_idle
 from kvps_aggregator.checkpoints import Checkpoints
 from kvps_aggregator.leases import LeaseKeeper
@@ -32,12 +32,13 @@ _READ_AT_ONCE = 100  # jobs, before the others are listened to again
 
 
 class _Watched(NamedTuple):
-    """An idle job: the newest entry of its log, its version, and its memory if a worker needs that to join."""
+    """An idle job: the newest entry of its log, its version, and its transport if this process could tell that its
+    arrays are lost."""
 
     id: str
     last_entry: str
     version: int
-    segments: Segments | None
+    transport: Transport | None
 
 
 class JobWatcher:
@@ -141,7 +142,7 @@ class JobWatcher:
         self._watched = {name: job for name, job in self._watched.items() if name in listed}
         self._aside = {name: at for name, at in self._aside.items() if name in listed and at > now}
         self._unread = {
-            name for name, job in self._watched.items() if name in self._unread or _memory_is_gone(job.segments)
+            name for name, job in self._watched.items() if name in self._unread or _memory_is_gone(job.transport)
         }
         elsewhere = self._watched.keys() - self._unread | self._threads.keys() | self._aside.keys()
         return sorted(listed - elsewhere)
@@ -161,9 +162,9 @@ class JobWatcher:
                 if state.id not in self._known and not state.finished(job.config):
                     self._found(job)
                 self._known.add(state.id)
-                segments = job.segments if job.segments and job.segments.seen else None
-                watched = _Watched(state.id, state.last_entry, state.version, segments)
-                if _memory_is_gone(watched.segments) or not is_idle(job):
+                transport = job.transport if job.transport.seen else None
+                watched = _Watched(state.id, state.last_entry, state.version, transport)
+                if _memory_is_gone(transport) or not is_idle(job):
                     self._serve(job, state)
                     return
                 if state.run_id != self._run_id:  # whoever joined before that would be cut off
@@ -210,6 +211,6 @@ class JobWatcher:
             self._say(f"kvps: error: {error}")
 
 
-def _memory_is_gone(segments: Segments | None) -> bool:
+def _memory_is_gone(transport: Transport | None) -> bool:
     """Whether nobody can join a job before an aggregator has made its shared memory anew."""
-    return segments is not None and not segments.here
+    return transport is not None and not transport.here

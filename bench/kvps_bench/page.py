@@ -88,7 +88,7 @@ def page(results: dict[str, Any]) -> str:
 
 def _section(result: dict[str, Any]) -> str:
     m = result["machine"]
-    where = f"{m['cores']} cores, {m['memory_gb']:g} GB, Redis {m['redis']}, Python {m['python']}, NumPy {m['numpy']}"
+    where = f"{m['cores']} cores, {m['memory_gb']:g} GB, {m['server']}, Python {m['python']}, NumPy {m['numpy']}"
     begun = f"{m['date']}, {where}; load {m['load_1m']:g} at its end; {result['turns']} turns."
     parts = [f"## {_TITLES[result['bench']]}", f"`{result['command']}`, {begun}"]
     if picture := _PICTURES.get(result["bench"]):

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kvps.optimizers import Adam
+from kvps.transport.shm import ShmTransport
 from kvps_bench import round as rounds
 from kvps_bench.crew import Member, Place, crew, together
 from kvps_bench.result import Bar, Figures, Result, Row, machine
@@ -168,7 +169,8 @@ def _memory(place: Place, transport: str, setting: Setting) -> Figures:
         with _watched(lambda: client.memory()[0] - before) as most:
             worker("rounds", _WEIGHED_ROUNDS)
         peaks = [float(member("memory")["peak"]) for member in (aggregator, worker)]
-        shared = sum(path.stat().st_size for path in job.segments.folder.iterdir()) if job.segments else 0
+        segments = job.transport.segments if isinstance(job.transport, ShmTransport) else None
+        shared = sum(path.stat().st_size for path in segments.folder.iterdir()) if segments else 0
     mine = [(peak - base) * 1e6 / setting.nbytes for peak, base in zip(peaks, bases, strict=True)]
     return {
         "aggregator_x": round(mine[0], 2),

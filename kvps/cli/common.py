@@ -263,7 +263,7 @@ def serving_store(
     with kvps.connect(redis, listen, data_dir) as store:
         if not quiet:
             what = "private server" if redis is None else "server"
-            say(f"{what} {redacted(store.url)}{_end_of(store)}")
+            say(f"{what} {store.server_name} at {redacted(store.url)}{_end_of(store)}")
             say(f"look inside: {'kvps cli' if redis is None else f'kvps cli --redis {redacted(redis)}'}")
             if listen and joinable:
                 say(f"join from elsewhere: {private_server.join_line(store.url, listen)}")

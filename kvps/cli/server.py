@@ -1,4 +1,4 @@
-"""The private server by hand, and redis-cli on it."""
+"""The private server by hand, and a look inside with redis-cli."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from contextlib import suppress
 
 import typer
 
-from kvps.cli import common
+from kvps.cli import common, line_client
 from kvps.cli.common import say
+from kvps.connection.client import Client
 from kvps.connection.sockets import connection_settings, redacted
 from kvps.errors import KvpsError, NoServer
 from kvps.machine.paths import client_program
@@ -25,14 +26,14 @@ _OPTIONS = {
     "ssl_keyfile": "--key",
 }
 
-app = typer.Typer(help="Your own private Redis server, when it shall outlive a command.", no_args_is_help=True)
+app = typer.Typer(help="Your own private server, when it shall outlive a command.", no_args_is_help=True)
 
 
 @app.command()
 def start(listen: common.Listen = None, data_dir: common.DataDir = None) -> None:
     """Start the private server, to run until kvps server stop."""
     url = private_server.start(listen, data_dir)
-    say(f"private server {redacted(url)} runs until: kvps server stop")
+    say(f"private server {_name(url)} at {redacted(url)} runs until: kvps server stop")
     say("look inside: kvps cli")
     if listen:
         say(f"join from elsewhere: {private_server.join_line(url, listen)}")
@@ -52,30 +53,43 @@ def stop() -> None:
 
 @app.command()
 def status() -> None:
-    """Say whether the private server runs, and where."""
+    """Say whether the private server runs, what it is, and where: the URL alone on stdout."""
     url = private_server.running()
     if url is None:
         raise NoServer("no private server runs: kvps server start")
-    print(redacted(url))
+    print(redacted(url), flush=True)
+    say(f"private server {_name(url)}")
+
+
+def _name(url: str) -> str:
+    with Client(url) as client:
+        return client.server_name()
 
 
 def cli(context: typer.Context, redis: common.Redis = None) -> None:
-    """Open redis-cli on the server; what follows is passed to it, as in: kvps cli hgetall 'kvps:{digits}:clock'."""
+    """Open redis-cli on the server; what follows is passed to it, as in: kvps cli hgetall 'kvps:{digits}:clock'.
+
+    Without redis-cli or valkey-cli on the PATH, a small line client stands in for it.
+    """
     url = redis or private_server.running()
     if url is None:
         raise NoServer("no private server runs: start one with kvps up, kvps aggregator start or kvps server start")
-    command, environment = client_command(url)
-    os.execvpe(command[0], [*command, *context.args], os.environ | environment)
+    program = client_program()
+    if program is None:
+        line_client.run(url, context.args)
+        return
+    arguments, environment = client_arguments(url)
+    os.execvpe(program, [program, *arguments, *context.args], os.environ | environment)
 
 
-def client_command(url: str) -> tuple[list[str], dict[str, str]]:
-    """The redis-cli command for `url`, and the environment that holds its password, which ps would show.
+def client_arguments(url: str) -> tuple[list[str], dict[str, str]]:
+    """redis-cli's arguments for `url`, and the environment that holds its password, which ps would show.
 
-    Raises NoServer without a redis-cli, InvalidSetting.
+    Raises InvalidSetting.
     """
     settings = connection_settings(url)
-    command = [client_program(), *(["--tls"] if url.startswith("rediss:") else [])]
+    arguments = ["--tls"] if url.startswith("rediss:") else []
     for name, option in _OPTIONS.items():
         if name in settings:
-            command += [option, str(settings[name])]
-    return command, {"REDISCLI_AUTH": settings["password"]} if "password" in settings else {}
+            arguments += [option, str(settings[name])]
+    return arguments, {"REDISCLI_AUTH": settings["password"]} if "password" in settings else {}

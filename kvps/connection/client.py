@@ -6,7 +6,6 @@ names, and scripts that answer a repeat with their first answer. Nothing else ma
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -20,11 +19,11 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from kvps.arrays.digest import Buffers
 from kvps.connection.resp import Command
+from kvps.connection.server_info import check_fit, server_name
 from kvps.connection.sockets import ArrayPool, ClientRefused, Stored, connection_settings, redacted, too_many_clients
 from kvps.errors import NoServer, ServerError, ServerFull, ServerLost, ServerUnfit
 from kvps.machine.fork import ProcessOwner
 
-OLDEST_SERVER = (6, 2)
 WAIT_MS = 1000  # the longest a wait goes without looking again
 _PATIENCE_S = 10.0
 _UNLINK_BATCH = 500
@@ -92,15 +91,6 @@ class Client:
     def call(self, *command: Any) -> Any:
         """The reply to one command, sent again after a cut. Raises ServerLost, ServerError."""
         return self._repeat(lambda: self._once(*command))
-
-    def call_and_get(self, gets: Sequence[tuple[str, memoryview]], *command: Any) -> tuple[Any, list[bool]]:
-        """`call`, then GETs into their buffers, in one request; and which of those were there."""
-
-        def run() -> tuple[Any, list[bool]]:
-            replies, filled = self._arrays.exchange([command], gets)
-            return self._shaped([command], replies)[0], filled
-
-        return self._repeat(run)
 
     def together(self, commands: Sequence[Command]) -> list[Any]:
         """The replies to several reads as of one instant (MULTI). Raises ServerLost, ServerError."""
@@ -328,7 +318,7 @@ class Client:
         try:
             info = self._once("INFO")
             self._maxclients = info.get("maxclients")
-            _check(where, info)
+            check_fit(where, info)
             refused, advice = "cannot be written", "; give the URL of a primary with room"
             self._once("SET", _PREFLIGHT, "ok", "PX", 1000)
         except (AuthenticationError, AuthorizationError) as error:
@@ -354,6 +344,10 @@ class Client:
     def run_id(self) -> str:
         """The server's own name for its present life."""
         return str(self.call("INFO", "server")["run_id"])
+
+    def server_name(self) -> str:
+        """What the server is, as in "Valkey 9.1.2"."""
+        return server_name(self.call("INFO", "server"))
 
     def __enter__(self) -> Client:
         return self
@@ -391,21 +385,3 @@ def _full(error: ResponseError) -> bool:
 
 def _read_only(error: ResponseError) -> bool:
     return isinstance(error, redis.exceptions.ReadOnlyError) or "-READONLY " in str(error)
-
-
-def _check(where: str, info: Mapping[str, Any]) -> None:
-    version = str(info.get("redis_version", "unknown"))
-    if version_of(version) < OLDEST_SERVER:
-        raise ServerUnfit(f"{where} is Redis {version}: kvps needs 6.2 or newer")
-    policy = info.get("maxmemory_policy", "noeviction")
-    if policy != "noeviction":
-        raise ServerUnfit(
-            f"{where} evicts keys when memory is full (maxmemory-policy {policy}), which would delete weights: "
-            f"set it to noeviction, as with CONFIG SET maxmemory-policy noeviction"
-        )
-
-
-def version_of(text: str) -> tuple[int, int]:
-    """(7, 4) of "7.4-rc1"; (0, 0) of what is no version."""
-    found = re.match(r"(\d+)\.(\d+)", text)
-    return (int(found[1]), int(found[2])) if found else (0, 0)

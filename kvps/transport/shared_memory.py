@@ -6,11 +6,8 @@ and never while the name is in use. Later it may give the file another name and 
 the kernel more than the copy into it: only with the exclusive lock, while readers hold the shared one and look, once
 they have it, whether the file is still that of the name. The kernel drops the locks of the dead.
 
-    /dev/shm/kvps-<uid>/identity                           the nonce of this memory, see `Memory`
+    /dev/shm/kvps-<uid>/identity                           the nonce of this memory, see `memory_identity`
     /dev/shm/kvps-<uid>/<server>/<job's id>/<segment>      directories 0700, files 0600
-
-Processes of one host need not see the same /dev/shm: a container may have its own. So a job says which memory its
-segments are in, and only a process that sees that very memory may say that they are lost.
 
 A fork gets a copy of the segments that its parent writes, as of all other memory: what it writes there, nobody sees.
 """
@@ -30,20 +27,17 @@ import threading
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from kvps.arrays.formats import Bytes
 from kvps.connection.sockets import ChunkGone, connection_settings
-from kvps.errors import CorruptData, KvpsError, ServerFull, ServerUnfit
-from kvps.machine import process
+from kvps.errors import CorruptData, KvpsError, ServerFull
 from kvps.machine.paths import private_directory
+from kvps.transport.memory_identity import Memory, identify, place_of
 
 ROOT = Path("/dev/shm")
-_IDENTITY = "identity"
-_NONCE = re.compile("[0-9a-f]{32}")
 _MAP = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
 _FIXED, _NO_RESERVE = 0x10, 0x4000  # of Linux: Python names them in part, or late
 _IN_PLACE = mmap.MAP_PRIVATE | _FIXED | _NO_RESERVE
@@ -72,100 +66,10 @@ def folder_of(url: str) -> Path:
 def _server_of(url: str) -> str:
     settings = connection_settings(url)
     if path := settings.get("path"):  # containers that share /dev/shm may each have a server at this path
-        where = f"{path} {_place(Path(path).parent)}"
+        where = f"{path} {place_of(Path(path).parent)}"
     else:
         where = f"{settings.get('host')}:{settings.get('port')}"
     return hashlib.sha256(where.encode()).hexdigest()[:16]
-
-
-@dataclass(frozen=True)
-class Memory:
-    """One /dev/shm as one user's processes see it, and in it the directory of one server's jobs.
-
-    host    what its machine is called, for messages
-    user    the uid; only processes of this user have a part in it
-    server  the name of the directory
-    nonce   what its file `identity` holds
-    boot    which start of the kernel it was made under; "" if that was not known
-    place   device and inode of /dev/shm; of all directories that exist under one kernel only one has both these
-    """
-
-    host: str
-    user: int
-    server: str
-    nonce: str
-    boot: str
-    place: str
-
-    @classmethod
-    def at(cls, root: Path, server: str, nonce: str = "") -> Memory:
-        """That of this user at `root`; given an identity (`nonce`, or a fresh one) if it has none.
-
-        Raises ServerUnfit if its place is another user's, ServerFull.
-        """
-        return cls(process.host(), os.getuid(), server, _identify(root, nonce), process.boot(), _place(root))
-
-    @classmethod
-    def of(cls, text: str) -> Memory:
-        """What `str` wrote. Raises CorruptData."""
-        found = re.fullmatch(r"(.+)/(\d{1,10})/([0-9a-f]{16})/([0-9a-f]{32})/([0-9a-f-]{0,36})/(\d+\.\d+)", text)
-        if not found:
-            raise CorruptData(f"{text!r} is no place in shared memory: another program wrote that to Redis")
-        return cls(found[1], int(found[2]), *found.groups()[2:])
-
-    def __str__(self) -> str:
-        return "/".join(map(str, (self.host, self.user, self.server, self.nonce, self.boot, self.place)))
-
-    def seen(self, root: Path) -> bool:
-        """Whether the /dev/shm at `root` is that of this memory: it has the nonce, or had it before it was emptied.
-
-        The second is so if kernel, device and inode are the same: if these belonged to another directory once, then
-        that is gone.
-        """
-        if self.user != os.getuid():
-            return False
-        same_place = self.boot != "" and (self.boot, self.place) == (process.boot(), _place(root))
-        return same_place or _identity(root) == self.nonce
-
-
-def _place(root: Path) -> str:
-    try:
-        found = root.stat()
-    except OSError:
-        return ""
-    return f"{found.st_dev}.{found.st_ino}"
-
-
-def _identity(root: Path) -> str:
-    """The nonce of this user's memory there; "" if there is none, or it is another's."""
-    try:
-        fd = os.open(root / f"kvps-{os.getuid()}" / _IDENTITY, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
-        return ""
-    with open(fd, "rb") as file:
-        found = file.read(64).decode("ascii", "replace") if os.fstat(fd).st_uid == os.getuid() else ""
-    return found if _NONCE.fullmatch(found) else ""
-
-
-def _identify(root: Path, nonce: str) -> str:
-    """The nonce of this user's memory there; this one, or a fresh one, from now on if it had none."""
-    folder = root / f"kvps-{os.getuid()}"
-    private_directory(folder)
-    if found := _identity(root):
-        return found
-    fresh = folder / f".{_IDENTITY}.{secrets.token_hex(4)}"
-    try:
-        with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "w") as file:
-            file.write(nonce or secrets.token_hex(16))
-        with suppress(FileExistsError):  # another process was quicker
-            os.link(fresh, folder / _IDENTITY)
-    except OSError as error:
-        raise ServerFull(f"{folder} cannot be written ({error.strerror}): make room, or choose 'redis'") from None
-    finally:
-        fresh.unlink(missing_ok=True)
-    if found := _identity(root):
-        return found
-    raise ServerUnfit(f"{folder / _IDENTITY} is not a file that kvps wrote: delete it")
 
 
 def memory_of(url: str) -> str:
@@ -361,7 +265,7 @@ class Segments:
 
     def ensure(self) -> None:
         """Make the directory. Raises ServerUnfit if another user holds its place."""
-        _identify(self._root, self._memory.nonce)
+        identify(self._root, self._memory.nonce)
         for path in (self.folder.parent.parent, self.folder.parent, self.folder):
             private_directory(path)
 

@@ -15,14 +15,14 @@ import numpy as np
 
 from kvps.arrays.digest import shard_digests, view
 from kvps.arrays.formats import FP32, Bytes, Format
-from kvps.arrays.layout import DTYPE, Array, Chunk, Layout
-from kvps.connection.client import Client
+from kvps.arrays.layout import DTYPE, Array, Chunk
 from kvps.connection.resp import Command
 from kvps.connection.sockets import ChunkGone
 from kvps.errors import CorruptData, KvpsError
 from kvps.protocol.job_state import Mirrored, State, Turn
-from kvps.protocol.keys import JobKeys, following
-from kvps.protocol.scripts import JobScripts, job_not_found, made_anew
+from kvps.protocol.keys import following
+from kvps.protocol.scripts import job_not_found, made_anew
+from kvps.transport.access import JobAccess
 from kvps.transport.read_ahead import read_ahead
 from kvps.transport.shared_memory import ReadableSegment, Segments
 
@@ -35,17 +35,18 @@ _FEW = 4  # chunks for which a thread of its own is not worth it
 _SLOW_BYTES_PER_MS = 50_000  # a pin outlives a read at 50 MB/s
 
 
-class Reader:
-    """Reads the state and the weights of one job. Keeps nothing but counts, so threads may share it."""
+class VersionReader:
+    """Reads the state and the weights of one job. Keeps nothing but counts, so threads may share it.
 
-    def __init__(
-        self, client: Client, keys: JobKeys, layout: Layout, scripts: JobScripts, segments: Segments | None = None
-    ) -> None:
-        self._client = client
-        self._segments = segments
-        self._keys = keys
-        self._layout = layout
-        self._scripts = scripts
+    reads     how many times weights were read
+    restarts  how many times a read began anew, since its version was gone
+    """
+
+    def __init__(self, access: JobAccess) -> None:
+        self._client = access.client
+        self._keys = access.keys
+        self._layout = access.layout
+        self._scripts = access.scripts
         self.reads = 0
         self.restarts = 0
 
@@ -111,17 +112,13 @@ class Reader:
         return _PIN_MS + arrays * self._layout.nbytes // _SLOW_BYTES_PER_MS
 
     def weights(self, state: State | Turn, flat: Array, format: Format = FP32, arrived: Arrived | None = None) -> int:
-        """Read the weights of `state`, or of a newer version, into `flat` (shape (size,), float32); of a job over the
-        shared memory of another host those that Redis was last given.
+        """Read the weights of `state`, or of a newer version, into `flat`, (size,) float32. Returns that version.
 
-        `wire` is the format they come in: fp32, or the job's `weight_format`. `arrived`, for what is
-        in Redis, is told of each part of `flat` once it is there, and its first item; of a part that comes again, in
-        another version, again. Returns the version
-        that was read. Raises CorruptData if bytes that must be there are not.
+        `format` is what they come in: fp32, or the job's `weight_format`. `arrived`, for what is in Redis, is told of
+        each part of `flat` once it is there, and its first item; again of a part that comes again, in another version.
+        Raises CorruptData if bytes that must be there are not.
         """
         self.reads += 1
-        if self._segments and not self._segments.here:
-            return self._weights_given(state, flat)
         version, names, patience_ms = state.version, state.names, self._patience_ms()
         while True:
             try:
@@ -143,40 +140,6 @@ class Reader:
                 version, names = pin["version"], tuple(pin["names"][str(i)] for i in range(self._layout.shards))
             else:  # another reader's, too old for this one
                 version, names = now.version, now.names
-
-    def mapped(self, state: State | Turn) -> ReadableSegment | None:
-        """The weights of exactly this version, in memory that its maker shares with this process; None if it does not,
-        or another version has taken their place."""
-        if self._segments:
-            with suppress(ChunkGone):
-                return self._segments.open(self._keys.segment("w", state.names[0]), self._layout.nbytes)
-        return None
-
-    def given(self, state: State | Turn) -> Array | None:
-        """The weights of exactly this version if Redis has them, of a job over shared memory."""
-        flat: Array = np.empty(self._layout.size, DTYPE)
-        with suppress(ChunkGone):
-            self._client.get(self._gets(state.names, flat))
-            return flat
-        return None
-
-    def mirrored(self) -> Mirrored | None:
-        """What Redis was last given of a job over shared memory; None if it was created with what it has."""
-        text = self._client.call("GET", self._keys.mirror) if self._segments else None
-        return Mirrored.of(text) if text else None
-
-    def _weights_given(self, state: State | Turn, flat: Array) -> int:
-        """Read, where the memory is not shared, the newest weights that Redis was given; their version."""
-        for _ in range(_TRIES):
-            record = self.mirrored() or Mirrored(state.version, state.names[0])
-            with suppress(ChunkGone):
-                self._client.get(self._gets((record.name,), flat))
-                return record.version
-            self.restarts += 1
-        raise KvpsError(
-            f"the weights of job {self._keys.job!r} were replaced {_TRIES} times while they were read: "
-            f"have Redis given them less often (--mirror-every)"
-        )
 
     def whole(self, state: State) -> tuple[Array, dict[str, Array]]:
         """The weights of exactly this version, and its optimizer state (slot name -> array); all (size,) float32.
@@ -200,11 +163,6 @@ class Reader:
         return weights, slots
 
     def _read(self, names: Sequence[str], flat: Array, what: str = "w") -> None:
-        if self._segments:
-            segment = self._keys.segment(what, names[0])
-            with suppress(ChunkGone), self._segments.open(segment, flat.nbytes) as data:
-                np.copyto(flat, data.view(DTYPE))
-                return
         self._client.get(self._gets(names, flat, what))
 
     def _gets(self, names: Sequence[str], flat: Array, what: str = "w") -> list[tuple[str, memoryview]]:
@@ -238,3 +196,58 @@ class Reader:
                 arrived(c.start, flat[c.start : c.stop])
         for _ in coming:  # gives its connection back
             pass
+
+
+class ShmVersionReader(VersionReader):
+    """Of a job over shared memory: reads there, or what Redis was last given."""
+
+    def __init__(self, access: JobAccess, segments: Segments) -> None:
+        super().__init__(access)
+        self._segments = segments
+
+    def weights(self, state: State | Turn, flat: Array, format: Format = FP32, arrived: Arrived | None = None) -> int:
+        """As of any job; where the memory is not seen, the newest weights that Redis was given."""
+        if self._segments.here:
+            return super().weights(state, flat, format, arrived)
+        self.reads += 1
+        return self._weights_given(state, flat)
+
+    def mapped(self, state: State | Turn) -> ReadableSegment | None:
+        """The weights of exactly this version, in memory that its maker shares with this process; None if it does not,
+        or another version has taken their place."""
+        with suppress(ChunkGone):
+            return self._segments.open(self._keys.segment("w", state.names[0]), self._layout.nbytes)
+        return None
+
+    def given(self, state: State | Turn) -> Array | None:
+        """The weights of exactly this version if Redis has them, of a job over shared memory."""
+        flat: Array = np.empty(self._layout.size, DTYPE)
+        with suppress(ChunkGone):
+            self._client.get(self._gets(state.names, flat))
+            return flat
+        return None
+
+    def mirrored(self) -> Mirrored | None:
+        """What Redis was last given of a job over shared memory; None if it was created with what it has."""
+        text = self._client.call("GET", self._keys.mirror)
+        return Mirrored.of(text) if text else None
+
+    def _weights_given(self, state: State | Turn, flat: Array) -> int:
+        """Read, where the memory is not shared, the newest weights that Redis was given; their version."""
+        for _ in range(_TRIES):
+            record = self.mirrored() or Mirrored(state.version, state.names[0])
+            with suppress(ChunkGone):
+                self._client.get(self._gets((record.name,), flat))
+                return record.version
+            self.restarts += 1
+        raise KvpsError(
+            f"the weights of job {self._keys.job!r} were replaced {_TRIES} times while they were read: "
+            f"have Redis given them less often (--mirror-every)"
+        )
+
+    def _read(self, names: Sequence[str], flat: Array, what: str = "w") -> None:
+        segment = self._keys.segment(what, names[0])
+        with suppress(ChunkGone), self._segments.open(segment, flat.nbytes) as data:
+            np.copyto(flat, data.view(DTYPE))
+            return
+        super()._read(names, flat, what)

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.harness import aggregating, model
-from helpers.servers import BINARIES, running_server
+from helpers.internals import fall_silent, segments_of
+from helpers.servers import BINARY, running_server
 from helpers.waiting import eventually
 from kvps_aggregator import job_watcher
 from kvps_aggregator.job_watcher import JobWatcher
@@ -154,7 +155,7 @@ def test_the_dead_are_evicted_and_the_job_is_left(store: Store, quick: None) -> 
     with watching(store):
         session = job.join("w0")
         session.pull()
-        session._heart.stop()  # as if its process had been killed
+        fall_silent(session)  # as if its process had been killed
         assert eventually(lambda: job.state().members["w0"].state == "gone")
         assert eventually(lambda: _served() == set())
 
@@ -179,12 +180,12 @@ def test_a_restored_job_waits_for_its_workers_as_an_idle_one(store: Store, tmp_p
 def test_a_job_over_shared_memory_that_is_gone_gets_it_back(store: Store, quick: None) -> None:
     """A worker could not join before, and so could not wake it up."""
     job = store.create_job("a", model(), transport="shm")
-    assert job.segments
+    assert segments_of(job)
     weights = job.snapshot()[1]
     with watching(store) as watcher:
         assert eventually(lambda: "a" in watcher._watched)
-        job.segments.remove()
-        assert eventually(lambda: job.segments is not None and job.segments.here)
+        segments_of(job).remove()
+        assert eventually(lambda: segments_of(job) is not None and segments_of(job).here)
         with job.join("w0") as session:
             np.testing.assert_array_equal(session.pull()["W"], weights["W"])
         assert eventually(lambda: _served() == set())
@@ -288,8 +289,7 @@ def test_a_job_made_anew_within_a_moment_is_another(store: Store) -> None:
 def test_idle_jobs_get_a_new_history_before_a_worker_joins(tmp_path: Path) -> None:
     """If it only began when one has joined, that one would be cut off."""
     socket, kept = str(tmp_path / "s"), ["--appendonly", "yes", "--dir", str(tmp_path)]
-    binary = next(iter(BINARIES.values()))
-    with running_server(binary, *kept, socket=socket) as url:
+    with running_server(BINARY, *kept, socket=socket) as url:
         store = kvps.connect(url)
         jobs = [store.create_job(name, ONE, **PLAIN) for name in ("a", "b")]
         old = [job.state().history for job in jobs]
@@ -297,7 +297,7 @@ def test_idle_jobs_get_a_new_history_before_a_worker_joins(tmp_path: Path) -> No
         watched = watching(store, said)
         watcher = watched.__enter__()
         assert eventually(lambda: len(watcher._watched) == 2)
-    with running_server(binary, *kept, socket=socket):
+    with running_server(BINARY, *kept, socket=socket):
         for job, before in zip(jobs, old, strict=True):
             assert eventually(lambda job=job, before=before: job.state().history != before)
             _round(job)

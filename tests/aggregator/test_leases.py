@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from helpers.harness import aggregating, check_chain, gradient, model, work_on
+from helpers.internals import fall_silent
 from helpers.waiting import eventually
 
 import kvps
@@ -26,7 +27,7 @@ def test_a_dead_worker_with_a_sign_of_life_from_the_future_is_evicted(
     """Its heartbeat was written by the clock as it was before; BSP would wait for it for an hour."""
     job = store.create_job("job", model(), workers=2, worker_timeout_ms=1000)
     dead = job.join("w1")
-    dead._heart.stop()
+    fall_silent(dead)
     job.client.call("ZADD", job.keys.heartbeat, _in_an_hour(job), "w1", _in_an_hour(job), "")
     with aggregating(job):
         work_on(job, "w0", 3)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.harness import aggregating
-from helpers.servers import BINARIES, running_server
+from helpers.servers import BINARY, running_server
 
 import kvps
 from kvps.config import JobConfig
@@ -335,7 +335,7 @@ def test_a_short_format_for_workers_elsewhere_is_not_warned_of(caplog: pytest.Lo
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    with running_server(next(iter(BINARIES.values())), "--port", str(port)) as url, kvps.connect(url) as store:
+    with running_server(BINARY, "--port", str(port)) as url, kvps.connect(url) as store:
         store.create_job("job", ZEROS, gradient_format="int8")
         assert not caplog.messages
         for number, host in enumerate(("127.0.0.1", "localhost")):

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from helpers.harness import model
-from helpers.servers import BINARIES, private_directory, running_server
+from helpers.internals import segments_of
+from helpers.servers import BINARY, private_directory, running_server
 
 import kvps
 from chaos.crew import Crew
@@ -22,7 +23,6 @@ from kvps.job import Job
 from kvps.store import Store
 
 MODES = {"BSP": 0, "SSP": 2, "ASP": -1}
-BINARY = BINARIES.get("redis-server", next(iter(BINARIES.values())))
 TIMEOUTS = {"lease_ms": 300, "worker_timeout_ms": 600}
 
 
@@ -59,8 +59,8 @@ class Arena:
         self._jobs += 1
         defaults: dict[str, Any] = {"shards": 2, "workers": 3, "optimizer": kvps.SGD(lr=0.05, momentum=0.5)} | TIMEOUTS
         job = store.create_job(f"chaos-{self._jobs}", model(), **defaults | settings)
-        if job.segments:
-            self.memory.add(job.segments.folder.parent)
+        if segments_of(job):
+            self.memory.add(segments_of(job).folder.parent)
         return job
 
     @contextmanager
@@ -68,8 +68,8 @@ class Arena:
         """Children for `job`; none is left behind the block, nor memory behind one that failed."""
         crew = Crew(self.zygote, self.folder, job, options.pop("url", job.client.url), **options)
         with ExitStack() as failed:
-            if job.segments:
-                failed.callback(job.segments.remove)
+            if segments_of(job):
+                failed.callback(segments_of(job).remove)
             failed.callback(crew.end)
             yield crew
             failed.pop_all()

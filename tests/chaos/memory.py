@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from helpers.internals import segments_of
+
 from chaos import kills, points, servers, sleepers
 from chaos.arena import MODES, Arena
 from chaos.crew import Crew
@@ -172,11 +174,11 @@ def _lose(arena: Arena, crew: Crew, losses: Losses) -> bool:
         return False
     kept = Kept.of(job, before)
     rolls_back = kept.version < before.version or bool(job.inbox())
-    assert job.segments
-    shutil.rmtree(job.segments.folder)
+    assert segments_of(job)
+    shutil.rmtree(segments_of(job).folder)
     for child in (child for child in dead if child.spec["role"] == "aggregator"):
         crew.start_again(child)
-    crew.until(lambda: job.segments.here and (job.state().history != before.history) == rolls_back)
+    crew.until(lambda: segments_of(job).here and (job.state().history != before.history) == rolls_back)
     for child in (child for child in dead if child.spec["role"] == "worker"):
         crew.start_again(child)
     crew.until(lambda: job.state().version > kept.version or not crew.running)

@@ -20,8 +20,8 @@ from kvps.connection.client import Client
 from kvps.protocol import scripts
 from kvps.protocol.scripts import JobScripts
 from kvps.session.session import Session
-from kvps.session.upload import ShmTransport
 from kvps.transport.shared_memory import Segments, WritableSegment
+from kvps.transport.shm import ShmUpload
 
 
 class Fuse:
@@ -135,7 +135,7 @@ SHARED_WORKER: dict[str, Install] = {
     **{point: install for point, install in WORKER.items() if point not in _OVER_REDIS},
     "a gradient's segment without bytes": _before(os, "posix_fallocate"),
     "a gradient's segment renamed": _after(WritableSegment, "renamed", bool),
-    "between chunks copied": _after(ShmTransport, "send"),
+    "between chunks copied": _after(ShmUpload, "send"),
 }
 SHARED_AGGREGATOR: dict[str, Install] = {
     **{point: install for point, install in AGGREGATOR.items() if point not in _OVER_REDIS},

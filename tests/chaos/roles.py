@@ -103,7 +103,7 @@ class _damaging:  # noqa: N801
     """What is stored inside the block is not what its digest says: as memory or a cable would do it."""
 
     def __init__(self, job: Job, session: Session) -> None:
-        self._client, self._scripts = job.client, session._scripts
+        self._client, self._scripts = job.client, session._access.scripts
         sequence = session.sequence + 1
         self._key = job.keys.gradient(job.layout.shards - 1, session.worker, session.incarnation, sequence, 0)
 

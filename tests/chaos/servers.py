@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from helpers.faults import MortalServer
 from helpers.harness import check_chain
+from helpers.internals import segments_of
 from helpers.servers import private_directory
 from kvps_aggregator import Aggregator
 
@@ -63,7 +64,7 @@ def redis_is_killed(arena: Arena, kills: int = 40, pause_s: float = 0.4, **setti
                         losses.note(crew, before, after)
                         server.start()
                         crew.until(lambda j=job, h=after.history: j.state().history != h)
-                        if job.segments:
+                        if segments_of(job):
                             crew.until(lambda j=job: goes_on(j))
                             losses.settle(crew, kept)
                         losses.floor = server.log().stat().st_size
@@ -197,7 +198,7 @@ class Losses:
 
     def rolled_back(self) -> dict[str, int]:
         """Over shared memory: what was said of it."""
-        if not self._job.segments:
+        if not segments_of(self._job):
             return {}
         return {"times memory was lost with them": len(self.rollbacks), "versions lost by that": sum(self.rollbacks)}
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from threading import Event
 
 import numpy as np
+from helpers.internals import segments_of
 from kvps_aggregator import Aggregator
 from kvps_aggregator.verify.replay import prove
 
@@ -109,7 +110,7 @@ def _ms(entry: str) -> int:
 def remains(store: Store, job: Job) -> list[str]:
     """What is wrong with the keys and segments of a job that has ended: first with it there, then with it removed."""
     problems = []
-    if job.segments and (found := job.segments.names()):
+    if segments_of(job) and (found := segments_of(job).names()):
         problems.append(f"{len(found)} segments are left of a finished job, as {found[0]}")
     if waiting := [key for key in store.client.scan(job.keys.all_bytes) if key.split(":")[2] == "g"]:
         problems.append(f"{len(waiting)} gradients are left behind the last sweep, as {waiting[0]}")
@@ -121,16 +122,16 @@ def remains(store: Store, job: Job) -> list[str]:
     held = list(aggregator._shards.values())
     limited = store.client.memory()[1] > 0  # where memory is limited, a holder keeps room for its next version
     for shard in held:
-        kinds = {"owner"} | {f"{kind}:{name}" for name in shard.live_names() for kind in ("w", "m")}
+        kinds = {"owner"} | {f"{kind}:{name}" for name in shard.storage.live_names() for kind in ("w", "m")}
         for key in store.client.scan(job.keys.slot(shard.number).replace("[", "\\[") + "*"):
             kind, *name = key.split(":")[2:]
             if kind == "reserve" and limited:
                 continue
             known = kind in kinds or kind.startswith("opt.") or f"{kind}:{name[0]}" in kinds
-            if not known or (name and name[0] not in shard.live_names()):
+            if not known or (name and name[0] not in shard.storage.live_names()):
                 problems.append(f"key {key} is neither of a living version nor of anybody")
-    names = {name for shard in held for name in shard.live_names()}
-    for segment in job.segments.names() if job.segments else ():
+    names = {name for shard in held for name in shard.storage.live_names()}
+    for segment in segments_of(job).names() if segments_of(job) else ():
         if segment.split(":")[1] not in names:
             problems.append(f"segment {segment} is neither of a living version nor of anybody")
     aggregator.release()
@@ -139,8 +140,8 @@ def remains(store: Store, job: Job) -> list[str]:
     _remove(store, job)
     if left := list(store.client.scan(f"kvps:{{{job.name}*")):
         problems.append(f"{len(left)} keys are left of a removed job, as {left[0]}")
-    if job.segments and job.segments.folder.exists():
-        problems.append(f"{job.segments.folder} is left of a removed job")
+    if segments_of(job) and segments_of(job).folder.exists():
+        problems.append(f"{segments_of(job).folder} is left of a removed job")
     return problems
 
 

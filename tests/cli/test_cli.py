@@ -31,7 +31,7 @@ def _store() -> kvps.Store:
 def test_up_trains_the_digits_and_repeats_itself_bit_for_bit(home: Path, tmp_path: Path, kind: str) -> None:
     reports = []
     for name in ("a.json", "b.json"):
-        done = kvps_run("up", "digits", "--report", name, KVPS_REDIS_SERVER=BINARIES[kind])
+        done = kvps_run("up", "digits", "--report", name, KVPS_SERVER=BINARIES[kind])
         assert done.returncode == 0, done.stderr
         assert "test accuracy 0.9" in done.stdout.splitlines()[-1]
         assert "kvps cli" in done.stderr
@@ -302,7 +302,7 @@ def test_commands_begun_together_share_one_server(home: Path, start: Any) -> Non
     workers = [start("worker") for _ in range(4)]
     for worker in workers:
         worker.until("waiting for a job")
-    assert sum("redis-server" in line and "guard.py" not in line for line in processes_of(home)) == 1
+    assert sum("unixsocket:" in line for line in processes_of(home)) == 1
 
 
 def test_a_runtime_directory_open_to_others_is_refused(home: Path) -> None:

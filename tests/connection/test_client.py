@@ -13,7 +13,7 @@ import pytest
 import redis
 from helpers.commands import kvps_run
 from helpers.harness import Params, aggregating, work
-from helpers.servers import BINARIES, running_server
+from helpers.servers import BINARY, running_server
 from helpers.waiting import eventually
 from kvps_aggregator import Aggregator
 from kvps_aggregator.job_watcher import JobWatcher
@@ -122,7 +122,7 @@ def small() -> Iterator[SmallServer]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
-    with running_server(next(iter(BINARIES.values())), "--maxclients", str(ALLOWED), "--port", str(port)) as url:
+    with running_server(BINARY, "--maxclients", str(ALLOWED), "--port", str(port)) as url:
         server = SmallServer(url, port)
         yield server
         server.close()

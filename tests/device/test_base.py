@@ -23,7 +23,7 @@ from helpers.harness import (
     model,
     work,
 )
-from helpers.servers import BINARIES, running_server
+from helpers.servers import BINARY, running_server
 from kvps_aggregator.step.device_step import DeviceStep
 from kvps_aggregator.step.shard_arrays import ShardArrays
 
@@ -54,7 +54,7 @@ def cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def server_url() -> Iterator[str]:
     """One server: nothing here depends on which."""
-    with running_server(next(iter(BINARIES.values()))) as url:
+    with running_server(BINARY) as url:
         yield url
 
 
@@ -86,7 +86,7 @@ def test_without_a_device_it_is_numpy() -> None:
     ("gpu", "count", "words"),
     [
         (-1, 2, "wants an index from 0, not -1"),
-        (2, 2, "this machine has 2 CUDA device_base.s., numbered from 0, CUDA_VISIBLE_DEVICES is 0,1"),
+        (2, 2, "this machine has 2 CUDA device.s., numbered from 0, CUDA_VISIBLE_DEVICES is 0,1"),
         (0, 0, "CUDA finds no device .*cudaErrorNoDevice.*leave --gpu out"),
     ],
 )

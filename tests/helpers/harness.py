@@ -69,7 +69,7 @@ class _Abandoned(Aggregator):
 
     def __exit__(self, *_: object) -> None:
         for shard in self._shards.values():
-            shard.close()
+            shard.storage.close()
         self._leases._keeper.remove(self._leases)
 
 

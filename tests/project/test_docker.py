@@ -52,12 +52,12 @@ def test_nobody_is_root_and_each_base_has_a_version(image: str) -> None:
     assert [words for name, words in instructions if name == "USER"] == ["10001"]
 
 
-def test_redis_keeps_everything_and_whoever_dies_comes_back() -> None:
+def test_valkey_keeps_everything_and_whoever_dies_comes_back() -> None:
     services = _services()
-    assert services["redis"]["command"] == ["redis-server", "--appendonly", "yes", "--maxmemory-policy", "noeviction"]
-    assert services["redis"]["volumes"] == ["data:/data"]
+    assert services["valkey"]["command"] == ["valkey-server", "--appendonly", "yes", "--maxmemory-policy", "noeviction"]
+    assert services["valkey"]["volumes"] == ["data:/data"]
     waiting = {name for name, each in services.items() if each.get("depends_on")}
-    assert waiting == services.keys() - {"redis"}
+    assert waiting == services.keys() - {"valkey"}
     assert {name for name, each in services.items() if each["restart"] != "unless-stopped"} == {"submit"}
     assert [each["profiles"] for each in services.values() if "profiles" in each] == [["gpu"], ["submit"]]
 
@@ -80,7 +80,7 @@ def test_the_images_steps_and_entry_points_run_in_a_clean_environment(tmp_path: 
     assert entry == '["kvps"]'
     clean["PATH"] = f"{home / 'bin'}{os.pathsep}{clean['PATH']}"
     commands = [
-        each.get("entrypoint", ["kvps"]) + each["command"] for name, each in _services().items() if name != "redis"
+        each.get("entrypoint", ["kvps"]) + each["command"] for name, each in _services().items() if name != "valkey"
     ]
     for command in [["kvps"], *commands]:
         # The options are those of this version: `--help` behind them would not tell.

@@ -36,6 +36,7 @@ GAPS = {r"(?<![^\n])…\n": r"(?:.*\n)*?", "…": ".*"}  # lines left out, or a 
 NONCE = r"(?<![0-9a-f])[0-9a-f]{8}(?![0-9a-f])"
 VARIES = [
     *GAPS,
+    r"(?:Valkey|Redis) \d+\.\d+\.\d+",
     r"unix://\S+",
     r'"(?:host|space|start)": "[^"]*"',
     r'"pid": \d+',
@@ -223,7 +224,7 @@ def _until_closed(screen: int) -> Iterator[bytes]:
 def test_the_walkthrough_is_what_happens(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setenv("KVPS_REDIS_SERVER", BINARIES[kind])
+    monkeypatch.setenv("KVPS_SERVER", BINARIES[kind])
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
     for name, value in {"TERM": "dumb", "COLUMNS": "160", "LINES": "50"}.items():
         monkeypatch.setenv(name, value)

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.harness import aggregating, check_chain
+from helpers.internals import push_of
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 import kvps
-from kvps.session import upload
 from kvps.session.session import Session
 from kvps.store import Store
+from kvps.transport.redis import RedisUpload
 
 SIZE = 300_000  # more than one chunk, and more than what leaves in one request with its push
 SETTINGS: dict[str, Any] = {"optimizer": kvps.SGD(lr=1.0), "worker_timeout_ms": 60_000}
@@ -167,14 +168,14 @@ def test_a_view_of_a_push_whose_answer_was_lost(store: Store) -> None:
         session.pull()
         grads = _filled(session, 1)
         view = grads["W"][0]
-        accept = session._accept
+        accept = push_of(session)._accept
 
         def lost(*arguments: Any) -> Any:
-            session._accept = accept  # type: ignore[method-assign]
+            push_of(session)._accept = accept  # type: ignore[method-assign]
             accept(*arguments)
             raise kvps.ServerLost("the answer was lost")
 
-        session._accept = lost  # type: ignore[method-assign]
+        push_of(session)._accept = lost  # type: ignore[method-assign]
         with pytest.raises(kvps.ServerLost):
             session.push(grads)
         assert session.push(grads) == 1
@@ -218,7 +219,7 @@ def test_what_was_put_and_changed_is_not_sent_again_after_a_cut(store: Store, mo
             raise RedisConnectionError("cut")
 
         with monkeypatch.context() as patch:
-            patch.setattr(upload.RedisTransport, "end", cut)
+            patch.setattr(RedisUpload, "end", cut)
             with pytest.raises(kvps.WrongOrder, match="changed after it was put"):
                 session.push({"W": grads["W"]})
         grads["b"][-1] = 1

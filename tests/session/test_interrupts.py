@@ -9,19 +9,20 @@ from typing import Any
 
 import numpy as np
 from helpers.harness import aggregating, check_chain
+from helpers.internals import segments_of
 
 import kvps
 from kvps.session.session import Session
-from kvps.session.upload import SegmentRing
 from kvps.store import Store
 from kvps.transport import shared_memory
 from kvps.transport.shared_memory import Segments, WritableSegment
+from kvps.transport.shm import ShmUploads
 
 ZEROS = {"x": np.zeros(1000, np.float32)}
 _LOOKED_AT = {
     function.__code__
     for function in (
-        *(SegmentRing.segment, Segments.make, Segments.unlink),
+        *(ShmUploads.buffer, Segments.make, Segments.unlink),
         *(WritableSegment.__init__, WritableSegment.renamed, WritableSegment.unlink, shared_memory._inode),
     )
 }
@@ -81,7 +82,7 @@ def test_the_push_whose_segment_was_half_made_is_made_again(store: Store) -> Non
 
 def test_the_push_whose_segment_was_being_renamed_is_made_again(store: Store) -> None:
     job = store.create_job("job", ZEROS, optimizer=kvps.SGD(lr=1.0), transport="shm", worker_timeout_ms=60_000)
-    assert job.segments
+    assert segments_of(job)
     number, interrupted = 0, True
     with aggregating(job), job.join("w0") as session:
         for _ in range(4):
@@ -91,6 +92,6 @@ def test_the_push_whose_segment_was_being_renamed_is_made_again(store: Store) ->
             interrupted = _round(session, number, number)
         session.pull()
         assert number > 100, f"{number} steps"
-        assert len([name for name in job.segments.names() if name.startswith("g:")]) <= 3, "none is left behind"
+        assert len([name for name in segments_of(job).names() if name.startswith("g:")]) <= 3, "none is left behind"
         assert check_chain(job) == 4 + number
     assert (job.snapshot()[1]["x"] == -sum(range(number + 1))).all()

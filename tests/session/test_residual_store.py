@@ -211,7 +211,7 @@ def test_its_bytes_live_until_the_next_incarnation_has_pushed(store: Store) -> N
     kept = {f"w0.{first.incarnation}:1"}
     assert swept() == kept
     second = job.join("w0")
-    assert second._inherited == _member(job).residual != ""
+    assert second._encoder._inherited == _member(job).residual != ""
     assert swept() == kept
     second.pull()
     second.put("x", ONE["x"])
@@ -231,13 +231,13 @@ def test_a_removed_job_leaves_nothing_though_a_worker_is_leaving(store: Store) -
     job = store.create_job("job", ONE, gradient_format="int8", **PATIENT)
     session = job.join("w0")
     _push(session)
-    save = session._stored.save
+    save = session._encoder._store.save
 
     def late(*arguments: Any) -> str:
         store.remove_job("job")
         return save(*arguments)
 
-    session._stored.save = late  # type: ignore[method-assign]
+    session._encoder._store.save = late  # type: ignore[method-assign]
     with pytest.raises(kvps.JobNotFound):
         session.leave(finished=False)
     assert not list(store.client.scan("kvps:{job*"))
@@ -249,7 +249,7 @@ def test_who_was_replaced_while_it_stored_is_not_inherited_from(store: Store) ->
     aggregator.hold()
     session = job.join("w0")
     _push(session)
-    save, others = session._stored.save, []
+    save, others = session._encoder._store.save, []
 
     def replaced(*arguments: Any) -> str:
         name = save(*arguments)
@@ -258,10 +258,10 @@ def test_who_was_replaced_while_it_stored_is_not_inherited_from(store: Store) ->
         others.append(job.join("w0", takeover=True))
         return name
 
-    session._stored.save = replaced  # type: ignore[method-assign]
+    session._encoder._store.save = replaced  # type: ignore[method-assign]
     session.leave(finished=False)
     (other,) = others
-    assert other._inherited == _member(job).residual == ""
+    assert other._encoder._inherited == _member(job).residual == ""
     aggregator.sweep()
     assert not _stored(job)
     other.leave(finished=False)
@@ -305,7 +305,7 @@ def test_a_push_that_counted_though_nobody_was_told_ends_it(store: Store, monkey
         session.leave(finished=False)
         assert not _stored(job)
         with job.join("w0") as again:
-            assert (again.clock, again._inherited) == (2, "")
+            assert (again.clock, again._encoder._inherited) == (2, "")
             again.push(task_gradient(job, again))
             again.pull()
     assert proved(job).contributions == 3
@@ -327,10 +327,10 @@ def test_units_that_come_back_are_computed_with_it(store: Store) -> None:
     w0.leave(finished=True)
     job.scripts.evict("w1", w1.incarnation)
     w0 = job.join("w0")
-    assert w0._inherited
+    assert w0._encoder._inherited
     assert w0.next_unit() == 1
     _push(w0)
-    assert w0._residual
+    assert w0._encoder.residual
     w0.leave(finished=True)
     assert len(_stored(job)) == 2
     while aggregator.work() is not None:
@@ -371,7 +371,7 @@ def test_who_finds_no_room_leaves_without_it(kind: str) -> None:
         assert not _stored(job), "nor is any part of it there"
         client.call("CONFIG", "SET", "maxmemory", 0)
         with job.join("w0") as again:
-            assert (again.clock, again._inherited) == (1, "")
+            assert (again.clock, again._encoder._inherited) == (1, "")
 
 
 @pytest.mark.parametrize("harm", ["SETRANGE", "DEL"])
@@ -444,4 +444,4 @@ def test_a_checkpoint_holds_none(store: Store, tmp_path: Path) -> None:
     restored = store.restore_job(Checkpoint.load(tmp_path / made.filename), "again")
     assert _member(restored).residual == ""
     with restored.join("w0") as again:
-        assert (again.clock, again._inherited) == (1, "")
+        assert (again.clock, again._encoder._inherited) == (1, "")

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from helpers.digits_job import digits_job, proved, run_workers, training
 from helpers.harness import aggregating
+from helpers.internals import membership_of, prefetch_of, push_of
 from helpers.waiting import eventually
 from kvps_aggregator import Aggregator
 from kvps_aggregator.shard.fetch import ContributionFetch
@@ -20,10 +21,11 @@ from kvps_aggregator.shard.fetch import ContributionFetch
 import kvps
 from kvps.arrays.error_feedback import Residual
 from kvps.connection.sockets import _Bulk
-from kvps.session import upload
-from kvps.session.session import Session
+from kvps.session.membership import Membership
+from kvps.session.push import Push
 from kvps.store import Store
-from kvps.transport.version_reader import Reader
+from kvps.transport import redis as redis_transport
+from kvps.transport.version_reader import VersionReader
 
 PATIENT: dict[str, Any] = {"worker_timeout_ms": 60_000, "transport": "redis"}
 SMALL = {"a": np.zeros(3, np.float32), "b": np.zeros(3, np.float32)}
@@ -66,16 +68,16 @@ def test_a_worker_that_met_a_full_server_is_replayed(
 ) -> None:
     job, deliver, pushes = (
         digits_job(store, gradient_format=gradient_format, workers=1),
-        Session._deliver,
+        Push._deliver,
         iter(range(1000)),
     )
 
-    def full(self: Session, *arguments: Any) -> Any:
+    def full(self: Push, *arguments: Any) -> Any:
         if next(pushes) == 3:
             raise kvps.ServerFull("full")
         return deliver(self, *arguments)
 
-    monkeypatch.setattr(Session, "_deliver", full)
+    monkeypatch.setattr(Push, "_deliver", full)
     run_workers(job, *training(job, "w0"))
     assert proved(job).by == "recomputed"
 
@@ -118,16 +120,16 @@ def test_a_gradient_that_is_skipped_when_most_of_it_has_left(store: Store, trans
     job = store.create_job("job", params, optimizer=kvps.SGD(lr=0.5), **settings)
     with aggregating(job), job.join("w0") as session:
         session.pull()
-        accept = session._accept
+        accept = push_of(session)._accept
 
         def lost(*arguments: Any) -> Any:
             accept(*arguments)
             raise kvps.ServerLost("the answer was lost")
 
-        session._accept = lost  # type: ignore[method-assign]
+        push_of(session)._accept = lost  # type: ignore[method-assign]
         with pytest.raises(kvps.ServerLost):
             session.push(bad)
-        session._accept = accept  # type: ignore[method-assign]
+        push_of(session)._accept = accept  # type: ignore[method-assign]
         with pytest.raises(kvps.WrongOrder, match="another gradient"):
             session.push(good)
         assert session.push(bad) == 1
@@ -154,14 +156,14 @@ def test_another_gradient_is_not_acknowledged_in_place_of_one_that_counted(store
     job = store.create_job("job", SMALL, optimizer=kvps.SGD(lr=1.0), **PATIENT)
     with aggregating(job), job.join("w0") as session:
         session.pull()
-        accept = session._accept
+        accept = push_of(session)._accept
 
         def lost(*arguments: Any) -> Any:
-            session._accept = accept  # type: ignore[method-assign]
+            push_of(session)._accept = accept  # type: ignore[method-assign]
             accept(*arguments)
             raise kvps.ServerLost("no answer")
 
-        session._accept = lost  # type: ignore[method-assign]
+        push_of(session)._accept = lost  # type: ignore[method-assign]
         with pytest.raises(kvps.ServerLost):
             session.push(_of(SMALL, 1))
         assert eventually(lambda: job.state().version == 1)
@@ -260,10 +262,10 @@ def test_what_was_put_with_a_nan_counts_as_zeros_whatever_fails_before_its_push(
     assert [c.weight for commit in job.log() for c in commit.plan.contributions] == [1, 0]
 
 
-@pytest.mark.parametrize("where", ["write_set", "digest"])
+@pytest.mark.parametrize("where", ["write_set", "digest_of"])
 def test_an_interrupted_put_leaves_no_holes(store: Store, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     job = store.create_job("job", LARGE, **PATIENT)
-    place: Any = _Bulk if where == "write_set" else upload
+    place: Any = _Bulk if where == "write_set" else redis_transport
     with aggregating(job), job.join("w0") as session:
         session.pull()
         with monkeypatch.context() as interrupting:
@@ -321,15 +323,15 @@ def test_a_pull_that_fails_keeps_the_weights_apart(store: Store, monkeypatch: py
     with aggregating(job), job.join("w0", prefetch=True) as session:
         session.pull()
         session.push(_of(SMALL, 1))
-        assert eventually(lambda: session._incoming._prefetch._coming.done())
+        assert eventually(lambda: prefetch_of(session)._coming.done())
         with monkeypatch.context() as failing:
-            failing.setattr(Session, "_look", lambda _: (_ for _ in ()).throw(kvps.ServerLost("gone")))
+            failing.setattr(Membership, "look", lambda _: (_ for _ in ()).throw(kvps.ServerLost("gone")))
             with pytest.raises(kvps.ServerLost):
                 session.pull()
         params = session.pull()
         before = params["b"].copy()
         session.push(_of(SMALL, 1))
-        assert eventually(lambda: session._incoming._prefetch._coming.done())
+        assert eventually(lambda: prefetch_of(session)._coming.done())
         assert params["b"].tobytes() == before.tobytes()
 
 
@@ -338,22 +340,22 @@ def test_an_interrupted_pull_has_nobody_else_fetch_into_its_array(
 ) -> None:
     job = store.create_job("job", SMALL, staleness=-1, **PATIENT)
     targets: list[int] = []
-    gate, weights = threading.Event(), Reader.weights
+    gate, weights = threading.Event(), VersionReader.weights
 
-    def slow(self: Reader, state: Any, flat: Any, *rest: Any) -> int:
+    def slow(self: VersionReader, state: Any, flat: Any, *rest: Any) -> int:
         if threading.current_thread().name.startswith("kvps-prefetch"):
             targets.append(id(flat))
             gate.wait(10)
         return weights(self, state, flat, *rest)
 
-    monkeypatch.setattr(Reader, "weights", slow)
+    monkeypatch.setattr(VersionReader, "weights", slow)
     with aggregating(job), job.join("w0", prefetch=True) as session:
         session.pull()
         session.push(_of(SMALL, 1))
         assert eventually(lambda: len(targets) == 1)
         with monkeypatch.context() as interrupting:
             interrupting.setattr(
-                type(session._incoming._prefetch._coming), "result", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+                type(prefetch_of(session)._coming), "result", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
             )
             with pytest.raises(KeyboardInterrupt):
                 session.pull()
@@ -374,14 +376,14 @@ def test_who_joins_behind_is_waited_for_with_prefetch_too(store: Store) -> None:
         w0.pull()
         w1.pull()
         w1.push(_of(SMALL, 1))
-        assert eventually(lambda: w0._incoming._prefetch._coming.done())
+        assert eventually(lambda: prefetch_of(w0)._coming.done())
         w2 = job.join("w2")
         w0.push(_of(SMALL, 1))
         assert not job.turn().admits(w0.round, 1, 2)
         pulled = threading.Event()
 
         def pull() -> None:
-            w0._thread = threading.get_ident()
+            membership_of(w0)._thread = threading.get_ident()
             w0.pull()
             pulled.set()
 
@@ -391,7 +393,7 @@ def test_who_joins_behind_is_waited_for_with_prefetch_too(store: Store) -> None:
         w2.leave()
         assert pulled.wait(10)
         thread.join()
-        w0._thread = threading.get_ident()
+        membership_of(w0)._thread = threading.get_ident()
 
 
 def test_a_script_that_does_not_leave_ends_all_the_same(store: Store) -> None:

@@ -28,7 +28,7 @@ from kvps.protocol.plan import Contribution
 from kvps.protocol.scripts import ServerRestarted
 from kvps.session.session import Session
 from kvps.store import Store
-from kvps.transport.version_reader import Reader
+from kvps.transport.version_reader import VersionReader
 
 LOSSY = ["bf16", "fp16", "int8", "topk:0.25"]
 PATIENT = {"worker_timeout_ms": 60_000}
@@ -192,14 +192,14 @@ def test_a_remainder_that_is_not_known_is_said(store: Store, monkeypatch: pytest
     job = digits_job(store, workers=1, gradient_format="bf16")
     monkeypatch.setattr(Client, "small_bytes", 0)  # stored and accepted in two steps, with a moment between them
     with aggregating(job), job.join("w0") as session:
-        push = session._scripts.push
+        push = session._access.scripts.push
         for number in range(3):
             grads = task_gradient(job, session)
             with monkeypatch.context() as damaging:
                 if number == 1:
                     key = job.keys.gradient(0, "w0", session.incarnation, 2, 0)
                     damaging.setattr(
-                        session._scripts,
+                        session._access.scripts,
                         "push",
                         lambda *a, key=key: (job.client.call("SETRANGE", key, 0, "no"), push(*a))[1],
                     )
@@ -287,8 +287,10 @@ def test_weights_fetched_ahead_keep_the_bound(store: Store, staleness: int, weig
 def test_what_was_fetched_ahead_is_used(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     job = store.create_job("job", model(), workers=1, staleness=-1, **PATIENT)
     reads = []
-    weights = Reader.weights
-    monkeypatch.setattr(Reader, "weights", lambda *a: (reads.append(threading.current_thread().name), weights(*a))[1])
+    weights = VersionReader.weights
+    monkeypatch.setattr(
+        VersionReader, "weights", lambda *a: (reads.append(threading.current_thread().name), weights(*a))[1]
+    )
     with aggregating(job), job.join("w0", prefetch=True) as session:
         for round_ in range(20):
             session.push(gradient(session.pull(), 0, round_))
@@ -320,14 +322,14 @@ def test_what_waits_for_others_is_fetched_early(
         "job", params, workers=2, shards=2, gradient_format=gradient_format, optimizer=kvps.SGD(lr=1.0), **PATIENT
     )
     fetched: list[str] = []
-    fetch = EagerFetch.fetch
+    fetch = EagerFetch.fetch_one
 
     def noted(self: EagerFetch, waiting: Sequence[Contribution]) -> bool:
         done = fetch(self, waiting)
         fetched.extend(c.worker for c in waiting if done)
         return done
 
-    monkeypatch.setattr(EagerFetch, "fetch", noted)
+    monkeypatch.setattr(EagerFetch, "fetch_one", noted)
     expected = np.zeros(600_000, np.float32)
     layout = job.layout
     residuals = [Residual(format_of(gradient_format), np.zeros(layout.size, np.float32)) for _ in range(2)]

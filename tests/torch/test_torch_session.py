@@ -243,7 +243,7 @@ def test_overlap_refuses_what_comes_after_and_the_next_round_goes_on(store: Stor
 def test_a_worker_that_is_dropped_leaves_the_model_alone(store: Store) -> None:
     model = net()
     worker = kvps.torch.join(create(store, model, workers=1), model, "w0", overlap=True)
-    heart = worker.session._heart
+    heart = worker.session._membership._heartbeat
     worker.pull()
     del worker
     loss_of(model, 0, 0).backward()

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from helpers.commands import TINY, kvps_run
 from helpers.harness import abandoned, aggregating, check_chain, gradient, model, plain_loop, work_on
+from helpers.internals import abandon, segments_of
 from helpers.waiting import eventually
 from kvps_aggregator import Aggregator, serve
 
@@ -26,7 +27,8 @@ from kvps.machine import process
 from kvps.protocol.keys import MEMORY
 from kvps.store import Store
 from kvps.transport import shared_memory
-from kvps.transport.shared_memory import Memory, Segments
+from kvps.transport.memory_identity import Memory
+from kvps.transport.shared_memory import Segments
 
 SHM: dict[str, Any] = {"transport": "shm", "lease_ms": 300, "worker_timeout_ms": 60_000, "mirror_every": "1000000"}
 LARGE = {"x": np.zeros(600_000, np.float32)}
@@ -253,17 +255,17 @@ def test_memory_that_was_deleted_is_lost(store: Store, root: Path, what: str) ->
     """The kernel and the directory are the same: that it has no such job, or another identity, proves it."""
     job = store.create_job("job", model(), optimizer=kvps.SGD(lr=0.05), **SHM)
     _train(job, 3)
-    assert job.segments
-    shutil.rmtree(job.segments.folder if what == "the job's directory" else root / f"kvps-{os.getuid()}")
+    assert segments_of(job)
+    shutil.rmtree(segments_of(job).folder if what == "the job's directory" else root / f"kvps-{os.getuid()}")
     if "another" in what:
         store.create_job("other", model(), **SHM)
     with aggregating(job):
         assert eventually(lambda: job.state().version == 0)
-        assert eventually(lambda: bool(job.find_segments() and job.segments and job.segments.here))
+        assert eventually(lambda: bool(job.find_transport() and segments_of(job) and segments_of(job).here))
         work_on(job, "w0", 5)
         assert eventually(lambda: job.state().version == 5)
     assert _recoveries(job) == [("0", "3")]
-    assert store.job("job").segments.here  # type: ignore[union-attr]
+    assert segments_of(store.job("job")).here  # type: ignore[union-attr]
     for name, array in plain_loop(model(), 1, 5, 0.05).items():
         np.testing.assert_array_equal(job.snapshot()[1][name], array)
 
@@ -296,10 +298,10 @@ def test_memory_of_which_no_more_is_known_is_not_called_lost(
     if unlike == "unknown boot":
         monkeypatch.setattr(process, "boot", lambda: "")
     job = store.create_job("job", model(), **SHM)
-    assert job.segments
-    job.segments.remove()
+    assert segments_of(job)
+    segments_of(job).remove()
     (root / f"kvps-{os.getuid()}" / "identity").unlink()
-    assert job.segments.seen == (unlike != "unknown boot")
+    assert segments_of(job).seen == (unlike != "unknown boot")
     if unlike == "boot":
         monkeypatch.setattr(process, "boot", lambda: "0-0")
     elif unlike == "place":
@@ -316,7 +318,7 @@ def test_the_nonce_alone_tells_the_memory_too(store: Store, root: Path, monkeypa
     with aggregating(job):
         work_on(job, "w0", 3)
         assert eventually(lambda: job.state().version == 3)
-        job.segments.remove()  # type: ignore[union-attr]
+        segments_of(job).remove()  # type: ignore[union-attr]
         assert eventually(lambda: job.state().version == 0)
     assert _recoveries(job) == [("0", "3")]
 
@@ -327,16 +329,16 @@ def test_another_users_memory_is_not_judged(
 ) -> None:
     """Also not by root, who may look into it; nor where user ids are mapped, and the same number is another user."""
     job = store.create_job("job", model(), **SHM)
-    assert job.segments
+    assert segments_of(job)
     real = os.getuid
     if whose == "the memory's":
         monkeypatch.setattr(os, "getuid", lambda: real() + 1)
-        job.segments.remove()
+        segments_of(job).remove()
     else:
         monkeypatch.setattr(Segments, "_owner", lambda self: real() + 1)
-    assert not job.segments.here
+    assert not segments_of(job).here
     assert _standing_by(job)
-    with pytest.raises(kvps.UsageError, match="no part in"):
+    with pytest.raises(kvps.UsageError, match="does not see"):
         job.join("w0")
 
 
@@ -372,11 +374,11 @@ def test_it_goes_on_in_the_memory_of_the_one_who_was_told(store: Store, root: Pa
     new = second()
     with aggregating(new, memory_lost=True):
         assert eventually(lambda: new.state().version == 0)
-        assert eventually(lambda: new.segments.here)
+        assert eventually(lambda: segments_of(new).here)
         with pytest.raises(kvps.WorkerEvicted):
             alive.push(gradient(model(), 0, 0))
-        alive._closed = True
-        with pytest.raises(kvps.UsageError, match="no part in"):
+        abandon(alive)
+        with pytest.raises(kvps.UsageError, match="does not see"):
             old.join("w0")
         work_on(new, "w0", 5)
         assert eventually(lambda: new.state().version == 5)
@@ -393,10 +395,10 @@ def test_only_the_memory_that_the_job_was_in_is_given_up(store: Store, root: Pat
     """Two are told; the one that comes second does not take the job from the memory of the first."""
     store.create_job("job", model(), **SHM)
     told, late = second(), store.job("job")
-    late.segments._root = tmp_path  # type: ignore[union-attr]
+    segments_of(late)._root = tmp_path  # type: ignore[union-attr]
     waiting = Aggregator(late, threading.Event(), memory_lost=True)
     with aggregating(told, memory_lost=True):
-        assert eventually(lambda: told.segments.here)
+        assert eventually(lambda: segments_of(told).here)
         work_on(told, "w0", 3)
         assert eventually(lambda: told.state().version == 3)
     assert told.holders() == [""]

@@ -30,7 +30,8 @@ from helpers.harness import (
     work,
     work_on,
 )
-from helpers.servers import BINARIES, private_directory
+from helpers.internals import abandon, segments_of
+from helpers.servers import BINARY, private_directory
 from helpers.waiting import eventually
 from kvps_aggregator import Aggregator, serve
 
@@ -52,8 +53,8 @@ def _folder(url: str) -> Path:
 
 
 def _segments(job: Job, kind: str = "") -> list[str]:
-    assert job.segments
-    return [name for name in job.segments.names() if name.startswith(kind)]
+    assert segments_of(job)
+    return [name for name in segments_of(job).names() if name.startswith(kind)]
 
 
 def _committed(job: Job, version: int) -> bool:
@@ -137,7 +138,7 @@ def test_what_is_computed_into_the_buffers_is_pushed_as_it_lies_there(store: Sto
             grads = session.buffers()
             grads["x"][:] = round_
             (name,) = _segments(job, f"g:w0.{session.incarnation}:{round_ + 1}")
-            with job.segments.open(name, 2_400_000) as there:  # type: ignore[union-attr]
+            with segments_of(job).open(name, 2_400_000) as there:  # type: ignore[union-attr]
                 assert (there.view(np.float32) == round_).all(), "it is there before it is pushed"
             session.push(grads)
             with pytest.raises(ValueError, match="read-only"):
@@ -251,7 +252,7 @@ def test_a_standby_goes_on_in_the_memory_of_a_killed_holder(store: Store) -> Non
 def test_a_finished_job_leaves_no_segment_of_the_holder_before_the_last(store: Store) -> None:
     """Nor of a version that Redis was given by that one, and has when the job ends."""
     job = store.create_job("job", model(), mirror_every="1000000", lease_ms=300, **PATIENT)
-    assert job.segments
+    assert segments_of(job)
     with job.join("w0") as session:
         with abandoned(job) as aggregator:
             for round_ in range(6):
@@ -267,7 +268,7 @@ def test_a_finished_job_leaves_no_segment_of_the_holder_before_the_last(store: S
         assert _committed(job, 8)
     successor.join()
     assert job.kept(99) == 8
-    assert job.segments.names() == []
+    assert segments_of(job).names() == []
 
 
 @pytest.mark.parametrize("staleness", [0, 2, -1])
@@ -285,9 +286,9 @@ def test_lost_memory_takes_back_what_came_since_redis_was_given_it_and_no_more(s
         assert eventually(lambda: job.kept(99) >= 10)
     kept, before = job.kept(99), job.state()
     assert 10 <= kept <= before.version
-    assert job.segments
-    shared_memory.forget(job.segments.folder)
-    with pytest.raises(kvps.UsageError, match="no part in"):
+    assert segments_of(job)
+    shared_memory.forget(segments_of(job).folder)
+    with pytest.raises(kvps.UsageError, match="does not see"):
         job.join("w0")
     with aggregating(job):
         assert eventually(lambda: job.state().history != before.history)
@@ -315,7 +316,7 @@ def test_lost_memory_takes_back_what_came_since_redis_was_given_it_and_no_more(s
 def test_each_loss_stays_in_the_log_though_the_next_goes_further_back(store: Store) -> None:
     """Memory is lost again before Redis was given anything since."""
     job = store.create_job("job", model(), mirror_every="1000000", lease_ms=300, **PATIENT)
-    assert job.segments
+    assert segments_of(job)
     for rounds in (3, 2, 0):
         with abandoned(job) as aggregator:
             assert eventually(lambda a=aggregator: a.hold(at_once=True) or bool(a._shards))
@@ -324,7 +325,7 @@ def test_each_loss_stays_in_the_log_though_the_next_goes_further_back(store: Sto
                 session.push(gradient(session.pull(), 0, round_))  # type: ignore[union-attr]
                 while aggregator.work():
                     pass
-        shared_memory.forget(job.segments.folder)
+        shared_memory.forget(segments_of(job).folder)
     assert [(f["version"], f["lost"]) for _, f in job.entries() if f["kind"] == "recover"] == [("0", "3"), ("0", "2")]
     assert check_chain(job) == 0
 
@@ -332,18 +333,18 @@ def test_each_loss_stays_in_the_log_though_the_next_goes_further_back(store: Sto
 def test_memory_that_is_lost_under_a_living_holder_is_taken_anew(store: Store) -> None:
     """As when a user's last login ends, and systemd removes what is his in /dev/shm: the job was not removed."""
     job = store.create_job("job", model(), mirror_every="1000000", lease_ms=300, **PATIENT)
-    assert job.segments
+    assert segments_of(job)
     with abandoned(job) as aggregator, job.join("w0") as session:
         for round_ in range(3):
             session.push(gradient(session.pull(), 0, round_))
             while round_ < 2 and aggregator.work():
                 pass
-        shared_memory.forget(job.segments.folder)
+        shared_memory.forget(segments_of(job).folder)
         aggregator.work()
         assert eventually(lambda: aggregator.hold(at_once=True) or bool(aggregator._shards))
         with pytest.raises(kvps.WorkerEvicted):
             session.pull()
-        session._closed = True
+        abandon(session)
         again = job.join("w0")
         again.push(gradient(again.pull(), 0, 0))
         assert aggregator.work()
@@ -355,7 +356,7 @@ def test_what_a_rollback_loses_is_said_as_the_log_says_it(store: Store, caplog: 
     """The holder's own count differs after a lost reply, or when the server has forgotten a version; so may the call be
     made twice."""
     job = store.create_job("job", model(), mirror_every="1000000", lease_ms=300, **PATIENT)
-    assert job.segments
+    assert segments_of(job)
     with abandoned(job) as aggregator, job.join("w0") as session:
         for round_ in range(2):
             session.push(gradient(session.pull(), 0, round_))
@@ -363,9 +364,9 @@ def test_what_a_rollback_loses_is_said_as_the_log_says_it(store: Store, caplog: 
         shard = aggregator._shards[0]
         shard.version += 1
         with pytest.raises(kvps.LeaseLost):
-            shard._roll_back()
+            shard.storage._roll_back()
         assert job.scripts.rollback(shard.term, job.state().history, job.config.memory) == (0, 2), "asked again"
-        session._closed = True
+        abandon(session)
     assert [(f["version"], f["lost"]) for _, f in job.entries() if f["kind"] == "recover"] == [("0", "2")]
     assert "goes on from version 0, which Redis has; the last 2 versions are lost" in caplog.text
 
@@ -373,15 +374,15 @@ def test_what_a_rollback_loses_is_said_as_the_log_says_it(store: Store, caplog: 
 def test_a_holder_that_has_nothing_to_do_notices_too_that_the_memory_is_lost(store: Store) -> None:
     """Or nobody could join, and so nobody would give it anything to do."""
     job = store.create_job("job", model(), mirror_every="1000000", lease_ms=300, **PATIENT)
-    assert job.segments
+    assert segments_of(job)
     with aggregating(job):
         with job.join("w0") as session:
             for round_ in range(3):
                 session.push(gradient(session.pull(), 0, round_))
             assert _committed(job, 3)
-            shared_memory.forget(job.segments.folder)
+            shared_memory.forget(segments_of(job).folder)
             assert eventually(lambda: job.state().version == 0)
-            session._closed = True
+            abandon(session)
         work_on(job, "w0", 4)
         assert _committed(job, 4)
     assert check_chain(job) == 4
@@ -392,7 +393,7 @@ def test_a_server_that_lost_its_last_writes_goes_on_from_what_it_was_given() -> 
     settings = {**PATIENT, "lease_ms": 300, "mirror_every": "5", "optimizer": kvps.SGD(lr=0.05)}
     with (
         private_directory() as folder,
-        MortalServer(next(iter(BINARIES.values())), folder) as server,
+        MortalServer(BINARY, folder) as server,
         kvps.connect(server.url) as store,
     ):
         job = store.create_job("job", model(), **settings)
@@ -416,18 +417,18 @@ def test_a_server_that_lost_its_last_writes_goes_on_from_what_it_was_given() -> 
 def test_a_contribution_whose_memory_was_written_anew_is_done_again_and_not_rejected(store: Store) -> None:
     """A server that forgot a commit waits for what its worker has seen committed, and written over since."""
     job = store.create_job("job", model(), mirror_every="1000000", optimizer=kvps.SGD(lr=0.05), **PATIENT)
-    assert job.segments
+    assert segments_of(job)
     with abandoned(job) as aggregator, job.join("w0") as session:
         session.push(gradient(session.pull(), 0, 0))
         while aggregator.work():
             pass
         session.push(gradient(session.pull(), 0, 1))
-        job.segments.unlink([f"g:w0.{session.incarnation}:2"])
+        segments_of(job).unlink([f"g:w0.{session.incarnation}:2"])
         aggregator.work()
         assert job.state().version == 0
         with pytest.raises(kvps.WorkerEvicted):
             session.pull()
-        session._closed = True
+        abandon(session)
     with aggregating(job):
         work_on(job, "w0", 5)
         assert _committed(job, 5)
@@ -440,12 +441,12 @@ def test_a_contribution_whose_memory_was_written_anew_is_done_again_and_not_reje
 def test_memory_that_is_deleted_under_a_living_job_is_made_anew(store: Store) -> None:
     """As some systems do when their user logs out."""
     job = store.create_job("job", model(), mirror_every="5", lease_ms=300, optimizer=kvps.SGD(lr=0.05), **PATIENT)
-    assert job.segments
+    assert segments_of(job)
     with aggregating(job):
         worker = threading.Thread(target=_work_on_whatever_happens, args=(job, 60))
         worker.start()
         assert eventually(lambda: job.kept(99) >= 10)
-        shared_memory.forget(job.segments.folder)
+        shared_memory.forget(segments_of(job).folder)
         worker.join()
         assert _committed(job, 60)
     assert check_chain(job) == 60
@@ -546,10 +547,10 @@ def test_what_was_given_in_vain_is_deleted_and_what_was_given_stays(
             for _ in range(2):
                 monkeypatch.setattr(job.client, "put", lambda items, **_: [put(items[:1]), _full()])
                 with pytest.raises(kvps.ServerFull):
-                    shard.flush()
+                    shard.storage.flush()
             monkeypatch.setattr(job.client, "put", put)
-            shard.flush()
-            shard.flush()
+            shard.storage.flush()
+            shard.storage.flush()
             assert job.kept(99) == round_ + 1
             state, weights = job.state(), np.empty(job.layout.size, np.float32)
             given = {key.split(":")[3] for key in store.client.scan(job.keys.all_bytes) if ":w:" in key}
@@ -571,10 +572,10 @@ def test_a_mirror_that_knows_more_than_the_server_gives_up_for_now(store: Store)
     aggregator = Aggregator(job, threading.Event())
     aggregator.hold()
     (shard,) = aggregator._shards.values()
-    shard.mirror.lets_go(7, "7.anybodys")
-    shard.mirror._mirrored = -1
+    shard.storage._mirror.lets_go(7, "7.anybodys")
+    shard.storage._mirror._mirrored = -1
     with pytest.raises(kvps.KvpsError, match="earlier version"):
-        shard.flush()
+        shard.storage.flush()
     aggregator.release()
 
 
@@ -587,20 +588,20 @@ def test_who_sleeps_while_it_finishes_deletes_nothing_of_others(store: Store, mo
         session.push(gradient(session.pull(), 0, 0))
         while first.work():
             pass
-        monkeypatch.setattr(shard, "close", lambda: None)
+        monkeypatch.setattr(shard.storage, "close", lambda: None)
         first._leases.give_up(0)
         second = Aggregator(job, threading.Event())
         second.hold()
         for round_ in (1, 2):
             session.push(gradient(session.pull(), 0, round_))
             with contextlib.suppress(kvps.LeaseLost):
-                shard.finish()
+                shard.storage.finish()
             while second.work():
                 pass
         assert job.state().version == 3
     assert check_chain(job) == 3
     monkeypatch.undo()
-    shard.close()
+    shard.storage.close()
     for each in (first, second):
         each.release()
 
@@ -664,7 +665,7 @@ def test_auto_is_shared_memory_where_that_is_sure_and_worth_it(store: Store, mon
     monkeypatch.setattr(store.client, "port", lambda: 6379)
     assert chosen() == "redis", "others may come over TCP"
     monkeypatch.undo()
-    monkeypatch.setattr(shared_memory, "room", lambda: 20_000_000)
+    monkeypatch.setattr(shared_memory, "free_bytes", lambda: 20_000_000)
     assert chosen() == "redis"
     with pytest.raises(kvps.ServerFull, match=r"has 20\.0 MB left, the job needs .* MB"):
         chosen({"x": np.zeros(3_000_000, np.float32)}, transport="shm")
@@ -704,8 +705,8 @@ def test_a_finished_or_removed_job_leaves_no_memory(store: Store) -> None:
             assert _segments(job) == []
             assert (job.snapshot()[1]["x"] < 0).all(), "it is all in Redis"
             store.remove_job("job")
-        assert job.segments
-        assert not job.segments.folder.exists()
+        assert segments_of(job)
+        assert not segments_of(job).folder.exists()
 
 
 class _finishing:  # noqa: N801
@@ -723,7 +724,7 @@ class _finishing:  # noqa: N801
 
 def test_segments_of_the_dead_are_swept_and_those_of_the_living_are_not(store: Store) -> None:
     job = store.create_job("job", model(), workers=2, staleness=2, **PATIENT)
-    assert job.segments
+    assert segments_of(job)
     aggregator = Aggregator(job, threading.Event())
     aggregator.hold()
     dead, alive = job.join("w0"), job.join("w1")
@@ -731,8 +732,8 @@ def test_segments_of_the_dead_are_swept_and_those_of_the_living_are_not(store: S
         session.push(gradient(session.pull(), session.rank, 0))
     alive.pull()
     alive.buffers()
-    job.segments.make(f"g:w0.{dead.incarnation}:2", 64)  # never accepted
-    job.segments.make("w:1.old-1-abcdabcd", 64)  # staged by a holder that was replaced
+    segments_of(job).make(f"g:w0.{dead.incarnation}:2", 64)  # never accepted
+    segments_of(job).make("w:1.old-1-abcdabcd", 64)  # staged by a holder that was replaced
     again = job.join("w0", takeover=True)
     aggregator.sweep()
     left = {f"g:w0.{dead.incarnation}:1", f"g:w1.{alive.incarnation}:1", f"g:w1.{alive.incarnation}:2"}
@@ -862,7 +863,7 @@ def test_another_users_directory_is_refused(monkeypatch: pytest.MonkeyPatch, tmp
 
 def test_what_redis_says_leads_nowhere_else(store: Store) -> None:
     job = store.create_job("job", model(), **PATIENT)
-    folder = job.segments.folder  # type: ignore[union-attr]
+    folder = segments_of(job).folder  # type: ignore[union-attr]
     for evil in ("vm/0/../../../tmp", "vm/0/", "vm/0123456789abcdef", "vm/0/0123456789abcdef/../../1.1"):
         store.client.call("HSET", job.keys.config, "memory", evil)
         with pytest.raises(kvps.CorruptData, match="another program"):

@@ -6,7 +6,7 @@ on their way, and no more of them is in memory than a few chunks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 
 import numpy as np
@@ -36,7 +36,7 @@ class BadContribution(Exception):
 class ContributionFetch:
     """Fetches `contributions`, each with the keys of its chunks, for the `shard`-th shard. Used in a `with`.
 
-    `here` gives the chunks of one that need not be fetched.
+    `here` has the chunks of each that need not be fetched, and None for the others.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class ContributionFetch:
         shard: int,
         chunks: Sequence[Chunk],
         contributions: Sequence[tuple[Contribution, Sequence[str]]],
-        here: Callable[[Contribution], list[Bytes] | None],
+        here: Sequence[list[Bytes] | None],
         format: Format,
         recorder: Recorder | None,
     ) -> None:
@@ -54,8 +54,8 @@ class ContributionFetch:
         self._contributions = contributions
         self._recorder = recorder
         longest = max(chunk.stop - chunk.start for chunk in chunks)
-        self._here = [here(contribution) for contribution, _ in contributions]
-        absent = [keys for here, (_, keys) in zip(self._here, contributions, strict=True) if not here]
+        self._here = here
+        absent = [keys for found, (_, keys) in zip(here, contributions, strict=True) if not found]
         parts = [(keys, chunk) for chunk in chunks for keys in absent]
         self._format = format
         self._buffers: list[Bytes] = [np.empty(format.nbytes(longest), np.uint8) for _ in parts[:_SLOTS]]

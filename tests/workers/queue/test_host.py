@@ -22,7 +22,7 @@ from helpers import waiting as waiting_for
 from helpers.commands import TINY, Started, kvps_run
 from helpers.harness import check_chain
 from helpers.paths import ROOT
-from helpers.servers import BINARIES, ONE_AND_SLOWLY_ALL, running_server
+from helpers.servers import BINARIES, BINARY, ONE_AND_SLOWLY_ALL, running_server
 from kvps_workers import load_task
 from kvps_workers.queue.queue import TaskQueue
 from rq.job import Job as RqJob
@@ -78,7 +78,7 @@ def test_three_hosts_train_the_digits_and_one_is_killed(
     home: Path, tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch, kind: str, victim: str
 ) -> None:
     """On the private server; judged from the log: all that was acknowledged counts, once; its replay is the same."""
-    monkeypatch.setenv("KVPS_REDIS_SERVER", BINARIES[kind])
+    monkeypatch.setenv("KVPS_SERVER", BINARIES[kind])
     assert kvps_run("server", "start").returncode == 0
     try:
         aggregator = start("aggregator", "start", "--job", "digits")
@@ -209,7 +209,7 @@ def test_a_task_of_the_users_own_is_allowed_by_name(
 
 @pytest.mark.slow
 def test_the_queue_may_be_on_another_server(digits: Callable[..., Job], start: Start, store: Store, raw: Any) -> None:
-    with running_server(next(iter(BINARIES.values()))) as other:
+    with running_server(BINARY) as other:
         aggregator = start("aggregator", "start", "--job", "far")
         where = ["--queue-redis", other]
         assert kvps_run("submit", "digits", "-w", "1", "--job", "far", *TINY, *where).returncode == 0

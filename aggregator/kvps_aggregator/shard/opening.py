@@ -1,0 +1,33 @@
+"""Takes a shard over: the only place that knows both storages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kvps.device.base import CPU, Device
+from kvps.job import Job
+from kvps.transport.shm import ShmTransport
+from kvps_aggregator.shard.shard import Shard
+from kvps_aggregator.shard.storage import Storage
+from kvps_aggregator.shard.storage_redis import RedisStorage
+from kvps_aggregator.shard.storage_shm import ShmStorage
+from kvps_aggregator.step.device_step import DeviceStep
+from kvps_aggregator.step.shard_arrays import ShardArrays
+
+
+def open_shard(
+    job: Job, number: int, term: str, record: Path | None = None, device: Device = CPU, memory_lost: bool = False
+) -> Shard:
+    """A shard held under `term`, to be loaded.
+
+    `record` is where contributions are kept, `device` where they are reduced. `memory_lost` says that the job's shared
+    memory is lost, though this process may not see that.
+    """
+    here = device is CPU
+    arrays = ShardArrays(job.config, job.layout, number) if here else DeviceStep(job.config, job.layout, number, device)
+    storage: Storage
+    if isinstance(job.transport, ShmTransport):
+        storage = ShmStorage(job, job.transport, term, arrays, record is None, memory_lost)
+    else:
+        storage = RedisStorage(job, number, term, arrays)
+    return Shard(job, number, term, arrays, storage, record)

@@ -1,0 +1,39 @@
+"""Which server answers, and whether kvps can train on it: read from its INFO. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from kvps.errors import ServerUnfit
+
+OLDEST_REDIS = (6, 2)
+
+
+def server_name(info: Mapping[str, Any]) -> str:
+    """Name and version, as in "Valkey 9.1.2" or "Redis 7.0.15"."""
+    if "valkey_version" in info:
+        return f"Valkey {info['valkey_version']}"
+    return f"Redis {info.get('redis_version', 'unknown')}"
+
+
+def check_fit(where: str, info: Mapping[str, Any]) -> None:
+    """Raise ServerUnfit, saying what to do, for a server that is too old, or that evicts keys.
+
+    Valkey's `redis_version` is that of the Redis whose commands it has: 7.2 or later, so every Valkey is new enough.
+    """
+    if version_of(str(info.get("redis_version", "unknown"))) < OLDEST_REDIS:
+        raise ServerUnfit(f"{where} is {server_name(info)}: kvps needs Redis 6.2 or newer, or Valkey")
+    policy = info.get("maxmemory_policy", "noeviction")
+    if policy != "noeviction":
+        raise ServerUnfit(
+            f"{where} evicts keys when memory is full (maxmemory-policy {policy}), which would delete weights: "
+            f"set it to noeviction, as with CONFIG SET maxmemory-policy noeviction"
+        )
+
+
+def version_of(text: str) -> tuple[int, int]:
+    """(7, 4) of "7.4-rc1"; (0, 0) of what is no version."""
+    found = re.match(r"(\d+)\.(\d+)", text)
+    return (int(found[1]), int(found[2])) if found else (0, 0)

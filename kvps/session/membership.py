@@ -1,0 +1,101 @@
+"""A worker as a member of a job: one incarnation, from its join to its leave."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from kvps.errors import WorkerEvicted, WrongOrder
+from kvps.machine.fork import ProcessOwner
+from kvps.protocol.job_state import Member, Turn
+from kvps.protocol.recovery import await_history
+from kvps.protocol.scripts import Joined, ServerRestarted, evicted
+from kvps.session.heartbeat import Heartbeat
+from kvps.transport.access import JobAccess
+from kvps.transport.shared_memory import SharedMemoryLost
+from kvps.transport.version_reader import VersionReader
+
+
+class Membership:
+    """One incarnation of a worker. Belongs to the thread and the process that made it.
+
+    sequence  how many contributions of this incarnation have been acknowledged
+    settled   those up to this number wait no more: they are committed, or rejected
+    version   the version of the weights that the last pull returned
+    """
+
+    def __init__(self, access: JobAccess, reader: VersionReader, worker: str, joined: Joined) -> None:
+        self.worker = worker
+        self.incarnation = joined.incarnation
+        self.owner = ProcessOwner(f"the session of worker {worker!r}")
+        self.closed = False
+        self.sequence = self.settled = self.version = 0
+        self._access = access
+        self._reader = reader
+        self._thread = threading.get_ident()
+        self._heartbeat = Heartbeat(access.scripts, worker, joined.incarnation, access.config.worker_timeout_ms / 1000)
+        self._heartbeat.start()
+        # Who drops a session without leaving falls silent.
+        weakref.finalize(self, self.owner.run, self._heartbeat.stop)
+
+    def check_usable(self) -> None:
+        """Raise WrongOrder for a closed session, another thread or a fork; WorkerEvicted if the heartbeat met that."""
+        self.owner.check()
+        if self.closed:
+            raise WrongOrder(f"the session of worker {self.worker!r} is closed: join again")
+        if threading.get_ident() != self._thread:
+            raise WrongOrder("a session belongs to the thread that joined: let each thread join under its own id")
+        if self._heartbeat.evicted:
+            raise self._heartbeat.evicted
+
+    def look(self) -> Turn:
+        """The newest turn. Raises WorkerEvicted, JobNotFound."""
+        turn = self._reader.turn(self.worker)
+        self.check(turn)
+        return turn
+
+    def check(self, turn: Turn) -> Member:
+        """This worker as it is in a turn. Raises WorkerEvicted if it is no longer this incarnation's."""
+        me = turn.me
+        if me is None or me.incarnation != self.incarnation:
+            raise self._evicted("replaced")
+        if me.state != "active":
+            raise self._evicted("evicted after a silence, or its server was restarted")
+        if me.accepted < self.sequence:
+            raise self.server_restarted()
+        self.settled = me.accepted - me.pending
+        return me
+
+    def server_restarted(self) -> WorkerEvicted:
+        """The server remembers less than this session was told: it was restarted, which all must know."""
+        await_history(self._access.client, self._access.scripts, self._access.keys.job, self.version)
+        return self._evicted("its server was restarted, and may have lost its last writes")
+
+    @contextmanager
+    def memory_checked(self) -> Iterator[None]:
+        """Raise WorkerEvicted when shared memory is gone although the job exists: what came since Redis was given the
+        weights will be done again."""
+        try:
+            yield
+        except SharedMemoryLost:
+            self.look()
+            raise self._evicted("the shared memory of the job is lost") from None
+
+    def stop_heartbeat(self) -> None:
+        """Give no more signs of life."""
+        self._heartbeat.stop()
+
+    def leave(self, finished: bool, trace: list[object], residual: str) -> None:
+        """Leave the vector clock. `residual` is the name of what is stored for the next incarnation.
+
+        Raises WorkerEvicted if it was evicted before and not replaced, JobNotFound.
+        """
+        try:
+            self._access.scripts.leave(self.worker, self.incarnation, finished, trace, residual)
+        except ServerRestarted:
+            raise self.server_restarted() from None
+
+    def _evicted(self, why: str) -> WorkerEvicted:
+        return evicted(self.worker, self._access.keys.job, why)

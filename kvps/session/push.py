@@ -1,0 +1,284 @@
+"""One contribution of a worker, from the first gradient that is put to its acknowledgement.
+
+The promise: a contribution counts once or not at all, however often it is sent. A push whose end is not known may be
+made again with the same gradients, under the same sequence number, and with no others.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from enum import Enum, auto
+from functools import partial
+from typing import NamedTuple
+
+from kvps.arrays.digest import finite
+from kvps.connection.sockets import CONNECTION_CUT, redacted
+from kvps.device.base import Flat
+from kvps.errors import JobNotFound, NotFinite, ServerLost, WrongOrder
+from kvps.protocol.scripts import Accepted, InboxFull, JobScripts, ServerRestarted
+from kvps.session.buffers import GradientBuffers
+from kvps.session.encoder import Encoder
+from kvps.session.membership import Membership
+from kvps.session.upload import GradientUpload
+from kvps.transport.access import JobAccess
+from kvps.transport.base import Uploads
+from kvps.transport.shared_memory import WritableSegment
+
+log = logging.getLogger("kvps.session")
+
+
+class PushState(Enum):
+    """OPEN      gradients are being put; of no earlier try the end is unknown
+    SENDING   `send` is at work
+    UNKNOWN   a try ended, and it is not known whether it was accepted, or whether its bytes still arrive
+    ACCEPTED  it is acknowledged
+    """
+
+    OPEN = auto()
+    SENDING = auto()
+    UNKNOWN = auto()
+    ACCEPTED = auto()
+
+
+class Header(NamedTuple):
+    """What is accepted with a contribution's bytes.
+
+    version  that of the weights it was computed on, in this `history`
+    unit     the unit of data it has used, if the job hands them out
+    trace    what the worker says of the iteration before this one
+    """
+
+    version: int
+    history: str
+    unit: int | None
+    trace: list[object]
+
+
+class Push:
+    """The contribution of the sequence number `seq`, behind the last one that was acknowledged."""
+
+    def __init__(self, access: JobAccess, membership: Membership, uploads: Uploads, encoder: Encoder) -> None:
+        self.state = PushState.OPEN
+        self._access = access
+        self._membership = membership
+        self._uploads = uploads
+        self._encoder = encoder
+        self.seq = membership.sequence + 1
+        self._tried = False  # whether bytes may have been sent under this number
+        self._digests: str | None = None  # of the try whose end is UNKNOWN, if it was whole
+        self._upload: GradientUpload | None = None
+
+    def has(self, number: int) -> bool:
+        """Whether the gradient of this number in the layout was put."""
+        return self._upload is not None and self._upload.has(number)
+
+    @property
+    def keys(self) -> list[str]:
+        """The keys under which bytes may have been sent."""
+        return self._upload.chunks.keys if self._upload else []
+
+    @property
+    def missing(self) -> int:
+        """How many chunks, of what is being sent, are not known to have arrived. Any thread may ask."""
+        upload = self._upload if self.state is PushState.SENDING else None
+        return upload.chunks.missing if upload else 0
+
+    def buffer(self) -> WritableSegment | None:
+        """Where the gradient may be computed, so that it need not be copied; None if there is no such place, or if
+        something may lie there that was sent already."""
+        if self._tried or self._encoder.lossy:
+            return None
+        with self._membership.memory_checked():
+            return self._uploads.buffer(self.seq, self._membership.settled)
+
+    # -- gradients ----------------------------------------------------------------------------------------------
+
+    def put(self, number: int, array: Flat, buffers: GradientBuffers | None) -> None:
+        """Add one gradient, and send the chunks that are whole now. Raises NotFinite; then nothing has changed."""
+        with self._encoder.home.current():
+            counts = self._is_finite(number, array)
+        upload = self._opened(True, False, buffers)
+        try:
+            upload.counts &= counts
+            upload.put({number: array}, last=False)
+        except BaseException:  # half of it may be sent, and the other half may land later
+            self._upload = None
+            if upload.begun:
+                self._lose_track(None)
+            upload.chunks.drop()
+            raise
+
+    def send(
+        self, arrays: Mapping[int, Flat], header: Header, buffers: GradientBuffers | None, withdraws: bool
+    ) -> Accepted:
+        """Add the other gradients, and have the contribution accepted. With `withdraws` the memory of `buffers` is
+        taken away first from others who may write there.
+
+        Raises NotFinite, and WrongOrder for other gradients than a try had whose end is unknown; then nothing has
+        changed. Raises WorkerEvicted, ServerLost, JobNotFound.
+        """
+        first = self._upload is None
+        counts = self._upload is None or self._upload.counts
+        looks = first and self._looks_on_the_way
+        with self._encoder.home.current():
+            for number, array in arrays.items():
+                counts &= looks or self._is_finite(number, array)
+        upload = self._opened(counts, looks, buffers)
+        before, self.state = self.state, PushState.SENDING
+        try:
+            if counts:
+                upload.put(arrays)
+            if not upload.finite:
+                counts = all(self._is_finite(number, array) for number, array in arrays.items())
+            digests = upload.digests if counts else "-"
+            if before is PushState.UNKNOWN and self._digests != digests:
+                raise WrongOrder(
+                    "how the push before this one ended is not known, and this is another gradient: leave, and join "
+                    "again"
+                )
+            if buffers and withdraws:
+                buffers.withdraw()
+            accepted = self._deliver(upload, counts, header)
+            if buffers:
+                buffers.close()
+            if counts:
+                self._encoder.keep()
+            self._membership.sequence += 1  # last: if this is interrupted, how it ended is not known
+            self.state = PushState.ACCEPTED
+            return accepted
+        except NotFinite:
+            self.state = before
+            self.forget()
+            raise
+        except BaseException:
+            self.state, self._upload = before, None
+            if before is not PushState.UNKNOWN and (upload.begun or not counts):
+                self._lose_track(upload.digests if counts else "-")
+            upload.chunks.drop()
+            raise
+
+    def forget(self) -> None:
+        """What was put for a push that never came is not pushed. All of it has arrived then: none lands later."""
+        upload, self._upload = self._upload, None
+        if upload:
+            try:
+                upload.chunks.end()
+            except BaseException as error:
+                self._lose_track(None)
+                if not isinstance(error, CONNECTION_CUT):
+                    raise
+
+    def _lose_track(self, digests: str | None) -> None:
+        self.state, self._digests = PushState.UNKNOWN, digests
+
+    def _opened(self, live: bool, looks: bool, buffers: GradientBuffers | None) -> GradientUpload:
+        """The upload that is being put together. A new one is not `live` if bytes were sent under its number before."""
+        if not self._upload:
+            live, self._tried = live and not self._tried, True
+            in_place = buffers is not None and buffers.in_place
+            with self._membership.memory_checked():
+                chunks = self._uploads.open(self.seq, live, self._membership.settled, in_place)
+            self._upload = GradientUpload(self._access.layout, self._encoder.residual, chunks, looks)
+        return self._upload
+
+    @property
+    def _looks_on_the_way(self) -> bool:
+        """Whether NaN may be found when most has left: if that is written over by what follows, and not left behind on
+        the server until a sweep, as of a contribution that is skipped."""
+        return not self._encoder.lossy and (self._uploads.overwrites or self._access.config.nonfinite == "reject")
+
+    def _is_finite(self, number: int, array: Flat) -> bool:
+        """Whether a gradient counts. One with NaN or Inf is refused, or counts as zeros."""
+        if finite(array):
+            return True
+        if self._access.config.nonfinite == "skip":
+            return False
+        raise NotFinite(
+            f"gradient {self._access.layout.parameters[number].name!r} holds NaN or Inf and was not sent: mend it, or "
+            f"create the job with nonfinite='skip' to count such gradients as zeros"
+        )
+
+    # -- delivery -----------------------------------------------------------------------------------------------
+
+    def _deliver(self, upload: GradientUpload, counts: bool, header: Header) -> Accepted:
+        """Store the chunks, wait for every OK, then have them accepted. A small contribution goes in one step.
+
+        Never both in one pipeline: a refused SET before an accepted push would be an acknowledgement without
+        bytes. In a MULTI a refused SET refuses the push too. If the connection drops, the worker asks whether the push
+        was accepted before it sends anything again, for a resend would recreate what a commit had freed.
+        """
+        accept = partial(self._accept, upload, counts, header)
+        scripts = self._access.scripts
+        if not counts:
+            upload.chunks.drop()  # what was sent of it is dead, and will be swept
+            return accept(scripts)
+        cut: Exception | None = None
+        try:
+            if upload.chunks.end():
+                call = upload.chunks.with_command
+                return accept(scripts.through(call) if call else scripts)
+        except CONNECTION_CUT as error:
+            cut = error
+        return self._resend(upload, cut) or accept(scripts)
+
+    def _resend(self, upload: GradientUpload, cut: Exception | None) -> Accepted | None:
+        """Store the chunks that are not known to be there, unless they were accepted before.
+
+        Goes on as long as chunks arrive. `cut` is how the first try ended, if there was one. Raises ServerLost.
+        """
+        retries, warned = self._access.client.retries(), False
+        while True:
+            if accepted := self._ask():
+                return accepted
+            missing = upload.chunks.missing
+            if cut and not warned:
+                log.warning("%s; what has not arrived is sent again", self._stuck(upload, missing, cut))
+                warned = True
+            try:
+                with self._membership.memory_checked():
+                    upload.chunks.resend()
+                return None
+            except CONNECTION_CUT as error:
+                cut = error
+            if upload.chunks.missing < missing:
+                retries.progress()
+            if not retries.pause():
+                raise ServerLost(
+                    f"{self._stuck(upload, upload.chunks.missing, cut)}; for {retries.patience_s:g} s small requests "
+                    f"passed and no chunk did: look at what is between here and there, then push the same again"
+                )
+
+    def _ask(self) -> Accepted | None:
+        """Whether it was accepted. Nothing is sent to a restarted server before its new history begins."""
+        me = self._membership
+        try:
+            return self._access.scripts.ask(me.worker, me.incarnation, self.seq)
+        except ServerRestarted:
+            raise me.server_restarted() from None
+
+    def _stuck(self, upload: GradientUpload, missing: int, cut: Exception) -> str:
+        return (
+            f"job {self._access.keys.job}: push {self.seq} of worker {self._membership.worker!r} does not get through "
+            f"to {redacted(self._access.client.url)}: {missing} of {len(upload.chunks.keys)} chunks have not arrived "
+            f"({cut})"
+        )
+
+    def _accept(self, upload: GradientUpload, counts: bool, header: Header, scripts: JobScripts) -> Accepted:
+        """Have what was stored, or is stored by these `scripts`, accepted as soon as the inbox takes it."""
+        me, access = self._membership, self._access
+        digests = upload.digests if counts else "-"
+        said = (me.worker, me.incarnation, self.seq, header.version, int(counts), digests)
+        while True:
+            try:
+                return scripts.push(*said, header.history, header.unit, header.trace)
+            except (ServerRestarted, WrongOrder):  # the numbers are this session's own, and it does not miscount
+                raise me.server_restarted() from None
+            except JobNotFound:
+                access.client.unlink(upload.chunks.keys)  # who removed it may have looked for bytes before
+                raise
+            except InboxFull:
+                scripts = access.scripts  # what those store is there now
+                turn = me.look()
+                if me.check(turn).pending >= access.config.max_pending:
+                    access.client.wait({access.keys.turns: turn.last_entry})

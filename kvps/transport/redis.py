@@ -1,0 +1,151 @@
+"""Arrays in Redis: each chunk is the value of a key."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from functools import partial
+
+from kvps.arrays.digest import Buffers, digest_of
+from kvps.arrays.formats import format_of
+from kvps.arrays.layout import Array
+from kvps.connection.client import Client
+from kvps.errors import WrongOrder
+from kvps.protocol.job_state import Turn
+from kvps.protocol.scripts import Call
+from kvps.transport.access import JobAccess
+from kvps.transport.base import Transport
+from kvps.transport.prefetch import Prefetch
+from kvps.transport.shared_memory import WritableSegment
+from kvps.transport.version_reader import Arrived, VersionReader
+
+
+class RedisTransport(Transport):
+    """See `Transport`."""
+
+    kind = "redis"
+
+    def __init__(self, access: JobAccess) -> None:
+        self._access = access
+        self.reader = VersionReader(access)
+
+    def weight_source(self, memory: Callable[[], Array], prefetch: bool) -> RedisWeightSource:
+        return RedisWeightSource(self._access, self.reader, memory, prefetch)
+
+    def uploads(self, worker: str, incarnation: str, sizes: Iterable[int]) -> RedisUploads:
+        return RedisUploads(self._access, worker, incarnation)
+
+
+class RedisWeightSource:
+    """Received into one array in host memory; with `prefetch` into another, while the worker computes."""
+
+    def __init__(self, access: JobAccess, reader: VersionReader, memory: Callable[[], Array], prefetch: bool) -> None:
+        self._reader = reader
+        self._format = format_of(access.config.weight_format)
+        self._flat = memory()
+        self._prefetch = Prefetch(access, reader, memory()) if prefetch else None
+        if self._prefetch:
+            weakref.finalize(self, self._prefetch.close)  # who drops a session without leaving forgets what comes
+
+    @property
+    def inline_buffer(self) -> Array | None:
+        return None if self._prefetch or self._format.lossy else self._flat
+
+    def weights(
+        self, turn: Turn, inline: bool, rounds_done: int, look: Callable[[], Turn], arrived: Arrived | None
+    ) -> tuple[int, Array]:
+        if inline:
+            return turn.version, self._flat
+        fetched = self._prefetch.take(self._flat) if self._prefetch else None
+        if fetched:
+            version, self._flat = fetched
+        else:
+            version = self._reader.weights(turn, self._flat, self._format, arrived)
+        if self._prefetch:
+            self._prefetch.begin(rounds_done + 1, version)
+        return version, self._flat
+
+    def close(self) -> None:
+        if self._prefetch:
+            self._prefetch.close()
+
+
+class RedisUploads:
+    """The contributions of one incarnation of a worker."""
+
+    overwrites = False
+
+    def __init__(self, access: JobAccess, worker: str, incarnation: str) -> None:
+        self._access = access
+        self._who = (worker, incarnation)
+        self._whole = access.layout.nbytes <= access.client.small_bytes
+
+    def buffer(self, seq: int, settled: int) -> WritableSegment | None:
+        return None
+
+    def open(self, seq: int, live: bool, settled: int, in_place: bool) -> RedisUpload:
+        keys, layout = self._access.keys, self._access.layout
+        each = [keys.gradient(c.shard, *self._who, seq, c.number) for shard in layout.chunks for c in shard]
+        return RedisUpload(self._access.client, each, live, self._whole)
+
+    def release(self, settled: int) -> None:
+        pass
+
+
+class _Dropped(Exception):
+    """Ends a connection in the middle of sending."""
+
+
+class RedisUpload:
+    """The chunks become the values of `keys`.
+
+    `live` is whether they may be sent without asking; a `whole` contribution leaves with what has it accepted.
+    """
+
+    def __init__(self, client: Client, keys: list[str], live: bool, whole: bool) -> None:
+        self.keys = keys
+        self._live, self._whole = live, whole
+        self.immediate = live and not whole
+        self._client = client
+        self._items: list[tuple[str, Buffers]] = []
+        self._stored: set[str] = set()
+        self._digests: list[str] = []
+        self._sending = ExitStack()
+        putting = client.putting(cuts=False, stored=self._stored.add)
+        self._put = self._sending.enter_context(putting) if live and not whole else None
+
+    @property
+    def missing(self) -> int:
+        return len(self.keys) - len(self._stored)
+
+    @property
+    def with_command(self) -> Call | None:
+        return partial(self._client.put_and_call, self._items, cuts=False) if self._whole else None
+
+    def send(self, number: int, value: Buffers) -> str:
+        self._digests.append(digest_of(value))
+        self._items.append((self.keys[number], value))
+        if self._put:
+            self._put(*self._items[-1])
+        return self._digests[-1]
+
+    def end(self) -> bool:
+        self._sending.close()
+        return self._live
+
+    def resend(self) -> None:
+        todo = [
+            (item, digest)
+            for item, digest in zip(self._items, self._digests, strict=True)
+            if item[0] not in self._stored
+        ]
+        if any(digest_of(value) != digest for (_, value), digest in todo):
+            raise WrongOrder(
+                "a gradient was changed after it was put, and it must be sent again: push the same one, or leave, and "
+                "join again"
+            )
+        self._client.put_once([item for item, _ in todo], self._stored.add)
+
+    def drop(self) -> None:
+        self._sending.__exit__(_Dropped, _Dropped(), None)  # its connection may hold half a chunk: it is closed

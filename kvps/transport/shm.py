@@ -1,0 +1,184 @@
+"""Arrays in memory that the processes of one host share: each version and each contribution is a segment."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
+
+import numpy as np
+
+from kvps.arrays.digest import Buffers, digest_of
+from kvps.arrays.formats import Bytes
+from kvps.arrays.layout import DTYPE, Array
+from kvps.errors import UsageError
+from kvps.protocol.job_state import Turn
+from kvps.protocol.keys import segment_of
+from kvps.protocol.scripts import Call
+from kvps.transport.access import JobAccess
+from kvps.transport.base import Transport
+from kvps.transport.shared_memory import Segments, SharedMemoryLost, WritableSegment
+from kvps.transport.version_reader import Arrived, ShmVersionReader
+
+
+class ShmTransport(Transport):
+    """See `Transport`. `segments` are those of the job."""
+
+    kind = "shm"
+
+    def __init__(self, access: JobAccess, segments: Segments | None = None) -> None:
+        self._access = access
+        self.segments = segments or Segments(access.config.memory, access.keys.id)
+        self.reader: ShmVersionReader = ShmVersionReader(access, self.segments)
+
+    @property
+    def here(self) -> bool:  # type: ignore[override]  # it may change at any time
+        return self.segments.here
+
+    @property
+    def seen(self) -> bool:  # type: ignore[override]
+        return self.segments.seen
+
+    def moved(self, access: JobAccess) -> ShmTransport:
+        return ShmTransport(access, self.segments.moved_to(access.config.memory))
+
+    def check_here(self, why: str) -> None:
+        if not self.segments.here:
+            keys, config = self._access.keys, self._access.config
+            raise UsageError(f"the arrays of job {keys.job!r} are in the shared memory of {config.host}{why}")
+
+    def weight_source(self, memory: Callable[[], Array], prefetch: bool) -> ShmWeightSource:
+        return ShmWeightSource(self._access, self.reader)
+
+    def uploads(self, worker: str, incarnation: str, sizes: Iterable[int]) -> ShmUploads:
+        def name(seq: int) -> str:
+            return segment_of(self._access.keys.gradient(0, worker, incarnation, seq, 0))
+
+        return ShmUploads(self.segments.make, name, list(sizes))
+
+    def safe_version(self, version: int) -> int:
+        record = self.reader.mirrored()
+        return min(version, record.version if record else self.reader.state().begin.version)
+
+    def prepare(self) -> None:
+        self.segments.ensure()
+
+    def discard(self) -> None:
+        self.segments.remove()
+
+    def names(self) -> list[str]:
+        return self.segments.names()
+
+
+class ShmWeightSource:
+    """The weights where the aggregator wrote them."""
+
+    inline_buffer = None
+
+    def __init__(self, access: JobAccess, reader: ShmVersionReader) -> None:
+        self._client = access.client
+        self._keys = access.keys
+        self._reader = reader
+
+    def weights(
+        self, turn: Turn, inline: bool, rounds_done: int, look: Callable[[], Turn], arrived: Arrived | None
+    ) -> tuple[int, Array]:
+        while True:
+            if mapped := self._reader.mapped(turn):
+                flat: Array = np.frombuffer(mapped.data.data, DTYPE)
+                weakref.finalize(flat, mapped.close)  # with the last array that the user has of it
+                return turn.version, flat
+            now = look()
+            if now.version == turn.version:
+                if (given := self._reader.given(turn)) is not None:
+                    return turn.version, given
+                self._client.wait({self._keys.turns: now.last_entry})  # until its aggregator has seen that too
+                raise SharedMemoryLost(f"version {turn.version} of job {self._keys.job!r} is in no memory")
+            turn = now
+
+    def close(self) -> None:
+        pass
+
+
+class ShmUploads:
+    """The segments of one incarnation's contributions: written anew when what was in them is committed.
+
+    `name` gives the segment of a sequence number.
+    """
+
+    overwrites = True
+
+    def __init__(
+        self,
+        make: Callable[[str, int, Sequence[WritableSegment]], WritableSegment],
+        name: Callable[[int], str],
+        sizes: Sequence[int],
+    ) -> None:
+        self._make = make
+        self._name = name
+        self._sizes = sizes
+        self._made: dict[int, WritableSegment] = {}
+
+    def buffer(self, seq: int, settled: int) -> WritableSegment:
+        if seq not in self._made:
+            spare = [made for number, made in self._made.items() if number <= settled]
+            fresh = self._make(self._name(seq), sum(self._sizes), spare)
+            self._made = {number: made for number, made in self._made.items() if made is not fresh} | {seq: fresh}
+        return self._made[seq]
+
+    def open(self, seq: int, live: bool, settled: int, in_place: bool) -> ShmUpload:
+        return ShmUpload(self._sizes, lambda: self.buffer(seq, settled), live, in_place)
+
+    def release(self, settled: int) -> None:
+        for number in [number for number in self._made if number <= settled]:
+            self._made.pop(number).unlink()
+
+
+class ShmUpload:
+    """The chunks, of `sizes` bytes, go into a segment that `make` gives: at once, if this is `live`.
+
+    `in_place` says that some of them may lie there already, where the user can write to them until they are pushed.
+    """
+
+    def __init__(self, sizes: Iterable[int], make: Callable[[], WritableSegment], live: bool, in_place: bool) -> None:
+        self.keys: list[str] = []
+        self.immediate = live and not in_place
+        self._ends = list(accumulate(sizes))
+        self._make = make
+        self._data: Bytes | None = make().data if live else None
+        self._items: list[tuple[int, Buffers]] = []
+
+    @property
+    def missing(self) -> int:
+        return 0  # no link is in between
+
+    @property
+    def with_command(self) -> Call | None:
+        return None
+
+    def send(self, number: int, value: Buffers) -> str:
+        if self._data is None:
+            self._items.append((number, value))
+            return digest_of(value)
+        return digest_of([self._copied(self._data, number, value)])
+
+    def _copied(self, data: Bytes, number: int, value: Buffers) -> memoryview:
+        end = self._ends[number]
+        at = start = end - sum(piece.nbytes for piece in value)
+        for piece in value:
+            source, target = np.frombuffer(piece, np.uint8), data[at : at + piece.nbytes]
+            if source.ctypes.data != target.ctypes.data:  # else it was computed where it belongs
+                np.copyto(target, source)
+            at += piece.nbytes
+        return data[start:end].data
+
+    def end(self) -> bool:
+        return self._data is not None
+
+    def resend(self) -> None:
+        data = self._make().data
+        for number, value in self._items:
+            self._copied(data, number, value)
+
+    def drop(self) -> None:
+        pass  # its name is never given to anybody

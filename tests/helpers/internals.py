@@ -1,0 +1,41 @@
+"""What tests look at behind the public names. Tests reach private parts through here alone, so that a change of
+structure is made in one place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvps.job import Job
+from kvps.session.membership import Membership
+from kvps.session.push import Push
+from kvps.session.session import Session
+from kvps.transport.shared_memory import Segments
+from kvps.transport.shm import ShmTransport
+
+
+def segments_of(job: Job) -> Segments | None:
+    """The segments of a job over shared memory; None of one over Redis."""
+    return job.transport.segments if isinstance(job.transport, ShmTransport) else None
+
+
+def membership_of(session: Session) -> Membership:
+    return session._membership
+
+
+def push_of(session: Session) -> Push:
+    """The contribution that is being put together."""
+    return session._push
+
+
+def prefetch_of(session: Session) -> Any:
+    return session._weights._source._prefetch  # type: ignore[attr-defined]
+
+
+def fall_silent(session: Session) -> None:
+    """As if its process had been killed."""
+    session._membership.stop_heartbeat()
+
+
+def abandon(session: Session) -> None:
+    """Its `with` block ends without a leave."""
+    session._membership.closed = True
