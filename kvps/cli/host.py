@@ -41,9 +41,9 @@ def serve(
     """Serve the queue, until stopped, or with `burst` until it is empty."""
     from kvps_workers.queue.host import Host
     from kvps_workers.queue.queue import CPU, GPU
-    from kvps_workers.queue.resources import HostResources
+    from kvps_workers.queue.task_runner import HostResources
 
-    environment = dict(os.environ)  # for the horses, before a device is bound here to see that there is one
+    environment = dict(os.environ)  # of task processes, before a device is bound here to see that there is one
     open_device(gpu)
     for task in allow:
         load_task(task)  # a name that nobody can load is the operator's mistake, and is said now

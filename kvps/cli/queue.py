@@ -62,21 +62,20 @@ def submit(
 
 def show(queue_redis: QueueRedis = None, redis: common.Redis = None) -> None:
     """Show what runs, what waits for a host, and what failed."""
-    from kvps_workers.queue.queue import QUEUES, QueueRow
+    from kvps_workers.queue.queue import QUEUES
 
-    seen, served = list[QueueRow](), list[str]()
+    table = Table("job", "worker", "queue", "state", "", box=None, pad_edge=False)
+    served = list[str]()
     with common.existing_store(redis) as store:
         for name in QUEUES:
             with opened(store, queue_redis, name) as queue:
-                found, hosts = queue.seen(), queue.hosts()
-            seen += found
-            if found or hosts:
-                served.append(f"{name}: {_served(found, hosts)}")
-    table = Table("job", "worker", "queue", "state", "", box=None, pad_edge=False)
-    for one in seen:
-        job, worker = (one.what.job, one.what.worker) if one.what else (ascii(one.id)[1:-1], "-")
-        table.add_row(job, worker, one.queue, one.state, one.more)
-    if seen:
+                hosts, rows = queue.look()
+            for row in rows:
+                job, worker = (row.task.job, row.task.worker) if row.task else (row.id, "-")
+                table.add_row(job, worker, name, row.state, row.host if row.state == "runs" else row.why)
+            if rows or hosts:
+                served.append(f"{name}: {_served(rows, hosts)}")
+    if table.row_count:
         plain_console().print(table)
     for line in served:
         print(line)
@@ -101,11 +100,11 @@ def cancel(job: common.JobName, queue_redis: QueueRedis = None, redis: common.Re
     say(f"what it has learnt stays: kvps worker --job {job} goes on with it, kvps rm {job} removes it")
 
 
-def _served(seen: list[QueueRow], hosts: int) -> str:
+def _served(rows: list[QueueRow], hosts: int) -> str:
     """How many hosts serve a queue, and which jobs wait for more of them."""
     line = f"{hosts} host{'' if hosts == 1 else 's'}"
-    needed = Counter(one.what.job for one in seen if one.what and one.state != "failed")
-    waiting = {one.what.job for one in seen if one.what and one.state == "waits"}
+    needed = Counter(row.task.job for row in rows if row.task and row.state != "failed")
+    waiting = {row.task.job for row in rows if row.task and row.state == "waits"}
     if wide := [f"{job} ({needed[job]})" for job in sorted(waiting) if needed[job] > hosts]:
         line += f"; more hosts than that are needed by {', '.join(wide)}: kvps worker --queue"
     return line

@@ -53,5 +53,5 @@ class Started:
         return self.wait()
 
     def wait(self) -> int:
-        self.process.communicate(timeout=60)
+        self.process.communicate(timeout=300)
         return self.process.returncode

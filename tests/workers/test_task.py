@@ -55,7 +55,7 @@ def _fails(*_: object) -> None:
 
 @pytest.mark.parametrize("method", ["parameters", "data", "gradient", "evaluate"])
 def test_what_a_task_raises_is_said_in_one_line(method: str) -> None:
-    with pytest.raises(TaskFailed, match=r"^task 'mine:Task' failed: RuntimeError: unlucky \(test_tasks.py, line \d"):
+    with pytest.raises(TaskFailed, match=r"^task 'mine:Task' failed: RuntimeError: unlucky \(test_task.py, line \d"):
         _call(_with(**{method: _fails}), method)
 
 

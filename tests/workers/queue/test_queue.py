@@ -1,49 +1,53 @@
-"""Training tasks in RQ's queues: each step is one step, and an order is kept. On every server."""
+"""The queue of tasks: each step is one step, and an order is kept. On every server."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.commands import Started
+import redis
 from helpers.harness import model
-from kvps_workers.queue import host as host_module
+from helpers.servers import BINARIES, running_server
+from kvps_workers.queue import queue as queue_module
 from kvps_workers.queue.liveness import LivenessTracker
-from kvps_workers.queue.queue import SCRIPTS, TaskQueue
-from kvps_workers.training import Started as Execution
+from kvps_workers.queue.queue import SCRIPTS, QueueRow, TaskQueue
+from rq.job import Job as RqJob
+from rq.serializers import JSONSerializer
 
-import kvps
+from kvps.machine import process
 from kvps.store import Store
 
-RQ = str(Path(sys.executable).with_name("rq"))
-Start = Callable[..., Started]
+
+@pytest.fixture(scope="module", params=list(BINARIES))
+def server_url(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The scripts run on a server of each kind."""
+    with running_server(BINARIES[request.param]) as url:
+        yield url
 
 
 def waiting(raw: Any) -> list[str]:
     return [id.decode().partition("-")[2] for id in raw.lrange("rq:queue:kvps", 0, -1)]
 
 
-# -- the queue -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", sorted(SCRIPTS))
 def test_the_header_holds_against_the_body(name: str) -> None:
     """Every key and argument that the body uses is in the header, and every code it returns."""
-    text = (Path(host_module.__file__).parent / "lua" / f"{name}.lua").read_text()
+    text = (Path(queue_module.__file__).parent / "lua" / f"{name}.lua").read_text()
     header = "\n".join(line for line in text.splitlines() if line.startswith("--"))
     body = "\n".join(line for line in text.splitlines() if not line.startswith("--"))
     assert text.startswith(f"-- {name}: ")
     for kind, part in (("KEYS", header.partition("ARGV")[0]), ("ARGV", header.partition("ARGV")[2])):
         for number in re.findall(rf"{kind}\[(\d+)\]", body):
             assert re.search(rf"\[{number}(\]|\.\.\.)", part), f"{kind}[{number}]"
-    codes = set(re.findall(r"return \{ '([A-Z]+)'", body)) | {"WRONGTYPE"}
+    codes = set(re.findall(r"(?:return|reply =) \{ '([A-Z]+)'", body)) | {"WRONGTYPE"}
     assert codes == set(re.findall(r"\{([A-Z]+)\b", header.partition("Returns")[2]))
 
 
@@ -53,7 +57,6 @@ def test_jobs_stand_in_the_order_of_their_submission_also_what_is_put_back(
     for name in ("b", "a", "c"):
         queue.submit(store.create_job(name, model(), workers=2))
     assert waiting(raw) == ["b-w0", "b-w1", "a-w0", "a-w1", "c-w0", "c-w1"]
-    queue.arrive()
     taken = [(queue.take(str(i)), str(i)) for i in range(5)]
     assert waiting(raw) == ["c-w1"]
     for number in (3, 1, 4, 0, 2):
@@ -63,13 +66,10 @@ def test_jobs_stand_in_the_order_of_their_submission_also_what_is_put_back(
     jobs = [id.rpartition("-")[0] for id in waiting(raw)]
     assert jobs == ["b", "b", "a", "a", "c", "c"]
     assert raw.zcard("rq:wip:kvps") == 0
-    assert raw.keys("rq:execution:*") == []
-    queue.depart()
 
 
 def test_a_task_is_in_the_queue_or_somebodys_and_put_back_once(store: Store, queue: TaskQueue, raw: Any) -> None:
     queue.submit(store.create_job("job", model(), workers=2))
-    queue.arrive()
     raw.set("rq:suspended", 1)
     assert queue.take("one") is None, "rq suspend"
     raw.delete("rq:suspended")
@@ -78,74 +78,113 @@ def test_a_task_is_in_the_queue_or_somebodys_and_put_back_once(store: Store, que
     first = queue.take("one")
     assert first
     assert queue.take("one") == first, "who asks again is answered again"
-    (started,) = queue.started()
-    assert (started.id, started.name) == (first[0], "one")
-    assert started.identity["pid"] == os.getpid()
+    running, _ = queue.look()[1]
+    assert (running.state, running.held) == ("runs", (first[0], "one"))
+    assert running.host == f"{process.host()}:{os.getpid()}"
     with ThreadPoolExecutor(8) as pool:
         became = list(pool.map(lambda _: queue.release(first[0], "one", "queued"), range(40)))
     assert sorted(became) == [""] * 39 + ["queued"]
     assert len(waiting(raw)) == 2
-    queue.depart()
 
 
-def test_what_only_seems_to_run_is_not_lost(store: Store, queue: TaskQueue, raw: Any) -> None:
+def test_what_only_seems_to_run_is_put_back(store: Store, queue: TaskQueue, raw: Any) -> None:
     """An execution that nobody began, noted by another program."""
     queue.submit(store.create_job("job", model(), workers=1))
-    id = raw.lindex("rq:queue:kvps", 0).decode()
+    id = raw.lpop("rq:queue:kvps").decode()
     raw.zadd("rq:wip:kvps", {f"{id}:planted": 1})
-    queue.arrive()
-    assert queue.take("one") == (id, None)
     assert queue.take("one") is None
     assert queue.release(id, "planted", "queued") == "queued"
     assert queue.release(id, "planted", "finished") == ""
     found = queue.take("one")
     assert found
     assert found[1]
-    queue.depart()
+
+
+def test_an_id_that_is_no_text_is_passed_over(store: Store, queue: TaskQueue, raw: Any) -> None:
+    raw.rpush("rq:queue:kvps", b"\xff\n")
+    raw.hset(b"rq:job:\xff\n", "data", b"\x80")
+    queue.await_task(60)  # comes back at once, as for any other
+    assert [row.id for row in queue.look()[1]] == ["??"]
+    assert queue.take("one") == ("??", None)
+    assert queue.take("one") is None
+
+
+def test_what_others_plant_beside_a_task_is_gone_when_it_is_taken(store: Store, queue: TaskQueue, raw: Any) -> None:
+    queue.submit(store.create_job("job", model(), workers=1))
+    id = raw.lindex("rq:queue:kvps", 0).decode()
+    raw.hset(f"rq:job:{id}", mapping={"failure_callback_name": "os.system", "meta": b"\x80", "timeout": "soon"})
+    assert queue.take("one")
+    assert queue.release(id, "one", "failed", "ung\N{LATIN SMALL LETTER U WITH DIAERESIS}ltig") == "failed"
+    job = RqJob.fetch(id, connection=raw, serializer=JSONSerializer)
+    assert (job.func_name, job.meta, job.failure_callback, job.webhooks) == ("kvps.train", {}, None, [])
+    assert job.kwargs["worker"] == "w0"
+    assert queue.look()[1][0].why == "ung\\xfcltig"
 
 
 def test_a_task_that_is_lost_again_and_again_without_progress_fails(store: Store, queue: TaskQueue) -> None:
     queue.submit(store.create_job("job", model(), workers=1))
-    queue.arrive()
     became = []
     for number, version in enumerate(["3", "4", "4", "4", "", "4", "4"]):
         found = queue.take(str(number))
         assert found
         became.append(queue.release(found[0], str(number), "queued", "killed", version))
     assert became == ["queued"] * 6 + ["failed"]
-    (seen,) = queue.seen()
-    assert (seen.state, seen.what and seen.what.worker) == ("failed", "w0")
-    assert "lost 5 times" in seen.more
-    queue.depart()
+    (row,) = queue.look()[1]
+    assert (row.state, row.task and row.task.worker) == ("failed", "w0")
+    assert "lost 5 times" in row.why
 
 
 def test_cancel_takes_one_jobs_tasks_and_no_others(store: Store, queue: TaskQueue, raw: Any) -> None:
     for name in ("a", "a-w0", "a-b"):
         queue.submit(store.create_job(name, model(), workers=2))
-    queue.arrive()
     found = queue.take("one")
     assert found
     assert queue.cancel("a") == (1, 1)
     assert waiting(raw) == ["a-w0-w0", "a-w0-w1", "a-b-w0", "a-b-w1"]
-    assert queue.beat((found[0], "one")) == (True, True, raw.lindex("rq:queue:kvps", 0).decode())
+    running = queue.look()[1][0]
+    assert (running.held, running.cancelled) == ((found[0], "one"), True)
     assert queue.release(found[0], "one", "queued") == "canceled", "who is lost meanwhile is not put back"
-    assert queue.beat((found[0], "one")).mine is False
+    assert "runs" not in [row.state for row in queue.look()[1]]
+
+
+def test_a_host_is_there_while_it_gives_signs_of_life(queue: TaskQueue, raw: redis.Redis) -> None:
+    queue.beat(busy=False)
+    assert queue.hosts() == 1
+    (host,) = raw.smembers("rq:workers:kvps")
+    assert 0 < raw.ttl(host) <= 15
+    raw.delete(host)
+    assert queue.hosts() == 0
+    queue.beat(busy=True)
+    assert queue.hosts() == 1
     queue.depart()
+    assert raw.keys("rq:*") == []
 
 
 def test_who_is_silent_is_lost_but_not_because_the_looker_was_away() -> None:
-    lookout, identity = LivenessTracker(), kvps.machine.process.identity()
-    other = Execution("task", "one", "host", "beat", {})
-    assert lookout.lost([other], 100.0) == []
+    tracker, me = LivenessTracker(), process.identity()
+    other = QueueRow("task", "runs", None, "one", False, {}, "beat", "")
+    later = other._replace(beat="other")
+    assert tracker.lost([other], 100.0) == []
     for second in range(101, 110):
-        assert lookout.lost([other], float(second)) == []
-    assert lookout.lost([other._replace(beat="other")], 110.0) == []
-    for second in range(111, 120):
-        assert lookout.lost([other._replace(beat="other")], float(second)) == []
-    assert lookout.lost([other._replace(beat="other")], 121.0) == [other._replace(beat="other")]
-    assert lookout.lost([other], 200.0) == [], "nobody looked since"
-    assert lookout.lost([other._replace(identity=identity)], 201.0) == []
+        assert tracker.lost([other], float(second)) == []
+    for second in range(110, 120):
+        assert tracker.lost([later], float(second)) == []
+    assert tracker.lost([later], 121.0) == [later]
+    assert tracker.lost([other], 200.0) == [], "nobody looked since"
+    assert tracker.lost([other._replace(process=me)], 201.0) == []
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
-    gone = other._replace(identity=identity | {"pid": dead.pid})
-    assert lookout.lost([gone], 201.0) == [gone], "one of this machine is known to be dead at once"
+    gone = other._replace(process=me | {"pid": dead.pid})
+    assert tracker.lost([gone], 201.0) == [gone], "one of this machine is known to be dead at once"
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 400, "{}", "1", '{"pid": 1e999, "host": "h", "space": "", "start": ""}', "\x1b"]
+)
+def test_a_process_that_another_program_noted_is_unknown(store: Store, queue: TaskQueue, raw: Any, text: str) -> None:
+    queue.submit(store.create_job("job", model(), workers=1))
+    found = queue.take("one")
+    assert found
+    for noted in (text, json.dumps(process.identity() | {"host": "\x1b[2J"})):
+        raw.hset(f"rq:job:{found[0]}", "kvps_process", noted)
+        assert queue.look()[1][0].host == "?"

@@ -1,16 +1,16 @@
-"""A host: takes one training task after the other from a queue, and runs each in a process of its own, the horse.
+"""A host: takes one task after the other from a queue, and runs each in a process of its own.
 
-A task is lost when its host is. That is so if the host's process is surely dead (of this machine one knows), or has not
-given a sign of life for a while; whoever serves the queue looks, at work or idle, and puts the task back, once. Its
-horse ends with the host. If it lives all the same, cut off or stopped, nobody counts twice: joining under its worker id
-is refused while it lives, and the next horse waits for that.
+A task is lost when its host is lost: when the host's process is surely dead (on this machine that is known), or has
+given no sign of life for a while. Every host looks each second, at work or idle, and puts a lost task back, once. The
+task process ends with its host. If it lives on all the same, cut off or stopped, no gradient counts twice: nobody can
+join under its worker id while it lives, and the next task process waits for that.
 
-No two jobs keep each other from starting. A job needs all its workers before anything is committed, so two that have
-some hosts each could wait for ever. The queue is in the order in which jobs were submitted, also what is put back. So
-what was taken is a beginning of that order: at most one job has only a part of its workers, those before it end, and
-their hosts take the rest of it. Only a host that is lost leaves a hole in that beginning. Then who waits in a job that
-was submitted later and cannot go on makes way (`_makes_way`). So the oldest of the jobs that are not finished always
-gets its hosts, if there are as many as it has workers. If there are fewer it waits for more, and says so.
+No two jobs keep each other from starting. A job commits nothing before all its workers have joined, so two jobs with
+some of the hosts each could wait for ever. Therefore the queue is kept in the order of submission, and a task that is
+put back goes to its place in that order. So the tasks that were taken are the oldest ones: at most one job has only a
+part of its workers. The jobs before it end, and their hosts take the rest of it. Only a lost host leaves a gap in that
+order. Then a host makes way if its job was submitted later and cannot go on (`_makes_way`). So the oldest job that is
+not finished always gets its hosts, if there are as many as it has workers. If there are fewer, it waits and says so.
 """
 
 from __future__ import annotations
@@ -27,38 +27,38 @@ from kvps.job import Job
 from kvps.machine import process
 from kvps.store import Store
 from kvps_workers.queue.liveness import LivenessTracker
-from kvps_workers.queue.queue import TaskQueue
-from kvps_workers.queue.resources import Horse, HostResources
+from kvps_workers.queue.queue import QueueRow, TaskQueue
 from kvps_workers.queue.task_process import AWAY, REMOVED
-from kvps_workers.training import Started, WorkerTask, submitted
+from kvps_workers.queue.task_runner import HostResources, TaskProcess
+from kvps_workers.queue.worker_task import WorkerTask, submitted
 
 log = logging.getLogger("kvps.host")
 
 _TICK_S = 1.0
 _MAKES_WAY_S = 2.0
+_NONE = ("", "")
 
 
 class Host:
-    """Serves one queue of training tasks, whose jobs are in `store`."""
+    """Serves one queue of tasks, whose jobs are in `store`."""
 
-    def __init__(self, queue: TaskQueue, store: Store, means: HostResources) -> None:
+    def __init__(self, queue: TaskQueue, store: Store, resources: HostResources) -> None:
         self._queue = queue
         self._store = store
-        self._means = means
-        self._lookout = LivenessTracker()
-        self._execution = ""  # the name of the present one, or of that which may be noted in a moment
-        self._held: tuple[str, str] | None = None  # task and execution
-        self._said = ""
+        self._resources = resources
+        self._liveness = LivenessTracker()
+        self._held = _NONE  # the task that it has, and the name of its execution
+        self._first = ("", 0.0)  # the task at the front of the queue, and since when that is so
+        self._warned = ""
 
     def serve(self, burst: bool = False) -> None:
         """Take tasks and run them; with `burst` until none waits. Raises NoServer, ServerLost."""
         reachable = True
         try:
-            self._queue.arrive()
             while True:
-                with self._going_on():
-                    self._look_around()
-                    if not self._next():
+                with self._retried():
+                    self._look()
+                    if not self._run_next():
                         if burst:
                             return
                         self._queue.await_task(_TICK_S)
@@ -71,76 +71,72 @@ class Host:
                     self._leave()
 
     def _leave(self) -> None:
-        """Give back what this host has, and be no host any more."""
-        for started in self._queue.started():
-            if started.name == self._execution:
-                self._queue.release(started.id, started.name, "queued")
-                log.info("%s: waits again (this host ends)", self._queue.task(started.id) or started.id)
+        """Give back what this host has, and serve the queue no more."""
+        if self._held != _NONE and self._queue.release(*self._held, "queued"):
+            log.info("%s: waits again (this host ends)", self._held[0])
         self._queue.depart()
 
-    def _next(self) -> bool:
+    def _run_next(self) -> bool:
         """Run the next task; whether there was any."""
-        self._execution = secrets.token_hex(8)
-        found = self._queue.take(self._execution)
+        execution = secrets.token_hex(8)
+        found = self._queue.take(execution)
         if not found:
             return False
         id, payload = found
         if payload is None:
-            log.warning("passed over %s: no task has that id, or it runs already, or is over", ascii(id)[:200])
+            log.warning("passed over %r: no task has that id, or it was cancelled", id)
             return True
+        self._held = (id, execution)
         try:
             task = WorkerTask.of(payload)
         except InvalidTask as error:
-            log.warning("refused %s: %s", ascii(id)[:200], error)
-            self._queue.release(id, self._execution, "failed", str(error), note=f"refused: {error}")
-            return True
-        self._held = (id, self._execution)
-        try:
+            log.warning("refused %r: %s", id, error)
+            self._queue.release(*self._held, "refused", f"refused: {error}")
+        else:
+            log.info("%s: taken", task)
             self._run(task)
-        finally:
-            self._held = None
+        self._held = _NONE
         return True
 
     # -- one task ---------------------------------------------------------------------------------------------
 
     def _run(self, task: WorkerTask) -> None:
-        assert self._held
-        log.info("%s: taken", task)
-        horse = Horse(task, self._store.url, self._means)
-        status, why = "queued", ""
+        running = TaskProcess(task, self._store.url, self._resources)
+        status, why = "", ""
         try:
-            while not horse.ended(_TICK_S):
-                if not why and (told := self._told(task)):
-                    status, why = told
-                    horse.end()
+            while not running.ended(_TICK_S):
+                with self._retried():
+                    rows = self._look()
+                    if not why:
+                        status, why = self._verdict(task, rows)
+                    if why:
+                        running.end()
         finally:
-            horse.end()
-            horse.wait()
+            running.end()
+            code = running.wait()
         if why:
             self._close(task, status, why)
         else:
-            self._judge(task, horse.code, horse.last)
+            self._judge(task, code, running.last)
 
-    def _told(self, task: WorkerTask) -> tuple[str, str] | None:
-        """What becomes of the task that runs, and why, if it shall not go on here."""
-        assert self._held
-        with self._going_on():
-            word = self._queue.beat(self._held)
-            self._look_around()
-            if not word.mine:
-                return "", "this host had not been heard of, and others look after it"
-            if word.cancelled:
-                return "canceled", "it was cancelled"
-            if self._makes_way(task, word.first):
-                return "queued", "it makes way for a job that was submitted before"
-        return None
+    def _verdict(self, task: WorkerTask, rows: list[QueueRow]) -> tuple[str, str]:
+        """What becomes of the task that runs, and why, if it shall not go on here; else two times ""."""
+        mine = next((row for row in rows if row.held == self._held), None)
+        if mine is None:
+            return "", "this host had not been heard of, and others look after it"
+        if mine.cancelled:
+            return "canceled", "it was cancelled"
+        if self._makes_way(task, next((row.id for row in rows if row.state == "waits"), "")):
+            return "queued", "it makes way for a job that was submitted before"
+        return "", ""
 
     def _makes_way(self, task: WorkerTask, first: str) -> bool:
         """Whether the task at the front of the queue should have this host: it is of an older job, no other host has
         taken it for a while, and nothing of this job is committed until more workers come."""
-        assert self._held
+        if first != self._first[0]:
+            self._first = (first, time.monotonic())
         ours, theirs = submitted(self._held[0]), submitted(first)
-        if not self._lookout.stands(first, _MAKES_WAY_S) or ours is None or theirs is None or theirs >= ours:
+        if ours is None or theirs is None or theirs >= ours or time.monotonic() - self._first[1] < _MAKES_WAY_S:
             return False
         with suppress(Exception):  # a job that cannot be read does not go on
             job = self._job(task)
@@ -150,52 +146,44 @@ class Host:
         return True
 
     def _judge(self, task: WorkerTask, code: int, last: str) -> None:
-        """What becomes of a task whose horse has ended by itself."""
+        """What becomes of a task whose process has ended by itself."""
         if code == 0:
             self._close(task, "finished", "it has done its rounds")
         elif code in (1, 2):
             missed = self._is_missed(task)
             self._close(task, "failed", last or f"its process ended with code {code}")
-            if missed:
-                waited, running = self._queue.cancel(task.job)
-                if waited or running:
-                    log.warning("job %s is cancelled, for it cannot begin without %s", task.job, task.worker)
+            if missed and any(self._queue.cancel(task.job)):
+                log.warning("job %s is cancelled, for it cannot begin without %s", task.job, task.worker)
         elif code == REMOVED:
             self._close(task, "canceled", "its job is not there any more")
         elif code == AWAY:
             self._close(task, "queued", last)
             time.sleep(_TICK_S)  # the server of its job is away: what comes back rings no bell
         else:
-            version = self._version(task)
             how = signal.Signals(-code).name if code < 0 else f"code {code}"
-            self._close(task, "queued", f"its process ended by {how}", version)
+            self._close(task, "queued", f"its process ended by {how}", self._version(task))
 
     def _close(self, task: WorkerTask, status: str, why: str, version: str = "") -> None:
-        became = self._release(status, why, version) if status else ""
+        became = self._queue.release(*self._held, status, why, version) if status else ""
         word = {"queued": "waits again", "": "left to others"}.get(became, became)
         log.log(logging.WARNING if became == "failed" else logging.INFO, "%s: %s (%s)", task, word, why)
 
-    def _release(self, status: str, why: str = "", version: str = "") -> str:
-        assert self._held
-        return self._queue.release(*self._held, status, why, version)
-
     # -- the others -------------------------------------------------------------------------------------------
 
-    def _look_around(self) -> None:
-        """Give a sign of life, and put back what lost hosts had."""
-        if not self._held:
-            self._queue.beat(None)
-        others = [s for s in self._queue.started() if not self._held or s.name != self._held[1]]
-        for lost in self._lookout.lost(others):
+    def _look(self) -> list[QueueRow]:
+        """Give a sign of life, and put back what lost hosts had. What ran, and what waits in front."""
+        self._queue.beat(busy=self._held != _NONE)
+        _, rows = self._queue.look(waiting=1, failed=0)
+        for lost in self._liveness.lost([row for row in rows if row.state == "runs" and row.held != self._held]):
             self._put_back(lost)
+        return rows
 
-    def _put_back(self, lost: Started) -> None:
-        task = self._queue.task(lost.id)
-        version = self._version(task) if task else ""
-        why = f"its host {lost.host or '?'} is lost"
-        if became := self._queue.release(lost.id, lost.name, "queued", why, version):
+    def _put_back(self, lost: QueueRow) -> None:
+        version = self._version(lost.task) if lost.task else ""
+        why = f"its host {lost.host} is lost"
+        if became := self._queue.release(*lost.held, "queued", why, version):
             word = "waits again" if became == "queued" else became
-            log.warning("%s: %s (%s)", task or ascii(lost.id)[:200], word, why)
+            log.warning("%s: %s (%s)", lost.task or lost.id, word, why)
 
     def _version(self, task: WorkerTask) -> str:
         """The version of a task's job, or "". If its worker is surely dead the job goes on without it at once."""
@@ -223,14 +211,14 @@ class Host:
         return job
 
     @contextmanager
-    def _going_on(self) -> Iterator[None]:
-        """What the server refuses, as keys of another type, is said once, and tried again."""
+    def _retried(self) -> Iterator[None]:
+        """What the server refuses inside the block, as keys of another type, is said once; the caller tries again."""
         try:
             yield
         except (NoServer, ServerLost):
             raise
         except KvpsError as error:
-            if str(error) != self._said:
-                self._said = str(error)
+            if str(error) != self._warned:
+                self._warned = str(error)
                 log.warning("kvps: error: %s", error)
             time.sleep(_TICK_S)

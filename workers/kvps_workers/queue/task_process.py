@@ -1,9 +1,9 @@
-"""The process that works on one training task: started fresh, never forked, for CUDA does not survive a fork.
+"""The process that works on one task: started fresh, never forked, for CUDA does not survive a fork.
 
-``python -m kvps_workers.queue.task_process`` reads one line of JSON from its standard input: what to do, checked by the
-host that started it, and the server's URL, which so stands in no command line and no environment. It knows nothing of
-queues. It loads no task but built-in ones and those that the host's operator allowed. It leaves its job and ends when
-its input ends, which it does with the host, however that ends.
+``python -m kvps_workers.queue.task_process`` reads a line of JSON from its standard input: the task, which its host has
+checked, and the server's URL, which so stands in no command line and no environment. It knows nothing of queues. It
+loads built-in tasks and those that the host's operator allowed, no others. It leaves its job and ends when its input
+ends, which it does with the host, however that ends.
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ from types import FrameType
 
 from kvps.device.base import open_device
 from kvps.errors import CorruptData, InvalidTask, JobNotFound, KvpsError, NoServer, ServerLost, WorkerAlive
+from kvps.job import Job
 from kvps.protocol.scripts import job_not_found
-from kvps.store import connect
+from kvps.store import Store, connect
+from kvps_workers.queue.worker_task import WorkerTask
 from kvps_workers.task import BUILT_IN
 from kvps_workers.training_loop import train
 
 AWAY, REMOVED = 75, 66  # exit codes: the server is away; the job is not there any more. It was nothing in the task.
 
-log = logging.getLogger("kvps.horse")
+log = logging.getLogger("kvps.task")
 
 
 def main() -> int:
@@ -38,9 +40,10 @@ def main() -> int:
         line = sys.stdin.buffer.readline()
         if not line.endswith(b"\n"):
             return 128 + signal.SIGTERM
-        threading.Thread(target=_follow, name="kvps-follow", daemon=True).start()
+        threading.Thread(target=_end_with_host, name="kvps-host", daemon=True).start()
         logging.basicConfig(format="%(message)s", level=logging.INFO, stream=sys.stderr)
-        work(**json.loads(line))
+        order = json.loads(line)
+        work(WorkerTask(**order.pop("task")), **order)
         return 0
     except KeyboardInterrupt:
         return 128 + signal.SIGTERM
@@ -56,42 +59,37 @@ def main() -> int:
         return 1
 
 
-def work(
-    url: str,
-    job: str,
-    id: str,
-    worker: str,
-    slow: float,
-    prefetch: bool,
-    allowed: list[str],
-    gpu: int | None,
-    acks: str | None,
-) -> None:
+def work(task: WorkerTask, url: str, allowed: list[str], gpu: int | None, acks: str | None) -> None:
     """Be this worker of this job until nothing is left for it. Raises what `training_loop.train` does, JobNotFound,
     CorruptData, InvalidTask for a task that is not allowed here."""
     device = open_device(gpu)
     with connect(url) as store:
-        try:
-            found = store.job(job)
-            same = found.id == id
-        except (ValueError, LookupError, TypeError, AttributeError) as error:  # as reading JSON and hashes raises them
-            if isinstance(error, KvpsError):
-                raise
-            raise CorruptData(f"job {job!r} cannot be read ({type(error).__name__}: {error})") from error
-        if not same:
-            raise job_not_found(job)
-        check_allowed(found.config.task, allowed)
-        said = False
+        job = _open(store, task)
+        check_allowed(job.config.task, allowed)
+        waits = False
         while True:
             try:
-                train(found, device, worker, slow, Path(acks) if acks else None, prefetch)
+                train(job, device, task.worker, task.slow, Path(acks) if acks else None, task.prefetch)
                 return
             except WorkerAlive as alive:
-                if not said:
+                if not waits:
                     log.info("waits: %s", alive)
-                    said = True
+                waits = True
             # What ends the other one rings; its silence does not, and is asked for every second.
-            found.client.wait({found.keys.commits: found.state().last_entry})
+            job.client.wait({job.keys.commits: job.state().last_entry})
+
+
+def _open(store: Store, task: WorkerTask) -> Job:
+    """The task's job. Raises JobNotFound, CorruptData."""
+    try:
+        job = store.job(task.job)
+    except KvpsError:
+        raise
+    except (ValueError, LookupError, TypeError, AttributeError) as error:  # as reading JSON and hashes raises them
+        raise CorruptData(f"job {task.job!r} cannot be read ({type(error).__name__}: {error})") from error
+    if job.id != task.id:
+        raise job_not_found(task.job)
+    return job
 
 
 def check_allowed(task: str, allowed: list[str]) -> None:
@@ -103,8 +101,8 @@ def check_allowed(task: str, allowed: list[str]) -> None:
         )
 
 
-def _follow() -> None:
-    """End with the host: it holds the other end of the standard input until it is gone."""
+def _end_with_host() -> None:
+    """End when the host ends: it holds the other end of the standard input until it is gone."""
     while os.read(0, 4096):
         pass
     os.kill(os.getpid(), signal.SIGTERM)

@@ -12,7 +12,24 @@ end
 
 local function is_hash(key) return redis.call('TYPE', key).ok == 'hash' end
 
--- When the job of a task was submitted, us; what names no time comes last.
+-- A value that anybody may have written, as printable ASCII of at most `most` characters. A reply holds nothing else.
+local function plain(value, most) return ((value or ''):sub(1, most):gsub('[^\32-\126]', '?')) end
+
+-- Fields of a hash as such text; '' for each if the key holds none.
+local function fields(key, ...)
+  local out = {}
+  for i, name in ipairs({ ... }) do out[i] = is_hash(key) and plain(redis.call('HGET', key, name), 500) or '' end
+  return unpack(out)
+end
+
+-- The call that a task is; '' if there is none, if it is too long, or holds other bytes than printable ASCII.
+local function payload(key)
+  if not is_hash(key) or redis.call('HSTRLEN', key, 'data') > 1024 then return '' end
+  local data = redis.call('HGET', key, 'data') or ''
+  return data:find('[^\32-\126]') and '' or data
+end
+
+-- When the job of a task was submitted, us. An id that does not say comes last.
 local function submitted(id) return tonumber(id:match('^(%d+)%-') or '') or math.huge end
 
 -- Into the queue behind all that were submitted before it, and its own job's: the oldest job always stands in front.
@@ -26,22 +43,23 @@ local function insert(queue, id)
   redis.call('RPUSH', queue, id)
 end
 
--- The task of an entry "<task>:<execution>" of the registry of what runs.
-local function task_of(entry) return entry:match('^(.*):[^:]*$') or '' end
-
--- Whether any execution of a task is in the registry of what runs.
-local function runs(registry, id)
+-- What runs: {task, execution} of each entry of the registry that can be one.
+local function started(registry)
+  local out = {}
   for _, entry in ipairs(redis.call('ZRANGE', registry, 0, -1)) do
-    if task_of(entry) == id then return true end
+    local id, execution = entry:match('^([%w_-]+):([%w_-]+)$')
+    if id then out[#out + 1] = { id, execution } end
   end
-  return false
+  return out
 end
 
 -- Into a registry of what is over, which is there to be looked at: one of another type must not hold up those that wait.
 -- The task goes by itself after ttl seconds.
 local function over(registry, key, id, status, why, ttl)
   redis.call('HSET', key, 'status', status, 'kvps_why', why)
-  local is = redis.call('TYPE', registry).ok
-  if is == 'none' or is == 'zset' then redis.call('ZADD', registry, redis.call('TIME')[1] + ttl, id) end
   redis.call('EXPIRE', key, ttl)
+  local is, now = redis.call('TYPE', registry).ok, redis.call('TIME')[1]
+  if is ~= 'none' and is ~= 'zset' then return end
+  redis.call('ZREMRANGEBYSCORE', registry, '-inf', now)
+  redis.call('ZADD', registry, now + ttl, id)
 end

@@ -12,11 +12,10 @@ for _, id in ipairs(redis.call('LRANGE', KEYS[1], 0, -1)) do
     if is_hash(ARGV[1] .. id) then over(KEYS[3], ARGV[1] .. id, id, 'canceled', 'kvps cancel', tonumber(ARGV[3])) end
   end
 end
-for _, entry in ipairs(redis.call('ZRANGE', KEYS[2], 0, -1)) do
-  local id = task_of(entry)
-  if id:match(pattern) and is_hash(ARGV[1] .. id) then
+for _, one in ipairs(started(KEYS[2])) do
+  if one[1]:match(pattern) and is_hash(ARGV[1] .. one[1]) then
     running = running + 1
-    redis.call('HSET', ARGV[1] .. id, 'status', 'canceled')
+    redis.call('HSET', ARGV[1] .. one[1], 'status', 'canceled')
   end
 end
 return { 'OK', waited, running }

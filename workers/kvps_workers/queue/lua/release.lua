@@ -1,37 +1,37 @@
 -- release: end an execution of a task: the task goes back into the queue, or is over. Once, whoever says it.
 -- KEYS[1] queue list, [2] started zset, [3] finished zset, [4] failed zset, [5] canceled zset
--- ARGV[1] what the keys of tasks begin with, [2] the same of executions, [3] task, [4] execution
---     [5] what becomes of it: queued, finished, failed, canceled
---     [6] the version of its job if this was a loss that counts, else ''
---     [7] how many losses in a row without a version between them are too many   [8] why, in a line
---     [9] how long to keep what is over, s
--- Returns {DONE, what became of it} | {GONE}: that execution was ended before, or what it ran is not there
---     | {ELSEWHERE}: it waits or runs already | {WRONGTYPE, key, is, want}
+-- ARGV[1] what the keys of tasks begin with, [2] task, [3] execution
+--     [4] what becomes of it: queued, finished, failed, canceled; or refused, which is failed without its payload
+--     [5] the version of its job if this was a loss that counts, else ''
+--     [6] how many losses in a row without a version between them are too many   [7] why, in a line
+--     [8] how long to keep what is over, s
+-- Returns {DONE, what became of it}
+--     | {GONE}: that execution was ended before, or what it ran is not there | {WRONGTYPE, key, is, want}
 local bad = wrong_type({ 'list', 'zset' })
 if bad then return bad end
-local id, status, why = ARGV[3], ARGV[5], ARGV[8]
+local id, status, why = ARGV[2], ARGV[4], ARGV[7]
 local key = ARGV[1] .. id
-local mine = redis.call('ZREM', KEYS[2], id .. ':' .. ARGV[4])
-redis.call('DEL', ARGV[2] .. id .. ':' .. ARGV[4])
-if mine == 0 or not is_hash(key) then return { 'GONE' } end
+if redis.call('ZREM', KEYS[2], id .. ':' .. ARGV[3]) == 0 or not is_hash(key) then return { 'GONE' } end
+local before, version, losses = fields(key, 'status', 'kvps_version', 'kvps_losses')
 if status == 'queued' then
-  if redis.call('LPOS', KEYS[1], id) or runs(KEYS[2], id) then return { 'ELSEWHERE' } end
-  if redis.call('HGET', key, 'status') == 'canceled' then
+  if before == 'canceled' then
     status = 'canceled'
-  elseif ARGV[6] ~= '' then
-    local again = redis.call('HGET', key, 'kvps_version') == ARGV[6]
-    local losses = again and tonumber(redis.call('HGET', key, 'kvps_losses') or '') or 0
-    redis.call('HSET', key, 'kvps_version', ARGV[6], 'kvps_losses', losses + 1)
-    if losses + 1 >= tonumber(ARGV[7]) then
-      status, why = 'failed', 'lost ' .. ARGV[7] .. ' times in a row before anything was committed; last: ' .. why
+  elseif ARGV[5] ~= '' then
+    losses = (version == ARGV[5] and tonumber(losses) or 0) + 1
+    redis.call('HSET', key, 'kvps_version', ARGV[5], 'kvps_losses', losses)
+    if losses >= tonumber(ARGV[6]) then
+      status, why = 'failed', 'lost ' .. ARGV[6] .. ' times in a row before anything was committed; last: ' .. why
     end
   end
+elseif status == 'refused' then
+  redis.call('HDEL', key, 'data')
+  status = 'failed'
 end
 if status == 'queued' then
   redis.call('HSET', key, 'status', status, 'worker_name', '')
   insert(KEYS[1], id)
 else
   local registry = status == 'finished' and KEYS[3] or status == 'failed' and KEYS[4] or KEYS[5]
-  over(registry, key, id, status, why, tonumber(ARGV[9]))
+  over(registry, key, id, status, why, tonumber(ARGV[8]))
 end
 return { 'DONE', status }

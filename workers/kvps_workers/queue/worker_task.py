@@ -1,28 +1,25 @@
-"""A training task: one worker of one job, for a host that is free; as JSON of a call, as RQ stores one, and back.
+"""A task of the queue: one worker of one job, for a host that is free. JSON of a call, as RQ stores one, and back.
 
-Anybody may have written what is read here. So it is read field by field, within bounds, and nothing of it is looked up
-by its name: of functions there is one, and it is only a name.
+Anybody may have written what is read here. So it is read field by field, within bounds, and no name in it is looked up:
+there is one function, and it is only a name.
 """
 
 from __future__ import annotations
 
 import json
-import zlib
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from kvps.errors import InvalidName, InvalidTask
 from kvps.protocol.keys import check_name
 
 FUNCTION = "kvps.train"  # nothing imports it: a worker of RQ's own fails on it, and loses nothing
-PAYLOAD_BYTES = 16 << 10
 _MOST_SLOW = 1000.0
 
 
 @dataclass(frozen=True)
 class WorkerTask:
-    """Be worker `worker` of the job `job`, the one whose own id is `id`."""
+    """Be worker `worker` of the job `job`, the one whose own id is `id`. `slow` stretches its steps."""
 
     job: str
     id: str
@@ -33,12 +30,16 @@ class WorkerTask:
     def __str__(self) -> str:
         return f"{self.job} {self.worker}"
 
+    def payload(self) -> str:
+        """The call as RQ stores it, in printable ASCII."""
+        return json.dumps([FUNCTION, None, [], asdict(self)])
+
     @classmethod
-    def of(cls, payload: bytes) -> WorkerTask:
-        """Read a payload as RQ stores it, which anybody may have written. Raises InvalidTask."""
+    def of(cls, payload: str) -> WorkerTask:
+        """Read a payload, which anybody may have written. Raises InvalidTask."""
         try:
-            function, instance, args, kwargs = json.loads(_inflated(payload))
-        except (ValueError, RecursionError, TypeError, zlib.error):
+            function, instance, args, kwargs = json.loads(payload)
+        except (ValueError, RecursionError, TypeError):
             raise InvalidTask("its payload is no JSON of a call") from None
         if function != FUNCTION or instance is not None:
             raise InvalidTask(f"it asks for {_clipped(function)}, and only {FUNCTION} is on the list")
@@ -59,31 +60,10 @@ class WorkerTask:
         return task
 
 
-class Started(NamedTuple):
-    """An execution of a task: a host has it. `beat` changes while that lives; `identity` is that of its process."""
-
-    id: str
-    name: str
-    host: str
-    beat: str
-    identity: Mapping[str, Any]
-
-
 def submitted(id: str) -> int | None:
-    """When the job of a task was submitted, us; None if its id does not say."""
+    """When the job of a task was submitted, us; None if the task's id does not say."""
     first, dash, _ = id.partition("-")
     return int(first) if dash and first.isdecimal() and first.isascii() and len(first) < 20 else None
-
-
-def _inflated(payload: bytes) -> bytes:
-    """What RQ compressed, if it did and it is not too long. Raises ValueError."""
-    if not payload.startswith(b"x"):
-        return payload
-    inflate = zlib.decompressobj()
-    text = inflate.decompress(payload, PAYLOAD_BYTES)
-    if inflate.unconsumed_tail:
-        raise ValueError("too long")
-    return text
 
 
 def _clipped(value: Any) -> str:
