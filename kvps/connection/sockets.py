@@ -49,7 +49,7 @@ _UNUSED_S = 60.0
 _NO_LIMIT = 2**31  # of connections: the server has one of its own, maxclients
 _GET_WINDOW = 3  # chunks that one reader waits for: of more the server copies all before it sends the first
 _REFUSAL = "max number of clients reached"
-_OURS, _CHILD = "kvps-", "kvps-child-"  # `guard` knows these too
+_OURS, _CHILD = "kvps-", "kvps-child-"  # `kvps.server.watchdog` knows these too
 _NONCE = secrets.token_hex(4)  # pids of several machines, or of containers, may be the same
 
 try:  # redis-py with hiredis would parse and pack through it: one more copy of each value

@@ -2,7 +2,7 @@
 
 It listens on a Unix socket in a directory of mode 0700 and on no TCP port unless asked to; then it wants a
 password, which stands in a file of mode 0600 beside the socket and never in a command line. It keeps nothing
-on disk. It ends when the process that started it has left and no other uses it (see `guard`), unless `start` started
+on disk. It ends when the process that started it has left and no other uses it (see `watchdog`), unless `start` started
 it, which lets it stay.
 """
 
@@ -240,7 +240,7 @@ def _start(listen: str | None, data_dir: Path | None, lasting: bool) -> Server:
     if not lasting:
         text += b"end\n"
     # A session of its own: Ctrl-C in the terminal is for the workers first, which still need the server to leave.
-    guard = [sys.executable, "-I", "-S", str(Path(__file__).with_name("guard.py")), binary]
+    guard = [sys.executable, "-I", "-S", str(Path(__file__).with_name("watchdog.py")), binary]
     guard += [str(socket_path(folder)), str(folder / _LOCK)]
     # Of a server that keeps nothing, shared memory holds nothing either.
     command = [binary, "-"] if lasting else guard + ([] if data_dir else [str(folder_of(url))])

@@ -302,7 +302,7 @@ def test_commands_begun_together_share_one_server(home: Path, start: Any) -> Non
     workers = [start("worker") for _ in range(4)]
     for worker in workers:
         worker.until("waiting for a job")
-    assert sum("redis-server" in line and "guard.py" not in line for line in processes_of(home)) == 1
+    assert sum("redis-server" in line and "watchdog.py" not in line for line in processes_of(home)) == 1
 
 
 def test_a_runtime_directory_open_to_others_is_refused(home: Path) -> None:
