@@ -12,8 +12,9 @@ from kvps_aggregator.verify.recording import check_directory
 from rich.console import Console
 from rich.table import Column, Table
 
-from kvps.cli import common
-from kvps.cli.common import DEFAULT_CHECKPOINTS, say
+from kvps.cli import common, options
+from kvps.cli.common import say
+from kvps.cli.options import DEFAULT_CHECKPOINTS
 from kvps.errors import InvalidSetting
 from kvps.history import commit_log
 from kvps.history.checkpoint import SUFFIX, Checkpoint, listed
@@ -25,11 +26,11 @@ app = typer.Typer(help="Save jobs in files, and go on from them.", no_args_is_he
 
 @app.command("save")
 def save(
-    job: common.JobName,
+    job: options.JobName,
     to: Annotated[
         Path, typer.Option(metavar="FILE|DIR", help=f"A directory, or a file that ends in {SUFFIX}.")
     ] = DEFAULT_CHECKPOINTS,
-    redis: common.Redis = None,
+    redis: options.Redis = None,
 ) -> None:
     """Save the newest version of a job, without stopping anybody.
 
@@ -56,7 +57,7 @@ def restore(
     shards: Annotated[
         int | None, typer.Option(help="Into how many parts the parameters are cut.  (default: as they were)")
     ] = None,
-    redis: common.Redis = None,
+    redis: options.Redis = None,
 ) -> None:
     """Make a job that goes on from a checkpoint. Its workers join under their old ids."""
     if job is not None:

@@ -12,13 +12,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from kvps.cli import common
+from kvps.cli import common, options
 from kvps.errors import CorruptData, InvalidSetting, JobNotFound
 from kvps.job import Job, readable
 from kvps.protocol.job_state import State
 
 
-def jobs(redis: common.Redis = None) -> None:
+def jobs(redis: options.Redis = None) -> None:
     """List the jobs of the server."""
     table = Table("job", "task", "mode", "workers", "version", "state", box=None, pad_edge=False)
     passed_over = set[str]()
@@ -34,9 +34,9 @@ def jobs(redis: common.Redis = None) -> None:
 
 
 def status(
-    job: common.JobName,
+    job: options.JobName,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
-    redis: common.Redis = None,
+    redis: options.Redis = None,
 ) -> None:
     """Show one job: version, vector clock, workers, who holds its shards."""
     with common.existing_store(redis) as store, readable(job):
@@ -70,9 +70,9 @@ def status(
 
 
 def rm(
-    job: common.JobName,
+    job: options.JobName,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    redis: common.Redis = None,
+    redis: options.Redis = None,
 ) -> None:
     """Remove a job and all its bytes."""
     id: str | None = None  # of a damaged job it is not known

@@ -14,7 +14,7 @@ from kvps_aggregator.verify.recording import check_directory
 from kvps_workers import load_task
 from kvps_workers.training_loop import train
 
-from kvps.cli import common, host
+from kvps.cli import common, host, options
 from kvps.cli.common import say
 from kvps.device.base import CPU, Device, open_device
 from kvps.errors import InvalidSetting
@@ -27,12 +27,12 @@ Quiet = Annotated[bool, typer.Option("--quiet", hidden=True)]
 aggregator = typer.Typer(help="The process that averages gradients and commits weights.", no_args_is_help=True)
 
 
-@common.with_settings
+@options.with_settings
 def create(
-    task: common.TaskName,
+    task: options.TaskName,
     job: Annotated[str, typer.Option("--job", metavar="NAME", help="Name of the new job.")],
-    settings: common.Settings,
-    redis: common.Redis = None,
+    settings: options.Settings,
+    redis: options.Redis = None,
 ) -> None:
     """Create a job, for aggregators and workers that run already or will be started."""
     check_name("job", job)
@@ -56,10 +56,10 @@ def start(
         str | None,
         typer.Option("--job", metavar="NAME", help="Serve this job until it is finished.  (default: every job)"),
     ] = None,
-    record: common.Record = None,
-    checkpoint_every: common.CheckpointEvery = None,
-    checkpoints: common.CheckpointDirectory = common.DEFAULT_CHECKPOINTS,
-    keep: common.Keep = 3,
+    record: options.Record = None,
+    checkpoint_every: options.CheckpointEvery = None,
+    checkpoints: options.CheckpointDirectory = options.DEFAULT_CHECKPOINTS,
+    keep: options.Keep = 3,
     gpu: Annotated[
         int | None,
         typer.Option(metavar="N", help="Reduce and step on this CUDA device, with CuPy.  (default: NumPy)"),
@@ -72,9 +72,9 @@ def start(
             "gone: go on here, from the version that Redis has.",
         ),
     ] = False,
-    redis: common.Redis = None,
-    listen: common.Listen = None,
-    data_dir: common.DataDir = None,
+    redis: options.Redis = None,
+    listen: options.Listen = None,
+    data_dir: options.DataDir = None,
     quiet: Quiet = False,
 ) -> None:
     """Serve a job until it is finished, or every job, later ones too, until stopped.
@@ -87,7 +87,7 @@ def start(
         raise InvalidSetting("--memory-lost is for one job, whose memory is surely lost: give its name with --job")
     if record is not None:
         record = check_directory(record)
-    saving = common.checkpoints_of(checkpoint_every, checkpoints, keep)
+    saving = options.checkpoints_of(checkpoint_every, checkpoints, keep)
     device = open_device(gpu)
     common.log_to_stderr(quiet)
     with common.serving_store(redis, listen, data_dir, quiet) as store:
@@ -116,7 +116,7 @@ def worker(
     slow: Annotated[
         str, typer.Option(metavar="Nx", help="Stretch this worker's steps, as in 5x, to study stragglers.")
     ] = "1x",
-    prefetch: common.Prefetch = False,
+    prefetch: options.Prefetch = False,
     from_queue: Annotated[
         bool, typer.Option("--queue", help="Take workers of any job from the queue, see kvps submit.")
     ] = False,
@@ -130,9 +130,9 @@ def worker(
     ] = None,
     queue_redis: host.QueueRedis = None,
     acks: Annotated[Path | None, typer.Option(hidden=True)] = None,
-    redis: common.Redis = None,
-    listen: common.Listen = None,
-    data_dir: common.DataDir = None,
+    redis: options.Redis = None,
+    listen: options.Listen = None,
+    data_dir: options.DataDir = None,
     quiet: Quiet = False,
 ) -> None:
     """Train: pull weights, compute gradients, push them, until all rounds are done."""
@@ -143,7 +143,7 @@ def worker(
         return
     if burst or allow:
         raise InvalidSetting(f"{'--burst' if burst else '--allow'} is for kvps worker --queue")
-    factor = parse_slow(slow)
+    factor = options.parse_slow(slow)
     for kind, name in (("job", job), ("worker", id)):
         if name is not None:
             check_name(kind, name)
@@ -161,17 +161,6 @@ def _check_for_queue(**given: object) -> None:
     for name, value in given.items():
         if value:
             raise InvalidSetting(f"--{name} does not go with --queue: what a worker does is said by kvps submit")
-
-
-def parse_slow(text: str) -> float:
-    """5.0 for "5x" or "5". Raises InvalidSetting."""
-    try:
-        factor = float(text.removesuffix("x"))
-    except ValueError:
-        factor = 0.0
-    if not 1 <= factor <= 1000:
-        raise InvalidSetting(f"--slow wants a factor from 1x to 1000x, not {text!r}")
-    return factor
 
 
 def _announce(job: Job, quiet: bool) -> None:

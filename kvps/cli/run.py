@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from kvps import launch
-from kvps.cli import common
+from kvps.cli import common, options
 from kvps.cli.display import Display
 from kvps.cli.follow import LOOK_S, Figures, aggregate, check_aggregators, check_killed, check_trained, finish, follow
 from kvps.cli.supervise import Child, Supervisor
@@ -26,10 +26,9 @@ from kvps.store import Store, fresh_id
 _LAST_S = 5.0  # for the others, when who makes the job has ended without it
 
 
-@common.with_settings
+@options.with_settings
 def run(
-    context: typer.Context,
-    settings: common.JobSettings,
+    settings: options.JobSettings,
     command: Annotated[
         list[str] | None, typer.Argument(metavar="COMMAND...", help="As in: python train.py --rounds 500")
     ] = None,
@@ -37,13 +36,13 @@ def run(
         str | None, typer.Option("--job", metavar="NAME", help="Name of the job.  (default: the script's)")
     ] = None,
     aggregators: Annotated[int, typer.Option(metavar="N", help="How many aggregators: all but one stand by.")] = 1,
-    record: common.Record = None,
-    checkpoint_every: common.CheckpointEvery = None,
-    checkpoints: common.CheckpointDirectory = common.DEFAULT_CHECKPOINTS,
-    keep: common.Keep = 3,
-    redis: common.Redis = None,
-    listen: common.Listen = None,
-    data_dir: common.DataDir = None,
+    record: options.Record = None,
+    checkpoint_every: options.CheckpointEvery = None,
+    checkpoints: options.CheckpointDirectory = options.DEFAULT_CHECKPOINTS,
+    keep: options.Keep = 3,
+    redis: options.Redis = None,
+    listen: options.Listen = None,
+    data_dir: options.DataDir = None,
 ) -> None:
     """Run copies of a script of your own as the workers of one job: what torchrun is for DDP.
 
@@ -53,9 +52,8 @@ def run(
     check_aggregators(aggregators)
     if job is not None:
         check_name("job", job)
-    kept = common.kept_options(record, common.checkpoints_of(checkpoint_every, checkpoints, keep))
-    options = {name for name in vars(settings) if _given(context, name)} - {"workers"}
-    told = settings.given(options)
+    kept = options.kept_options(record, options.checkpoints_of(checkpoint_every, checkpoints, keep))
+    told = {name: value for name, value in settings.given.items() if name != "workers"}
     JobConfig(workers=settings.workers, **told)
     with common.serving_store(redis, listen, data_dir, joinable=False) as store:
         if job in store.jobs():
@@ -73,12 +71,6 @@ def run(
             print(Figures.of(made, version))
     check_trained(name, version, copies)
     check_killed(name, copies)
-
-
-def _given(context: typer.Context, option: str) -> bool:
-    """Whether the user said it: what he left out the script may say."""
-    source = context.get_parameter_source(option)
-    return source is not None and source.name == "COMMANDLINE"
 
 
 def _checked(command: Sequence[str]) -> list[str]:

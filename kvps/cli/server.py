@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import typer
 
-from kvps.cli import common
+from kvps.cli import common, options
 from kvps.cli.common import say
 from kvps.connection.sockets import connection_settings, redacted
 from kvps.errors import KvpsError, NoServer
@@ -29,7 +29,7 @@ app = typer.Typer(help="Your own private Redis server, when it shall outlive a c
 
 
 @app.command()
-def start(listen: common.Listen = None, data_dir: common.DataDir = None) -> None:
+def start(listen: options.Listen = None, data_dir: options.DataDir = None) -> None:
     """Start the private server, to run until kvps server stop."""
     url = private_server.start(listen, data_dir)
     say(f"private server {redacted(url)} runs until: kvps server stop")
@@ -59,7 +59,7 @@ def status() -> None:
     print(redacted(url))
 
 
-def cli(context: typer.Context, redis: common.Redis = None) -> None:
+def cli(context: typer.Context, redis: options.Redis = None) -> None:
     """Open redis-cli on the server; what follows is passed to it, as in: kvps cli hgetall 'kvps:{digits}:clock'."""
     url = redis or private_server.running()
     if url is None:

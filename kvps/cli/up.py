@@ -17,10 +17,9 @@ from kvps_workers import Task, load_task
 from kvps_workers.training_loop import rounds_of
 
 from kvps.arrays.digest import weights_sha256
-from kvps.cli import common
+from kvps.cli import common, options
 from kvps.cli.display import Display
 from kvps.cli.follow import Figures, aggregate, check_aggregators, check_trained, finish, follow
-from kvps.cli.parts import parse_slow
 from kvps.cli.supervise import Child, Supervisor
 from kvps.cli.trial import FaultInjection, replayed
 from kvps.config import JobConfig
@@ -32,12 +31,12 @@ from kvps.server import private_server
 from kvps.store import Store
 
 
-@common.with_settings
+@options.with_settings
 def up(
-    task: common.TaskName,
-    settings: common.Settings,
-    job: common.NewJobName = None,
-    slow: common.Slow = None,
+    task: options.TaskName,
+    settings: options.Settings,
+    job: options.NewJobName = None,
+    slow: options.Slow = None,
     report: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the figures of the run to FILE as JSON.")
     ] = None,
@@ -53,17 +52,17 @@ def up(
             "nothing was lost.",
         ),
     ] = None,
-    prefetch: common.Prefetch = False,
-    record: common.Record = None,
-    checkpoint_every: common.CheckpointEvery = None,
-    checkpoints: common.CheckpointDirectory = common.DEFAULT_CHECKPOINTS,
-    keep: common.Keep = 3,
-    redis: common.Redis = None,
-    listen: common.Listen = None,
-    data_dir: common.DataDir = None,
+    prefetch: options.Prefetch = False,
+    record: options.Record = None,
+    checkpoint_every: options.CheckpointEvery = None,
+    checkpoints: options.CheckpointDirectory = options.DEFAULT_CHECKPOINTS,
+    keep: options.Keep = 3,
+    redis: options.Redis = None,
+    listen: options.Listen = None,
+    data_dir: options.DataDir = None,
 ) -> None:
     """Train a task on this machine: server, aggregator and workers with one command."""
-    factors = slow_factors(slow or [], settings.workers)
+    factors = options.slow_factors(slow or [], settings.workers)
     if aggregators is not None:
         check_aggregators(aggregators)
     if kill_every is not None and not kill_every >= 0.1:
@@ -72,11 +71,11 @@ def up(
         check_name("job", job)
     if report is not None:
         _check_report(report)
-    saving = common.checkpoints_of(checkpoint_every, checkpoints, keep)
-    kept = common.kept_options(record, saving)
+    saving = options.checkpoints_of(checkpoint_every, checkpoints, keep)
+    kept = options.kept_options(record, saving)
     found = load_task(task)
     config = replace(settings.job_config(task, found), launched_by=launcher.this_process("kvps up"))
-    common.check_prefetch(prefetch, config)
+    options.check_prefetch(prefetch, config)
     # All that can be asked of the task is asked before anything is started or stored.
     rounds = _rounds(found, config)
     params = found.parameters(config.seed)
@@ -87,8 +86,8 @@ def up(
             common.say(f"join from elsewhere: {private_server.join_line(store.url, listen)} --job {name}")
         trial = FaultInjection(kill_every, config.seed) if kill_every else None
         ahead = ["--prefetch"] if prefetch else []
-        options = {worker: ["--slow", f"{factors.get(worker, 1):g}x", *ahead] for worker in rounds}
-        workers = _train(store, made, rounds, options, aggregators or (2 if trial else 1), kept, trial)
+        arguments = {worker: ["--slow", f"{factors.get(worker, 1):g}x", *ahead] for worker in rounds}
+        workers = _train(store, made, rounds, arguments, aggregators or (2 if trial else 1), kept, trial)
         version = _finish(made, found, report)
         if trial:
             _judge(store, made, trial, saving and saving.directory)
@@ -114,24 +113,11 @@ def _rounds(task: Task, config: JobConfig) -> dict[str, int]:
     return {f"w{rank}": rounds_of(n, config.batch_size, config.epochs) for rank, n in enumerate(samples)}
 
 
-def slow_factors(options: list[str], workers: int) -> dict[str, float]:
-    """Worker -> how much to slow it down, of those that the options name. Raises InvalidSetting."""
-    factors = {}
-    for option in options:
-        worker, equals, factor = option.partition("=")
-        if not equals or worker not in {f"w{i}" for i in range(workers)}:
-            raise InvalidSetting(
-                f"--slow wants ID=Nx with an ID from w0 to w{workers - 1}, as in w0=5x, not {option!r}"
-            )
-        factors[worker] = parse_slow(factor)
-    return factors
-
-
 def _train(
     store: Store,
     job: Job,
     rounds: dict[str, int],
-    options: dict[str, list[str]],
+    arguments: dict[str, list[str]],
     aggregators: int,
     kept: list[str],
     trial: FaultInjection | None,
@@ -143,8 +129,8 @@ def _train(
         workers = []
         for worker in rounds:
             acks = ("--acks", str(trial.acks(worker))) if trial else ()
-            arguments = ("worker", "--job", job.name, "--id", worker, *options[worker], *acks)
-            workers.append(supervisor.start(worker, *arguments))
+            own = (*arguments[worker], *acks)
+            workers.append(supervisor.start(worker, "worker", "--job", job.name, "--id", worker, *own))
         with Display(job, rounds) as display, trial.killing(supervisor) if trial else nullcontext():
             follow(supervisor, job, serving, workers, display)
         for line in finish(supervisor, job, serving):

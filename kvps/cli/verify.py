@@ -23,7 +23,7 @@ from kvps_workers.training_loop import Batches, batch_number, batches_of
 
 from kvps.arrays.formats import Bytes
 from kvps.arrays.layout import DTYPE, Array
-from kvps.cli import common
+from kvps.cli import common, options
 from kvps.errors import InvalidSetting, KvpsError
 from kvps.history.checkpoint import Checkpoint
 from kvps.history.commit_log import Log
@@ -33,7 +33,7 @@ from kvps.protocol.plan import Contribution
 
 
 def verify(
-    job: common.JobName,
+    job: options.JobName,
     record: Annotated[
         Path | None,
         typer.Option(
@@ -57,7 +57,7 @@ def verify(
         typer.Option("--from", metavar="FILE", help="Replay from this checkpoint on instead of from version 0."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
-    redis: common.Redis = None,
+    redis: options.Redis = None,
 ) -> None:
     """Prove the commit log of a job: that it is one chain, and that replayed it makes the same weights, bit for bit.
 

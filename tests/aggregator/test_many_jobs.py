@@ -93,7 +93,7 @@ def _spoil(store: Store) -> dict[str, str]:
     """Jobs that cannot be read: name -> why."""
     wanted = {
         "newer": "optimizer 'lion' is unknown",
-        "config": "invalid literal for int()",
+        "config": "job 'config': config field workers must be a whole number from 1 to 4096, not 'several'",
         "layout": "JSONDecodeError",
         "foreign": "WRONGTYPE",
         "entry": "KeyError: 'rank'",
