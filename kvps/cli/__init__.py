@@ -11,7 +11,7 @@ from typing import Any
 
 import typer
 
-from kvps.cli import checkpoint, jobs, parts, queue, run, server, up, verify
+from kvps.cli import aggregator, checkpoint, create, jobs, queue, rm, run, server, status, up, verify, worker
 from kvps.errors import KvpsError, UsageError
 
 app = typer.Typer(
@@ -25,17 +25,17 @@ app = typer.Typer(
 app.command("up")(up.up)
 # What stands behind the program is the program's.
 app.command("run", context_settings={"allow_interspersed_args": False})(run.run)
-app.command("create")(parts.create)
-app.add_typer(parts.aggregator, name="aggregator")
-app.command("worker")(parts.worker)
+app.command("create")(create.create)
+app.add_typer(aggregator.app, name="aggregator")
+app.command("worker")(worker.worker)
 app.command("submit")(queue.submit)
 app.command("queue")(queue.show)
 app.command("cancel")(queue.cancel)
 app.command("jobs")(jobs.jobs)
-app.command("status")(jobs.status)
+app.command("status")(status.status)
 app.add_typer(checkpoint.app, name="checkpoint")
 app.command("verify")(verify.verify)
-app.command("rm")(jobs.rm)
+app.command("rm")(rm.rm)
 app.add_typer(server.app, name="server")
 app.command("cli", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(server.cli)
 

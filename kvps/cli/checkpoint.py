@@ -12,9 +12,9 @@ from kvps_aggregator.verify.recording import check_directory
 from rich.console import Console
 from rich.table import Column, Table
 
-from kvps.cli import common, options
-from kvps.cli.common import say
+from kvps.cli import connect, options
 from kvps.cli.options import DEFAULT_CHECKPOINTS
+from kvps.cli.output import say
 from kvps.errors import InvalidSetting
 from kvps.history import commit_log
 from kvps.history.checkpoint import SUFFIX, Checkpoint, listed
@@ -38,7 +38,7 @@ def save(
     """
     whole = to.suffix == SUFFIX and not to.is_dir()
     directory = check_directory(to.parent if whole else to, "--to")
-    with common.existing_store(redis) as store, readable(job):
+    with connect.existing_store(redis) as store, readable(job):
         found = store.job(job)
         state = found.state()
         made = found.checkpoint()
@@ -63,8 +63,8 @@ def restore(
     if job is not None:
         check_name("job", job)
     found = Checkpoint.load(file)
-    common.wait_for_server(redis)
-    with common.existing_store(redis) as store:
+    connect.wait_for_server(redis)
+    with connect.existing_store(redis) as store:
         made = store.restore_job(found, job, shards)
         awaited = [m.worker for m in made.state().members.values() if m.state != "gone"]
     ids = "".join(f" --id {worker}" for worker in awaited[:1])

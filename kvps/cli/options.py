@@ -74,6 +74,8 @@ DataDir = Annotated[
     ),
 ]
 
+Quiet = Annotated[bool, typer.Option("--quiet", hidden=True)]
+
 Record = Annotated[
     Path | None,
     typer.Option(

@@ -10,10 +10,9 @@ import typer
 from kvps_workers import load_task
 from rich.table import Table
 
-from kvps.cli import common, options
-from kvps.cli.common import say
+from kvps.cli import connect, options
 from kvps.cli.host import QueueRedis, opened
-from kvps.cli.jobs import plain_console
+from kvps.cli.output import plain_console, say
 from kvps.errors import KvpsError
 from kvps.protocol.keys import check_name
 
@@ -42,8 +41,8 @@ def submit(
     config = settings.job_config(task, found)
     options.check_prefetch(prefetch, config)
     params = found.parameters(config.seed)
-    common.wait_for_server(redis)
-    with common.existing_store(redis) as store, opened(store, queue_redis, GPU if gpus else CPU) as queue:
+    connect.wait_for_server(redis)
+    with connect.existing_store(redis) as store, opened(store, queue_redis, GPU if gpus else CPU) as queue:
         hosts = queue.hosts()  # before anything is stored: the queue may be on a server that is away
         name = job or store.free_name(task.rpartition(":")[2])
         made = store.create_job(name, params, config=config)
@@ -64,7 +63,7 @@ def show(queue_redis: QueueRedis = None, redis: options.Redis = None) -> None:
     from kvps_workers.queue.queue import QUEUES, QueueRow
 
     seen, served = list[QueueRow](), list[str]()
-    with common.existing_store(redis) as store:
+    with connect.existing_store(redis) as store:
         for name in QUEUES:
             with opened(store, queue_redis, name) as queue:
                 found, hosts = queue.seen(), queue.hosts()
@@ -89,7 +88,7 @@ def cancel(job: options.JobName, queue_redis: QueueRedis = None, redis: options.
 
     check_name("job", job)
     waited = running = 0
-    with common.existing_store(redis) as store:
+    with connect.existing_store(redis) as store:
         for name in QUEUES:
             with opened(store, queue_redis, name) as queue:
                 counts = queue.cancel(job)

@@ -12,9 +12,18 @@ from typing import Annotated, Any
 import typer
 
 from kvps import launch
-from kvps.cli import common, options
-from kvps.cli.display import Display
-from kvps.cli.follow import LOOK_S, Figures, aggregate, check_aggregators, check_killed, check_trained, finish, follow
+from kvps.cli import connect, options
+from kvps.cli.progress import (
+    LOOK_S,
+    Display,
+    Figures,
+    aggregate,
+    check_aggregators,
+    check_killed,
+    check_trained,
+    finish,
+    follow,
+)
 from kvps.cli.supervise import Child, Supervisor
 from kvps.config import JobConfig
 from kvps.errors import InvalidSetting, JobNotFound, KvpsError
@@ -55,7 +64,7 @@ def run(
     kept = options.kept_options(record, options.checkpoints_of(checkpoint_every, checkpoints, keep))
     told = {name: value for name, value in settings.given.items() if name != "workers"}
     JobConfig(workers=settings.workers, **told)
-    with common.serving_store(redis, listen, data_dir, joinable=False) as store:
+    with connect.serving_store(redis, listen, data_dir, joinable=False) as store:
         if job in store.jobs():
             raise job_exists(str(job))
         name = job or store.free_name(_name_of(command))

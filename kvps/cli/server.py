@@ -7,8 +7,8 @@ from contextlib import suppress
 
 import typer
 
-from kvps.cli import common, options
-from kvps.cli.common import say
+from kvps.cli import connect, options
+from kvps.cli.output import say
 from kvps.connection.sockets import connection_settings, redacted
 from kvps.errors import KvpsError, NoServer
 from kvps.machine.paths import client_program
@@ -42,8 +42,8 @@ def start(listen: options.Listen = None, data_dir: options.DataDir = None) -> No
 def stop() -> None:
     """End the private server. Its jobs are gone with it, unless it keeps its data (--data-dir)."""
     jobs = list[str]()
-    with suppress(KvpsError), common.existing_store(None) as store:  # one that is full or busy ends all the same
-        jobs = common.at_work(store)
+    with suppress(KvpsError), connect.existing_store(None) as store:  # one that is full or busy ends all the same
+        jobs = connect.at_work(store)
     if not private_server.stop():
         raise NoServer("no private server runs")
     ended = "private server ended"

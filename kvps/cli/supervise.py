@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from kvps.cli.common import ONE_THREAD
 from kvps.config import JobConfig
 from kvps.errors import KvpsError
 from kvps.job import Job
@@ -22,6 +21,8 @@ from kvps.protocol.job_state import State
 from kvps.protocol.scripts import ServerRestarted
 from kvps.store import Store
 
+# Gradients of several workers at once: one thread each, or their thread pools fight for the cores.
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 _END_S = 10.0
 _LAST_WORDS_S = 1.0
 _FRUITLESS = 5  # a process killed so often in a row, without a version in between, is not killed by chance

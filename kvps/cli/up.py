@@ -17,11 +17,11 @@ from kvps_workers import Task, load_task
 from kvps_workers.training_loop import rounds_of
 
 from kvps.arrays.digest import weights_sha256
-from kvps.cli import common, options
-from kvps.cli.display import Display
-from kvps.cli.follow import Figures, aggregate, check_aggregators, check_trained, finish, follow
+from kvps.cli import connect, options
+from kvps.cli.fault_injection import FaultInjection, replayed
+from kvps.cli.output import say
+from kvps.cli.progress import Display, Figures, aggregate, check_aggregators, check_trained, finish, follow
 from kvps.cli.supervise import Child, Supervisor
-from kvps.cli.trial import FaultInjection, replayed
 from kvps.config import JobConfig
 from kvps.errors import InvalidSetting, KvpsError, TaskFailed
 from kvps.job import Job
@@ -79,11 +79,11 @@ def up(
     # All that can be asked of the task is asked before anything is started or stored.
     rounds = _rounds(found, config)
     params = found.parameters(config.seed)
-    with common.serving_store(redis, listen, data_dir, joinable=False) as store:
+    with connect.serving_store(redis, listen, data_dir, joinable=False) as store:
         name = job or store.free_name(task.rpartition(":")[2])
         made = store.create_job(name, params, config=config)
         if listen and config.units:
-            common.say(f"join from elsewhere: {private_server.join_line(store.url, listen)} --job {name}")
+            say(f"join from elsewhere: {private_server.join_line(store.url, listen)} --job {name}")
         trial = FaultInjection(kill_every, config.seed) if kill_every else None
         ahead = ["--prefetch"] if prefetch else []
         arguments = {worker: ["--slow", f"{factors.get(worker, 1):g}x", *ahead] for worker in rounds}

@@ -23,7 +23,8 @@ from kvps_workers.training_loop import Batches, batch_number, batches_of
 
 from kvps.arrays.formats import Bytes
 from kvps.arrays.layout import DTYPE, Array
-from kvps.cli import common, options
+from kvps.cli import connect, options
+from kvps.cli.supervise import ONE_THREAD
 from kvps.errors import InvalidSetting, KvpsError
 from kvps.history.checkpoint import Checkpoint
 from kvps.history.commit_log import Log
@@ -66,7 +67,7 @@ def verify(
     """
     if record is None:
         _compute_as_workers_do()
-    with common.existing_store(redis) as store:
+    with connect.existing_store(redis) as store:
         found = store.job(job)
         state, proof = proof_of(found, record, checkpoints, Checkpoint.load(start) if start else None)
     if as_json:
@@ -160,7 +161,7 @@ def _compute_as_workers_do() -> None:
     loaded, which this process has done by now. The same process goes on, so nobody has to pass on its signals, its
     output or its exit code.
     """
-    environment = common.ONE_THREAD | os.environ
+    environment = ONE_THREAD | os.environ
     if environment != dict(os.environ):
         sys.stdout.flush()
         os.execve(sys.executable, [sys.executable, "-m", "kvps", *sys.argv[1:]], environment)

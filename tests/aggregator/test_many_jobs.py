@@ -16,7 +16,7 @@ from helpers.servers import BINARIES, running_server
 from helpers.waiting import eventually
 
 import kvps
-from kvps.cli import parts
+from kvps.cli import aggregator
 from kvps.connection.client import Client
 from kvps.job import Job
 from kvps.store import Store
@@ -146,7 +146,7 @@ def serving_all(raised: list[BaseException]) -> Iterator[Store]:
 
         def run() -> None:
             try:
-                parts._serve_all(store)
+                aggregator._serve_all(store)
             except BaseException as error:
                 raised.append(error)
 

@@ -18,7 +18,7 @@ from helpers.paths import TESTS
 from helpers.waiting import eventually, processes_of
 
 import kvps
-from kvps.cli.trial import judge
+from kvps.cli.fault_injection import judge
 from kvps.protocol.keys import JobKeys
 from kvps.server import private_server
 

@@ -30,7 +30,7 @@ from rq.registry import FailedJobRegistry
 from rq.serializers import JSONSerializer
 
 import kvps
-from kvps.cli.trial import judge
+from kvps.cli.fault_injection import judge
 from kvps.job import Job
 from kvps.store import Store
 

@@ -1,15 +1,14 @@
-"""What the commands share: the way to a server, and how they speak."""
+"""How a command finds its server and its job: it starts the private server, or waits for what is not there yet."""
 
 from __future__ import annotations
 
-import logging
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import kvps
+from kvps.cli.output import say
 from kvps.connection.sockets import redacted
 from kvps.errors import InvalidSetting, JobNotFound, KvpsError, NoServer, ServerLost
 from kvps.job import Job, readable
@@ -18,9 +17,6 @@ from kvps.server import private_server
 from kvps.store import Store
 
 _LOOK_AGAIN_S = 0.3
-
-# Gradients of several workers at once: one thread each, or their thread pools fight for the cores.
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 @contextmanager
@@ -146,11 +142,7 @@ def read_job(store: Store, name: str) -> tuple[Job, State]:
         return job, job.state()
 
 
-def say(message: str) -> None:
-    """One line for a person, at once."""
-    print(message, file=sys.stderr, flush=True)
-
-
-def log_to_stderr(quiet: bool) -> None:
-    """Show what the parts log: all that changes hands, or with `quiet` only what is wrong."""
-    logging.basicConfig(format="%(message)s", level=logging.WARNING if quiet else logging.INFO, stream=sys.stderr)
+def announce(job: Job, quiet: bool) -> None:
+    if not quiet:
+        c = job.config
+        say(f"job {job.name}: {c.task or 'made in Python'}, {c.mode}, {c.workers} workers, {c.optimizer}")

@@ -14,8 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from kvps.cli.common import ONE_THREAD
-from kvps.cli.supervise import Supervisor
+from kvps.cli.supervise import ONE_THREAD, Supervisor
 from kvps.history.commit_log import Log
 from kvps.job import Job
 from kvps.store import Store
