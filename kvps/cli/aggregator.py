@@ -13,7 +13,7 @@ from kvps_aggregator.job_watcher import JobWatcher
 from kvps_aggregator.verify.recording import check_directory
 
 from kvps.cli import connect, options
-from kvps.cli.output import log_to_stderr, say
+from kvps.cli.output import say, start_log
 from kvps.device.base import CPU, Device, open_device
 from kvps.errors import InvalidSetting
 from kvps.protocol.keys import check_name
@@ -31,7 +31,7 @@ def _aggregator() -> None:
 def start(
     job: Annotated[
         str | None,
-        typer.Option("--job", metavar="NAME", help="Serve this job until it is finished.  (default: every job)"),
+        typer.Option("--job", metavar="NAME", help="Serve this job until it is finished.", show_default="every job"),
     ] = None,
     record: options.Record = None,
     checkpoint_every: options.CheckpointEvery = None,
@@ -39,24 +39,25 @@ def start(
     keep: options.Keep = 3,
     gpu: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Reduce and step on this CUDA device, with CuPy.  (default: NumPy)"),
+        typer.Option(metavar="N", help="Reduce and step on this CUDA device, with CuPy.", show_default="NumPy"),
     ] = None,
     memory_lost: Annotated[
         bool,
         typer.Option(
             "--memory-lost",
-            help="With --job: the host or container whose shared memory held the job's arrays was restarted, or is "
-            "gone: go on here, from the version that Redis has.",
+            help="With --job: go on here from the version that Redis has, because the host or container whose shared "
+            "memory held the job's arrays was restarted or is gone.",
         ),
     ] = False,
     redis: options.Redis = None,
     listen: options.Listen = None,
     data_dir: options.DataDir = None,
     quiet: options.Quiet = False,
+    verbose: options.Verbose = 0,
 ) -> None:
-    """Serve a job until it is finished, or every job, later ones too, until stopped.
+    """Serve one job until it is finished, or without --job every job until stopped.
 
-    Start as many as you like: one holds each shard, the others stand by and take over.
+    You may start several: one holds each shard, the others stand by and take over when it is gone.
     """
     if job is not None:
         check_name("job", job)
@@ -66,10 +67,10 @@ def start(
         record = check_directory(record)
     saving = options.checkpoints_of(checkpoint_every, checkpoints, keep)
     device = open_device(gpu)
-    log_to_stderr(quiet)
+    quiet = start_log(quiet, verbose)
     with connect.serving_store(redis, listen, data_dir, quiet) as store:
         if job is None:
-            _serve_all(store, record, saving, device)
+            _serve_all(store, record, saving, device, quiet)
         else:
             found = connect.wait_for_job(store, job, quiet)
             connect.announce(found, quiet)
@@ -79,7 +80,12 @@ def start(
 
 
 def _serve_all(
-    store: Store, record: Path | None = None, checkpoints: Checkpoints | None = None, device: Device = CPU
+    store: Store,
+    record: Path | None = None,
+    checkpoints: Checkpoints | None = None,
+    device: Device = CPU,
+    quiet: bool = False,
 ) -> None:
-    say("serving every job of this server; Ctrl-C ends it")
-    JobWatcher(store, say, partial(connect.announce, quiet=False), record, checkpoints, device).run()
+    if not quiet:
+        say("serving every job of this server; Ctrl-C ends it")
+    JobWatcher(store, say, partial(connect.announce, quiet=quiet), record, checkpoints, device).run()

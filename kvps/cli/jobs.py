@@ -2,37 +2,53 @@
 
 from __future__ import annotations
 
-import sys
+from typing import Any
 
 from kvps_aggregator.aggregator import is_idle
-from rich.table import Table
 
 from kvps.cli import connect, options
-from kvps.cli.output import plain_console
+from kvps.cli.output import print_json, print_rows, say
 from kvps.job import Job
 from kvps.protocol.job_state import State
 
 
-def jobs(redis: options.Redis = None) -> None:
+def jobs(as_json: options.AsJson = False, redis: options.Redis = None) -> None:
     """List the jobs of the server."""
-    table = Table("job", "task", "mode", "workers", "version", "state", box=None, pad_edge=False)
     passed_over = set[str]()
     with connect.existing_store(redis) as store:
-        for job, state in connect.all_jobs(store, passed_over):
-            c = job.config
-            active = f"{active_workers(state)}/{c.workers}"
-            table.add_row(job.name, c.task or "-", c.mode, active, str(state.version), job_state(job, state))
-    if table.row_count:
-        plain_console().print(table)
+        found = [summary(job, state) for job, state in connect.all_jobs(store, passed_over)]
+    if as_json:
+        print_json(found)
+    elif found:
+        columns = ("job", "task", "mode", "workers", "version", "state")
+        rows = [one | {"task": one["task"] or "-", "workers": f"{one['active']}/{one['workers']}"} for one in found]
+        print_rows(columns, [[str(row[column]) for column in columns] for row in rows])
     elif not passed_over:
-        print("no jobs: kvps up digits, or kvps create TASK --job NAME", file=sys.stderr)
+        say("no jobs: kvps up digits, or kvps create TASK --job NAME")
+
+
+def summary(job: Job, state: State) -> dict[str, Any]:
+    """A job in a few words, named as in the code; `active` is how many of its workers are in the vector clock."""
+    c = job.config
+    return {
+        "job": job.name,
+        "task": c.task,
+        "mode": c.mode,
+        "staleness": c.staleness,
+        "workers": c.workers,
+        "active": active_workers(state),
+        "version": state.version,
+        "state": job_state(job, state),
+    }
 
 
 def active_workers(state: State) -> int:
-    return sum(1 for m in state.members.values() if m.state == "active")
+    """How many workers are in the vector clock."""
+    return sum(member.active for member in state.members.values())
 
 
 def job_state(job: Job, state: State) -> str:
+    """What a job does, in a word or a few."""
     if state.finished(job.config):
         return "finished"
     if len(state.members) < job.config.workers or is_idle(job):

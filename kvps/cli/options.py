@@ -74,7 +74,14 @@ DataDir = Annotated[
     ),
 ]
 
-Quiet = Annotated[bool, typer.Option("--quiet", hidden=True)]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only results and errors.")]
+Verbose = Annotated[
+    int,
+    typer.Option(
+        "--verbose", "-v", count=True, show_default=False, help="Print what kvps logs, with times. -vv: details too."
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 Record = Annotated[
     Path | None,

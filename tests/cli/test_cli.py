@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -69,4 +73,33 @@ def test_usage_errors_are_one_line_and_exit_2(home: Path, arguments: list[str], 
 def test_help(home: Path, command: str) -> None:
     done = kvps_run(*command.split(), "--help")
     assert done.returncode == 0
-    assert "Usage" in done.stdout
+    assert "Usage: kvps" in done.stdout
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("command", ["up", "run", "create", "submit"])
+def test_options_are_in_groups_and_fit_the_terminal(home: Path, command: str, columns: int) -> None:
+    shown = kvps_run(command, "--help", COLUMNS=str(columns), TERM="dumb").stdout
+    assert max(len(line) for line in shown.splitlines()) <= columns
+    groups = re.findall(r"[╭+]. ([A-Z]\w+) ", shown)
+    assert next(group for group in groups if group != "Arguments") == "Options"
+    assert {"Training", "Arrays", "Failures", "Server"} <= set(groups)
+    assert "…" not in shown, "no option is cut"
+
+
+def test_version(home: Path) -> None:
+    done = kvps_run("--version")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"kvps {metadata.version('kvps')}\n", "")
+
+
+def test_completion_knows_commands_and_options(home: Path) -> None:
+    def completed(words: str, number: int) -> list[str]:
+        environment = {"_KVPS_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(number)}
+        return kvps_run(**environment).stdout.split()
+
+    assert completed("kvps che", 1) == ["checkpoint"]
+    assert completed("kvps up --kill", 2) == ["--kill-every"]
+    command = f"{sys.executable} -m kvps --show-completion"
+    shown = subprocess.run(["bash", "-c", f"{command}; exit $?"], capture_output=True, text=True)
+    assert shown.returncode == 0, shown.stderr
+    assert "_KVPS_COMPLETE=complete_bash" in shown.stdout

@@ -14,6 +14,7 @@ def test_a_lasting_server_and_looking_at_jobs(home: Path) -> None:
     assert kvps_run("server", "start").returncode == 0
     try:
         assert "no jobs" in kvps_run("jobs").stderr
+        assert kvps_run("jobs", "--json").stdout == "[]\n"
         assert kvps_run("up", "digits", *TINY).returncode == 0
         assert kvps_run("up", "digits", *TINY).returncode == 0, "a second run takes the next free name"
         assert [line.split()[0] for line in kvps_run("jobs").stdout.splitlines()[1:]] == ["digits", "digits-2"]
@@ -23,6 +24,12 @@ def test_a_lasting_server_and_looking_at_jobs(home: Path) -> None:
         status = json.loads(kvps_run("status", "digits", "--json").stdout)
         assert status["version"] == status["clock"]["w0"] == 20
         assert status["state"] == "finished"
+        member = status["members"]["w0"]
+        assert (member["state"], member["round"], member["pending"], member["finished"]) == ("gone", 20, 0, True)
+        assert member["loss"] > 0 < member["waiting"] < 1
+        listed = json.loads(kvps_run("jobs", "--json").stdout)
+        assert [one["job"] for one in listed] == ["digits", "digits-2"]
+        assert listed[0].items() <= status.items(), "one word for one thing"
         assert "w2" in kvps_run("status", "digits").stdout
         missing = kvps_run("status", "nothing")
         assert (missing.returncode, missing.stderr.count("\n")) == (1, 1)

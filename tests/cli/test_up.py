@@ -38,7 +38,7 @@ def test_up_trains_the_digits_and_repeats_itself_bit_for_bit(home: Path, tmp_pat
     assert first["accuracy"] >= 0.95
     assert first["weights_sha256"] == second["weights_sha256"]
     assert first["clock"] == {"w0": first["version"], "w1": first["version"], "w2": first["version"]}
-    wanted = "job task workers staleness shards optimizer version clock steps_per_s wall_s"
+    wanted = "job task workers staleness shards optimizer version contributions clock seconds contributions_per_s"
     wanted += " loss accuracy figures weights_sha256"
     assert list(first) == wanted.split()
     assert private_server.running() is None, "the server ended with the command"
@@ -52,6 +52,9 @@ def test_up_in_the_other_modes_with_a_straggler(home: Path, tmp_path: Path, mode
     report = json.loads((tmp_path / "r.json").read_text())
     assert report["accuracy"] >= 0.95, done.stdout + done.stderr
     assert report["staleness"] == int(mode)
+    assert report["contributions"] == sum(report["clock"].values()) == 1440 > report["version"]
+    figures = f"1440 contributions in {report['version']} versions, {report['seconds']:.1f} s, "
+    assert done.stdout.startswith(figures), "what was computed, and what came of it, in every mode"
 
 
 def test_the_log_of_processes_tells_the_modes_apart(home: Path) -> None:
@@ -91,7 +94,7 @@ def test_a_worker_that_fails_is_named_and_the_others_go_on(home: Path, tmp_path:
     (tmp_path / "mine.py").write_text(TASK + "\n    def data(self, rank, workers, xp):\n        return DATA[rank]\n")
     done = kvps_run("up", "mine:Task", "--workers", "2", "--epochs", "3")
     assert done.returncode == 1
-    assert "w1: kvps: error: task 'mine:Task' failed: RuntimeError: unlucky (mine.py, line 15" in done.stdout
+    assert "w1: kvps: error: task 'mine:Task' failed: RuntimeError: unlucky (mine.py, line 15" in done.stderr
     assert done.stderr.splitlines()[-1].startswith("kvps: error: job Task: w1 failed; the others went on")
 
 
