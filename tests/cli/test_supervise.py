@@ -32,3 +32,24 @@ def test_each_kill_and_the_failover_is_one_line_with_its_reason(lasting: kvps.St
     took = rf"shard 0: aggregator1? \(process {new}\) took over from aggregator1? \(process {holder}\), which was "
     assert re.fullmatch(took + r"killed \(SIGKILL\)", lines[-1])
     assert running.end() == 128 + signal.SIGTERM
+
+
+def test_an_eviction_and_a_failover_without_a_death_say_why(lasting: kvps.Store, start: Any) -> None:
+    """A worker and an aggregator that are stopped, as a paused machine's would be: only their silence is known."""
+    short = ["--worker-timeout", "3", "--lease", "3"]
+    running = start("up", "digits", "--workers", "2", "--aggregators", "2", "--epochs", "5000", *short)
+    running.until("version")
+    job = lasting.job("digits")
+    assert eventually(lambda: job.state().version > 10)
+    worker, holder = job.state().members["w1"].pid, int(job.holders()[0].split(":")[1])
+    os.kill(worker, signal.SIGSTOP)
+    try:
+        running.until("job digits: worker w1 fell silent and was evicted")
+        os.kill(holder, signal.SIGSTOP)
+        said = running.until("took over").splitlines()[-1]
+        took = r"shard 0: aggregator1? \(process \d+\) took over from aggregator1? "
+        assert re.fullmatch(took + rf"\(process {holder}\), whose lease ran out", said)
+    finally:
+        for stopped in (worker, holder):
+            os.kill(stopped, signal.SIGCONT)
+    assert running.end() == 128 + signal.SIGTERM
