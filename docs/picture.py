@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.console import Console
 
 import kvps
-from kvps.cli.display import Display
+from kvps.cli.progress import Display
 from kvps.server import private_server
 
 COMMAND = ["up", "digits", "--staleness", "2", "--slow", "w0=3x"]

@@ -1,83 +1,237 @@
-"""A job's settings: typed, bounded, and kept in Redis as one readable field each."""
+"""A job's settings: each one's default, bounds, help text and option. Command lines and docs/settings.md are made
+from here. In Redis a job's settings are one readable field each."""
 
 from __future__ import annotations
 
 import difflib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from kvps import optimizers
 from kvps.arrays.formats import format_of
 from kvps.arrays.inputs import in_words
-from kvps.errors import InvalidSetting
+from kvps.errors import CorruptData, InvalidSetting
 from kvps.machine.launcher import Launcher
 from kvps.staleness import ASP, mode_name
 
-REDUCTIONS = ("mean", "sum")
-NONFINITE = ("reject", "skip")
-PULL_WIRES = ("fp32", "bf16")
-TRANSPORTS = ("auto", "redis", "shm")
-_EVERY = re.compile(r"[0-9]{1,9}|[0-9]{1,6}(\.[0-9]{1,6})?s")
 _ASP_PENDING = 2  # one that waits while the next is computed; more would only be older
+_WHOLE = re.compile(r"-?[0-9]{1,18}")
+_EVERY = re.compile(r"[0-9]{1,9}|[0-9]{1,6}(\.[0-9]{1,6})?s")
+_SHOWN = 80  # characters of a value that a message repeats
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What is known of a setting besides its name, type and default.
+
+    help     what it decides
+    bounds   the smallest and the largest whole number that it may be
+    choices  the words that it may be
+    why_not  for other kinds of values: why one is refused, as the end of a sentence; "" if it is not
+    option   its options on a command line, long one first; none if it is set in Python or by kvps alone. A setting
+             whose name ends in _ms, for milliseconds, is given there in seconds
+    metavar  what a help text shows behind the option
+    group    the heading under which it is listed
+    """
+
+    help: str
+    bounds: tuple[int, int] | None = None
+    choices: tuple[str, ...] = ()
+    why_not: Callable[[Any], str] | None = None
+    option: tuple[str, ...] = ()
+    metavar: str = ""
+    group: str = ""
+
+
+def _not_an_optimizer(value: object) -> str:
+    if isinstance(value, optimizers.Optimizer):
+        return ""
+    kind = type(value)
+    return (
+        f"must be kvps.SGD(...) or its like, not a {kind.__module__}.{kind.__name__}; "
+        f"kvps.torch.optimizer(...) makes one of PyTorch's"
+    )
+
+
+def _not_a_format(value: object) -> str:
+    if not isinstance(value, str):
+        return _not_a_text(value)
+    try:
+        format_of(value)
+    except InvalidSetting as error:
+        return str(error).removeprefix("gradient_format ")
+    return ""
+
+
+def _not_a_period(value: str) -> str:
+    if _EVERY.fullmatch(value) and float(value.rstrip("s")):
+        return ""
+    return f"must be a number of versions, as 10, or of seconds, as 0.5s, not {_shown(value)}"
+
+
+def _not_a_launcher(value: str) -> str:
+    try:
+        _ = value and Launcher.of(value)
+    except (ValueError, TypeError):
+        return f"is what kvps up and kvps run note, not {_shown(value)}"
+    return ""
+
+
+def _not_a_text(value: object) -> str:
+    return "" if isinstance(value, str) else f"must be a text, not {_shown(value)}"
+
+
+def _setting(default: Any, help: str, **known: Any) -> Any:
+    """A field of JobConfig."""
+    return field(default=default, metadata={"spec": Spec(help, **known)})
 
 
 @dataclass(frozen=True)
 class JobConfig:
-    """What a job is created with. Raises InvalidSetting for a value out of its range.
+    """What a job is created with; docs/settings.md lists the settings. Raises InvalidSetting for a value out of its
+    range. Times are in milliseconds."""
 
-    staleness          -1 is ASP, 0 BSP, N SSP
-    workers            how many must have joined once before the first commit
-    shards             into how many parts the layout is cut
-    optimizer          kvps.SGD, kvps.Adagrad, kvps.Adam or kvps.AdamW
-    reduction          "mean" divides the sum of contributions by the number of members, "sum" does not
-    wire               how gradients are written on the wire: "fp32" as they are, or shorter: see kvps.formats
-    weight_format          how workers pull the weights: "fp32" as they are, or "bf16"; Redis keeps both then
-    transport          "redis" moves arrays through the server; "shm" through memory that worker and aggregator share,
-                       on one host; "auto" is shm where nobody can be elsewhere and it is worth it
-    mirror_every       over shared memory: how often Redis is given the weights, in versions ("10") or seconds ("1s")
-    memory             over shared memory: which that is, see `transport.shared_memory.Memory`; filled in at creation
-    nonfinite          a gradient with NaN or Inf is refused ("reject") or counts as zeros ("skip")
-    max_pending        accepted contributions of one worker that may wait for their commit; 0 chooses
-    worker_timeout_ms  silence after which a worker is evicted from the vector clock
-    lease_ms           silence after which an aggregator loses its shards
-    min_workers        with fewer workers, there or finished, nothing is committed until more join
-    units              of data to hand out, one for each contribution, each counted once; 0: none are handed out, and
-                       each worker has a part of the data of its own
-    task, seed, batch_size, epochs   for `kvps worker`; a job made through the Python API has no task
-    launched_by        the command whose own processes are the workers, see kvps.launcher; "": anybody may join
-    """
-
-    staleness: int = 0
-    workers: int = 1
-    shards: int = 1
-    optimizer: optimizers.Optimizer = field(default_factory=optimizers.SGD)
-    reduction: str = "mean"
-    gradient_format: str = "fp32"
-    weight_format: str = "fp32"
-    transport: str = "auto"
-    mirror_every: str = "1s"
-    memory: str = ""
-    nonfinite: str = "reject"
-    max_pending: int = 0
-    worker_timeout_ms: int = 10_000
-    lease_ms: int = 3_000
-    min_workers: int = 0
-    units: int = 0
-    task: str = ""
-    seed: int = 0
-    batch_size: int = 0
-    epochs: int = 0
-    launched_by: str = ""
+    staleness: int = _setting(
+        0,
+        "How many rounds a worker may be ahead of the slowest: 0 is BSP, N is SSP, -1 is ASP, which has no bound.",
+        bounds=(-1, 1_000_000),
+        option=("--staleness", "-s"),
+        group="Training",
+    )
+    workers: int = _setting(
+        1,
+        "How many workers train. Nothing is committed before all of them have joined once.",
+        bounds=(1, 4_096),
+        option=("--workers", "-w"),
+        group="Training",
+    )
+    shards: int = _setting(
+        1, "Into how many parts the parameters are cut.", bounds=(1, 1_000), option=("--shards",), group="Arrays"
+    )
+    optimizer: optimizers.Optimizer = field(
+        default_factory=optimizers.SGD,
+        metadata={
+            "spec": Spec(
+                "How the aggregator updates the weights: sgd, adagrad, adam or adamw, as in "
+                "sgd:momentum=0.9,nesterov=true.",
+                why_not=_not_an_optimizer,
+                option=("--optimizer",),
+                metavar="NAME[:K=V,...]",
+                group="Training",
+            )
+        },
+    )
+    reduction: str = _setting(
+        "mean",
+        "mean divides the sum of the contributions by the number of members; sum does not.",
+        choices=("mean", "sum"),
+        option=("--reduction",),
+        group="Training",
+    )
+    gradient_format: str = _setting(
+        "fp32",
+        "How gradients are sent: fp32 as they are, or shorter: bf16, fp16, int8, topk:PART. What a shorter format "
+        "leaves out of a gradient is added to the next one. They are for slow links: on one host fp32 is faster.",
+        why_not=_not_a_format,
+        option=("--gradient-format",),
+        metavar="FORMAT",
+        group="Arrays",
+    )
+    weight_format: str = _setting(
+        "fp32",
+        "How workers pull the weights: fp32 as they are, or bf16.",
+        choices=("fp32", "bf16"),
+        option=("--weight-format",),
+        group="Arrays",
+    )
+    transport: str = _setting(
+        "auto",
+        "How arrays move: redis, through the server; shm, through memory that worker and aggregator share on one host; "
+        "auto, which is shm for models from 1 MiB on where only this host can reach the server.",
+        choices=("auto", "redis", "shm"),
+        option=("--transport",),
+        group="Arrays",
+    )
+    mirror_every: str = _setting(
+        "1s",
+        "With shm: how often Redis is given the weights, in versions (10) or in seconds (0.5s).",
+        why_not=_not_a_period,
+        option=("--mirror-every",),
+        metavar="N|SECONDS",
+        group="Arrays",
+    )
+    memory: str = _setting("", "With shm: which memory it is. kvps notes it when it creates the job.")
+    nonfinite: str = _setting(
+        "reject",
+        "What happens to a gradient with NaN or Inf: reject refuses it, skip counts it as zeros.",
+        choices=("reject", "skip"),
+        option=("--nonfinite",),
+        group="Failures",
+    )
+    max_pending: int = _setting(
+        0,
+        "How many accepted contributions of one worker may wait for their commit. 0 chooses 1 in BSP, N + 1 in SSP, "
+        "2 in ASP.",
+        bounds=(0, 10_000),
+    )
+    worker_timeout_ms: int = _setting(
+        10_000,
+        "After how long a silence a worker is evicted from the vector clock.",
+        bounds=(100, 86_400_000),
+        option=("--worker-timeout",),
+        metavar="SECONDS",
+        group="Failures",
+    )
+    lease_ms: int = _setting(
+        3_000,
+        "After how long a silence an aggregator loses its shards.",
+        bounds=(100, 86_400_000),
+        option=("--lease",),
+        metavar="SECONDS",
+        group="Failures",
+    )
+    min_workers: int = _setting(
+        0,
+        "The job pauses while it has fewer workers than this; those that have finished count.",
+        bounds=(0, 4_096),
+        option=("--min-workers",),
+        group="Failures",
+    )
+    units: int = _setting(
+        0,
+        "How many batches are handed out, each counted once; --data units sets it. With 0 each worker has a part of "
+        "the data of its own.",
+        bounds=(0, 2**50),
+    )
+    task: str = _setting("", "What kvps worker trains. A job that was created in Python has no task.")
+    seed: int = _setting(
+        0,
+        "Decides the initial parameters and the order of the samples.",
+        bounds=(0, 2**32 - 1),
+        option=("--seed",),
+        group="Training",
+    )
+    batch_size: int = _setting(
+        0, "How many samples make one gradient.", bounds=(0, 2**31), option=("--batch-size",), group="Training"
+    )
+    epochs: int = _setting(
+        0, "How many passes over the data.", bounds=(0, 2**31), option=("--epochs",), group="Training"
+    )
+    launched_by: str = _setting(
+        "",
+        "The kvps up or kvps run whose processes are the workers. Without one anybody may join.",
+        why_not=_not_a_launcher,
+    )
 
     @classmethod
     def of(cls, call: str, config: JobConfig | None, settings: Mapping[str, Any]) -> JobConfig:
         """`config`, or one of single `settings`; `call` is the user's, for messages. Raises InvalidSetting."""
         if config is None:
             for name in settings:
-                if name not in _NAMES:
+                if name not in SPECS:
                     raise InvalidSetting(f"{call}: no setting {name!r}: {_instead(name, settings[name])}")
             return cls(**settings)
         if not isinstance(config, cls):
@@ -87,53 +241,20 @@ class JobConfig:
         return config
 
     def __post_init__(self) -> None:
-        bounds: dict[str, tuple[int, int]] = {
-            "staleness": (-1, 1_000_000),
-            "workers": (1, 4_096),
-            "shards": (1, 1_000),
-            "max_pending": (0, 10_000),
-            "worker_timeout_ms": (100, 86_400_000),
-            "lease_ms": (100, 86_400_000),
-            "min_workers": (0, self.workers),
-            "units": (0, 2**50),
-            "seed": (0, 2**32 - 1),
-            "batch_size": (0, 2**31),
-            "epochs": (0, 2**31),
-        }
-        for name, (low, high) in bounds.items():
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-                meaning = " (-1 is ASP, 0 BSP, N SSP)" if name == "staleness" else ""
-                raise InvalidSetting(f"{name} must be a whole number from {low} to {high}{meaning}, not {value!r}")
-        if not isinstance(self.optimizer, optimizers.Optimizer):
-            kind = type(self.optimizer)
-            raise InvalidSetting(
-                f"optimizer must be kvps.SGD(...) or its like, not a {kind.__module__}.{kind.__name__}; "
-                f"kvps.torch.optimizer(...) makes one of PyTorch's"
-            )
-        for name, allowed in (
-            ("reduction", REDUCTIONS),
-            ("nonfinite", NONFINITE),
-            ("weight_format", PULL_WIRES),
-            ("transport", TRANSPORTS),
-        ):
-            if getattr(self, name) not in allowed:
-                raise InvalidSetting(f"{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}")
-        format_of(self.gradient_format)
         object.__setattr__(self, "mirror_every", str(self.mirror_every))  # a number of versions may be one
-        if not _EVERY.fullmatch(self.mirror_every) or not float(self.mirror_every.rstrip("s")):
+        for name, spec in SPECS.items():
+            if why := _why_not(spec, getattr(self, name)):
+                raise InvalidSetting(f"{name} {why}")
+        if self.min_workers > self.workers:
             raise InvalidSetting(
-                f"mirror_every must be a number of versions, as 10, or of seconds, as 0.5s, not {self.mirror_every!r}"
+                f"min_workers must be a whole number from 0 to {self.workers}, the number of workers, "
+                f"not {self.min_workers}"
             )
         if self.transport == "shm" and (self.shards > 1 or self.weight_format != "fp32"):
             raise InvalidSetting(
                 "transport shm is for shards=1 and weight_format='fp32': on one host others gain nothing; "
                 "or choose 'redis'"
             )
-        try:
-            _ = self.launched_by and Launcher.of(self.launched_by)
-        except (ValueError, TypeError):
-            raise InvalidSetting(f"launched_by is what kvps up and kvps run note, not {self.launched_by!r}") from None
         if self.max_pending == 0:
             # The bound itself lets a worker have s + 1 contributions on the way; ASP has none, but memory has.
             pending = _ASP_PENDING if self.staleness == ASP else self.staleness + 1
@@ -161,24 +282,61 @@ class JobConfig:
 
     def to_hash(self) -> dict[str, str]:
         """The fields of the job's config hash."""
-        out = {f.name: str(getattr(self, f.name)) for f in fields(self)}
+        out = {name: str(getattr(self, name)) for name in SPECS}
         out["optimizer"] = json.dumps(self.optimizer.to_json())
         return out
 
     @classmethod
-    def from_hash(cls, stored: Mapping[str, str]) -> JobConfig:
-        """The settings that `to_hash` wrote. Fields of a newer kvps are passed over."""
-        values: dict[str, Any] = {}
-        for f in fields(cls):
-            if f.name in stored:
-                text = stored[f.name]
-                values[f.name] = int(text) if f.type == "int" else text
-        values.setdefault("transport", "redis")  # of a job that was made before there was another
-        values["optimizer"] = optimizers.from_json(json.loads(stored["optimizer"]))
-        return cls(**values)
+    def from_hash(cls, stored: Mapping[str, str], where: str = "config") -> JobConfig:
+        """The settings that `to_hash` wrote; fields of a newer kvps are passed over.
+
+        Raises CorruptData, which names the field: one is missing or does not hold what it may. `where` is what was
+        read, for that message.
+        """
+        try:
+            return cls(**{name: _read(name, stored) for name in SPECS})
+        except InvalidSetting as error:
+            raise CorruptData(f"{where} field {error}; another version of kvps or another program wrote it") from None
 
 
-_NAMES = {f.name for f in fields(JobConfig)}
+SPECS: dict[str, Spec] = {f.name: f.metadata["spec"] for f in fields(JobConfig)}
+"""What is known of each setting, by its name."""
+
+
+def _why_not(spec: Spec, value: Any) -> str:
+    """Why a setting may not have this value, as the end of a sentence that begins with its name; "" if it may."""
+    if spec.bounds:
+        low, high = spec.bounds
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        return (
+            ""
+            if whole and low <= value <= high
+            else f"must be a whole number from {low} to {high}, not {_shown(value)}"
+        )
+    if spec.choices:
+        return "" if value in spec.choices else f"must be one of {', '.join(spec.choices)}, not {_shown(value)}"
+    return (spec.why_not or _not_a_text)(value)
+
+
+def _read(name: str, stored: Mapping[str, str]) -> Any:
+    """The value of a setting in a config hash. Raises InvalidSetting."""
+    text = stored.get(name)
+    if not isinstance(text, str):
+        raise InvalidSetting(f"{name} {'is missing' if text is None else f'is no text: {_shown(text)}'}")
+    if name == "optimizer":
+        try:
+            return optimizers.from_json(json.loads(text))
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+            raise InvalidSetting(f"optimizer holds {_shown(text)}: {error}") from None
+    value = int(text) if SPECS[name].bounds and _WHOLE.fullmatch(text) else text
+    if why := _why_not(SPECS[name], value):
+        raise InvalidSetting(f"{name} {why}")
+    return value
+
+
+def _shown(value: object) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}…"
 
 
 def _instead(name: str, value: object) -> str:
@@ -187,6 +345,6 @@ def _instead(name: str, value: object) -> str:
     for kind in (optimizers.SGD, optimizers.Adagrad, optimizers.Adam):
         if rate in {f.name for f in fields(kind)}:
             return f"give optimizer=kvps.{kind.__name__}({rate}={value if isinstance(value, int | float) else '...'})"
-    choices = [f.name for f in fields(JobConfig) if f.name != "memory"]
+    choices = [name for name in SPECS if name != "memory"]
     near = difflib.get_close_matches(name, choices, 1)
     return f"did you mean {near[0]}?" if near else f"there are {', '.join(choices)}"

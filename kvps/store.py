@@ -21,7 +21,7 @@ from kvps.arrays.layout import CHUNK_BYTES, DTYPE, Layout
 from kvps.config import JobConfig
 from kvps.connection.client import Client
 from kvps.connection.sockets import connection_settings, redacted
-from kvps.errors import InvalidSetting, KvpsError, NotFinite, ServerFull, ServerLost
+from kvps.errors import CorruptData, InvalidSetting, KvpsError, NotFinite, ServerFull, ServerLost
 from kvps.history.checkpoint import Checkpoint
 from kvps.job import Job
 from kvps.protocol.keys import JOBS, MEMORY, JobKeys, check_id, check_name, staged_name
@@ -294,8 +294,11 @@ class Store:
             )
 
     def job(self, name: str) -> Job:
-        """The job of that name. Raises JobNotFound, InvalidName."""
-        return Job(self.client, name)
+        """The job of that name. Raises JobNotFound, InvalidName, CorruptData."""
+        try:
+            return Job(self.client, name)
+        except CorruptData as error:
+            raise CorruptData(f"job {name!r}: {error}") from error
 
     def jobs(self) -> list[str]:
         """Names of all jobs, sorted."""

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from kvps import optimizers
-from kvps.cli.common import say
+from kvps.cli.output import say
 from kvps.errors import InvalidSetting
 from kvps_bench import idle, peer, result, round, scale, straggler, transport, wake, workers
 from kvps_bench.crew import Place, place

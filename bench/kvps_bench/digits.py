@@ -82,9 +82,9 @@ def _row(case: Case, runs: list[dict[str, Any]]) -> list[str]:
         slow or "-",
         "bf16 both ways" if gradient_format == "bf16" else gradient_format,
         _spread([run["accuracy"] for run in runs], ".3f"),
-        _spread([sum(run["clock"].values()) / run["wall_s"] for run in runs], ".0f"),
-        _spread([run["steps_per_s"] for run in runs], ".0f"),
-        _spread([run["wall_s"] for run in runs], ".2f"),
+        _spread([run["contributions_per_s"] for run in runs], ".0f"),
+        _spread([run["version"] / run["seconds"] for run in runs], ".0f"),
+        _spread([run["seconds"] for run in runs], ".2f"),
         _spread([run["waiting"] for run in runs], ".0%"),
     ]
 

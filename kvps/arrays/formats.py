@@ -258,7 +258,9 @@ def format_of(name: str) -> Format:
             return TopK(float(part))
     except ValueError:
         pass
-    raise InvalidSetting(f"wire must be one of {', '.join(_NAMED)}, topk:PART with a PART up to 1, not {name!r}")
+    raise InvalidSetting(
+        f"gradient_format must be one of {', '.join(_NAMED)}, topk:PART with a PART up to 1, not {name!r}"
+    )
 
 
 def chunk_sizes(layout: Layout, format: Format) -> list[int]:

@@ -1,4 +1,4 @@
-"""The command line: wires store, aggregator and workers together. Only `kvps.threads` knows an aggregator beside it."""
+"""The command line: it connects store, aggregator and workers. Beside it only `kvps.local_job` knows the aggregator."""
 
 from __future__ import annotations
 
@@ -6,38 +6,57 @@ import os
 import signal
 import sys
 import traceback
+from importlib import metadata
 from types import FrameType
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
-from kvps.cli import checkpoint, jobs, parts, queue, run, server, up, verify
+from kvps.cli import aggregator, checkpoint, create, jobs, queue, rm, run, server, status, up, verify, worker
 from kvps.errors import KvpsError, UsageError
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"kvps {metadata.version('kvps')}")
+        raise typer.Exit
+
 
 app = typer.Typer(
     name="kvps",
-    help="A parameter server whose whole state is a Redis keyspace.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("up")(up.up)
-# What stands behind the program is the program's.
-app.command("run", context_settings={"allow_interspersed_args": False})(run.run)
-app.command("create")(parts.create)
-app.add_typer(parts.aggregator, name="aggregator")
-app.command("worker")(parts.worker)
-app.command("submit")(queue.submit)
-app.command("queue")(queue.show)
-app.command("cancel")(queue.cancel)
-app.command("jobs")(jobs.jobs)
-app.command("status")(jobs.status)
-app.add_typer(checkpoint.app, name="checkpoint")
-app.command("verify")(verify.verify)
-app.command("rm")(jobs.rm)
-app.add_typer(server.app, name="server")
-app.command("cli", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(server.cli)
+
+
+@app.callback()
+def _kvps(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """A parameter server whose whole state is a Redis keyspace."""
+
+
+app.command("up", rich_help_panel="Train")(up.up)
+# Options after the program's name are the program's own.
+app.command("run", rich_help_panel="Train", context_settings={"allow_interspersed_args": False})(run.run)
+app.command("create", rich_help_panel="Parts, started one by one")(create.create)
+app.add_typer(aggregator.app, name="aggregator", rich_help_panel="Parts, started one by one")
+app.command("worker", rich_help_panel="Parts, started one by one")(worker.worker)
+app.command("submit", rich_help_panel="Queue")(queue.submit)
+app.command("queue", rich_help_panel="Queue")(queue.show)
+app.command("cancel", rich_help_panel="Queue")(queue.cancel)
+app.command("jobs", rich_help_panel="Jobs")(jobs.jobs)
+app.command("status", rich_help_panel="Jobs")(status.status)
+app.add_typer(checkpoint.app, name="checkpoint", rich_help_panel="Jobs")
+app.command("verify", rich_help_panel="Jobs")(verify.verify)
+app.command("rm", rich_help_panel="Jobs")(rm.rm)
+app.add_typer(server.app, name="server", rich_help_panel="Server")
+app.command(
+    "cli", rich_help_panel="Server", context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
+)(server.cli)
 
 _received: list[int] = []
 
@@ -51,7 +70,7 @@ def main(app: typer.Typer = app) -> None:
 
 def _run(app: typer.Typer) -> int:
     try:
-        code: Any = app(standalone_mode=False)
+        code: Any = app(prog_name=app.info.name, standalone_mode=False)
         # Typer turns an interrupt into 130, whichever signal it came from.
         return 128 + _received[0] if _received else code if isinstance(code, int) else 0
     except (KeyboardInterrupt, typer.Abort):

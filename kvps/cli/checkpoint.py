@@ -1,35 +1,35 @@
-"""Checkpoints by hand: save one of a job that goes on, list a directory of them, make a job from one."""
+"""`kvps checkpoint`: saves a job that goes on, lists the checkpoints of a directory, creates a job from one."""
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from kvps_aggregator.verify.recording import check_directory
-from rich.console import Console
-from rich.table import Column, Table
 
-from kvps.cli import common
-from kvps.cli.common import DEFAULT_CHECKPOINTS, say
+from kvps.cli import connect, options
+from kvps.cli.options import DEFAULT_CHECKPOINTS
+from kvps.cli.output import print_json, print_rows, say
+from kvps.config import SPECS
 from kvps.errors import InvalidSetting
 from kvps.history import commit_log
 from kvps.history.checkpoint import SUFFIX, Checkpoint, listed
 from kvps.job import readable
 from kvps.protocol.keys import check_name
 
-app = typer.Typer(help="Save jobs in files, and go on from them.", no_args_is_help=True)
+app = typer.Typer(help="Save jobs in files, and create jobs from them.", no_args_is_help=True)
 
 
 @app.command("save")
 def save(
-    job: common.JobName,
+    job: options.JobName,
     to: Annotated[
         Path, typer.Option(metavar="FILE|DIR", help=f"A directory, or a file that ends in {SUFFIX}.")
     ] = DEFAULT_CHECKPOINTS,
-    redis: common.Redis = None,
+    redis: options.Redis = None,
 ) -> None:
     """Save the newest version of a job, without stopping anybody.
 
@@ -37,7 +37,7 @@ def save(
     """
     whole = to.suffix == SUFFIX and not to.is_dir()
     directory = check_directory(to.parent if whole else to, "--to")
-    with common.existing_store(redis) as store, readable(job):
+    with connect.existing_store(redis) as store, readable(job):
         found = store.job(job)
         state = found.state()
         made = found.checkpoint()
@@ -51,19 +51,18 @@ def save(
 def restore(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A checkpoint.")],
     job: Annotated[
-        str | None, typer.Option("--job", metavar="NAME", help="Name of the new job.  (default: the one in the file)")
+        str | None,
+        typer.Option("--job", metavar="NAME", help="Name of the new job.", show_default="the one in the file"),
     ] = None,
-    shards: Annotated[
-        int | None, typer.Option(help="Into how many parts the parameters are cut.  (default: as they were)")
-    ] = None,
-    redis: common.Redis = None,
+    shards: Annotated[int | None, typer.Option(help=SPECS["shards"].help, show_default="as they were")] = None,
+    redis: options.Redis = None,
 ) -> None:
-    """Make a job that goes on from a checkpoint. Its workers join under their old ids."""
+    """Create a job that goes on from a checkpoint. Its workers join under their old ids."""
     if job is not None:
         check_name("job", job)
     found = Checkpoint.load(file)
-    common.wait_for_server(redis)
-    with common.existing_store(redis) as store:
+    connect.wait_for_server(redis)
+    with connect.existing_store(redis) as store:
         made = store.restore_job(found, job, shards)
         awaited = [m.worker for m in made.state().members.values() if m.state != "gone"]
     ids = "".join(f" --id {worker}" for worker in awaited[:1])
@@ -74,22 +73,38 @@ def restore(
 @app.command("ls")
 def ls(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where they are.")] = DEFAULT_CHECKPOINTS,
+    as_json: options.AsJson = False,
 ) -> None:
-    """List the checkpoints of a directory. Each is read to its end: whether a bit has flipped is seen."""
+    """List the checkpoints of a directory. Each is read to its end, so a flipped bit is found."""
     if not directory.is_dir():
         raise InvalidSetting(f"there is no directory {directory}")
-    table = Table(
-        Column("file", overflow="fold"), "job", "version", "mode", "size", "saved", "state", box=None, pad_edge=False
-    )
-    for path, found in listed(directory):
-        size = f"{path.stat().st_size / 1e6:.1f} MB"
-        if found:
-            saved = f"{datetime.fromisoformat(found.saved).astimezone():%Y-%m-%d %H:%M:%S}"
-            table.add_row(path.name, found.job, str(found.version), found.config.mode, size, saved, "ok")
-        else:
-            table.add_row(path.name, "-", "-", "-", size, "-", "damaged")
-    if table.row_count:
-        # Names are no markup; and for a program that reads it a table is as wide as it must be.
-        Console(markup=False, emoji=False, width=None if sys.stdout.isatty() else 1000).print(table)
+    found = [_described(path, checkpoint) for path, checkpoint in listed(directory)]
+    if as_json:
+        print_json(found)
+    elif found:
+        print_rows(list(found[0]), [_shown(each) for each in found])
     else:
         say(f"no checkpoints in {directory}: kvps checkpoint save JOB, or --checkpoint-every N")
+
+
+def _described(path: Path, checkpoint: Checkpoint | None) -> dict[str, Any]:
+    """What is known of a file; of one that is damaged only its size."""
+    return {
+        "file": path.name,
+        "job": checkpoint and checkpoint.job,
+        "version": checkpoint and checkpoint.version,
+        "mode": checkpoint and checkpoint.config.mode,
+        "bytes": path.stat().st_size,
+        "saved": checkpoint and checkpoint.saved,
+        "state": "ok" if checkpoint else "damaged",
+    }
+
+
+def _shown(described: Mapping[str, Any]) -> list[str]:
+    """The same for a person: sizes in MB, local time."""
+    saved = described["saved"]
+    shown = dict(described) | {
+        "bytes": f"{described['bytes'] / 1e6:.1f} MB",
+        "saved": saved and f"{datetime.fromisoformat(saved).astimezone():%Y-%m-%d %H:%M:%S}",
+    }
+    return ["-" if value is None else str(value) for value in shown.values()]

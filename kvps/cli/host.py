@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from kvps_workers import load_task
 
-from kvps.cli import common
-from kvps.cli.common import say
+from kvps.cli import connect
+from kvps.cli.output import say
 from kvps.device.base import open_device
 from kvps.store import Store
 
@@ -48,7 +48,7 @@ def serve(
     for task in allow:
         load_task(task)  # a name that nobody can load is the operator's mistake, and is said now
     name = CPU if gpu is None else GPU
-    with common.serving_store(redis, listen, data_dir) as store, opened(store, queue_redis, name) as queue:
+    with connect.serving_store(redis, listen, data_dir) as store, opened(store, queue_redis, name) as queue:
         say(f"serving the queue {name}; Ctrl-C ends it, and what it runs goes back into the queue")
         Host(queue, store, HostResources(environment, tuple(allow), gpu, acks)).serve(burst)
 

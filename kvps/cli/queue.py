@@ -10,11 +10,9 @@ import typer
 from kvps_workers import load_task
 from rich.table import Table
 
-from kvps.cli import common
-from kvps.cli.common import say
+from kvps.cli import connect, options
 from kvps.cli.host import QueueRedis, opened
-from kvps.cli.jobs import plain_console
-from kvps.cli.up import slow_factors
+from kvps.cli.output import plain_console, say
 from kvps.errors import KvpsError
 from kvps.protocol.keys import check_name
 
@@ -22,29 +20,29 @@ if TYPE_CHECKING:  # RQ takes its time to load, and few commands need it
     from kvps_workers.queue.queue import QueueRow
 
 
-@common.with_settings
+@options.with_settings
 def submit(
-    task: common.TaskName,
-    settings: common.Settings,
-    job: common.NewJobName = None,
-    slow: common.Slow = None,
-    prefetch: common.Prefetch = False,
+    task: options.TaskName,
+    settings: options.Settings,
+    job: options.NewJobName = None,
+    slow: options.Slow = None,
+    prefetch: options.Prefetch = False,
     gpus: Annotated[bool, typer.Option("--gpus", help="For hosts with a GPU: kvps worker --queue --gpu N.")] = False,
     queue_redis: QueueRedis = None,
-    redis: common.Redis = None,
+    redis: options.Redis = None,
 ) -> None:
     """Create a job and put its workers into the queue, for hosts that are free: kvps worker --queue."""
     from kvps_workers.queue.queue import CPU, GPU
 
-    factors = slow_factors(slow or [], settings.workers)
+    factors = options.slow_factors(slow or [], settings.workers)
     if job is not None:
         check_name("job", job)
     found = load_task(task)
     config = settings.job_config(task, found)
-    common.check_prefetch(prefetch, config)
+    options.check_prefetch(prefetch, config)
     params = found.parameters(config.seed)
-    common.wait_for_server(redis)
-    with common.existing_store(redis) as store, opened(store, queue_redis, GPU if gpus else CPU) as queue:
+    connect.wait_for_server(redis)
+    with connect.existing_store(redis) as store, opened(store, queue_redis, GPU if gpus else CPU) as queue:
         hosts = queue.hosts()  # before anything is stored: the queue may be on a server that is away
         name = job or store.free_name(task.rpartition(":")[2])
         made = store.create_job(name, params, config=config)
@@ -60,13 +58,13 @@ def submit(
     say(f"look: kvps queue, kvps status {name}; end it: kvps cancel {name}")
 
 
-def show(queue_redis: QueueRedis = None, redis: common.Redis = None) -> None:
+def show(queue_redis: QueueRedis = None, redis: options.Redis = None) -> None:
     """Show what runs, what waits for a host, and what failed."""
     from kvps_workers.queue.queue import QUEUES
 
     table = Table("job", "worker", "queue", "state", "", box=None, pad_edge=False)
     served = list[str]()
-    with common.existing_store(redis) as store:
+    with connect.existing_store(redis) as store:
         for name in QUEUES:
             with opened(store, queue_redis, name) as queue:
                 hosts, rows = queue.look()
@@ -83,13 +81,13 @@ def show(queue_redis: QueueRedis = None, redis: common.Redis = None) -> None:
         print("nothing is queued: kvps submit TASK --workers W", file=sys.stderr)
 
 
-def cancel(job: common.JobName, queue_redis: QueueRedis = None, redis: common.Redis = None) -> None:
+def cancel(job: options.JobName, queue_redis: QueueRedis = None, redis: options.Redis = None) -> None:
     """Take a job's workers out of the queue, and have those that run leave. The job and its weights stay."""
     from kvps_workers.queue.queue import QUEUES
 
     check_name("job", job)
     waited = running = 0
-    with common.existing_store(redis) as store:
+    with connect.existing_store(redis) as store:
         for name in QUEUES:
             with opened(store, queue_redis, name) as queue:
                 counts = queue.cancel(job)

@@ -12,13 +12,25 @@ from typing import Annotated, Any
 import typer
 
 from kvps import launch
-from kvps.cli import common
-from kvps.cli.display import Display
-from kvps.cli.follow import LOOK_S, Figures, aggregate, check_aggregators, check_killed, check_trained, finish, follow
+from kvps.cli import connect, options
+from kvps.cli.output import log_options, say, start_log
+from kvps.cli.progress import (
+    LOOK_S,
+    Display,
+    Figures,
+    aggregate,
+    check_aggregators,
+    check_killed,
+    check_trained,
+    finish,
+    follow,
+    relay,
+)
 from kvps.cli.supervise import Child, Supervisor
 from kvps.config import JobConfig
 from kvps.errors import InvalidSetting, JobNotFound, KvpsError
 from kvps.job import Job
+from kvps.protocol.job_state import State
 from kvps.protocol.keys import check_name
 from kvps.protocol.scripts import job_exists
 from kvps.store import Store, fresh_id
@@ -26,42 +38,52 @@ from kvps.store import Store, fresh_id
 _LAST_S = 5.0  # for the others, when who makes the job has ended without it
 
 
-@common.with_settings
+@options.with_settings
 def run(
-    context: typer.Context,
-    settings: common.JobSettings,
+    settings: options.JobSettings,
     command: Annotated[
         list[str] | None, typer.Argument(metavar="COMMAND...", help="As in: python train.py --rounds 500")
     ] = None,
     job: Annotated[
-        str | None, typer.Option("--job", metavar="NAME", help="Name of the job.  (default: the script's)")
+        str | None, typer.Option("--job", metavar="NAME", help="Name of the job.", show_default="the script's")
     ] = None,
-    aggregators: Annotated[int, typer.Option(metavar="N", help="How many aggregators: all but one stand by.")] = 1,
-    record: common.Record = None,
-    checkpoint_every: common.CheckpointEvery = None,
-    checkpoints: common.CheckpointDirectory = common.DEFAULT_CHECKPOINTS,
-    keep: common.Keep = 3,
-    redis: common.Redis = None,
-    listen: common.Listen = None,
-    data_dir: common.DataDir = None,
+    aggregators: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            help="How many aggregators are started: one works, the others stand by.",
+            rich_help_panel="Failures",
+        ),
+    ] = 1,
+    record: options.Record = None,
+    checkpoint_every: options.CheckpointEvery = None,
+    checkpoints: options.CheckpointDirectory = options.DEFAULT_CHECKPOINTS,
+    keep: options.Keep = 3,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = 0,
+    redis: options.Redis = None,
+    listen: options.Listen = None,
+    data_dir: options.DataDir = None,
 ) -> None:
     """Run copies of a script of your own as the workers of one job: what torchrun is for DDP.
 
-    The script says kvps.from_env(), and makes the job; of its settings those that are given here hold.
+    The script calls kvps.from_env() and creates the job. Settings that are given here hold for that job. Its output
+    goes to stdout, what kvps says to stderr.
     """
     command = _checked(command or [])
     check_aggregators(aggregators)
     if job is not None:
         check_name("job", job)
-    kept = common.kept_options(record, common.checkpoints_of(checkpoint_every, checkpoints, keep))
-    options = {name for name in vars(settings) if _given(context, name)} - {"workers"}
-    told = settings.given(options)
+    kept = options.kept_options(record, options.checkpoints_of(checkpoint_every, checkpoints, keep))
+    told = {name: value for name, value in settings.given.items() if name != "workers"}
     JobConfig(workers=settings.workers, **told)
-    with common.serving_store(redis, listen, data_dir, joinable=False) as store:
+    quiet = start_log(quiet, verbose)
+    with connect.serving_store(redis, listen, data_dir, quiet, joinable=False) as store:
         if job in store.jobs():
             raise job_exists(str(job))
         name = job or store.free_name(_name_of(command))
-        made, copies = _run(store, name, command, settings.workers, told, aggregators, kept)
+        supervised = _Run(store, name, quiet, log_options(quiet, verbose))
+        made, copies = supervised.train(command, settings.workers, told, aggregators, kept)
         if made is None:
             if failed := ", ".join(copy.name for copy in copies if copy.failed):
                 raise KvpsError(f"the run ends: {failed} failed before a job was made")
@@ -69,16 +91,8 @@ def run(
                 "all copies ended, and no job was made: does the script call kvps.from_env() and its create_job?"
             )
         version = made.state().version
-        if version:
-            print(Figures.of(made, version))
     check_trained(name, version, copies)
     check_killed(name, copies)
-
-
-def _given(context: typer.Context, option: str) -> bool:
-    """Whether the user said it: what he left out the script may say."""
-    source = context.get_parameter_source(option)
-    return source is not None and source.name == "COMMANDLINE"
 
 
 def _checked(command: Sequence[str]) -> list[str]:
@@ -100,43 +114,49 @@ def _name_of(command: Sequence[str]) -> str:
     return re.sub(r"[^A-Za-z0-9_-]+", "-", Path(scripts[0]).stem).strip("-") or "run"
 
 
-def _run(
-    store: Store,
-    name: str,
-    command: Sequence[str],
-    workers: int,
-    settings: Mapping[str, Any],
-    aggregators: int,
-    kept: Sequence[str],
-) -> tuple[Job | None, list[Child]]:
-    """Run the copies until they have ended: the job that they made, and they."""
-    id = fresh_id()
-    supervisor = Supervisor(store, "kvps run", lambda: _found(store, name, id))
-    try:
-        serving = aggregate(supervisor, name, aggregators, kept)
-        copies = []
-        for rank in range(workers):
-            # What Python prints into a pipe would stay in its buffer.
-            told = {"PYTHONUNBUFFERED": "1"} | launch.of_copy(rank, workers, name, id, settings)
-            copies.append(supervisor.run(f"w{rank}", command, told))
-        job = _job_made(supervisor, copies)
-        if job:
-            with Display(job, {}) as display:
-                follow(supervisor, job, serving, copies, display)
-            for line in finish(supervisor, job, serving):
-                display.message(line)
-        return job, copies
-    finally:
-        supervisor.end()
-        _show(supervisor)
+class _Run:
+    """One run: its job has an id of its own, so that another run's is not taken for it."""
 
+    def __init__(self, store: Store, name: str, quiet: bool, log_options: Sequence[str]) -> None:
+        self._store, self._name, self._id, self._quiet = store, name, fresh_id(), quiet
+        self._supervisor = Supervisor(store, "kvps run", self._find, options=log_options)
+        self._shown = 0  # the version whose figures were shown
 
-def _found(store: Store, name: str, id: str) -> Job | None:
-    """The job of that name, if it is there and has this id; another run's is not taken for it."""
-    with suppress(JobNotFound):
-        job = store.job(name)
-        return job if job.id == id else None
-    return None
+    def train(
+        self, command: Sequence[str], workers: int, settings: Mapping[str, Any], aggregators: int, kept: Sequence[str]
+    ) -> tuple[Job | None, list[Child]]:
+        """Run the copies until they have ended: the job that they made, and they."""
+        supervisor = self._supervisor
+        try:
+            serving = aggregate(supervisor, self._name, aggregators, kept)
+            copies = []
+            for rank in range(workers):
+                # What Python prints into a pipe would stay in its buffer.
+                told = {"PYTHONUNBUFFERED": "1"} | launch.of_copy(rank, workers, self._name, self._id, settings)
+                copies.append(supervisor.run(f"w{rank}", command, told))
+            job = _job_made(supervisor, copies)
+            if job:
+                with Display(job, {}, self._quiet) as display:
+                    follow(supervisor, job, serving, copies, display, lambda state: self._show_figures(job, state))
+                finish(supervisor, job, serving)
+                self._show_figures(job, job.state())
+            return job, copies
+        finally:
+            supervisor.end()
+            relay(supervisor.said())
+
+    def _find(self) -> Job | None:
+        """The job, if it is there."""
+        with suppress(JobNotFound):
+            job = self._store.job(self._name)
+            return job if job.id == self._id else None
+        return None
+
+    def _show_figures(self, job: Job, state: State) -> None:
+        """Show the figures of a version once: as soon as the job is finished, so that the script has the last word."""
+        if state.version != self._shown and not self._quiet:
+            self._shown = state.version
+            say(str(Figures.of(job, state)))
 
 
 def _job_made(supervisor: Supervisor, copies: Sequence[Child]) -> Job | None:
@@ -150,9 +170,4 @@ def _job_made(supervisor: Supervisor, copies: Sequence[Child]) -> Job | None:
         if job or over:
             return job
         supervisor.watch(LOOK_S)
-        _show(supervisor)
-
-
-def _show(supervisor: Supervisor) -> None:
-    for line in supervisor.said():
-        print(line, flush=True)
+        relay(supervisor.said())

@@ -7,8 +7,8 @@ from contextlib import suppress
 
 import typer
 
-from kvps.cli import common, line_client
-from kvps.cli.common import say
+from kvps.cli import connect, line_client, options
+from kvps.cli.output import say
 from kvps.connection.client import Client
 from kvps.connection.sockets import connection_settings, redacted
 from kvps.errors import KvpsError, NoServer
@@ -30,7 +30,7 @@ app = typer.Typer(help="Your own private server, when it shall outlive a command
 
 
 @app.command()
-def start(listen: common.Listen = None, data_dir: common.DataDir = None) -> None:
+def start(listen: options.Listen = None, data_dir: options.DataDir = None) -> None:
     """Start the private server, to run until kvps server stop."""
     url = private_server.start(listen, data_dir)
     say(f"private server {_name(url)} at {redacted(url)} runs until: kvps server stop")
@@ -43,8 +43,8 @@ def start(listen: common.Listen = None, data_dir: common.DataDir = None) -> None
 def stop() -> None:
     """End the private server. Its jobs are gone with it, unless it keeps its data (--data-dir)."""
     jobs = list[str]()
-    with suppress(KvpsError), common.existing_store(None) as store:  # one that is full or busy ends all the same
-        jobs = common.at_work(store)
+    with suppress(KvpsError), connect.existing_store(None) as store:  # one that is full or busy ends all the same
+        jobs = connect.at_work(store)
     if not private_server.stop():
         raise NoServer("no private server runs")
     ended = "private server ended"
@@ -66,7 +66,7 @@ def _name(url: str) -> str:
         return client.server_name()
 
 
-def cli(context: typer.Context, redis: common.Redis = None) -> None:
+def cli(context: typer.Context, redis: options.Redis = None) -> None:
     """Open redis-cli on the server; what follows is passed to it, as in: kvps cli hgetall 'kvps:{digits}:clock'.
 
     Without redis-cli or valkey-cli on the PATH, a small line client stands in for it.

@@ -1,7 +1,8 @@
-"""The processes of one job on this machine: started, heard, started again when they are killed, ended with this one."""
+"""Starts the processes of a job on this machine, reads what they print, and starts those again that are killed."""
 
 from __future__ import annotations
 
+import logging
 import os
 import queue
 import signal
@@ -12,8 +13,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from kvps.cli.common import ONE_THREAD
 from kvps.config import JobConfig
 from kvps.errors import KvpsError
 from kvps.job import Job
@@ -22,6 +23,10 @@ from kvps.protocol.job_state import State
 from kvps.protocol.scripts import ServerRestarted
 from kvps.store import Store
 
+log = logging.getLogger("kvps.supervise")
+
+# Gradients of several workers at once: one thread each, or their thread pools fight for the cores.
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 _END_S = 10.0
 _LAST_WORDS_S = 1.0
 _FRUITLESS = 5  # a process killed so often in a row, without a version in between, is not killed by chance
@@ -37,9 +42,14 @@ class Child:
     process: subprocess.Popen[str]
     mark: str
     heard: threading.Event  # to its end
+    own: bool  # whether it is a command of kvps, and no program of the user's
+    killed_by: str = ""  # what sent the signal, if that is known
     version: int = 0
     fruitless: int = 0
     finished: bool = False  # its worker has done all its rounds
+
+    def __str__(self) -> str:
+        return f"{self.name} (process {self.process.pid})"
 
     @property
     def running(self) -> bool:
@@ -71,19 +81,36 @@ class Child:
         return signal.Signals(-self.process.returncode).name if (self.code or 0) < 0 else ""
 
 
+class Line(NamedTuple):
+    """What a child has printed; `own` as in `Child`."""
+
+    text: str
+    own: bool
+
+
 class Supervisor:
-    """Starts the processes of a job with the server's URL in their environment; knows at once when one dies.
+    """Starts the processes of a job, with the server's URL in their environment, and knows at once when one dies.
 
     `command` is what launches them, as "kvps up". `find` looks for the job, and returns None as long as it is not made.
     With `gives_up` a child that is killed again and again before anything is committed is not started once more.
+    `options` are given to each kvps command that it starts. Every kill and what is done about it is logged.
     """
 
-    def __init__(self, store: Store, command: str, find: Callable[[], Job | None], gives_up: bool = True) -> None:
+    def __init__(
+        self,
+        store: Store,
+        command: str,
+        find: Callable[[], Job | None],
+        gives_up: bool = True,
+        options: Sequence[str] = (),
+    ) -> None:
         self.children: dict[str, Child] = {}
+        self._options = options
+        self._ended: dict[str, str] = {}  # mark -> which process that was, and how it ended
         self._find = find
         self._job: Job | None = None
         self._gives_up = gives_up
-        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._lines: queue.SimpleQueue[Line] = queue.SimpleQueue()
         self._died = threading.Event()
         told = {"KVPS_REDIS_URL": store.url, launcher.VARIABLE: launcher.this_process(command)}
         self._environment = ONE_THREAD | os.environ | told
@@ -97,11 +124,13 @@ class Supervisor:
     def start(self, name: str, *arguments: str) -> Child:
         """Run ``kvps *arguments`` as child `name`."""
         # -P, for a redis.py or random.py that lies in the user's directory is not meant.
-        return self.run(name, [sys.executable, "-P", "-m", "kvps", *arguments, "--quiet"])
+        return self._run(name, [sys.executable, "-P", "-m", "kvps", *arguments, *self._options], {}, own=True)
 
-    def run(self, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None) -> Child:
-        """Run a command as child `name`, with this environment beside ours."""
-        environment = environment or {}
+    def run(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> Child:
+        """Run a user's command as child `name`, with this environment beside ours."""
+        return self._run(name, command, environment, own=False)
+
+    def _run(self, name: str, command: Sequence[str], environment: Mapping[str, str], own: bool) -> Child:
         popen = subprocess.Popen(
             process.ending_with_this(command),
             env={**self._environment, **environment},
@@ -115,15 +144,16 @@ class Supervisor:
         mark, heard = process.mark(popen.pid), threading.Event()
         child = self.children.get(name)
         if child is None:
-            child = self.children[name] = Child(name, command, environment, popen, mark, heard)
+            child = self.children[name] = Child(name, command, environment, popen, mark, heard, own)
         else:
-            child.process, child.mark, child.heard = popen, mark, heard
-        threading.Thread(target=self._hear, args=(name, popen, heard), name=f"kvps-hear-{name}", daemon=True).start()
+            child.process, child.mark, child.heard, child.killed_by = popen, mark, heard, ""
+        log.debug("%s: started: %s", child, " ".join(command))
+        threading.Thread(target=self._hear, args=(child, popen, heard), name=f"kvps-hear-{name}", daemon=True).start()
         return child
 
-    def _hear(self, name: str, popen: subprocess.Popen[str], heard: threading.Event) -> None:
+    def _hear(self, child: Child, popen: subprocess.Popen[str], heard: threading.Event) -> None:
         """Hear a process out, until it has ended. What it has started itself ends with it, and may hold its pipe."""
-        reader = threading.Thread(target=self._read, args=(name, popen), name=f"kvps-read-{name}", daemon=True)
+        reader = threading.Thread(target=self._read, args=(child, popen), name=f"kvps-read-{child.name}", daemon=True)
         reader.start()
         popen.wait()
         _signal_group(popen, signal.SIGKILL)
@@ -131,15 +161,15 @@ class Supervisor:
         heard.set()
         self._died.set()
 
-    def _read(self, name: str, popen: subprocess.Popen[str]) -> None:
+    def _read(self, child: Child, popen: subprocess.Popen[str]) -> None:
         assert popen.stdout is not None
         with popen.stdout:
             for line in popen.stdout:
-                self._lines.put(f"{name}: {line.rstrip()}")
+                self._lines.put(Line(f"{child.name}: {line.rstrip()}", child.own))
 
-    def said(self) -> list[str]:
+    def said(self) -> list[Line]:
         """The lines that came since the last call."""
-        out = []
+        out = list[Line]()
         while not self._lines.empty():
             out.append(self._lines.get())
         return out
@@ -153,14 +183,35 @@ class Supervisor:
         if self._died.wait(timeout_s):
             self._died.clear()
             ended = [child for child in self.children.values() if child.code is not None]
+            done = dict[str, list[str]]()
             if job := self.job:  # looked for behind their ends: a quick child may have made it, and finished
-                bury(job, {child.mark for child in ended})
+                done = bury(job, {child.mark for child in ended})
                 state = job.state()
                 for child in ended:
                     child.finished = _has_finished(child.name, state, job.config)
             for child in ended:
                 if child.killed:
+                    end, deeds = self._note(child), done.get(child.mark, [])
                     self._restart(child)
+                    log.info("%s: %s", end, "; ".join([*deeds, f"started again as process {child.process.pid}"]))
+                elif child.signal and child.mark not in self._ended:
+                    log.info("%s after its last round: not started again", self._note(child))
+
+    def _note(self, child: Child) -> str:
+        """Remember how a child was killed: a sentence without its full stop."""
+        killed = f"was killed ({child.signal}{f', by {child.killed_by}' if child.killed_by else ''})"
+        self._ended[child.mark] = f"{child}, which {killed}"
+        return f"{child} {killed}"
+
+    def who(self, holder: str) -> str:
+        """Which process holds a lease, for a message."""
+        return next((str(child) for child in self.children.values() if child.mark == _mark(holder)), holder)
+
+    def who_and_why(self, holder: str) -> str:
+        """Which process held a lease, and why it does not any more, for a message."""
+        running = any(child.mark == _mark(holder) and child.running for child in self.children.values())
+        why = "whose lease ran out" if running else "which has ended"
+        return self._ended.get(_mark(holder)) or f"{self.who(holder)}, {why}"
 
     def _restart(self, child: Child) -> None:
         job = self.job
@@ -177,7 +228,7 @@ class Supervisor:
 
     def run_again(self, child: Child) -> None:
         """Start a child again that has ended."""
-        self.run(child.name, child.command, child.environment)
+        self._run(child.name, child.command, child.environment, child.own)
 
     def await_end(self, names: Iterable[str], timeout_s: float) -> None:
         """Let children that are about to end by themselves do so."""
@@ -212,13 +263,27 @@ def _has_finished(worker: str, state: State, config: JobConfig) -> bool:
     return member is not None and (member.finished or state.finished(config))
 
 
-def bury(job: Job, dead: set[str]) -> None:
-    """Have the job go on at once without these dead processes: their workers evicted, their shards free to take."""
+def _mark(holder: str) -> str:
+    """The process that holds a lease."""
+    return holder.rpartition(":")[0]
+
+
+def bury(job: Job, dead: set[str]) -> dict[str, list[str]]:
+    """Have the job go on at once without these dead processes: their workers evicted, their shards free to take.
+
+    What was done, by process.
+    """
+    done: dict[str, list[str]] = {}
     for member in job.state().members.values():
-        if member.active and f"{member.host}:{member.pid}:{member.process['start']}" in dead:
+        mark = f"{member.host}:{member.pid}:{member.process['start']}"
+        if member.active and mark in dead:
             job.evict(member)
+            done.setdefault(mark, []).append("evicted")
     holders, terms = job.holders(), job.terms()
     for shard, holder in enumerate(holders):
-        if holder.rpartition(":")[0] in dead:
+        mark = _mark(holder)
+        if mark in dead:
             with suppress(ServerRestarted):  # which ends all leases
                 job.scripts.renew(shard, holder, terms[shard], 0)
+                done.setdefault(mark, []).append(f"its lease of shard {shard} ended")
+    return done

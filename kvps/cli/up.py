@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -17,12 +17,11 @@ from kvps_workers import Task, load_task
 from kvps_workers.training_loop import rounds_of
 
 from kvps.arrays.digest import weights_sha256
-from kvps.cli import common
-from kvps.cli.display import Display
-from kvps.cli.follow import Figures, aggregate, check_aggregators, check_trained, finish, follow
-from kvps.cli.parts import parse_slow
+from kvps.cli import connect, options
+from kvps.cli.fault_injection import FaultInjection, replayed
+from kvps.cli.output import log_options, say, start_log
+from kvps.cli.progress import Display, Figures, aggregate, check_aggregators, check_trained, finish, follow
 from kvps.cli.supervise import Child, Supervisor
-from kvps.cli.trial import FaultInjection, replayed
 from kvps.config import JobConfig
 from kvps.errors import InvalidSetting, KvpsError, TaskFailed
 from kvps.job import Job
@@ -32,38 +31,49 @@ from kvps.server import private_server
 from kvps.store import Store
 
 
-@common.with_settings
+@options.with_settings
 def up(
-    task: common.TaskName,
-    settings: common.Settings,
-    job: common.NewJobName = None,
-    slow: common.Slow = None,
+    task: options.TaskName,
+    settings: options.Settings,
+    job: options.NewJobName = None,
+    slow: options.Slow = None,
     report: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the figures of the run to FILE as JSON.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Write the figures of the run to FILE as JSON.", rich_help_panel=options.FILES
+        ),
     ] = None,
     aggregators: Annotated[
         int | None,
-        typer.Option(metavar="N", help="How many aggregators: all but one stand by.  (default: 1, or 2 when killing)"),
+        typer.Option(
+            metavar="N",
+            help="How many aggregators are started: one works, the others stand by.",
+            show_default="1, or 2 with --kill-every",
+            rich_help_panel="Failures",
+        ),
     ] = None,
     kill_every: Annotated[
         float | None,
         typer.Option(
             metavar="SECONDS",
-            help="Kill a worker or aggregator at random about so often, start it again, and prove at the end that "
-            "nothing was lost.",
+            help="Kill a worker or an aggregator at random, about once in so many seconds, and start it again. At the "
+            "end, prove that nothing was lost.",
+            rich_help_panel="Failures",
         ),
     ] = None,
-    prefetch: common.Prefetch = False,
-    record: common.Record = None,
-    checkpoint_every: common.CheckpointEvery = None,
-    checkpoints: common.CheckpointDirectory = common.DEFAULT_CHECKPOINTS,
-    keep: common.Keep = 3,
-    redis: common.Redis = None,
-    listen: common.Listen = None,
-    data_dir: common.DataDir = None,
+    prefetch: options.Prefetch = False,
+    record: options.Record = None,
+    checkpoint_every: options.CheckpointEvery = None,
+    checkpoints: options.CheckpointDirectory = options.DEFAULT_CHECKPOINTS,
+    keep: options.Keep = 3,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = 0,
+    redis: options.Redis = None,
+    listen: options.Listen = None,
+    data_dir: options.DataDir = None,
 ) -> None:
     """Train a task on this machine: server, aggregator and workers with one command."""
-    factors = slow_factors(slow or [], settings.workers)
+    factors = options.slow_factors(slow or [], settings.workers)
     if aggregators is not None:
         check_aggregators(aggregators)
     if kill_every is not None and not kill_every >= 0.1:
@@ -72,23 +82,26 @@ def up(
         check_name("job", job)
     if report is not None:
         _check_report(report)
-    saving = common.checkpoints_of(checkpoint_every, checkpoints, keep)
-    kept = common.kept_options(record, saving)
+    saving = options.checkpoints_of(checkpoint_every, checkpoints, keep)
+    kept = options.kept_options(record, saving)
     found = load_task(task)
     config = replace(settings.job_config(task, found), launched_by=launcher.this_process("kvps up"))
-    common.check_prefetch(prefetch, config)
+    options.check_prefetch(prefetch, config)
     # All that can be asked of the task is asked before anything is started or stored.
     rounds = _rounds(found, config)
     params = found.parameters(config.seed)
-    with common.serving_store(redis, listen, data_dir, joinable=False) as store:
+    quiet = start_log(quiet, verbose)
+    with connect.serving_store(redis, listen, data_dir, quiet, joinable=False) as store:
         name = job or store.free_name(task.rpartition(":")[2])
         made = store.create_job(name, params, config=config)
-        if listen and config.units:
-            common.say(f"join from elsewhere: {private_server.join_line(store.url, listen)} --job {name}")
+        if listen and config.units and not quiet:
+            say(f"join from elsewhere: {private_server.join_line(store.url, listen)} --job {name}")
         trial = FaultInjection(kill_every, config.seed) if kill_every else None
         ahead = ["--prefetch"] if prefetch else []
-        options = {worker: ["--slow", f"{factors.get(worker, 1):g}x", *ahead] for worker in rounds}
-        workers = _train(store, made, rounds, options, aggregators or (2 if trial else 1), kept, trial)
+        arguments = {worker: ["--slow", f"{factors.get(worker, 1):g}x", *ahead] for worker in rounds}
+        supervisor = Supervisor(store, "kvps up", lambda: made, not trial, log_options(quiet, verbose))
+        display = Display(made, rounds, quiet)
+        workers = _train(supervisor, made, display, arguments, aggregators or (2 if trial else 1), kept, trial)
         version = _finish(made, found, report)
         if trial:
             _judge(store, made, trial, saving and saving.directory)
@@ -114,41 +127,25 @@ def _rounds(task: Task, config: JobConfig) -> dict[str, int]:
     return {f"w{rank}": rounds_of(n, config.batch_size, config.epochs) for rank, n in enumerate(samples)}
 
 
-def slow_factors(options: list[str], workers: int) -> dict[str, float]:
-    """Worker -> how much to slow it down, of those that the options name. Raises InvalidSetting."""
-    factors = {}
-    for option in options:
-        worker, equals, factor = option.partition("=")
-        if not equals or worker not in {f"w{i}" for i in range(workers)}:
-            raise InvalidSetting(
-                f"--slow wants ID=Nx with an ID from w0 to w{workers - 1}, as in w0=5x, not {option!r}"
-            )
-        factors[worker] = parse_slow(factor)
-    return factors
-
-
 def _train(
-    store: Store,
+    supervisor: Supervisor,
     job: Job,
-    rounds: dict[str, int],
-    options: dict[str, list[str]],
+    display: Display,
+    arguments: Mapping[str, Sequence[str]],
     aggregators: int,
-    kept: list[str],
+    kept: Sequence[str],
     trial: FaultInjection | None,
 ) -> list[Child]:
-    """Run the job's processes until its workers have ended; these."""
-    supervisor = Supervisor(store, "kvps up", lambda: job, gives_up=trial is None)
+    """Run the job's processes until its workers have ended; these. `arguments` are each worker's own."""
     try:
         serving = aggregate(supervisor, job.name, aggregators, kept)
         workers = []
-        for worker in rounds:
+        for worker, own in arguments.items():
             acks = ("--acks", str(trial.acks(worker))) if trial else ()
-            arguments = ("worker", "--job", job.name, "--id", worker, *options[worker], *acks)
-            workers.append(supervisor.start(worker, *arguments))
-        with Display(job, rounds) as display, trial.killing(supervisor) if trial else nullcontext():
+            workers.append(supervisor.start(worker, "worker", "--job", job.name, "--id", worker, *own, *acks))
+        with display, trial.killing(supervisor) if trial else nullcontext():
             follow(supervisor, job, serving, workers, display)
-        for line in finish(supervisor, job, serving):
-            display.message(line)
+        finish(supervisor, job, serving)
         return workers
     finally:
         supervisor.end()
@@ -178,7 +175,7 @@ def _finish(job: Job, task: Task, report: Path | None) -> int:
         figures = task.evaluate(params, np) if version else {}
     except TaskFailed as error:
         failed = error
-    took = Figures.of(job, version)
+    took = Figures.of(job, job.state())
     if version:
         tested = f"test loss {figures['loss']:.4f}" if figures else f"version {version}, not tested"
         print(f"{took}, {tested}")
@@ -204,9 +201,10 @@ def _write(report: Path, job: Job, took: Figures, figures: Mapping[str, float], 
         "shards": config.shards,
         "optimizer": config.optimizer.to_json(),
         "version": took.version,
+        "contributions": took.contributions,
         "clock": job.clock(),
-        "steps_per_s": took.steps_per_s,
-        "wall_s": took.seconds,
+        "seconds": took.seconds,
+        "contributions_per_s": took.contributions_per_s,
         "loss": reported.get("loss"),
         "accuracy": reported.get("accuracy"),
         "figures": reported,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -23,7 +22,9 @@ from kvps_workers.training_loop import Batches, batch_number, batches_of
 
 from kvps.arrays.formats import Bytes
 from kvps.arrays.layout import DTYPE, Array
-from kvps.cli import common
+from kvps.cli import connect, options
+from kvps.cli.output import print_json
+from kvps.cli.supervise import ONE_THREAD
 from kvps.errors import InvalidSetting, KvpsError
 from kvps.history.checkpoint import Checkpoint
 from kvps.history.commit_log import Log
@@ -33,14 +34,14 @@ from kvps.protocol.plan import Contribution
 
 
 def verify(
-    job: common.JobName,
+    job: options.JobName,
     record: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
             exists=True,
             file_okay=False,
-            help="Replay what kvps up or kvps aggregator start --record kept there, instead of computing it again.",
+            help="Replay the contributions that --record kept in this directory, instead of computing them again.",
         ),
     ] = None,
     checkpoints: Annotated[
@@ -49,28 +50,28 @@ def verify(
             metavar="DIR",
             exists=True,
             file_okay=False,
-            help="Where kvps aggregator start or kvps up has moved the log with its checkpoints: read it too.",
+            help="Read the part of the log, too, that was moved to this directory with its checkpoints.",
         ),
     ] = None,
     start: Annotated[
         Path | None,
         typer.Option("--from", metavar="FILE", help="Replay from this checkpoint on instead of from version 0."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
-    redis: common.Redis = None,
+    as_json: options.AsJson = False,
+    redis: options.Redis = None,
 ) -> None:
-    """Prove the commit log of a job: that it is one chain, and that replayed it makes the same weights, bit for bit.
+    """Prove the commit log of a job: it is one chain, and a replay of it makes the same weights bit for bit.
 
     Gradients are computed again if the job has a task, on the CPU with one thread as kvps up's workers do, or are
     taken from a record.
     """
     if record is None:
         _compute_as_workers_do()
-    with common.existing_store(redis) as store:
+    with connect.existing_store(redis) as store:
         found = store.job(job)
         state, proof = proof_of(found, record, checkpoints, Checkpoint.load(start) if start else None)
     if as_json:
-        print(json.dumps({"job": job, "version": state.version} | dataclasses.asdict(proof)))
+        print_json({"job": job, "version": state.version} | dataclasses.asdict(proof))
     else:
         _show(state, proof)
     if proof.differs:
@@ -160,7 +161,7 @@ def _compute_as_workers_do() -> None:
     loaded, which this process has done by now. The same process goes on, so nobody has to pass on its signals, its
     output or its exit code.
     """
-    environment = common.ONE_THREAD | os.environ
+    environment = ONE_THREAD | os.environ
     if environment != dict(os.environ):
         sys.stdout.flush()
         os.execve(sys.executable, [sys.executable, "-m", "kvps", *sys.argv[1:]], environment)

@@ -185,7 +185,7 @@ class Checkpoint:
                 }
                 return cls(
                     *(said["job"], said["id"], int(said["version"]), said["head"]),
-                    JobConfig.from_hash(json.loads(said["config"])),
+                    JobConfig.from_hash(json.loads(said["config"]), f"{path}: config"),
                     layout,
                     json.loads(said["clock"]),
                     json.loads(said["skip"]),

@@ -19,8 +19,8 @@ from helpers.waiting import eventually, processes_of
 from kvps_aggregator import Aggregator
 
 import kvps
+from kvps.cli.fault_injection import judge
 from kvps.cli.supervise import Supervisor
-from kvps.cli.trial import judge
 from kvps.job import Job
 from kvps.store import Store
 

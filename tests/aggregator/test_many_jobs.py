@@ -16,7 +16,7 @@ from helpers.servers import BINARY, running_server
 from helpers.waiting import eventually
 
 import kvps
-from kvps.cli import parts
+from kvps.cli import aggregator
 from kvps.connection.client import Client
 from kvps.job import Job
 from kvps.store import Store
@@ -93,7 +93,7 @@ def _spoil(store: Store) -> dict[str, str]:
     """Jobs that cannot be read: name -> why."""
     wanted = {
         "newer": "optimizer 'lion' is unknown",
-        "config": "invalid literal for int()",
+        "config": "job 'config': config field workers must be a whole number from 1 to 4096, not 'several'",
         "layout": "JSONDecodeError",
         "foreign": "WRONGTYPE",
         "entry": "KeyError: 'rank'",
@@ -146,7 +146,7 @@ def serving_all(raised: list[BaseException]) -> Iterator[Store]:
 
         def run() -> None:
             try:
-                parts._serve_all(store)
+                aggregator._serve_all(store)
             except BaseException as error:
                 raised.append(error)
 

@@ -143,5 +143,5 @@ def test_the_same_bits_where_arrays_are_on_a_device(name: str, xp: Any, values: 
 
 @pytest.mark.parametrize("name", ["fp64", "topk", "topk:0", "topk:1.5", "topk:nan", "topk:x", "int4", ""])
 def test_unknown_names(name: str) -> None:
-    with pytest.raises(InvalidSetting, match="wire must be one of fp32"):
+    with pytest.raises(InvalidSetting, match="gradient_format must be one of fp32"):
         format_of(name)

@@ -23,8 +23,8 @@ import kvps
 from chaos.arena import MODES, Arena
 from chaos.report import Result
 from chaos.verdict import Verdict
+from kvps.cli.fault_injection import judge, replayed
 from kvps.cli.supervise import Supervisor
-from kvps.cli.trial import judge, replayed
 from kvps.config import JobConfig
 from kvps.job import Job
 from kvps.protocol.plan import Plan

@@ -17,7 +17,7 @@ from kvps_aggregator.verify.replay import prove
 import kvps.store
 from chaos.roles import Recomputed
 from kvps.arrays.layout import DTYPE, Array
-from kvps.cli.trial import judge
+from kvps.cli.fault_injection import judge
 from kvps.history.commit_log import Log
 from kvps.job import Job
 from kvps.store import Store

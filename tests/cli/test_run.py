@@ -18,7 +18,7 @@ from helpers.paths import TESTS
 from helpers.waiting import eventually, processes_of
 
 import kvps
-from kvps.cli.trial import judge
+from kvps.cli.fault_injection import judge
 from kvps.protocol.keys import JobKeys
 from kvps.server import private_server
 
@@ -76,12 +76,22 @@ def script(*arguments: object) -> list[str]:
 def test_a_bsp_run_equals_the_plain_loop_bit_for_bit(lasting: kvps.Store) -> None:
     done = kvps_run("run", "-w", "3", "--job", "bits", *script(40))
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "w0: finished True ('w0', 40) ('w1', 40) ('w2', 40)" in done.stdout
-    assert done.stdout.splitlines()[-1].startswith("40 steps in ")
+    assert done.stdout == "w0: finished True ('w0', 40) ('w1', 40) ('w2', 40)\n", "stdout is the script's alone"
+    assert "\n120 contributions in 40 versions, " in done.stderr
     job = lasting.job("bits")
     for name, array in plain_loop(model(), 3, 40, 0.05).items():
         assert job.snapshot()[1][name].tobytes() == array.tobytes()
     assert check_chain(job) == 40
+
+
+def test_the_script_has_the_last_word(here: Path, start: Any) -> None:
+    """On a terminal, where stdout and stderr are one; what kvps run says of the run comes before."""
+    running = start("run", "-w", "2", *script(20))
+    *before, last = running.until("w0: finished").splitlines()
+    assert last == "w0: finished True ('w0', 20) ('w1', 20)"
+    assert before[-1].startswith("40 contributions in 20 versions, ")
+    assert running.process.stdout.read() == ""
+    assert running.wait() == 0
 
 
 def test_a_killed_copy_goes_on_and_everything_counts_once(lasting: kvps.Store, here: Path, start: Any) -> None:
@@ -93,7 +103,7 @@ def test_a_killed_copy_goes_on_and_everything_counts_once(lasting: kvps.Store, h
     assert eventually(lambda: job.state().version > 20)
     member = job.state().members["w1"]
     os.kill(member.pid, signal.SIGKILL)
-    running.until("300 steps in")
+    running.until("600 contributions in 300 versions")
     assert running.wait() == 0
     state = job.state()
     assert state.members["w1"].incarnation.startswith("2-")
@@ -152,7 +162,7 @@ def test_a_copy_that_is_killed_when_its_worker_has_finished_is_not_started_again
     assert {member.incarnation[:2] for member in state.members.values()} == {"1-"}
     for name, array in plain_loop(model(), 2, 30, 0.05).items():
         assert job.snapshot()[1][name].tobytes() == array.tobytes()
-    assert "30 steps in " in done.stdout
+    assert "60 contributions in 30 versions" in done.stderr
     assert done.returncode == 1
     words = f"killed after the last round: {', '.join(f'w{rank} (SIGKILL)' for rank in ranks.split())}; the weights are"
     assert done.stderr.splitlines()[-1].startswith(f"kvps: error: job killed: {words}"), done.stderr
@@ -249,7 +259,7 @@ def test_what_script_and_command_both_say_must_be_the_same(here: Path) -> None:
     done = kvps_run("run", "-w", "1", "-s", "0", *script(3, "ssp"))  # the default, but said
     assert done.returncode == 1
     words = "kvps: error: staleness: the script says 1 and kvps run says 0: let only one of them say it"
-    assert f"w0: {words} (train.py, line 10; KVPS_TRACEBACK=1 shows all of it)" in done.stdout
+    assert f"w0: {words} (train.py, line 12; KVPS_TRACEBACK=1 shows all of it)" in done.stdout
     assert "Traceback" not in done.stdout + done.stderr
 
 

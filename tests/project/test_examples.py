@@ -63,9 +63,10 @@ def test_the_scripts_of_the_page_of_scripts(home: Path, tmp_path: Path, capsys: 
     done = kvps_run("run", "-w", "3", "--", sys.executable, "train.py", "--rounds", "500")
     assert done.returncode == 0, done.stdout + done.stderr
     page = (HERE / "docs/run.md").read_text()
-    for shown in ("\nw0: version 500: y = 3.00 x + 2.00\n", "\n500 steps in "):
+    assert done.stdout == "w0: version 500: y = 3.00 x + 2.00\n"
+    assert "\n1500 contributions in 500 versions, " in done.stderr
+    for shown in (done.stdout, "\n1500 contributions in 500 versions, "):
         assert shown in page
-        assert shown in done.stdout
     exec(notebook, {})
     assert capsys.readouterr().out.count(": 50") == 3
 

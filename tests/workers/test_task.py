@@ -301,7 +301,7 @@ def test_an_attribute_that_is_nearly_there(tmp_path: Path, monkeypatch: pytest.M
 def test_what_was_trained_is_told_when_it_cannot_be_evaluated(mine: Any) -> None:
     done = mine.run("up", "mine:Untested", "--workers", "2", "--report", "r.json")
     assert done.returncode == 1
-    assert done.stdout.splitlines()[-1].startswith("4 steps in ")
+    assert done.stdout.splitlines()[-1].startswith("8 contributions in 4 versions, ")
     assert "version 4" in done.stdout.splitlines()[-1]
     assert done.stderr.splitlines()[-1].startswith("kvps: error: task 'mine:Untested' failed: evaluate must return")
     assert "Traceback" not in done.stderr
@@ -315,7 +315,7 @@ def test_no_figures_are_shown_of_weights_that_nobody_trained(mine: Any) -> None:
     assert done.returncode == 1
     words = "kvps: error: job AllFail: all its workers failed before anything was committed: there are no figures"
     assert done.stderr.splitlines()[-1] == words
-    assert not [line for line in done.stdout.splitlines() if line.startswith(("test ", "0 steps"))]
+    assert not [line for line in done.stdout.splitlines() if line.startswith(("test ", "0 contributions"))]
     report = json.loads((mine.folder / "r.json").read_text())
     assert [report[of] for of in ("version", "loss", "accuracy", "weights_sha256")] == [0, None, None, None]
 
@@ -330,7 +330,7 @@ def test_a_job_without_rounds_has_no_figures_either(mine: Any) -> None:
     done = mine.run("run", "-w", "2", "--", sys.executable, "train.py")
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == "kvps: error: job train: nothing was committed: there are no figures"
-    assert "steps in" not in done.stdout
+    assert "contributions in" not in done.stdout + done.stderr
 
 
 def test_when_all_workers_fail_in_the_middle_no_others_went_on(mine: Any) -> None:
@@ -343,15 +343,15 @@ def test_when_all_workers_fail_in_the_middle_no_others_went_on(mine: Any) -> Non
 def test_a_worker_that_dies_before_it_has_joined_ends_the_job(mine: Any) -> None:
     done = mine.run("up", "mine:DiesEarly", "--workers", "2")
     assert done.returncode == 1
-    assert "w1: kvps: error: task 'mine:DiesEarly' failed: RuntimeError: unlucky" in done.stdout
+    assert "w1: kvps: error: task 'mine:DiesEarly' failed: RuntimeError: unlucky" in done.stderr
     assert done.stderr.splitlines()[-1] == "kvps: error: job DiesEarly ends: w1 failed before it had joined"
 
 
 def test_a_task_may_print_what_is_no_text(mine: Any) -> None:
     done = mine.run("up", "mine:Loud", "--workers", "1", "--epochs", "1")
     assert done.returncode == 0, done.stderr
-    assert "2 steps in " in done.stdout
-    assert done.stdout.count("w0: \N{REPLACEMENT CHARACTER}") == 8
+    assert "2 contributions in 2 versions" in done.stdout
+    assert done.stderr.count("w0: \N{REPLACEMENT CHARACTER}") == 8
 
 
 def test_whether_the_report_can_be_written_is_found_out_first(mine: Any) -> None:

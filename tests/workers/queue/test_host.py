@@ -24,7 +24,7 @@ from kvps_workers import load_task
 from kvps_workers.queue.queue import TaskQueue
 
 import kvps
-from kvps.cli.trial import judge
+from kvps.cli.fault_injection import judge
 from kvps.job import Job
 from kvps.store import Store
 

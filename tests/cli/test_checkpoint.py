@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -69,6 +70,11 @@ def test_by_hand(lasting: Store, tmp_path: Path) -> None:
         "mine.safetensors": "ok",
         f"job.{job.state().id}-00000003.safetensors": "ok",
     }
+    listed = {one["file"]: one for one in json.loads(_said("checkpoint", "ls", "here", "--json"))}
+    assert {name: one["state"] for name, one in listed.items()} == states
+    assert (listed["mine.safetensors"]["job"], listed["mine.safetensors"]["version"]) == ("job", 3)
+    assert listed["bad.safetensors"]["bytes"] == len(bad)
+    assert listed["bad.safetensors"]["version"] is None
     for arguments, code, words in [
         (["checkpoint", "restore", "here/bad.safetensors"], 1, "here/bad.safetensors is damaged"),
         (["checkpoint", "restore", "here/none.safetensors"], 2, "there is no checkpoint here/none.safetensors"),

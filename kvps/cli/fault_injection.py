@@ -1,4 +1,4 @@
-"""What ``kvps up --kill-every`` adds: processes killed at random, and a judgement from outside of what was lost."""
+"""``kvps up --kill-every``: kills processes at random, and checks afterwards that nothing was lost."""
 
 from __future__ import annotations
 
@@ -14,15 +14,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from kvps.cli.common import ONE_THREAD
-from kvps.cli.supervise import Supervisor
+from kvps.cli.supervise import ONE_THREAD, Supervisor
 from kvps.history.commit_log import Log
 from kvps.job import Job
 from kvps.store import Store
 
 
 class Verdict(NamedTuple):
-    """How many contributions were acknowledged, how many of them are in no commit, how many commits have one again."""
+    """What the check found.
+
+    acknowledged  how many contributions were acknowledged to their workers
+    lost          how many of these are in no commit
+    twice         how many times a contribution was committed again
+    """
 
     acknowledged: int
     lost: int
@@ -30,7 +34,7 @@ class Verdict(NamedTuple):
 
 
 class FaultInjection:
-    """One run under fire. Each worker appends what was acknowledged to it to a file of its own."""
+    """Kills processes of one run. Each worker appends what was acknowledged to it to a file of its own."""
 
     def __init__(self, every_s: float, seed: int) -> None:
         self.kills = 0
@@ -58,7 +62,9 @@ class FaultInjection:
         while not over.wait(self._random.uniform(0.5, 1.5) * self._every_s):
             running = [child for _, child in sorted(supervisor.children.items()) if child.running]
             if running:
-                self._random.choice(running).process.kill()
+                child = self._random.choice(running)
+                child.killed_by = "--kill-every"
+                child.process.kill()
                 self.kills += 1
 
     def judge(self, job: Job, checkpoints: Path | None = None) -> Verdict:

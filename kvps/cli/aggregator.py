@@ -1,0 +1,91 @@
+"""`kvps aggregator start`: the process that averages gradients and commits weights."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from kvps_aggregator import serve
+from kvps_aggregator.checkpoints import Checkpoints
+from kvps_aggregator.job_watcher import JobWatcher
+from kvps_aggregator.verify.recording import check_directory
+
+from kvps.cli import connect, options
+from kvps.cli.output import say, start_log
+from kvps.device.base import CPU, Device, open_device
+from kvps.errors import InvalidSetting
+from kvps.protocol.keys import check_name
+from kvps.store import Store
+
+app = typer.Typer(help="The process that averages gradients and commits weights.", no_args_is_help=True)
+
+
+@app.callback()
+def _aggregator() -> None:
+    """The process that averages gradients and commits weights."""
+
+
+@app.command("start")
+def start(
+    job: Annotated[
+        str | None,
+        typer.Option("--job", metavar="NAME", help="Serve this job until it is finished.", show_default="every job"),
+    ] = None,
+    record: options.Record = None,
+    checkpoint_every: options.CheckpointEvery = None,
+    checkpoints: options.CheckpointDirectory = options.DEFAULT_CHECKPOINTS,
+    keep: options.Keep = 3,
+    gpu: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Reduce and step on this CUDA device, with CuPy.", show_default="NumPy"),
+    ] = None,
+    memory_lost: Annotated[
+        bool,
+        typer.Option(
+            "--memory-lost",
+            help="With --job: go on here from the version that Redis has, because the host or container whose shared "
+            "memory held the job's arrays was restarted or is gone.",
+        ),
+    ] = False,
+    redis: options.Redis = None,
+    listen: options.Listen = None,
+    data_dir: options.DataDir = None,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = 0,
+) -> None:
+    """Serve one job until it is finished, or without --job every job until stopped.
+
+    You may start several: one holds each shard, the others stand by and take over when it is gone.
+    """
+    if job is not None:
+        check_name("job", job)
+    elif memory_lost:
+        raise InvalidSetting("--memory-lost is for one job, whose memory is surely lost: give its name with --job")
+    if record is not None:
+        record = check_directory(record)
+    saving = options.checkpoints_of(checkpoint_every, checkpoints, keep)
+    device = open_device(gpu)
+    quiet = start_log(quiet, verbose)
+    with connect.serving_store(redis, listen, data_dir, quiet) as store:
+        if job is None:
+            _serve_all(store, record, saving, device, quiet)
+        else:
+            found = connect.wait_for_job(store, job, quiet)
+            connect.announce(found, quiet)
+            serve(found, record=record, checkpoints=saving, device=device, memory_lost=memory_lost)
+            if not quiet:
+                say(f"job {found.name}: finished")
+
+
+def _serve_all(
+    store: Store,
+    record: Path | None = None,
+    checkpoints: Checkpoints | None = None,
+    device: Device = CPU,
+    quiet: bool = False,
+) -> None:
+    if not quiet:
+        say("serving every job of this server; Ctrl-C ends it")
+    JobWatcher(store, say, partial(connect.announce, quiet=quiet), record, checkpoints, device).run()

@@ -1,0 +1,148 @@
+"""How a command finds its server and its job: it starts the private server, or waits for what is not there yet."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import kvps
+from kvps.cli.output import say
+from kvps.connection.sockets import redacted
+from kvps.errors import InvalidSetting, JobNotFound, KvpsError, NoServer, ServerLost
+from kvps.job import Job, readable
+from kvps.protocol.job_state import State
+from kvps.server import private_server
+from kvps.store import Store
+
+_LOOK_AGAIN_S = 0.3
+
+
+@contextmanager
+def serving_store(
+    redis: str | None,
+    listen: str | None = None,
+    data_dir: Path | None = None,
+    quiet: bool = False,
+    joinable: bool = True,
+) -> Iterator[Store]:
+    """A store for a command that starts something: it may start the private server, and says how to look inside.
+
+    With `joinable` workers may come from elsewhere, and it says how.
+    """
+    if redis and (listen or data_dir):
+        option = "--listen" if listen else "--data-dir"
+        raise InvalidSetting(f"{option} is for the private server: leave it out with --redis")
+    with kvps.connect(redis, listen, data_dir) as store:
+        if not quiet:
+            what = "private server" if redis is None else "server"
+            say(f"{what} {store.server_name} at {redacted(store.url)}{_end_of(store)}")
+            say(f"look inside: {'kvps cli' if redis is None else f'kvps cli --redis {redacted(redis)}'}")
+            if listen and joinable:
+                say(f"join from elsewhere: {private_server.join_line(store.url, listen)}")
+            elif listen:
+                say(f"look from elsewhere: KVPS_REDIS_URL={private_server.tcp_url(store.url, listen)} kvps jobs")
+        lost = False
+        try:
+            yield store
+        except (NoServer, ServerLost):
+            lost = True
+            raise
+        finally:
+            if not lost:
+                _say_what_goes_on(store)
+
+
+def _end_of(store: Store) -> str:
+    return " (ends when nobody uses it)" if store.ends_unused else ""
+
+
+def _say_what_goes_on(store: Store) -> None:
+    """Say that the server which this command started goes on for others, if it does."""
+    if not store.hands_over_server:
+        return
+    with suppress(KvpsError):  # it has ended meanwhile
+        jobs = ", ".join(at_work(store))
+        say(f"the private server goes on for others{f' ({jobs})' if jobs else ''}: kvps server stop ends it")
+
+
+def at_work(store: Store) -> list[str]:
+    """The jobs that have workers at work."""
+    found = all_jobs(store, set())
+    return [job.name for job, state in found if any(member.active for member in state.members.values())]
+
+
+@contextmanager
+def existing_store(redis: str | None) -> Iterator[Store]:
+    """A store for a command that looks at what is there, and starts nothing."""
+    url = redis or private_server.running()
+    if url is None:
+        raise NoServer("no private server runs: start one with kvps up, kvps aggregator start or kvps server start")
+    with kvps.connect(url) as store:
+        yield store
+
+
+def wait_for_server(redis: str | None) -> None:
+    """Wait until the private server runs, saying so once. With a URL there is nothing to wait for."""
+    if redis or private_server.running():
+        return
+    say("no private server runs yet: waiting for kvps aggregator start, kvps worker or kvps server start")
+    while not private_server.running():
+        time.sleep(_LOOK_AGAIN_S)  # nobody can ring a bell that does not exist yet
+
+
+def wait_for_job(store: Store, name: str | None, quiet: bool = False) -> Job:
+    """The job of that name, or the only one that is open to all; waits for it, saying so once.
+
+    Raises InvalidSetting if several are open.
+    """
+    said, passed_over = False, set[str]()
+    while True:
+        if name is not None:
+            with suppress(JobNotFound):
+                return read_job(store, name)[0]
+        else:
+            jobs = all_jobs(store, passed_over)
+            found = [j for j, state in jobs if j.config.task and not j.launcher and not state.finished(j.config)]
+            if len(found) == 1:
+                return found[0]
+            if found:
+                raise InvalidSetting(
+                    f"several jobs are open ({', '.join(j.name for j in found)}): say which with --job"
+                )
+        if not said and not quiet:
+            wanted = f"job {name!r}" if name else "a job"
+            say(f"waiting for {wanted}: kvps create TASK --job {name or 'NAME'}")
+            said = True
+        time.sleep(_LOOK_AGAIN_S)  # the set of jobs has no bell: it is for listing only
+
+
+def all_jobs(store: Store, passed_over: set[str]) -> Iterator[tuple[Job, State]]:
+    """Every job of the server, and its state. Why one cannot be read is said, once, and noted in `passed_over`."""
+    for name in store.jobs():
+        try:
+            found = read_job(store, name)
+        except JobNotFound:
+            continue  # removed meanwhile
+        except (NoServer, ServerLost):
+            raise
+        except KvpsError as error:
+            if str(error) not in passed_over:
+                passed_over.add(str(error))
+                say(f"passed over: {error}")
+            continue
+        yield found
+
+
+def read_job(store: Store, name: str) -> tuple[Job, State]:
+    """The job of that name, and its state. Raises JobNotFound, CorruptData."""
+    with readable(name):
+        job = store.job(name)
+        return job, job.state()
+
+
+def announce(job: Job, quiet: bool) -> None:
+    if not quiet:
+        c = job.config
+        say(f"job {job.name}: {c.task or 'made in Python'}, {c.mode}, {c.workers} workers, {c.optimizer}")

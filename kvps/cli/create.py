@@ -1,0 +1,30 @@
+"""`kvps create`: makes a job, for aggregators and workers that run already or are started later."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from kvps_workers import load_task
+
+from kvps.cli import connect, options
+from kvps.cli.output import say
+from kvps.protocol.keys import check_name
+
+
+@options.with_settings
+def create(
+    task: options.TaskName,
+    job: Annotated[str, typer.Option("--job", metavar="NAME", help="Name of the new job.")],
+    settings: options.Settings,
+    redis: options.Redis = None,
+) -> None:
+    """Create a job, for aggregators and workers that run already or will be started."""
+    check_name("job", job)
+    found = load_task(task)
+    config = settings.job_config(task, found)
+    params = found.parameters(config.seed)
+    connect.wait_for_server(redis)
+    with connect.existing_store(redis) as store:
+        store.create_job(job, params, config=config)
+    say(f"job {job}: {task}, {config.mode}, {config.workers} workers, {config.optimizer}")

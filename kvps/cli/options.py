@@ -1,0 +1,284 @@
+"""The options that several commands share. Those of a job's settings are made from `JobConfig`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, Field, dataclass, fields
+from functools import wraps
+from inspect import Parameter, Signature, signature
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from kvps_aggregator.checkpoints import Checkpoints
+from kvps_aggregator.verify.recording import check_directory
+from kvps_workers import Task
+from kvps_workers.training_loop import rounds_of
+
+from kvps import optimizers
+from kvps.config import SPECS, JobConfig
+from kvps.errors import InvalidSetting
+
+WORKERS = 3
+"""How many workers a job has that is created from a command line, unless it says otherwise."""
+_OF_TASK = ("batch_size", "epochs")  # a task has its own choice of these; a script has neither
+FILES, SERVER = "Files", "Server"  # groups of options, beside those of `Spec.group`
+
+TaskName = Annotated[
+    str, typer.Argument(metavar="TASK", help="digits, or module:attribute of a module in this directory.")
+]
+JobName = Annotated[str, typer.Argument(metavar="JOB", help="Name of the job.")]
+NewJobName = Annotated[
+    str | None, typer.Option("--job", metavar="NAME", help="Name of the job.", show_default="the task's")
+]
+Slow = Annotated[
+    list[str] | None,
+    typer.Option(metavar="ID=Nx", help="Slow a worker down, as in w0=5x. May be given several times."),
+]
+Prefetch = Annotated[
+    bool,
+    typer.Option(
+        "--prefetch",
+        help="In SSP and ASP: fetch the next weights while the worker computes.",
+        rich_help_panel="Arrays",
+    ),
+]
+
+Redis = Annotated[
+    str | None,
+    typer.Option(
+        "--redis",
+        envvar="KVPS_REDIS_URL",
+        metavar="URL",
+        help="Redis to use (redis://, rediss://, unix://).",
+        show_default="your private server",
+        rich_help_panel=SERVER,
+    ),
+]
+Listen = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT",
+        help="Let the private server listen on TCP too, behind a password, for workers on other machines.",
+        rich_help_panel=SERVER,
+    ),
+]
+DataDir = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="Have the private server keep its data in this directory, and go on from it.",
+        show_default="it keeps nothing",
+        rich_help_panel=SERVER,
+    ),
+]
+
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only results and errors.")]
+Verbose = Annotated[
+    int,
+    typer.Option(
+        "--verbose", "-v", count=True, show_default=False, help="Print what kvps logs, with times. -vv: details too."
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+Record = Annotated[
+    Path | None,
+    typer.Option(
+        "--record",
+        metavar="DIR",
+        help="Keep every contribution in a file there, for kvps verify --record.",
+        rich_help_panel=FILES,
+    ),
+]
+DEFAULT_CHECKPOINTS = Path("checkpoints")
+CheckpointEvery = Annotated[
+    int | None,
+    typer.Option(
+        "--checkpoint-every",
+        metavar="N",
+        help="Write a checkpoint after every N-th version and after the last, and move the commit log to it.",
+        rich_help_panel=FILES,
+    ),
+]
+CheckpointDirectory = Annotated[
+    Path,
+    typer.Option("--checkpoints", metavar="DIR", help="Where checkpoints are written.", rich_help_panel=FILES),
+]
+Keep = Annotated[int, typer.Option(metavar="K", help="How many checkpoints of a job are kept.", rich_help_panel=FILES)]
+
+
+def checkpoints_of(every: int | None, directory: Path, keep: int) -> Checkpoints | None:
+    """What these options say; None if no checkpoints are written. Raises InvalidSetting."""
+    for option, number in (("--checkpoint-every", every), ("--keep", keep)):
+        if number is not None and number < 1:
+            raise InvalidSetting(f"{option} must be 1 or more, not {number}")
+    return None if every is None else Checkpoints(check_directory(directory, "--checkpoints"), every, keep)
+
+
+def kept_options(record: Path | None, saving: Checkpoints | None) -> list[str]:
+    """How an aggregator is told of a record and of checkpoints. Raises InvalidSetting for a record that cannot be."""
+    options = ["--record", str(check_directory(record))] if record is not None else []
+    if saving:
+        options += ["--checkpoint-every", str(saving.every), "--checkpoints", str(saving.directory)]
+        options += ["--keep", str(saving.keep)]
+    return options
+
+
+def check_prefetch(prefetch: bool, config: JobConfig) -> None:
+    """Raise InvalidSetting for --prefetch where it can do nothing."""
+    if prefetch and not config.staleness:
+        raise InvalidSetting("--prefetch is for SSP and ASP (--staleness): in BSP nothing is there to fetch ahead")
+
+
+def slow_factors(options: list[str], workers: int) -> dict[str, float]:
+    """Worker -> how much to slow it down, of those that the options name. Raises InvalidSetting."""
+    factors = {}
+    for option in options:
+        worker, equals, factor = option.partition("=")
+        if not equals or worker not in {f"w{i}" for i in range(workers)}:
+            raise InvalidSetting(
+                f"--slow wants ID=Nx with an ID from w0 to w{workers - 1}, as in w0=5x, not {option!r}"
+            )
+        factors[worker] = parse_slow(factor)
+    return factors
+
+
+def parse_slow(text: str) -> float:
+    """5.0 for "5x" or "5". Raises InvalidSetting."""
+    try:
+        factor = float(text.removesuffix("x"))
+    except ValueError:
+        factor = 0.0
+    if not 1 <= factor <= 1000:
+        raise InvalidSetting(f"--slow wants a factor from 1x to 1000x, not {text!r}")
+    return factor
+
+
+# -- settings of a job --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class JobSettings:
+    """What a command line says of a new job's settings, whatever it trains; see `with_settings`.
+
+    given      the settings that the user gave, under the names of JobConfig and in its units
+    optimizer  what --optimizer says
+    lr         what --lr says
+    """
+
+    given: Mapping[str, Any]
+    optimizer: str
+    lr: float | None
+
+    @property
+    def workers(self) -> int:
+        """How many workers train."""
+        return int(self.given.get("workers", WORKERS))
+
+
+@dataclass(frozen=True)
+class Settings(JobSettings):
+    """The same of a job that trains a task; `data` says how the samples are divided."""
+
+    data: str
+
+    def job_config(self, name: str, task: Task) -> JobConfig:
+        """The settings of a job that trains a task; what the user left out is the task's choice. Raises
+        InvalidSetting."""
+        if self.data not in ("static", "units"):
+            raise InvalidSetting(f"--data must be static or units, not {self.data!r}")
+        chosen = {"workers": WORKERS} | {option: getattr(task, option) for option in _OF_TASK} | dict(self.given)
+        if self.lr is None and self.optimizer.startswith("sgd") and "lr=" not in self.optimizer:
+            # A task knows a good rate for plain SGD; the other optimizers have theirs.
+            chosen["optimizer"] = optimizers.parse(self.optimizer, task.lr)
+        if self.data == "units":
+            chosen["units"] = rounds_of(len(task.data(0, 1, np)[0]), chosen["batch_size"], chosen["epochs"])
+        return JobConfig(task=name, **chosen)
+
+
+def with_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """Let a command that takes `settings: Settings` (or JobSettings) have an option for each of them in its place."""
+    taken = signature(command, eval_str=True).parameters
+    kind = taken["settings"].annotation
+    options = _options(kind)
+
+    @wraps(command)
+    def run(context: typer.Context, **values: Any) -> None:
+        said = {option.name: values.pop(option.name) for option in options}
+        own = {"context": context} if "context" in taken else {}
+        command(settings=_settings(kind, context, said), **own, **values)
+
+    own = [p.replace(kind=Parameter.KEYWORD_ONLY) for p in taken.values() if p.name != "context"]
+    shown = [Parameter("context", Parameter.KEYWORD_ONLY, annotation=typer.Context)]
+    shown += [option for p in own for option in (options if p.name == "settings" else [p])]
+    run.__signature__ = Signature(shown)  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in shown}
+    return run
+
+
+def _options(kind: type[JobSettings]) -> list[Parameter]:
+    """An option for each setting that has one, and those that only a command line has."""
+    of_task = issubclass(kind, Settings)
+    chosen = [f for f in fields(JobConfig) if SPECS[f.name].option and (of_task or f.name not in _OF_TASK)]
+    options = sorted(map(_option, chosen), key=lambda option: option.name != "workers")
+    rate = "the task's for sgd, else the optimizer's" if of_task else "the optimizer's"
+    options.append(_parameter("lr", float | None, None, "--lr", help="Learning rate.", show_default=rate))
+    if of_task:
+        help = (
+            "How samples are divided. static: each worker has a part of its own. units: they are handed out batch by "
+            "batch, and each counts once an epoch, even if workers are killed."
+        )
+        options.append(_parameter("data", str, "static", "--data", metavar="static|units", help=help))
+    return options
+
+
+def _option(f: Field[Any]) -> Parameter:
+    """The option of a setting."""
+    spec, default = SPECS[f.name], f.default
+    metavar = spec.metavar or "|".join(spec.choices) or None
+    told: dict[str, Any] = {"help": spec.help, "metavar": metavar, "rich_help_panel": spec.group}
+    if f.name in _OF_TASK:
+        return _parameter(f.name, int | None, None, *spec.option, show_default="the task's", **told)
+    if default is MISSING:
+        default = optimizers.SGD.kind
+    elif f.name == "workers":
+        default = WORKERS
+    elif f.name.endswith("_ms"):
+        default /= 1000
+    return _parameter(f.name, type(default), default, *spec.option, **told)
+
+
+def _parameter(name: str, kind: Any, default: Any, *option: str, **told: Any) -> Parameter:
+    info = typer.Option(*option, **{"rich_help_panel": "Training", **told})
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info])
+
+
+def _settings(kind: type[JobSettings], context: typer.Context, said: Mapping[str, Any]) -> JobSettings:
+    """What was said, of which only what the user gave is in `given`. Raises InvalidSetting."""
+    given = {name: _checked(name, value) for name, value in said.items() if name in SPECS and _is_given(context, name)}
+    if "optimizer" in given or said["lr"] is not None:
+        given["optimizer"] = optimizers.parse(said["optimizer"], said["lr"])
+    data = {"data": said["data"]} if "data" in said else {}
+    return kind(given=given, optimizer=said["optimizer"], lr=said["lr"], **data)
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    """Whether the user said it: what he left out the task or the script may say."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _checked(name: str, value: Any) -> Any:
+    """The value of an option in the unit of its setting. Raises InvalidSetting for one that JobConfig would not name
+    as the user does."""
+    option, bounds = SPECS[name].option[0], SPECS[name].bounds
+    if name in _OF_TASK and value < 1:
+        raise InvalidSetting(f"{option} must be 1 or more, not {value}")
+    if not name.endswith("_ms") or bounds is None:
+        return value
+    low, high = (bound / 1000 for bound in bounds)
+    if not low <= value <= high:
+        raise InvalidSetting(f"{option} must be from {low:g} to {high:g} seconds, not {value:g}")
+    return round(value * 1000)

@@ -1,0 +1,256 @@
+"""What `kvps up` and `kvps run` share: they start aggregators, and show a job until its workers have ended.
+
+A terminal gets a live table, anything else plain lines."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import NamedTuple
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from kvps.cli.supervise import Child, Line, Supervisor
+from kvps.errors import InvalidSetting, KvpsError
+from kvps.job import Job, Trace
+from kvps.protocol.job_state import State
+
+log = logging.getLogger("kvps.supervise")
+
+LOOK_S = 0.2
+_FINISH_S = 5.0
+_MOST_AGGREGATORS = 64
+_LINE_EVERY_S = 2.0
+_RATE_OVER = 8  # looks at the state over which the rate is taken
+
+
+class Display:
+    """Shows a job's state on stderr, or with `quiet` nothing.
+
+    `rounds` is worker -> how many rounds it will do, of those of whom that is known.
+    """
+
+    def __init__(self, job: Job, rounds: dict[str, int], quiet: bool = False) -> None:
+        self._console = Console(stderr=True, quiet=quiet)
+        self._job = job
+        self._rounds = rounds
+        self._seen: deque[tuple[float, int]] = deque(maxlen=_RATE_OVER)
+        self._next_line = 0.0
+        self._final: int | None = None  # the version of the last line
+        self._live: Live | None = None
+        if self._console.is_terminal and not quiet:
+            # What is printed to a terminal appears above the table; what is printed into a file is left alone.
+            self._live = Live(console=self._console, auto_refresh=False, redirect_stdout=sys.stdout.isatty())
+
+    def __enter__(self) -> Display:
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if self._live:
+            self._live.stop()
+
+    def show(self, state: State, traces: dict[str, Trace], last: bool = False) -> None:
+        """Show the job as it is now. Lines are printed every few seconds, and one that is the last of its version."""
+        self.observe(state)
+        if self._live:
+            self._live.update(self.render(state, traces), refresh=True)
+        elif last and self._final != state.version:
+            self._final = state.version
+            self._print(state, traces)
+        elif not last and state.members and time.monotonic() >= self._next_line:
+            self._next_line = time.monotonic() + _LINE_EVERY_S
+            self._print(state, traces)
+
+    def _print(self, state: State, traces: dict[str, Trace]) -> None:
+        self._console.print(self.line(state, traces), highlight=False, soft_wrap=True)
+
+    def observe(self, state: State) -> None:
+        """Note when the job had how many contributions, for its rate."""
+        self._seen.append((time.monotonic(), sum(state.clock.values())))
+
+    def line(self, state: State, traces: dict[str, Trace]) -> str:
+        """The state in one plain line."""
+        clocks = " ".join(f"{worker}={count}" for worker, count in sorted(state.clock.items()))
+        return (
+            f"version {state.version}  clock {clocks or '-'}  loss {_loss(traces)}  "
+            f"{self._rate():.0f} contributions/s  waiting {_waiting(traces):.0%}"
+        )
+
+    def render(self, state: State, traces: dict[str, Trace]) -> RenderableType:
+        """The state as a table."""
+        c = self._job.config
+        title = Text.assemble(
+            (self._job.name, "bold cyan"),
+            f"  {c.mode}, {c.workers} workers, {c.optimizer}\n",
+            ("version ", "dim"),
+            (f"{state.version}", "bold"),
+            ("   contributions/s ", "dim"),
+            (f"{self._rate():.0f}", "bold"),
+            ("   loss ", "dim"),
+            (_loss(traces), "bold"),
+            ("   waiting ", "dim"),
+            (f"{_waiting(traces):.0%}", "bold"),
+        )
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+        for name in ("worker", "clock", "", "loss", "waiting", "state"):
+            table.add_column(name, justify="right" if name in ("clock", "loss", "waiting") else "left")
+        for m in sorted(state.members.values(), key=lambda m: (len(m.worker), m.worker)):
+            trace = traces.get(m.worker, Trace(None, 0.0))
+            total = self._rounds.get(m.worker, 0)
+            table.add_row(
+                m.worker,
+                str(m.clock),
+                ProgressBar(total=total, completed=m.round, width=24) if total else "",
+                f"{trace.loss:.4f}" if trace.loss is not None else "-",
+                f"{trace.waiting:.0%}",
+                "finished" if m.finished else m.state,
+            )
+        return Group(title, table)
+
+    def _rate(self) -> float:
+        (then, before), (now, count) = self._seen[0], self._seen[-1]
+        return (count - before) / (now - then) if now > then else 0.0
+
+
+def _loss(traces: dict[str, Trace]) -> str:
+    losses = [t.loss for t in traces.values() if t.loss is not None]
+    return f"{sum(losses) / len(losses):.4f}" if losses else "-"
+
+
+def _waiting(traces: dict[str, Trace]) -> float:
+    return sum(t.waiting for t in traces.values()) / len(traces) if traces else 0.0
+
+
+def check_aggregators(number: int) -> None:
+    """Raise InvalidSetting for a number of aggregators that cannot be."""
+    if not 1 <= number <= _MOST_AGGREGATORS:
+        raise InvalidSetting(f"--aggregators must be from 1 to {_MOST_AGGREGATORS}, not {number}")
+
+
+def aggregate(supervisor: Supervisor, job: str, number: int, options: Sequence[str]) -> list[Child]:
+    """Start so many aggregators of the job, which need not be there yet."""
+    names = [f"aggregator{n or ''}" for n in range(number)]
+    return [supervisor.start(name, "aggregator", "start", "--job", job, *options) for name in names]
+
+
+def follow(
+    supervisor: Supervisor,
+    job: Job,
+    serving: list[Child],
+    workers: list[Child],
+    display: Display,
+    finished: Callable[[State], None] = lambda _: None,
+) -> None:
+    """Show the job until its workers have ended and all that they pushed is committed.
+
+    Once it is finished, `finished` is called before anything is printed that a worker said after that. Raises KvpsError
+    when the job cannot come to an end: a worker ended before it had joined, or all aggregators failed.
+    """
+    holders = [""] * job.layout.shards
+    while not all(child.done for child in workers) or not job.state().settled:
+        supervisor.watch(LOOK_S)
+        lines = supervisor.said()
+        ended = {child.name: child.failed for child in workers if child.done}
+        state = job.state()  # after that: who ended may have joined, and what was said may be of a finished job
+        over = state.finished(job.config)
+        display.show(state, job.traces(), last=over)
+        if over:
+            finished(state)
+        relay(lines)
+        holders = _say_failovers(supervisor, holders, job.holders())
+        if never := {name: failed for name, failed in ended.items() if name not in state.members}:
+            how = "failed" if any(never.values()) else "ended"
+            raise KvpsError(f"job {job.name} ends: {', '.join(never)} {how} before it had joined")
+        _keep_served(job, serving, supervisor)
+    display.show(job.state(), job.traces(), last=True)
+
+
+def relay(lines: Sequence[Line]) -> None:
+    """Print what children said: what a user's program said is a result."""
+    for line in lines:
+        print(line.text, file=sys.stderr if line.own else sys.stdout, flush=True)
+
+
+def _say_failovers(supervisor: Supervisor, before: list[str], holders: list[str]) -> list[str]:
+    """Say which aggregator took a shard over from which. The last holder of each shard."""
+    for shard, (old, new) in enumerate(zip(before, holders, strict=True)):
+        if old and new and old != new:
+            log.info("shard %d: %s took over from %s", shard, supervisor.who(new), supervisor.who_and_why(old))
+    return [new or old for old, new in zip(before, holders, strict=True)]
+
+
+def finish(supervisor: Supervisor, job: Job, serving: list[Child]) -> None:
+    """End the aggregators of a job whose workers have ended, and print what was said last."""
+    if job.state().finished(job.config):
+        supervisor.await_end([child.name for child in serving], _FINISH_S)  # they sweep up first
+    supervisor.end()
+    relay(supervisor.said())
+
+
+def _keep_served(job: Job, serving: list[Child], supervisor: Supervisor) -> None:
+    """Start an aggregator again if none is left and the job needs one. Raises what they said last if all failed."""
+    if all(child.failed for child in serving):
+        said = " ".join(line.text for line in supervisor.said()) or f"its aggregator ended with code {serving[0].code}"
+        raise KvpsError(f"job {job.name} ends: {said}")
+    # They end when the job is finished. It may be open again after that: a script joins a second time.
+    if all(child.done for child in serving) and not job.state().settled:
+        again = next(child for child in serving if not child.failed)
+        old = str(again)
+        supervisor.run_again(again)
+        log.info("%s had ended with its job, which goes on: started again as process %d", old, again.process.pid)
+
+
+def check_trained(job: str, version: int, workers: list[Child]) -> None:
+    """Raise KvpsError if nothing was committed (version 0), or any of the workers failed."""
+    failed = [child.name for child in workers if child.failed]
+    all_failed = len(failed) == len(workers)
+    if version == 0:
+        what = "all its workers failed before anything" if all_failed else "nothing"
+        raise KvpsError(f"job {job}: {what} was committed: there are no figures")
+    if all_failed:
+        raise KvpsError(f"job {job}: all its workers failed; the figures above are of what they had done by then")
+    if failed:
+        raise KvpsError(f"job {job}: {', '.join(failed)} failed; the others went on, their figures are above")
+
+
+def check_killed(job: str, copies: list[Child]) -> None:
+    """Raise KvpsError if a signal ended any of these copies of a script when its worker had finished."""
+    if killed := [f"{child.name} ({child.signal})" for child in copies if child.signal]:
+        raise KvpsError(
+            f"job {job}: killed after the last round: {', '.join(killed)}; the weights are complete, but what the "
+            f"script does after its rounds may be missing"
+        )
+
+
+class Figures(NamedTuple):
+    """What a job came to: its version, the contributions in it, and the seconds from the first join to the last
+    commit."""
+
+    version: int
+    contributions: int
+    seconds: float
+
+    @classmethod
+    def of(cls, job: Job, state: State) -> Figures:
+        """Those of a job at this state."""
+        return cls(state.version, sum(state.clock.values()), job.training_seconds())
+
+    @property
+    def contributions_per_s(self) -> float:
+        return self.contributions / self.seconds if self.seconds else 0.0
+
+    def __str__(self) -> str:
+        return (
+            f"{self.contributions} contributions in {self.version} versions, {self.seconds:.1f} s, "
+            f"{self.contributions_per_s:.0f} contributions/s"
+        )

@@ -1,0 +1,44 @@
+"""`kvps jobs`, `status` and `rm` on a server that outlives the commands."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from helpers.commands import TINY, kvps_run
+
+LONG = ["--epochs", "5000"]
+
+
+def test_a_lasting_server_and_looking_at_jobs(home: Path) -> None:
+    assert kvps_run("server", "start").returncode == 0
+    try:
+        assert "no jobs" in kvps_run("jobs").stderr
+        assert kvps_run("jobs", "--json").stdout == "[]\n"
+        assert kvps_run("up", "digits", *TINY).returncode == 0
+        assert kvps_run("up", "digits", *TINY).returncode == 0, "a second run takes the next free name"
+        assert [line.split()[0] for line in kvps_run("jobs").stdout.splitlines()[1:]] == ["digits", "digits-2"]
+        exists = kvps_run("create", "digits", "--job", "digits")
+        assert (exists.returncode, exists.stderr.count("\n")) == (1, 1)
+        assert "kvps rm digits" in exists.stderr
+        status = json.loads(kvps_run("status", "digits", "--json").stdout)
+        assert status["version"] == status["clock"]["w0"] == 20
+        assert status["state"] == "finished"
+        member = status["members"]["w0"]
+        assert (member["state"], member["round"], member["pending"], member["finished"]) == ("gone", 20, 0, True)
+        assert member["loss"] > 0 < member["waiting"] < 1
+        listed = json.loads(kvps_run("jobs", "--json").stdout)
+        assert [one["job"] for one in listed] == ["digits", "digits-2"]
+        assert listed[0].items() <= status.items(), "one word for one thing"
+        assert "w2" in kvps_run("status", "digits").stdout
+        missing = kvps_run("status", "nothing")
+        assert (missing.returncode, missing.stderr.count("\n")) == (1, 1)
+        assert kvps_run("cli", "hget", "kvps:{digits}:clock", "w1").stdout == "20\n"
+        assert kvps_run("rm", "digits").returncode == 2, "nobody to ask"
+        assert kvps_run("rm", "digits", "--yes").returncode == 0
+        assert kvps_run("rm", "digits-2", "-y").returncode == 0
+        assert kvps_run("cli", "keys", "*").stdout.split() in ([], ["kvps:preflight"])
+        assert kvps_run("server", "start").returncode == 1, "it runs already"
+    finally:
+        assert kvps_run("server", "stop").returncode == 0
+    assert kvps_run("server", "status").returncode == 1

@@ -1,0 +1,88 @@
+"""Options of a command line that are made from JobConfig, and what they come to."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import typer
+from kvps_workers import load_task
+from typer.testing import CliRunner
+
+import kvps
+from kvps.cli import options
+from kvps.config import SPECS, JobConfig
+
+OF_TASK = {"batch_size", "epochs"}
+
+
+def _said(kind: type[options.JobSettings], *arguments: str) -> Any:
+    """What a command gets that is called with these arguments."""
+    got = list[options.JobSettings]()
+
+    def command(settings: options.JobSettings) -> None:
+        got.append(settings)
+
+    command.__annotations__["settings"] = kind
+    app = typer.Typer()
+    app.command()(options.with_settings(command))
+    result = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return got[0]
+
+
+@pytest.mark.parametrize("kind", [options.Settings, options.JobSettings])
+def test_every_setting_that_has_an_option_is_in_the_help_with_its_default(kind: type[options.JobSettings]) -> None:
+    def command(settings: options.JobSettings) -> None: ...
+
+    command.__annotations__["settings"] = kind
+    app = typer.Typer()
+    app.command()(options.with_settings(command))
+    shown = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200", "TERM": "dumb"}).output
+    for name, spec in SPECS.items():
+        wanted = spec.option if kind is options.Settings or name not in OF_TASK else ()
+        assert set(wanted) <= set(re.findall(r"(?<!\S)--?[a-z-]+", shown)), name
+        assert not wanted or spec.help[:40] in shown
+    assert f"[default: {JobConfig().lease_ms / 1000}]" in shown
+    assert ("--data" in shown) == ("--epochs" in shown) == (kind is options.Settings)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "given"),
+    [
+        ("", {}),
+        ("-w 3 -s 0", {"workers": 3, "staleness": 0}),  # the defaults, but said
+        ("--worker-timeout 2.5 --lease 1", {"worker_timeout_ms": 2500, "lease_ms": 1000}),
+        ("--optimizer adam:beta1=0.8", {"optimizer": kvps.Adam(beta1=0.8)}),
+        ("--lr 0.2", {"optimizer": kvps.SGD(lr=0.2)}),
+        ("--mirror-every 10 --transport redis", {"mirror_every": "10", "transport": "redis"}),
+    ],
+)
+def test_what_was_given_is_told_from_defaults(arguments: str, given: Mapping[str, Any]) -> None:
+    assert _said(options.JobSettings, *arguments.split()).given == given
+
+
+def test_a_job_of_a_task_has_its_choices_where_nothing_was_given() -> None:
+    task = load_task("digits")
+    config = _said(options.Settings).job_config("digits", task)
+    assert (config.workers, config.batch_size, config.epochs) == (options.WORKERS, task.batch_size, task.epochs)
+    assert config.optimizer == kvps.SGD(lr=task.lr)
+    config = _said(options.Settings, "--optimizer", "adam", "--epochs", "2", "--data", "units").job_config("d", task)
+    assert (config.optimizer, config.epochs) == (kvps.Adam(), 2)
+    assert config.units > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("--lease 0.01", "--lease must be from 0.1 to 86400 seconds, not 0.01"),
+        ("--worker-timeout nan", "--worker-timeout must be from 0.1 to 86400 seconds, not nan"),
+        ("--epochs 0", "--epochs must be 1 or more, not 0"),
+    ],
+)
+def test_what_is_out_of_range_is_named_as_the_option(arguments: str, words: str) -> None:
+    with pytest.raises(kvps.InvalidSetting) as caught:
+        _said(options.Settings, *arguments.split())
+    assert str(caught.value) == words

@@ -1,0 +1,55 @@
+"""What `kvps up` says of processes that die: which one, what happened, what was done. Real kills."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from typing import Any
+
+from helpers.waiting import eventually
+
+import kvps
+
+
+def test_each_kill_and_the_failover_is_one_line_with_its_reason(lasting: kvps.Store, start: Any) -> None:
+    patient = ["--worker-timeout", "60", "--lease", "60"]  # what is quick is quick because the death is known
+    running = start("up", "digits", "--workers", "2", "--aggregators", "2", "--epochs", "5000", *patient)
+    running.until("version")
+    job = lasting.job("digits")
+    assert eventually(lambda: job.state().version > 10)
+    worker = job.state().members["w1"].pid
+    os.kill(worker, signal.SIGKILL)
+    said = running.until("w1 (process").splitlines()[-1]
+    assert re.fullmatch(rf"w1 \(process {worker}\) was killed \(SIGKILL\): evicted; started again as process \d+", said)
+    holder = int(job.holders()[0].split(":")[1])
+    os.kill(holder, signal.SIGKILL)
+    lines = running.until("took over").splitlines()
+    (killed,) = [line for line in lines if f"(process {holder}) was killed" in line and "took over" not in line]
+    ended = rf"(aggregator1?) \(process {holder}\) was killed \(SIGKILL\): its lease of shard 0 ended; "
+    assert re.fullmatch(ended + r"started again as process \d+", killed)
+    new = int(job.holders()[0].split(":")[1])
+    took = rf"shard 0: aggregator1? \(process {new}\) took over from aggregator1? \(process {holder}\), which was "
+    assert re.fullmatch(took + r"killed \(SIGKILL\)", lines[-1])
+    assert running.end() == 128 + signal.SIGTERM
+
+
+def test_an_eviction_and_a_failover_without_a_death_say_why(lasting: kvps.Store, start: Any) -> None:
+    """A worker and an aggregator that are stopped, as a paused machine's would be: only their silence is known."""
+    short = ["--worker-timeout", "3", "--lease", "3"]
+    running = start("up", "digits", "--workers", "2", "--aggregators", "2", "--epochs", "5000", *short)
+    running.until("version")
+    job = lasting.job("digits")
+    assert eventually(lambda: job.state().version > 10)
+    worker, holder = job.state().members["w1"].pid, int(job.holders()[0].split(":")[1])
+    os.kill(worker, signal.SIGSTOP)
+    try:
+        running.until("job digits: worker w1 fell silent and was evicted")
+        os.kill(holder, signal.SIGSTOP)
+        said = running.until("took over").splitlines()[-1]
+        took = r"shard 0: aggregator1? \(process \d+\) took over from aggregator1? "
+        assert re.fullmatch(took + rf"\(process {holder}\), whose lease ran out", said)
+    finally:
+        for stopped in (worker, holder):
+            os.kill(stopped, signal.SIGCONT)
+    assert running.end() == 128 + signal.SIGTERM

@@ -1,0 +1,140 @@
+"""`kvps up`: server, aggregator and workers by one command. Real processes, a real server, real signals."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.commands import TINY, kvps_run
+from helpers.harness import staleness_used
+from helpers.servers import BINARIES, ONE_AND_SLOWLY_ALL
+from helpers.waiting import eventually, processes_of
+
+import kvps
+from kvps.server import private_server
+
+LONG = ["--epochs", "5000"]
+
+
+def _store() -> kvps.Store:
+    url = private_server.running()
+    assert url
+    return kvps.connect(url)
+
+
+@pytest.mark.parametrize("kind", ONE_AND_SLOWLY_ALL)
+def test_up_trains_the_digits_and_repeats_itself_bit_for_bit(home: Path, tmp_path: Path, kind: str) -> None:
+    reports = []
+    for name in ("a.json", "b.json"):
+        done = kvps_run("up", "digits", "--report", name, KVPS_SERVER=BINARIES[kind])
+        assert done.returncode == 0, done.stderr
+        assert "test accuracy 0.9" in done.stdout.splitlines()[-1]
+        assert "kvps cli" in done.stderr
+        reports.append(json.loads((tmp_path / name).read_text()))
+    first, second = reports
+    assert first["accuracy"] >= 0.95
+    assert first["weights_sha256"] == second["weights_sha256"]
+    assert first["clock"] == {"w0": first["version"], "w1": first["version"], "w2": first["version"]}
+    wanted = "job task workers staleness shards optimizer version contributions clock seconds contributions_per_s"
+    wanted += " loss accuracy figures weights_sha256"
+    assert list(first) == wanted.split()
+    assert private_server.running() is None, "the server ended with the command"
+
+
+@pytest.mark.parametrize("mode", ["1", "-1"])
+def test_up_in_the_other_modes_with_a_straggler(home: Path, tmp_path: Path, mode: str) -> None:
+    patient = ["--worker-timeout", "60"]  # an eviction on a busy machine would leave rounds to one worker alone
+    done = kvps_run("up", "digits", "-s", mode, "--slow", "w0=3x", "--shards", "2", *patient, "--report", "r.json")
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert report["accuracy"] >= 0.95, done.stdout + done.stderr
+    assert report["staleness"] == int(mode)
+    assert report["contributions"] == sum(report["clock"].values()) == 1440 > report["version"]
+    figures = f"1440 contributions in {report['version']} versions, {report['seconds']:.1f} s, "
+    assert done.stdout.startswith(figures), "what was computed, and what came of it, in every mode"
+
+
+def test_the_log_of_processes_tells_the_modes_apart(home: Path) -> None:
+    """`--slow w0=5x` under each bound: the lag of the weights that contributions were computed on, from the log."""
+    assert kvps_run("server", "start").returncode == 0
+    try:
+        with _store() as store:
+            for staleness in (0, 1, 3, -1):
+                name = f"s{staleness}".replace("-", "m")
+                options = ["--job", name, "-s", str(staleness), "--slow", "w0=5x", "--epochs", "6"]
+                assert kvps_run("up", "digits", *options).returncode == 0
+                used = staleness_used(store.job(name), 3)
+                assert used == staleness if staleness >= 0 else used > 3
+    finally:
+        assert kvps_run("server", "stop").returncode == 0
+
+
+def test_the_seed_decides_the_weights(home: Path, tmp_path: Path) -> None:
+    digests = set()
+    for seed in ("1", "2"):
+        assert kvps_run("up", "digits", *TINY, "--seed", seed, "--report", "r.json").returncode == 0
+        digests.add(json.loads((tmp_path / "r.json").read_text())["weights_sha256"])
+    assert len(digests) == 2
+
+
+def test_ending_up_ends_all_of_it(home: Path, start: Any) -> None:
+    for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)):
+        running = start("up", "digits", *LONG)
+        running.until("version")
+        assert eventually(lambda: len(processes_of(home)) >= 7)  # up, guard, server, aggregator, three workers
+        assert running.end(number) == code
+        assert eventually(lambda: processes_of(home) == []), processes_of(home)
+        assert private_server.running() is None
+
+
+def test_a_worker_that_fails_is_named_and_the_others_go_on(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(TASK + "\n    def data(self, rank, workers, xp):\n        return DATA[rank]\n")
+    done = kvps_run("up", "mine:Task", "--workers", "2", "--epochs", "3")
+    assert done.returncode == 1
+    assert "w1: kvps: error: task 'mine:Task' failed: RuntimeError: unlucky (mine.py, line 15" in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("kvps: error: job Task: w1 failed; the others went on")
+
+
+TASK = """
+import numpy as np
+
+ones = np.ones(8, np.float32)
+DATA = {0: (ones,), 1: (13 * ones,)}
+
+class Task:
+    batch_size, epochs, lr = 4, 2, 0.5
+
+    def parameters(self, seed):
+        return {"x": np.zeros(3, np.float32)}
+
+    def gradient(self, params, batch, xp):
+        if batch[0][0] == 13:
+            raise RuntimeError("unlucky")
+        return 0.0, {"x": params["x"] - batch[0].mean()}
+
+    def evaluate(self, params, xp):
+        return {"loss": float(((params["x"] - 1) ** 2).mean())}
+"""
+
+
+def test_a_task_of_the_user(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        TASK + "\nclass Good(Task):\n    def data(self, r, w, xp):\n        return (ones,)\n"
+    )
+    done = kvps_run("up", "mine:Good", "--epochs", "20")
+    assert done.returncode == 0, done.stderr
+    assert "test loss 0.0000" in done.stdout
+    for name, words in [
+        ("mine:Missing", "has no 'Missing'"),
+        ("mine:DATA", "lacks"),
+        ("os:system", "no module 'os' in"),
+        ("json:dumps", "no module 'json' in"),
+        ("digit", "built in are digits"),
+        ("a/b:c", "names a file"),
+    ]:
+        done = kvps_run("up", name)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+        assert words in done.stderr

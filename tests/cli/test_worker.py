@@ -1,0 +1,67 @@
+"""`kvps worker`, and with it the parts that are started one by one."""
+
+from __future__ import annotations
+
+import importlib.util
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.commands import TINY, kvps_run
+from helpers.waiting import eventually
+
+import kvps
+from kvps.server import private_server
+
+LONG = ["--epochs", "5000"]
+
+
+def _store() -> kvps.Store:
+    url = private_server.running()
+    assert url
+    return kvps.connect(url)
+
+
+def test_the_parts_by_hand_in_the_unlikeliest_order(home: Path, start: Any) -> None:
+    """A worker first, which starts the server and waits; then another, the job, and at last an aggregator."""
+    first = start("worker")
+    first.until("waiting for a job")
+    second = start("worker")
+    second.until("waiting for a job")
+    assert kvps_run("create", "digits", "--job", "mine", "--workers", "2", *TINY).returncode == 0
+    assert eventually(lambda: len(_store().job("mine").state().members) == 2)
+    status = kvps_run("status", "mine")
+    assert "waits for an aggregator" in status.stdout
+    aggregator = start("aggregator", "start", "--job", "mine")
+    aggregator.until("finished")
+    assert [aggregator.wait(), first.wait(), second.wait()] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_worker_that_is_ended_leaves_and_another_goes_on(home: Path, start: Any, number: int) -> None:
+    aggregator = start("aggregator", "start")
+    aggregator.until("serving")
+    assert kvps_run("create", "digits", "--job", "long", "--workers", "2", *LONG).returncode == 0
+    workers = [start("worker", "--id", f"w{i}") for i in range(2)]
+    job = _store().job("long")
+    assert eventually(lambda: job.state().version > 20)
+    assert workers[1].end(number) == 128 + number
+    left = job.state().members["w1"]
+    assert left.state in ("gone", "draining")
+    assert not left.finished
+    before = job.state().version
+    assert eventually(lambda: job.state().version > before + 20), "the others go on at once"
+    again = start("worker")
+    again.until("job long")
+    assert eventually(lambda: job.state().members["w1"].state == "active")
+    member = job.state().members["w1"]
+    assert (member.rank, member.incarnation[0]) == (left.rank, "2")
+    assert eventually(lambda: job.state().clock["w1"] > left.clock + 20)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("cupy") is not None, reason="CuPy is installed here")
+def test_a_gpu_without_cupy_is_refused_in_one_line(home: Path) -> None:
+    done = kvps_run("worker", "--gpu", "0")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "kvps[cuda12]" in done.stderr

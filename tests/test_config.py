@@ -1,0 +1,113 @@
+"""A job's settings: what is refused, what is read from Redis, and that docs/settings.md says the same."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.paths import ROOT
+
+import kvps
+from kvps.config import SPECS, JobConfig
+from kvps.store import Store
+
+ONE = {"x": np.ones(1, np.float32)}
+
+
+def test_every_setting_is_described() -> None:
+    assert list(SPECS) == [f.name for f in fields(JobConfig)]
+    for name, spec in SPECS.items():
+        assert spec.help.endswith("."), name
+        assert bool(spec.group) == bool(spec.option), name
+        assert bool(spec.bounds) == (type(getattr(JobConfig(), name)) is int), name
+
+
+def test_the_table_in_the_docs_is_that_of_the_code() -> None:
+    printed = subprocess.run(
+        [sys.executable, ROOT / "docs" / "settings.py"], capture_output=True, text=True, check=True
+    )
+    assert printed.stdout == (ROOT / "docs" / "settings.md").read_text(), "python docs/settings.py > docs/settings.md"
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"workers": 0}, "workers must be a whole number from 1 to 4096, not 0"),
+        ({"workers": True}, "workers must be a whole number from 1 to 4096, not True"),
+        ({"seed": 2**32}, "seed must be a whole number from 0 to 4294967295"),
+        ({"lease_ms": 99.5}, "lease_ms must be a whole number from 100 to 86400000, not 99.5"),
+        ({"reduction": "median"}, "reduction must be one of mean, sum, not 'median'"),
+        ({"transport": ["shm"]}, "transport must be one of auto, redis, shm"),
+        ({"optimizer": "sgd"}, "optimizer must be kvps.SGD(...) or its like, not a builtins.str"),
+        ({"gradient_format": "fp8"}, "gradient_format must be one of fp32, bf16"),
+        ({"gradient_format": 16}, "gradient_format must be a text, not 16"),
+        ({"mirror_every": "0s"}, "mirror_every must be a number of versions, as 10, or of seconds, as 0.5s, not '0s'"),
+        ({"task": 5}, "task must be a text, not 5"),
+        ({"launched_by": "me"}, "launched_by is what kvps up and kvps run note, not 'me'"),
+        ({"workers": 2, "min_workers": 3}, "min_workers must be a whole number from 0 to 2, the number of workers"),
+        ({"transport": "shm", "shards": 2}, "transport shm is for shards=1"),
+        ({"workers": "9" * 10_000}, "…"),
+    ],
+)
+def test_a_value_out_of_range_is_refused_in_one_short_line(settings: Mapping[str, Any], words: str) -> None:
+    with pytest.raises(kvps.InvalidSetting) as caught:
+        JobConfig(**settings)
+    message = str(caught.value)
+    assert message.startswith((next(iter(settings)), "min_workers"))
+    assert words in message
+    assert len(message) < 240
+    assert "\n" not in message
+
+
+def test_what_is_stored_is_read_back() -> None:
+    config = JobConfig(staleness=-1, workers=4, optimizer=kvps.AdamW(lr=0.01), mirror_every="10", min_workers=2)
+    stored = config.to_hash()
+    assert JobConfig.from_hash(stored) == config
+    assert JobConfig.from_hash(stored | {"of_a_newer_kvps": "7"}) == config
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("workers", "several", "must be a whole number from 1 to 4096, not 'several'"),
+        ("workers", "1_0", "must be a whole number from 1 to 4096, not '1_0'"),
+        ("workers", "٣", "must be a whole number"),
+        ("workers", "9" * 5000, "must be a whole number from 1 to 4096"),
+        ("workers", "0", "must be a whole number from 1 to 4096, not 0"),
+        ("staleness", "", "must be a whole number"),
+        ("staleness", None, "is missing"),
+        ("gradient_format", None, "is missing"),
+        ("transport", "smoke", "must be one of auto, redis, shm"),
+        ("mirror_every", "often", "must be a number of versions"),
+        ("optimizer", "nonsense", "holds 'nonsense'"),
+        ("optimizer", "[]", "holds '[]'"),
+        ("optimizer", '{"kind": "lion", "lr": 0.1}', "optimizer 'lion' is unknown"),
+        ("optimizer", '{"kind": "sgd", "lr": {"kind": "warp"}}', "schedule 'warp' is unknown"),
+        ("optimizer", '{"kind": "sgd", "lr": [1]}', "lr must be a finite number"),
+        ("optimizer", "[" * 100_000, "holds '[[["),
+        ("min_workers", "5", "from 0 to 3, the number of workers"),
+        ("launched_by", "{}", "is what kvps up and kvps run note"),
+    ],
+)
+def test_a_damaged_field_is_one_line_that_names_it_and_harms_no_other_job(
+    store: Store, field: str, value: str | None, words: str
+) -> None:
+    damaged = store.create_job("damaged", ONE, workers=3)
+    store.create_job("whole", ONE)
+    command = ("HDEL", damaged.keys.config, field) if value is None else ("HSET", damaged.keys.config, field, value)
+    store.client.call(*command)
+    with pytest.raises(kvps.CorruptData) as caught:
+        store.job("damaged")
+    message = str(caught.value)
+    assert message.startswith(f"job 'damaged': config field {field} ")
+    assert words in message
+    assert len(message) < 400
+    assert "\n" not in message
+    assert store.job("whole").state().version == 0
+    store.remove_job("damaged")
+    assert store.jobs() == ["whole"]
