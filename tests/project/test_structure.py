@@ -64,7 +64,8 @@ def test_files_and_functions_are_short() -> None:
     for name, tree in MODULES.items():
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef):
-                assert (node.end_lineno or 0) - node.lineno < FUNCTION_LINES, f"{name}: {node.name}"
+                body = (node.end_lineno or 0) - node.body[0].lineno  # options of commands are parameters
+                assert body < FUNCTION_LINES, f"{name}: {node.name}"
 
 
 def test_classes_are_small() -> None:

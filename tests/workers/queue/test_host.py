@@ -51,7 +51,7 @@ def test_three_hosts_train_the_digits_and_one_is_killed(
     assert kvps_run("server", "start").returncode == 0
     try:
         aggregator = start("aggregator", "start", "--job", "digits")
-        done = kvps_run("submit", "digits", "--workers", "3", "--epochs", "8", "--slow", "w1=2x")
+        done = kvps_run("submit", "digits", "--workers", "3", "--epochs", "8", "--slow", "w1=5x")
         assert done.returncode == 0, done.stderr
         assert "it begins when 3 hosts serve the queue kvps; now 0 do" in done.stderr
         hosts = [start("worker", "--queue", "--burst", "--acks", f"acks{i}") for i in range(3)]

@@ -147,6 +147,17 @@ def test_cancel_takes_one_jobs_tasks_and_no_others(store: Store, queue: TaskQueu
     assert "runs" not in [row.state for row in queue.look()[1]]
 
 
+def test_rqs_own_cancel_ends_a_task(store: Store, queue: TaskQueue, raw: Any) -> None:
+    queue.submit(store.create_job("job", model(), workers=2))
+    found = queue.take("one")
+    assert found
+    for id in (found[0], raw.lindex("rq:queue:kvps", 0).decode()):
+        RqJob.fetch(id, connection=raw, serializer=JSONSerializer).cancel()
+    (row,) = queue.look()[1]
+    assert (row.held, row.cancelled) == ((found[0], "one"), True)
+    assert queue.release(*row.held, "queued") == "canceled"
+
+
 def test_a_host_is_there_while_it_gives_signs_of_life(queue: TaskQueue, raw: redis.Redis) -> None:
     queue.beat(busy=False)
     assert queue.hosts() == 1
