@@ -6,7 +6,7 @@ KVPS_JOB        name of the job
 KVPS_JOB_ID     the id under which it is made, so that no copy takes another run's job of that name for its own
 KVPS_SETTINGS   JSON: the job's settings that were given to `kvps run`
 KVPS_REDIS_URL  the server; also read without `kvps run`
-KVPS_LAUNCHER   see kvps.launcher
+KVPS_LAUNCHER   see kvps.machine.launcher
 """
 
 from __future__ import annotations

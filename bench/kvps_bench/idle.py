@@ -1,4 +1,4 @@
-"""`kvps bench idle`: what one `kvps aggregator start` costs while nobody is in any of its jobs, and how soon it serves
+"""`kvps_bench idle`: what one `kvps aggregator start` costs while nobody is in any of its jobs, and how soon it serves
 one of them that a worker joins.
 
 CPU is the kernel's count for all threads of a process. Requests are the server's count of all its clients, less those

@@ -18,21 +18,21 @@ from kvps_bench.result import Table, bars_table, rows_tables
 
 BENCHES = ("transport", "round", "straggler", "scale", "workers", "wake", "idle", "digits")
 _TITLES = {
-    "transport": "Arrays in and out",
+    "transport": "Moving arrays",
     "round": "A round",
     "straggler": "Slow workers",
     "scale": "Many tensors, Adam, large models, many readers",
     "workers": "Many workers",
-    "wake": "From a commit to a worker awake",
-    "idle": "Jobs that nobody is in",
+    "wake": "From a commit to the next pull",
+    "idle": "Idle jobs",
     "digits": "Digits in every mode",
 }
-_HEAD = """# Figures
+_HEAD = """# Performance
 
-Written by `make bench`. Machines are noisy: whatever is compared took turns within one run, and what counts is the
-ratio: the median of those of every turn, with the least and the greatest of them. Times are medians, with the 10th and
-the 90th percentile. The first turn of each case warms up and is not counted, unless the section says otherwise. No GPU
-was there: figures with CuPy are owed.
+`make bench` writes this page. Machines are noisy, so the cases that are compared take turns within one run. What counts
+is the ratio: the median over the turns, with the smallest and the largest. Times are medians with the 10th and 90th
+percentile. The first turn of each case is a warm-up and is not counted, unless the section says otherwise. No GPU was
+available, so figures with CuPy are missing.
 """
 
 

@@ -1,4 +1,4 @@
-"""`kvps bench round`: one BSP round of everybody, against bare sockets that carry the same bytes to the same server.
+"""`kvps_bench round`: one BSP round of everybody, against bare sockets that carry the same bytes to the same server.
 
 A round: every worker pushes a gradient, the aggregator averages and steps, every worker has the new weights. Where
 other systems are installed their rounds take turns with these.

@@ -1,4 +1,4 @@
-"""`kvps bench scale`: what many tensors, a heavier optimizer, large models and many readers cost a round.
+"""`kvps_bench scale`: what many tensors, a heavier optimizer, large models and many readers cost a round.
 
 Each part holds one thing against another in turns: 160 tensors against one of the same bytes, Adam against SGD, large
 models against a small one by bytes per second, a job that is read by many against one that is left alone.
@@ -55,7 +55,7 @@ def measure(
 
 
 _NOTES = (
-    f"Rounds as in `kvps bench round`, {_WORKERS} workers; sizes with 1, so that larger models find room.",
+    f"Rounds as in `python -m kvps_bench round`, {_WORKERS} workers; sizes with 1, so that larger models find room.",
     "Memory: a process's own peak less what it had before it knew of the job, over the model's size, in float32. "
     "The server's is what it used beyond what it used before. Over shm a process's own counts the segments that it has "
     "mapped, and those are stated too. All looked at apart from the times.",

@@ -1,4 +1,4 @@
-"""`kvps bench straggler`: how long digits take to an accuracy when workers are slow, in BSP, SSP and ASP.
+"""`kvps_bench straggler`: how long digits take to an accuracy when workers are slow, in BSP, SSP and ASP.
 
 A worker computes a real gradient, and *takes* a fixed time for it: it sleeps, four times as long when it is slow. So
 what is measured is who waits for whom, and not how many cores there are. What the protocol itself costs is paid by all.

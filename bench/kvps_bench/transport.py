@@ -1,4 +1,4 @@
-"""`kvps bench transport`: push and pull of one array through kvps, against redis-py's set and get of the same array."""
+"""`kvps_bench transport`: push and pull of one array through kvps, against redis-py's set and get of the same array."""
 
 from __future__ import annotations
 

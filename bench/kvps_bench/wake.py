@@ -1,4 +1,4 @@
-"""`kvps bench wake`: from a commit to a blocked worker that is awake, against a bare XREAD BLOCK woken by an XADD.
+"""`kvps_bench wake`: from a commit to a blocked worker that is awake, against a bare XREAD BLOCK woken by an XADD.
 
 Both begin when the call that writes is about to be sent: `ready.lua`, whose last call flips, or `XADD`. The worker's
 time is taken twice: when its XREAD has returned, with the state and the weights behind it, and when `pull` has. One

@@ -1,4 +1,4 @@
-"""`kvps bench workers`: how the cost of one contribution grows with the number of workers.
+"""`kvps_bench workers`: how the cost of one contribution grows with the number of workers.
 
 A few processes hold all the sessions, each session on a thread of its own. A session joins, then pulls and pushes a
 tiny gradient as fast as it can, until it is told to leave. Everything is counted between two commits, by the server

@@ -47,7 +47,7 @@ def join(
 class TorchSession:
     """A session, and the parameters it fills. `join` makes one; it belongs to the thread that joined.
 
-    session   the worker's session: rank, round, clock, version, and take() for units
+    session   the worker's session: rank, round, clock, version, and next_unit() for units
     """
 
     def __init__(self, session: Session, params: Parameters, overlap: bool) -> None:

@@ -297,8 +297,8 @@ LARGE = {"x": np.zeros(1 << 18, np.float32)}
         ({"shards": 2}, ZEROS, ""),
         ({"shards": 2}, LARGE, "shared memory is for shards=1"),
         ({"weight_format": "bf16"}, LARGE, "and weight_format='fp32'"),
-        ({"gradient_format": "bf16"}, ZEROS, "wire bf16 is for slow links"),
-        ({"gradient_format": "topk:0.01", "transport": "redis"}, LARGE, "wire topk:0.01 is for slow links"),
+        ({"gradient_format": "bf16"}, ZEROS, "gradient_format bf16 is for slow links"),
+        ({"gradient_format": "topk:0.01", "transport": "redis"}, LARGE, "gradient_format topk:0.01 is for slow links"),
     ],
 )
 def test_what_is_chosen_and_slower_is_said_in_one_line(

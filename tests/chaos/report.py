@@ -127,7 +127,7 @@ def write_page(results: dict[str, Result], path: Path = PAGE) -> None:
     contributions = sum(r.verdict.contributions for r in results.values())
     lost, twice = (sum(getattr(r.verdict, what) for r in results.values()) for what in ("lost", "twice"))
     parts = [
-        "# Reliability, measured",
+        "# Fault-injection results",
         _INTRODUCTION.format(
             total=f"{total:,}", contributions=f"{contributions:,}", lost=lost, twice=twice, machine=_machine()
         ),
@@ -166,15 +166,16 @@ def _machine() -> str:
 
 
 _INTRODUCTION = """\
-Made by `make chaos` on {machine}; `make test` runs a short form of it. The code is in [tests/chaos](../tests/chaos).
+`make chaos` writes this page, on {machine}. `make test` runs a short form of it. The code is in
+[tests/chaos](../tests/chaos).
 
-{total} faults were injected, {contributions} contributions committed meanwhile: {lost} acknowledged ones lost, {twice}
-committed twice. Every worker appends what was acknowledged to it to a file, and at the end these files are held against
-the commit log; the log is replayed in one process and must make the same weights bit for bit; no term commits after
-another has taken its shard; no key and no segment is left but those of living versions, and none at all of a removed
-job. Every fault is counted where it is injected, and a scenario that injected fewer than it says has failed."""
+The runs injected {total} faults and committed {contributions} contributions. {lost} acknowledged contributions were
+lost, and {twice} were committed twice. Every worker writes each acknowledgement to a file. At the end these files are
+compared with the commit log. The log is replayed in one process and must give the same weights bit for bit. No term may
+commit after another has taken its shard. Only keys and segments of living versions may remain, and none of a removed
+job. Faults are counted where they are injected. A scenario that injected fewer than it promises fails."""
 
 _BOUND = """\
-The bound says what 0 of n proves: with 95 % confidence the rate is below 3/n, and not that it is zero. A kill here is a
-true SIGKILL of a process that was forked for it; SIGKILL leaves what the kernel holds, so a power cut is modelled by
-cutting the append-only file. Where Redis itself loses its last writes, `lost` counts what is missing beyond those."""
+0 failures in n trials do not prove a rate of 0. They show, with 95 % confidence, that it is below 3/n: that is the bound.
+A kill is a real SIGKILL of a forked process. SIGKILL leaves what the kernel holds, so a power cut is modelled by cutting
+the append-only file. If Redis itself loses its last writes, `lost` counts only what is missing in addition."""
