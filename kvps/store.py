@@ -140,8 +140,8 @@ class Store:
         job = self._make(name, config, layout, [("w", chunks)], None, id)
         if format_of(config.gradient_format).lossy and self._is_near():
             log.warning(
-                "gradient_format %s is for slow links: with all workers on this host it costs computing and saves no time, and "
-                "fp32 is faster",
+                "gradient_format %s is for slow links: with all workers on this host it costs computing and saves no "
+                "time, and fp32 is faster",
                 config.gradient_format,
             )
         return job

@@ -84,7 +84,8 @@ The id of a job is a nonce, and part of the name of all its bytes: whoever unlin
 touches nothing of one that was made anew under its name.
 
 Over shared memory weights, optimizer state and gradients are segments of the same names, without the chunk's number
-(`kvps.transport.shared_memory`); of weights and optimizer state Redis holds the newest version that it was given, under these keys.
+(`kvps.transport.shared_memory`). Of weights and optimizer state Redis holds the newest version that it was given, under
+these keys.
 
 The queue of training tasks is in RQ's own keys (rq:*), which `kvps_workers.queue` alone knows.
 
