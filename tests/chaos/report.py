@@ -177,5 +177,5 @@ job. Faults are counted where they are injected. A scenario that injected fewer 
 
 _BOUND = """\
 0 failures in n trials do not prove a rate of 0. They show, with 95 % confidence, that it is below 3/n.
-A kill is a real SIGKILL of a forked process. SIGKILL leaves what the kernel holds, so a power cut is modelled by cutting
-the append-only file. If Redis itself loses its last writes, `lost` counts only what is missing in addition."""
+A kill is a real SIGKILL of a forked process. SIGKILL leaves what the kernel holds, so a power cut is modelled by
+cutting the append-only file. If Redis itself loses its last writes, `lost` counts only what is missing in addition."""
