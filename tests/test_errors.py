@@ -317,6 +317,7 @@ def test_a_server_that_cannot_be_written() -> None:
         kvps.connect(url)
 
 
+@pytest.mark.slow
 def test_a_server_with_a_wrong_password() -> None:
     with running_server(BINARY) as url, kvps.connect(url) as store:
         store.client.call("CONFIG", "SET", "requirepass", "right")

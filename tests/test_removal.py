@@ -114,6 +114,7 @@ def test_an_aggregator_of_a_removed_job_leaves_the_new_one_alone(store: Store) -
     assert check_chain(new) == 3
 
 
+@pytest.mark.slow
 def test_a_stopped_worker_process_ends_when_its_job_was_made_anew(store: Store, start: Any) -> None:
     """It had the old settings; with those it would have trained the new job."""
     redis = ("--redis", store.url)
@@ -230,6 +231,7 @@ def test_who_joins_while_a_job_is_removed_leaves_nothing_behind(store: Store, mo
 MANY = 8_200  # Lua passes no more than some 8,000 values to one call
 
 
+@pytest.mark.slow
 def test_8200_workers_are_planned_committed_evicted_recovered_and_removed(store: Store) -> None:
     job = store.create_job("job", {"x": np.zeros(1, np.float32)}, workers=1, units=2 * MANY)
     s, history = job.scripts, job.turn().history

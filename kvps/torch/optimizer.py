@@ -125,7 +125,7 @@ def _schedule(optimizer: torch.optim.Optimizer, scheduler: lr_scheduler.LRSchedu
     if type(scheduler) not in _SCHEDULES:
         raise InvalidSetting(
             f"kvps has no {type(scheduler).__name__}: it has StepLR, ExponentialLR, LinearLR and CosineAnnealingLR; or "
-            f"write kvps.SGD(lr=...) or its like with one of schedules.StepLR, Exponential, Linear and Cosine"
+            f"write kvps.SGD(lr=...) or its like with one of kvps.schedules.StepLR, ExponentialLR and their like"
         )
     if not isinstance(every, int) or every < 1:
         raise InvalidSetting(f"every must be a whole number of rounds from 1, not {every!r}")

@@ -24,6 +24,8 @@ from kvps.cli.supervise import Supervisor
 from kvps.job import Job
 from kvps.store import Store
 
+pytestmark = pytest.mark.slow  # each starts whole commands
+
 SLOW_LEASE = {"lease_ms": 60_000, "worker_timeout_ms": 60_000}
 
 

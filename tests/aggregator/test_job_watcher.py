@@ -112,6 +112,7 @@ def _commands(store: Store) -> dict[str, int]:
 # -- idle, and not ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_job_is_served_while_somebody_is_in_it(store: Store, quick: None) -> None:
     jobs = [store.create_job(name, ONE, **PLAIN) for name in ("a", "b", "c")]
     with watching(store):

@@ -27,6 +27,8 @@ from kvps_bench.turns import CaseFailed, Ratio, Times, in_turns
 from kvps.errors import InvalidSetting, KvpsError
 from kvps.store import Store
 
+pytestmark = pytest.mark.slow  # each starts whole commands
+
 
 def bench(*arguments: str) -> dict[str, Any]:
     """What `python -m kvps_bench ... --json` prints, with what every bench must have."""
@@ -34,7 +36,7 @@ def bench(*arguments: str) -> dict[str, Any]:
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     assert found["bench"] == arguments[0]
-    assert {"date", "cores", "redis", "python", "memory_gb"} <= set(found["machine"])
+    assert {"date", "cores", "server", "python", "memory_gb"} <= set(found["machine"])
     assert found["rows"]
     for row in found["rows"]:
         assert row["transport"] in ("tcp", "unix", "shm")

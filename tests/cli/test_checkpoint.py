@@ -7,11 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from helpers.checkpoints import PATIENT, bits, train_to
 from helpers.commands import kvps_run
 from helpers.harness import check_chain, model
 
 from kvps.store import Store
+
+pytestmark = pytest.mark.slow  # each starts whole commands
 
 
 def _said(*arguments: str) -> str:

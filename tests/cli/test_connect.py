@@ -12,6 +12,8 @@ from helpers.waiting import processes_of
 
 import kvps
 
+pytestmark = pytest.mark.slow  # each starts whole commands
+
 LONG = ["--epochs", "5000"]
 
 

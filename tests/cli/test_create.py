@@ -6,11 +6,14 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
 from helpers.commands import TINY, kvps_run
 from helpers.waiting import eventually
 
 import kvps
 from kvps.server import private_server
+
+pytestmark = pytest.mark.slow  # each starts whole commands
 
 LONG = ["--epochs", "5000"]
 

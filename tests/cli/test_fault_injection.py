@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
 from helpers.commands import kvps_run
+
+pytestmark = pytest.mark.slow  # each starts whole commands
 
 
 def test_kills_are_told_and_nothing_is_lost(home: Path) -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from helpers.commands import TINY, kvps_run
+
+pytestmark = pytest.mark.slow  # each starts whole commands
 
 LONG = ["--epochs", "5000"]
 

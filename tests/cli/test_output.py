@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
 from helpers.commands import TINY, kvps_run
+
+pytestmark = pytest.mark.slow  # each starts whole commands
 
 RESULT = re.compile(
     r"60 contributions in 20 versions, [\d.]+ s, \d+ contributions/s, test loss [\d.]+\ntest accuracy 0\.\d+\n"

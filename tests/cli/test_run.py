@@ -29,6 +29,8 @@ from helpers.paths import TESTS
 import kvps
 from helpers.harness import gradient, model
 
+pytestmark = pytest.mark.slow  # each starts whole commands
+
 rounds, *words = sys.argv[1:]
 stated = {"staleness": 1} if "ssp" in words else {}
 with kvps.from_env() as worker:

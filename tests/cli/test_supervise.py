@@ -7,9 +7,12 @@ import re
 import signal
 from typing import Any
 
+import pytest
 from helpers.waiting import eventually
 
 import kvps
+
+pytestmark = pytest.mark.slow  # each starts whole commands
 
 
 def test_each_kill_and_the_failover_is_one_line_with_its_reason(lasting: kvps.Store, start: Any) -> None:

@@ -44,6 +44,7 @@ def test_up_trains_the_digits_and_repeats_itself_bit_for_bit(home: Path, tmp_pat
     assert private_server.running() is None, "the server ended with the command"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["1", "-1"])
 def test_up_in_the_other_modes_with_a_straggler(home: Path, tmp_path: Path, mode: str) -> None:
     patient = ["--worker-timeout", "60"]  # an eviction on a busy machine would leave rounds to one worker alone
@@ -57,6 +58,7 @@ def test_up_in_the_other_modes_with_a_straggler(home: Path, tmp_path: Path, mode
     assert done.stdout.startswith(figures), "what was computed, and what came of it, in every mode"
 
 
+@pytest.mark.slow
 def test_the_log_of_processes_tells_the_modes_apart(home: Path) -> None:
     """`--slow w0=5x` under each bound: the lag of the weights that contributions were computed on, from the log."""
     assert kvps_run("server", "start").returncode == 0
@@ -72,6 +74,7 @@ def test_the_log_of_processes_tells_the_modes_apart(home: Path) -> None:
         assert kvps_run("server", "stop").returncode == 0
 
 
+@pytest.mark.slow
 def test_the_seed_decides_the_weights(home: Path, tmp_path: Path) -> None:
     digests = set()
     for seed in ("1", "2"):
@@ -80,6 +83,7 @@ def test_the_seed_decides_the_weights(home: Path, tmp_path: Path) -> None:
     assert len(digests) == 2
 
 
+@pytest.mark.slow
 def test_ending_up_ends_all_of_it(home: Path, start: Any) -> None:
     for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)):
         running = start("up", "digits", *LONG)
@@ -120,6 +124,7 @@ class Task:
 """
 
 
+@pytest.mark.slow
 def test_a_task_of_the_user(home: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         TASK + "\nclass Good(Task):\n    def data(self, r, w, xp):\n        return (ones,)\n"

@@ -17,6 +17,8 @@ TASK = """
 import os
 import numpy as np
 
+pytestmark = pytest.mark.slow  # each starts whole commands
+
 data = np.arange(40, dtype=np.float32)
 
 class Task:

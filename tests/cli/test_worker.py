@@ -14,6 +14,8 @@ from helpers.waiting import eventually
 import kvps
 from kvps.server import private_server
 
+pytestmark = pytest.mark.slow  # each starts whole commands
+
 LONG = ["--epochs", "5000"]
 
 

@@ -146,6 +146,7 @@ def test_refused_sets_are_all_read_and_said() -> None:
             store.create_job("big", {"x": np.zeros(4 << 20, np.float32)})
 
 
+@pytest.mark.slow
 def test_a_read_cut_at_every_byte_is_made_again(server_url: str, store: Store) -> None:
     """The answers to a pull are cut after each of their bytes in turn; every pull is whole all the same."""
     params = {"a": np.arange(7, dtype=np.float32), "b": np.arange(3, dtype=np.float32)}

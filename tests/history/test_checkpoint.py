@@ -60,6 +60,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_who_is_killed_while_writing_leaves_the_old_file(store: Store, tmp_path: Path) -> None:
     job = store.create_job("job", {"x": np.arange(1_000_000, dtype=np.float32)}, **PATIENT)
     path, kept = saved(job, tmp_path), tmp_path / "kept"

@@ -20,6 +20,8 @@ from kvps.job import Job
 from kvps.machine import launcher
 from kvps.protocol.keys import JobKeys
 
+pytestmark = pytest.mark.slow  # each starts whole commands
+
 LONG = ["--epochs", "5000"]
 
 

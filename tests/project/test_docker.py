@@ -16,6 +16,8 @@ import pytest
 from helpers.paths import ROOT
 from ruamel.yaml import YAML
 
+pytestmark = pytest.mark.slow  # each starts whole commands
+
 COMPOSE = ROOT / "docker" / "compose.yaml"
 IMAGES = {"docker/Dockerfile": "[demo]", "docker/Dockerfile.cuda": "[demo,cuda12]"}
 BIN = Path(sys.executable).parent

@@ -220,6 +220,7 @@ def _until_closed(screen: int) -> Iterator[bytes]:
         yield piece
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ONE_AND_SLOWLY_ALL)
 def test_the_walkthrough_is_what_happens(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str

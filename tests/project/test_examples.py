@@ -24,6 +24,8 @@ from helpers.waiting import eventually
 import kvps
 from kvps.protocol.keys import JobKeys
 
+pytestmark = pytest.mark.slow  # each starts whole commands
+
 HERE = ROOT
 
 

@@ -229,6 +229,7 @@ a1/s1 stages plan 2|a1/s1 says ready for plan 2 [w1:1]: FLIPPED"""
 """a0 stages, then sleeps before it takes a new term for the plan without w0's; meanwhile a1 commits that one."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checked", [True, False], ids=["checked", "unchecked"])
 def test_a_holder_that_overslept_does_not_commit_what_was_rejected(checked: bool) -> None:
     """Too deep to be found from the start: led there by hand, and explored from where a1's lease ends as well."""

@@ -60,6 +60,7 @@ def test_bsp_goes_on_bit_for_bit_when_redis_is_killed(mortal: MortalServer) -> N
             np.testing.assert_array_equal(job.snapshot()[1][name], array)
 
 
+@pytest.mark.slow
 def test_a_log_cut_anywhere_is_an_earlier_whole_state_and_the_loss_is_said(
     mortal: MortalServer, caplog: pytest.LogCaptureFixture
 ) -> None:

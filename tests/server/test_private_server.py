@@ -23,6 +23,7 @@ from kvps.server import private_server
 # -- who ends it ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_who_started_it_ends_and_the_others_go_on(home: Path, start: Any) -> None:
     """The first worker starts the server and is done first: the second one's rounds are not lost."""
     first = start("worker", "--job", "a")
@@ -57,6 +58,7 @@ def test_who_goes_on_is_said_before_the_error(home: Path, start: Any) -> None:
     assert first.wait() == 2
 
 
+@pytest.mark.slow
 def test_a_lasting_server_is_said_to_end_with_nobody(home: Path) -> None:
     assert kvps_run("server", "start").returncode == 0
     try:
@@ -144,6 +146,7 @@ def test_a_relative_runtime_directory(home: Path, monkeypatch: pytest.MonkeyPatc
         assert store.url == f"unix://{home}/run/redis.sock"
 
 
+@pytest.mark.slow
 def test_a_server_that_refuses_is_not_replaced(home: Path) -> None:
     """Full, or asking for another password: its jobs would be buried by a second server in its place."""
     with kvps.connect() as store:
@@ -161,6 +164,7 @@ def test_a_server_that_refuses_is_not_replaced(home: Path) -> None:
             kvps.connect()
 
 
+@pytest.mark.slow
 def test_a_server_that_does_not_let_itself_end(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with kvps.connect() as store:
         url, pid = store.url, int(store.client.call("INFO", "server")["process_id"])
@@ -228,6 +232,7 @@ class Task:
 """
 
 
+@pytest.mark.slow
 def test_modules_of_the_user_do_not_stand_in_for_others(home: Path, tmp_path: Path) -> None:
     for name in ("redis.py", "random.py", "typer.py"):
         (tmp_path / name).write_text("raise RuntimeError('not meant')\n")

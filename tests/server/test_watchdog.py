@@ -21,6 +21,8 @@ import kvps
 from kvps.protocol.keys import JobKeys
 from kvps.server import private_server
 
+pytestmark = pytest.mark.slow  # each starts whole commands
+
 LONG = ["--epochs", "5000"]
 GOES_ON = "the private server goes on"
 LOST = "the private server has ended, by kvps server stop or by a signal, and its jobs with it: start this again"

@@ -170,6 +170,7 @@ def test_workers_that_come_and_go_are_replayed_bit_for_bit(store: Store, stalene
     assert not _stored(job)
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_stopped_and_started_again_makes_the_same_weights(lasting: kvps.Store, start: Any) -> None:
     """By SIGTERM, while it waits for another."""
     jobs = []

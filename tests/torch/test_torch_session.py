@@ -110,6 +110,7 @@ def of_ddp(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Weights]:
     return {name: dict(np.load(folder / f"{name}.npz")) for name in OPTIMIZERS}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_bsp_ends_as_distributed_data_parallel(store: Store, of_ddp: dict[str, Weights], name: str) -> None:
     model = net()

@@ -345,6 +345,7 @@ def test_another_users_memory_is_not_judged(
 # -- the operator says that it is lost -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_job_whose_memory_is_said_to_be_lost_goes_on_elsewhere(
     store: Store, elsewhere: Elsewhere, run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -454,11 +455,12 @@ def test_it_is_said_for_one_job_over_shared_memory(store: Store, monkeypatch: py
 # -- whose directory it is -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_server_at_the_path_of_another_one_has_a_directory_of_its_own(home: Path) -> None:
     """Two containers that share /dev/shm, each with its own file system: the server of one starts and ends beside the
     jobs of the other."""
     code = "import sys, numpy, kvps; s = kvps.connect(); {} print(flush=True); sys.stdin.read()"
-    create = "j = s.create_job('job', {'x': numpy.zeros(400_000, 'f4')}); print(j.segments.folder)"
+    create = "j = s.create_job('job', {'x': numpy.zeros(400_000, 'f4')}); print(j.transport.segments.folder)"
 
     @contextmanager
     def user(does: str) -> Iterator[str]:

@@ -47,6 +47,7 @@ def _read(url: str, begun: Event, results: Any) -> None:
         results.put((torn, len(versions), job.reader.reads, job.reader.restarts))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "shards"), [(700_000, 2), (4, 1)])
 def test_a_pull_during_a_storm_of_commits_is_one_version(store: Store, size: int, shards: int) -> None:
     """With 4 chunks on 2 shards; and with a tiny model, whose commits are as fast as they come."""

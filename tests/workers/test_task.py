@@ -309,6 +309,7 @@ def test_what_was_trained_is_told_when_it_cannot_be_evaluated(mine: Any) -> None
     assert (report["loss"], report["version"]) == (None, 4)
 
 
+@pytest.mark.slow
 def test_no_figures_are_shown_of_weights_that_nobody_trained(mine: Any) -> None:
     (mine.folder / "r.json").write_text("of an earlier run")
     done = mine.run("up", "mine:AllFail", "--workers", "2", "--report", "r.json")
@@ -333,6 +334,7 @@ def test_a_job_without_rounds_has_no_figures_either(mine: Any) -> None:
     assert "contributions in" not in done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_when_all_workers_fail_in_the_middle_no_others_went_on(mine: Any) -> None:
     done = mine.run("up", "mine:FailsLater", "--workers", "2")
     assert done.returncode == 1
