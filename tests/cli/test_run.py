@@ -22,14 +22,14 @@ from kvps.cli.fault_injection import judge
 from kvps.protocol.keys import JobKeys
 from kvps.server import private_server
 
+pytestmark = pytest.mark.slow  # each starts whole commands
+
 SCRIPT = """
 import subprocess, sys
 from helpers.paths import TESTS
 
 import kvps
 from helpers.harness import gradient, model
-
-pytestmark = pytest.mark.slow  # each starts whole commands
 
 rounds, *words = sys.argv[1:]
 stated = {"staleness": 1} if "ssp" in words else {}

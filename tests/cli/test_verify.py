@@ -13,11 +13,11 @@ from helpers.waiting import eventually
 
 import kvps
 
+pytestmark = pytest.mark.slow  # each starts whole commands
+
 TASK = """
 import os
 import numpy as np
-
-pytestmark = pytest.mark.slow  # each starts whole commands
 
 data = np.arange(40, dtype=np.float32)
 

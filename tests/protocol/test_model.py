@@ -14,27 +14,27 @@ def _model(shards: int, staleness: int, without: frozenset[str] | set[str] = fro
     return Model(shards, staleness, NO_FAULTS._replace(**faults), frozenset(without), **settings)
 
 
-def _bounds(shards: int, staleness: int, **settings: Any) -> Any:
+def _bounds(shards: int, staleness: int, slow: bool = False, **settings: Any) -> Any:
     name = ",".join(f"{key}={value}" for key, value in {"S": shards, "s": staleness, **settings}.items())
-    return pytest.param((shards, staleness), settings, id=name)
+    return pytest.param((shards, staleness), settings, id=name, marks=[pytest.mark.slow] * slow)
 
 
 SMALL = [
     _bounds(1, 0, kills=1, evictions=1, joined=False),
-    _bounds(1, 0, kills=1, evictions=1, lost=1),
+    _bounds(1, 0, kills=1, evictions=1, lost=1, slow=True),
     _bounds(1, 0, kills=1, takeovers=1, lost=1),
     _bounds(1, 0, evictions=1, workers=3),
     _bounds(1, 1, evictions=1),
-    _bounds(1, ASP, evictions=1, lost=1, max_pending=1),
+    _bounds(1, ASP, evictions=1, lost=1, max_pending=1, slow=True),
     _bounds(2, 0, kills=1, lost=1),
     _bounds(2, 0, takeovers=1),
-    _bounds(2, ASP, lost=1),
-    _bounds(1, 0, kills=1, evictions=1, bad=1),
-    _bounds(1, 1, kills=1, bad=1),
-    _bounds(1, 1, bad=1, rounds=3),
+    _bounds(2, ASP, lost=1, slow=True),
+    _bounds(1, 0, kills=1, evictions=1, bad=1, slow=True),
+    _bounds(1, 1, kills=1, bad=1, slow=True),
+    _bounds(1, 1, bad=1, rounds=3, slow=True),
     _bounds(2, 0, late=1, bad=1),
     _bounds(2, 0, lost=1, bad=1),
-    _bounds(2, 0, takeovers=1, bad=1),
+    _bounds(2, 0, takeovers=1, bad=1, slow=True),
     _bounds(1, 0, units=2, kills=1),
     _bounds(1, 0, units=2, evictions=1),
     _bounds(1, 0, units=2, lost=1, bad=1),
@@ -169,6 +169,7 @@ SEEN = {  # the mutant, and where it shows
     "remove-id": ((1, 0), REMOVALS),
     "remove-bytes": ((1, 0), REMOVALS),
 }
+DEEP = ("join-waits",)  # shows only behind many steps
 REDUNDANT = {  # the mutant, why nothing shows, and where that is looked at
     "plan-due": ("BSP has no other round in the inbox when a plan opens", (1, 0), {"evictions": 1, "bad": 1}),
     "ready-already": ("the plan is gone or another then", (2, 0), {"lost": 1}),
@@ -200,7 +201,7 @@ REDUNDANT = {  # the mutant, why nothing shows, and where that is looked at
 }
 
 
-@pytest.mark.parametrize("mutants", SEEN)
+@pytest.mark.parametrize("mutants", [pytest.param(m, marks=[pytest.mark.slow] * (m in DEEP)) for m in SEEN])
 def test_a_missing_check_is_seen(mutants: str) -> None:
     sizes, settings = SEEN[mutants]
     assert explore(_model(*sizes, set(mutants.split()), **settings), first=True).found

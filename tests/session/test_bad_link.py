@@ -29,8 +29,6 @@ PARAMS = {"a": np.zeros(CHUNKS << 18, np.float32)}
 PATIENT: dict[str, Any] = {"worker_timeout_ms": 3_600_000, "transport": "redis", "optimizer": kvps.SGD(lr=1.0)}
 NOTHING_LARGE, A_CHUNK_AT_A_TIME, NOTHING = 512 << 10, 3 << 19, 1
 
-pytestmark = pytest.mark.timeout(60)
-
 
 @contextmanager
 def _link(store: Store) -> Iterator[Proxy]:

@@ -30,7 +30,8 @@ from kvps.store import Store
 
 RQ = str(Path(sys.executable).with_name("rq"))
 Start = Callable[..., Started]
-pytestmark = pytest.mark.timeout(600)  # a busy machine starts a process in seconds
+# Each starts whole commands, and a busy machine starts a process in seconds.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def eventually(holds: Callable[[], bool]) -> bool:

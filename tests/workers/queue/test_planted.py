@@ -21,7 +21,8 @@ from rq.serializers import JSONSerializer
 from kvps.job import Job
 
 Start = Callable[..., Started]
-pytestmark = pytest.mark.timeout(600)  # a busy machine starts a process in seconds
+# Each starts whole commands, and a busy machine starts a process in seconds.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def waiting(raw: Any) -> list[str]:
