@@ -15,7 +15,7 @@ demo: .stamps/demo ## Train the digits on this machine, through a Valkey of its 
 	$(BIN)/kvps up digits
 
 test: .stamps/dev $(TOO_OLD) check ## Check the code, and run the tests that every change should pass (4 minutes)
-	$(BIN)/pytest -n 3 -m "not slow and not exhaustive"
+	$(BIN)/pytest -n 4 -m "not slow and not exhaustive"
 
 check: .stamps/dev ## Format, lint, types, import rules; changes nothing
 	$(BIN)/ruff format --check .
@@ -33,7 +33,7 @@ oldest: $(OLDEST) $(TOO_OLD) ## Run the core's tests on the oldest libraries and
 	  .stamps/oldest/bin/pytest -q -n 2 $(addprefix tests/,$(addsuffix .py,connection/test_sockets test_errors protocol/test_scripts test_staleness test_public))
 
 test-all: .stamps/dev $(TOO_OLD) check ## Run every test but those that need a GPU, on every kind of server; what CI runs
-	$(BIN)/pytest -n 3 -m "not exhaustive"
+	$(BIN)/pytest -n 4 -m "not exhaustive"
 
 exhaustive: .stamps/dev ## Explore the commit protocol at larger bounds (an hour, gigabytes)
 	$(BIN)/pytest -m exhaustive tests/protocol/test_model.py
