@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import redis
 from helpers.commands import Started, kvps_run
+from helpers.paths import TESTS
 from helpers.servers import BINARIES, ONE_AND_SLOWLY_ALL, private_directory, running_server
 from helpers.waiting import eventually, processes_of
 
@@ -19,6 +20,8 @@ from kvps.server import private_server
 from kvps.store import Store
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Scripts that tests start import helpers too.
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH", "")]))
 
 
 @pytest.fixture(scope="session", params=ONE_AND_SLOWLY_ALL)

@@ -40,9 +40,9 @@ def _forked(store: Store, children: list[str], *options: str, **settings: Any) -
         assert worker.stdout
         said = [line.split() for line in islice(worker.stdout, len(children))]
         with aggregating(job):
-            rest, errors = worker.communicate(timeout=60)
+            rest, errors = worker.communicate(timeout=120)
+            assert worker.returncode == 0, errors
             job.await_finished()
-    assert worker.returncode == 0, errors
     assert not rest
     version, weights = job.snapshot()
     assert version == ROUNDS
