@@ -144,19 +144,19 @@ class Job:
         nonce = secrets.token_hex(4)
         me = process.identity(device)
         try:
-            return self.in_this_life(lambda: self.scripts.join(worker, nonce, "*" if takeover else "", me))
+            return self.in_present_history(lambda: self.scripts.join(worker, nonce, "*" if takeover else "", me))
         except WorkerAlive as alive:
             if not process.is_dead(alive.entry):
                 raise
             # Only that incarnation is replaced: if another was quicker, the script refuses.
             replaced = str(alive.entry["incarnation"])
-            return self.in_this_life(lambda: self.scripts.join(worker, nonce, replaced, me))
+            return self.in_present_history(lambda: self.scripts.join(worker, nonce, replaced, me))
 
     def evict(self, member: Member) -> None:
         """Take a worker that is known to be dead out of the vector clock, without waiting for its timeout."""
-        self.in_this_life(lambda: self.scripts.evict(member.worker, member.incarnation))
+        self.in_present_history(lambda: self.scripts.evict(member.worker, member.incarnation))
 
-    def in_this_life(self, call: Callable[[], T]) -> T:
+    def in_present_history(self, call: Callable[[], T]) -> T:
         """What `call` returns, which runs a script; if the server was restarted, in the job's new history."""
         while True:
             with suppress(ServerRestarted):

@@ -207,9 +207,8 @@ class Aggregator:
                 raise ServerRestarted("the job is not finished any more")
             for shard in self._shards.values():
                 shard.storage.retire()
+            self._flush()  # first: then what Redis had before of a job over shared memory is dead too
             self.sweep()
-            self._flush()
-            self.sweep()  # what Redis had of a job over shared memory is dead now
             if self._saver and 0 in self._shards:
                 self._saver.finish()
             for number, shard in list(self._shards.items()):

@@ -66,7 +66,6 @@ class JobWatcher:
             Aggregator, stop=self._stopped, record=record, checkpoints=checkpoints, device=device, keeper=keeper
         )
         self._run_id = ""
-        self._rewriting = False  # new histories wait until the server has written its file anew
         self._watched: dict[str, _Watched] = {}
         self._unread: set[str] = set()  # of those that are watched: to be read again
         self._aside: dict[str, float] = {}  # name -> when it is looked at again
@@ -88,13 +87,9 @@ class JobWatcher:
                 arrived, listed = self._listen(wait_ms)
                 self._unread |= arrived
                 waiting = self._to_be_read(listed)
-                self._rewriting = False
                 for name in waiting[:_READ_AT_ONCE]:
                     self._read(name)
-                    if self._rewriting:
-                        self._stopped.wait(LOOK_S)
-                        break
-                wait_ms = 1 if self._rewriting or len(waiting) > _READ_AT_ONCE else _LOOK_MS
+                wait_ms = 1 if len(waiting) > _READ_AT_ONCE else _LOOK_MS
         finally:
             self._stopped.set()
             for thread in self._threads.values():
@@ -169,7 +164,7 @@ class JobWatcher:
                     return
                 if state.run_id != self._run_id:  # whoever joined before that would be cut off
                     if not file_is_whole(job.client):
-                        self._rewriting = True
+                        self._aside[name] = time.monotonic() + LOOK_S  # still watched, and unread
                         return
                     known = before.version if before and before.id == state.id else 0
                     begin_history(job.client, job.scripts, job.name, known)

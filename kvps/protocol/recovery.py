@@ -31,8 +31,8 @@ def file_is_whole(server: Server) -> bool:
     """Whether the server's append-only file, if it keeps one, was written anew since the server was started.
 
     If nobody has, this call has the server begin to. Of a file that ends in the middle of a transaction Redis drops the
-    last command alone. What stands before it in that transaction stays in the file, and the start after this one runs
-    it together with the next transaction behind it.
+    last command alone (Valkey 9 drops all of it). What stands before it in that transaction stays in the file, and the
+    start after this one runs it together with the next transaction behind it.
     """
     while True:
         told = server.call("INFO", "persistence")

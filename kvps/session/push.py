@@ -118,9 +118,8 @@ class Push:
         Raises NotFinite, and WrongOrder for other gradients than a try had whose end is unknown; then nothing has
         changed. Raises WorkerEvicted, ServerLost, JobNotFound.
         """
-        first = self._upload is None
         counts = self._upload is None or self._upload.counts
-        looks = first and self._looks_on_the_way
+        looks = self._upload is None and self._looks_on_the_way
         with self._encoder.home.current():
             for number, array in arrays.items():
                 counts &= looks or self._is_finite(number, array)
@@ -145,7 +144,7 @@ class Push:
             if counts:
                 self._encoder.keep()
             self._membership.sequence += 1  # last: if this is interrupted, how it ended is not known
-            self.state = PushState.ACCEPTED
+            self.state, self._upload = PushState.ACCEPTED, None  # nobody holds the gradients any longer
             return accepted
         except NotFinite:
             self.state = before

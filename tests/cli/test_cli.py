@@ -11,8 +11,6 @@ from pathlib import Path
 import pytest
 from helpers.commands import kvps_run
 
-LONG = ["--epochs", "5000"]
-
 
 @pytest.mark.parametrize(
     ("arguments", "words"),

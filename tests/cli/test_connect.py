@@ -14,8 +14,6 @@ import kvps
 
 pytestmark = pytest.mark.slow  # each starts whole commands
 
-LONG = ["--epochs", "5000"]
-
 
 def test_other_errors_are_one_line_and_exit_1(home: Path) -> None:
     for arguments in (["jobs"], ["status", "x"], ["rm", "x"], ["cli"], ["server", "stop"], ["server", "status"]):

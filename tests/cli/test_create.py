@@ -10,18 +10,7 @@ import pytest
 from helpers.commands import TINY, kvps_run
 from helpers.waiting import eventually
 
-import kvps
-from kvps.server import private_server
-
 pytestmark = pytest.mark.slow  # each starts whole commands
-
-LONG = ["--epochs", "5000"]
-
-
-def _store() -> kvps.Store:
-    url = private_server.running()
-    assert url
-    return kvps.connect(url)
 
 
 def test_create_waits_for_a_server_and_an_aggregator_serves_every_job(home: Path, start: Any) -> None:

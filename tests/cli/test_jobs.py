@@ -10,8 +10,6 @@ from helpers.commands import TINY, kvps_run
 
 pytestmark = pytest.mark.slow  # each starts whole commands
 
-LONG = ["--epochs", "5000"]
-
 
 def test_a_lasting_server_and_looking_at_jobs(home: Path) -> None:
     assert kvps_run("server", "start").returncode == 0

@@ -8,21 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.commands import TINY, kvps_run
+from helpers.commands import LONG, TINY, kvps_run, private_store
 from helpers.harness import staleness_used
 from helpers.servers import BINARIES, ONE_AND_SLOWLY_ALL
 from helpers.waiting import eventually, processes_of
 
-import kvps
 from kvps.server import private_server
-
-LONG = ["--epochs", "5000"]
-
-
-def _store() -> kvps.Store:
-    url = private_server.running()
-    assert url
-    return kvps.connect(url)
 
 
 @pytest.mark.parametrize("kind", ONE_AND_SLOWLY_ALL)
@@ -63,7 +54,7 @@ def test_the_log_of_processes_tells_the_modes_apart(home: Path) -> None:
     """`--slow w0=5x` under each bound: the lag of the weights that contributions were computed on, from the log."""
     assert kvps_run("server", "start").returncode == 0
     try:
-        with _store() as store:
+        with private_store() as store:
             for staleness in (0, 1, 3, -1):
                 name = f"s{staleness}".replace("-", "m")
                 options = ["--job", name, "-s", str(staleness), "--slow", "w0=5x", "--epochs", "6"]

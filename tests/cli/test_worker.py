@@ -8,21 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.commands import TINY, kvps_run
+from helpers.commands import LONG, TINY, kvps_run, private_store
 from helpers.waiting import eventually
 
-import kvps
-from kvps.server import private_server
-
 pytestmark = pytest.mark.slow  # each starts whole commands
-
-LONG = ["--epochs", "5000"]
-
-
-def _store() -> kvps.Store:
-    url = private_server.running()
-    assert url
-    return kvps.connect(url)
 
 
 def test_the_parts_by_hand_in_the_unlikeliest_order(home: Path, start: Any) -> None:
@@ -32,7 +21,7 @@ def test_the_parts_by_hand_in_the_unlikeliest_order(home: Path, start: Any) -> N
     second = start("worker")
     second.until("waiting for a job")
     assert kvps_run("create", "digits", "--job", "mine", "--workers", "2", *TINY).returncode == 0
-    assert eventually(lambda: len(_store().job("mine").state().members) == 2)
+    assert eventually(lambda: len(private_store().job("mine").state().members) == 2)
     status = kvps_run("status", "mine")
     assert "waits for an aggregator" in status.stdout
     aggregator = start("aggregator", "start", "--job", "mine")
@@ -46,7 +35,7 @@ def test_a_worker_that_is_ended_leaves_and_another_goes_on(home: Path, start: An
     aggregator.until("serving")
     assert kvps_run("create", "digits", "--job", "long", "--workers", "2", *LONG).returncode == 0
     workers = [start("worker", "--id", f"w{i}") for i in range(2)]
-    job = _store().job("long")
+    job = private_store().job("long")
     assert eventually(lambda: job.state().version > 20)
     assert workers[1].end(number) == 128 + number
     left = job.state().members["w1"]

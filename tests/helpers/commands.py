@@ -7,8 +7,12 @@ import signal
 import subprocess
 import sys
 
+import kvps
+from kvps.server import private_server
+
 KVPS = [sys.executable, "-m", "kvps"]
 TINY = ["--epochs", "2", "--batch-size", "48"]
+LONG = ["--epochs", "5000"]
 
 
 def kvps_run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -27,6 +31,13 @@ def bench_run(*arguments: str, **environment: str) -> subprocess.CompletedProces
         stdin=subprocess.DEVNULL,
         env=os.environ | environment,
     )
+
+
+def private_store() -> kvps.Store:
+    """A store on the user's private server, which runs."""
+    url = private_server.running()
+    assert url
+    return kvps.connect(url)
 
 
 class Started:

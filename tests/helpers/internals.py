@@ -1,10 +1,10 @@
-"""What tests look at behind the public names. Tests reach private parts through here alone, so that a change of
-structure is made in one place."""
+"""What several tests look at behind the public names of a session or a job: a change of structure is made here."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from kvps.errors import ServerLost
 from kvps.job import Job
 from kvps.session.membership import Membership
 from kvps.session.push import Push
@@ -25,6 +25,19 @@ def membership_of(session: Session) -> Membership:
 def push_of(session: Session) -> Push:
     """The contribution that is being put together."""
     return session._push
+
+
+def lose_next_answer(session: Session) -> None:
+    """The next push counts, and the session is not told."""
+    push = push_of(session)
+    accept = push._accept
+
+    def lost(*arguments: Any) -> Any:
+        push._accept = accept  # type: ignore[method-assign]
+        accept(*arguments)
+        raise ServerLost("the answer was lost")
+
+    push._accept = lost  # type: ignore[method-assign]
 
 
 def prefetch_of(session: Session) -> Any:

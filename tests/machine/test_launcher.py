@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.commands import TINY, kvps_run
+from helpers.commands import LONG, TINY, kvps_run
 from helpers.harness import model
 from helpers.waiting import eventually
 
@@ -21,8 +21,6 @@ from kvps.machine import launcher
 from kvps.protocol.keys import JobKeys
 
 pytestmark = pytest.mark.slow  # each starts whole commands
-
-LONG = ["--epochs", "5000"]
 
 
 def _at_work(store: kvps.Store, name: str = "digits") -> Job:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.commands import TINY, kvps_run
+from helpers.commands import LONG, TINY, kvps_run
 from helpers.harness import model
 from helpers.waiting import eventually, processes_of
 
@@ -23,7 +23,6 @@ from kvps.server import private_server
 
 pytestmark = pytest.mark.slow  # each starts whole commands
 
-LONG = ["--epochs", "5000"]
 GOES_ON = "the private server goes on"
 LOST = "the private server has ended, by kvps server stop or by a signal, and its jobs with it: start this again"
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.harness import aggregating, check_chain
-from helpers.internals import push_of
+from helpers.internals import lose_next_answer
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 import kvps
@@ -168,14 +168,7 @@ def test_a_view_of_a_push_whose_answer_was_lost(store: Store) -> None:
         session.pull()
         grads = _filled(session, 1)
         view = grads["W"][0]
-        accept = push_of(session)._accept
-
-        def lost(*arguments: Any) -> Any:
-            push_of(session)._accept = accept  # type: ignore[method-assign]
-            accept(*arguments)
-            raise kvps.ServerLost("the answer was lost")
-
-        push_of(session)._accept = lost  # type: ignore[method-assign]
+        lose_next_answer(session)
         with pytest.raises(kvps.ServerLost):
             session.push(grads)
         assert session.push(grads) == 1

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from helpers.digits_job import digits_job, proved, run_workers, training
 from helpers.harness import aggregating
-from helpers.internals import membership_of, prefetch_of, push_of
+from helpers.internals import lose_next_answer, membership_of, prefetch_of
 from helpers.waiting import eventually
 from kvps_aggregator import Aggregator
 from kvps_aggregator.shard.fetch import ContributionFetch
@@ -120,16 +120,9 @@ def test_a_gradient_that_is_skipped_when_most_of_it_has_left(store: Store, trans
     job = store.create_job("job", params, optimizer=kvps.SGD(lr=0.5), **settings)
     with aggregating(job), job.join("w0") as session:
         session.pull()
-        accept = push_of(session)._accept
-
-        def lost(*arguments: Any) -> Any:
-            accept(*arguments)
-            raise kvps.ServerLost("the answer was lost")
-
-        push_of(session)._accept = lost  # type: ignore[method-assign]
+        lose_next_answer(session)
         with pytest.raises(kvps.ServerLost):
             session.push(bad)
-        push_of(session)._accept = accept  # type: ignore[method-assign]
         with pytest.raises(kvps.WrongOrder, match="another gradient"):
             session.push(good)
         assert session.push(bad) == 1
@@ -156,14 +149,7 @@ def test_another_gradient_is_not_acknowledged_in_place_of_one_that_counted(store
     job = store.create_job("job", SMALL, optimizer=kvps.SGD(lr=1.0), **PATIENT)
     with aggregating(job), job.join("w0") as session:
         session.pull()
-        accept = push_of(session)._accept
-
-        def lost(*arguments: Any) -> Any:
-            push_of(session)._accept = accept  # type: ignore[method-assign]
-            accept(*arguments)
-            raise kvps.ServerLost("no answer")
-
-        push_of(session)._accept = lost  # type: ignore[method-assign]
+        lose_next_answer(session)
         with pytest.raises(kvps.ServerLost):
             session.push(_of(SMALL, 1))
         assert eventually(lambda: job.state().version == 1)

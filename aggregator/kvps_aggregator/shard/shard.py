@@ -20,7 +20,7 @@ from kvps.errors import CorruptData, ServerFull
 from kvps.job import Job
 from kvps.protocol.job_state import State
 from kvps.protocol.keys import staged_name
-from kvps.protocol.plan import Contribution, Plan
+from kvps.protocol.plan import Plan
 from kvps.protocol.scripts import CommitResult
 from kvps_aggregator.shard.fetch import ContributionFetch
 from kvps_aggregator.shard.storage import Storage
@@ -130,7 +130,7 @@ class Shard:
         return folded["w"]
 
     def _fetch(self, plan: Plan) -> ContributionFetch:
-        counted = [(c, self._gradient_keys(c)) for c in plan.contributions if c.weight]
+        counted = [(c, self.storage.gradient_keys(c)) for c in plan.contributions if c.weight]
         here = [self.storage.contribution(c) for c, _ in counted]
         client, chunks = self._job.client, self._arrays.chunks
         return ContributionFetch(client, self.number, chunks, counted, here, self._format, self._recorder)
@@ -140,10 +140,6 @@ class Shard:
         if not self._arrays.step(plan, chunk, fetch.parts(chunk)):
             fetch.suspect(chunk)
         return {what: digest_of([made]) for what, made in self._arrays.made(chunk).items()}
-
-    def _gradient_keys(self, c: Contribution) -> list[str]:
-        keys, chunks = self._job.keys, self._arrays.chunks
-        return [keys.gradient(self.number, c.worker, c.incarnation, c.seq, chunk.number) for chunk in chunks]
 
     def _manifest(self, plan: Plan, digests: Mapping[str, str]) -> memoryview:
         about = {"plan": plan.id, "version": plan.version, "head": plan.head}

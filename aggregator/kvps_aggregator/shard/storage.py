@@ -33,6 +33,7 @@ class Storage(ABC):
         self._number = number
         self._term = term
         self._arrays = arrays
+        self._whats = ("w", *arrays.slots)
         self._versions = versions
         self._dead = DeadKeys(job, number, term)
         self._version = 0
@@ -59,6 +60,11 @@ class Storage(ABC):
 
     def loaded(self) -> None:
         """What was loaded is what was committed."""
+
+    def gradient_keys(self, c: Contribution) -> list[str]:
+        """The keys of this shard's part of a contribution, one a chunk."""
+        keys, chunks = self._job.keys, self._arrays.chunks
+        return [keys.gradient(self._number, c.worker, c.incarnation, c.seq, chunk.number) for chunk in chunks]
 
     def contribution(self, c: Contribution) -> list[Bytes] | None:
         """The chunks of a contribution, if they need not be fetched. Raises LeaseLost."""

@@ -59,12 +59,6 @@ class RedisStorage(Storage):
 
     # -- contributions -------------------------------------------------------------------------------------------
 
-    def gradient_keys(self, c: Contribution) -> list[str]:
-        """The keys of this shard's part of a contribution, one a chunk."""
-        keys = self._job.keys
-        chunks = self._arrays.chunks
-        return [keys.gradient(self._number, c.worker, c.incarnation, c.seq, chunk.number) for chunk in chunks]
-
     def contribution(self, c: Contribution) -> list[Bytes] | None:
         return self._early.get(c)
 
@@ -115,7 +109,7 @@ class RedisStorage(Storage):
 
     def _version_keys(self, name: str) -> list[str]:
         """The keys of all chunks of a version, but for its manifest."""
-        keys = [key for what in ("w", *self._arrays.slots) for key in self._keys(what, name)]
+        keys = [key for what in self._whats for key in self._keys(what, name)]
         if self._weight_format.lossy:
             keys += [self._job.keys.pulled(self._number, name, chunk.number) for chunk in self._arrays.chunks]
         return keys

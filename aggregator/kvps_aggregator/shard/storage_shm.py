@@ -48,12 +48,10 @@ class ShmStorage(Storage):
     def __init__(
         self, job: Job, transport: ShmTransport, term: str, arrays: ShardArrays, parallel: bool, memory_lost: bool
     ) -> None:
-        whats = ("w", *arrays.slots)
-        super().__init__(job, 0, term, arrays, Versions(job.layout.nbytes * len(whats), _VERSIONS))
+        super().__init__(job, 0, term, arrays, Versions(job.layout.nbytes * (1 + len(arrays.slots)), _VERSIONS))
         self._segments = transport.segments
         self._reader = transport.reader
         self._memory_lost = memory_lost
-        self._whats = whats
         format_ = format_of(job.config.gradient_format)
         self._ends = list(accumulate(format_.nbytes(c.stop - c.start) for c in arrays.chunks))
         self._parallel = parallel and not format_.lossy and len(arrays.chunks) >= _FEW
@@ -252,4 +250,4 @@ class ShmStorage(Storage):
         self._segments.unlink(gone)
 
     def _gradient(self, c: Contribution) -> str:
-        return segment_of(self._job.keys.gradient(0, c.worker, c.incarnation, c.seq, 0))
+        return segment_of(self.gradient_keys(c)[0])
