@@ -23,7 +23,8 @@ QueueRedis = Annotated[
         "--queue-redis",
         envvar="KVPS_QUEUE_URL",
         metavar="URL",
-        help="Redis that holds the queue, if that is another than the jobs' own.",
+        help="Redis that holds the queue, if it is not the one that holds the jobs.",
+        rich_help_panel="Queue",
     ),
 ]
 
@@ -37,8 +38,9 @@ def serve(
     redis: str | None,
     listen: str | None,
     data_dir: Path | None,
+    quiet: bool,
 ) -> None:
-    """Serve the queue, until stopped, or with `burst` until it is empty."""
+    """Serve the queue until a signal ends the command, or with `burst` until the queue is empty."""
     from kvps_workers.queue.host import Host
     from kvps_workers.queue.queue import CPU, GPU
     from kvps_workers.queue.task_runner import HostResources
@@ -48,8 +50,9 @@ def serve(
     for task in allow:
         load_task(task)  # a name that nobody can load is the operator's mistake, and is said now
     name = CPU if gpu is None else GPU
-    with connect.serving_store(redis, listen, data_dir) as store, opened(store, queue_redis, name) as queue:
-        say(f"serving the queue {name}; Ctrl-C ends it, and what it runs goes back into the queue")
+    with connect.serving_store(redis, listen, data_dir, quiet) as store, opened(store, queue_redis, name) as queue:
+        if not quiet:
+            say(f"serving the queue {name}; Ctrl-C ends it, and its running tasks go back into the queue")
         Host(queue, store, HostResources(environment, tuple(allow), gpu, acks)).serve(burst)
 
 

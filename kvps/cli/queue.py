@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from kvps_workers import load_task
-from rich.table import Table
 
 from kvps.cli import connect, options
 from kvps.cli.host import QueueRedis, opened
-from kvps.cli.output import plain_console, say
+from kvps.cli.output import print_json, print_rows, say
 from kvps.errors import KvpsError
 from kvps.protocol.keys import check_name
 
@@ -58,27 +56,37 @@ def submit(
     say(f"look: kvps queue, kvps status {name}; end it: kvps cancel {name}")
 
 
-def show(queue_redis: QueueRedis = None, redis: options.Redis = None) -> None:
-    """Show what runs, what waits for a host, and what failed."""
+def show(as_json: options.AsJson = False, queue_redis: QueueRedis = None, redis: options.Redis = None) -> None:
+    """Show which tasks run, which wait for a host, and which failed."""
     from kvps_workers.queue.queue import QUEUES
 
-    table = Table("job", "worker", "queue", "state", "", box=None, pad_edge=False)
-    served = list[str]()
+    tasks, served = list[dict[str, Any]](), list[str]()
+    hosts = dict[str, int]()
     with connect.existing_store(redis) as store:
         for name in QUEUES:
             with opened(store, queue_redis, name) as queue:
-                hosts, rows = queue.look()
-            for row in rows:
-                job, worker = (row.task.job, row.task.worker) if row.task else (row.id, "-")
-                table.add_row(job, worker, name, row.state, row.host if row.state == "runs" else row.why)
-            if rows or hosts:
-                served.append(f"{name}: {_served(rows, hosts)}")
-    if table.row_count:
-        plain_console().print(table)
+                hosts[name], rows = queue.look()
+            tasks += [_described(name, row) for row in rows]
+            if rows or hosts[name]:
+                served.append(f"{name}: {_served(rows, hosts[name])}")
+    if as_json:
+        print_json({"hosts": hosts, "tasks": tasks})
+        return
+    if tasks:
+        columns = ("job", "worker", "queue", "state", "")
+        shown = [(t["job"], t["worker"] or "-", t["queue"], t["state"], t["host"] or t["reason"]) for t in tasks]
+        print_rows(columns, shown)
     for line in served:
         print(line)
     if not served:
-        print("nothing is queued: kvps submit TASK --workers W", file=sys.stderr)
+        say("nothing is queued: kvps submit TASK --workers W")
+
+
+def _described(queue: str, row: QueueRow) -> dict[str, Any]:
+    """One task of a queue as JSON. `host` is where it runs, `reason` why it failed; a foreign RQ job has its RQ id."""
+    job, worker = (row.task.job, row.task.worker) if row.task else (row.id, None)
+    host = row.host if row.state == "runs" else None
+    return {"job": job, "worker": worker, "queue": queue, "state": row.state, "host": host, "reason": row.why}
 
 
 def cancel(job: options.JobName, queue_redis: QueueRedis = None, redis: options.Redis = None) -> None:

@@ -60,7 +60,7 @@ def worker(
     if from_queue:
         _check_for_queue(job=job, id=id, slow=slow != "1x", prefetch=prefetch)
         quiet = start_log(quiet, verbose)
-        host.serve(gpu, burst, allow or [], acks, queue_redis, redis, listen, data_dir)
+        host.serve(gpu, burst, allow or [], acks, queue_redis, redis, listen, data_dir, quiet)
         return
     if burst or allow:
         raise InvalidSetting(f"{'--burst' if burst else '--allow'} is for kvps worker --queue")

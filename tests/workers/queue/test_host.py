@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -125,6 +126,13 @@ def test_a_job_wider_than_the_hosts_waits_and_says_so_and_can_be_cancelled(
     shown = kvps_run("queue").stdout
     assert re.findall(r"wide +(w\d) +kvps +(\w+)", shown) == [("w0", "runs"), ("w1", "waits"), ("w2", "waits")]
     assert "kvps: 1 host; more hosts than that are needed by wide (3): kvps worker --queue" in shown
+    listed = json.loads(kvps_run("queue", "--json").stdout)
+    assert listed["hosts"] == {"kvps": 1, "kvps-gpu": 0}
+    assert [(t["worker"], t["queue"], t["state"]) for t in listed["tasks"]] == [
+        ("w0", "kvps", "runs"),
+        ("w1", "kvps", "waits"),
+        ("w2", "kvps", "waits"),
+    ]
     said = host.until("waits: 1 of 3 workers have joined")
     assert "wide w0: " in said
     info = subprocess.run([RQ, "info", "--url", queue_url(raw)], capture_output=True, text=True)
@@ -139,6 +147,11 @@ def test_a_job_wider_than_the_hosts_waits_and_says_so_and_can_be_cancelled(
     assert (again.returncode, again.stderr.count("\n")) == (1, 1)
     assert host.end() == 128 + signal.SIGTERM
     assert sorted(key for key in raw.keys("rq:*") if b":job:" not in key) == [b"rq:canceled:kvps", b"rq:queues"]
+
+
+def test_a_quiet_host_of_an_empty_queue_prints_nothing(queue: TaskQueue) -> None:
+    done = kvps_run("worker", "--queue", "--burst", "--quiet")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def queue_url(raw: Any) -> str:
