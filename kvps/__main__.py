@@ -1,4 +1,4 @@
-"""``python -m kvps`` is ``kvps``."""
+"""Run the command ``kvps`` as ``python -m kvps``."""
 
 from kvps.cli import main
 

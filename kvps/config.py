@@ -1,5 +1,5 @@
-"""A job's settings: each one's default, bounds, help text and option. Command lines and docs/settings.md are made
-from here. In Redis a job's settings are one readable field each."""
+"""The settings of a job: the default, bounds, help text and option of each. Command lines and docs/settings.md are
+generated from them. In Redis each setting is one readable field of the config hash."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from kvps.errors import CorruptData, InvalidSetting
 from kvps.machine.launcher import Launcher
 from kvps.staleness import ASP, mode_name
 
-_ASP_PENDING = 2  # one that waits while the next is computed; more would only be older
+_ASP_PENDING = 2  # one contribution waits while the next is computed; more of them would only be staler
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
 _EVERY = re.compile(r"[0-9]{1,9}|[0-9]{1,6}(\.[0-9]{1,6})?s")
-_SHOWN = 80  # characters of a value that a message repeats
+_SHOWN = 80  # a message quotes at most so many characters of a value
 
 
 @dataclass(frozen=True)
 class Spec:
-    """What is known of a setting besides its name, type and default.
+    """The description of a setting, besides its name, type and default.
 
-    help     what it decides
-    bounds   the smallest and the largest whole number that it may be
-    choices  the words that it may be
-    why_not  for other kinds of values: why one is refused, as the end of a sentence; "" if it is not
-    option   its options on a command line, long one first; none if it is set in Python or by kvps alone. A setting
-             whose name ends in _ms, for milliseconds, is given there in seconds
-    metavar  what a help text shows behind the option
-    group    the heading under which it is listed
+    help     what the setting decides
+    bounds   the smallest and the largest whole number allowed
+    choices  the words allowed
+    why_not  for other kinds of values: returns why a value is refused, as the end of a sentence; "" if it is allowed
+    option   the options on a command line, long one first; none if only Python code or kvps sets it. A setting whose
+             name ends in _ms, for milliseconds, is given in seconds there
+    metavar  the placeholder that a help text shows after the option
+    group    the heading under which a help text lists the setting
     """
 
     help: str
@@ -51,8 +51,8 @@ def _not_an_optimizer(value: object) -> str:
         return ""
     kind = type(value)
     return (
-        f"must be kvps.SGD(...) or its like, not a {kind.__module__}.{kind.__name__}; "
-        f"kvps.torch.optimizer(...) makes one of PyTorch's"
+        f"must be a kvps optimizer such as kvps.SGD(...), not a {kind.__module__}.{kind.__name__}; "
+        f"kvps.torch.optimizer(...) converts a PyTorch optimizer"
     )
 
 
@@ -76,7 +76,7 @@ def _not_a_launcher(value: str) -> str:
     try:
         _ = value and Launcher.of(value)
     except (ValueError, TypeError):
-        return f"is what kvps up and kvps run note, not {_shown(value)}"
+        return f"may only be set by kvps up and kvps run, not to {_shown(value)}"
     return ""
 
 
@@ -85,14 +85,14 @@ def _not_a_text(value: object) -> str:
 
 
 def _setting(default: Any, help: str, **known: Any) -> Any:
-    """A field of JobConfig."""
+    """Return a field of JobConfig."""
     return field(default=default, metadata={"spec": Spec(help, **known)})
 
 
 @dataclass(frozen=True)
 class JobConfig:
-    """What a job is created with; docs/settings.md lists the settings. Raises InvalidSetting for a value out of its
-    range. Times are in milliseconds."""
+    """The settings of a job; docs/settings.md explains each. Times are in milliseconds. Raises InvalidSetting for a
+    value out of its range."""
 
     staleness: int = _setting(
         0,
@@ -134,7 +134,7 @@ class JobConfig:
     gradient_format: str = _setting(
         "fp32",
         "How gradients are sent: fp32 as they are, or shorter: bf16, fp16, int8, topk:PART. What a shorter format "
-        "leaves out of a gradient is added to the next one. They are for slow links: on one host fp32 is faster.",
+        "leaves out of a gradient is added to the next one. Use them on slow links: on one host fp32 is faster.",
         why_not=_not_a_format,
         option=("--gradient-format",),
         metavar="FORMAT",
@@ -150,20 +150,20 @@ class JobConfig:
     transport: str = _setting(
         "auto",
         "How arrays move: redis, through the server; shm, through memory that worker and aggregator share on one host; "
-        "auto, which is shm for models from 1 MiB on where only this host can reach the server.",
+        "auto, which is shm for a model of 1 MiB or more if only this host can reach the server.",
         choices=("auto", "redis", "shm"),
         option=("--transport",),
         group="Arrays",
     )
     mirror_every: str = _setting(
         "1s",
-        "With shm: how often Redis is given the weights, in versions (10) or in seconds (0.5s).",
+        "With shm: how often the weights are copied to Redis, in versions (10) or in seconds (0.5s).",
         why_not=_not_a_period,
         option=("--mirror-every",),
         metavar="N|SECONDS",
         group="Arrays",
     )
-    memory: str = _setting("", "With shm: which memory it is. kvps notes it when it creates the job.")
+    memory: str = _setting("", "With shm: which host's memory holds the arrays. kvps sets it when it creates the job.")
     nonfinite: str = _setting(
         "reject",
         "What happens to a gradient with NaN or Inf: reject refuses it, skip counts it as zeros.",
@@ -179,7 +179,7 @@ class JobConfig:
     )
     worker_timeout_ms: int = _setting(
         10_000,
-        "After how long a silence a worker is evicted from the vector clock.",
+        "How long a worker may be silent before it is evicted from the vector clock.",
         bounds=(100, 86_400_000),
         option=("--worker-timeout",),
         metavar="SECONDS",
@@ -187,7 +187,7 @@ class JobConfig:
     )
     lease_ms: int = _setting(
         3_000,
-        "After how long a silence an aggregator loses its shards.",
+        "How long an aggregator may be silent before it loses its shards.",
         bounds=(100, 86_400_000),
         option=("--lease",),
         metavar="SECONDS",
@@ -195,18 +195,18 @@ class JobConfig:
     )
     min_workers: int = _setting(
         0,
-        "The job pauses while it has fewer workers than this; those that have finished count.",
+        "The job pauses while it has fewer workers than this; workers that have finished count too.",
         bounds=(0, 4_096),
         option=("--min-workers",),
         group="Failures",
     )
     units: int = _setting(
         0,
-        "How many batches are handed out, each counted once; --data units sets it. With 0 each worker has a part of "
-        "the data of its own.",
+        "How many batches are handed out to the workers, each to be counted once; --data units sets it. With 0 each "
+        "worker has its own part of the data.",
         bounds=(0, 2**50),
     )
-    task: str = _setting("", "What kvps worker trains. A job that was created in Python has no task.")
+    task: str = _setting("", "The task that kvps worker trains. A job that was created in Python has none.")
     seed: int = _setting(
         0,
         "Decides the initial parameters and the order of the samples.",
@@ -222,13 +222,13 @@ class JobConfig:
     )
     launched_by: str = _setting(
         "",
-        "The kvps up or kvps run whose processes are the workers. Without one anybody may join.",
+        "The kvps up or kvps run that launched the workers. If it is empty, any process may join.",
         why_not=_not_a_launcher,
     )
 
     @classmethod
     def of(cls, call: str, config: JobConfig | None, settings: Mapping[str, Any]) -> JobConfig:
-        """`config`, or one of single `settings`; `call` is the user's, for messages. Raises InvalidSetting."""
+        """Return `config`, or one made of `settings`. `call` names the user's call in errors. Raises InvalidSetting."""
         if config is None:
             for name in settings:
                 if name not in SPECS:
@@ -241,7 +241,7 @@ class JobConfig:
         return config
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "mirror_every", str(self.mirror_every))  # a number of versions may be one
+        object.__setattr__(self, "mirror_every", str(self.mirror_every))  # a number of versions may be given as an int
         for name, spec in SPECS.items():
             if why := _why_not(spec, getattr(self, name)):
                 raise InvalidSetting(f"{name} {why}")
@@ -252,27 +252,27 @@ class JobConfig:
             )
         if self.transport == "shm" and (self.shards > 1 or self.weight_format != "fp32"):
             raise InvalidSetting(
-                "transport shm is for shards=1 and weight_format='fp32': on one host others gain nothing; "
-                "or choose 'redis'"
+                "transport shm is for shards=1 and weight_format='fp32', because other values gain nothing on one "
+                "host: set these, or choose 'redis'"
             )
         if self.max_pending == 0:
-            # The bound itself lets a worker have s + 1 contributions on the way; ASP has none, but memory has.
+            # The staleness bound allows a worker s + 1 pending contributions. ASP has no bound, but memory is limited.
             pending = _ASP_PENDING if self.staleness == ASP else self.staleness + 1
             object.__setattr__(self, "max_pending", min(pending, 10_000))
 
     @property
     def host(self) -> str:
-        """Over shared memory: where that is."""
+        """Over shared memory, the host of that memory."""
         return self.memory.partition("/")[0]
 
     @property
     def mirror_versions(self) -> int:
-        """After how many versions Redis is given the weights; 0 if that goes by time."""
+        """`mirror_every` as a number of versions; 0 if it is in seconds."""
         return 0 if self.mirror_every.endswith("s") else int(self.mirror_every)
 
     @property
     def mirror_s(self) -> float:
-        """After how many seconds Redis is given the weights; 0 if that goes by versions."""
+        """`mirror_every` in seconds; 0 if it is a number of versions."""
         return float(self.mirror_every[:-1]) if self.mirror_every.endswith("s") else 0.0
 
     @property
@@ -281,17 +281,17 @@ class JobConfig:
         return mode_name(self.staleness)
 
     def to_hash(self) -> dict[str, str]:
-        """The fields of the job's config hash."""
+        """Return the fields of the job's config hash."""
         out = {name: str(getattr(self, name)) for name in SPECS}
         out["optimizer"] = json.dumps(self.optimizer.to_json())
         return out
 
     @classmethod
     def from_hash(cls, stored: Mapping[str, str], where: str = "config") -> JobConfig:
-        """The settings that `to_hash` wrote; fields of a newer kvps are passed over.
+        """Return the settings that `to_hash` wrote. Fields that only a newer kvps knows are ignored.
 
-        Raises CorruptData, which names the field: one is missing or does not hold what it may. `where` is what was
-        read, for that message.
+        Raises CorruptData, which names the field, if one is missing or has a wrong value. `where` names the source in
+        that message.
         """
         try:
             return cls(**{name: _read(name, stored) for name in SPECS})
@@ -300,11 +300,11 @@ class JobConfig:
 
 
 SPECS: dict[str, Spec] = {f.name: f.metadata["spec"] for f in fields(JobConfig)}
-"""What is known of each setting, by its name."""
+"""The description of each setting, by its name."""
 
 
 def _why_not(spec: Spec, value: Any) -> str:
-    """Why a setting may not have this value, as the end of a sentence that begins with its name; "" if it may."""
+    """Return why a setting may not have this value, as the end of a sentence after its name; "" if it may."""
     if spec.bounds:
         low, high = spec.bounds
         whole = isinstance(value, int) and not isinstance(value, bool)
@@ -319,7 +319,7 @@ def _why_not(spec: Spec, value: Any) -> str:
 
 
 def _read(name: str, stored: Mapping[str, str]) -> Any:
-    """The value of a setting in a config hash. Raises InvalidSetting."""
+    """Return the value of a setting from a config hash. Raises InvalidSetting."""
     text = stored.get(name)
     if not isinstance(text, str):
         raise InvalidSetting(f"{name} {'is missing' if text is None else f'is no text: {_shown(text)}'}")
@@ -340,7 +340,7 @@ def _shown(value: object) -> str:
 
 
 def _instead(name: str, value: object) -> str:
-    """What a setting that there is not may be meant to be."""
+    """Return a hint at what the user may have meant by an unknown setting."""
     rate = "lr" if name == "learning_rate" else name
     for kind in (optimizers.SGD, optimizers.Adagrad, optimizers.Adam):
         if rate in {f.name for f in fields(kind)}:

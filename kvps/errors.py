@@ -1,7 +1,7 @@
-"""What can go wrong, as one tree. Every message says what happened and what to do.
+"""The errors of kvps, as one tree. Every message says what happened and what to do.
 
 KvpsError
-├── UsageError            what the caller passed is wrong; nothing was changed
+├── UsageError            the call or an argument is wrong; nothing was changed
 │   ├── InvalidName       a job or worker name outside [A-Za-z0-9_-]{1,64}
 │   ├── InvalidSetting    a setting out of its range
 │   ├── InvalidTask       a task that cannot be found, or is no task
@@ -9,20 +9,20 @@ KvpsError
 │   ├── NotFinite         a gradient or parameter with NaN or Inf
 │   └── WrongOrder        push without pull, a closed session, another thread's session
 ├── ServerError
-│   ├── NoServer          nothing answers there, or nothing could be started
-│   ├── ServerUnfit       too old, evicting, read-only, or not the user's own
-│   ├── ServerFull        its memory is full: nothing was stored, and the call may be made again
-│   └── ServerLost        it answered before and does not any more
-│       └── TooManyClients   it refuses one more connection
+│   ├── NoServer          no server answers there, or none could be started
+│   ├── ServerUnfit       too old, evicting, read-only, or another user's
+│   ├── ServerFull        the server's memory is full: nothing was stored, and the call may be made again
+│   └── ServerLost        the server answered before and no longer does
+│       └── TooManyClients   the server refuses another connection
 ├── JobError
 │   ├── JobNotFound
 │   ├── JobExists
-│   └── CorruptData       bytes in Redis are not what their digest says
+│   └── CorruptData       bytes in Redis are missing or do not match their digest
 ├── WorkerError
-│   ├── TaskFailed        the user's task raised an error, or returned what it must not
+│   ├── TaskFailed        the user's task raised an error, or returned an invalid value
 │   ├── WorkerAlive       the id belongs to a living worker
 │   └── WorkerEvicted     this incarnation was evicted or replaced; it must join again
-├── DeviceFailed          CUDA refused something, or the device has no memory left
+├── DeviceFailed          a CUDA call failed, or the device has no memory left
 └── LeaseLost             another aggregator holds the shard now
 """
 
@@ -37,7 +37,7 @@ class KvpsError(Exception):
 
 
 class UsageError(KvpsError, ValueError):
-    """What the caller passed is wrong; nothing was changed."""
+    """The call or an argument is wrong; nothing was changed."""
 
 
 class InvalidName(UsageError):
@@ -61,27 +61,27 @@ class NotFinite(UsageError):
 
 
 class WrongOrder(UsageError):
-    """A call that cannot be made now: push without pull, a closed session, a foreign thread."""
+    """A call that cannot be made now: push without pull, a closed session, another thread's session."""
 
 
 class ServerError(KvpsError):
-    """Something about the Redis server."""
+    """Base of the errors about the Redis server."""
 
 
 class NoServer(ServerError):
-    """No server answers there, or none could be started."""
+    """No server answers at the URL, or none could be started."""
 
 
 class ServerUnfit(ServerError):
-    """A server that kvps must not train on: too old, evicting, read-only, or somebody else's."""
+    """A server that kvps must not train on: too old, evicting, read-only, or another user's."""
 
 
 class ServerFull(ServerError):
-    """The server's memory is full, or would be. Nothing was changed; the call may be made again when there is room."""
+    """The server's memory is full or would be. Nothing was changed; repeat the call once there is room."""
 
 
 class ServerLost(ServerError):
-    """The server answered before and does not any more."""
+    """The server answered before and no longer does."""
 
 
 class TooManyClients(ServerLost):
@@ -89,7 +89,7 @@ class TooManyClients(ServerLost):
 
 
 class JobError(KvpsError):
-    """Something about one job."""
+    """Base of the errors about one job."""
 
 
 class JobNotFound(JobError):
@@ -105,15 +105,15 @@ class CorruptData(JobError):
 
 
 class WorkerError(KvpsError):
-    """Something about one worker."""
+    """Base of the errors about one worker."""
 
 
 class TaskFailed(WorkerError):
-    """A task raised an error, which is this one's ``__cause__``, or returned what a task must not."""
+    """A task raised an error, which is the ``__cause__`` of this one, or returned an invalid value."""
 
 
 class WorkerAlive(WorkerError):
-    """The worker id belongs to a process that lives; `entry` is what the job knows of it (host, pid, ...)."""
+    """The worker id belongs to a living process; `entry` is the job's record of that process (host, pid, ...)."""
 
     def __init__(self, message: str, entry: Mapping[str, Any]) -> None:
         super().__init__(message)
@@ -121,12 +121,12 @@ class WorkerAlive(WorkerError):
 
 
 class WorkerEvicted(WorkerError):
-    """This incarnation was evicted or replaced. What it had acknowledged still counts; join again to go on."""
+    """This incarnation was evicted or replaced. Its acknowledged contributions still count; join again to continue."""
 
 
 class DeviceFailed(KvpsError):
-    """CUDA refused something, or the device has no memory left."""
+    """A CUDA call failed, or the device has no memory left."""
 
 
 class LeaseLost(KvpsError):
-    """Another aggregator holds the shard now; nothing of this one's can be committed any more."""
+    """Another aggregator holds the shard now; this aggregator can no longer commit anything for it."""

@@ -1,4 +1,4 @@
-"""A job seen from outside: its state, its weights, its log; and the door for workers."""
+"""A job on a server: its state, weights and commit log, and `join`, by which a process becomes a worker."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ from kvps.transport.version_reader import VersionReader
 T = TypeVar("T")
 
 _LOG_PAGE = 500
-_CHECKPOINT_ARRAYS = 3  # the weights, and at the most two slots of an optimizer
+_CHECKPOINT_ARRAYS = 3  # the weights, and at most two slots of an optimizer
 
 
 @dataclass(frozen=True)
 class Trace:
-    """What a worker last said of itself: its loss, and of its time since it began the share spent waiting."""
+    """A summary of a worker's last iterations: its newest loss, and the share of the time (0 to 1) spent waiting."""
 
     loss: float | None
     waiting: float
 
 
 class Job:
-    """One job on a server. May be used from several threads. `Store.job` and `Store.create_job` make one."""
+    """One job on a server. May be used from several threads. `Store.job` and `Store.create_job` return one."""
 
     def __init__(self, client: Client, name: str) -> None:
         self.client = client
@@ -71,16 +71,16 @@ class Job:
 
     @property
     def access(self) -> JobAccess:
-        """What every part of it needs."""
+        """The server, keys, settings, layout and scripts, which every part of the job needs."""
         return JobAccess(self.client, self.keys, self.config, self.layout, self.scripts)
 
     @property
     def reader(self) -> VersionReader:
-        """Reads whole versions of it."""
+        """The reader of whole versions of the job."""
         return self.transport.reader
 
     def find_transport(self) -> Transport:
-        """Where its arrays are now: a job over shared memory goes on in another one when its own was lost."""
+        """Return the present transport: a job whose shared memory was lost continues in another shared memory."""
         if self.config.memory:
             memory = self.client.call("HGET", self.keys.config, "memory")
             if memory and memory != self.config.memory:
@@ -89,20 +89,20 @@ class Job:
         return self.transport
 
     def state(self) -> State:
-        """Version, vector clock and members at one instant. Raises JobNotFound."""
+        """Return the version, vector clock and members at one instant. Raises JobNotFound."""
         return self.reader.state()
 
     def turn(self) -> Turn:
-        """Version, staged names and lowest round at one instant: a look that costs as much for any number of workers.
-        Raises JobNotFound."""
+        """Return the version, staged names and lowest round at one instant. The cost is the same for any number of
+        workers. Raises JobNotFound."""
         return self.reader.turn()
 
     def clock(self) -> dict[str, int]:
-        """The vector clock: worker -> contributions committed."""
+        """Return the vector clock: worker -> number of committed contributions."""
         return dict(self.state().clock)
 
     def snapshot(self) -> tuple[int, dict[str, Array]]:
-        """The newest version and its weights, name -> read-only array. Whole and consistent; blocks nobody."""
+        """Return the newest version and its weights, name -> read-only array: a consistent whole. Blocks no worker."""
         flat: Array = np.empty(self.layout.size, DTYPE)
         version = self.reader.weights(self.turn(), flat)
         return version, self.layout.views(flat)
@@ -110,14 +110,14 @@ class Job:
     def join(
         self, worker: str | None = None, *, device: Device | str = CPU, takeover: bool = False, prefetch: bool = False
     ) -> Session:
-        """Become a worker: of this id, or of the first free one of w0, w1, ...
+        """Become a worker under the id `worker`, or under the first free id of w0, w1, ...
 
-        An id belongs to one process at a time. It is free if its process has left, is silent for longer than
-        the job's worker_timeout_ms, or is on this machine and dead. With `takeover` it is taken from a living
-        one, whose next call raises WorkerEvicted. With `prefetch` the next weights come while the worker computes,
-        in SSP and ASP. `device` is where it computes, and where `pull` puts the weights; of a mere name, as "cuda:0",
-        they come into host memory from which that device can copy them. The workers of a job that `kvps up` or
-        `kvps run` launched are processes of that command: others may join only if it hands out units, under other ids.
+        An id belongs to one process at a time. It is free if its process has left, is silent for longer than the job's
+        worker_timeout_ms, or is on this machine and dead. With `takeover` it is taken from a living process, whose next
+        call raises WorkerEvicted. With `prefetch` the next weights are fetched while the worker computes, in SSP and
+        ASP. `device` is where the worker computes and `pull` puts the weights; if it is only a name, such as "cuda:0",
+        `pull` puts them into host memory from which that device can copy them. A job that `kvps up` or `kvps run`
+        launched is for the processes of that command: others may join only if it hands out units, under other ids.
         Raises WorkerAlive, InvalidName, InvalidSetting, UsageError.
         """
         if prefetch and self.config.staleness == 0:
@@ -134,8 +134,8 @@ class Job:
             worker, joined = self._join_any(shown)
         else:
             joined = self._join(check_name("worker", worker), shown, takeover)
-        if self.find_transport() is not transport:  # from now on that would evict this worker
-            with suppress(ServerRestarted):  # which ends that incarnation as well
+        if self.find_transport() is not transport:  # a loss of the memory from now on evicts this worker
+            with suppress(ServerRestarted):  # a restart ends that incarnation as well
                 self.scripts.leave(worker, joined.incarnation, finished=False)
             raise evicted(worker, self.name, "the shared memory of the job was lost meanwhile")
         return Session(self.access, transport, worker, joined, device, prefetch)
@@ -148,16 +148,16 @@ class Job:
         except WorkerAlive as alive:
             if not process.is_dead(alive.entry):
                 raise
-            # Only that incarnation is replaced: if another was quicker, the script refuses.
+            # Replace only the dead incarnation: if another process was quicker, the script refuses.
             replaced = str(alive.entry["incarnation"])
             return self.in_present_history(lambda: self.scripts.join(worker, nonce, replaced, me))
 
     def evict(self, member: Member) -> None:
-        """Take a worker that is known to be dead out of the vector clock, without waiting for its timeout."""
+        """Take a worker known to be dead out of the vector clock, without waiting for its timeout."""
         self.in_present_history(lambda: self.scripts.evict(member.worker, member.incarnation))
 
     def in_present_history(self, call: Callable[[], T]) -> T:
-        """What `call` returns, which runs a script; if the server was restarted, in the job's new history."""
+        """Return what `call`, which runs a script, returns; after a restart of the server, in the job's new history."""
         while True:
             with suppress(ServerRestarted):
                 return call()
@@ -165,7 +165,7 @@ class Job:
 
     @property
     def launcher(self) -> Launcher | None:
-        """The command whose processes are the workers of this job; None if it is gone, or started this process too."""
+        """The command that launched this job's workers; None if none did, it is dead, or it launched this process."""
         text = self.config.launched_by
         if not text or text == launcher.own():
             return None
@@ -177,7 +177,7 @@ class Job:
         return [f"w{rank}" for rank in range(self.config.workers)]
 
     def _check_open_to_us(self, worker: str | None) -> None:
-        """Raise UsageError for an id that belongs to a process which another command launches."""
+        """Raise UsageError if only processes of the command that launched the job may join under this id."""
         launched = self.launcher
         if launched is None or (self.config.units and worker not in self._ids):
             return
@@ -190,7 +190,7 @@ class Job:
 
     def _join_any(self, device: str) -> tuple[str, Joined]:
         if not self.launcher and (fresh := self.scripts.reserve()):
-            with suppress(WorkerAlive):  # another process was quicker
+            with suppress(WorkerAlive):  # another process took the id first
                 return fresh, self._join(fresh, device, takeover=False)
         members = self.state().members
         launched = self._ids if self.launcher else []
@@ -198,7 +198,7 @@ class Job:
         there = [worker for worker in there if worker not in launched]
         unused = [worker for worker in self._ids if worker not in members]
         room = self.config.workers - len(members)
-        if self.config.units and (launched or room < 1):  # the data is not divided: there is work for any number
+        if self.config.units and (launched or room < 1):  # there is work for any number of workers
             ids = (f"w{i}" for i in range(len(launched) + len(members) + 1))
             unused, room = [worker for worker in ids if worker not in members and worker not in launched], 1
         for worker in there + unused[: max(0, room)]:
@@ -209,9 +209,9 @@ class Job:
         raise UsageError(f"all {self.config.workers} workers of job {self.name!r} are there or have finished")
 
     def await_unit(self) -> bool:
-        """Wait until a unit of data is free: others may still compute the last, and die. False once all are committed.
+        """Wait until a unit of data is free, as when its worker dies; return False once all units are committed.
 
-        Do not wait as a worker, or others wait for you: leave, and join again for what is free.
+        A worker must leave before it waits, or the others wait for it, and join again when a unit is free.
         """
         keys = self.keys
         while True:
@@ -224,10 +224,10 @@ class Job:
             self.client.wait({keys.turns: last_entry})
 
     def await_finished(self) -> bool:
-        """Wait until all workers have done all their rounds and these are committed, as for a last `snapshot`.
+        """Wait until all workers have done all their rounds and these are committed, as before a last `snapshot`.
 
-        False if all have left with some of that undone, and none has come back for worker_timeout_ms. Do not wait as a
-        worker: leave first.
+        Return False if all workers have left with rounds undone and none has joined for worker_timeout_ms. A worker
+        must leave before it waits.
         """
         keys, alone_since = self.keys, math.inf
         while True:
@@ -241,7 +241,7 @@ class Job:
             self.client.wait({keys.turns: last_entry})
 
     def _asked(self, commands: Sequence[Command]) -> list[Any]:
-        """The replies to reads of this job, as of one instant, and the newest turn. Raises JobNotFound."""
+        """Return the replies to `commands`, read at one instant, and the newest id in `turns`. Raises JobNotFound."""
         newest = ("XREVRANGE", self.keys.turns, "+", "-", "COUNT", 1)
         id, *replies, turns = self.client.together([("HGET", self.keys.version, "id"), *commands, newest])
         if id != self.id:
@@ -249,7 +249,7 @@ class Job:
         return [*replies, turns[0][0] if turns else "0-0"]
 
     def behind(self, round_: int, most: int = 4) -> tuple[list[str], int]:
-        """Workers in the vector clock that have not even pushed a round: the slowest, and how many there are."""
+        """Return the slowest workers in the vector clock that have not pushed round `round_`, and the number of all."""
         keys = self.keys
         names, number, _ = self._asked(
             [
@@ -260,54 +260,54 @@ class Job:
         return list(names), int(number)
 
     def kept(self, version: int) -> int:
-        """The newest version up to `version` that a loss of shared memory would not take back."""
+        """Return the newest version up to `version` that a loss of shared memory would not undo."""
         return self.transport.safe_version(version)
 
     def checkpoint(self) -> Checkpoint:
-        """All that the newest version is: weights, optimizer state, clocks, units and members as of one instant.
+        """Return the newest version: weights, optimizer state, clocks, units and members as of one instant.
 
-        Blocks nobody. Raises CorruptData if bytes that must be there are not, UsageError if they are another host's.
+        Blocks no worker. Raises CorruptData if bytes are missing, UsageError if they are on another host.
         """
         self.find_transport().check_here(": do it there")
         while True:
             state = self.reader.held(_CHECKPOINT_ARRAYS)
             try:
                 return self.checkpoint_of(state)
-            except ChunkGone as gone:  # another reader's pin held another version
-                if self.state().version <= state.version + 1:  # nobody frees these yet
+            except ChunkGone as gone:  # another reader has pinned another version
+                if self.state().version <= state.version + 1:  # too new to have been freed
                     raise CorruptData(f"version {state.version} of job {self.name!r}: {gone}") from None
 
     def checkpoint_of(self, state: State) -> Checkpoint:
-        """The checkpoint of a version that is still there. Raises ChunkGone if it is not."""
+        """Return the checkpoint of the version of `state`. Raises ChunkGone if its bytes are freed."""
         return Checkpoint.of(self.name, state, self.config, self.layout, *self.reader.whole(state))
 
     def page(self, after: str) -> list[Entry]:
-        """The next entries that stand in Redis of the commit log behind the entry `after`."""
+        """Return the next page of the commit log in Redis after the entry `after`."""
         reply = self.client.call("XRANGE", self.keys.commits, f"({after}", "+", "COUNT", _LOG_PAGE)
         return [(entry, fields) for entry, fields in reply]
 
     def inbox(self) -> list[Contribution]:
-        """The accepted contributions that wait for their commit, oldest first."""
+        """Return the accepted contributions that wait for their commit, oldest first."""
         entries = self.client.call("XRANGE", self.keys.inbox, "-", "+")
         return [Contribution.from_text(fields["contribution"]) for _, fields in entries]
 
     def entries(self, after: str = "0-0") -> Iterator[Entry]:
-        """What stands in Redis of the commit log behind the entry `after`, oldest first."""
+        """Yield the entries of the commit log in Redis after the entry `after`, oldest first."""
         while page := self.page(after):
             yield from page
             after = page[-1][0]
 
     def log(self) -> Iterator[Commit]:
-        """The commits that stand in Redis of the commit log, oldest first: all, or those behind the last checkpoint
-        of an aggregator, and that one's."""
+        """Iterate over the commits of the log in Redis, oldest first: all of them, or, if an aggregator writes
+        checkpoints, those from the last checkpoint's commit on."""
         return (Commit.of(fields) for _, fields in self.entries() if fields["kind"] == "commit")
 
     def training_seconds(self) -> float:
-        """From the first join since it was created or restored to the last commit, by the server's clock."""
+        """Return seconds from the first join since creation or restore to the last commit, on the server's clock."""
         log = self.keys.commits
         began, first, last = self.client.together(
             [
-                ("HGET", self.keys.version, "began"),  # noted when the first entries were moved into a file
+                ("HGET", self.keys.version, "began"),  # trim.lua notes it when the first entries are moved into a file
                 ("XRANGE", log, "-", "+", "COUNT", 2),
                 ("XREVRANGE", log, "+", "-", "COUNT", 2 * self.config.workers + 1),
             ]
@@ -318,17 +318,17 @@ class Job:
         return (_ms(commits[0]) - int(began)) / 1000 if began and commits else 0.0
 
     def holders(self) -> list[str]:
-        """For each shard the aggregator that holds its lease, or ""."""
+        """Return for each shard the aggregator that holds its lease, or ""."""
         keys = [self.keys.lease(shard) for shard in range(self.layout.shards)]
         return [holder or "" for holder in self.client.call("MGET", *keys)]
 
     def terms(self) -> list[str]:
-        """For each shard the term of its last holder, or ""."""
+        """Return for each shard the term of its last holder, or ""."""
         keys = [self.keys.term(shard) for shard in range(self.layout.shards)]
         return [term or "" for term in self.client.call("MGET", *keys)]
 
     def traces(self, last: int = 200) -> dict[str, Trace]:
-        """For each worker a summary of its last `last` iterations."""
+        """Return for each worker a summary of its last `last` iterations."""
         workers = sorted(self.state().members)
         if not workers:
             return {}
@@ -344,18 +344,18 @@ class Job:
 
 
 def _ms(entry: str) -> int:
-    """When an entry of a stream was written."""
+    """Return when a stream entry was written, in ms."""
     return int(entry.partition("-")[0])
 
 
 @contextmanager
 def readable(name: str) -> Iterator[None]:
-    """What stands in Redis for a job may be a newer kvps's, or another program's: then CorruptData is raised."""
+    """Raise CorruptData where the block cannot read a job, because a newer kvps or another program wrote it."""
     try:
         yield
     except InvalidName:
         raise
-    except (ValueError, LookupError, TypeError, AttributeError) as error:  # as reading JSON and hashes raises them
+    except (ValueError, LookupError, TypeError, AttributeError) as error:  # what reading JSON and hashes raises
         why = str(error) if isinstance(error, KvpsError) else f"{type(error).__name__}: {error}"
         raise CorruptData(
             f"job {name!r} cannot be read ({why}): a newer kvps made it, or another program wrote under kvps:{{{name}}}"

@@ -1,11 +1,11 @@
-"""What `kvps run` tells the copies of a script, and how a script hears it. These names stand nowhere else.
+"""The environment variables that `kvps run` sets for each copy of a script, and `from_env`, which reads them.
 
-KVPS_RANK       which copy it is, from 0; it is the worker w<rank>
-KVPS_WORKERS    how many copies there are
-KVPS_JOB        name of the job
-KVPS_JOB_ID     the id under which it is made, so that no copy takes another run's job of that name for its own
-KVPS_SETTINGS   JSON: the job's settings that were given to `kvps run`
-KVPS_REDIS_URL  the server; also read without `kvps run`
+KVPS_RANK       the number of the copy, from 0; the copy is the worker w<rank>
+KVPS_WORKERS    the number of copies
+KVPS_JOB        the name of the job
+KVPS_JOB_ID     the id of the job, so that no copy takes another run's job of that name for its own
+KVPS_SETTINGS   the job's settings that were given to `kvps run`, as JSON
+KVPS_REDIS_URL  the URL of the server; also read without `kvps run`
 KVPS_LAUNCHER   see kvps.machine.launcher
 """
 
@@ -38,14 +38,14 @@ _LOOK_AGAIN_S = 0.05
 
 
 def of_copy(rank: int, workers: int, job: str, id: str, settings: Mapping[str, Any]) -> dict[str, str]:
-    """The environment of one copy, but for the URL; `settings` are a JobConfig's."""
+    """Return the environment variables of one copy, except the URL; `settings` are those of a JobConfig."""
     written = {n: v.to_json() if isinstance(v, optimizers.Optimizer) else v for n, v in settings.items()}
     values = {_RANK: rank, _WORKERS: workers, _JOB: job, _JOB_ID: id, _SETTINGS: json.dumps(written)}
     return {name: str(value) for name, value in values.items()}
 
 
 def from_env() -> RunContext:
-    """Which worker of which run this process is, as `kvps run` has told it.
+    """Return which worker of which run this process is, as `kvps run` has set it.
 
     with kvps.from_env() as worker:
         job = worker.create_job(params, optimizer=kvps.SGD(lr=0.1))
@@ -54,8 +54,8 @@ def from_env() -> RunContext:
                 params = session.pull()
                 session.push(gradient(params))
 
-    Without `kvps run` it is the only one, and serves its job itself, see `local`. Under `kvps run` an error of kvps
-    that the script does not catch is one line. Raises InvalidSetting, NoServer.
+    Without `kvps run` the process is the only worker and serves its job itself, as `local` does. Under `kvps run` an
+    error of kvps that the script does not catch is printed as one line. Raises InvalidSetting, NoServer.
     """
     url = os.environ.get(_URL)
     if _RANK not in os.environ:
@@ -76,11 +76,11 @@ def from_env() -> RunContext:
 
 
 class RunContext:
-    """One copy of a script. `from_env` makes it.
+    """One copy of a script, as `from_env` returns it.
 
-    rank      which one, from 0
-    workers   how many there are
-    id        its worker id, for `Job.join`: the same when it is started again
+    rank      the number of the copy, from 0
+    workers   the number of copies
+    id        the worker id for `Job.join`: the same when the copy is started again
     settings  the job's settings that were given to `kvps run`, under the names of `JobConfig`
     """
 
@@ -99,11 +99,11 @@ class RunContext:
         self._made = False
 
     def create_job(self, params: Mapping[str, Any], **settings: Any) -> Job:
-        """The job that all copies train; it begins with the `params` of the first (name -> float32 array).
+        """Return the job that all copies train. It begins with the `params` (name -> float32 array) of rank 0.
 
-        The copy of rank 0 makes it, or finds it when it is started again; the others wait for it. `settings` are those
-        of `JobConfig`. What was given to `kvps run` holds too; where both speak they must say the same. Raises
-        InvalidSetting, WrongOrder for a second job, and what `Store.create_job` does.
+        The copy of rank 0 creates the job, or finds it when it is started again; the others wait for it. `settings` are
+        those of `JobConfig`, and those given to `kvps run` apply too; a setting given in both must be the same in both.
+        Raises InvalidSetting, WrongOrder for a second job, and what `Store.create_job` raises.
         """
         self._owner.check()
         if self._made:
@@ -115,7 +115,7 @@ class RunContext:
             if told.get(name, value) != value:
                 raise InvalidSetting(self._contradiction(name, value, told[name]))
         merged = settings | told
-        JobConfig.of("create_job", None, merged)  # in every copy: one that waits for the job would wait for ever
+        JobConfig.of("create_job", None, merged)  # in every copy: one that only waited for the job would wait for ever
         if self._store is None or self._run is None:
             self._local = local(params, url=self._url, **merged)
             self._made = True
@@ -139,7 +139,7 @@ class RunContext:
         return f"{name}: the script says {here} and kvps run says {told}: let only one of them say it"
 
     def close(self) -> None:
-        """Close the connection; a job that this process serves itself ends. In a fork it does nothing."""
+        """Close the connection, and end a job that this process serves itself. Does nothing in a fork."""
         if not self._owner.is_here:
             return
         if self._store:
@@ -158,15 +158,15 @@ class RunContext:
 
 
 def _awaited(store: Store, name: str) -> Job:
-    """The job of that name, as soon as it is there."""
+    """Return the job of that name as soon as it exists."""
     while True:
         with suppress(JobNotFound):
             return store.job(name)
-        time.sleep(_LOOK_AGAIN_S)  # what is not there has no bell
+        time.sleep(_LOOK_AGAIN_S)  # a job that does not exist has no stream to wait on
 
 
 def _in_one_line(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """What nobody has caught: of kvps's own errors a line, which says where in the script."""
+    """Print an uncaught error; one of kvps as a single line that says where in the script it was raised."""
     if not isinstance(error, KvpsError) or os.environ.get("KVPS_TRACEBACK"):
         sys.__excepthook__(kind, error, trace)
         return

@@ -1,7 +1,7 @@
-"""A job in one process: its aggregator on a thread, and its workers too. For notebooks, tests and scripts run alone.
+"""A job in one process, its aggregator and workers on threads: for notebooks, tests and scripts run alone.
 
-Everything goes the way it goes between processes, through a real server; so the weights are the same, bit for bit.
-Beside the command line this is the one place that brings an aggregator to a job; `import kvps` alone loads none.
+All data goes through a real server, as it does between processes, so the weights are the same, bit for bit. Besides the
+command line, only this module starts an aggregator for a job; `import kvps` alone loads none.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ Gradient = Callable[[dict[str, Array], int, int], Any]
 
 
 def local(params: Mapping[str, Any], *, url: str | None = None, **settings: Any) -> LocalJob:
-    """A new job that begins with `params` (name -> float32 array), served by this process until it is closed.
+    """Create a job that begins with `params` (name -> float32 array), and serve it in this process until it is closed.
 
     with kvps.local(params, workers=3, staleness=1, optimizer=kvps.SGD(lr=0.1)) as job:
         weights = job.train(gradient, rounds=50)
 
     `settings` are those of `JobConfig`, or one `config`. The server is the one at `url`, or the user's private one,
-    started if need be. The job ends with the block (or `close`, or the process), and is removed. Raises what `connect`
-    and `Store.create_job` do.
+    started if it does not run. The end of the block (or `close`, or the end of the process) ends and removes the job.
+    Raises what `connect` and `Store.create_job` raise.
     """
     config = JobConfig.of("kvps.local", settings.pop("config", None), settings)
     store = connect(url)
@@ -47,7 +47,7 @@ def local(params: Mapping[str, Any], *, url: str | None = None, **settings: Any)
 
 
 class LocalJob(Job):
-    """A job that this process serves. `local` makes one."""
+    """A job that this process serves. `local` returns one."""
 
     def __init__(self, store: Store, name: str) -> None:
         super().__init__(store.client, name)
@@ -66,22 +66,22 @@ class LocalJob(Job):
             serve(self, stop=self._stop, until_finished=False)
         except BaseException as error:
             self._failures.append(error)
-            self.evict_all()  # who waits for a version would wait for ever
+            self.evict_all()  # a worker that waits for a version would wait for ever
 
     def evict_all(self) -> None:
-        """Have all sessions end: who computes meets it with its push, who waits is woken."""
+        """Evict all workers: a worker that computes learns of it at its next push, a worker that waits is woken."""
         with suppress(KvpsError):
             for member in self.reader.state().members.values():
                 if member.active:
                     self.evict(member)
 
     def state(self) -> State:
-        """As of any job. Raises what the aggregator raised."""
+        """As `Job.state`; also raises what the aggregator raised."""
         self._check_served()
         return super().state()
 
     def turn(self) -> Turn:
-        """As of any job. Raises what the aggregator raised."""
+        """As `Job.turn`; also raises what the aggregator raised."""
         self._check_served()
         return super().turn()
 
@@ -90,11 +90,11 @@ class LocalJob(Job):
         return super()._asked(commands)
 
     def train(self, gradient: Gradient, rounds: int) -> dict[str, Array]:
-        """Have every worker do so many rounds more, each on a thread of its own; the weights then.
+        """Train `rounds` more rounds with every worker, each on a thread of its own; return the weights after them.
 
-        ``gradient(params, rank, round)`` returns name -> float32 array, or (loss, that); rounds count from 0 and go on
-        counting from one call to the next. It is called on all threads at once. What it raises is raised here, once
-        the others have stopped; so does Ctrl-C stop them. The job can go on after that.
+        ``gradient(params, rank, round)`` returns name -> float32 array, or a pair (loss, that mapping). Rounds count
+        from 0, and the next call continues the count. All threads call `gradient` at once. An error that it raises, or
+        Ctrl-C, stops all workers and is raised here; `train` may be called again after that.
         """
         if not isinstance(rounds, int) or rounds < 1:
             raise InvalidSetting(f"rounds must be a whole number from 1, not {rounds!r}")
@@ -112,7 +112,7 @@ class LocalJob(Job):
             raise self._failures[0]
 
     def close(self) -> None:
-        """End the aggregator, and remove the job; in a fork it does nothing. Raises what the aggregator raised."""
+        """End the aggregator and remove the job; does nothing in a fork. Raises what the aggregator raised."""
         if self._closed or not self.client.owner.is_here:
             return
         self._closed = True
@@ -120,7 +120,7 @@ class LocalJob(Job):
         self._stop.set()
         self._server.join()
         try:
-            with suppress(KvpsError if self._failures else JobNotFound):  # the first error is the one to see
+            with suppress(KvpsError if self._failures else JobNotFound):  # the aggregator's error is the one to raise
                 if not self._store.ends_server:
                     self._store.remove_job(self.name, self.id)
         finally:
@@ -137,14 +137,14 @@ class LocalJob(Job):
 
 
 class _Crew:
-    """The workers of a local job, each on a thread."""
+    """The workers of a local job, each on a thread of its own."""
 
     def __init__(self, job: LocalJob, gradient: Gradient, rounds: int) -> None:
         self._job = job
         self._gradient = gradient
         self._rounds = rounds
         self._workers = job.config.workers
-        # In BSP a round is of those who are there: nobody begins before all are.
+        # A round in BSP is made of the workers that have joined, so none begins before all have.
         self._together = threading.Barrier(self._workers)
         self._failures: list[BaseException] = []
         self._failed = threading.Event()
@@ -152,7 +152,7 @@ class _Crew:
         self._all_ended = threading.Condition()
 
     def run(self) -> None:
-        """Raises the first error of any of them."""
+        """Run all workers to their end. Raises the first error of any of them."""
         try:
             for number in range(self._workers):
                 self._start(f"w{number}")
@@ -173,7 +173,7 @@ class _Crew:
             raise
 
     def _await_end(self) -> None:
-        # Not Thread.join: one that is interrupted takes its thread for ended (CPython 3.11).
+        # Not Thread.join: when interrupted, it takes the thread for ended (CPython 3.11).
         with self._all_ended:
             self._all_ended.wait_for(lambda: not self._working)
 
@@ -189,7 +189,7 @@ class _Crew:
                     loss, grads = found if isinstance(found, tuple) else (None, found)
                     session.push(grads, loss)
         except BaseException as error:
-            self._failures.append(error)  # what comes of `_end` in the others comes behind it
+            self._failures.append(error)  # before `_end`, whose errors in the other workers follow it
             self._end()
         finally:
             with self._all_ended:

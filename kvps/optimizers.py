@@ -1,6 +1,6 @@
-"""Optimizers as settings that travel with the job as JSON.
+"""Optimizers as settings, which are stored with the job as JSON.
 
-Only what a user chooses stands here; the arithmetic of a step is `kvps_aggregator.step.optimizers`.
+This module has only what a user chooses; `kvps_aggregator.step.optimizers` computes the steps.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _T = TypeVar("_T", bound=Setting)
 
 
 class Optimizer(Setting):
-    """What the aggregator does with a reduced gradient. `lr` is a number or a `Schedule`."""
+    """The rule by which the aggregator steps on a reduced gradient. `lr` is a number or a `Schedule`."""
 
     lr: float | Schedule
 
@@ -30,17 +30,17 @@ class Optimizer(Setting):
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """Names of its state arrays, each as large as the weights; all begin as zeros."""
+        """The names of the state arrays. Each is as large as the weights and begins as zeros."""
         raise NotImplementedError
 
     def lr_at(self, progress: float) -> float:
-        """The learning rate after `progress` committed contributions per worker."""
+        """Return the learning rate after `progress` committed contributions per worker."""
         return self.lr.at(progress) if isinstance(self.lr, Schedule) else float(self.lr)
 
 
 @dataclass(frozen=True)
 class SGD(Optimizer):
-    """Stochastic gradient descent, with momentum, Nesterov's momentum and L2 weight decay as PyTorch has them."""
+    """Stochastic gradient descent, with momentum, Nesterov's momentum and L2 weight decay as in PyTorch."""
 
     lr: float | Schedule = 0.1
     momentum: float = 0.0
@@ -60,7 +60,7 @@ class SGD(Optimizer):
 
 @dataclass(frozen=True)
 class Adagrad(Optimizer):
-    """Duchi, Hazan and Singer, "Adaptive Subgradient Methods", JMLR 2011, as PyTorch has it."""
+    """Adagrad as in PyTorch: Duchi, Hazan and Singer, "Adaptive Subgradient Methods", JMLR 2011."""
 
     lr: float | Schedule = 0.01
     eps: float = 1e-10
@@ -78,7 +78,7 @@ class Adagrad(Optimizer):
 
 @dataclass(frozen=True)
 class Adam(Optimizer):
-    """Kingma and Ba, "Adam: A Method for Stochastic Optimization", 2015; weight decay is added to the gradient."""
+    """Adam: Kingma and Ba, "Adam: A Method for Stochastic Optimization", 2015; weight decay adds to the gradient."""
 
     lr: float | Schedule = 0.001
     beta1: float = 0.9
@@ -100,7 +100,7 @@ class Adam(Optimizer):
 
 @dataclass(frozen=True)
 class AdamW(Adam):
-    """Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019."""
+    """AdamW: Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019."""
 
     weight_decay: float = 0.01
     kind: ClassVar[str] = "adamw"
@@ -110,7 +110,7 @@ OPTIMIZERS: dict[str, type[Optimizer]] = {c.kind: c for c in (SGD, Adagrad, Adam
 
 
 def from_json(value: dict[str, Any]) -> Optimizer:
-    """The optimizer that `to_json` wrote. Raises InvalidSetting."""
+    """Return the optimizer that `to_json` wrote. Raises InvalidSetting."""
     known = dict(value)
     kind = _optimizer(known.pop("kind", None))
     lr = known.get("lr")
@@ -125,7 +125,7 @@ def from_json(value: dict[str, Any]) -> Optimizer:
 
 
 def parse(text: str, lr: float | None = None) -> Optimizer:
-    """An optimizer from the command line: ``sgd`` or ``sgd:momentum=0.9,nesterov=true``. Raises InvalidSetting."""
+    """Return the optimizer of a command line: ``sgd`` or ``sgd:momentum=0.9,nesterov=true``. Raises InvalidSetting."""
     kind, colon, rest = text.partition(":")
     settings: dict[str, Any] = {} if lr is None else {"lr": lr}
     for part in rest.split(",") if colon else []:

@@ -21,12 +21,12 @@ def require(ok: bool, message: str) -> None:
 
 
 def _is_number(value: object) -> bool:
-    # Not math.isfinite, which cannot be asked about a whole number that no float can hold.
+    # Not math.isfinite: it raises OverflowError for an int that is too large for a float.
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 class Setting:
-    """What optimizers and schedules share: a `kind`, a check of every number, JSON and back."""
+    """The base of optimizers and schedules: a `kind`, a check of every number, and conversion to JSON."""
 
     kind: ClassVar[str]
 
@@ -54,7 +54,7 @@ class Schedule(Setting):
     """A learning rate that changes with progress."""
 
     def at(self, progress: float) -> float:
-        """The learning rate after `progress` committed contributions per worker."""
+        """Return the learning rate after `progress` committed contributions per worker."""
         raise NotImplementedError
 
 
@@ -95,9 +95,9 @@ class ExponentialLR(Schedule):
 
 @dataclass(frozen=True)
 class LinearLR(Schedule):
-    """From `initial` to `final` in a straight line over the first `over` contributions per worker; then `final`.
+    """A straight line from `initial` to `final` over the first `over` contributions per worker; then `final`.
 
-    With ``initial=0`` it is a warm-up.
+    With ``initial=0`` this is a warm-up.
     """
 
     initial: float

@@ -1,9 +1,9 @@
-"""The staleness rule, alone and pure.
+"""The staleness rule, as pure functions.
 
-A worker's *round* counts its contributions plus the rounds it was not there for. With staleness `s` it may
-compute round r + 1 only on weights that hold round r - s of every member. BSP is s = 0, SSP is s = N, ASP is
-s = -1 and never waits. (SSP: Ho et al., "More Effective Distributed ML via a Stale Synchronous Parallel
-Parameter Server", NIPS 2013.)
+A worker's *round* counts its contributions plus the rounds for which it was absent. With staleness `s`, a worker may
+compute round r + 1 only on weights that contain round r - s of every member. BSP is s = 0, SSP is s = N, and ASP is
+s = -1 and never waits. (SSP: Ho et al., "More Effective Distributed ML via a Stale Synchronous Parallel Parameter
+Server", NIPS 2013.)
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ ASP = -1
 
 
 def mode_name(staleness: int) -> str:
-    """What the field calls this staleness: BSP, SSP(N) or ASP."""
+    """Return the common name of a staleness: BSP, SSP(N) or ASP."""
     if staleness == ASP:
         return "ASP"
     return "BSP" if staleness == 0 else f"SSP({staleness})"
 
 
 def admits(rounds_done: int, committed_rounds: Iterable[int], staleness: int) -> bool:
-    """Whether a worker that has done `rounds_done` rounds may start the next on weights holding `committed_rounds`.
+    """Return whether a worker that has done `rounds_done` rounds may start the next on weights with `committed_rounds`.
 
-    `committed_rounds` are those of all members, the worker itself included.
+    `committed_rounds` has the committed round of each member, the worker itself included.
     """
     if staleness == ASP:
         return True
@@ -31,5 +31,5 @@ def admits(rounds_done: int, committed_rounds: Iterable[int], staleness: int) ->
 
 
 def progress(clock: Mapping[str, int], workers: int) -> float:
-    """Contributions committed per worker: what learning-rate schedules run over, the same in every mode."""
+    """Return the committed contributions per worker, over which learning-rate schedules run in every mode."""
     return sum(clock.values()) / workers

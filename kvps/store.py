@@ -35,17 +35,17 @@ from kvps.transport.opening import open_transport
 log = logging.getLogger("kvps.store")
 
 _SETTLE_S = 1.0
-_WORTH_SHARING = 1 << 20  # below that the calls to Redis, which stay, are all that a round costs
+_WORTH_SHARING = 1 << 20  # bytes; a round of a smaller model costs only calls to Redis, and these remain
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _MORE_ROOM = "make room there (in a container: docker run --shm-size), or choose transport 'redis'"
 
 
 def connect(url: str | None = None, listen: str | None = None, data_dir: Path | None = None) -> Store:
-    """A store on the server at `url` (redis, rediss, unix), or for None on the user's own private server.
+    """Return a store on the server at `url` (redis, rediss, unix), or for None on the user's own private server.
 
-    That one is started if it does not run. It ends when this process has closed its stores or is gone, and no other
-    process uses it. `listen` is HOST:PORT of a TCP port it opens as well, behind a password. It keeps nothing, or with
-    `data_dir` all but the last second in files there. Raises NoServer, ServerUnfit, InvalidSetting.
+    The private server is started if it does not run. It ends when this process has ended or closed its stores, and no
+    other process uses it. `listen` is HOST:PORT of a TCP port to open too, behind a password. The server keeps no data,
+    or with `data_dir` all but the last second in files there. Raises NoServer, ServerUnfit, InvalidSetting.
     """
     if url is None:
         with private_server.ensured(listen, data_dir) as server:
@@ -76,12 +76,12 @@ class Store:
 
     @property
     def url(self) -> str:
-        """Where the server is, with its password if it has one."""
+        """The URL of the server, with its password if it has one."""
         return self.client.url
 
     @property
     def server_name(self) -> str:
-        """What the server is, as in "Valkey 9.1.2". Raises ServerLost."""
+        """The server's name and version, as in "Valkey 9.1.2". Raises ServerLost."""
         return self.client.server_name()
 
     @property
@@ -91,17 +91,17 @@ class Store:
 
     @property
     def ends_unused(self) -> bool:
-        """Whether this is the private server, and it ends when nobody uses it."""
+        """Whether this is the private server, and it ends when no process uses it."""
         return self._server is not None and not self._server.lasting
 
     @property
     def ends_server(self) -> bool:
-        """Whether `close` ends the server: this process started it, and this store is the last that uses it."""
+        """Whether `close` ends the server: this process started it, and only this store uses it."""
         return self._is_last_here and not self._used_by_others
 
     @property
     def hands_over_server(self) -> bool:
-        """Whether the server that this process started goes on for others when this store is closed."""
+        """Whether `close` leaves the server that this process started to other processes that use it."""
         return self._is_last_here and self._used_by_others
 
     @property
@@ -121,12 +121,11 @@ class Store:
         id: str | None = None,
         **settings: Any,
     ) -> Job:
-        """Make a job that begins with `params` (name -> float32 array) as version 0.
+        """Create a job that begins with `params` (name -> float32 array) as version 0.
 
-        `settings` are those of `JobConfig`: staleness, workers, shards, optimizer, reduction, nonfinite, ...;
-        or give a whole `config`. `id` tells it from all other jobs of its name, see `fresh_id`; without it it gets one
-        here. Raises JobExists, InvalidName, InvalidSetting, LayoutMismatch, NotFinite; then
-        nothing was changed.
+        `settings` are those of `JobConfig`: staleness, workers, shards, optimizer, reduction, nonfinite, ...; or give a
+        whole `config`. `id` tells the job from all other jobs of its name; the default is a `fresh_id`. Raises
+        JobExists, InvalidName, InvalidSetting, LayoutMismatch, NotFinite; nothing was changed then.
         """
         check_name("job", name)
         id = fresh_id() if id is None else check_id(id)
@@ -147,10 +146,10 @@ class Store:
         return job
 
     def restore_job(self, checkpoint: Checkpoint, name: str | None = None, shards: int | None = None) -> Job:
-        """Make a job that goes on from a checkpoint: under its name or another, with its shards or other ones.
+        """Create a job that continues from a checkpoint, with its name and number of shards unless others are given.
 
-        Its workers join under their old ids and go on where those were; those that were at work are waited for.
-        Raises JobExists, InvalidName, InvalidSetting; then nothing was changed.
+        Workers join under their old ids and continue where they were. The job waits for all workers that were at work.
+        Raises JobExists, InvalidName, InvalidSetting; nothing was changed then.
         """
         config = replace(checkpoint.config, launched_by="")
         if config.transport == "shm":  # this may be another host
@@ -174,7 +173,7 @@ class Store:
         checkpoint: Checkpoint | None,
         id: str,
     ) -> Job:
-        """Stage a job's first version, and make it visible. `arrays` are "w" and optimizer slots, in chunks."""
+        """Stage a job's first version and make it visible. `arrays` are "w" and the optimizer slots, in chunks."""
         keys = JobKeys(name, id)
         if self.client.call("EXISTS", keys.version, keys.config, keys.layout):
             raise job_exists(name)
@@ -182,7 +181,7 @@ class Store:
             raise being_removed(name)
         config = self._with_transport(config, layout, name)
         self._check_room(name, config, layout)
-        # Staged under a name of its own: what another creator of the same job stages is never touched.
+        # A name of its own: the bytes that another creator of the same job stages are never touched.
         version = checkpoint.version if checkpoint else 0
         staged = staged_name(version, f"{id}-0-{secrets.token_hex(4)}")
         items: list[tuple[str, Buffers]] = []
@@ -197,7 +196,7 @@ class Store:
                     for number, chunk in enumerate(chunks[shard]):
                         values = np.frombuffer(b"".join(chunk), DTYPE)
                         items.append((keys.pulled(shard, staged, number), [encoded(pull, values).data]))
-            if version:  # version 0 has none: nobody has committed it
+            if version:  # version 0 has no manifest: no aggregator has committed it
                 low, high = layout.shard_range(shard)
                 manifest = {"plan": 0, "version": version, "bytes": (high - low) * DTYPE.itemsize, "digests": digests}
                 items.append((keys.manifest(shard, staged), [memoryview(json.dumps(manifest).encode())]))
@@ -207,11 +206,11 @@ class Store:
         transport.prepare()
         try:
             self.client.put(items)
-            self.client.call("SADD", JOBS, name)  # first: a job that nobody lists would be there for ever
+            self.client.call("SADD", JOBS, name)  # first: a job that is not listed would stay for ever
             scripts.create(config, layout, staged, self.client.run_id(), begins)
-            self.client.call("SADD", JOBS, name)  # who removed an earlier job of that name may have unlisted it since
+            self.client.call("SADD", JOBS, name)  # a removal of an earlier job of that name may have unlisted it
         except ServerLost:
-            raise  # it may have been created all the same: whose bytes these are is not known
+            raise  # the job may exist all the same, and then these bytes are its own
         except KvpsError:
             self.client.unlink([key for key, _ in items])
             transport.discard()
@@ -219,16 +218,16 @@ class Store:
         return Job(self.client, name)
 
     def _with_transport(self, config: JobConfig, layout: Layout, job: str) -> JobConfig:
-        """The settings with the transport that is meant by "auto", and the memory that is shared.
+        """Return the settings with a transport in place of "auto", and with the shared memory that the job uses.
 
-        Raises ServerFull if that has not the room, InvalidSetting if there is none, ServerUnfit if its place is
+        Raises ServerFull if the memory has no room, InvalidSetting if there is none, ServerUnfit if its directory is
         another user's.
         """
         if config.transport == "redis":
             return config
-        # Versions: the present one, the one before, one that is staged, one that a slow reader holds.
+        # Versions: the present one, the one before, the one being staged, and one that a slow reader holds.
         gradients = config.workers * (config.max_pending + 1) * format_of(config.gradient_format).nbytes(layout.size)
-        held = config.workers * layout.nbytes if config.staleness else 0  # a version each, by those who are slow
+        held = config.workers * layout.nbytes if config.staleness else 0  # a slow worker may hold a version of its own
         needs = 4 * layout.nbytes * (1 + len(config.optimizer.slots)) + gradients + held
         if config.transport == "auto":
             if layout.nbytes < _WORTH_SHARING or not self._is_local():
@@ -256,33 +255,33 @@ class Store:
                 )
                 return replace(config, transport="redis")
             log.warning(
-                "another job of this server is in the shared memory of %s, which this process does not see: only "
-                "processes that see the one here, of %s, can work on this job",
+                "other jobs of this server are in the shared memory of %s, which this process does not see: only "
+                "processes that see the shared memory of %s can work on this job",
                 *(Memory.of(text).host for text in (first, memory)),
             )
         return replace(config, transport="shm", memory=memory)
 
     def _first_memory(self, memory: str) -> str:
-        """The memory of this server's jobs: this one, unless another was first since the server was started.
+        """Return the shared memory of this server's jobs: `memory`, unless another was noted first since it started.
 
-        What was noted before may have gone with the host on which the server ran.
+        A note of an earlier run does not count: that memory may be lost with the host on which the server ran.
         """
         run_id = self.client.run_id()
         _, first = self.client.together([("HSETNX", MEMORY, run_id, memory), ("HGET", MEMORY, run_id)])
         return str(first)
 
     def _is_local(self) -> bool:
-        """Whether nobody can reach the server but from this host."""
+        """Whether the server can be reached from this host only."""
         return self.url.startswith("unix:") and not self.client.port()
 
     def _is_near(self) -> bool:
-        """Whether the server is on this host, and nothing shows that others are to reach it from elsewhere."""
+        """Whether the server is on this host, and its URL does not show that other hosts use it."""
         return self._is_local() or connection_settings(self.url).get("host") in _LOOPBACK
 
     def _check_room(self, name: str, config: JobConfig, layout: Layout) -> None:
-        """Raise ServerFull for a job that a server with limited memory could not hold at its worst moment."""
+        """Raise ServerFull for a job whose peak memory would exceed the server's maxmemory."""
         used, limit = self.client.memory()
-        # Two versions, the one being staged and the reserve for it; and of each worker what may wait and one more.
+        # Two versions, the one being staged and a reserve for it; of each worker what may wait and one gradient more.
         pull, pushed = format_of(config.weight_format), format_of(config.gradient_format).nbytes(layout.size)
         pulled = pull.nbytes(layout.size) if pull.lossy else 0
         versions = 4 * (layout.nbytes * (1 + len(config.optimizer.slots)) + pulled) + 2 * CHUNK_BYTES * layout.shards
@@ -294,26 +293,26 @@ class Store:
             )
 
     def job(self, name: str) -> Job:
-        """The job of that name. Raises JobNotFound, InvalidName, CorruptData."""
+        """Return the job of that name. Raises JobNotFound, InvalidName, CorruptData."""
         try:
             return Job(self.client, name)
         except CorruptData as error:
             raise CorruptData(f"job {name!r}: {error}") from error
 
     def jobs(self) -> list[str]:
-        """Names of all jobs, sorted."""
+        """Return the names of all jobs, sorted."""
         return sorted(self.client.call("SMEMBERS", JOBS))
 
     def free_name(self, wished: str) -> str:
-        """This name, or with a number behind it if jobs of that name are there."""
+        """Return the name `wished`, with a number appended if it is taken."""
         taken, base = set(self.jobs()), wished[:60]
         return next(n for n in (base if i == 1 else f"{base}-{i}" for i in range(1, len(taken) + 2)) if n not in taken)
 
     def remove_job(self, name: str, id: str | None = None) -> None:
-        """Delete a job and all its bytes, damaged ones too; with `id` only the job of that id. Who works on it is told
-        that it does not exist. A job that is made under its name afterwards, or meanwhile, is left alone.
+        """Delete a job, even a damaged one, and all its bytes; with `id` only the job of that id. Its processes get
+        JobNotFound. A job that is created under its name meanwhile or afterwards is left alone.
 
-        Goes on where an earlier call was cut short. Raises JobNotFound.
+        Completes an earlier call that was cut short. Raises JobNotFound.
         """
         while True:
             keys = JobKeys(name)
@@ -334,7 +333,7 @@ class Store:
             segments = self._segments(keys) if there else None
             shards = sum(field.startswith("shard:") for field in fields)
             if not there or JobScripts(self.client.call, keys, shards).remove(workers):
-                break  # else workers have joined meanwhile
+                break  # else workers have joined since the read
         self._remove_bytes(keys, segments, settles=bool(workers))
         self._unlist(keys)
         JobScripts(self.client.call, keys, 0).forget()
@@ -342,27 +341,27 @@ class Store:
             self.client.call("DEL", MEMORY)
 
     def _remove_bytes(self, keys: JobKeys, segments: shared_memory.Segments | None, settles: bool) -> None:
-        """Unlink all bytes of a removed job; if it had workers, until nothing comes any more."""
+        """Unlink all bytes of a removed job; if it had workers, repeat until no more bytes arrive."""
         if segments:
             segments.remove()
         self._unlink_all(keys)
         while settles:
-            # A worker may have been sending a gradient, and one that was killed leaves it on the way: there is no
-            # sign to wait for when a closed connection's last bytes arrive.
+            # A worker, even a killed one, may have a gradient on the way, and nothing signals when the last bytes of a
+            # closed connection arrive.
             time.sleep(_SETTLE_S)
             if not self._unlink_all(keys):
                 break
         if segments:
-            segments.remove()  # a worker may have made one meanwhile
+            segments.remove()  # a worker may have made a segment meanwhile
 
     def _unlist(self, keys: JobKeys) -> None:
-        """Take a name out of the list, unless a job of that name has been made meanwhile."""
+        """Take a name out of the list of jobs, unless a job of that name has been created meanwhile."""
         self.client.call("SREM", JOBS, keys.job)
         if self.client.call("EXISTS", keys.version):
             self.client.call("SADD", JOBS, keys.job)
 
     def _segments(self, keys: JobKeys) -> shared_memory.Segments | None:
-        """Those of a job that may be damaged."""
+        """Return the segments of a job that may be damaged; None if it has none or they cannot be found."""
         with suppress(KvpsError):
             if memory := self.client.call("HGET", keys.config, "memory"):
                 return shared_memory.Segments(memory, keys.id)
@@ -374,9 +373,9 @@ class Store:
         return len(found)
 
     def close(self) -> None:
-        """Close the connections. A server that this process started ends with its last store, or goes on for others.
+        """Close the connections. With the last store, end a server that this process started, unless others use it.
 
-        In a fork it does nothing.
+        Does nothing in a fork.
         """
         if not self.client.owner.is_here:
             return
@@ -395,12 +394,12 @@ class Store:
 
 
 def fresh_id() -> str:
-    """The id of a job that is not made yet: who makes it under this id, and asks again, finds his own."""
+    """Return an id for a job to be created. By it, the creator can later tell its own job from others of the name."""
     return secrets.token_hex(4)
 
 
 def _why_not_shared(config: JobConfig, needs: int) -> str:
-    """Why "auto" does not choose shared memory for a job that needs so many bytes of it; "" if it does."""
+    """Return why "auto" does not choose shared memory for a job that needs so many bytes of it; "" if it does."""
     if config.shards > 1 or config.weight_format != "fp32":
         return "shared memory is for shards=1 and weight_format='fp32'; choose these, or transport 'redis'"
     if not shared_memory.available():
@@ -416,7 +415,7 @@ def _mb(nbytes: int) -> str:
 
 
 def _as_text(checkpoint: Checkpoint) -> dict[str, str | dict[str, str]]:
-    """What create.lua takes over of a checkpoint; numbers as text, for Lua would round them."""
+    """Return what create.lua takes from a checkpoint, with numbers as text because Lua would round them."""
     return {
         "version": str(checkpoint.version),
         "head": checkpoint.head,

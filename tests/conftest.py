@@ -1,4 +1,4 @@
-"""Real servers for every test: one of each kind there is, on a private socket, ended with the tests."""
+"""Real servers for every test: one of each kind that is installed, on a private socket, ended with the tests."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(TESTS), os.environ.
 
 @pytest.fixture(scope="session", params=ONE_AND_SLOWLY_ALL)
 def server_url(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The URL of a server. `make test-all` runs the test on a server of each kind; so does `make test` in the
-    rooms where the server matters, which have a fixture of this name of their own."""
+    """The URL of a server. `make test-all` runs the test on a server of each kind; so does `make test` in the rooms
+    where the server matters, which have their own fixture of this name."""
     with running_server(BINARIES[request.param]) as url:
         yield url
 
 
 @pytest.fixture
 def old_server() -> Iterator[str]:
-    """A real server older than kvps supports, which `make test` fetches where it is built for (Linux x86-64)."""
+    """A real server older than kvps supports; `make test` fetches it on Linux x86-64, which it is built for."""
     binary = os.environ.get("KVPS_OLD_REDIS_SERVER", "")
     if not Path(binary).is_file():
         pytest.skip("KVPS_OLD_REDIS_SERVER names no server program; make test sets it on Linux x86-64")
@@ -53,7 +53,7 @@ def store(server_url: str) -> Iterator[Store]:
 @pytest.fixture
 def queue(store: Store) -> Iterator[Any]:
     """The queue for hosts without a GPU."""
-    from kvps_workers.queue.queue import CPU, TaskQueue  # RQ takes its time to load, and few tests need it
+    from kvps_workers.queue.queue import CPU, TaskQueue  # RQ is slow to load, and few tests need it
 
     with TaskQueue(store.url, CPU) as found:
         yield found
@@ -61,14 +61,14 @@ def queue(store: Store) -> Iterator[Any]:
 
 @pytest.fixture
 def raw(store: Store) -> Iterator[Any]:
-    """What anybody may send to the server."""
+    """A plain redis-py client, which may send anything to the server."""
     with redis.Redis.from_url(store.url, protocol=2) as client:
         yield client
 
 
 @pytest.fixture
 def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
-    """A user with a runtime directory and a working directory of his own, and no server; nothing of his is left."""
+    """A user's new runtime directory and working directory, without a server; no process of the user may be left."""
     with private_directory() as folder:
         monkeypatch.setenv("KVPS_RUNTIME_DIR", str(folder))
         monkeypatch.delenv("KVPS_REDIS_URL", raising=False)
@@ -79,7 +79,7 @@ def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def start() -> Iterator[Any]:
-    """Starts commands, and ends them with the test."""
+    """A function that starts a command; the commands end with the test."""
     with ExitStack() as stack:
 
         def begin(*arguments: str) -> Started:

@@ -43,12 +43,12 @@ def test_the_table_in_the_docs_is_that_of_the_code() -> None:
         ({"lease_ms": 99.5}, "lease_ms must be a whole number from 100 to 86400000, not 99.5"),
         ({"reduction": "median"}, "reduction must be one of mean, sum, not 'median'"),
         ({"transport": ["shm"]}, "transport must be one of auto, redis, shm"),
-        ({"optimizer": "sgd"}, "optimizer must be kvps.SGD(...) or its like, not a builtins.str"),
+        ({"optimizer": "sgd"}, "optimizer must be a kvps optimizer such as kvps.SGD(...), not a builtins.str"),
         ({"gradient_format": "fp8"}, "gradient_format must be one of fp32, bf16"),
         ({"gradient_format": 16}, "gradient_format must be a text, not 16"),
         ({"mirror_every": "0s"}, "mirror_every must be a number of versions, as 10, or of seconds, as 0.5s, not '0s'"),
         ({"task": 5}, "task must be a text, not 5"),
-        ({"launched_by": "me"}, "launched_by is what kvps up and kvps run note, not 'me'"),
+        ({"launched_by": "me"}, "launched_by may only be set by kvps up and kvps run, not to 'me'"),
         ({"workers": 2, "min_workers": 3}, "min_workers must be a whole number from 0 to 2, the number of workers"),
         ({"transport": "shm", "shards": 2}, "transport shm is for shards=1"),
         ({"workers": "9" * 10_000}, "…"),
@@ -91,7 +91,7 @@ def test_what_is_stored_is_read_back() -> None:
         ("optimizer", '{"kind": "sgd", "lr": [1]}', "lr must be a finite number"),
         ("optimizer", "[" * 100_000, "holds '[[["),
         ("min_workers", "5", "from 0 to 3, the number of workers"),
-        ("launched_by", "{}", "is what kvps up and kvps run note"),
+        ("launched_by", "{}", "may only be set by kvps up and kvps run"),
     ],
 )
 def test_a_damaged_field_is_one_line_that_names_it_and_harms_no_other_job(

@@ -262,7 +262,7 @@ def test_a_complete_job_says_so_with_a_few_names(store: Store) -> None:
     job = store.create_job("job", {"x": np.zeros(1, np.float32)}, workers=20, task="digits")
     for number in range(20):
         job.scripts.join(f"x{number}", "n", "", ME)
-    with pytest.raises(kvps.UsageError, match=r"has its workers \(x0, x1, .* and 13 others\): be one of them"):
+    with pytest.raises(kvps.UsageError, match=r"has all its workers \(x0, x1, .* and 13 others\): join as one of them"):
         job.join("one-more")
 
 

@@ -1,7 +1,7 @@
-"""The aggregator's loop: hold shards, ask for the plan, reduce, step, stage, say ready; the last ready commits.
+"""The aggregator's loop: hold shards, ask for the plan, reduce, step, stage, call ready; the last ready call commits.
 
-It decides nothing: `plan.lua` says what makes the next version and `ready.lua` when it is whole. So any number
-of aggregators may serve one job, each shard with one of them, the rest standing by.
+The loop decides nothing: `plan.lua` says what makes the next version, and `ready.lua` when that version is whole. So
+any number of aggregators may serve one job: one holds each shard, the others stand by.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from kvps_aggregator.shard.shard import Shard
 
 log = logging.getLogger("kvps.commit")
 
-_LOOK_S = 1.0  # between two looks at whether anybody is in the job: each reads its state
+_LOOK_S = 1.0  # between two checks whether the job is idle: each is a request
 
 
 def serve(
@@ -44,19 +44,19 @@ def serve(
     device: Device = CPU,
     memory_lost: bool = False,
 ) -> None:
-    """Aggregate for `job` until it is finished or removed, or `stop` is set.
+    """Aggregate for `job` until the job is finished or removed, or `stop` is set.
 
-    A job is finished when as many workers as it was made for have left with all their rounds done, and all
-    they pushed is committed. With ``until_finished=False`` it goes on for those who may still join. May run in
-    any number of processes and threads: one holds each shard, the others stand by. With `record` every
-    contribution is kept in a file under that directory; with `checkpoints` they are written, and the commit log is
-    moved into a file with each. `device` is where it reduces and steps, to the same bits on any.
+    A job is finished when as many workers as it was created for have left with all their rounds done, and everything
+    they pushed is committed. With ``until_finished=False`` a finished job is served on, for workers that may still
+    join. Any number of processes and threads may serve one job: one holds each shard, the others stand by. With
+    `record`, every contribution is kept in a file under that directory. With `checkpoints`, checkpoints are written,
+    and each moves the commit log into a file. `device` reduces and steps; every device gives the same bits.
 
-    `memory_lost` says that the shared memory that the job is in now is lost, because its host or container was
-    restarted or is gone. If this process does not see that memory, the job goes on in the memory of this process, from
-    the version that Redis has.
+    `memory_lost` says that the job's present shared memory is lost, because its host or container was restarted or is
+    gone. If this process does not see that memory, the job continues in this process's memory, from the version that
+    Redis has.
 
-    Raises ServerLost, CorruptData, and KvpsError if that cannot be written, or the device fails; InvalidSetting for
+    Raises ServerLost, CorruptData; KvpsError if a record cannot be written or the device fails; InvalidSetting for
     `memory_lost` of a job over Redis.
     """
     if memory_lost and job.config.transport == "redis":
@@ -68,9 +68,9 @@ def serve(
 
 
 def is_idle(job: Job) -> bool:
-    """Whether a job needs no aggregator: nobody is in it, nothing waits, and no version is being made.
+    """Return whether a job needs no aggregator: it has no worker, an empty inbox and no open plan.
 
-    A worker that a restored job awaits is not in it: it has given no sign of life yet.
+    A worker that a restored job awaits does not count: it has given no sign of life yet.
     """
     keys = job.keys
     present, looked, waiting, planned = job.client.together(
@@ -80,9 +80,9 @@ def is_idle(job: Job) -> bool:
 
 
 class Aggregator:
-    """One aggregator of one job. `shards` restricts which it may hold; None is all.
+    """One aggregator of one job. `shards` are the shards that it may hold; None means all.
 
-    `keeper` renews its leases; without one it has its own.
+    `keeper` renews its leases; without one the aggregator makes its own.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Aggregator:
         self._said = ""
 
     def run(self, until_finished: bool, idle_s: float = math.inf) -> None:
-        """See `serve`. Returns also when the job has been idle for `idle_s`, see `is_idle`."""
+        """Serve the job, see `serve`. Return also when it has been idle for `idle_s`, see `is_idle`."""
         job, stream = self._job, self._job.keys
         try:
             self._watch_server()
@@ -126,13 +126,13 @@ class Aggregator:
                         self.sweep()
                     commit_id = self.work()
                     if commit_id is None and self._left_alone(idle_s):
-                        self.sweep()  # it may be long before somebody holds the shards again
+                        self.sweep()  # it may be long before another aggregator holds the shards
                         return
                 except ServerRestarted:
                     self._watch_server()
                     self._planned, commit_id = None, ""
                 if commit_id:
-                    seen[stream.commits] = commit_id  # its own bell need not wake it
+                    seen[stream.commits] = commit_id  # its own commit need not wake it
                     changed = True
                 elif commit_id is None:
                     if self._idle and self._fetch_early():
@@ -147,29 +147,29 @@ class Aggregator:
                     seen |= arrived
         except JobNotFound:
             log.info("job %s was removed", job.name)
-            job.transport.discard()  # who removed it may be elsewhere
+            job.transport.discard()  # the process that removed it may be on another host
         finally:
-            if job.client.owner.is_here:  # in a fork that ends, the shards are still its parent's
+            if job.client.owner.is_here:  # when a fork ends, its parent still holds the shards
                 with suppress(KvpsError, ServerRestarted):
                     self.release()
                 if self._saver:
                     self._saver.close()
 
     def _watch_server(self) -> None:
-        """Go on in a new history if the server was restarted."""
+        """If the server was restarted, wait until a new history has begun."""
         while not self._leases.watch() and not self._stop.wait(LOOK_S):
             self._say("waits until its server, which was restarted, has written its append-only file anew")
 
     def release(self) -> None:
         """Give up all shards, so that a standby can take them at once."""
         for shard in self._shards.values():
-            with suppress(KvpsError, ServerRestarted):  # another holder takes it from where it is
+            with suppress(KvpsError, ServerRestarted):  # the next holder takes the bytes from where they are
                 shard.storage.flush()
             shard.storage.close()
         self._leases.release()
 
     def _left_alone(self, idle_s: float) -> bool:
-        """Whether the job has been idle for so long."""
+        """Return whether the job has been idle for `idle_s`."""
         now = time.monotonic()
         if idle_s == math.inf or now < self._next_look:
             return False
@@ -182,7 +182,7 @@ class Aggregator:
             shard.storage.flush()
 
     def _finished(self) -> bool:
-        """Whether the job ended well; no, if its server was restarted meanwhile, and has lost that it had."""
+        """Finish the job. Return False if its server was restarted meanwhile: it may have lost the last commits."""
         eligible = list(self._eligible)
         try:
             self._finish()
@@ -193,21 +193,21 @@ class Aggregator:
         return True
 
     def _finish(self) -> None:
-        """Leave no dead bytes behind: sweep each shard and give it up, those of a killed holder too.
+        """Sweep each shard and give it up, a killed holder's shards too, so that no dead bytes stay.
 
-        Whose lease is still there after its own length has a living holder, who sweeps it himself.
+        A lease that is still held after a whole lease time has a living holder, which sweeps that shard itself.
         """
         job, last_entry = self._job, {self._job.keys.leases: "0-0"}
         deadline = time.monotonic() + 1.5 * job.config.lease_ms / 1000
         while not self._stop.is_set():
             self.hold(at_once=True)
             planned = job.scripts.plan()
-            self._settle(planned.version, planned.pin)  # the last version may have been another's call to commit
-            if not job.state().finished(job.config):  # and another may have been the first to notice
+            self._settle(planned.version, planned.pin)  # another aggregator's call may have committed the last version
+            if not job.state().finished(job.config):  # another process began the new history
                 raise ServerRestarted("the job is not finished any more")
             for shard in self._shards.values():
                 shard.storage.retire()
-            self._flush()  # first: then what Redis had before of a job over shared memory is dead too
+            self._flush()  # before the sweep: over shared memory, what Redis had before is dead then
             self.sweep()
             if self._saver and 0 in self._shards:
                 self._saver.finish()
@@ -222,9 +222,9 @@ class Aggregator:
     # -- shards ------------------------------------------------------------------------------------------------
 
     def hold(self, at_once: bool = False) -> None:
-        """Drop shards that were lost, and now and then (or `at_once`) try to take those that are free."""
+        """Drop the shards that were lost. Three times a lease, or `at_once`, try to take the missing ones."""
         if self._shards and not self._job.transport.here:
-            self._job.turn()  # or else the memory was lost under a living job
+            self._job.turn()  # raises JobNotFound if the job was removed; else its memory is lost
             log.warning("job %s: its shared memory is gone", self._job.name)
             for shard in list(self._shards.values()):
                 self._drop(shard)
@@ -235,7 +235,7 @@ class Aggregator:
         if not missing or (time.monotonic() < self._next_try and not at_once):
             return
         self._next_try = time.monotonic() + self._job.config.lease_ms / 1000 / 3
-        self._watch_server()  # first: what is lost with memory is counted from what the server has left
+        self._watch_server()  # first: versions lost with memory are counted from what the server still has
         for number in missing:
             try:
                 self._take(number)
@@ -245,7 +245,7 @@ class Aggregator:
                 self._next_try = 0.0
 
     def sweep(self) -> None:
-        """Delete what dead processes have left in the slots of the shards held."""
+        """Delete the bytes that dead processes have left in the slots of the held shards."""
         self._next_sweep = time.monotonic() + self._job.config.worker_timeout_ms / 1000
         sweep(self._job, self._shards.values())
         for shard in list(self._shards.values()):
@@ -266,11 +266,11 @@ class Aggregator:
         if other:
             self._say(f"stands by: shard {number} is held by {other}")
             return
-        # Nobody flips between the two reads: that would take this term's own word.
+        # Nothing is committed between the two reads: a commit would need a ready call under this term.
         keys = self._job.keys
         before, text = self._job.client.together([("HGET", keys.version, f"before:{number}"), ("GET", keys.pin)])
         if self._job.find_transport() is not transport:
-            raise LeaseLost(f"job {self._job.name}: goes on in another memory since it was looked for")
+            raise LeaseLost(f"job {self._job.name}: it moved to another shared memory while it was opened")
         shard = open_shard(self._job, number, term, self._record, self._device, memory_lost)
         state = self._job.state()
         pin = json.loads(text) if text else None
@@ -279,12 +279,12 @@ class Aggregator:
         except CorruptData:
             if self._job.terms()[number] == term:
                 raise
-            # It slept since it took the shard: others have gone on, and freed what it was to read.
+            # This process slept after it took the shard, and a later holder has freed the bytes it wanted to read.
             raise LeaseLost(f"job {self._job.name}: shard {number} was taken by another meanwhile") from None
         self._shards[number] = shard
 
     def _streams(self) -> list[str]:
-        """What wakes it: who holds no shard has nothing to do with commits, only with leases that are given up."""
+        """Return the streams that wake the loop. Without a shard it waits only for leases that are given up."""
         keys = self._job.keys
         work = [keys.inbox, keys.commits] if self._shards else []
         return work + ([keys.leases] if len(self._shards) < len(self._eligible) else [])
@@ -297,7 +297,7 @@ class Aggregator:
     # -- versions ----------------------------------------------------------------------------------------------
 
     def work(self) -> str | None:
-        """Bring the open plan forward: the id of a commit made, "" for less than that, None if nothing is to do."""
+        """Work on the open plan. Return the id of a commit made, "" for less than that, None if there was no work."""
         planned = self._plan()
         self._settle(planned.version, planned.pin)
         if planned.waits_for_workers and self._shards:
@@ -316,7 +316,7 @@ class Aggregator:
                 self._drop(shard)
             except PlanGone:
                 return ""
-            except ServerFull as full:  # the plan stays open: the same is staged again, until there is room
+            except ServerFull as full:  # the plan stays open, and is staged again until there is room
                 self._say(f"{full}; goes on when there is room")
                 return ""
             except BadContribution as bad:
@@ -325,20 +325,20 @@ class Aggregator:
         return done
 
     def _plan(self) -> Planned:
-        """What is planned. A plan that is known is not read again."""
+        """Return the answer of `plan.lua`. A plan that is known already is not read again."""
         self._planned = self._job.scripts.plan(self._planned.plan if self._planned else None)
         return self._planned
 
     def _nobody_is_left(self) -> bool:
-        """Whether a job may be finished: a look at all its workers is worth it only then."""
+        """Return whether all workers are gone: only then may it be finished, and all members are worth a read."""
         return self._planned is not None and self._planned.members == 0
 
     def _advance(self, shard: Shard, plan: Plan) -> str:
-        """Stage a shard's part of the plan and say ready; the id of the commit if that made one."""
+        """Stage a shard's part of the plan and call ready. Return the id of the commit if that made one, else ""."""
         if shard.begun not in (None, plan):
             # This term has staged this version, or a part of it, for a plan that was replaced. A late write of those
-            # bytes must not land among the new ones, so a new term stages them; and what is committed is read again
-            # under it, for another may have held the shard in between.
+            # bytes must not land among the new ones, so a new term stages the version. It first reads the committed
+            # version again, because another aggregator may have held the shard in between.
             self._shards.pop(shard.number).storage.close()
             self._take(shard.number)
             return ""
@@ -350,18 +350,18 @@ class Aggregator:
         return flip.commit_id
 
     def _fetch_early(self) -> bool:
-        """Fetch a contribution that waits for those of others; False if there is none to fetch."""
+        """Fetch one contribution before its plan is made. Return False if there is none to fetch."""
         inbox = cache(self._job.inbox)
         return any(shard.storage.fetch_one_early(inbox) for shard in self._shards.values())
 
     def _settle(self, version: int, pin: str) -> None:
-        """Go on from a version that another's call has committed: with what was staged, if that is what it names.
+        """Go on from the committed version: promote the shards whose staged bytes it names, drop those without it.
 
-        A version older than what is in memory is a server that has lost its last writes.
+        If `version` is older than the newest one seen, the server has lost its last writes.
         """
         if lost := max(0, self._leases.newest - version):
             log.warning("job %s: the last %d versions are lost and will be computed again", self._job.name, lost)
-            self._watch_server()  # as long as it remembers how many, for the log to say it
+            self._watch_server()  # before `newest` is set back: the commit log notes how many are lost
         self._leases.newest = version
         astray = [shard for shard in self._shards.values() if shard.version != version]
         names = self._job.turn().names if astray else ()
@@ -370,7 +370,7 @@ class Aggregator:
                 self._promote(shard, pin)
             else:
                 name = self._job.name
-                log.warning("job %s: lost shard %d: version %d is not this holder's", name, shard.number, version)
+                log.warning("job %s: lost shard %d: this process lacks version %d", name, shard.number, version)
                 self._drop(shard)
 
     def _promote(self, shard: Shard, pin: str) -> None:
@@ -380,7 +380,7 @@ class Aggregator:
         self._free(shard)
 
     def _free(self, shard: Shard) -> bool:
-        """Delete a shard's dead bytes; False if that is another's business by now."""
+        """Delete a shard's dead bytes. Return False if another aggregator holds the shard by now."""
         try:
             shard.free()
         except LeaseLost as lost:
@@ -390,7 +390,7 @@ class Aggregator:
         return True
 
     def _drop(self, shard: Shard) -> None:
-        """Forget a shard: it is another's, or what is in memory is not what is committed."""
+        """Forget a shard that another aggregator holds, or whose arrays are not the committed version."""
         self._leases.drop(shard.number)
         if shard is self._shards.get(shard.number):
             self._shards.pop(shard.number).storage.close()
@@ -412,5 +412,5 @@ class Aggregator:
 
 
 def _pinned(pin: str | None) -> int | None:
-    """The version that a slow reader holds."""
+    """Return the version that a pin (JSON) keeps for a slow reader; None without a pin."""
     return int(json.loads(pin)["version"]) if pin else None

@@ -1,9 +1,9 @@
-"""Writes checkpoints while a job goes on, and moves its commit log into a file with each.
+"""Writes checkpoints of a running job, and moves its commit log into a file with each of them.
 
-The holder of shard 0 writes. Nobody else can commit between two of its own steps, so it reads the state of exactly
-the version it has just seen committed, and pins that; the bytes are then read from Redis, as any reader does, on a
-thread beside the commits. Costs the commit path one small MULTI. Where writing takes longer than the commits in
-between, there are fewer checkpoints, and no commit waits.
+The holder of shard 0 writes them. No version is committed between two of its own steps, so it reads the state of
+exactly the version that it has just seen committed, and pins that version. This costs the commit path one small MULTI.
+A thread beside the commits then reads the bytes from Redis, as any reader does. If writing takes longer than the
+commits in between, there are fewer checkpoints, and no commit waits.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ARRAYS = 3  # the weights, and at the most two slots of an optimizer
 
 
 class Checkpoints(NamedTuple):
-    """Where checkpoints go, after how many versions each, and how many of a job are kept."""
+    """The settings of checkpoints: their directory, a checkpoint every how many versions, and how many are kept."""
 
     directory: Path
     every: int
@@ -37,20 +37,20 @@ class Checkpoints(NamedTuple):
 
 
 class Saver:
-    """Writes the checkpoints of one job. `close` it."""
+    """The writer of one job's checkpoints. `close` it."""
 
     def __init__(self, job: Job, settings: Checkpoints, flush: Callable[[], None]) -> None:
-        """`flush` has Redis hold all that is committed."""
+        """`flush` makes sure that Redis has everything that is committed."""
         self._flush = flush
         self._job = job
         self._settings = settings
-        self._done = (-1, "")  # version and head: a version may be lost, and made again
+        self._done = (-1, "")  # version and head: a version may be lost and made again
         self._lock = threading.Lock()
         self._writing = self._behind = False
         self._pool = ThreadPoolExecutor(1, f"kvps-save-{job.name}")
 
     def committed(self, version: int) -> None:
-        """Have a version written that has just been committed, if it is time; a later one if the last is not done."""
+        """Write this committed version if it is due; if the last checkpoint is not done, write a later version."""
         if version % self._settings.every:
             return
         with self._lock:
@@ -61,11 +61,11 @@ class Saver:
         self._pool.submit(self._save, self._job.reader.held(_ARRAYS))
 
     def finish(self) -> None:
-        """Write the last version of a finished job: its server may end with it."""
+        """Write the last version of a finished job now, because its server may end with the job."""
         self._pool.submit(self._try, self._job.reader.held(_ARRAYS)).result()
 
     def close(self) -> None:
-        """Wait until what was begun is written."""
+        """Wait until the checkpoint that was begun is written."""
         self._pool.shutdown()
 
     def _save(self, state: State | None) -> None:
@@ -83,7 +83,7 @@ class Saver:
             self._write(state or self._job.reader.held(_ARRAYS))
         except JobNotFound:
             return
-        except KvpsError as error:  # training goes on; the next one may be written again
+        except KvpsError as error:  # training goes on, and the next checkpoint may succeed
             _log.warning("job %s: %s", self._job.name, error)
         except Exception:
             _log.exception("job %s: no checkpoint was written", self._job.name)
@@ -94,15 +94,13 @@ class Saver:
             return
         try:
             found = job.checkpoint_of(state)
-        except ChunkGone:  # another reader's pin was in the way: then a later version
+        except ChunkGone:  # another reader's pin was in the way: write a later version
             found = job.checkpoint()
         found.write(directory / found.filename)
         self._done = (found.version, found.head)
-        with suppress(
-            KvpsError, ServerRestarted
-        ):  # then less of the log is moved: what may be taken back stays in Redis
+        with suppress(KvpsError, ServerRestarted):  # on failure, less of the log moves: what may be lost stays in Redis
             self._flush()
-        with suppress(ServerRestarted):  # then the log is moved with the next one
+        with suppress(ServerRestarted):  # then the next checkpoint moves the log
             commit_log.move(job, directory, state, job.kept(found.version))
         checkpoint.prune(directory, found.job, found.id, found.version, self._settings.keep)
         _log.info("job %s: wrote %s", job.name, directory / found.filename)

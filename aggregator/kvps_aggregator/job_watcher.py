@@ -1,7 +1,7 @@
-"""Serves every job of a server: each that somebody works on with an `Aggregator` of its own, the idle ones together.
+"""Serves every job of a server: a job with work to do by an `Aggregator` of its own, all idle jobs by one thread.
 
-A worker that joins writes to its job's commit log. So one blocking read over the logs of all idle jobs is enough to
-hear of it, and idle jobs cost neither a thread nor a connection nor a lease each.
+A join is an entry in the job's commit log. So one blocking read over the logs of all idle jobs notices every join, and
+an idle job costs no thread, no connection and no lease of its own.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from kvps_aggregator.checkpoints import Checkpoints
 from kvps_aggregator.leases import LeaseKeeper
 
 _LOOK_MS = 500  # between two looks at the list of jobs
-_LINGER_S = 5.0  # a job is served for so long after the last worker has gone: who comes back soon finds it in memory
-_AGAIN_S = 5.0  # after which a job that could not be read, or whose aggregator failed, is looked at again
-_READ_AT_ONCE = 100  # jobs, before the others are listened to again
+_LINGER_S = 5.0  # a job is served this long after its last worker has gone: one that returns soon finds it in memory
+_AGAIN_S = 5.0  # until a job that could not be read, or whose aggregator failed, is looked at again
+_READ_AT_ONCE = 100  # jobs that are read before the watcher listens to the idle ones again
 
 
 class _Watched(NamedTuple):
-    """An idle job: the newest entry of its log, its version, and its transport if this process could tell that its
+    """An idle job. `last_entry` is the newest of its log; `transport` is None if this process cannot tell that its
     arrays are lost."""
 
     id: str
@@ -42,10 +42,10 @@ class _Watched(NamedTuple):
 
 
 class JobWatcher:
-    """Serves every job of a server, later ones too. `run` it on one thread; `stop` ends it from another.
+    """The watcher that serves every job of a server, later ones too. `run` it on one thread; `stop` it from another.
 
-    `say` is given what went wrong with one job. `found` is called once with each job that is not finished. The other
-    settings are those of `serve`.
+    `say` is called with what went wrong with a job, `found` once with each job that is not finished. The other settings
+    are those of `serve`.
     """
 
     def __init__(
@@ -67,16 +67,16 @@ class JobWatcher:
         )
         self._run_id = ""
         self._watched: dict[str, _Watched] = {}
-        self._unread: set[str] = set()  # of those that are watched: to be read again
+        self._unread: set[str] = set()  # names of watched jobs that must be read again
         self._aside: dict[str, float] = {}  # name -> when it is looked at again
         self._threads: dict[str, threading.Thread] = {}
-        self._failed: set[str] = set()  # ids of jobs: these are not served again
+        self._failed: set[str] = set()  # ids of jobs that are not served again
         self._known: set[str] = set()  # ids
         self._said: set[str] = set()
         self._lost: list[ServerLost] = []
 
     def stop(self) -> None:
-        """Have `run` return, with all shards given up."""
+        """Make `run` give up all shards and return."""
         self._stopped.set()
 
     def run(self) -> None:
@@ -97,10 +97,10 @@ class JobWatcher:
         if self._lost:
             raise self._lost[0]
 
-    # -- who is there -----------------------------------------------------------------------------------------
+    # -- all jobs ---------------------------------------------------------------------------------------------
 
     def _listen(self, wait_ms: int) -> tuple[set[str], set[str]]:
-        """Which idle jobs something happened in, after some time at the latest; and the names of all jobs."""
+        """Wait up to `wait_ms` for news. Return the names of the idle jobs with new log entries, and of all jobs."""
         client, asked = self._store.client, [("SMEMBERS", JOBS), ("INFO", "server")]
         streams = {JobKeys(name).commits: job.last_entry for name, job in self._watched.items()}
         arrived: dict[str, str] = {}
@@ -116,13 +116,13 @@ class JobWatcher:
             if not self._lay_damaged_aside():
                 raise
             return set(), set(self._watched)
-        if server["run_id"] != self._run_id:  # what it lost may have rung before: all bells may be wrong
+        if server["run_id"] != self._run_id:  # it may have lost the entries that were seen last
             self._run_id = server["run_id"]
             self._unread |= self._watched.keys()
         return {name for name in self._watched if JobKeys(name).commits in arrived}, set(listed)
 
     def _lay_damaged_aside(self) -> bool:
-        """Listen no more to logs that are none: one would spoil the read of all. Whether there are such."""
+        """Lay aside the jobs whose log is no stream, for one fails the read of all. Return whether there were any."""
         names = list(self._watched)
         types = self._store.client.each([("TYPE", JobKeys(name).commits) for name in names])
         damaged = [(name, kind) for name, kind in zip(names, types, strict=True) if kind not in ("stream", "none")]
@@ -131,7 +131,7 @@ class JobWatcher:
         return bool(damaged)
 
     def _to_be_read(self, listed: set[str]) -> list[str]:
-        """Names of new jobs, of those in which something happened, and of those that were served up to now."""
+        """Return the names of new jobs, of jobs with new log entries, and of jobs whose aggregator has ended."""
         now = time.monotonic()
         self._threads = {name: thread for name, thread in self._threads.items() if thread.is_alive()}
         self._watched = {name: job for name, job in self._watched.items() if name in listed}
@@ -162,9 +162,9 @@ class JobWatcher:
                 if _memory_is_gone(transport) or not is_idle(job):
                     self._serve(job, state)
                     return
-                if state.run_id != self._run_id:  # whoever joined before that would be cut off
+                if state.run_id != self._run_id:  # else a worker that joins now would be cut off later
                     if not file_is_whole(job.client):
-                        self._aside[name] = time.monotonic() + LOOK_S  # still watched, and unread
+                        self._aside[name] = time.monotonic() + LOOK_S  # it stays watched and unread
                         return
                     known = before.version if before and before.id == state.id else 0
                     begin_history(job.client, job.scripts, job.name, known)
@@ -178,7 +178,7 @@ class JobWatcher:
             self._lay_aside(name, f"{error}")
 
     def _lay_aside(self, name: str, why: str = "") -> None:
-        """Look at a job again after a while, neither watching nor serving it till then; why is said once."""
+        """Neither watch nor serve a job for `_AGAIN_S`. Say `why` once."""
         self._watched.pop(name, None)
         self._aside[name] = time.monotonic() + _AGAIN_S
         if why and why not in self._said:
@@ -192,7 +192,7 @@ class JobWatcher:
         thread.start()
 
     def _run(self, job: Job, id: str) -> None:
-        self._failed.add(id)  # until it has ended well: what failed is not tried again and again
+        self._failed.add(id)  # until it has ended well: a job whose aggregator failed is not served again
         try:
             with readable(job.name):
                 self._aggregator(job).run(until_finished=True, idle_s=_LINGER_S)
@@ -207,5 +207,5 @@ class JobWatcher:
 
 
 def _memory_is_gone(transport: Transport | None) -> bool:
-    """Whether nobody can join a job before an aggregator has made its shared memory anew."""
+    """Return whether a job's shared memory is gone: no worker can join until an aggregator has made it anew."""
     return transport is not None and not transport.here

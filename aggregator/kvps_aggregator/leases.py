@@ -1,7 +1,7 @@
-"""What must go on while a round takes long, on one thread for all jobs: renewing leases, looking for silent workers.
+"""The thread that renews the leases of all jobs and evicts silent workers, even while a round takes long.
 
-The lease only says who works (liveness). Whoever loses one without noticing can do no harm: every commit and
-every deletion is checked against the shard's term (safety).
+A lease only says which aggregator works on a shard (liveness). An aggregator that loses one without noticing does no
+harm, because every commit and every deletion is checked against the shard's term (safety).
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ log = logging.getLogger("kvps.lease")
 
 _RENEWALS_PER_LEASE = 3
 _LOOKS_PER_TIMEOUT = 5
-_CLOCK_STEP_MS = 1000  # smaller corrections of a clock are not worth a line
-_EARLY = 0.2  # of an interval: what is due so soon goes out with what is due now
+_CLOCK_STEP_MS = 1000  # smaller corrections of a clock are not logged
+_EARLY = 0.2  # of an interval: leases due that soon go into the request that is due now
 
 
 class LeaseKeeper:
-    """Renews the leases of any number of jobs of one server. Its thread runs while there are any."""
+    """The keeper of the leases of any number of jobs of one server. Its thread runs while there are leases."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -40,7 +40,7 @@ class LeaseKeeper:
         self._thread: threading.Thread | None = None
 
     def add(self, leases: Leases) -> None:
-        """Renew these from now on."""
+        """Begin to renew these leases."""
         with self._changed:
             self._due[leases] = time.monotonic() + leases.interval_s
             if not self._thread:
@@ -49,7 +49,7 @@ class LeaseKeeper:
             self._changed.notify()
 
     def remove(self, leases: Leases) -> None:
-        """Renew these no more. Waits for the end of a renewal that is under way."""
+        """Stop renewing these leases, and wait for the end of a renewal that is under way."""
         with self._changed:
             self._due.pop(leases, None)
             self._changed.notify()
@@ -60,16 +60,16 @@ class LeaseKeeper:
         while due := self._await_due():
             try:
                 self._keep(due)
-            except TooManyClients as error:  # the jobs' own loops may have the connections that they need
+            except TooManyClients as error:  # a job's own loop may have its connections already, and never meet this
                 log.warning("leases cannot be renewed: %s", error)
             except KvpsError:
-                pass  # those loops meet the same error, and can say it
+                pass  # the jobs' own loops meet the same error and report it
             finally:
                 for leases in due:
                     leases.renewing.release()
 
     def _await_due(self) -> list[Leases]:
-        """Those that are due, each with its `renewing` held. None if there are no leases any more."""
+        """Wait for leases that are due, and return them with their `renewing` held; [] if no leases are left."""
         with self._changed:
             while self._due:
                 now = time.monotonic()
@@ -78,7 +78,7 @@ class LeaseKeeper:
                     continue
                 due = [leases for leases, at in self._due.items() if at <= now + _EARLY * leases.interval_s]
                 self._due |= {leases: now + leases.interval_s for leases in due}
-                # Of one that cannot be had a shard is being given up: the others of that job are renewed next time.
+                # If `renewing` is taken, that job is giving up a shard: its other leases are renewed next time.
                 if held := [leases for leases in due if leases.renewing.acquire(blocking=False)]:
                     return held
             self._thread = None
@@ -93,9 +93,9 @@ class LeaseKeeper:
 
 
 class Leases:
-    """The leases of one aggregator on one job, which `keeper` renews. `holder` is what others see of it.
+    """The leases of one aggregator on one job, which `keeper` renews. `holder` is the aggregator's name in Redis.
 
-    `renewing` is held while a renewal is under way: one that came after its shard was given up would take it back.
+    `renewing` is held during a renewal: a renewal after its shard was given up would take the shard back.
     """
 
     def __init__(self, job: Job, keeper: LeaseKeeper | None = None) -> None:
@@ -114,7 +114,7 @@ class Leases:
         self._keeper.add(self)
 
     def take(self, shard: int) -> tuple[str, str]:
-        """Take a shard under a new term: (term, ""), or ("", the other holder)."""
+        """Take a shard under a new term. Return (term, ""), or ("", holder) if another aggregator holds it."""
         term, other, future_ms = self._job.scripts.acquire(
             shard, self.holder, self._job.config.lease_ms, secrets.token_hex(4)
         )
@@ -128,11 +128,11 @@ class Leases:
         return term, other
 
     def watch(self, run_id: str = "") -> bool:
-        """Have a new history begun if the server was restarted, for it may have lost its last writes.
+        """Begin a new history if the server was restarted, because it may have lost its last writes.
 
-        Whoever is first does it for all. All shards are lost then, and have to be taken and read again. `life` is the
-        server's present run id; without it the server is asked. Returns False if the history cannot begin yet, see
-        `file_is_whole`: call it again.
+        Of all processes that call this, only the first changes anything. All shards are lost then, and must be taken
+        and read again. `run_id` is the server's present run id; if it is "", the server is asked. Return False if the
+        history cannot begin yet (see `file_is_whole`): call again.
         """
         job, run_id = self._job, run_id or self._job.client.run_id()
         if run_id == self._run_id:
@@ -141,29 +141,29 @@ class Leases:
             return False
         begin_history(job.client, job.scripts, job.name, self.newest)
         with self._lock:
-            if self._run_id != run_id:  # else the other thread was quicker, and may have taken shards since
+            if self._run_id != run_id:  # else the other thread was first, and may have taken shards since
                 self._run_id = run_id
                 self._terms.clear()
         return True
 
     def held(self) -> dict[int, str]:
-        """Shard -> term of what is still this aggregator's, as far as it knows."""
+        """Return shard -> term for the shards that this aggregator still holds, as far as it knows."""
         with self._lock:
             return dict(self._terms)
 
     def drop(self, shard: int) -> None:
-        """Forget a shard that turned out to be another's."""
+        """Forget a shard that another aggregator turned out to hold."""
         with self._lock:
             self._terms.pop(shard, None)
 
     def release(self) -> None:
-        """Give all shards up, so that a standby need not wait for their leases to expire."""
+        """Give up all shards, so that a standby need not wait for their leases to expire."""
         self._keeper.remove(self)
         for shard in self.held():
             self.give_up(shard)
 
     def give_up(self, shard: int) -> None:
-        """Let another have a shard at once."""
+        """Give up a shard, so that a standby can take it at once."""
         with self.renewing:
             with self._lock:
                 term = self._terms.pop(shard, None)
@@ -172,14 +172,14 @@ class Leases:
                     self._job.scripts.renew(shard, self.holder, term, 0)
 
     def asks(self) -> list[Ask]:
-        """What the keeper has to ask for it now."""
+        """Return the scripts for the keeper to run: a renewal of each held shard, and the look for silent workers."""
         return [*(partial(self._renew, shard, term) for shard, term in self.held().items()), self._evict]
 
     def _renew(self, shard: int, term: str, call: Call) -> None:
         if self._job.scripts.through(call).renew(shard, self.holder, term, self._job.config.lease_ms):
             return
         with self._lock:
-            if self._terms.get(shard) != term:  # taken again meanwhile
+            if self._terms.get(shard) != term:  # this aggregator took the shard again meanwhile
                 return
             del self._terms[shard]
         log.warning("job %s: lost shard %d, another aggregator holds it", self._job.name, shard)

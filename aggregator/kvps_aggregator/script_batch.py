@@ -11,21 +11,21 @@ from kvps.errors import KvpsError
 from kvps.protocol.scripts import Call, ServerRestarted
 
 Ask = Callable[[Call], None]
-"""Runs one script by the given call, as with `JobScripts.through`, and does what its answer asks for.
+"""A function that runs one script by the given call (see `JobScripts.through`) and acts on the answer.
 
-It must do nothing before it makes that call: it is begun once to learn what is to be sent, and again for the answer.
+It must have no effect before that call, because it runs twice: first to learn its command, then to get the answer.
 """
 
 
 class _Sent(Exception):
-    """Ends an `Ask` at its first command."""
+    """Raised by an `Ask`'s first call, to end it there. `command` is what it wants to send."""
 
     def __init__(self, command: Sequence[Any]) -> None:
         self.command = command
 
 
 def in_one_request(client: Client, asks: Sequence[Ask]) -> None:
-    """Run all of them. A KvpsError or ServerRestarted in one ends that one alone. Raises ServerLost."""
+    """Run all `asks`. A KvpsError or ServerRestarted in one of them ends that one alone. Raises ServerLost."""
     replies = client.each([_command_of(ask) for ask in asks])
     for ask, reply in zip(asks, replies, strict=True):
         with suppress(KvpsError, ServerRestarted):
@@ -44,7 +44,7 @@ def _command_of(ask: Ask) -> Sequence[Any]:
 
 
 class _Answer:
-    """A call that knows the first reply. Further commands are sent: those that load a script the server has lost."""
+    """A call that knows its first reply. Further commands are sent: they load a script that the server has lost."""
 
     def __init__(self, call: Call, reply: Any) -> None:
         self._call = call

@@ -1,9 +1,9 @@
 """The least that the same bytes cost: plain sockets that carry the same SETs and GETs to the same server, nothing else.
 
-Chunks have the size of kvps's, are sent from the array's memory and received into it; commands are pipelined. There
-is no clock, no commit, no digest, no arithmetic; a barrier stands for the bell. Two kinds: one overwrites its names
-in every round, as nobody can who must never show half of an array; one takes fresh names and unlinks old ones, as
-kvps does, so that the server has to find memory for all of them.
+Chunks are as large as kvps's, sent from the array's memory and received into it; commands are pipelined. There is no
+clock, commit, digest or arithmetic, and a barrier stands for the stream `turns`. One kind overwrites its names in every
+round, which no system can do that must never show half of an array. The other kind takes fresh names and unlinks old
+ones, as kvps does, so that the server has to find memory for all of them.
 """
 
 from __future__ import annotations
@@ -69,7 +69,6 @@ class Socket:
         self._expect(b":%d\r\n" % len(names))
 
     def close(self) -> None:
-        """Close the connection."""
         self._socket.close()
 
     def _expect(self, reply: bytes) -> None:

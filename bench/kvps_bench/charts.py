@@ -21,7 +21,7 @@ class Bar(NamedTuple):
 
 
 def chart(title: str, unit: str, bars: Sequence[Bar]) -> str:
-    """Horizontal bars with their spread, and their numbers behind them."""
+    """Return an SVG of horizontal bars with their spread, each followed by its number."""
     longest = max(max(bar.value, bar.high) for bar in bars)
     height = _TOP + _ROW * len(bars) + 12
     width = _LEFT + _WIDTH + _RIGHT

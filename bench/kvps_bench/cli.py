@@ -1,4 +1,4 @@
-"""Measurements: kvps beside what it is held against, in turns, within one run."""
+"""The commands of kvps_bench: each measures kvps and what it is compared with, in turns, within one run."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Measure kvps beside what it is held against, in turns, within one run.",
+    help="Measure kvps and what it is compared with, in turns, within one run.",
     no_args_is_help=True,
 )
 
 _TURNS, _QUICK_TURNS = 7, 2
-_FEW_TURNS = 3  # of what takes minutes
+_FEW_TURNS = 3  # of a bench that takes minutes
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
 Turns = Annotated[
     int | None, typer.Option("--turns", metavar="N", help=f"Turns that each case has.  (default: {_TURNS})")
 ]
-Quick = Annotated[bool, typer.Option("--quick", help="Few and small: shows that it works, not what it takes.")]
+Quick = Annotated[bool, typer.Option("--quick", help="Few and small turns: a check that the bench works.")]
 Transports = Annotated[
     str | None,
     typer.Option(
-        "--transport", metavar="NAME,...", help="Of tcp, unix; and for round and scale shm.  (default: all there are)"
+        "--transport", metavar="NAME,...", help="tcp or unix; round and scale know shm too.  (default: all of them)"
     ),
 ]
 Workers = Annotated[str, typer.Option("--workers", "-w", metavar="N,...", help="Numbers of workers.")]
 Redis = Annotated[
     str | None,
     typer.Option(
-        "--redis", envvar="KVPS_REDIS_URL", metavar="URL", help="Measure there.  (default: a server of its own)"
+        "--redis", envvar="KVPS_REDIS_URL", metavar="URL", help="Measure on this server.  (default: start one)"
     ),
 ]
 
@@ -60,7 +60,7 @@ def transport_(
     as_json: AsJson = False,
     redis: Redis = None,
 ) -> None:
-    """Push and pull of one array, against redis-py's set and get of it."""
+    """Measure push and pull of one array, against redis-py's set and get of the same array."""
     nbytes = _bytes_of(mb)
 
     def run(where: Place, names: list[str], turns: int) -> result.Result:
@@ -78,7 +78,7 @@ def round_(
     peers: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="Let other systems take turns: folders torch, ray, mxnet and tf in it are environments."
+            metavar="DIR", help="Measure other systems too. DIR holds the environments torch, ray, mxnet and tf."
         ),
     ] = None,
     transports: Transports = None,
@@ -87,7 +87,7 @@ def round_(
     as_json: AsJson = False,
     redis: Redis = None,
 ) -> None:
-    """One BSP round of everybody, against bare sockets, and other systems."""
+    """Measure one BSP round of all workers, against bare sockets and other systems."""
     chosen = optimizers.parse(optimizer, LR if optimizer == "sgd" else None)
     settings = [
         round.Setting(_bytes_of(size), count, _positive("--tensors", tensors), chosen)
@@ -110,7 +110,7 @@ def straggler_(
     accuracy: Annotated[float, typer.Option(help="Test accuracy of the digits at which the time is taken.")] = 0.95,
     workers: Annotated[int, typer.Option("--workers", "-w", metavar="N", help="Number of workers.")] = 4,
     compute_ms: Annotated[
-        float, typer.Option("--compute-ms", metavar="MS", help="What a gradient takes a worker that is not slow.")
+        float, typer.Option("--compute-ms", metavar="MS", help="Time of a gradient, for a worker that is not slow.")
     ] = 10,
     slow: Annotated[
         str,
@@ -122,7 +122,7 @@ def straggler_(
     as_json: AsJson = False,
     redis: Redis = None,
 ) -> None:
-    """Digits to an accuracy with slow workers, in BSP, SSP(3) and ASP."""
+    """Measure how long the digits take to an accuracy with slow workers, in BSP, SSP(3) and ASP."""
     if not 0 < accuracy < 1:
         raise InvalidSetting(f"--accuracy must lie between 0 and 1, not {accuracy:g}")
     if not 0 <= compute_ms <= 10_000:
@@ -133,7 +133,7 @@ def straggler_(
     def run(where: Place, names: list[str], turns: int) -> result.Result:
         return straggler.measure(where, names, setting, turns, kinds)
 
-    # Who waits for whom does not depend on the transport: one will do.
+    # Which worker waits for which does not depend on the transport, so one transport is enough.
     _measure(run, redis, transports or (None if redis else "unix"), turns, quick, as_json)
 
 
@@ -148,7 +148,7 @@ def scale_(
     as_json: AsJson = False,
     redis: Redis = None,
 ) -> None:
-    """Many tensors, Adam, large models and their memory, and many readers."""
+    """Measure many tensors, Adam, large models and their memory, and many readers."""
     chosen = _names("--parts", parts, scale.PARTS)
 
     def run(where: Place, names: list[str], turns: int) -> result.Result:
@@ -165,7 +165,7 @@ def wake_(
     as_json: AsJson = False,
     redis: Redis = None,
 ) -> None:
-    """A commit to a blocked worker awake, against a bare XREAD woken by an XADD."""
+    """Measure the time from a commit until a blocked worker is awake, against a bare XREAD woken by an XADD."""
 
     def run(where: Place, names: list[str], turns: int) -> result.Result:
         return wake.measure(where, names, turns, quick)
@@ -175,18 +175,18 @@ def wake_(
 
 @app.command("idle")
 def idle_(
-    jobs: Annotated[int, typer.Option("--jobs", metavar="N", help="How many jobs nobody is in.")] = 1000,
+    jobs: Annotated[int, typer.Option("--jobs", metavar="N", help="Number of jobs without a worker.")] = 1000,
     turns: Turns = None,
     quick: Quick = False,
     as_json: AsJson = False,
 ) -> None:
-    """What one aggregator costs over jobs that nobody is in, and how soon it serves one that is joined."""
+    """Measure what one aggregator costs while no job has a worker, and how soon it serves a job that a worker joins."""
     number = _positive("--jobs", jobs)
 
     def run(where: Place, names: list[str], turns: int) -> result.Result:
         return idle.measure(where, names, turns, number, quick)
 
-    # It serves all jobs of its server: not those of a user's.
+    # The aggregator serves all jobs of its server, so the server must not be a user's.
     _measure(run, None, "unix", turns, quick, as_json)
 
 
@@ -203,7 +203,7 @@ def workers_(
         float | None, typer.Option(metavar="S", help="How long contributions are counted.  (default: 10)")
     ] = None,
     limit: Annotated[
-        float, typer.Option(metavar="S", help="What joining, or a commit, may take before a case is given up.")
+        float, typer.Option(metavar="S", help="Seconds that joining, or a commit, may take; then the case fails.")
     ] = 120,
     turns: Annotated[
         int | None, typer.Option("--turns", metavar="N", help=f"Turns that each case has.  (default: {_FEW_TURNS})")
@@ -211,7 +211,7 @@ def workers_(
     quick: Quick = False,
     as_json: AsJson = False,
 ) -> None:
-    """What a contribution costs with few workers and with many: bytes, time in scripts, CPU. Has its own server."""
+    """Measure a contribution's cost with few and many workers: bytes, time in scripts, CPU. Starts its own server."""
     settings = workers.settings_of(
         _counts("--workers", counts or (workers.QUICK_WORKERS if quick else workers.WORKERS)),
         _stalenesses(staleness),
@@ -234,7 +234,7 @@ def _measure(
     as_json: bool,
     kinds: tuple[str, ...] = ("tcp", "unix"),
 ) -> None:
-    """Have a server, measure on it over the transports asked for, and show what was found."""
+    """Measure over the transports asked for, on the server at `redis` or on a new one, and print the result."""
     number = _positive("--turns", (_QUICK_TURNS if quick else _TURNS) if turns is None else turns)
     asked = _names("--transport", transports, kinds) if transports else None
     with place(redis) as where:

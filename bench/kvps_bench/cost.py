@@ -1,4 +1,4 @@
-"""What a job costs its server and its processes: counters that are read before and after, and times of script calls."""
+"""What a job costs its server and its processes: counters, read before and after, and the times of script calls."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import redis
 from kvps.job import Job
 from kvps.protocol.scripts import SCRIPTS
 
-_SHORTEST_US = 10  # what is shorter is not logged: a script takes longer, most commands that it calls do not
+_SHORTEST_US = 10  # shorter commands are not logged: a script takes longer, most commands that it calls do not
 _MOST_ENTRIES = 200_000
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -23,9 +23,9 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 class Cost:
     """Counters of a job, its server and its processes. The difference of two readings is the cost in between.
 
-    at_s                          the server's uptime is not fine enough: this machine's monotonic clock
+    at_s                          this machine's monotonic clock; the server's uptime is not fine enough
     contributions, versions       committed
-    received_bytes, sent_bytes    by the server, of all its connections
+    received_bytes, sent_bytes    by the server, over all its connections
     script_s, script_calls        the server's time in scripts, with all commands that they call
     server_s, aggregator_s, workers_s   CPU time
     """
@@ -43,7 +43,7 @@ class Cost:
 
     @classmethod
     def so_far(cls, job: Job, at_s: float, aggregator: int, workers: Iterable[int]) -> Cost:
-        """The counters now; `aggregator` and `workers` are ids of processes of this machine (Linux)."""
+        """Return the counters now; `aggregator` and `workers` are ids of processes of this machine (Linux)."""
         keys = job.keys
         stats, cpu, commands, clock, version = job.client.together(
             [
@@ -74,7 +74,7 @@ class Cost:
 
 
 def _cpu_seconds(pid: int) -> float:
-    """User and system time of a process, all its threads together."""
+    """Return the user and system time of a process, all its threads together, in seconds."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS
 
@@ -87,17 +87,17 @@ class ScriptCall(NamedTuple):
 
 
 class ScriptTimes:
-    """The time of every single script call, as the server's SLOWLOG has it. The server must be this benchmark's own."""
+    """The time of every single script call, from the server's SLOWLOG. The server must be this benchmark's own."""
 
     def __init__(self, url: str) -> None:
-        # Entries quote arguments, and gradients among them are no text: so not through kvps's own client.
+        # Not kvps's own client: entries quote arguments, and the gradients among them are not text.
         self._redis: Any = redis.Redis.from_url(url, protocol=2)
         self._names = {script.sha.encode(): name for name, script in SCRIPTS.items()}
         self._calls: list[ScriptCall] = []
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Record calls while the block runs. Costs every command that takes longer than 10 us about 1 us more."""
+        """Record calls while the block runs. Every command of more than 10 us then takes about 1 us longer."""
         self._redis.slowlog_reset()
         self._redis.config_set("slowlog-max-len", _MOST_ENTRIES)
         self._redis.config_set("slowlog-log-slower-than", _SHORTEST_US)
@@ -107,8 +107,8 @@ class ScriptTimes:
             self._redis.config_set("slowlog-log-slower-than", -1)
 
     def fetch(self) -> None:
-        """Fetch what was recorded since the last time. Call it now and then: the server keeps it in memory."""
-        pipe = self._redis.pipeline(transaction=True)  # or what is recorded in between would be lost
+        """Fetch the calls recorded since the last fetch. Call it now and then: the server keeps them in memory."""
+        pipe = self._redis.pipeline(transaction=True)  # or calls recorded in between would be lost
         pipe.execute_command("SLOWLOG GET", _MOST_ENTRIES)
         pipe.slowlog_reset()
         entries, _ = pipe.execute()
@@ -118,7 +118,7 @@ class ScriptTimes:
                 self._calls.append(ScriptCall(self._names.get(words[1], "another"), entry["duration"] / 1e6))
 
     def take(self) -> list[ScriptCall]:
-        """All calls fetched since this was called last, oldest first."""
+        """Return all calls recorded since the last `take`, oldest first."""
         self.fetch()
         taken, self._calls = self._calls, []
         return taken
@@ -128,10 +128,10 @@ class ScriptTimes:
 
 
 def by_kind(calls: Sequence[ScriptCall]) -> Mapping[str, Sequence[float]]:
-    """Seconds of the calls of each script; of `plan` apart from each other those that a commit follows, and the rest.
+    """Return the seconds of each script's calls; calls of `plan` that a commit follows are apart from the rest.
 
-    It takes a job with one shard, served by one aggregator: there every `ready` commits, and the last `plan` before it
-    is the one that has opened the plan.
+    The job must have one shard and one aggregator: there every `ready` commits, and the last `plan` before it is the
+    one that opened the plan.
     """
     seconds: dict[str, list[float]] = {}
     waiting: ScriptCall | None = None

@@ -1,4 +1,4 @@
-"""Processes that do one case after the other when told to, each with a pipe; and a server of their own."""
+"""Processes that run one case after another on command, each over a pipe; and a server to measure on."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ spawning.set_forkserver_preload(["kvps_bench.roles"])
 
 @dataclass(frozen=True)
 class Place:
-    """A server to measure on: the same one behind each URL. `urls` is transport name -> URL; over "shm" the arrays
-    go through shared memory."""
+    """A server to measure on. `urls` is transport name -> URL of this one server; over "shm" the arrays go through
+    shared memory."""
 
     store: Store
     urls: dict[str, str]
@@ -33,7 +33,7 @@ class Place:
 
 @contextmanager
 def place(url: str | None) -> Iterator[Place]:
-    """The server at `url`, or one that is started for this, on a Unix socket and on a port of 127.0.0.1."""
+    """Yield the server at `url`, or one started for the block, on a Unix socket and on a port of 127.0.0.1."""
     if url:
         with connect(url) as store:
             yield Place(store, {"unix": url, "shm": url} if url.startswith("unix:") else {"tcp": url})
@@ -62,7 +62,7 @@ def _free_port() -> int:
 
 
 class Member:
-    """One process. It is made by ``make(*arguments)``, a function of a module, and then has its methods called."""
+    """A process that makes an object by ``make(*arguments)``, a function of a module, and has its methods called."""
 
     def __init__(self, make: Callable[..., Any], *arguments: Any) -> None:
         self._pipe, other = spawning.Pipe()
@@ -73,14 +73,14 @@ class Member:
         self._answer()
 
     def begin(self, method: str, *arguments: Any) -> None:
-        """Have it call a method of its own; `end` waits for what that returns. Raises KvpsError if it is gone."""
+        """Have the object call a method; `end` waits for the result. Raises KvpsError if the process has died."""
         try:
             self._pipe.send((method, arguments))
-        except BrokenPipeError:  # which the command line takes for a reader of its output that has seen enough
+        except BrokenPipeError:  # the command line would take this for a closed standard output
             raise self._died() from None
 
     def end(self) -> Any:
-        """What the method that was begun returned. Raises KvpsError with what it raised."""
+        """Return the result of the call that `begin` started. Raises KvpsError with the error that it raised."""
         return self._answer()
 
     def __call__(self, method: str, *arguments: Any) -> Any:
@@ -100,11 +100,11 @@ class Member:
         return KvpsError(f"a process of the benchmark died (exit code {self.process.exitcode})")
 
     def dismiss(self) -> None:
-        """Tell it that no more is asked of it."""
+        """Tell the process that no more calls come."""
         self._pipe.close()
 
     def close(self) -> None:
-        """Wait for its end."""
+        """Wait until the process has ended; kill it after 10 s."""
         self.dismiss()
         self.process.join(10)
         if self.process.is_alive():
@@ -114,7 +114,7 @@ class Member:
 
 @contextmanager
 def crew(*makers: tuple[Any, ...]) -> Iterator[list[Member]]:
-    """Members, one for each ``(make, *arguments)``; ended with the block."""
+    """Yield a member for each ``(make, *arguments)``; they end with the block."""
     members: list[Member] = []
     try:
         for make, *arguments in makers:
@@ -128,7 +128,7 @@ def crew(*makers: tuple[Any, ...]) -> Iterator[list[Member]]:
 
 
 def together(members: list[Member], method: str, *arguments: Any) -> list[Any]:
-    """Have all call the same method at once; what each returned."""
+    """Have all members call the same method at once; return their results."""
     for member in members:
         member.begin(method, *arguments)
     return [member.end() for member in members]

@@ -1,4 +1,4 @@
-"""Measures `kvps up digits` in every mode, with a straggler and without, in turns. Part of `make bench`."""
+"""Measure `kvps up digits` in every mode, with and without a straggler, in turns. Part of `make bench`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kvps.server import private_server
 from kvps_bench.result import machine
 
 Case = tuple[int, str, str]
-"""Staleness, straggler, format on the wire."""
+"""Staleness, straggler, gradient format."""
 FORMATS = ("bf16", "int8")
 CASES = [(s, slow, "fp32") for slow in ("", "w0=5x") for s in (0, 2, -1)] + [
     (0, "", gradient_format) for gradient_format in FORMATS
@@ -25,7 +25,7 @@ WORKERS = 3
 _HEADER = [
     "mode",
     "straggler",
-    "gradient_format",
+    "gradient format",
     "test accuracy",
     "contributions/s",
     "versions/s",
@@ -35,7 +35,7 @@ _HEADER = [
 
 
 def measure(repeats: int) -> dict[str, Any]:
-    """Run every case so often, in turns, on a server of its own; a table, and what else is to be said."""
+    """Run every case `repeats` times, in turns, on a new server; return the table and its notes."""
     results: dict[Case, list[dict[str, Any]]] = {case: [] for case in CASES}
     with tempfile.TemporaryDirectory(prefix="kvps-") as folder:
         os.environ["KVPS_RUNTIME_DIR"] = folder
@@ -107,16 +107,17 @@ def _notes(results: dict[Case, list[dict[str, Any]]]) -> list[str]:
         f"{gradient_format} {accuracy[gradient_format] - accuracy['fp32']:+.4f}" for gradient_format in FORMATS
     )
     digests = {run["weights_sha256"] for run in bsp}
-    same = "one and the same weights, bit for bit," if len(digests) == 1 else f"{len(digests)} different weights"
+    same = "the same weights, bit for bit" if len(digests) == 1 else f"{len(digests)} different weights"
     contributions = sum(results[CASES[0]][0]["clock"].values())
     return [
-        f"Bar 13: the final accuracy of BSP, against {accuracy['fp32']:.4f} with fp32: {apart} (wanted: within 0.01).",
-        f"A contribution is one gradient of 32 digits: {contributions:,} of them are a run. A version takes what its "
-        "mode lets it take, so versions/s tell how finely SSP and ASP commit, not how fast they are.",
+        f"Bar 13: BSP with fp32 ends at an accuracy of {accuracy['fp32']:.4f}. The other formats differ from it by: "
+        f"{apart} (wanted: within 0.01).",
+        f"A contribution is one gradient of 32 digits; a run has {contributions:,}. A version takes as many as its "
+        "mode allows, so versions/s shows how finely SSP and ASP commit, not how fast they are.",
         "*Waiting* is the share of the workers' time in which the bound held them back.",
-        f"BSP runs with the same seed, with the straggler and without, ended with {same} in {len(bsp)} runs.",
-        "SSP does not help against a worker that is *always* slow: its ideal there is the straggler's own pace. ASP "
-        "lets the others go, but the run ends with the straggler, which has its own third of the data to do.",
-        "The model is 20 KB: this measures round trips of the protocol on cores that a server, an aggregator and "
-        f"{WORKERS} workers share, not the moving of arrays.",
+        f"BSP runs with the same seed, with and without the straggler, ended with {same}, in {len(bsp)} runs.",
+        "SSP does not help against a worker that is *always* slow: at best it runs at the straggler's pace. ASP does "
+        "not hold the others back, but the run ends only when the straggler has done its own third of the data.",
+        "The model has 20 KB, so this measures the protocol's round trips, not the moving of arrays. A server, an "
+        f"aggregator and {WORKERS} workers share the cores.",
     ]

@@ -1,4 +1,4 @@
-"""What waiting alone costs: a job whose protocol, server and processors take no time at all. Pure."""
+"""What waiting alone costs: a model of a job whose protocol, server and processors take no time. Pure."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _ROUNDS = 400
 
 
 def contribution_s(takes: Callable[[int, int], float], workers: int, staleness: int) -> float:
-    """Seconds from one contribution to the next, of all workers together, when nothing but the bound holds them back.
+    """Return the seconds from one contribution to the next, of all workers together, if only the bound delays them.
 
-    `takes(rank, iteration)` is what a worker computes for, in seconds; asked once for each, in each worker's order.
+    `takes(rank, iteration)` is how many seconds a worker computes; it is called once each, in each worker's order.
     """
     rounds, idle, now = [0] * workers, set(range(workers)), 0.0
     at_work: list[tuple[float, int]] = []

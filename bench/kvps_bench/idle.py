@@ -1,8 +1,8 @@
-"""`kvps_bench idle`: what one `kvps aggregator start` costs while nobody is in any of its jobs, and how soon it serves
-one of them that a worker joins.
+"""`kvps_bench idle`: what one `kvps aggregator start` costs while no job has a worker, and how soon it serves a job
+that a worker joins.
 
-CPU is the kernel's count for all threads of a process. Requests are the server's count of all its clients, less those
-of the benchmark itself. Linux only.
+CPU time is the kernel's count for all threads of a process. Requests are the server's count for all clients, less the
+benchmark's own. Linux only.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from kvps_bench.crew import ONE_THREAD, Place
 from kvps_bench.result import Bar, Result, Row, machine
 from kvps_bench.turns import Ratio, Times, in_turns
 
-_WINDOW_S, _QUICK_WINDOW_S = 2.0, 0.6  # longer than the aggregator is ever asleep
-_AGGREGATOR, _SERVER = "CPU of the aggregator in a second", "CPU of the server in a second"
-_IDLE, _SERVED = "an idle job, from join to its first commit", "a job that is served, the same"
+_WINDOW_S, _QUICK_WINDOW_S = 2.0, 0.6  # longer than any sleep of the aggregator
+_AGGREGATOR, _SERVER = "CPU time of the aggregator per second", "CPU time of the server per second"
+_IDLE, _SERVED = "an idle job, from join to first commit", "a served job, from join to first commit"
 _ONE = {"w": np.ones(1, DTYPE)}
 _MOST_OF_A_CORE = 0.05
 
 
 class _Count(NamedTuple):
-    """What has been used up to a moment: seconds of CPU, requests, and when that was."""
+    """The seconds of CPU and the requests used up to a moment, and that moment."""
 
     aggregator: float
     server: float
@@ -45,7 +45,7 @@ class _Count(NamedTuple):
 
 
 class _Rest:
-    """The aggregator and the server, while nothing happens."""
+    """The measurement of the aggregator and the server while no worker joins."""
 
     def __init__(self, store: Store, aggregator: int, window_s: float) -> None:
         self._store = store
@@ -57,7 +57,7 @@ class _Rest:
         self.threads = self.connections = 0
 
     def turn(self) -> Sequence[float]:
-        """Watch them for a while."""
+        """Measure both for one window; return its seconds."""
         before = self._count()
         time.sleep(self._window_s)
         after = self._count()
@@ -76,12 +76,12 @@ class _Rest:
 
 
 def _cpu_of(pid: int) -> float:
-    """Seconds of CPU that all threads of a process have used: its clock, see clock_getcpuclockid(3)."""
+    """Return the seconds of CPU that all threads of a process have used, by its clock: see clock_getcpuclockid(3)."""
     return time.clock_gettime((~pid << 3) | 2)
 
 
 class _Wake:
-    """A worker joins one job after the other, twice each: the first time nobody was there for long."""
+    """A worker that joins one job after another, each twice: before the first join the job has long been idle."""
 
     def __init__(self, jobs: Sequence[Job]) -> None:
         self._jobs = iter(jobs)
@@ -99,14 +99,14 @@ class _Wake:
         session = self._job.join()
         session.pull()
         session.push(_ONE)
-        session.pull()  # in BSP it waits for the commit
+        session.pull()  # in BSP this waits for the commit
         took = time.perf_counter() - began
         session.leave(finished=False)
         return took
 
 
 def measure(place: Place, transports: Sequence[str], turns: int, jobs: int, quick: bool = False) -> Result:
-    """So many idle jobs, over each transport."""
+    """Measure `jobs` idle jobs over each transport."""
     rows: list[Row] = []
     bars: list[Bar] = []
     for transport in transports:
@@ -124,15 +124,15 @@ def measure(place: Place, transports: Sequence[str], turns: int, jobs: int, quic
         rows.append(Row(_SERVER, transport, settings, cpu[_SERVER]))
         rows += [Row(name, transport, settings, found) for name, found in woken.items()]
         what = f"of a core, with {len(made)} idle jobs, {transport}"
-        bars.append(Bar(13, f"aggregator's part {what}", True, _MOST_OF_A_CORE, _part(cpu[_AGGREGATOR])))
-        bars.append(Bar(13, f"server's part {what}", True, None, _part(cpu[_SERVER])))
+        bars.append(Bar(13, f"aggregator's share {what}", True, _MOST_OF_A_CORE, _part(cpu[_AGGREGATOR])))
+        bars.append(Bar(13, f"server's share {what}", True, None, _part(cpu[_SERVER])))
         bars.append(Bar(13, f"{_IDLE}, over {_SERVED}, {transport}", True, None, woken[_IDLE].over(woken[_SERVED])))
     return Result("idle", turns, rows, bars, machine(place.store.client), _NOTES)
 
 
 _NOTES = (
-    "ms of CPU in a second: 10 are 1% of a core. In BSP with one worker, a model of one number: what is measured is "
-    "how soon the job has an aggregator.",
+    "CPU times are ms per second: 10 ms are 1% of a core. The jobs are BSP with one worker and a model of one number, "
+    "so the time to the first commit shows how soon the job has an aggregator.",
 )
 
 
@@ -141,7 +141,7 @@ def _part(cpu: Times) -> Ratio:
 
 
 def _idle_jobs(store: Store, number: int) -> list[Job]:
-    """Jobs that nobody has joined; they end with the server, which is the benchmark's own."""
+    """Create jobs that no worker has joined; they end with the server, which is the benchmark's own."""
     prefix = f"bench-{secrets.token_hex(4)}"
     settings: dict[str, Any] = {"workers": 1, "transport": "redis"}
     return [store.create_job(f"{prefix}-{i}", {"w": np.zeros(1, DTYPE)}, **settings) for i in range(number)]
@@ -149,7 +149,7 @@ def _idle_jobs(store: Store, number: int) -> list[Job]:
 
 @contextmanager
 def _aggregator(url: str, jobs: Sequence[Job]) -> Iterator[int]:
-    """The process id of `kvps aggregator start`, once it has found all of them; ended with the block."""
+    """Run `kvps aggregator start` during the block; yield its process id once it has found all `jobs`."""
     command = [sys.executable, "-m", "kvps", "aggregator", "start", "--redis", url]
     environment = os.environ | ONE_THREAD  # NumPy would have a thread for each core
     with subprocess.Popen(
@@ -164,7 +164,7 @@ def _aggregator(url: str, jobs: Sequence[Job]) -> Iterator[int]:
                     raise KvpsError(f"kvps aggregator start has ended: {last}")
                 last = line.strip()
                 missing.discard(last.removeprefix("job ").partition(":")[0])
-            threading.Thread(target=process.stderr.read, daemon=True).start()  # or it would wait for its reader
+            threading.Thread(target=process.stderr.read, daemon=True).start()  # or a full pipe would block it
             yield process.pid
         finally:
             process.terminate()

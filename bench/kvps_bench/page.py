@@ -1,6 +1,6 @@
-"""Runs all benches and writes docs/performance.md, its pictures and performance.json. Run by `make bench`.
+"""Run all benches and write docs/performance.md, its pictures and performance.json. `make bench` runs this.
 
-What was measured before stands in performance.json: with --only the other sections stay as they are.
+performance.json keeps earlier results: with --only the other sections stay as they are.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def main() -> None:
             else " ".join(["python", "-m", *command]).replace(str(options.peers), "DIR")
         )
         results[bench] = {"command": said, **found}
-        file.write_text(json.dumps(results, indent=1) + "\n")  # at once: the next may fail
+        file.write_text(json.dumps(results, indent=1) + "\n")  # at once, because the next bench may fail
     (out / "images").mkdir(exist_ok=True)
     for name, picture in pictures(results).items():
         (out / "images" / name).write_text(picture)
@@ -65,7 +65,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--peers", type=Path, help="the folder of environments of other systems")
     parser.add_argument("--only", default=",".join(BENCHES), help="which to measure now; empty: only write the page")
-    parser.add_argument("--quick", action="store_true", help="few and small")
+    parser.add_argument("--quick", action="store_true", help="few and small turns")
     parser.add_argument("--turns", type=int, help="how many turns each case has (default: the benches' own)")
     parser.add_argument("--out", type=Path, default=Path(__file__).parents[2] / "docs")
     return parser.parse_args()
@@ -82,7 +82,7 @@ def _run(command: list[str]) -> dict[str, Any]:
 
 
 def page(results: dict[str, Any]) -> str:
-    """The page, a section for each bench that was measured."""
+    """Return the page, with a section for each bench that was measured."""
     return _HEAD + "".join(_section(results[name]) for name in BENCHES if name in results)
 
 
@@ -113,7 +113,7 @@ _PICTURES = {"round": "rounds.svg", "straggler": "straggler.svg"}
 
 
 def pictures(results: dict[str, Any]) -> dict[str, str]:
-    """File name -> SVG, of what was measured."""
+    """Return file name -> SVG, for the benches that were measured."""
     drawn = {}
     if "round" in results:
         drawn["rounds.svg"] = _rounds(results["round"]["rows"])
@@ -123,7 +123,7 @@ def pictures(results: dict[str, Any]) -> dict[str, str]:
 
 
 def _rounds(rows: list[dict[str, Any]]) -> str:
-    """The largest model with the fewest workers."""
+    """Draw the largest model with the fewest workers."""
     mb, workers = max(row["mb"] for row in rows), min(row["workers"] for row in rows)
     shown = [row for row in rows if (row["mb"], row["workers"]) == (mb, workers) and "p50_ms" in row]
     title = f"A round of {workers} workers, {mb:g} MB"
@@ -133,7 +133,7 @@ def _rounds(rows: list[dict[str, Any]]) -> str:
 def _stragglers(rows: list[dict[str, Any]]) -> str:
     labels = [f"{row['slow'].split(',')[0]}: {row['case']}" for row in rows]
     bars = [_bar(label, row) for label, row in zip(labels, rows, strict=True)]
-    return chart("Digits to their accuracy, some workers slow", "ms", bars)
+    return chart("Time until the digits reach their accuracy, with slow workers", "ms", bars)
 
 
 def _bar(label: str, row: dict[str, Any]) -> Bar:

@@ -1,4 +1,4 @@
-"""Other systems that do the same round, each in the Python of an environment of its own: see `peers/lockstep.py`."""
+"""Other systems that do the same round, each in the Python of its own environment: see `peers/lockstep.py`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PATIENCE_S = 120.0  # some take long to start
 
 @dataclass(frozen=True)
 class Kind:
-    """A peer: in which environment of the folder it is found, and the script that runs it."""
+    """A kind of peer: its environment in the folder of environments, and the script that runs it."""
 
     name: str
     environment: str
@@ -34,7 +34,7 @@ class Kind:
     transport: str
 
     def python(self, folder: Path | None) -> Path | None:
-        """The Python that has it; None if it is not installed."""
+        """Return the Python that has the peer installed, or None."""
         python = folder / self.environment / "bin" / "python" if folder else None
         return python if python and python.exists() else None
 
@@ -49,16 +49,16 @@ KINDS = (GLOO, RPC_TCP, RPC_SHM, RAY, MXNET, TENSORFLOW)
 
 
 def checked(folder: Path | None) -> Path | None:
-    """The folder of environments. Raises InvalidSetting if it is none."""
+    """Return the folder of environments as an absolute path. Raises InvalidSetting if it is not a folder."""
     if folder and not folder.is_dir():
-        raise InvalidSetting(f"--peers {folder} is no folder: it holds an environment each: torch, ray, mxnet, tf")
+        raise InvalidSetting(f"--peers {folder} is no folder: name one with the environments torch, ray, mxnet, tf")
     return folder.absolute() if folder else None
 
 
 class Peer:
-    """One that is asked for rounds, turn by turn. After a failure `why` says what it was.
+    """A running peer, asked for rounds turn by turn. After a failure `why` is the reason.
 
-    Between its turns all its processes are stopped: some spin while they wait, and would take the others' processors.
+    Between its turns all its processes are stopped: some spin while they wait, and would take processors from others.
     """
 
     def __init__(self, kind: Kind, folder: Path | None, workers: int, nbytes: int, tensors: int) -> None:
@@ -78,14 +78,14 @@ class Peer:
             stderr=self._said,
             text=True,
             env=os.environ | ONE_THREAD,
-            start_new_session=True,  # it has processes of its own, which end with it
+            start_new_session=True,  # the peer starts processes, which must end with it
         )
         with suppress(CaseFailed):
             self._answer("ready")
             self._signal(signal.SIGSTOP)
 
     def rounds(self, number: int) -> Sequence[float]:
-        """Seconds of each of so many rounds. Raises CaseFailed."""
+        """Return the seconds of each of `number` rounds. Raises CaseFailed if the peer does not answer."""
         if not self._process or not self._process.stdin:
             raise CaseFailed(self.why)
         self._signal(signal.SIGCONT)
@@ -97,7 +97,7 @@ class Peer:
         return [float(second) for second in took]
 
     def finish(self) -> None:
-        """Have it look at its weights, and end it; `why` says if they are not what they must be."""
+        """Have the peer check its weights, then end it; `why` says if they are wrong."""
         if self._process and self._process.stdin:
             self._signal(signal.SIGCONT)
             self._process.stdin.close()
@@ -122,7 +122,7 @@ class Peer:
         return lines[-1][:200] if lines else "it ended without a word"
 
     def close(self, why: str = "") -> None:
-        """End it and all it has started."""
+        """End the peer and all processes that it has started."""
         self.why = self.why or why
         process, self._process = self._process, None
         if process is None:
@@ -134,7 +134,7 @@ class Peer:
         process.wait()
         for file in (process.stdin, process.stdout, self._said):
             if file:
-                with suppress(BrokenPipeError):  # what was not written yet to one that is dead
+                with suppress(BrokenPipeError):  # data not written yet to a dead process
                     file.close()
 
     def _signal(self, number: signal.Signals) -> None:
@@ -143,14 +143,14 @@ class Peer:
 
 
 def _end_session(session: int) -> None:
-    """Kill all of its processes; Python's tracker last, which deletes what semaphores the dead have left."""
+    """Kill a session's processes; last Python's resource tracker, which deletes the semaphores that the dead left."""
     for pid in _session(session):
         with suppress(OSError):
             if b"resource_tracker" not in Path(f"/proc/{pid}/cmdline").read_bytes():
                 os.kill(pid, signal.SIGKILL)
     _signal_session(session, signal.SIGCONT)
     for pid in _session(session):
-        with suppress(OSError):  # it is gone
+        with suppress(OSError):  # the process has ended
             ended = os.pidfd_open(pid)
             try:
                 select.select([ended], [], [], _TRACKER_S)
@@ -160,14 +160,14 @@ def _end_session(session: int) -> None:
 
 
 def _signal_session(session: int, number: signal.Signals) -> None:
-    """Send a signal to all processes of a session: those of a peer, and nobody else's."""
+    """Send a signal to all processes of a session: those of one peer, and no others."""
     for pid in _session(session):
         with suppress(OSError):
             os.kill(pid, number)
 
 
 def _session(session: int) -> Iterator[int]:
-    """The processes of a session."""
+    """Yield the ids of a session's processes."""
     for entry in Path("/proc").iterdir():
         with suppress(OSError, ValueError):
             if entry.name.isdigit() and os.getsid(int(entry.name)) == session:
@@ -176,7 +176,7 @@ def _session(session: int) -> Iterator[int]:
 
 @contextmanager
 def opened(folder: Path | None, workers: int, nbytes: int, tensors: int) -> Iterator[list[Peer]]:
-    """One of each kind; where it is not installed its `why` says so."""
+    """Yield a peer of each kind; `why` says so if it is not installed. The peers end with the block."""
     peers: list[Peer] = []
     try:
         for kind in KINDS:

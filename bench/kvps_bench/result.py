@@ -1,4 +1,4 @@
-"""What a measurement found: rows of cases, the bars they are held to, and the machine. Becomes JSON, or a table."""
+"""The result of a bench: rows of cases, the bars that they must meet, and the machine; as JSON, or as tables."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Figures = Mapping[str, float | int | str]
 
 @dataclass(frozen=True)
 class Row:
-    """One case under one setting. Without `times` it was not measured, and `why` says why."""
+    """One case under one setting. If `times` is None, the case was not measured, and `why` is the reason."""
 
     case: str
     transport: str
@@ -36,7 +36,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Bar:
-    """What a ratio must come to; without a limit it is only stated. `number` is that of the project's list of bars."""
+    """A limit that a ratio must meet; without a limit the ratio is only stated. `number` is from the list of bars."""
 
     number: int
     what: str
@@ -47,7 +47,7 @@ class Bar:
 
     @property
     def holds(self) -> bool | None:
-        """None if it was not measured, or is only stated."""
+        """Whether the ratio meets the limit; None if it was not measured, or is only stated."""
         if self.ratio is None or self.limit is None:
             return None
         return self.ratio.median <= self.limit if self.at_most else self.ratio.median >= self.limit
@@ -60,7 +60,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Result:
-    """All that one bench found."""
+    """All that one bench measured."""
 
     bench: str
     turns: int
@@ -81,7 +81,7 @@ class Result:
 
 
 def machine(client: Client) -> Figures:
-    """Where and when it was measured."""
+    """Return where and when the bench ran."""
     return {
         "date": time.strftime("%Y-%m-%d"),
         "cores": os.cpu_count() or 0,
@@ -93,28 +93,28 @@ def machine(client: Client) -> Figures:
     }
 
 
-# -- as tables: from the JSON, so that what was measured once can be shown again -----------------------------------
+# -- as tables: from the JSON, so that earlier results can be shown again ------------------------------------------
 
 Table = tuple[str, list[str], list[list[str]]]
-"""What is the same in all rows, the header, and the cells."""
+"""The title (the figures that are the same in all rows), the header, and the cells."""
 _TIMES = {"n", "p10_ms", "p50_ms", "p90_ms", "p99_ms", "not_measured"}
 _MEDIAN = "ms, median (p10 to p90)"
 
 
 def rows_tables(result: Mapping[str, Any]) -> list[Table]:
-    """The rows of `Result.to_dict`, a table for each part of the bench."""
+    """Return the rows of `Result.to_dict`, one table for each part of the bench."""
     parts = dict.fromkeys(row.get("part", "") for row in result["rows"])
     return [_table([row for row in result["rows"] if row.get("part", "") == part]) for part in parts]
 
 
 def bars_table(result: Mapping[str, Any]) -> Table:
-    """The bars of `Result.to_dict`."""
+    """Return the bars of `Result.to_dict` as a table."""
     header = ["bar", "what", "wanted", "ratio (turn by turn)", "holds"]
     return "", header, [_bar(bar) for bar in result["bars"]]
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:
-    """What is the same in all rows stands above them."""
+    """Return a table whose title holds the figures that are the same in all rows."""
     names = list(dict.fromkeys(name for row in rows for name in row if name not in _TIMES))
     common = {name: rows[0].get(name) for name in names if len({row.get(name) for row in rows}) == 1}
     common.pop("case", None)
@@ -126,7 +126,7 @@ def _table(rows: list[dict[str, Any]]) -> Table:
 
 
 def _behind(rows: list[dict[str, Any]]) -> set[str]:
-    """What stands behind the times in any row."""
+    """Return the names of the figures that stand behind the times in any row."""
     out: set[str] = set()
     for row in rows:
         names = list(row)
@@ -160,5 +160,5 @@ def _cell(row: Mapping[str, Any], name: str) -> str:
 
 
 def _short(value: float) -> str:
-    """Three digits that count."""
+    """Return the value to three significant digits."""
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"

@@ -1,4 +1,4 @@
-"""The processes of a job that is measured, and the job: an aggregator, workers whose gradients are constants."""
+"""The processes of a measured job, and the job itself: an aggregator, and workers whose gradients are constants."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from kvps.job import Job
 from kvps.store import connect
 from kvps_bench.crew import Place
 
-LR = 2.0**-10  # a power of two: the weights after any number of rounds are exact, and can be looked at
+LR = 2.0**-10  # a power of two: the weights after any number of rounds are exact, and can be checked
 
 
 def sizes(nbytes: int, tensors: int) -> list[int]:
-    """Items of each of `tensors` float32 arrays that take `nbytes` in all; unequal, as in a convolutional network."""
+    """Return the items of each of `tensors` float32 arrays of `nbytes` in all, unequal as in a convolutional net."""
     items = nbytes // DTYPE.itemsize
     weights = np.geomspace(1, 1000, tensors) if tensors > 1 else np.ones(1)
     out = [max(1, int(items * w / weights.sum())) for w in weights]
@@ -32,13 +32,13 @@ def sizes(nbytes: int, tensors: int) -> list[int]:
 
 
 def model(nbytes: int, tensors: int = 1) -> dict[str, Any]:
-    """Zeros under as many names."""
+    """Return a model of zeros: `tensors` float32 arrays of `nbytes` in all."""
     return {f"t{i}": np.zeros(size, DTYPE) for i, size in enumerate(sizes(nbytes, tensors))}
 
 
 @contextmanager
 def temporary_job(place: Place, over: str, params: Mapping[str, Any], **settings: Any) -> Iterator[Job]:
-    """A job under a name that is nobody's, whose arrays go over "tcp", "unix" or "shm"; removed with the block."""
+    """Yield a job under a fresh name, whose arrays go over "tcp", "unix" or "shm"; remove it after the block."""
     settings["transport"] = "shm" if over == "shm" else "redis"
     job = place.store.create_job(f"bench-{secrets.token_hex(4)}", params, **settings)
     try:
@@ -48,15 +48,15 @@ def temporary_job(place: Place, over: str, params: Mapping[str, Any], **settings
 
 
 def peak_mb() -> dict[str, float]:
-    """The most memory this process has had so far, and what it has now, in MB."""
-    # Not getrusage: its peak begins with that of the process from which this one was started.
+    """Return the most memory that this process has had so far, and what it has now, in MB."""
+    # Not getrusage: its peak begins with the peak of the process that started this one.
     lines = (line.split() for line in Path("/proc/self/status").read_text().splitlines())
     kib = {words[0]: int(words[1]) for words in lines if words[0] in ("VmHWM:", "VmRSS:")}
     return {"peak": kib["VmHWM:"] * 1024 / 1e6, "now": kib["VmRSS:"] * 1024 / 1e6}
 
 
 class Role:
-    """What each has: a store, and its memory."""
+    """The base of all roles: a process with a store, and its memory."""
 
     def __init__(self, url: str) -> None:
         self.store = connect(url)
@@ -70,7 +70,7 @@ class Role:
 
 
 class Aggregator(Role):
-    """Serves one job after the other."""
+    """An aggregator that serves one job after another."""
 
     def __init__(self, url: str, job: str = "") -> None:
         super().__init__(url)
@@ -90,7 +90,7 @@ class Aggregator(Role):
         return self.store.job(name)
 
     def rest(self) -> None:
-        """Serve no job."""
+        """Stop serving."""
         self._stop.set()
         if self._thread:
             self._thread.join()
@@ -101,10 +101,10 @@ class Aggregator(Role):
 
 
 class Worker(Role):
-    """Worker k's gradient is the constant k + 1: the weights tell whether all was applied."""
+    """A worker. Worker k's gradient is the constant k + 1, so the weights show whether every gradient was applied."""
 
     def __init__(self, url: str, job: str, rank: int, lent: bool = False) -> None:
-        """`lent`: its gradient is computed into `session.buffers()`, which is a part of the round."""
+        """With `lent` the gradient is computed into `session.buffers()`, as a part of the round."""
         super().__init__(url)
         found = self.store.job(job)
         self._session = found.join(f"w{rank}")
@@ -112,7 +112,7 @@ class Worker(Role):
         self._gradients = {p.name: np.full(p.shape, rank + 1, DTYPE) for p in found.layout.parameters}
 
     def rounds(self, number: int) -> list[float]:
-        """Seconds of each of so many rounds."""
+        """Return the seconds of each of `number` rounds."""
         took = []
         self._session.pull()
         for _ in range(number):
@@ -129,7 +129,7 @@ class Worker(Role):
         return gradients
 
     def weights(self) -> tuple[int, float, float]:
-        """The version, and the least and greatest of its weights."""
+        """Return the version, and the least and greatest of its weights."""
         params = self._session.pull().values()
         return self._session.version, min(float(a.min()) for a in params), max(float(a.max()) for a in params)
 

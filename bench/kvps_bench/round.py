@@ -1,7 +1,7 @@
-"""`kvps_bench round`: one BSP round of everybody, against bare sockets that carry the same bytes to the same server.
+"""`kvps_bench round`: one BSP round of all workers, against bare sockets that carry the same bytes to the same server.
 
-A round: every worker pushes a gradient, the aggregator averages and steps, every worker has the new weights. Where
-other systems are installed their rounds take turns with these.
+In a round every worker pushes a gradient, the aggregator averages and steps, and every worker gets the new weights.
+Rounds of other systems take turns with these, where the systems are installed.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "kvps": {},
     "kvps, bf16": {"gradient_format": "bf16", "weight_format": "bf16"},
 }
-"""Name -> the settings of its job: each has its turns."""
+"""Case -> the settings of its job."""
 LENT = "kvps, in its buffers"
 SHARED: Mapping[str, Mapping[str, Any]] = {"kvps": {}, LENT: {"lent": True}}
-"""The same over shared memory."""
+"""The cases over shared memory."""
 
 _BARE, _FRESH, _HALF = "bare sockets", "bare sockets, fresh names", "bare sockets, half the bytes"
 _BARES: Mapping[str, Mapping[str, Any]] = {_BARE: {}, _FRESH: {"fresh": True}, _HALF: {"part": 2}}
-_TURN_BYTES = 1e9  # of one gradient's in one turn: what happens once a second has its right share of them
+_TURN_BYTES = 1e9  # of one worker's gradients in a turn: long enough that events of once a second get their due share
 _MOST_ROUNDS = 200
 
 
@@ -50,7 +50,7 @@ class Setting:
     optimizer: Optimizer = field(default_factory=lambda: SGD(lr=LR))
 
     def rounds(self, quick: bool) -> int:
-        """How many rounds make a turn: enough that small ones outlast what disturbs them."""
+        """Return how many rounds make a turn: enough that turns of small rounds outlast disturbances."""
         rounds = max(3, min(_MOST_ROUNDS, int(_TURN_BYTES / self.nbytes)))
         return max(2, rounds // 10) if quick else rounds
 
@@ -64,7 +64,7 @@ class Setting:
 
 
 class BareWorker:
-    """SETs its gradient, GETs the weights."""
+    """A worker that SETs its gradient and GETs the weights."""
 
     def __init__(self, url: str, prefix: str, fresh: bool, nbytes: int, rank: int, barrier: Any) -> None:
         self._socket, self._names, self._rank, self._barrier = Socket(url), Names(prefix, fresh), rank, barrier
@@ -72,7 +72,7 @@ class BareWorker:
         self._weights = np.zeros_like(self._gradient)
 
     def rounds(self, number: int) -> list[float]:
-        """Seconds of each of so many rounds."""
+        """Return the seconds of each of `number` rounds."""
         took = []
         self._barrier.wait()
         for _ in range(number):
@@ -90,7 +90,8 @@ class BareWorker:
 
 
 class BareAggregator:
-    """GETs every gradient, SETs the weights; with fresh names it unlinks what is two rounds old, as kvps does."""
+    """An aggregator that GETs every gradient and SETs the weights. With fresh names it unlinks used gradients, and
+    weights that are two rounds old, as kvps does."""
 
     def __init__(self, url: str, prefix: str, fresh: bool, nbytes: int, workers: int, barrier: Any) -> None:
         self._socket, self._names, self._workers, self._barrier = Socket(url), Names(prefix, fresh), workers, barrier
@@ -98,7 +99,7 @@ class BareAggregator:
         self._array = np.zeros(nbytes // DTYPE.itemsize, DTYPE)
 
     def rounds(self, number: int) -> list[float]:
-        """Serve so many rounds."""
+        """Serve `number` rounds."""
         self._barrier.wait()
         for _ in range(number):
             self._barrier.wait()
@@ -118,7 +119,7 @@ class BareAggregator:
             self._socket.unlink(self._names.weights(round_ - 2), self._array)
 
     def clear(self) -> None:
-        """Delete what is stored."""
+        """Delete all that is still stored."""
         last = self._names.round - 1
         if last < 0:
             return
@@ -133,7 +134,7 @@ class BareAggregator:
 
 
 class Names:
-    """What bare sockets call things: always the same, or in each round otherwise."""
+    """The key names of bare sockets: always the same, or fresh ones in each round."""
 
     def __init__(self, prefix: str, fresh: bool) -> None:
         self._prefix, self._fresh = prefix, fresh
@@ -151,7 +152,7 @@ class Names:
 
 @contextmanager
 def bare(url: str, setting: Setting, rounds: int, fresh: bool = False, part: int = 1) -> Iterator[Case]:
-    """Bare rounds of a `part`-th of the bytes."""
+    """Yield a case of bare rounds that carry 1/`part` of the bytes."""
     barrier, prefix = spawning.Barrier(setting.workers + 1), f"bench-{secrets.token_hex(4)}"
     common = (url, prefix, fresh, setting.nbytes // part)
     makers = [(BareWorker, *common, rank, barrier) for rank in range(setting.workers)]
@@ -164,7 +165,7 @@ def bare(url: str, setting: Setting, rounds: int, fresh: bool = False, part: int
 def kvps(
     place: Place, transport: str, setting: Setting, rounds: int, lent: bool = False, **settings: Any
 ) -> Iterator[Case]:
-    """Rounds of a job, whose weights are looked at in the end: what was measured did the work."""
+    """Yield a case of a job's rounds. At the end the weights are checked: what was measured did the work."""
     url = place.urls[transport]
     settings = {"workers": setting.workers, "optimizer": setting.optimizer, **settings}
     with temporary_job(place, transport, model(setting.nbytes, setting.tensors), **settings) as job:
@@ -177,7 +178,7 @@ def kvps(
 
 
 def _case(members: list[Member], rounds: int) -> Case:
-    """All do rounds; the seconds of the first."""
+    """Return a case in which all members do rounds, with the seconds of the first member."""
     return lambda: together(members, "rounds", rounds)[0]
 
 
@@ -198,7 +199,7 @@ def measure(
     folder: Path | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Result:
-    """Rounds of each setting over each transport, and those of the peers found in `folder`."""
+    """Measure rounds of each setting over each transport, and those of the peers found in `folder`."""
     rows: list[Row] = []
     bars: list[Bar] = []
     for setting in settings:
@@ -210,10 +211,10 @@ def measure(
 
 
 _NOTES = (
-    "bare sockets carry the same bytes in the same chunks, without overlap; with fresh names they also unlink old "
-    "ones, as everybody must who never shows half of an array. kvps overlaps what they do one after the other. "
-    "bf16 has half the bytes.",
-    "Peers take their turns in the same run. Their transport is their own: shm is shared memory.",
+    "Bare sockets carry the same bytes in the same chunks, without overlap. With fresh names they also unlink old "
+    "ones, as every system must that never shows half of an array. kvps overlaps what bare sockets do one after "
+    "another. bf16 has half the bytes.",
+    "Other systems take their turns in the same run, over their own transports; shm is shared memory.",
 )
 Key = tuple[str, str]
 """Case and transport."""
@@ -222,7 +223,7 @@ Key = tuple[str, str]
 def _measured(
     place: Place, transports: Sequence[str], setting: Setting, turns: int, quick: bool, folder: Path | None
 ) -> tuple[dict[Key, Times], dict[Key, str]]:
-    """The times of what was measured, and for what was not, why."""
+    """Return the times of the cases that were measured, and why the others were not."""
     rounds = setting.rounds(quick)
     cases: dict[Key, Case] = {}
     with ExitStack() as stack:
@@ -276,7 +277,7 @@ def _bars(setting: Setting, transports: Sequence[str], found: Mapping[Key, Times
     plain = setting.tensors == 1 and isinstance(setting.optimizer, SGD)
 
     def bar(number: int, mine: Key, limit: float, other: Key, ahead: bool = False) -> Bar:
-        """`ahead`: the other's time over ours, at least `limit`. Else ours over the other's, at most."""
+        """With `ahead`, the other's time over ours must be at least `limit`; else ours over the other's at most."""
         ratio: Ratio | None = None
         if mine in found and other in found:
             ratio = found[other].over(found[mine]) if ahead else found[mine].over(found[other])

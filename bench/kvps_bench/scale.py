@@ -1,7 +1,7 @@
 """`kvps_bench scale`: what many tensors, a heavier optimizer, large models and many readers cost a round.
 
-Each part holds one thing against another in turns: 160 tensors against one of the same bytes, Adam against SGD, large
-models against a small one by bytes per second, a job that is read by many against one that is left alone.
+Each part compares two cases in turns: 160 tensors with one of the same bytes, Adam with SGD, large models with a small
+one by bytes per second, and a job that many readers read with one that nothing reads.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ PARTS = ("tensors", "optimizer", "sizes", "readers")
 _TENSORS = 160
 _READERS = 16
 _WORKERS = 2
-_WEIGHED_ROUNDS = 4  # after two the server holds as many versions as it ever will
+_WEIGHED_ROUNDS = 4  # after two rounds the server holds as many versions as it ever will
 _WATCH_EVERY_S = 0.005
-_FREE_SHARE = 0.85  # of the memory that is free: the rest is the machine's
+_FREE_SHARE = 0.85  # of the free memory; the rest is left to the machine
 
 
 def measure(
@@ -41,7 +41,7 @@ def measure(
     parts: Sequence[str] = PARTS,
     say: Callable[[str], None] = lambda _: None,
 ) -> Result:
-    """The parts asked for, over each transport."""
+    """Measure the parts asked for, over each transport."""
     rows: list[Row] = []
     bars: list[Bar] = []
     run = {"tensors": _tensors, "optimizer": _optimizers, "sizes": _sizes, "readers": _readers}
@@ -55,17 +55,18 @@ def measure(
 
 
 _NOTES = (
-    f"Rounds as in `python -m kvps_bench round`, {_WORKERS} workers; sizes with 1, so that larger models find room.",
-    "Memory: a process's own peak less what it had before it knew of the job, over the model's size, in float32. "
-    "The server's is what it used beyond what it used before. Over shm a process's own counts the segments that it has "
-    "mapped, and those are stated too. All looked at apart from the times.",
+    f"Rounds are as in `python -m kvps_bench round`, with {_WORKERS} workers; the part `sizes` has 1 worker, so that "
+    "larger models fit.",
+    "Memory is a process's own peak, less its memory before it opened the job, over the model's size in float32. The "
+    "server's is its greatest use, less its use before. Over shm a process's memory includes the segments that it has "
+    "mapped; `segments x` states those too. Memory was measured in other rounds than the times.",
     "Large models take their turns with the small one, on a server that holds both.",
 )
 Found = tuple[list[Row], list[Bar]]
 
 
 def _mb(full: int, quick: bool) -> int:
-    """Bytes of a case; quick runs only show that it works."""
+    """Return the bytes of a case; a quick run only checks that the bench works."""
     return full * 1_000_000 // (500 if quick else 1)
 
 
@@ -114,7 +115,7 @@ def _figures(part: str, setting: Setting) -> Figures:
 
 
 def _speed(setting: Setting, times: Times) -> float:
-    """What the server carries in a second: each gradient in and out, the weights in and out to all."""
+    """Return the GB/s that the server carries: each gradient in and out, the weights in, and out to every worker."""
     carried = setting.nbytes * (3 * setting.workers + 1)
     return round(carried / times.median / 1e9, 3)
 
@@ -123,7 +124,7 @@ def _speed(setting: Setting, times: Times) -> float:
 
 
 def _sizes(place: Place, transport: str, turns: int, quick: bool) -> Found:
-    """The model of 100 MB in turns with each larger one."""
+    """Measure the model of 100 MB in turns with each larger one."""
     rows: list[Row] = []
     bars: list[Bar] = []
     small = Setting(_mb(100, quick), 1)
@@ -155,7 +156,7 @@ def _side_by_side(
 
 
 def _memory(place: Place, transport: str, setting: Setting) -> Figures:
-    """The peaks of all processes over some rounds, over the model's size. Not timed: the server is looked at."""
+    """Return all processes' peaks in some rounds, over the model's size. Not timed, because the server is polled."""
     url, client = place.urls[transport], place.store.client
     makers: list[tuple[Any, ...]] = [(Idle, url, Aggregator), (Idle, url, Worker)]
     before = client.memory()[0]
@@ -182,7 +183,7 @@ def _memory(place: Place, transport: str, setting: Setting) -> Figures:
 
 @contextmanager
 def _watched(look: Callable[[], int]) -> Iterator[list[int]]:
-    """The greatest number seen while the block ran, as the one item of a list."""
+    """Yield a list whose one item is the greatest number seen while the block runs."""
     most, over = [look()], threading.Event()
 
     def watch() -> None:
@@ -199,7 +200,7 @@ def _watched(look: Callable[[], int]) -> Iterator[list[int]]:
 
 
 class Idle(Role):
-    """A process that has all its modules, and is not yet what it will be."""
+    """A process that has imported all its modules, and has not taken its role yet."""
 
     def __init__(self, url: str, kind: Any) -> None:
         super().__init__(url)
@@ -207,11 +208,9 @@ class Idle(Role):
         self._is: Any = None
 
     def become(self, *arguments: Any) -> None:
-        """Be what it is for."""
         self._is = self._kind(self._url, *arguments)
 
     def rounds(self, number: int) -> list[float]:
-        """See Worker."""
         return self._is.rounds(number)  # type: ignore[no-any-return]
 
     def close(self) -> None:
@@ -221,15 +220,15 @@ class Idle(Role):
 
 
 def needed_bytes(setting: Setting, transport: str) -> int:
-    """What a job needs of memory at its worst moment, all its processes together; somewhat more rather than less."""
-    server = 4 + setting.workers  # three versions, a spare, and what waits
+    """Return the most memory that all processes of a job need together; rather too much than too little."""
+    server = 4 + setting.workers  # three versions, a spare, and the gradients that wait
     if transport == "shm":
         server += 3  # versions of the mirror
     return (server + 2 * setting.workers + 3) * setting.nbytes
 
 
 def free_bytes() -> int:
-    """What may be used of the machine's memory."""
+    """Return how many bytes of the machine's memory may be used."""
     with suppress(OSError):
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
@@ -241,7 +240,7 @@ def free_bytes() -> int:
 
 
 class ModelReader(Role):
-    """Reads a job's whole model, again and again, on a thread of its own."""
+    """A reader of a job's whole model, again and again, on its own thread."""
 
     def __init__(self, url: str, name: str) -> None:
         super().__init__(url)
@@ -264,7 +263,7 @@ class ModelReader(Role):
             self._took.append(time.perf_counter() - began)
 
     def end_reading(self) -> tuple[list[float], int]:
-        """Seconds of each read since it began, and how often it has found bytes gone and begun again."""
+        """Return the seconds of each read, and how often a read has found bytes gone and begun again."""
         self._over.set()
         if self._thread:
             self._thread.join()
@@ -298,7 +297,7 @@ def _readers(place: Place, transport: str, turns: int, quick: bool) -> Found:
 
 
 class _Read:
-    """The two cases, and what the readers got."""
+    """The two cases, without readers and with them, and the readers' times."""
 
     def __init__(self, workers: list[Member], readers: list[Member], rounds: int) -> None:
         self._workers, self._readers, self._rounds = workers, readers, rounds
@@ -318,7 +317,7 @@ class _Read:
             self._restarts = sum(restarts for _, restarts in got)
 
     def fewest(self) -> int:
-        """The number of reads of the reader that got the fewest, over all turns."""
+        """Return the number of reads of the slowest reader, over all turns."""
         return min(sum(len(turn[i]) for turn in self._turns) for i in range(len(self._readers)))
 
     def row(self, transport: str, setting: Setting, turns: int) -> Row:
@@ -329,4 +328,4 @@ class _Read:
             "reads_each": f"{min(counts)} to {max(counts)}",
             "restarts": self._restarts,
         }
-        return Row("a read, while it trains", transport, _figures("readers", setting), times, more)
+        return Row("a read, while the job trains", transport, _figures("readers", setting), times, more)

@@ -1,4 +1,4 @@
-"""A process that holds many sessions of one job, each on a thread of its own."""
+"""A process that holds many sessions of one job, each on its own thread."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _STACK_BYTES = 512 << 10
 
 
 class Joined(NamedTuple):
-    """Of the sessions of one process: how many have joined, when the first began to, and when the last had."""
+    """How many sessions of one process have joined, when the first began to join, and when the last had joined."""
 
     number: int
     began: float
@@ -28,7 +28,7 @@ class Joined(NamedTuple):
 
 
 class Left(NamedTuple):
-    """Of the sessions of one process: how many are still there, what was acknowledged, and the first error."""
+    """How many sessions of one process still run, how many contributions were acknowledged, and the first error."""
 
     remaining: int
     acknowledged: int
@@ -36,7 +36,7 @@ class Left(NamedTuple):
 
 
 class Sessions(Role):
-    """One process with many sessions, each on a thread of its own."""
+    """One process with many sessions, each on its own thread."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
@@ -47,10 +47,8 @@ class Sessions(Role):
         self._over = threading.Event()
 
     def join(self, name: str, workers: Sequence[str | None], limit_s: float) -> Joined:
-        """Start a session for each of these workers, None being any; returns when all have joined, or after `limit_s`.
-
-        Returns early if one of them fails.
-        """
+        """Start a session for each worker (None is any free id). Return when all have joined, one failed, or after
+        `limit_s`."""
         self._over.clear()
         self._errors: list[str] = []
         self._acknowledged: list[int] = []
@@ -79,14 +77,14 @@ class Sessions(Role):
                         session.push(gradient)
             self._acknowledged.append(session.clock)
         except JobNotFound:
-            self._one_more.release()  # it was removed because another session failed
-        except Exception as error:  # any: it is reported
+            self._one_more.release()  # the job was removed because another session failed
+        except Exception as error:  # any error is reported
             said = str(error).replace(redacted(self.store.url), "the server")
             self._errors.append(f"{type(error).__name__}: {said}")
             self._one_more.release()
 
     def leave(self, limit_s: float) -> Left:
-        """Have all sessions leave; returns when all have, or after `limit_s`."""
+        """Make all sessions leave; return when all have left, or after `limit_s`."""
         self._over.set()
         deadline = time.monotonic() + limit_s
         for thread in self._threads:

@@ -1,7 +1,7 @@
-"""`kvps_bench straggler`: how long digits take to an accuracy when workers are slow, in BSP, SSP and ASP.
+"""`kvps_bench straggler`: how long the digits take to reach an accuracy with slow workers, in BSP, SSP and ASP.
 
 A worker computes a real gradient, and *takes* a fixed time for it: it sleeps, four times as long when it is slow. So
-what is measured is who waits for whom, and not how many cores there are. What the protocol itself costs is paid by all.
+the bench measures which worker waits for which, not the number of cores. All modes pay for the protocol itself.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ FACTOR = 4
 _MOVES_EVERY = 8  # iterations
 _CHANCE = 0.25
 _MODES = (0, 3, ASP)
-_LOOK_EVERY_S = 0.02  # the resolution of a time; looking costs the training what it takes
+_LOOK_EVERY_S = 0.02  # the resolution of a time; each look costs the training processor time
 _PATIENCE_S = 120.0
 
 KINDS: Mapping[str, str] = {
-    "moves": f"one slow at a time, moving on every {_MOVES_EVERY} iterations",
+    "moves": f"one worker slow at a time, the next after {_MOVES_EVERY} iterations",
     "random": f"each iteration slow with p = {_CHANCE:g}",
-    "always": "one always slow",
+    "always": "one worker always slow",
 }
 
 
 def is_slow(kind: str, rank: int, iteration: int, workers: int, random: np.random.Generator) -> bool:
-    """Whether that iteration of that worker is a slow one."""
+    """Return whether that iteration of that worker is a slow one."""
     if kind == "moves":
         return iteration // _MOVES_EVERY % workers == rank
     return float(random.random()) < _CHANCE if kind == "random" else rank == 0
@@ -49,7 +49,7 @@ def is_slow(kind: str, rank: int, iteration: int, workers: int, random: np.rando
 
 @dataclass(frozen=True)
 class Setting:
-    """What is trained: to which accuracy, by how many, each taking so long for a gradient when it is not slow."""
+    """The accuracy to reach, the number of workers, and a gradient's time in ms for a worker that is not slow."""
 
     accuracy: float = 0.95
     workers: int = 4
@@ -65,7 +65,7 @@ class Trainee(Role):
         self._task = load_task(TASK)
 
     def train(self, name: str, kind: str) -> int:
-        """Train until it is over; how many contributions it made."""
+        """Train until the run is over; return the number of contributions."""
         job = self.store.job(name)
         random = np.random.default_rng((job.config.seed, self._rank))
         batches = batches_of(self._task, job.config, self._rank, np)
@@ -83,7 +83,7 @@ class Trainee(Role):
 
 
 class Course:
-    """A crew that trains from the start again and again, and a judge who looks at snapshots from outside."""
+    """A crew that trains from the start again and again, and a judge that evaluates snapshots from outside."""
 
     def __init__(self, place: Place, members: Sequence[Member], setting: Setting, over: Any) -> None:
         self._place, self._setting, self._over = place, setting, over
@@ -93,8 +93,8 @@ class Course:
         self.contributions: dict[tuple[str, int], list[int]] = {}
 
     def run(self, kind: str, staleness: int) -> list[float]:
-        """Seconds from when the workers are sent off to the first snapshot that is accurate enough."""
-        self.seed += 1  # another order of the samples for each: one may be lucky
+        """Return the seconds from the workers' start to the first snapshot that is accurate enough."""
+        self.seed += 1  # each run has another order of samples, because one order may be lucky
         task = self._task
         settings: dict[str, Any] = {
             "workers": self._setting.workers,
@@ -116,7 +116,7 @@ class Course:
                 self._over.set()
                 for worker in self._workers:
                     worker.end()
-        self._aggregator("rest")  # the job is gone, and so it is at rest
+        self._aggregator("rest")  # the job is removed, so `serve` ends
         return [took]
 
     def _until_accurate(self, job: Job) -> float:
@@ -125,13 +125,13 @@ class Course:
             if self._task.evaluate(job.snapshot()[1], np)["accuracy"] >= self._setting.accuracy:
                 return now
             time.sleep(_LOOK_EVERY_S)
-        raise KvpsError(f"digits did not come to an accuracy of {self._setting.accuracy:g} in {_PATIENCE_S:g} s")
+        raise KvpsError(f"digits did not reach an accuracy of {self._setting.accuracy:g} in {_PATIENCE_S:g} s")
 
 
 def measure(
     place: Place, transports: Sequence[str], setting: Setting, turns: int, kinds: Sequence[str] = tuple(KINDS)
 ) -> Result:
-    """Every kind of slowness in every mode, over each transport."""
+    """Measure every kind of slowness in every mode, over each transport."""
     rows: list[Row] = []
     bars: list[Bar] = []
     for transport in transports:
@@ -142,7 +142,7 @@ def measure(
             keys = {f"{kind} {mode_name(s)}": (kind, s) for kind in kinds for s in _MODES}
             times = in_turns({name: _case(course, *key) for name, key in keys.items()}, turns)
         for name, (kind, staleness) in keys.items():
-            made = course.contributions[kind, staleness][1:]  # the first turn warms up
+            made = course.contributions[kind, staleness][1:]  # the first turn is a warm-up
             rows.append(_row(transport, setting, kind, staleness, times[name], made))
         bars += _bars(transport, times)
     return Result("straggler", turns, rows, bars, machine(place.store.client), _notes(setting))
@@ -166,7 +166,7 @@ def _row(
 
 
 def at_best(setting: Setting, kind: str, staleness: int) -> float:
-    """Seconds that a contribution takes if nothing but the bound holds anybody back: see `ideal`."""
+    """Return the seconds that a contribution takes if only the bound holds workers back: see `ideal`."""
     random = [np.random.default_rng((0, rank)) for rank in range(setting.workers)]
 
     def takes(rank: int, iteration: int) -> float:
@@ -181,17 +181,18 @@ def _bars(transport: str, times: Mapping[str, Times]) -> list[Bar]:
         ratio = times[f"{kind} BSP"].over(times[f"{kind} {mode}"])
         return Bar(number, f"{KINDS[kind]}: how much faster {mode} is than BSP, {transport}", False, limit, ratio)
 
-    # SSP's ideal with a worker that is always slow is that worker's own pace, which is BSP's: stated, not held to.
+    # No bar for SSP with a worker that is always slow: at best it runs at that worker's pace, as BSP does.
     wanted = [(11, "moves", "SSP(3)", 1.8), (11, "random", "SSP(3)", 1.3), (11, "always", "ASP", 2.0)]
     return [bar(*each) for each in wanted if f"{each[1]} BSP" in times]
 
 
 def _notes(setting: Setting) -> tuple[str, ...]:
     return (
-        f"Digits to a test accuracy of {setting.accuracy:g}, {setting.workers} workers; a snapshot is judged every "
-        f"{1000 * _LOOK_EVERY_S:g} ms from outside. A gradient takes {setting.compute_ms:g} ms, which the worker "
-        f"sleeps, {FACTOR} times as long when it is slow: it does not depend on the number of cores.",
-        "At best: what a contribution would take if protocol, server and processors took no time, and only the bound "
-        "held workers back. How many contributions it takes is the mode's own: SSP and ASP step on fewer at once.",
-        "With one worker that is always slow SSP cannot win: its ideal is that worker's own pace.",
+        f"The job trains the digits to a test accuracy of {setting.accuracy:g} with {setting.workers} workers; a "
+        f"snapshot is judged every {1000 * _LOOK_EVERY_S:g} ms from outside. A gradient takes {setting.compute_ms:g} "
+        f"ms, {FACTOR} times as long when slow. The worker sleeps for that time, whatever the number of cores.",
+        "`ms each at best` is what a contribution would take if protocol, server and processors took no time, and only "
+        "the bound held workers back. The number of contributions depends on the mode: SSP and ASP step on fewer at "
+        "once.",
+        "With one worker that is always slow, SSP cannot win: at best it runs at that worker's pace.",
     )

@@ -25,11 +25,11 @@ from kvps_bench.result import NOT_INSTALLED, Bar, Figures, Result, Row, machine
 from kvps_bench.roles import Role, model
 from kvps_bench.turns import Case, Times, in_turns
 
-_REPEATS = 6  # of a turn: the server holds so many gradients that nobody commits
+_REPEATS = 6  # per turn: the server must hold as many gradients, because no aggregator commits them
 
 
 class Mover(Role):
-    """A worker of an ASP job that nobody serves: its pushes are stored and accepted, and wait."""
+    """A worker of an ASP job without an aggregator: its pushes are stored and accepted, and wait in the inbox."""
 
     def __init__(self, url: str, nbytes: int) -> None:
         super().__init__(url)
@@ -37,17 +37,17 @@ class Mover(Role):
         self._gradients = {name: np.full_like(array, 1) for name, array in model(nbytes).items()}
 
     def push(self, number: int) -> list[float]:
-        """Seconds of each of so many pushes: stored, confirmed, accepted."""
-        # As many before: kvps takes fresh names, and in a job that runs the server has the memory of earlier ones.
+        """Return the seconds of each of `number` pushes: stored, confirmed, accepted."""
+        # As many untimed pushes go first. kvps takes fresh names, and a running job's server has memory of older ones.
         self._both(number)
         return [pushed for pushed, _ in self._both(number)]
 
     def pull(self, number: int) -> list[float]:
-        """Seconds of each of so many pulls: the state looked at, the weights in the array."""
+        """Return the seconds of each of `number` pulls, which read the state, and the weights into the array."""
         return [pulled for _, pulled in self._both(number)]
 
     def _both(self, number: int) -> list[tuple[float, float]]:
-        # A job of its own for each turn, removed after it: else what was pushed would fill the server.
+        # Each turn has its own job, removed after it. Otherwise the pushed gradients would fill the server.
         config = JobConfig(staleness=ASP, workers=1, max_pending=number)
         job = self.store.create_job(f"bench-{secrets.token_hex(4)}", model(self._nbytes), config=config)
         took = []
@@ -65,7 +65,7 @@ class Mover(Role):
 
 
 class Bare:
-    """Plain sockets, which only carry the bytes; the same chunks, and as fresh names as kvps takes."""
+    """Plain sockets that only carry the bytes, in the same chunks and under fresh names, as kvps does."""
 
     def __init__(self, url: str, nbytes: int) -> None:
         self._socket = Socket(url)
@@ -74,7 +74,7 @@ class Bare:
         self._socket.set(self._prefix, self._array)
 
     def push(self, number: int) -> list[float]:
-        """Seconds of each of so many SETs of the array, each under another name; as many were there before."""
+        """Return the seconds of each of `number` SETs of the array, each under another name, after as many untimed."""
         took: list[float] = []
         for _ in range(2):
             took = [_seconds(partial(self._socket.set, f"{self._prefix}:{n}", self._array)) for n in range(number)]
@@ -83,7 +83,7 @@ class Bare:
         return took
 
     def pull(self, number: int) -> list[float]:
-        """Seconds of each of so many GETs into the array."""
+        """Return the seconds of each of `number` GETs into the array."""
         return [_seconds(partial(self._socket.get, self._prefix, self._array)) for _ in range(number)]
 
     def close(self) -> None:
@@ -98,11 +98,11 @@ def _seconds(run: Callable[[], object]) -> float:
 
 
 class RedisPy:
-    """redis-py as it is, with one of its parsers; the array as one value."""
+    """redis-py as it is, with one of its two parsers; the array is one value."""
 
     def __init__(self, url: str, nbytes: int, hiredis: bool) -> None:
         settings = connection_settings(url) | {"parser_class": _HiredisParser if hiredis else _RESP2Parser}
-        if not hiredis:  # with it installed, redis-py would pack through it all the same
+        if not hiredis:  # where hiredis is installed, redis-py would still pack commands with it
             settings["command_packer"] = PythonRespSerializer(6000, _encoded)
         kind = {"unix": redis.UnixDomainSocketConnection, "rediss": redis.SSLConnection}
         pool = ConnectionPool(connection_class=kind.get(url.split(":", 1)[0], redis.Connection), **settings)
@@ -112,11 +112,11 @@ class RedisPy:
         self._redis.set(self._key, view(self._array))
 
     def push(self, number: int) -> list[float]:
-        """Seconds of each of so many `set`s of one name."""
+        """Return the seconds of each of `number` calls of `set` with one name."""
         return [_seconds(lambda: self._redis.set(self._key, view(self._array))) for _ in range(number)]
 
     def pull(self, number: int) -> list[float]:
-        """Seconds of each of so many `get`s; the bytes seen as an array, which costs nothing."""
+        """Return the seconds of each of `number` calls of `get`; viewing the bytes as an array costs nothing."""
         took = []
         for _ in range(number):
             began = time.perf_counter()
@@ -135,7 +135,7 @@ def _encoded(value: Any) -> bytes | memoryview:
 
 
 def measure(place: Place, transports: Sequence[str], nbytes: int, turns: int) -> Result:
-    """Push and pull of so many bytes over each transport."""
+    """Measure push and pull of `nbytes` bytes over each transport."""
     rows: list[Row] = []
     bars: list[Bar] = []
     for transport in transports:
@@ -147,14 +147,14 @@ def measure(place: Place, transports: Sequence[str], nbytes: int, turns: int) ->
 
 
 _BARE, _PLAIN, _FAST = "bare sockets", "redis-py", "redis-py, hiredis"
-_MOVES = {"push": 2.5, "pull": 5.0}  # and their bars
+_MOVES = {"push": 2.5, "pull": 5.0}  # move -> its bar
 Key = tuple[str, str]
-"""Move and name."""
+"""Move and case."""
 _KEYS: list[Key] = [(move, name) for move in _MOVES for name in ("kvps", _BARE, _PLAIN, _FAST)]
 _NOTES = (
-    "kvps: a worker's session; its pull looks at the state, its push makes digests, waits for every OK, and is "
-    "accepted. redis-py: set and get of the array as one value, over and over the same name. bare sockets: "
-    "the least that the bytes cost, in kvps's chunks.",
+    "kvps is a worker's session: its pull also reads the state; its push computes digests, waits for every OK, and is "
+    "accepted. redis-py sets and gets the array as one value, always under the same name. Bare sockets show the least "
+    "that the bytes cost, in kvps's chunks.",
 )
 
 
@@ -183,7 +183,7 @@ def _row(transport: str, nbytes: int, move: str, name: str, times: Times | None)
 
 
 def _bar(transport: str, move: str, times: Mapping[Key, Times]) -> Bar:
-    """Against the better of those that are installed."""
+    """Compare kvps with the faster of redis-py's parsers, of those that are installed."""
     best = min((times[move, name] for name in (_PLAIN, _FAST) if (move, name) in times), key=lambda t: t.median)
     what = f"{move}: how much faster than the better redis-py, {transport}"
     return Bar(1, what, False, _MOVES[move], best.over(times[move, "kvps"]))

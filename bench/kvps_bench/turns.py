@@ -1,4 +1,4 @@
-"""Cases that take turns, and what is said of them: medians, spreads, ratios. Pure but for the calls."""
+"""Cases that take turns, and their medians, spreads and ratios. Pure, apart from the calls."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from kvps.errors import KvpsError
 
 Case = Callable[[], Sequence[float]]
-"""Runs one turn; the seconds that each of its repetitions took."""
+"""Runs one turn; returns the seconds of each of its repetitions."""
 
 
 class CaseFailed(KvpsError):
-    """A case that cannot go on, which the others may do without."""
+    """Raised by a case that cannot have more turns; the other cases can."""
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """One case's time over another's, turn by turn: the median of those, the least and the greatest."""
+    """One case's time over another's, turn by turn: the median, the least and the greatest ratio."""
 
     median: float
     least: float
@@ -26,7 +26,7 @@ class Ratio:
 
     @classmethod
     def of(cls, each: Sequence[float]) -> Ratio:
-        """From the ratio of every turn."""
+        """Return the Ratio that sums up the ratios of all turns."""
         return cls(statistics.median(each), min(each), max(each))
 
     @property
@@ -52,7 +52,7 @@ class Times:
         return statistics.median(self.seconds)
 
     def quantile(self, q: float) -> float:
-        """The `q`-quantile, q in [0, 1], between two values in proportion."""
+        """Return the `q`-quantile, q in [0, 1], interpolated linearly between two values."""
         ordered = sorted(self.seconds)
         at = q * (len(ordered) - 1)
         low = int(at)
@@ -60,22 +60,22 @@ class Times:
         return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
 
     def over(self, other: Times, q: float = 0.5) -> Ratio:
-        """How much longer this case took than another that took its turns with it, by their `q`-quantiles."""
+        """Return how much longer this case took than `other`, which took turns with it, by their `q`-quantiles."""
         pairs = zip(self.turns, other.turns, strict=True)
         each = [Times((mine,)).quantile(q) / Times((its,)).quantile(q) for mine, its in pairs]
         return Ratio.of(each)
 
     def to_dict(self) -> dict[str, float | int]:
-        """What goes into the JSON; times in milliseconds."""
+        """Return the JSON form, with times in milliseconds."""
         quantiles = {f"p{round(100 * q)}_ms": round(1000 * self.quantile(q), 4) for q in (0.1, 0.5, 0.9, 0.99)}
         return {"n": len(self.seconds), **quantiles}
 
 
 def in_turns(cases: Mapping[str, Case], turns: int, warm_up: bool = True) -> dict[str, Times]:
-    """Run every case `turns` times, one after the other, so that all meet the same weather.
+    """Run every case `turns` times, one after another, so that all cases meet the same disturbances.
 
-    With `warm_up` each runs once more before, which is not counted. A case that raises CaseFailed has no more turns,
-    and is not in what is returned.
+    With `warm_up` each case first runs one more turn, which is not counted. A case that raises CaseFailed has no more
+    turns, and is not in the result.
     """
     seconds: dict[str, list[tuple[float, ...]]] = {name: [] for name in cases}
     for turn in range(0 if warm_up else 1, turns + 1):

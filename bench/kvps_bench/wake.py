@@ -1,8 +1,8 @@
-"""`kvps_bench wake`: from a commit to a blocked worker that is awake, against a bare XREAD BLOCK woken by an XADD.
+"""`kvps_bench wake`: from a commit until a blocked worker is awake, against a bare XREAD BLOCK woken by an XADD.
 
-Both begin when the call that writes is about to be sent: `ready.lua`, whose last call flips, or `XADD`. The worker's
+Both times begin just before the writing call is sent: `ready.lua`, whose last call commits, or `XADD`. The worker's
 time is taken twice: when its XREAD has returned, with the state and the weights behind it, and when `pull` has. One
-worker is blocked; the other pushes, sleeps, and is in nobody's way. All processes read the same monotonic clock.
+worker is blocked; the other pushes, then sleeps and disturbs nothing. All processes read the same monotonic clock.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from kvps_bench.result import Bar, Result, Row, machine
 from kvps_bench.roles import Aggregator, Role, temporary_job
 from kvps_bench.turns import Times, in_turns
 
-_GAP_S = 0.004  # so long before a commit the other is sure to be blocked
+_GAP_S = 0.004  # the wait before a commit, after which the other worker is certainly blocked
 _WAKES, _QUICK_WAKES = 200, 20
 _BARE, _XREAD, _WHOLE, _CALL, _ADD = (
     "bare XREAD, woken by XADD",
-    "kvps, state and weights came",
+    "kvps, state and weights arrived",
     "kvps, pull returned",
     "kvps, ready.lua answered",
     "bare XADD answered",
@@ -35,7 +35,7 @@ _BARE, _XREAD, _WHOLE, _CALL, _ADD = (
 
 
 class Stamps:
-    """When calls of an object's method began, and when they returned."""
+    """A wrapper of an object's method that records when each call began and returned, in ns."""
 
     def __init__(self, owner: Any, method: str) -> None:
         self.spans: list[tuple[int, int]] = []
@@ -51,7 +51,7 @@ class Stamps:
 
 
 class Committer(Aggregator):
-    """An aggregator that notes when it stored a version and said ready: with one shard each is a commit."""
+    """An aggregator that records each call that stores a version and runs ready.lua: with one shard, each commits."""
 
     def _find(self, name: str) -> Job:
         job = super()._find(name)
@@ -59,13 +59,13 @@ class Committer(Aggregator):
         return job
 
     def spans(self) -> list[tuple[int, int]]:
-        """Of all commits so far: when the call was made, and when it was answered."""
-        # Before the first there may be calls with which the server is told the script.
+        """Return when the call of each commit so far was made, and when it was answered, in ns."""
+        # Before the first commit there may be calls that load the script into the server.
         return self._ready.spans[-self._job.state().version :]
 
 
 class Sleeper(Role):
-    """A worker that pushes at once, and is blocked until the next commit."""
+    """A worker that pushes at once and is then blocked until the next commit."""
 
     def __init__(self, url: str, name: str) -> None:
         super().__init__(url)
@@ -74,7 +74,7 @@ class Sleeper(Role):
         self._grads = {"w": np.ones(1, DTYPE)}
 
     def wakes(self, number: int) -> list[tuple[int, int, int]]:
-        """Of each wake-up: the version it was woken for, when XREAD returned, when pull did."""
+        """Return for each wake-up the version, when XREAD returned, and when pull returned, in ns."""
         woken = []
         self._session.pull()
         for _ in range(number):
@@ -82,7 +82,7 @@ class Sleeper(Role):
             before = len(self._wait.spans)
             self._session.pull()
             now = time.monotonic_ns()
-            if len(self._wait.spans) > before:  # else it was not blocked
+            if len(self._wait.spans) > before:  # otherwise pull did not block
                 woken.append((self._session.version, self._wait.spans[-1][1], now))
         return woken
 
@@ -92,19 +92,19 @@ class Sleeper(Role):
 
 
 class Waker(Role):
-    """The worker for whose push the commit waits."""
+    """The worker whose push comes last, so that the commit follows it."""
 
     def __init__(self, url: str, name: str) -> None:
         super().__init__(url)
         self._session = self.store.job(name).join("w1")
 
     def pushes(self, number: int) -> None:
-        """So many, each a while after everybody else has gone to sleep."""
+        """Push `number` times, each time a while after the other worker has been blocked."""
         for _ in range(number):
             self._session.pull()
             time.sleep(_GAP_S)
             self._session.push({"w": np.ones(1, DTYPE)})
-            time.sleep(_GAP_S / 2)  # asleep while the other wakes up
+            time.sleep(_GAP_S / 2)  # sleep while the other worker wakes up
 
     def close(self) -> None:
         self._session.leave()
@@ -112,7 +112,7 @@ class Waker(Role):
 
 
 class Stream:
-    """redis-py on one stream."""
+    """A redis-py client that writes or reads one stream."""
 
     def __init__(self, url: str, name: str) -> None:
         settings = connection_settings(url) | {"decode_responses": True}
@@ -122,9 +122,9 @@ class Stream:
         self._name = name
 
     def adds(self, number: int) -> list[tuple[int, int]]:
-        """When each of so many XADDs was made, and when it was answered."""
+        """Call XADD `number` times; return when each call was made and answered, in ns."""
         spans = []
-        time.sleep(0.3)  # the first must find the other asleep, or it waits for one more than there are
+        time.sleep(0.3)  # the first XADD must find the reader blocked, or the reader waits for one too many
         for _ in range(number):
             time.sleep(1.5 * _GAP_S)
             began = time.monotonic_ns()
@@ -133,7 +133,7 @@ class Stream:
         return spans
 
     def wakes(self, number: int) -> list[int]:
-        """When each of so many XREADs returned."""
+        """Call XREAD `number` times; return when each call returned, in ns."""
         woken, last = [], "$"
         for _ in range(number):
             reply = self._redis.execute_command("XREAD", "BLOCK", 2000, "STREAMS", self._name, last)
@@ -144,7 +144,6 @@ class Stream:
         return woken
 
     def clear(self) -> None:
-        """Delete the stream."""
         self._redis.delete(self._name)
 
     def close(self) -> None:
@@ -152,7 +151,7 @@ class Stream:
 
 
 def measure(place: Place, transports: Sequence[str], turns: int, quick: bool = False) -> Result:
-    """Wake-ups over each transport."""
+    """Measure wake-ups over each transport."""
     rows: list[Row] = []
     bars: list[Bar] = []
     number = _QUICK_WAKES if quick else _WAKES
@@ -164,10 +163,11 @@ def measure(place: Place, transports: Sequence[str], turns: int, quick: bool = F
 
 
 _NOTES = (
-    "Each time begins when the call that writes is about to be sent; `answered` is when its caller knew. Of "
-    "ready.lua's time a part lies before the flip, for it first makes all its checks: XADD has none.",
-    "The stream is a bell, the hashes are the truth: in one request with its XREAD a worker reads version, clock, "
-    "members and units in one MULTI, and a small model's weights; the server sends all of it when the bell rings.",
+    "Each time begins just before the writing call is sent; `answered` is when its caller has the reply. Part of "
+    "ready.lua's time lies before the commit, because the script first makes all its checks. XADD makes none.",
+    "A worker sends one request: XREAD, a MULTI that reads version, clock, members and units, and the GETs of a small "
+    "model's weights. The server answers all of it when the stream gets an entry. The stream only wakes the worker; "
+    "the hashes hold the state.",
 )
 
 
@@ -183,7 +183,7 @@ def _measured(place: Place, url: str, turns: int, number: int) -> dict[str, Time
 
 
 class _Both:
-    """The two cases, which take more than one time each."""
+    """The two cases, each of which takes more than one time."""
 
     def __init__(self, members: Sequence[Member], number: int) -> None:
         self._committer, self._sleeper, self._waker, self._adds, self._reads = members

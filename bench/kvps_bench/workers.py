@@ -1,8 +1,8 @@
 """`kvps_bench workers`: how the cost of one contribution grows with the number of workers.
 
-A few processes hold all the sessions, each session on a thread of its own. A session joins, then pulls and pushes a
-tiny gradient as fast as it can, until it is told to leave. Everything is counted between two commits, by the server
-itself or by the kernel. Every phase ends after a time, so that a case which is too slow is reported and not awaited.
+A few processes hold all the sessions, each session on its own thread. A session joins, then pulls and pushes a tiny
+gradient as fast as it can, until it is told to leave. The server itself or the kernel counts everything, between two
+commits. Every phase has a time limit, so that a case that is too slow is reported and not awaited.
 """
 
 from __future__ import annotations
@@ -32,37 +32,37 @@ from kvps_bench.turns import CaseFailed, Ratio, Times, in_turns
 WORKERS, QUICK_WORKERS = "4,64,256,1000", "2,6"
 _PROCESSES = 8
 _MODEL_BYTES = 1024
-_SILENCE_MS = 3_600_000  # nobody is evicted, and no lease lost, because two cores are busy
+_SILENCE_MS = 3_600_000  # so that no worker is evicted and no lease lost just because two cores are busy
 _GUESTS = 5
 _LOOK_EVERY_S = 0.005
 _FETCH_EVERY_S = 0.25
 _BAR = 14
 _MOST_GROWTH, _MOST_MS, _MOST_JOIN_S = 3.0, 10.0, 20.0
-_ONCE = ("join", "leave", "evict")  # these come now and then, and not with contributions
+_ONCE = ("join", "leave", "evict")  # rare scripts, which do not belong to contributions
 _SHOWN = ("push", "plan, opens one", "plan, opens none", "ready, commits", "free", *_ONCE)
 
 _NOTES = (
-    f"{_PROCESSES} processes at the most hold the sessions; a model of {_MODEL_BYTES} bytes, over a Unix socket; no "
-    "session computes anything. Each turn has a job and sessions of its own, and begins to count when everybody has "
-    "contributed twice; so no turn is thrown away.",
-    "Joining: all sessions begin to join at once, and train as soon as they have joined: each under a name of its own, "
-    "or, in jobs that are for this alone, under any name that is free. Leaving: all at once, too.",
+    f"At most {_PROCESSES} processes hold the sessions, over a Unix socket. The model has {_MODEL_BYTES} bytes, and no "
+    "session computes anything. Each turn has its own job and sessions, and begins to count when each worker has "
+    "contributed twice on average; so no turn is thrown away as a warm-up.",
+    "Joining: all sessions begin to join at once, and train as soon as they have joined. Each has its own name; in "
+    "jobs that measure only this, each takes any free name. Leaving: all sessions leave at once, too.",
     "Contributions: milliseconds from one committed contribution to the next, of all workers together. Bytes, time in "
-    "scripts and CPU are for one committed contribution. `script us` is the server's time in all scripts.",
-    "Scripts: every call as the server timed it (SLOWLOG), in a phase of its own. `us a contribution` is the time of "
-    f"all calls of that phase over its contributions. join and leave: {_GUESTS} more workers, one after the other, "
-    "while all others train. evict: a look for silent workers, which an aggregator makes once a second by default.",
-    "Here the worker timeout and the lease are an hour: heartbeats, renewals and looks for silent workers are in no "
-    "other number. Nobody gives up on the server for as long as a phase may take; the default is 10 s.",
-    "After each turn the commit log is one chain, holds just what was acknowledged, and says that nobody was evicted.",
+    "scripts and CPU are per committed contribution. `script us` is the server's time in all scripts.",
+    "Scripts: every call as the server timed it (SLOWLOG), in its own phase. `us a contribution` is the time of all "
+    f"calls of that phase over its contributions. join and leave are of {_GUESTS} more workers, one after another, "
+    "while all others train. evict looks for silent workers; an aggregator does so once a second by default.",
+    "The worker timeout and the lease are an hour here, so heartbeats, renewals and looks for silent workers are in no "
+    "other number. No process gives up on the server within a phase's time limit; the default is 10 s.",
+    "After each turn the commit log is checked: it is one chain, holds what was acknowledged, and shows no eviction.",
 )
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One case: how many sessions, in which mode; how long it is measured, and how long a phase may take.
+    """One case: the number of sessions, the mode, how long it is measured, and how long a phase may take.
 
-    If not `named`, sessions join under any name that is free, and only joining and leaving are measured.
+    If not `named`, sessions join under any free name, and only joining and leaving are measured.
     """
 
     workers: int
@@ -77,7 +77,7 @@ class Setting:
 
 
 def settings_of(counts: Sequence[int], modes: Sequence[int], seconds: float, limit_s: float) -> list[Setting]:
-    """Every mode with every number of workers, from the fewest to the most."""
+    """Return a setting for every mode and number of workers, from the fewest to the most."""
     return [
         Setting(count, mode, seconds, limit_s, named)
         for count in sorted(set(counts))
@@ -89,7 +89,7 @@ def settings_of(counts: Sequence[int], modes: Sequence[int], seconds: float, lim
 def measure(
     place: Place, settings: Sequence[Setting], turns: int, say: Callable[[str], None] = lambda _: None
 ) -> Result:
-    """All these settings. The server must be this benchmark's own."""
+    """Measure all these settings. The server must be this benchmark's own."""
     most = max(s.workers for s in settings)
     with ExitStack() as stack:
         store = stack.enter_context(connect(_patient(place.urls["unix"], max(s.limit_s for s in settings))))
@@ -107,7 +107,7 @@ def measure(
 
 
 def _patient(url: str, limit_s: float) -> str:
-    """The URL with a timeout so long that no session gives up because two cores are busy."""
+    """Return the URL with a timeout so long that no session gives up just because two cores are busy."""
     return f"{url}{'&' if '?' in url else '?'}socket_timeout={max(limit_s, SOCKET_TIMEOUT_S):g}"
 
 
@@ -124,7 +124,7 @@ def _check_connections(client: Client, workers: int) -> None:
 
 
 class _Case:
-    """One setting, and what its turns found."""
+    """One setting, and the measurements of its turns."""
 
     def __init__(
         self,
@@ -139,14 +139,14 @@ class _Case:
         self.leaving: list[float] = []
         self.costs: list[Cost] = []
         self.calls: list[Mapping[str, Sequence[float]]] = []
-        self.script_s: list[Mapping[str, float]] = []  # of each script, for one contribution
+        self.script_s: list[Mapping[str, float]] = []  # script -> seconds per contribution, for each turn
         self.why = self.failure = ""
         self._place, self._say = place, say
         self._aggregator = aggregator
         self._processes = processes[: setting.workers]
 
     def turn(self) -> Sequence[float]:
-        """Seconds that one contribution took, or joining. Raises CaseFailed if it took too long or a session failed."""
+        """Return the seconds of one contribution, or of joining. Raises CaseFailed if too slow, or a session failed."""
         self._say(self.setting.name)
         try:
             return [self._turn()]
@@ -179,7 +179,7 @@ class _Case:
 
     @contextmanager
     def _job(self) -> Iterator[Job]:
-        """A job that is served while the block runs."""
+        """Yield a job that is served while the block runs."""
         settings = {"workers": self.setting.workers, "staleness": self.setting.staleness}
         settings |= {"worker_timeout_ms": _SILENCE_MS, "lease_ms": _SILENCE_MS}
         try:
@@ -207,7 +207,7 @@ class _Case:
         return [process.end() for process in self._processes], time.monotonic() - began
 
     def _check(self, job: Job, left: Sequence[Left]) -> None:
-        """Raise CaseFailed for sessions that did not end well; KvpsError for a log that is not what it must be."""
+        """Raise CaseFailed if sessions did not end well; KvpsError if the log is not what it must be."""
         if any(one.error for one in left):
             raise CaseFailed("a session failed")
         if remaining := sum(one.remaining for one in left):
@@ -234,7 +234,7 @@ class _Case:
     # -- training
 
     def _begin(self, job: Job) -> None:
-        """Wait until each has contributed twice on the average, or for as long as a phase may take."""
+        """Wait until workers have contributed twice on average, or for as long as a phase may take."""
         with suppress(CaseFailed):
             self._await(lambda: self._now(job).contributions >= 2 * self.setting.workers, "")
 
@@ -244,7 +244,7 @@ class _Case:
         return self._at_commit(job) - before
 
     def _at_commit(self, job: Job) -> Cost:
-        """The counters right behind the next commit: in BSP contributions come in lumps."""
+        """Return the counters right after the next commit, because in BSP contributions come in lumps."""
         version = partial(job.client.call, "HGET", job.keys.version, "version")
         before = version()
         self._await(lambda: version() != before, "no version was committed")
@@ -276,7 +276,7 @@ class _Case:
         self.calls.append({**calls, **{kind: guests[kind] for kind in _ONCE}})
 
     def _await(self, holds: Callable[[], bool], otherwise: str) -> None:
-        """Wait until it holds. Looks again and again: to be woken by each commit would be one worker more."""
+        """Poll until `holds()`. A wait that each commit ends would load the server like one worker more."""
         deadline = time.monotonic() + self.setting.limit_s
         while not holds():
             if time.monotonic() > deadline:
@@ -350,7 +350,7 @@ def _times_of(case: _Case, kind: str) -> Times | None:
 
 
 def _bars(cases: Sequence[_Case]) -> Iterator[Bar]:
-    """The bars of one mode; `cases` from the fewest workers to the most."""
+    """Return the bars of one mode; `cases` go from the fewest workers to the most."""
     few, many, any_name = cases[0], cases[-2], cases[-1]
     mode, name = _mode(many), f"{many.setting.workers} workers"
     grown: dict[str, Callable[[Cost], float]] = {
@@ -370,7 +370,7 @@ def _bars(cases: Sequence[_Case]) -> Iterator[Bar]:
 
 
 def _growth(many: Sequence[Cost], few: Sequence[Cost], of: Callable[[Cost], float]) -> Ratio | None:
-    turns = list(zip(many, few, strict=False))  # one may have failed in a later turn
+    turns = list(zip(many, few, strict=False))  # one case may have failed in a later turn
     each = [(of(mine) / mine.contributions) / (of(its) / its.contributions) for mine, its in turns]
     return Ratio.of(each) if each else None
 

@@ -1,1 +1,1 @@
-"""Arrays of float32, and what is sent of them. Pure: no Redis, no files."""
+"""Float32 arrays and the form in which they are sent. Pure: no Redis, no files."""

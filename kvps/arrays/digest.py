@@ -1,4 +1,4 @@
-"""What bytes are trusted by: xxh3 digests of chunks, folded to one a shard. Pure.
+"""The digests that bytes are checked against: xxh3 of each chunk, folded into one digest per shard. Pure.
 
 xxh3 finds accidents (lost, cut, mixed bytes) at memory speed; it is no defence against forgery.
 """
@@ -19,7 +19,7 @@ Buffers = Sequence[memoryview]
 
 
 def digest_of(buffers: Buffers) -> str:
-    """xxh3-64 of the pieces laid end to end, 16 hex digits."""
+    """Return the xxh3-64 of the pieces laid end to end, as 16 hex digits."""
     state = xxhash.xxh3_64()
     for piece in buffers:
         state.update(piece)
@@ -27,17 +27,17 @@ def digest_of(buffers: Buffers) -> str:
 
 
 def fold(digests: Iterable[str]) -> str:
-    """One digest of several, in their order."""
+    """Return one digest of several, in their order."""
     return xxhash.xxh3_64_hexdigest("".join(digests).encode())
 
 
 def view(array: Array) -> memoryview:
-    """The bytes of a contiguous array, without a copy."""
+    """Return the bytes of a contiguous array, without a copy."""
     return array.data.cast("B")
 
 
 def chunked(layout: Layout, arrays: Sequence[Array]) -> list[list[Buffers]]:
-    """For each shard, for each of its chunks: the memory it is made of. `arrays` are flat, in layout order."""
+    """Return for each chunk of each shard the memory that makes it up. `arrays` are flat, in layout order."""
     memory, size = [view(array) for array in arrays], DTYPE.itemsize
     return [
         [[memory[p.number][p.start * size : p.stop * size] for p in pieces] for pieces in chunks]
@@ -46,16 +46,16 @@ def chunked(layout: Layout, arrays: Sequence[Array]) -> list[list[Buffers]]:
 
 
 def shard_digests(layout: Layout, flat: Array) -> list[str]:
-    """The digest of each shard's part of a flat array (shape (size,), float32), as the commit log has them."""
+    """Return the digest of each shard's part of a flat array (shape (size,), float32), as in the commit log."""
     return [fold(digest_of([view(flat[c.start : c.stop])]) for c in chunks) for chunks in layout.chunks]
 
 
 def finite(array: Flat) -> bool:
-    """Whether a flat array holds neither NaN nor Inf, looked at in pieces that stay in the cache; on a device whole."""
+    """Return whether a flat array has no NaN or Inf. Reads pieces that fit the cache, or on a device all at once."""
     step = 1 << 18 if isinstance(array, np.ndarray | PendingArray) else array.size
     return all(bool(np.isfinite(array[i : i + step]).all()) for i in range(0, array.size, step))
 
 
 def weights_sha256(flat: Array) -> str:
-    """sha256 of all parameters' bytes in layout order: what two runs are compared by."""
+    """Return the sha256 of all parameters' bytes in layout order, by which two runs are compared."""
     return hashlib.sha256(view(flat)).hexdigest()

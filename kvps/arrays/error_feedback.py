@@ -1,7 +1,7 @@
-"""Error feedback: what a lossy format has left out of a worker's gradients goes with its next one, chunk by chunk.
+"""Error feedback: what a lossy format leaves out of a worker's gradient is added to its next one, chunk by chunk.
 
-Who decodes a contribution again, to prove a run, must come to the same residual: what is computed on a device is bit
-for bit what is computed in host memory.
+`kvps verify` computes the residuals again and must get the same, so what is computed on a device is bit for bit what is
+computed in host memory.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from kvps.device.base import CPU, Cuda, Device, PinnedStaging
 _MOST = np.finfo(np.float32).max
 
 Parts = Iterable[tuple[int, Sequence[Any]]]
-"""Chunks: the item of the flat buffer at which each begins, and the flat arrays that it is made of."""
+"""For each chunk, the item of the flat buffer at which it begins and the flat arrays that it is made of."""
 
 
 class Residual:
-    """What was left out so far; it begins with `values`, (size,) float32, which are its own from then on.
+    """The residual of a worker, in host memory. It begins with `values`, (size,) float32, and owns them from then on.
 
-    home   where it is, and where arrays must be to be encoded
+    home   the device of the residual, on which arrays must be when they are encoded
     """
 
     home: Device = CPU
@@ -39,13 +39,14 @@ class Residual:
 
     @property
     def values(self) -> Array:
-        """It, in host memory; to be read only."""
+        """The residual in host memory, (size,) float32; only to be read."""
         return self._values
 
     def encode(self, chunks: Parts) -> Iterator[Bytes]:
-        """The bytes of each chunk. What they leave out counts from `keep` on; encoded again before, they are the same.
+        """Yield the bytes of each chunk. What they leave out counts only after `keep`; until then, encoding them again
+        gives the same bytes.
 
-        Bytes must have been used before those of another contribution are asked for.
+        Use the bytes before the next contribution is encoded: it may overwrite them.
         """
         for start, pieces in chunks:
             yield self._encoded(start, pieces)
@@ -57,19 +58,19 @@ class Residual:
                 np.add(self._values[stop : stop + piece.size], piece, out=self._next[stop : stop + piece.size])
                 stop += piece.size
         values = self._next[start:stop]
-        if not finite(values):  # else what was infinite once would be so for ever
+        if not finite(values):  # else an infinite residual would stay so for ever
             np.clip(values, -_MOST, _MOST, out=values)
         data = encoded(self._format, values)
         leave_out(self._format, values, data, self._scratch[: values.size])
         return data
 
     def keep(self) -> None:
-        """What was encoded, all chunks of it, counts: go on from what it left out."""
+        """Accept the last encoding, of all chunks: what it left out is the residual from now on."""
         self._values, self._next = self._next, self._values
 
 
 class DeviceResidual(Residual):
-    """The same on a CUDA device, `home`: only encoded bytes come into host memory."""
+    """A residual on a CUDA device, `home`: only encoded bytes are copied to host memory."""
 
     home: Cuda
 
@@ -77,9 +78,8 @@ class DeviceResidual(Residual):
         self.home = home
         self._format = format
         self._stream = home.stream()
-        with home.computing_on(
-            self._stream
-        ):  # of its memory: nobody else is given it while something is computed there
+        # Allocated on this stream, so that CuPy reuses the memory for nothing else while the stream computes there.
+        with home.computing_on(self._stream):
             self._values, self._next = home.upload(values), home.upload(values)
         sizes = chunk_sizes(layout, format)
         starts = (chunk.start for shard in layout.chunks for chunk in shard)
@@ -94,7 +94,7 @@ class DeviceResidual(Residual):
         return out
 
     def encode(self, chunks: Parts) -> Iterator[Bytes]:
-        """All are begun before the first is waited for: one comes into host memory while the next is computed."""
+        """Begin all chunks before the first is awaited: one is copied to host memory while the next is computed."""
         with self.home.computing_on(self._stream):
             coming = [self._begun(start, pieces) for start, pieces in chunks]
         for each in coming:

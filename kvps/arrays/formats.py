@@ -1,16 +1,16 @@
-"""How gradients, and weights on a pull, are written on the wire: fp32 as they are, or shorter and lossy. Pure.
+"""The wire formats of gradients, and of weights on a pull: fp32 unchanged, or shorter and lossy. Pure.
 
-A format turns a chunk of n float32 items into bytes whose number follows from n alone, so that every reader knows
-beforehand how much will come. It rounds to nearest, ties to even, and never makes NaN or Inf of what was finite.
+A format turns a chunk of n float32 items into bytes whose number depends on n alone, so that every reader knows it
+beforehand. It rounds to nearest, ties to even, and never turns a finite item into NaN or Inf.
 
     fp32          4 n bytes
     bf16          2 n      the upper half of a float32: 8 bits of precision, all of its range
-    fp16          2 n      IEEE 754 half: 11 bits of precision; what is beyond 65504 becomes that
+    fp16          2 n      IEEE 754 half: 11 bits of precision; magnitudes beyond 65504 become 65504
     int8          n + 4 ceil(n / 1024)   a float32 scale for each 1024 items, max|x| / 127; then steps in [-127, 127]
-    topk:<part>   8 k      the k = ceil(part n) items of largest magnitude: k int32 places, rising; k float32 items
+    topk:<part>   8 k      the k = ceil(part n) items of largest magnitude: k int32 places, ascending; k float32 items
 
-What a lossy format leaves out of a gradient is not lost: who sends it adds it to the next one (error feedback; Seide et
-al., 2014; Karimireddy et al., 2019). The reduction is float32 whatever the format.
+What a lossy format leaves out of a gradient is not lost: the sender adds it to the next one (error feedback; Seide et
+al., 2014; Karimireddy et al., 2019). The reduction is float32 with every format.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Bytes = NDArray[np.uint8]
 
 _u32 = np.uint32
 _BLOCK = 1 << 10  # items that share a scale
-_STRETCH = 1 << 14  # items converted at a time: what is between the passes stays in the nearest cache
+_STRETCH = 1 << 14  # items converted at a time, so that what lies between the passes stays in the nearest cache
 _HALF_MAX = np.float32(65504)
 _BF16 = np.dtype(ml_dtypes.bfloat16)
 _BF16_MAX = np.uint32(0x7F7F0000).view(np.float32)
@@ -43,31 +43,31 @@ class Format(Protocol):
 
     @property
     def name(self) -> str:
-        """What `format_of` makes it from."""
+        """The name that `format_of` takes."""
 
     @property
     def lossy(self) -> bool:
         """Whether decoding may give other values than were encoded."""
 
     def nbytes(self, items: int) -> int:
-        """How many bytes so many items take."""
+        """Return how many bytes so many items take."""
 
     def encode(self, values: Array, out: Bytes) -> None:
-        """Write `values`, (n,) float32 and finite, as (nbytes(n),) bytes."""
+        """Write `values`, (n,) float32 and finite, to `out`, (nbytes(n),) bytes."""
 
     def encode_with(self, xp: Any, values: Any) -> tuple[Any, Any]:
-        """The bytes that `encode` writes, and what `decode` reads from them, where the values are and by its `exact`.
+        """Return the bytes that `encode` writes and the items that `decode` reads from them, on the device of `values`.
 
-        All of them at once. What is compared is compared as integers: a GPU may take subnormal floats for zeros.
+        `xp` is that device's `exact`. Takes all items at once, and compares integers: a GPU may flush subnormal floats.
         """
 
     def decode(self, data: Bytes, out: Array) -> None:
-        """Read (nbytes(n),) bytes into `out`, (n,) float32. May raise ValueError for what `encode` did not write."""
+        """Read (nbytes(n),) bytes into `out`, (n,) float32. May raise ValueError if `encode` did not write them."""
 
 
 @dataclass(frozen=True)
 class Fp32:
-    """The items as they are, little-endian."""
+    """The items unchanged, little-endian."""
 
     name = "fp32"
     lossy = False
@@ -161,7 +161,7 @@ class Int8:
             scales[at : at + blocks] = scale
             padded /= np.where(scale > 0, scale, np.float32(1))[:, None]
             np.rint(padded, out=padded)
-            np.clip(padded, -127, 127, out=padded)  # by a scale that was rounded down
+            np.clip(padded, -127, 127, out=padded)  # a scale that was rounded down gives larger steps
             steps[i : i + _STRETCH] = padded.reshape(-1)[: stretch.size]
 
     def encode_with(self, xp: Any, values: Any) -> tuple[Any, Any]:
@@ -188,7 +188,7 @@ class Int8:
 
 @dataclass(frozen=True)
 class TopK:
-    """Only the items of largest magnitude, a fixed part of each chunk; of equal ones those that come first."""
+    """Only the items of largest magnitude, a fixed part of each chunk; of equal items the first."""
 
     part: float
     lossy = True
@@ -224,13 +224,13 @@ class TopK:
 
 
 def _sizes(xp: Any, values: Any) -> Any:
-    """How large the items are: integers that are in the order of their magnitudes."""
+    """Return integers that are in the order of the items' magnitudes."""
     return values.view(xp.uint32) & _u32(0x7FFFFFFF)
 
 
 def _largest(xp: Any, values: Any, k: int) -> Any:
-    """Where the k items of largest magnitude are, rising. Which of equal ones a partition puts where depends on the
-    processor, and a run must be the same on all: the first of them are taken."""
+    """Return the places of the k items of largest magnitude, ascending. Of equal items the first are taken: where a
+    partition puts them depends on the processor, and a run must be the same on all."""
     sizes = _sizes(xp, values)
     least = xp.partition(sizes, sizes.size - k)[sizes.size - k]
     chosen = sizes > least
@@ -240,7 +240,7 @@ def _largest(xp: Any, values: Any, k: int) -> Any:
 
 
 def within(limit: np.float32, values: Array) -> Array:
-    """The same values, none beyond the limit on either side."""
+    """Return the values clipped to [-limit, limit]; copied only if any is beyond."""
     return values if values.max() <= limit and values.min() >= -limit else np.clip(values, -limit, limit)
 
 
@@ -249,7 +249,7 @@ FP32: Format = _NAMED["fp32"]
 
 
 def format_of(name: str) -> Format:
-    """The format of that name. Raises InvalidSetting."""
+    """Return the format of that name. Raises InvalidSetting."""
     if name in _NAMED:
         return _NAMED[name]
     kind, _, part = name.partition(":")
@@ -264,18 +264,18 @@ def format_of(name: str) -> Format:
 
 
 def chunk_sizes(layout: Layout, format: Format) -> list[int]:
-    """How many bytes each chunk takes, shard by shard."""
+    """Return how many bytes each chunk takes, shard by shard."""
     return [format.nbytes(chunk.stop - chunk.start) for shard in layout.chunks for chunk in shard]
 
 
 def encoded(format: Format, values: Array) -> Bytes:
-    """The bytes of `values`, (n,) float32."""
+    """Return the bytes of `values`, (n,) float32."""
     out = np.empty(format.nbytes(values.size), np.uint8)
     format.encode(values, out)
     return out
 
 
 def leave_out(format: Format, values: Array, sent: Bytes, scratch: Array) -> None:
-    """Reduce `values` to what `sent`, their encoded form, leaves out of them; `scratch` is of the same shape."""
+    """Reduce `values` to what `sent`, their encoded form, leaves out of them; `scratch` has the same shape."""
     format.decode(sent, scratch)
     np.subtract(values, scratch, out=values)

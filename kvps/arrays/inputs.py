@@ -1,6 +1,6 @@
-"""What users hand over: what is one number, an array or a mapping of arrays, and what is said of the rest. Pure.
+"""Checks of what users hand over: a number, an array or a mapping of arrays, and messages for anything else. Pure.
 
-Nothing here imports a framework: arrays of PyTorch, SciPy and others are known by what they have.
+This module imports no framework: it recognizes arrays of PyTorch, SciPy and others by their attributes.
 """
 
 from __future__ import annotations
@@ -13,29 +13,29 @@ import numpy as np
 
 from kvps.errors import LayoutMismatch, UsageError
 
-_NAMED = 5  # of what is in a container
+_NAMED = 5  # items of a container that a message names
 _AS_ARRAY = "as by np.asarray(..., np.float32)"
-# What can be read has one of these. `detach` first: a tensor that requires a gradient raises when asked for others.
+# A readable array has one of these. `detach` is first: a tensor that requires a gradient raises for the others.
 _READABLE = ("detach", "__array__", "__array_interface__", "__cuda_array_interface__", "__dlpack__")
 
 
 def one_number(value: Any, what: str) -> float:
-    """`value` as a float: a Python or NumPy number, or an array or tensor with one item, on any device.
+    """Return `value` as a float: a Python or NumPy number, or an array or tensor with one item, on any device.
 
     NaN and Inf are numbers; text, truth values, complex numbers and masked items are not. `what` is for the message.
     Raises UsageError.
     """
     try:
         item = value.item() if hasattr(value, "item") else value
-        if isinstance(item, str | bytes | bool) or np.ma.is_masked(value):  # float() takes these too
+        if isinstance(item, str | bytes | bool) or np.ma.is_masked(value):  # float() would accept these
             raise TypeError("no number")
         return float(item)
-    except Exception as error:  # what else a framework's array may raise is not ours to know
+    except Exception as error:  # a framework's array may raise any error
         raise UsageError(f"{what} must be one number, not {in_words(value)}") from error
 
 
 def check_mapping(value: Any, what: str) -> None:
-    """Raise LayoutMismatch for what is no mapping; `what` ("parameters", "gradients") is for the message."""
+    """Raise LayoutMismatch unless `value` is a mapping; `what` ("parameters", "gradients") is for the message."""
     if isinstance(value, Mapping):
         return
     if hasattr(value, "named_parameters") or hasattr(value, "gi_frame"):  # a module, or what its parameters() returns
@@ -48,7 +48,7 @@ def check_mapping(value: Any, what: str) -> None:
 
 
 def shape_of(value: Any, name: str, what: str) -> tuple[int, ...]:
-    """The shape of a float32 array that loses nothing when its items are moved.
+    """Return the shape of a float32 array that loses nothing when only its items are moved.
 
     `name` and `what` ("parameter", "gradient") are for the message. Raises LayoutMismatch.
     """
@@ -63,7 +63,7 @@ def shape_of(value: Any, name: str, what: str) -> tuple[int, ...]:
 
 
 def _wrong_kind(value: Any, name: str) -> str:
-    """What it is instead of an array, and the cure; "" if it is an array."""
+    """Return what the value is instead of an array, and the cure; "" if it is an array."""
     if isinstance(value, Mapping):
         return f"{in_words(value)}: give each array in it a name of its own, as in '{name}.{next(iter(value), 'x')}'"
     if isinstance(value, np.ma.MaskedArray):
@@ -83,7 +83,7 @@ def _wrong_kind(value: Any, name: str) -> str:
 
 
 def _wrong_dtype(array: Any, name: str) -> str:
-    """Which dtype it is of instead of float32, and the cure; "" if it is of float32."""
+    """Return the dtype that the array has instead of float32, and the cure; "" if it has float32."""
     dtype = str(array.dtype)
     if dtype in ("float32", "torch.float32"):
         return ""
@@ -103,7 +103,7 @@ def _wrong_dtype(array: Any, name: str) -> str:
 
 
 def in_words(value: Any) -> str:
-    """What a value is, in a few words: its type, and of a container what is in it."""
+    """Return a few words that describe a value: its type, and for a container its items."""
     kind = type(value).__name__
     if isinstance(value, Mapping):
         return f"a {kind} with {_listed(map(repr, value)) or 'nothing in it'}"

@@ -4,7 +4,7 @@
     shards     [ 0 ................. | 1 ............... ]     even parts, each with one holder
     chunks     [ 0:0 | 0:1 | 0:2 | 0:3 | 1:0 | 1:1 | 1:2 ]     at most 1 MiB, each one Redis string
 
-A chunk does not care where parameters begin, so a model of 160 tensors travels like a model of one.
+Chunks ignore where parameters begin, so a model of 160 tensors is sent like a model of one.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Layout:
 
     @classmethod
     def of(cls, params: Mapping[str, Any], shards: int = 1) -> Layout:
-        """The layout of `params` (name -> array), in the mapping's order. Raises LayoutMismatch, InvalidSetting."""
+        """Return the layout of `params` (name -> array), in their order. Raises LayoutMismatch, InvalidSetting."""
         check_mapping(params, "parameters")
         if not params:
             raise LayoutMismatch("a job needs at least one parameter")
@@ -98,12 +98,12 @@ class Layout:
         return self.size * DTYPE.itemsize
 
     def shard_range(self, shard: int) -> tuple[int, int]:
-        """First item of a shard, and the item behind its last."""
+        """Return the first item of a shard, and the item after its last."""
         return self.size * shard // self.shards, self.size * (shard + 1) // self.shards
 
     @cached_property
     def chunks(self) -> tuple[tuple[Chunk, ...], ...]:
-        """For each shard its chunks, all of CHUNK_ITEMS but the last."""
+        """The chunks of each shard; all but the last have CHUNK_ITEMS items."""
         out = []
         for shard in range(self.shards):
             low, high = self.shard_range(shard)
@@ -112,26 +112,26 @@ class Layout:
         return tuple(out)
 
     def views(self, flat: Array, writable: bool = False) -> dict[str, Array]:
-        """Name -> view into `flat` (shape (size,), float32), read-only unless it is to be filled."""
+        """Return name -> view into `flat` (shape (size,), float32), read-only unless `writable`."""
         out = self.cut(flat)
         for view in out.values():
             view.flags.writeable = writable
         return out
 
     def cut(self, flat: Any) -> dict[str, Any]:
-        """Name -> view into `flat` (shape (size,), float32), wherever that is."""
+        """Return name -> view into `flat` (shape (size,), float32), which may be on a device."""
         return {p.name: flat[p.start : p.stop].reshape(p.shape) for p in self.parameters}
 
     def hosted(self, arrays: Mapping[str, Any], what: str) -> list[Array]:
-        """The arrays in layout order, in host memory, flat and contiguous; copied only where they are not.
+        """Return the arrays in layout order, in host memory, flat and contiguous; copied only where they are not.
 
-        `what` ("gradient", "parameter") is for messages. Raises LayoutMismatch when a name is missing or
-        extra, or a dtype or shape differs.
+        `what` ("gradient", "parameter") is for messages. Raises LayoutMismatch if a name is missing or extra, or a
+        dtype or shape differs.
         """
         return [flattened(array) for array in self.rest(arrays, what, lambda _: False).values()]
 
     def rest(self, arrays: Mapping[str, Any], what: str, has: Callable[[int], bool]) -> dict[int, Any]:
-        """Those that are not there yet, as they are: parameter's number -> array. Raises LayoutMismatch as `hosted`."""
+        """Return number -> array of the parameters for which `has` is false. Raises LayoutMismatch as `hosted` does."""
         check_mapping(arrays, f"{what}s")
         wanted = {p.name: number for number, p in enumerate(self.parameters) if not has(number)}
         missing = [name for name in wanted if name not in arrays]
@@ -146,7 +146,7 @@ class Layout:
         return {number: arrays[name] for name, number in wanted.items()}
 
     def check(self, number: int, array: Any, what: str) -> None:
-        """Raises LayoutMismatch for what cannot be the `number`-th array."""
+        """Raise LayoutMismatch if `array` cannot be the `number`-th one."""
         p = self.parameters[number]
         shape = shape_of(array, p.name, what)
         if shape != p.shape:
@@ -159,7 +159,7 @@ class Layout:
 
     @cached_property
     def chunks_of(self) -> tuple[tuple[tuple[int, int], ...], ...]:
-        """For each parameter the chunks that have a piece of it, as (shard, number)."""
+        """For each parameter, the chunks that have a piece of it, as (shard, number)."""
         out: list[list[tuple[int, int]]] = [[] for _ in self.parameters]
         for shard, chunks in enumerate(self.pieces):
             for number, pieces in enumerate(chunks):
@@ -183,7 +183,7 @@ class Layout:
         return tuple(tuple(tuple(of(chunk)) for chunk in chunks) for chunks in self.chunks)
 
     def to_json(self) -> str:
-        """What stands under the job's layout key."""
+        """Return the text that is stored under the job's layout key."""
         return json.dumps(
             {
                 "dtype": DTYPE.str,
@@ -196,7 +196,7 @@ class Layout:
 
     @classmethod
     def from_json(cls, text: str) -> Layout:
-        """The layout that `to_json` wrote. Raises LayoutMismatch for one this kvps cannot read."""
+        """Return the layout that `to_json` wrote. Raises LayoutMismatch for one that this kvps cannot read."""
         value = json.loads(text)
         if value["dtype"] != DTYPE.str or value["chunk_bytes"] != CHUNK_BYTES:
             raise LayoutMismatch(

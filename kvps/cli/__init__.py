@@ -1,4 +1,4 @@
-"""The command line: it connects store, aggregator and workers. Beside it only `kvps.local_job` knows the aggregator."""
+"""The command line: it connects store, aggregator and workers. Only it and `kvps.local_job` import the aggregator."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def _kvps(
         bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
-    """A parameter server whose whole state is a Redis keyspace."""
+    """A parameter server that keeps its whole state in Redis."""
 
 
 app.command("up", rich_help_panel="Train")(up.up)
-# Options after the program's name are the program's own.
+# Options after the program's name belong to the program, not to kvps run.
 app.command("run", rich_help_panel="Train", context_settings={"allow_interspersed_args": False})(run.run)
 app.command("create", rich_help_panel="Parts, started one by one")(create.create)
 app.add_typer(aggregator.app, name="aggregator", rich_help_panel="Parts, started one by one")
@@ -62,7 +62,7 @@ _received: list[int] = []
 
 
 def main(app: typer.Typer = app) -> None:
-    """Run a command line, by default kvps's. Errors are one line on stderr: exit code 2 for usage, 1 for all else."""
+    """Run the command line of `app`. An error is one line on stderr, with exit code 2 for usage and 1 for all else."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)
     sys.exit(_run(app))
@@ -79,7 +79,7 @@ def _run(app: typer.Typer) -> int:
         if os.environ.get("KVPS_TRACEBACK"):
             traceback.print_exception(error)
         return _fail(str(error), 2 if isinstance(error, UsageError) else 1)
-    except BrokenPipeError:  # the reader of our output (head, less) has seen enough
+    except BrokenPipeError:  # the reader of our output (head, less) has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 0
     except Exception as error:
@@ -97,7 +97,7 @@ def _fail(message: str, code: int) -> int:
 
 
 def _interrupt(number: int, _: FrameType | None) -> None:
-    """Ctrl-C and SIGTERM leave through the same `finally`s; a second one ends at once."""
+    """Leave through every `finally` on Ctrl-C and SIGTERM; a second signal ends the process at once."""
     _received.append(number)
     signal.signal(number, signal.SIG_DFL)
     raise KeyboardInterrupt

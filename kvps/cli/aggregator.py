@@ -45,8 +45,8 @@ def start(
         bool,
         typer.Option(
             "--memory-lost",
-            help="With --job: go on here from the version that Redis has, because the host or container whose shared "
-            "memory held the job's arrays was restarted or is gone.",
+            help="With --job: continue the job on this host from the version that Redis has. Use this only if the host "
+            "or container whose shared memory held the job's arrays was restarted or is gone.",
         ),
     ] = False,
     redis: options.Redis = None,
@@ -57,7 +57,7 @@ def start(
 ) -> None:
     """Serve one job until it is finished, or without --job every job until stopped.
 
-    You may start several: one holds each shard, the others stand by and take over when it is gone.
+    You may start several: one works on each shard, and the others stand by and take over if it dies.
     """
     if job is not None:
         check_name("job", job)

@@ -1,4 +1,4 @@
-"""`kvps checkpoint`: saves a job that goes on, lists the checkpoints of a directory, creates a job from one."""
+"""`kvps checkpoint`: saves a running job, lists the checkpoints in a directory, creates a job from a checkpoint."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def save(
     ] = DEFAULT_CHECKPOINTS,
     redis: options.Redis = None,
 ) -> None:
-    """Save the newest version of a job, without stopping anybody.
+    """Save the newest version of a job. The job keeps running.
 
-    The commit log up to it is copied beside the file; nothing changes in Redis.
+    The commit log up to that version is copied into a file beside the checkpoint. Nothing changes in Redis.
     """
     whole = to.suffix == SUFFIX and not to.is_dir()
     directory = check_directory(to.parent if whole else to, "--to")
@@ -57,7 +57,7 @@ def restore(
     shards: Annotated[int | None, typer.Option(help=SPECS["shards"].help, show_default="as they were")] = None,
     redis: options.Redis = None,
 ) -> None:
-    """Create a job that goes on from a checkpoint. Its workers join under their old ids."""
+    """Create a job that continues from a checkpoint. Its workers join under their old ids."""
     if job is not None:
         check_name("job", job)
     found = Checkpoint.load(file)
@@ -66,16 +66,16 @@ def restore(
         made = store.restore_job(found, job, shards)
         awaited = [m.worker for m in made.state().members.values() if m.state != "gone"]
     ids = "".join(f" --id {worker}" for worker in awaited[:1])
-    waits = f"; waits for {', '.join(sorted(awaited))}: kvps worker --job {made.name}{ids}" if awaited else ""
-    say(f"job {made.name}: goes on from version {found.version} of {file}{waits}")
+    waits = f"; waits for {', '.join(sorted(awaited))}: start kvps worker --job {made.name}{ids}" if awaited else ""
+    say(f"job {made.name}: continues from version {found.version} of {file}{waits}")
 
 
 @app.command("ls")
 def ls(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where they are.")] = DEFAULT_CHECKPOINTS,
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where the checkpoints are.")] = DEFAULT_CHECKPOINTS,
     as_json: options.AsJson = False,
 ) -> None:
-    """List the checkpoints of a directory. Each is read to its end, so a flipped bit is found."""
+    """List the checkpoints in a directory. Each file is read to its end, so a flipped bit is found."""
     if not directory.is_dir():
         raise InvalidSetting(f"there is no directory {directory}")
     found = [_described(path, checkpoint) for path, checkpoint in listed(directory)]
@@ -84,11 +84,11 @@ def ls(
     elif found:
         print_rows(list(found[0]), [_shown(each) for each in found])
     else:
-        say(f"no checkpoints in {directory}: kvps checkpoint save JOB, or --checkpoint-every N")
+        say(f"no checkpoints in {directory}; write one with kvps checkpoint save JOB or --checkpoint-every N")
 
 
 def _described(path: Path, checkpoint: Checkpoint | None) -> dict[str, Any]:
-    """What is known of a file; of one that is damaged only its size."""
+    """Return a checkpoint file as one JSON object. Of a damaged file, only name and size are known."""
     return {
         "file": path.name,
         "job": checkpoint and checkpoint.job,
@@ -101,7 +101,7 @@ def _described(path: Path, checkpoint: Checkpoint | None) -> dict[str, Any]:
 
 
 def _shown(described: Mapping[str, Any]) -> list[str]:
-    """The same for a person: sizes in MB, local time."""
+    """Return the cells of one table row: size in MB, local time."""
     saved = described["saved"]
     shown = dict(described) | {
         "bytes": f"{described['bytes'] / 1e6:.1f} MB",

@@ -1,4 +1,4 @@
-"""How a command finds its server and its job: it starts the private server, or waits for what is not there yet."""
+"""How a command finds its server and its job: it starts the private server, or waits for a missing server or job."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def serving_store(
     quiet: bool = False,
     joinable: bool = True,
 ) -> Iterator[Store]:
-    """A store for a command that starts something: it may start the private server, and says how to look inside.
+    """Open a store for a command that may start the private server, and print how to look inside.
 
-    With `joinable` workers may come from elsewhere, and it says how.
+    With `joinable`, workers on other machines may join, and with `listen` the command prints how.
     """
     if redis and (listen or data_dir):
         option = "--listen" if listen else "--data-dir"
@@ -59,23 +59,23 @@ def _end_of(store: Store) -> str:
 
 
 def _say_what_goes_on(store: Store) -> None:
-    """Say that the server which this command started goes on for others, if it does."""
+    """Say that the private server keeps running, if this command started it and others use it."""
     if not store.hands_over_server:
         return
-    with suppress(KvpsError):  # it has ended meanwhile
+    with suppress(KvpsError):  # the server may have ended meanwhile
         jobs = ", ".join(at_work(store))
-        say(f"the private server goes on for others{f' ({jobs})' if jobs else ''}: kvps server stop ends it")
+        say(f"the private server keeps running for others{f' ({jobs})' if jobs else ''}; kvps server stop ends it")
 
 
 def at_work(store: Store) -> list[str]:
-    """The jobs that have workers at work."""
+    """Return the names of the jobs that have active workers."""
     found = all_jobs(store, set())
     return [job.name for job, state in found if any(member.active for member in state.members.values())]
 
 
 @contextmanager
 def existing_store(redis: str | None) -> Iterator[Store]:
-    """A store for a command that looks at what is there, and starts nothing."""
+    """Open a store for a command that starts no server. Raises NoServer if none runs."""
     url = redis or private_server.running()
     if url is None:
         raise NoServer("no private server runs: start one with kvps up, kvps aggregator start or kvps server start")
@@ -84,18 +84,18 @@ def existing_store(redis: str | None) -> Iterator[Store]:
 
 
 def wait_for_server(redis: str | None) -> None:
-    """Wait until the private server runs, saying so once. With a URL there is nothing to wait for."""
+    """Wait until the private server runs, and say so once. Return at once if `redis` is a URL."""
     if redis or private_server.running():
         return
-    say("no private server runs yet: waiting for kvps aggregator start, kvps worker or kvps server start")
+    say("no private server runs yet: start one with kvps aggregator start, kvps worker or kvps server start")
     while not private_server.running():
-        time.sleep(_LOOK_AGAIN_S)  # nobody can ring a bell that does not exist yet
+        time.sleep(_LOOK_AGAIN_S)  # a poll: no server runs yet that could send a notice
 
 
 def wait_for_job(store: Store, name: str | None, quiet: bool = False) -> Job:
-    """The job of that name, or the only one that is open to all; waits for it, saying so once.
+    """Wait for the job of that name, or without a name for the only job that is open to all workers; say so once.
 
-    Raises InvalidSetting if several are open.
+    Raises InvalidSetting if several jobs are open.
     """
     said, passed_over = False, set[str]()
     while True:
@@ -109,17 +109,17 @@ def wait_for_job(store: Store, name: str | None, quiet: bool = False) -> Job:
                 return found[0]
             if found:
                 raise InvalidSetting(
-                    f"several jobs are open ({', '.join(j.name for j in found)}): say which with --job"
+                    f"several jobs are open ({', '.join(j.name for j in found)}): choose one with --job"
                 )
         if not said and not quiet:
             wanted = f"job {name!r}" if name else "a job"
-            say(f"waiting for {wanted}: kvps create TASK --job {name or 'NAME'}")
+            say(f"waiting for {wanted}; create it with kvps create TASK --job {name or 'NAME'}")
             said = True
-        time.sleep(_LOOK_AGAIN_S)  # the set of jobs has no bell: it is for listing only
+        time.sleep(_LOOK_AGAIN_S)  # a poll: the set of jobs is for listing only, and announces nothing
 
 
 def all_jobs(store: Store, passed_over: set[str]) -> Iterator[tuple[Job, State]]:
-    """Every job of the server, and its state. Why one cannot be read is said, once, and noted in `passed_over`."""
+    """Yield each readable job and its state. Say once why another cannot be read, and note that in `passed_over`."""
     for name in store.jobs():
         try:
             found = read_job(store, name)
@@ -136,7 +136,7 @@ def all_jobs(store: Store, passed_over: set[str]) -> Iterator[tuple[Job, State]]
 
 
 def read_job(store: Store, name: str) -> tuple[Job, State]:
-    """The job of that name, and its state. Raises JobNotFound, CorruptData."""
+    """Return the job of that name and its state. Raises JobNotFound, CorruptData."""
     with readable(name):
         job = store.job(name)
         return job, job.state()

@@ -1,4 +1,4 @@
-"""`kvps create`: makes a job, for aggregators and workers that run already or are started later."""
+"""`kvps create`: creates a job. Its aggregators and workers may run already or start later."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def create(
     settings: options.Settings,
     redis: options.Redis = None,
 ) -> None:
-    """Create a job, for aggregators and workers that run already or will be started."""
+    """Create a job. Its aggregators and workers may run already or start later."""
     check_name("job", job)
     found = load_task(task)
     config = settings.job_config(task, found)

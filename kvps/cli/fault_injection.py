@@ -21,10 +21,10 @@ from kvps.store import Store
 
 
 class Verdict(NamedTuple):
-    """What the check found.
+    """The result of the check.
 
     acknowledged  how many contributions were acknowledged to their workers
-    lost          how many of these are in no commit
+    lost          how many of these are in no commit and were not rejected
     twice         how many times a contribution was committed again
     """
 
@@ -34,7 +34,7 @@ class Verdict(NamedTuple):
 
 
 class FaultInjection:
-    """Kills processes of one run. Each worker appends what was acknowledged to it to a file of its own."""
+    """Random kills in one run. Each worker appends its acknowledged contributions to a file of its own."""
 
     def __init__(self, every_s: float, seed: int) -> None:
         self.kills = 0
@@ -43,12 +43,12 @@ class FaultInjection:
         self._folder = tempfile.TemporaryDirectory(prefix="kvps-acks-")
 
     def acks(self, worker: str) -> Path:
-        """The file to which a worker appends."""
+        """Return the file to which a worker appends."""
         return Path(self._folder.name) / worker
 
     @contextmanager
     def killing(self, supervisor: Supervisor) -> Iterator[None]:
-        """Inside the block a running child is killed now and then, about every so many seconds."""
+        """Kill a random running child inside the block, every `every_s` seconds on average."""
         over = threading.Event()
         killer = threading.Thread(target=self._kill, args=(supervisor, over), name="kvps-killer", daemon=True)
         killer.start()
@@ -68,7 +68,7 @@ class FaultInjection:
                 self.kills += 1
 
     def judge(self, job: Job, checkpoints: Path | None = None) -> Verdict:
-        """Hold the workers' files against the commit log of a job on which nobody works any more."""
+        """Compare the workers' files with the commit log of a job that nobody works on any more."""
         return judge(Path(self._folder.name).iterdir(), job, checkpoints)
 
     def close(self) -> None:
@@ -77,7 +77,7 @@ class FaultInjection:
 
 
 def replayed(store: Store, job: Job, checkpoints: Path | None = None) -> str:
-    """Replay the whole job in a process of its own, with one thread as its workers had: "", or where it differs."""
+    """Replay the whole job in a separate process, with one thread as its workers had. Return "" or the difference."""
     done = subprocess.run(
         [sys.executable, "-P", "-m", "kvps", "verify", job.name]
         + (["--checkpoints", str(checkpoints)] if checkpoints else []),
@@ -89,13 +89,13 @@ def replayed(store: Store, job: Job, checkpoints: Path | None = None) -> str:
 
 
 def judge(files: Iterable[Path], job: Job, checkpoints: Path | None = None) -> Verdict:
-    """Hold files of acknowledged contributions (a line each: worker, incarnation, number) against the commit log."""
+    """Compare files of acknowledged contributions (a line each: worker, incarnation, number) with the commit log."""
     log = Log(job, job.state(), checkpoints)
     committed = Counter((c.worker, c.incarnation, c.seq) for commit in log.commits() for c in commit.plan.contributions)
     rejected = {(c.worker, c.incarnation, c.seq) for commit in log.commits() for c in commit.plan.rejected}
     acknowledged = set()
     for file in files:
-        # A line that its writer could not end is of a process killed while it wrote.
+        # An unfinished last line comes from a process that was killed while it wrote.
         for line in file.read_text().split("\n")[:-1]:
             worker, incarnation, number = line.split()
             acknowledged.add((worker, incarnation, int(number)))

@@ -1,4 +1,4 @@
-"""What `kvps worker --queue` does: serve the queue on this host."""
+"""`kvps worker --queue`: serves the queue on this host."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvps.cli.output import say
 from kvps.device.base import open_device
 from kvps.store import Store
 
-if TYPE_CHECKING:  # RQ takes its time to load, and few commands need it
+if TYPE_CHECKING:  # RQ loads slowly, and few commands need it
     from kvps_workers.queue.queue import TaskQueue
 
 QueueRedis = Annotated[
@@ -23,7 +23,7 @@ QueueRedis = Annotated[
         "--queue-redis",
         envvar="KVPS_QUEUE_URL",
         metavar="URL",
-        help="Redis that holds the queue, if it is not the one that holds the jobs.",
+        help="Redis that holds the queue, if the jobs are in another one.",
         rich_help_panel="Queue",
     ),
 ]
@@ -45,10 +45,10 @@ def serve(
     from kvps_workers.queue.queue import CPU, GPU
     from kvps_workers.queue.task_runner import HostResources
 
-    environment = dict(os.environ)  # of task processes, before a device is bound here to see that there is one
-    open_device(gpu)
+    environment = dict(os.environ)  # for task processes; copied before open_device binds a device
+    open_device(gpu)  # only to check that the device exists
     for task in allow:
-        load_task(task)  # a name that nobody can load is the operator's mistake, and is said now
+        load_task(task)  # a name that cannot be loaded is the operator's mistake: fail now
     name = CPU if gpu is None else GPU
     with connect.serving_store(redis, listen, data_dir, quiet) as store, opened(store, queue_redis, name) as queue:
         if not quiet:
@@ -57,7 +57,7 @@ def serve(
 
 
 def opened(store: Store, url: str | None, name: str) -> TaskQueue:
-    """A queue on the server of that URL, or on that of the store."""
+    """Open the queue of that name on the server of that URL, or without one on the store's server."""
     from kvps_workers.queue.queue import TaskQueue
 
     return TaskQueue(url or store.url, name)

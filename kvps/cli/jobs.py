@@ -24,11 +24,11 @@ def jobs(as_json: options.AsJson = False, redis: options.Redis = None) -> None:
         rows = [one | {"task": one["task"] or "-", "workers": f"{one['active']}/{one['workers']}"} for one in found]
         print_rows(columns, [[str(row[column]) for column in columns] for row in rows])
     elif not passed_over:
-        say("no jobs: kvps up digits, or kvps create TASK --job NAME")
+        say("no jobs; start one with kvps up digits or kvps create TASK --job NAME")
 
 
 def summary(job: Job, state: State) -> dict[str, Any]:
-    """A job in a few words, named as in the code; `active` is how many of its workers are in the vector clock."""
+    """Return a job as JSON, with the names of the code; `active` is the number of its workers in the vector clock."""
     c = job.config
     return {
         "job": job.name,
@@ -43,12 +43,12 @@ def summary(job: Job, state: State) -> dict[str, Any]:
 
 
 def active_workers(state: State) -> int:
-    """How many workers are in the vector clock."""
+    """Return the number of workers in the vector clock."""
     return sum(member.active for member in state.members.values())
 
 
 def job_state(job: Job, state: State) -> str:
-    """What a job does, in a word or a few."""
+    """Return what a job is doing, in a few words."""
     if state.finished(job.config):
         return "finished"
     if len(state.members) < job.config.workers or is_idle(job):

@@ -1,6 +1,6 @@
-"""Stands in for redis-cli where that is not installed: sends commands and prints the replies as redis-cli does.
+"""A small client for machines without redis-cli: it sends commands and prints the replies as redis-cli does.
 
-On a terminal strings are quoted and lists numbered; into a pipe or a file goes what the server has, byte for byte.
+On a terminal, strings are quoted and lists numbered. Into a pipe or a file, the values are written byte for byte.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kvps.connection.sockets import KINDS, ClientRefused, connection_settings, r
 from kvps.errors import InvalidSetting, KvpsError, NoServer, ServerLost
 
 with suppress(ImportError):
-    import readline  # noqa: F401  it gives input() a history and lines that can be edited
+    import readline  # noqa: F401  gives input() a history and line editing
 
 _EMPTY = {"*": "(empty array)", "~": "(empty set)", "%": "(empty hash)", ">": "(empty push)"}
 _MARKS = {"*": ")", "~": "~", "%": "#", ">": ")"}
@@ -27,12 +27,12 @@ _BOOLEANS = {b"t": "(true)", b"f": "(false)"}
 _NUMBERS = {":": "(integer) ", "(": "(integer) ", ",": "(double) "}
 _ESCAPED = {**{byte: f"\\x{byte:02x}" for byte in range(256)}, **{byte: chr(byte) for byte in range(32, 127)}}
 _ESCAPED |= {ord(char): f"\\{name}" for char, name in zip('\\"\n\r\t\a\b', '\\"nrtab', strict=True)}
-_STREAMED = ("MONITOR", "SUBSCRIBE", "PSUBSCRIBE", "SSUBSCRIBE")  # their replies have no end
+_STREAMED = ("MONITOR", "SUBSCRIBE", "PSUBSCRIBE", "SSUBSCRIBE")  # these send replies without end
 
 
 @dataclass(frozen=True)
 class Reply:
-    """A reply as RESP has it: `kind` is its first byte ("_" if it is null), `items` are those of a list or map."""
+    """One RESP reply: `kind` is its first byte ("_" for null), `items` are the elements of a list, set or map."""
 
     kind: str
     value: bytes = b""
@@ -41,7 +41,7 @@ class Reply:
 
 @dataclass
 class Options:
-    """What stands before the command, which is `words`. `raw` is None where that depends on the output."""
+    """The options before the command, and the command as `words`. With `raw` None, only a terminal is not raw."""
 
     protocol: int = 2
     raw: bool | None = None
@@ -51,7 +51,7 @@ class Options:
 
 
 def run(url: str, arguments: Sequence[str]) -> None:
-    """Send the command in `arguments`, or without one those that are typed, and print the replies.
+    """Send the command in `arguments`, or without one each line of stdin, and print the replies.
 
     Raises InvalidSetting for an option that only redis-cli knows, NoServer, ServerLost.
     """
@@ -69,7 +69,7 @@ def run(url: str, arguments: Sequence[str]) -> None:
 
 
 def parse(arguments: Sequence[str]) -> Options:
-    """The options, up to the command. Raises InvalidSetting."""
+    """Parse the options and the command. Raises InvalidSetting for an option that only redis-cli knows."""
     options, rest = Options(), list(arguments)
     while rest and rest[0].startswith("-"):
         option = rest.pop(0)
@@ -91,10 +91,10 @@ def parse(arguments: Sequence[str]) -> Options:
 
 
 class _Connection:
-    """One connection, which redis-py opens: with the URL's password, user, database and certificates."""
+    """One connection. redis-py opens it with the URL's password, user, database and certificates."""
 
     def __init__(self, url: str, protocol: int) -> None:
-        # Not under kvps's own name: the private server does not go on for somebody who looks.
+        # Not a client name of kvps: the private server must not keep running for a user who only looks.
         settings = connection_settings(url) | {"protocol": protocol, "client_name": "cli", "socket_timeout": None}
         del settings["max_connections"]
         self._url = url
@@ -110,7 +110,7 @@ class _Connection:
         self._stream: BinaryIO = self._connection._sock.makefile("rb")
 
     def ask(self, *words: str) -> Iterator[Reply]:
-        """The reply to a command; of a command that streams, all that come. Raises ServerLost."""
+        """Yield the reply to a command, or each reply to a command that streams. Raises ServerLost."""
         try:
             self._connection.send_packed_command([packed(words)])
             yield read(self._stream)
@@ -120,7 +120,7 @@ class _Connection:
             raise ServerLost(f"{redacted(self._url)} has closed the connection ({error})") from None
 
     def scan(self, pattern: str) -> Iterator[Reply]:
-        """The names of all keys that match."""
+        """Yield the name of each key that matches. Raises KvpsError if the server answers with an error."""
         cursor = "0"
         while True:
             (reply,) = self.ask("SCAN", cursor, "MATCH", pattern, "COUNT", "1000")
@@ -137,17 +137,17 @@ class _Connection:
 
 
 def read(stream: BinaryIO) -> Reply:
-    """The next reply of RESP2 or RESP3. Raises ConnectionError if the stream ends before it."""
+    """Read the next reply, in RESP2 or RESP3. Raises ConnectionError if the stream ends first."""
     line = stream.readline()
     if not line.endswith(b"\r\n"):
-        raise ConnectionError("it ended in the middle of a reply")
+        raise ConnectionError("in the middle of a reply")
     kind, rest = chr(line[0]), line[1:-2]
     if rest == b"-1" and kind in "$*":
         return Reply("_")
     if kind in "$=!":
         value = stream.read(int(rest) + 2)[:-2]
         if len(value) < int(rest):
-            raise ConnectionError("it ended in the middle of a reply")
+            raise ConnectionError("in the middle of a reply")
         return Reply("-" if kind == "!" else kind, value[4:] if kind == "=" else value)
     if kind in _EMPTY:
         count = int(rest) * (2 if kind == "%" else 1)
@@ -156,7 +156,7 @@ def read(stream: BinaryIO) -> Reply:
 
 
 def pretty(reply: Reply, indent: int = 0) -> str:
-    """A reply for people to read, as redis-cli shows it on a terminal. Lines after the first stand at `indent`."""
+    """Format a reply as redis-cli does on a terminal. Lines after the first are indented by `indent` columns."""
     text = reply.value.decode(errors="backslashreplace")
     if reply.kind == "$":
         return f'"{"".join(_ESCAPED[byte] for byte in reply.value)}"'
@@ -187,7 +187,7 @@ def _numbered(reply: Reply, indent: int) -> str:
 
 
 def raw_bytes(reply: Reply) -> bytes:
-    """A reply as programs want it, and redis-cli writes it into a pipe: values alone, a line each."""
+    """Format a reply as redis-cli does into a pipe: the values alone, one a line."""
     if reply.kind == "#":
         return _BOOLEANS[reply.value].encode()
     if reply.kind == "%":
@@ -197,7 +197,7 @@ def raw_bytes(reply: Reply) -> bytes:
 
 
 def _typed(prompt: str) -> Iterator[str]:
-    """The lines that are typed, or that come through a pipe, until they end or say quit."""
+    """Yield the lines of a terminal or a pipe, until they end or one is quit or exit."""
     while True:
         try:
             line = input(prompt) if sys.stdin.isatty() else input()
@@ -211,7 +211,7 @@ def _typed(prompt: str) -> Iterator[str]:
 def _ask_line(connection: _Connection, line: str, raw: bool) -> None:
     try:
         words = shlex.split(line)
-    except ValueError:  # a quote that nothing closes
+    except ValueError:  # an unclosed quote
         print("Invalid argument(s)", flush=True)
         return
     if words:

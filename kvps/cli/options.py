@@ -1,4 +1,4 @@
-"""The options that several commands share. Those of a job's settings are made from `JobConfig`."""
+"""The options that several commands share. Those for a job's settings are made from `JobConfig`."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from kvps.config import SPECS, JobConfig
 from kvps.errors import InvalidSetting
 
 WORKERS = 3
-"""How many workers a job has that is created from a command line, unless it says otherwise."""
-_OF_TASK = ("batch_size", "epochs")  # a task has its own choice of these; a script has neither
-FILES, SERVER = "Files", "Server"  # groups of options, beside those of `Spec.group`
+"""The number of workers of a job that is created from a command line without --workers."""
+_OF_TASK = ("batch_size", "epochs")  # a task chooses defaults for these; `kvps run` has no option for them
+FILES, SERVER = "Files", "Server"  # option groups of a help text, beside those of `Spec.group`
 
 TaskName = Annotated[
-    str, typer.Argument(metavar="TASK", help="digits, or module:attribute of a module in this directory.")
+    str, typer.Argument(metavar="TASK", help="digits, or MODULE:ATTRIBUTE of a module in this directory.")
 ]
 JobName = Annotated[str, typer.Argument(metavar="JOB", help="Name of the job.")]
 NewJobName = Annotated[
@@ -68,7 +68,7 @@ DataDir = Annotated[
     Path | None,
     typer.Option(
         metavar="DIR",
-        help="Have the private server keep its data in this directory, and go on from it.",
+        help="Keep the private server's data in this directory, and load it from there at the next start.",
         show_default="it keeps nothing",
         rich_help_panel=SERVER,
     ),
@@ -78,7 +78,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only results a
 Verbose = Annotated[
     int,
     typer.Option(
-        "--verbose", "-v", count=True, show_default=False, help="Print what kvps logs, with times. -vv: details too."
+        "--verbose", "-v", count=True, show_default=False, help="Print the log of kvps, with times. -vv adds details."
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
@@ -88,7 +88,7 @@ Record = Annotated[
     typer.Option(
         "--record",
         metavar="DIR",
-        help="Keep every contribution in a file there, for kvps verify --record.",
+        help="Keep every contribution in a file in this directory, for kvps verify --record.",
         rich_help_panel=FILES,
     ),
 ]
@@ -98,7 +98,7 @@ CheckpointEvery = Annotated[
     typer.Option(
         "--checkpoint-every",
         metavar="N",
-        help="Write a checkpoint after every N-th version and after the last, and move the commit log to it.",
+        help="Write a checkpoint after every N-th and the last version, and move the commit log into a file beside it.",
         rich_help_panel=FILES,
     ),
 ]
@@ -110,7 +110,7 @@ Keep = Annotated[int, typer.Option(metavar="K", help="How many checkpoints of a 
 
 
 def checkpoints_of(every: int | None, directory: Path, keep: int) -> Checkpoints | None:
-    """What these options say; None if no checkpoints are written. Raises InvalidSetting."""
+    """Return what checkpoints these options ask for; None without --checkpoint-every. Raises InvalidSetting."""
     for option, number in (("--checkpoint-every", every), ("--keep", keep)):
         if number is not None and number < 1:
             raise InvalidSetting(f"{option} must be 1 or more, not {number}")
@@ -118,7 +118,7 @@ def checkpoints_of(every: int | None, directory: Path, keep: int) -> Checkpoints
 
 
 def kept_options(record: Path | None, saving: Checkpoints | None) -> list[str]:
-    """How an aggregator is told of a record and of checkpoints. Raises InvalidSetting for a record that cannot be."""
+    """Return an aggregator's options for a record and checkpoints. Raises InvalidSetting for an unusable directory."""
     options = ["--record", str(check_directory(record))] if record is not None else []
     if saving:
         options += ["--checkpoint-every", str(saving.every), "--checkpoints", str(saving.directory)]
@@ -127,13 +127,13 @@ def kept_options(record: Path | None, saving: Checkpoints | None) -> list[str]:
 
 
 def check_prefetch(prefetch: bool, config: JobConfig) -> None:
-    """Raise InvalidSetting for --prefetch where it can do nothing."""
+    """Raise InvalidSetting for --prefetch in BSP, where it has no effect."""
     if prefetch and not config.staleness:
-        raise InvalidSetting("--prefetch is for SSP and ASP (--staleness): in BSP nothing is there to fetch ahead")
+        raise InvalidSetting("--prefetch is for SSP and ASP (--staleness): in BSP there is nothing to fetch ahead")
 
 
 def slow_factors(options: list[str], workers: int) -> dict[str, float]:
-    """Worker -> how much to slow it down, of those that the options name. Raises InvalidSetting."""
+    """Return worker -> slow-down factor, for the workers that the options name. Raises InvalidSetting."""
     factors = {}
     for option in options:
         worker, equals, factor = option.partition("=")
@@ -146,7 +146,7 @@ def slow_factors(options: list[str], workers: int) -> dict[str, float]:
 
 
 def parse_slow(text: str) -> float:
-    """5.0 for "5x" or "5". Raises InvalidSetting."""
+    """Return 5.0 for "5x" or "5". Raises InvalidSetting."""
     try:
         factor = float(text.removesuffix("x"))
     except ValueError:
@@ -161,11 +161,11 @@ def parse_slow(text: str) -> float:
 
 @dataclass(frozen=True)
 class JobSettings:
-    """What a command line says of a new job's settings, whatever it trains; see `with_settings`.
+    """The settings of a new job, of a task or a script, as the command line gives them; see `with_settings`.
 
     given      the settings that the user gave, under the names of JobConfig and in its units
-    optimizer  what --optimizer says
-    lr         what --lr says
+    optimizer  the value of --optimizer
+    lr         the value of --lr
     """
 
     given: Mapping[str, Any]
@@ -174,24 +174,23 @@ class JobSettings:
 
     @property
     def workers(self) -> int:
-        """How many workers train."""
+        """The number of workers that train."""
         return int(self.given.get("workers", WORKERS))
 
 
 @dataclass(frozen=True)
 class Settings(JobSettings):
-    """The same of a job that trains a task; `data` says how the samples are divided."""
+    """The settings of a new job that trains a task; `data` says how the samples are divided."""
 
     data: str
 
     def job_config(self, name: str, task: Task) -> JobConfig:
-        """The settings of a job that trains a task; what the user left out is the task's choice. Raises
-        InvalidSetting."""
+        """Return the settings of a job; the task chooses what the user left out. Raises InvalidSetting."""
         if self.data not in ("static", "units"):
             raise InvalidSetting(f"--data must be static or units, not {self.data!r}")
         chosen = {"workers": WORKERS} | {option: getattr(task, option) for option in _OF_TASK} | dict(self.given)
         if self.lr is None and self.optimizer.startswith("sgd") and "lr=" not in self.optimizer:
-            # A task knows a good rate for plain SGD; the other optimizers have theirs.
+            # The task has a good rate for plain SGD; the other optimizers have rates of their own.
             chosen["optimizer"] = optimizers.parse(self.optimizer, task.lr)
         if self.data == "units":
             chosen["units"] = rounds_of(len(task.data(0, 1, np)[0]), chosen["batch_size"], chosen["epochs"])
@@ -199,7 +198,7 @@ class Settings(JobSettings):
 
 
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """Let a command that takes `settings: Settings` (or JobSettings) have an option for each of them in its place."""
+    """Replace a command's parameter `settings: Settings` (or JobSettings) by one option for each setting."""
     taken = signature(command, eval_str=True).parameters
     kind = taken["settings"].annotation
     options = _options(kind)
@@ -219,7 +218,7 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _options(kind: type[JobSettings]) -> list[Parameter]:
-    """An option for each setting that has one, and those that only a command line has."""
+    """Return an option for each setting that has one, and --lr and --data, which only a command line has."""
     of_task = issubclass(kind, Settings)
     chosen = [f for f in fields(JobConfig) if SPECS[f.name].option and (of_task or f.name not in _OF_TASK)]
     options = sorted(map(_option, chosen), key=lambda option: option.name != "workers")
@@ -227,15 +226,15 @@ def _options(kind: type[JobSettings]) -> list[Parameter]:
     options.append(_parameter("lr", float | None, None, "--lr", help="Learning rate.", show_default=rate))
     if of_task:
         help = (
-            "How samples are divided. static: each worker has a part of its own. units: they are handed out batch by "
-            "batch, and each counts once an epoch, even if workers are killed."
+            "How samples are divided. static: each worker has a part of its own. units: batches are handed out one by "
+            "one, and each batch counts once an epoch, even if workers are killed."
         )
         options.append(_parameter("data", str, "static", "--data", metavar="static|units", help=help))
     return options
 
 
 def _option(f: Field[Any]) -> Parameter:
-    """The option of a setting."""
+    """Return the option of a setting."""
     spec, default = SPECS[f.name], f.default
     metavar = spec.metavar or "|".join(spec.choices) or None
     told: dict[str, Any] = {"help": spec.help, "metavar": metavar, "rich_help_panel": spec.group}
@@ -256,7 +255,7 @@ def _parameter(name: str, kind: Any, default: Any, *option: str, **told: Any) ->
 
 
 def _settings(kind: type[JobSettings], context: typer.Context, said: Mapping[str, Any]) -> JobSettings:
-    """What was said, of which only what the user gave is in `given`. Raises InvalidSetting."""
+    """Return the settings; `given` has only those that the user gave. Raises InvalidSetting."""
     given = {name: _checked(name, value) for name, value in said.items() if name in SPECS and _is_given(context, name)}
     if "optimizer" in given or said["lr"] is not None:
         given["optimizer"] = optimizers.parse(said["optimizer"], said["lr"])
@@ -265,14 +264,14 @@ def _settings(kind: type[JobSettings], context: typer.Context, said: Mapping[str
 
 
 def _is_given(context: typer.Context, name: str) -> bool:
-    """Whether the user said it: what he left out the task or the script may say."""
+    """Return whether the user gave this option; the task or the script may choose what the user left out."""
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
 
 
 def _checked(name: str, value: Any) -> Any:
-    """The value of an option in the unit of its setting. Raises InvalidSetting for one that JobConfig would not name
-    as the user does."""
+    """Convert an option's value to its setting's unit. Raises InvalidSetting for a wrong value that JobConfig would
+    report under another name or in another unit."""
     option, bounds = SPECS[name].option[0], SPECS[name].bounds
     if name in _OF_TASK and value < 1:
         raise InvalidSetting(f"{option} must be 1 or more, not {value}")

@@ -1,4 +1,4 @@
-"""What a command prints: results on stdout, and lines for a person, errors and the log on stderr."""
+"""What a command prints: results on stdout; messages for people, errors and the log on stderr."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from rich.table import Table
 from kvps.errors import InvalidSetting
 from kvps.machine import launcher
 
-_WIDE = 1000  # columns: for a program that reads it a table is as wide as it must be
+_WIDE = 1000  # columns: a table that a program reads is never wrapped
 
 
 def say(message: str) -> None:
-    """One line for a person, at once."""
+    """Print one line for people, without delay."""
     print(message, file=sys.stderr, flush=True)
 
 
 def plain_console() -> Console:
-    """A console for what stands in Redis: names in brackets are no markup, `:100:` is no emoji."""
+    """Return a console for text from Redis: names in brackets are not markup, and `:100:` is not an emoji."""
     return Console(markup=False, emoji=False, width=None if sys.stdout.isatty() else _WIDE)
 
 
@@ -44,11 +44,11 @@ def print_json(value: Any) -> None:
 
 
 def start_log(quiet: bool, verbose: int) -> bool:
-    """Show what kvps logs, and say whether the command is to be quiet itself.
+    """Print the log of kvps, and return whether the command itself must print only results and errors.
 
-    Usually that is what changes hands; with `quiet` only errors; with `verbose` everything, with times, and from 2 on
-    details too. A process that kvps up or kvps run has started leaves it to them to speak: it only warns. Raises
-    InvalidSetting.
+    By default it shows INFO, as of kills and failovers, but only warnings in a process that kvps up or kvps run
+    started, because they report the rest. With `quiet` it shows only errors, with `verbose` INFO with times, and from 2
+    on DEBUG too. Raises InvalidSetting.
     """
     if quiet and verbose:
         raise InvalidSetting("--quiet and --verbose exclude each other")
@@ -66,12 +66,12 @@ def start_log(quiet: bool, verbose: int) -> bool:
 
 
 def log_options(quiet: bool, verbose: int) -> list[str]:
-    """The options by which a process that this one starts shows as much."""
+    """Return the options that make a process which this one starts log as much as this one."""
     return ["--quiet"] if quiet else ["--verbose"] * verbose
 
 
 class _ToStderr(logging.Handler):
-    """Prints to what is stderr at that moment: a live table stands in for it while it is drawn."""
+    """A handler that looks up sys.stderr for each record, because a live table replaces it while it is drawn."""
 
     def emit(self, record: logging.LogRecord) -> None:
         say(self.format(record))

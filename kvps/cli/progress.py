@@ -29,13 +29,13 @@ LOOK_S = 0.2
 _FINISH_S = 5.0
 _MOST_AGGREGATORS = 64
 _LINE_EVERY_S = 2.0
-_RATE_OVER = 8  # looks at the state over which the rate is taken
+_RATE_OVER = 8  # the rate is taken over this many looks at the state
 
 
 class Display:
-    """Shows a job's state on stderr, or with `quiet` nothing.
+    """A view of a job's state on stderr; with `quiet` it shows nothing.
 
-    `rounds` is worker -> how many rounds it will do, of those of whom that is known.
+    `rounds` is worker -> how many rounds it will do, for each worker of which that is known.
     """
 
     def __init__(self, job: Job, rounds: dict[str, int], quiet: bool = False) -> None:
@@ -44,10 +44,10 @@ class Display:
         self._rounds = rounds
         self._seen: deque[tuple[float, int]] = deque(maxlen=_RATE_OVER)
         self._next_line = 0.0
-        self._final: int | None = None  # the version of the last line
+        self._final: int | None = None  # the version for which the last line was printed
         self._live: Live | None = None
         if self._console.is_terminal and not quiet:
-            # What is printed to a terminal appears above the table; what is printed into a file is left alone.
+            # Rich prints stdout above the table if stdout is a terminal; it must not touch output into a file.
             self._live = Live(console=self._console, auto_refresh=False, redirect_stdout=sys.stdout.isatty())
 
     def __enter__(self) -> Display:
@@ -60,7 +60,7 @@ class Display:
             self._live.stop()
 
     def show(self, state: State, traces: dict[str, Trace], last: bool = False) -> None:
-        """Show the job as it is now. Lines are printed every few seconds, and one that is the last of its version."""
+        """Show the job as it is now. Without a table, print a line every 2 s, and with `last` one more per version."""
         self.observe(state)
         if self._live:
             self._live.update(self.render(state, traces), refresh=True)
@@ -75,11 +75,11 @@ class Display:
         self._console.print(self.line(state, traces), highlight=False, soft_wrap=True)
 
     def observe(self, state: State) -> None:
-        """Note when the job had how many contributions, for its rate."""
+        """Note the time and the number of contributions, for the rate."""
         self._seen.append((time.monotonic(), sum(state.clock.values())))
 
     def line(self, state: State, traces: dict[str, Trace]) -> str:
-        """The state in one plain line."""
+        """Return the state as one plain line."""
         clocks = " ".join(f"{worker}={count}" for worker, count in sorted(state.clock.items()))
         return (
             f"version {state.version}  clock {clocks or '-'}  loss {_loss(traces)}  "
@@ -87,7 +87,7 @@ class Display:
         )
 
     def render(self, state: State, traces: dict[str, Trace]) -> RenderableType:
-        """The state as a table."""
+        """Return the state as a table."""
         c = self._job.config
         title = Text.assemble(
             (self._job.name, "bold cyan"),
@@ -132,13 +132,13 @@ def _waiting(traces: dict[str, Trace]) -> float:
 
 
 def check_aggregators(number: int) -> None:
-    """Raise InvalidSetting for a number of aggregators that cannot be."""
+    """Raise InvalidSetting for an impossible number of aggregators."""
     if not 1 <= number <= _MOST_AGGREGATORS:
         raise InvalidSetting(f"--aggregators must be from 1 to {_MOST_AGGREGATORS}, not {number}")
 
 
 def aggregate(supervisor: Supervisor, job: str, number: int, options: Sequence[str]) -> list[Child]:
-    """Start so many aggregators of the job, which need not be there yet."""
+    """Start `number` aggregators of the job, which need not exist yet."""
     names = [f"aggregator{n or ''}" for n in range(number)]
     return [supervisor.start(name, "aggregator", "start", "--job", job, *options) for name in names]
 
@@ -151,17 +151,18 @@ def follow(
     display: Display,
     finished: Callable[[State], None] = lambda _: None,
 ) -> None:
-    """Show the job until its workers have ended and all that they pushed is committed.
+    """Show the job until its workers have ended and all their contributions are committed.
 
-    Once it is finished, `finished` is called before anything is printed that a worker said after that. Raises KvpsError
-    when the job cannot come to an end: a worker ended before it had joined, or all aggregators failed.
+    Call `finished` once the job is finished, before printing any line that a worker wrote after that. Raises KvpsError
+    if the job cannot finish: a worker ended before it had joined, or all aggregators failed.
     """
     holders = [""] * job.layout.shards
     while not all(child.done for child in workers) or not job.state().settled:
         supervisor.watch(LOOK_S)
         lines = supervisor.said()
         ended = {child.name: child.failed for child in workers if child.done}
-        state = job.state()  # after that: who ended may have joined, and what was said may be of a finished job
+        # Read last: the state then has the joins of ended workers, and `finished` is called before later lines.
+        state = job.state()
         over = state.finished(job.config)
         display.show(state, job.traces(), last=over)
         if over:
@@ -176,13 +177,13 @@ def follow(
 
 
 def relay(lines: Sequence[Line]) -> None:
-    """Print what children said: what a user's program said is a result."""
+    """Print the lines of children. Those of a user's program are results, and go to stdout."""
     for line in lines:
         print(line.text, file=sys.stderr if line.own else sys.stdout, flush=True)
 
 
 def _say_failovers(supervisor: Supervisor, before: list[str], holders: list[str]) -> list[str]:
-    """Say which aggregator took a shard over from which. The last holder of each shard."""
+    """Log which aggregator took over a shard from which. Return the last holder of each shard."""
     for shard, (old, new) in enumerate(zip(before, holders, strict=True)):
         if old and new and old != new:
             log.info("shard %d: %s took over from %s", shard, supervisor.who(new), supervisor.who_and_why(old))
@@ -190,41 +191,41 @@ def _say_failovers(supervisor: Supervisor, before: list[str], holders: list[str]
 
 
 def finish(supervisor: Supervisor, job: Job, serving: list[Child]) -> None:
-    """End the aggregators of a job whose workers have ended, and print what was said last."""
+    """End the aggregators of a job whose workers have ended, and print the last lines of all children."""
     if job.state().finished(job.config):
-        supervisor.await_end([child.name for child in serving], _FINISH_S)  # they sweep up first
+        supervisor.await_end([child.name for child in serving], _FINISH_S)  # aggregators sweep before they end
     supervisor.end()
     relay(supervisor.said())
 
 
 def _keep_served(job: Job, serving: list[Child], supervisor: Supervisor) -> None:
-    """Start an aggregator again if none is left and the job needs one. Raises what they said last if all failed."""
+    """Restart an aggregator if all ended and the job needs one. Raises KvpsError, with their output, if all failed."""
     if all(child.failed for child in serving):
         said = " ".join(line.text for line in supervisor.said()) or f"its aggregator ended with code {serving[0].code}"
         raise KvpsError(f"job {job.name} ends: {said}")
-    # They end when the job is finished. It may be open again after that: a script joins a second time.
+    # Aggregators end when the job is finished. A script that joins a second time opens the job again.
     if all(child.done for child in serving) and not job.state().settled:
         again = next(child for child in serving if not child.failed)
         old = str(again)
         supervisor.run_again(again)
-        log.info("%s had ended with its job, which goes on: started again as process %d", old, again.process.pid)
+        log.info("%s ended with its job, but a worker rejoined: started again as process %d", old, again.process.pid)
 
 
 def check_trained(job: str, version: int, workers: list[Child]) -> None:
-    """Raise KvpsError if nothing was committed (version 0), or any of the workers failed."""
+    """Raise KvpsError if nothing was committed (version 0) or any worker failed."""
     failed = [child.name for child in workers if child.failed]
     all_failed = len(failed) == len(workers)
     if version == 0:
         what = "all its workers failed before anything" if all_failed else "nothing"
         raise KvpsError(f"job {job}: {what} was committed: there are no figures")
     if all_failed:
-        raise KvpsError(f"job {job}: all its workers failed; the figures above are of what they had done by then")
+        raise KvpsError(f"job {job}: all its workers failed; the figures above are of what was committed by then")
     if failed:
         raise KvpsError(f"job {job}: {', '.join(failed)} failed; the others went on, their figures are above")
 
 
 def check_killed(job: str, copies: list[Child]) -> None:
-    """Raise KvpsError if a signal ended any of these copies of a script when its worker had finished."""
+    """Raise KvpsError if a signal ended any copy of a script after its worker had finished."""
     if killed := [f"{child.name} ({child.signal})" for child in copies if child.signal]:
         raise KvpsError(
             f"job {job}: killed after the last round: {', '.join(killed)}; the weights are complete, but what the "
@@ -233,8 +234,7 @@ def check_killed(job: str, copies: list[Child]) -> None:
 
 
 class Figures(NamedTuple):
-    """What a job came to: its version, the contributions in it, and the seconds from the first join to the last
-    commit."""
+    """A job's result: its version, the contributions in it, and the seconds from the first join to the last commit."""
 
     version: int
     contributions: int
@@ -242,7 +242,7 @@ class Figures(NamedTuple):
 
     @classmethod
     def of(cls, job: Job, state: State) -> Figures:
-        """Those of a job at this state."""
+        """Return the figures of a job at this state."""
         return cls(state.version, sum(state.clock.values()), job.training_seconds())
 
     @property

@@ -1,4 +1,4 @@
-"""Jobs handed out to hosts: `submit`, `queue` and `cancel`. What a host does is `kvps.cli.host`."""
+"""`kvps submit`, `kvps queue` and `kvps cancel`: jobs for the hosts that serve a queue (`kvps.cli.host`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvps.cli.output import print_json, print_rows, say
 from kvps.errors import KvpsError
 from kvps.protocol.keys import check_name
 
-if TYPE_CHECKING:  # RQ takes its time to load, and few commands need it
+if TYPE_CHECKING:  # RQ loads slowly, and few commands need it
     from kvps_workers.queue.queue import QueueRow
 
 
@@ -25,11 +25,11 @@ def submit(
     job: options.NewJobName = None,
     slow: options.Slow = None,
     prefetch: options.Prefetch = False,
-    gpus: Annotated[bool, typer.Option("--gpus", help="For hosts with a GPU: kvps worker --queue --gpu N.")] = False,
+    gpus: Annotated[bool, typer.Option("--gpus", help="Use hosts that run kvps worker --queue --gpu N.")] = False,
     queue_redis: QueueRedis = None,
     redis: options.Redis = None,
 ) -> None:
-    """Create a job and put its workers into the queue, for hosts that are free: kvps worker --queue."""
+    """Create a job and put its workers into the queue. Hosts that run kvps worker --queue take them."""
     from kvps_workers.queue.queue import CPU, GPU
 
     factors = options.slow_factors(slow or [], settings.workers)
@@ -41,7 +41,7 @@ def submit(
     params = found.parameters(config.seed)
     connect.wait_for_server(redis)
     with connect.existing_store(redis) as store, opened(store, queue_redis, GPU if gpus else CPU) as queue:
-        hosts = queue.hosts()  # before anything is stored: the queue may be on a server that is away
+        hosts = queue.hosts()  # asked before anything is stored, because the queue's server may be down
         name = job or store.free_name(task.rpartition(":")[2])
         made = store.create_job(name, params, config=config)
         try:
@@ -52,8 +52,8 @@ def submit(
     say(f"job {name}: {task}, {config.mode}, {config.workers} workers, {config.optimizer}")
     start = f"kvps worker --queue{' --gpu N' if gpus else ''}"
     if hosts < config.workers:
-        say(f"it begins when {config.workers} hosts serve the queue {queue.name}; now {hosts} do: {start}")
-    say(f"look: kvps queue, kvps status {name}; end it: kvps cancel {name}")
+        say(f"it begins when {config.workers} hosts serve the queue {queue.name}; now {hosts} do; start more: {start}")
+    say(f"watch it with kvps queue or kvps status {name}; end it with kvps cancel {name}")
 
 
 def show(as_json: options.AsJson = False, queue_redis: QueueRedis = None, redis: options.Redis = None) -> None:
@@ -79,18 +79,18 @@ def show(as_json: options.AsJson = False, queue_redis: QueueRedis = None, redis:
     for line in served:
         print(line)
     if not served:
-        say("nothing is queued: kvps submit TASK --workers W")
+        say("nothing is queued; submit a job with kvps submit TASK --workers W")
 
 
 def _described(queue: str, row: QueueRow) -> dict[str, Any]:
-    """One task of a queue as JSON. `host` is where it runs, `reason` why it failed; a foreign RQ job has its RQ id."""
+    """Return a task as JSON: `host` runs it, `reason` says why it failed. A foreign RQ job has its RQ id as `job`."""
     job, worker = (row.task.job, row.task.worker) if row.task else (row.id, None)
     host = row.host if row.state == "runs" else None
     return {"job": job, "worker": worker, "queue": queue, "state": row.state, "host": host, "reason": row.why}
 
 
 def cancel(job: options.JobName, queue_redis: QueueRedis = None, redis: options.Redis = None) -> None:
-    """Take a job's workers out of the queue, and have those that run leave. The job and its weights stay."""
+    """Take a job's workers out of the queue, and tell running ones to leave. The job and its weights stay."""
     from kvps_workers.queue.queue import QUEUES
 
     check_name("job", job)
@@ -101,16 +101,16 @@ def cancel(job: options.JobName, queue_redis: QueueRedis = None, redis: options.
                 counts = queue.cancel(job)
                 waited, running = waited + counts[0], running + counts[1]
     if not waited and not running:
-        raise KvpsError(f"nothing of job {job!r} waits or runs: kvps queue shows what does")
+        raise KvpsError(f"no worker of job {job!r} waits in the queue or runs; kvps queue shows those that do")
     say(f"job {job}: {waited} taken out of the queue, {running} told to leave")
-    say(f"what it has learnt stays: kvps worker --job {job} goes on with it, kvps rm {job} removes it")
+    say(f"the job's weights stay; continue with kvps worker --job {job}, or remove the job with kvps rm {job}")
 
 
 def _served(rows: list[QueueRow], hosts: int) -> str:
-    """How many hosts serve a queue, and which jobs wait for more of them."""
+    """Return a line that says how many hosts serve a queue, and which jobs need more."""
     line = f"{hosts} host{'' if hosts == 1 else 's'}"
     needed = Counter(row.task.job for row in rows if row.task and row.state != "failed")
     waiting = {row.task.job for row in rows if row.task and row.state == "waits"}
     if wide := [f"{job} ({needed[job]})" for job in sorted(waiting) if needed[job] > hosts]:
-        line += f"; more hosts than that are needed by {', '.join(wide)}: kvps worker --queue"
+        line += f"; more hosts are needed by {', '.join(wide)}: start them with kvps worker --queue"
     return line

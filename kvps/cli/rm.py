@@ -15,11 +15,11 @@ from kvps.errors import CorruptData, InvalidSetting, JobNotFound
 
 def rm(
     job: options.JobName,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Remove the job without asking.")] = False,
     redis: options.Redis = None,
 ) -> None:
-    """Remove a job and all its bytes."""
-    id: str | None = None  # of a damaged job it is not known
+    """Remove a job and all its data."""
+    id: str | None = None  # unknown if the job is damaged
     with connect.existing_store(redis) as store:
         try:
             found, state = connect.read_job(store, job)
@@ -28,10 +28,10 @@ def rm(
         except CorruptData:
             what = f"job {job}, which is damaged"
         except JobNotFound:
-            yes = True  # it was removed before; only if that was cut short is there anything left of it
+            yes = True  # a removal came before; only if it was interrupted is anything left
         if not yes:
             if not sys.stdin.isatty():
-                raise InvalidSetting(f"kvps rm asks before it removes job {job!r}: give --yes where nobody can answer")
+                raise InvalidSetting(f"kvps rm asks before removing job {job!r}, but stdin is no terminal: give --yes")
             typer.confirm(f"Remove {what}?", abort=True)
         store.remove_job(job, id)
     say(f"job {job}: removed")

@@ -1,4 +1,4 @@
-"""`kvps run`: server, aggregator and copies of a user's script, watched until all have ended."""
+"""`kvps run`: starts server, aggregator and copies of a user's script, and watches them until all have ended."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from kvps.protocol.keys import check_name
 from kvps.protocol.scripts import job_exists
 from kvps.store import Store, fresh_id
 
-_LAST_S = 5.0  # for the others, when who makes the job has ended without it
+_LAST_S = 5.0  # for the other copies, when the first has ended without making the job
 
 
 @options.with_settings
 def run(
     settings: options.JobSettings,
     command: Annotated[
-        list[str] | None, typer.Argument(metavar="COMMAND...", help="As in: python train.py --rounds 500")
+        list[str] | None, typer.Argument(metavar="COMMAND...", help="What to run, as in: python train.py --rounds 500")
     ] = None,
     job: Annotated[
         str | None, typer.Option("--job", metavar="NAME", help="Name of the job.", show_default="the script's")
@@ -65,10 +65,10 @@ def run(
     listen: options.Listen = None,
     data_dir: options.DataDir = None,
 ) -> None:
-    """Run copies of a script of your own as the workers of one job: what torchrun is for DDP.
+    """Run copies of your own script as the workers of one job, as torchrun does for DDP.
 
-    The script calls kvps.from_env() and creates the job. Settings that are given here hold for that job. Its output
-    goes to stdout, what kvps says to stderr.
+    The script calls kvps.from_env() and creates the job. Settings given here apply to that job.
+    The script's output goes to stdout, and messages of kvps go to stderr.
     """
     command = _checked(command or [])
     check_aggregators(aggregators)
@@ -88,7 +88,7 @@ def run(
             if failed := ", ".join(copy.name for copy in copies if copy.failed):
                 raise KvpsError(f"the run ends: {failed} failed before a job was made")
             raise KvpsError(
-                "all copies ended, and no job was made: does the script call kvps.from_env() and its create_job?"
+                "all copies ended, and no job was made: the script must call kvps.from_env() and its create_job"
             )
         version = made.state().version
     check_trained(name, version, copies)
@@ -96,26 +96,26 @@ def run(
 
 
 def _checked(command: Sequence[str]) -> list[str]:
-    """The command, its program with its path. Raises InvalidSetting."""
+    """Return the command with the full path of its program. Raises InvalidSetting if there is no such program."""
     if not command:
-        raise InvalidSetting("there is nothing to run: kvps run -w 4 -- python train.py")
+        raise InvalidSetting("there is nothing to run: give a command, as in kvps run -w 4 -- python train.py")
     program = shutil.which(command[0])
     if program is None:
         script = Path(command[0]).suffix == ".py"
         raise InvalidSetting(
-            f"there is no program {command[0]!r} to run" + (f": kvps run -- python {command[0]}" if script else "")
+            f"there is no program {command[0]!r} to run" + (f": try kvps run -- python {command[0]}" if script else "")
         )
     return [program, *command[1:]]
 
 
 def _name_of(command: Sequence[str]) -> str:
-    """What a job is called that trains this: train of python -u sub/train.py."""
+    """Return the name of the job that a command trains: train for python -u sub/train.py."""
     scripts = [word for word in command if word.endswith(".py")] or command
     return re.sub(r"[^A-Za-z0-9_-]+", "-", Path(scripts[0]).stem).strip("-") or "run"
 
 
 class _Run:
-    """One run: its job has an id of its own, so that another run's is not taken for it."""
+    """One run. Its job has an id of its own, so that another run's job is not mistaken for it."""
 
     def __init__(self, store: Store, name: str, quiet: bool, log_options: Sequence[str]) -> None:
         self._store, self._name, self._id, self._quiet = store, name, fresh_id(), quiet
@@ -125,13 +125,13 @@ class _Run:
     def train(
         self, command: Sequence[str], workers: int, settings: Mapping[str, Any], aggregators: int, kept: Sequence[str]
     ) -> tuple[Job | None, list[Child]]:
-        """Run the copies until they have ended: the job that they made, and they."""
+        """Run the copies until they have ended. Return the job that they made, if any, and the copies."""
         supervisor = self._supervisor
         try:
             serving = aggregate(supervisor, self._name, aggregators, kept)
             copies = []
             for rank in range(workers):
-                # What Python prints into a pipe would stay in its buffer.
+                # Otherwise Python keeps its output in a buffer, because stdout is a pipe.
                 told = {"PYTHONUNBUFFERED": "1"} | launch.of_copy(rank, workers, self._name, self._id, settings)
                 copies.append(supervisor.run(f"w{rank}", command, told))
             job = _job_made(supervisor, copies)
@@ -146,27 +146,27 @@ class _Run:
             relay(supervisor.said())
 
     def _find(self) -> Job | None:
-        """The job, if it is there."""
+        """Return the job of this run, or None before it is made."""
         with suppress(JobNotFound):
             job = self._store.job(self._name)
             return job if job.id == self._id else None
         return None
 
     def _show_figures(self, job: Job, state: State) -> None:
-        """Show the figures of a version once: as soon as the job is finished, so that the script has the last word."""
+        """Print a version's figures once, as soon as the job is finished: the script's last lines then come later."""
         if state.version != self._shown and not self._quiet:
             self._shown = state.version
             say(str(Figures.of(job, state)))
 
 
 def _job_made(supervisor: Supervisor, copies: Sequence[Child]) -> Job | None:
-    """The job, once the first copy has made it; None if that cannot come any more."""
+    """Return the job once the first copy has made it, or None if no copy can make it any more."""
     while True:
         failed = any(copy.failed for copy in copies)
         over = failed or copies[0].done
-        if over and not failed:  # the others wait for its job, or are about to end too
+        if over and not failed:  # the other copies wait for the job, or are about to end too
             supervisor.await_end([copy.name for copy in copies], _LAST_S)
-        job = supervisor.job  # looked for behind that: who ended may have made it
+        job = supervisor.job  # looked up after the ends: a copy that ended may have made it
         if job or over:
             return job
         supervisor.watch(LOOK_S)

@@ -1,4 +1,4 @@
-"""The private server by hand, and a look inside with redis-cli."""
+"""`kvps server` starts and stops the private server by hand; `kvps cli` opens redis-cli on a server."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _OPTIONS = {
     "ssl_keyfile": "--key",
 }
 
-app = typer.Typer(help="Your own private server, when it shall outlive a command.", no_args_is_help=True)
+app = typer.Typer(help="Run your private server by hand, so that it outlives a command.", no_args_is_help=True)
 
 
 @app.command()
 def start(listen: options.Listen = None, data_dir: options.DataDir = None) -> None:
-    """Start the private server, to run until kvps server stop."""
+    """Start the private server. It runs until kvps server stop."""
     url = private_server.start(listen, data_dir)
     say(f"private server {_name(url)} at {redacted(url)} runs until: kvps server stop")
     say("look inside: kvps cli")
@@ -41,9 +41,9 @@ def start(listen: options.Listen = None, data_dir: options.DataDir = None) -> No
 
 @app.command()
 def stop() -> None:
-    """End the private server. Its jobs are gone with it, unless it keeps its data (--data-dir)."""
+    """Stop the private server. Its jobs are lost unless it keeps its data (--data-dir)."""
     jobs = list[str]()
-    with suppress(KvpsError), connect.existing_store(None) as store:  # one that is full or busy ends all the same
+    with suppress(KvpsError), connect.existing_store(None) as store:  # a full or busy server is stopped too
         jobs = connect.at_work(store)
     if not private_server.stop():
         raise NoServer("no private server runs")
@@ -53,10 +53,10 @@ def stop() -> None:
 
 @app.command()
 def status() -> None:
-    """Say whether the private server runs, what it is, and where: the URL alone on stdout."""
+    """Say whether the private server runs. Its URL goes to stdout, its name and version to stderr."""
     url = private_server.running()
     if url is None:
-        raise NoServer("no private server runs: kvps server start")
+        raise NoServer("no private server runs: start one with kvps server start")
     print(redacted(url), flush=True)
     say(f"private server {_name(url)}")
 
@@ -67,9 +67,9 @@ def _name(url: str) -> str:
 
 
 def cli(context: typer.Context, redis: options.Redis = None) -> None:
-    """Open redis-cli on the server; what follows is passed to it, as in: kvps cli hgetall 'kvps:{digits}:clock'.
+    """Open redis-cli on the server. It gets all arguments, as in: kvps cli hgetall 'kvps:{digits}:clock'.
 
-    Without redis-cli or valkey-cli on the PATH, a small line client stands in for it.
+    If neither redis-cli nor valkey-cli is on the PATH, a small built-in client takes its place.
     """
     url = redis or private_server.running()
     if url is None:
@@ -83,10 +83,7 @@ def cli(context: typer.Context, redis: options.Redis = None) -> None:
 
 
 def client_arguments(url: str) -> tuple[list[str], dict[str, str]]:
-    """redis-cli's arguments for `url`, and the environment that holds its password, which ps would show.
-
-    Raises InvalidSetting.
-    """
+    """Return redis-cli's arguments, and an environment with the password: ps shows arguments. Raises InvalidSetting."""
     settings = connection_settings(url)
     arguments = ["--tls"] if url.startswith("rediss:") else []
     for name, option in _OPTIONS.items():

@@ -1,4 +1,4 @@
-"""`kvps status`: one job."""
+"""`kvps status`: shows one job."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _OF_MEMBER = (
 
 
 def status(job: options.JobName, as_json: options.AsJson = False, redis: options.Redis = None) -> None:
-    """Show one job: version, vector clock, workers, who holds its shards."""
+    """Show one job: its version, vector clock and workers, and which aggregators hold its shards."""
     with connect.existing_store(redis) as store, readable(job):
         found = store.job(job)
         state, holders, traces = found.state(), found.holders(), found.traces()
@@ -51,7 +51,7 @@ def status(job: options.JobName, as_json: options.AsJson = False, redis: options
     if state.members:
         print_rows(_COLUMNS, [_row(member, traces.get(member.worker)) for member in _by_rank(state)])
     else:
-        start = "" if c.launched_by else f": kvps worker --job {job}"
+        start = "" if c.launched_by else f"; start one with kvps worker --job {job}"
         console.print(f"no worker has joined{start}")
 
 
@@ -67,7 +67,7 @@ def _row(member: Member, trace: Trace | None) -> list[str]:
 
 
 def _why_nobody_holds(job: Job, state: State) -> str:
-    """What is said of a shard without an aggregator: while nobody is in the job it needs none."""
+    """Return the text for a shard that no aggregator holds. A finished or idle job needs no aggregator."""
     if state.finished(job.config):
         return "-"
     return "idle until a worker joins" if is_idle(job) else "no aggregator: kvps aggregator start"
@@ -88,7 +88,7 @@ def _as_dict(job: Job, state: State, holders: list[str], traces: dict[str, Trace
 
 
 def _member(member: Member, trace: Trace | None) -> dict[str, Any]:
-    """A worker, and of its last rounds the loss and the share of time spent waiting."""
+    """Return a worker as one JSON object, with its last loss and the share of its time that it spent waiting."""
     known = {name: getattr(member, name) for name in _OF_MEMBER}
     loss = trace.loss if trace and trace.loss is not None and math.isfinite(trace.loss) else None  # JSON has no NaN
     return known | {"loss": loss, "waiting": trace.waiting if trace else None}

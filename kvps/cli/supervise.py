@@ -1,4 +1,4 @@
-"""Starts the processes of a job on this machine, reads what they print, and starts those again that are killed."""
+"""Starts the processes of a job on this machine, reads their output, and restarts those that are killed."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from kvps.store import Store
 
 log = logging.getLogger("kvps.supervise")
 
-# Gradients of several workers at once: one thread each, or their thread pools fight for the cores.
+# Several workers compute at once: with more than one thread each, their thread pools compete for the cores.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 _END_S = 10.0
 _LAST_WORDS_S = 1.0
-_FRUITLESS = 5  # a process killed so often in a row, without a version in between, is not killed by chance
+_FRUITLESS = 5  # so many kills in a row, without a version in between, are no accident
 
 
 @dataclass
 class Child:
-    """A process of the job; it is the same child when it is started again."""
+    """One process of the job. A restarted process is the same child."""
 
     name: str
     command: Sequence[str]
     environment: Mapping[str, str]
     process: subprocess.Popen[str]
     mark: str
-    heard: threading.Event  # to its end
-    own: bool  # whether it is a command of kvps, and no program of the user's
-    killed_by: str = ""  # what sent the signal, if that is known
+    heard: threading.Event  # set when it has ended and its output was read
+    own: bool  # a command of kvps, not a program of the user
+    killed_by: str = ""  # what sent the signal, if known
     version: int = 0
     fruitless: int = 0
     finished: bool = False  # its worker has done all its rounds
@@ -57,22 +57,22 @@ class Child:
 
     @property
     def code(self) -> int | None:
-        """How it ended, as Popen has it: a signal's number is negative. None until all that it said was heard."""
+        """Its returncode as in Popen, negative for a signal; None until it has ended and its output was read."""
         return self.process.poll() if self.heard.is_set() else None
 
     @property
     def killed(self) -> bool:
-        """Whether a signal ended it before its worker had finished; then it is started again."""
+        """Whether a signal ended it before its worker had finished, so that it is restarted."""
         return (self.code or 0) < 0 and not self.finished
 
     @property
     def done(self) -> bool:
-        """Whether it has ended, and is not started again."""
+        """Whether it has ended and is not restarted."""
         return self.code is not None and not self.killed
 
     @property
     def failed(self) -> bool:
-        """Whether it ended with an error of its own."""
+        """Whether it exited with an error, not by a signal."""
         return (self.code or 0) > 0
 
     @property
@@ -82,18 +82,18 @@ class Child:
 
 
 class Line(NamedTuple):
-    """What a child has printed; `own` as in `Child`."""
+    """One line that a child printed; `own` as in `Child`."""
 
     text: str
     own: bool
 
 
 class Supervisor:
-    """Starts the processes of a job, with the server's URL in their environment, and knows at once when one dies.
+    """The supervisor of a job's processes. They get the server's URL in their environment; it sees each death at once.
 
-    `command` is what launches them, as "kvps up". `find` looks for the job, and returns None as long as it is not made.
-    With `gives_up` a child that is killed again and again before anything is committed is not started once more.
-    `options` are given to each kvps command that it starts. Every kill and what is done about it is logged.
+    `command` is the command that launches them, as "kvps up". `find` returns the job, or None before it is made. With
+    `gives_up`, a child that is killed again and again before anything is committed is not restarted. `options` are
+    added to each kvps command. Every kill is logged, with what was done about it.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Supervisor:
     ) -> None:
         self.children: dict[str, Child] = {}
         self._options = options
-        self._ended: dict[str, str] = {}  # mark -> which process that was, and how it ended
+        self._ended: dict[str, str] = {}  # mark -> the process, and how it ended
         self._find = find
         self._job: Job | None = None
         self._gives_up = gives_up
@@ -117,17 +117,17 @@ class Supervisor:
 
     @property
     def job(self) -> Job | None:
-        """The job, once it is made."""
+        """The job, or None before it is made."""
         self._job = self._job or self._find()
         return self._job
 
     def start(self, name: str, *arguments: str) -> Child:
         """Run ``kvps *arguments`` as child `name`."""
-        # -P, for a redis.py or random.py that lies in the user's directory is not meant.
+        # -P keeps a redis.py or random.py in the user's directory from being imported instead of the real module.
         return self._run(name, [sys.executable, "-P", "-m", "kvps", *arguments, *self._options], {}, own=True)
 
     def run(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> Child:
-        """Run a user's command as child `name`, with this environment beside ours."""
+        """Run a user's command as child `name`, with `environment` added to ours."""
         return self._run(name, command, environment, own=False)
 
     def _run(self, name: str, command: Sequence[str], environment: Mapping[str, str], own: bool) -> Child:
@@ -138,8 +138,8 @@ class Supervisor:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            errors="replace",  # a task prints what it likes, and must never find its pipe full
-            start_new_session=True,  # so that Ctrl-C comes to the children once, from here
+            errors="replace",  # a decoding error would end the reader, and the pipe would fill
+            start_new_session=True,  # so that Ctrl-C reaches the children once, from here
         )
         mark, heard = process.mark(popen.pid), threading.Event()
         child = self.children.get(name)
@@ -152,12 +152,12 @@ class Supervisor:
         return child
 
     def _hear(self, child: Child, popen: subprocess.Popen[str], heard: threading.Event) -> None:
-        """Hear a process out, until it has ended. What it has started itself ends with it, and may hold its pipe."""
+        """Wait for a process to end, kill its descendants, which may hold its pipe, and hear the rest of its output."""
         reader = threading.Thread(target=self._read, args=(child, popen), name=f"kvps-read-{child.name}", daemon=True)
         reader.start()
         popen.wait()
         _signal_group(popen, signal.SIGKILL)
-        reader.join(_LAST_WORDS_S)  # who began a session of his own may hold it for ever
+        reader.join(_LAST_WORDS_S)  # a descendant in its own session survives, and may hold the pipe for ever
         heard.set()
         self._died.set()
 
@@ -168,23 +168,23 @@ class Supervisor:
                 self._lines.put(Line(f"{child.name}: {line.rstrip()}", child.own))
 
     def said(self) -> list[Line]:
-        """The lines that came since the last call."""
+        """Return the lines printed since the last call."""
         out = list[Line]()
         while not self._lines.empty():
             out.append(self._lines.get())
         return out
 
     def watch(self, timeout_s: float) -> None:
-        """Wait until a child ends, but not longer than `timeout_s`; who was killed is replaced at once.
+        """Wait until a child ends, but not longer than `timeout_s`, and replace a killed child at once.
 
-        The others need not wait for a timeout: this process knows for sure that its child is dead. Raises KvpsError
-        for a child that is killed again and again before anything is committed.
+        The other processes need not wait for a timeout, because this one knows for sure that its child is dead.
+        Raises KvpsError for a child that is killed again and again before anything is committed.
         """
         if self._died.wait(timeout_s):
             self._died.clear()
             ended = [child for child in self.children.values() if child.code is not None]
             done = dict[str, list[str]]()
-            if job := self.job:  # looked for behind their ends: a quick child may have made it, and finished
+            if job := self.job:  # looked up after the ends: a quick child may have made the job and finished
                 done = bury(job, {child.mark for child in ended})
                 state = job.state()
                 for child in ended:
@@ -198,17 +198,17 @@ class Supervisor:
                     log.info("%s after its last round: not started again", self._note(child))
 
     def _note(self, child: Child) -> str:
-        """Remember how a child was killed: a sentence without its full stop."""
+        """Remember how a child was killed, and return it as a sentence without its full stop."""
         killed = f"was killed ({child.signal}{f', by {child.killed_by}' if child.killed_by else ''})"
         self._ended[child.mark] = f"{child}, which {killed}"
         return f"{child} {killed}"
 
     def who(self, holder: str) -> str:
-        """Which process holds a lease, for a message."""
+        """Return which process holds a lease, for a message."""
         return next((str(child) for child in self.children.values() if child.mark == _mark(holder)), holder)
 
     def who_and_why(self, holder: str) -> str:
-        """Which process held a lease, and why it does not any more, for a message."""
+        """Return which process held a lease and why it lost the lease, for a message."""
         running = any(child.mark == _mark(holder) and child.running for child in self.children.values())
         why = "whose lease ran out" if running else "which has ended"
         return self._ended.get(_mark(holder)) or f"{self.who(holder)}, {why}"
@@ -227,18 +227,18 @@ class Supervisor:
         self.run_again(child)
 
     def run_again(self, child: Child) -> None:
-        """Start a child again that has ended."""
+        """Restart a child that has ended."""
         self._run(child.name, child.command, child.environment, child.own)
 
     def await_end(self, names: Iterable[str], timeout_s: float) -> None:
-        """Let children that are about to end by themselves do so."""
+        """Wait, `timeout_s` in all, for children that are about to end by themselves."""
         deadline = time.monotonic() + timeout_s
         for name in names:
             with suppress(subprocess.TimeoutExpired):
                 self.children[name].process.wait(max(0, deadline - time.monotonic()))
 
     def end(self) -> None:
-        """End what still runs: asked first, made to after a while."""
+        """End the running children with SIGTERM, and after 10 s with SIGKILL."""
         for child in self.children.values():
             if child.running:
                 _signal_group(child.process, signal.SIGTERM)
@@ -252,26 +252,26 @@ class Supervisor:
 
 
 def _signal_group(popen: subprocess.Popen[str], number: int) -> None:
-    """Signal a process and what it has started: each of ours leads a group."""
+    """Signal a child and its descendants: each child leads a process group."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(popen.pid, number)
 
 
 def _has_finished(worker: str, state: State, config: JobConfig) -> bool:
-    """Whether this worker would find nothing left to do. An aggregator is no worker, and always has something."""
+    """Return whether a worker has nothing left to do. For an aggregator, which is no member, return False."""
     member = state.members.get(worker)
     return member is not None and (member.finished or state.finished(config))
 
 
 def _mark(holder: str) -> str:
-    """The process that holds a lease."""
+    """Return the mark of the process that holds a lease."""
     return holder.rpartition(":")[0]
 
 
 def bury(job: Job, dead: set[str]) -> dict[str, list[str]]:
-    """Have the job go on at once without these dead processes: their workers evicted, their shards free to take.
+    """Evict the workers of dead processes and end their leases, so that the job need not wait for a timeout.
 
-    What was done, by process.
+    `dead` holds marks. Return mark -> what was done.
     """
     done: dict[str, list[str]] = {}
     for member in job.state().members.values():
@@ -283,7 +283,7 @@ def bury(job: Job, dead: set[str]) -> dict[str, list[str]]:
     for shard, holder in enumerate(holders):
         mark = _mark(holder)
         if mark in dead:
-            with suppress(ServerRestarted):  # which ends all leases
+            with suppress(ServerRestarted):  # a restart ends all leases
                 job.scripts.renew(shard, holder, terms[shard], 0)
                 done.setdefault(mark, []).append(f"its lease of shard {shard} ended")
     return done

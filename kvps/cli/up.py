@@ -1,4 +1,4 @@
-"""`kvps up`: server, aggregator and workers of one job as processes of this machine, watched until it is trained."""
+"""`kvps up`: starts server, aggregator and workers of one job on this machine, and watches them until the end."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def up(
         float | None,
         typer.Option(
             metavar="SECONDS",
-            help="Kill a worker or an aggregator at random, about once in so many seconds, and start it again. At the "
-            "end, prove that nothing was lost.",
+            help="Kill a random worker or aggregator about once in so many seconds, and start it again. At the end, "
+            "prove that nothing was lost.",
             rich_help_panel="Failures",
         ),
     ] = None,
@@ -72,7 +72,7 @@ def up(
     listen: options.Listen = None,
     data_dir: options.DataDir = None,
 ) -> None:
-    """Train a task on this machine: server, aggregator and workers with one command."""
+    """Train a task on this machine. One command starts server, aggregator and workers."""
     factors = options.slow_factors(slow or [], settings.workers)
     if aggregators is not None:
         check_aggregators(aggregators)
@@ -87,7 +87,7 @@ def up(
     found = load_task(task)
     config = replace(settings.job_config(task, found), launched_by=launcher.this_process("kvps up"))
     options.check_prefetch(prefetch, config)
-    # All that can be asked of the task is asked before anything is started or stored.
+    # Ask the task for data and parameters before anything is started or stored.
     rounds = _rounds(found, config)
     params = found.parameters(config.seed)
     quiet = start_log(quiet, verbose)
@@ -109,18 +109,18 @@ def up(
 
 
 def _check_report(report: Path) -> None:
-    """Find out before the training whether the report can be written after it."""
+    """Raise InvalidSetting before the training if the report cannot be written after it."""
     folder = report.resolve().parent
     if not folder.is_dir():
         raise InvalidSetting(f"--report {report}: there is no directory {folder}")
     if report.is_dir():
-        raise InvalidSetting(f"--report {report}: that is a directory; give the name of a file")
+        raise InvalidSetting(f"--report {report} is a directory: give the name of a file")
     if not os.access(report if report.exists() else folder, os.W_OK):
-        raise InvalidSetting(f"--report {report}: that cannot be written; give a file of your own")
+        raise InvalidSetting(f"--report {report}: no permission to write there; give another file")
 
 
 def _rounds(task: Task, config: JobConfig) -> dict[str, int]:
-    """Worker -> how many rounds it will do, or about how many where units are handed out."""
+    """Return worker -> how many rounds it will do; with units, about how many."""
     if config.units:
         return {f"w{rank}": -(-config.units // config.workers) for rank in range(config.workers)}
     samples = [len(task.data(rank, config.workers, np)[0]) for rank in range(config.workers)]
@@ -136,7 +136,7 @@ def _train(
     kept: Sequence[str],
     trial: FaultInjection | None,
 ) -> list[Child]:
-    """Run the job's processes until its workers have ended; these. `arguments` are each worker's own."""
+    """Run the job's processes until its workers have ended. Return the workers. `arguments` is worker -> options."""
     try:
         serving = aggregate(supervisor, job.name, aggregators, kept)
         workers = []
@@ -152,7 +152,7 @@ def _train(
 
 
 def _judge(store: Store, job: Job, trial: FaultInjection, checkpoints: Path | None) -> None:
-    """Say that nothing was lost or counted twice, however many were killed; or raise that it was."""
+    """Print the verdict. Raise KvpsError if a contribution was lost or counted twice, or the replay differs."""
     verdict, differs = trial.judge(job, checkpoints), replayed(store, job, checkpoints)
     trial.close()
     print(
@@ -164,9 +164,9 @@ def _judge(store: Store, job: Job, trial: FaultInjection, checkpoints: Path | No
 
 
 def _finish(job: Job, task: Task, report: Path | None) -> int:
-    """Say what came out of the training, and write the report; the version. Raises TaskFailed, but only then.
+    """Print the figures of the training, write the report, and only then raise TaskFailed. Return the version.
 
-    Of weights that nobody trained (version 0) nothing is said, and the report has no figures.
+    For untrained weights (version 0), print nothing and write a report without figures.
     """
     version, params = job.snapshot()
     figures: Mapping[str, float] = {}

@@ -50,7 +50,7 @@ def verify(
             metavar="DIR",
             exists=True,
             file_okay=False,
-            help="Read the part of the log, too, that was moved to this directory with its checkpoints.",
+            help="Also read the part of the log that checkpoints moved to this directory.",
         ),
     ] = None,
     start: Annotated[
@@ -60,10 +60,10 @@ def verify(
     as_json: options.AsJson = False,
     redis: options.Redis = None,
 ) -> None:
-    """Prove the commit log of a job: it is one chain, and a replay of it makes the same weights bit for bit.
+    """Prove that a job's commit log is one unbroken chain, and that its replay makes the same weights bit for bit.
 
-    Gradients are computed again if the job has a task, on the CPU with one thread as kvps up's workers do, or are
-    taken from a record.
+    Gradients are computed again if the job has a task: on the CPU with one thread, as in kvps up.
+    With --record, they are read from files instead.
     """
     if record is None:
         _compute_as_workers_do()
@@ -81,15 +81,15 @@ def verify(
 def proof_of(
     job: Job, record: Path | None = None, checkpoints: Path | None = None, start: Checkpoint | None = None
 ) -> tuple[State, Proof]:
-    """What can be proved of a job, and the state up to which that was tried; its workers may go on meanwhile.
+    """Return a state of a job, and what can be proved of the job up to it. Its workers may work meanwhile.
 
     Raises InvalidSetting for a checkpoint of another model.
     """
     if start and start.layout.parameters != job.layout.parameters:
-        raise InvalidSetting(f"--from: that is a checkpoint of another model than job {job.name!r} has")
+        raise InvalidSetting(f"--from: the checkpoint is of another model than job {job.name!r} has")
     flat: Array = np.empty(job.layout.size, DTYPE)
     version = job.reader.weights(job.state(), flat)
-    state = job.state()  # behind the weights: the log then reaches as far as they do
+    state = job.state()  # read after the weights: the log then reaches at least their version
     source: Source | None = None
     if record is not None:
         source = Recorded(record, job.name, state.id, job.layout, job.config.gradient_format)
@@ -100,7 +100,7 @@ def proof_of(
 
 
 class Recomputed:
-    """Contributions computed again by the job's task, each on the weights and the batch it was computed on."""
+    """A source for a replay: the job's task computes each contribution again, on the same weights and batch."""
 
     proof = "recomputed"
     wants_weights = True
@@ -119,7 +119,7 @@ class Recomputed:
         return lru_cache(None)(lambda rank: batches_of(self._task, self._config, rank, np))
 
     def initial(self) -> Array:
-        """Version 0, (size,) float32. Raises Unproved."""
+        """Return version 0, (size,) float32. Raises Unproved."""
         with _unproved():
             task = self._task
             with blamed(self._config.task):
@@ -127,7 +127,7 @@ class Recomputed:
             return np.concatenate(self._layout.hosted(params, "parameter"))
 
     def contribution(self, contribution: Contribution, weights: Array | None, encode: Encode) -> Bytes:
-        """The contribution as it was on the wire. Raises Unproved."""
+        """Return the contribution as it was on the wire. Raises Unproved."""
         assert weights is not None
         with _unproved():
             batches = self._batches(self._members[contribution.worker].rank)
@@ -136,7 +136,7 @@ class Recomputed:
             return encode(np.concatenate(self._layout.hosted(grads, "gradient")))
 
     def otherwise(self, contribution: Contribution, shard: int) -> str:
-        """Why the task gives another gradient here."""
+        """Return why the task may give another gradient here."""
         member = self._members[contribution.worker]
         return (
             f"task {self._config.task!r} gives another gradient here. It or its data has changed, or it is not "
@@ -147,7 +147,7 @@ class Recomputed:
 
 @contextmanager
 def _unproved() -> Iterator[None]:
-    """What the task does wrong leaves a commit unproved."""
+    """Raise Unproved for an error of the task."""
     try:
         yield
     except KvpsError as error:
@@ -155,10 +155,10 @@ def _unproved() -> Iterator[None]:
 
 
 def _compute_as_workers_do() -> None:
-    """Begin this command anew with one thread for BLAS, as the workers of `kvps up` have it; or as the user says.
+    """Restart this command with one BLAS thread, as the workers of `kvps up` have, or with the number the user set.
 
     The number of threads decides how a matrix product is cut, and so its bits. BLAS reads it once, when NumPy is
-    loaded, which this process has done by now. The same process goes on, so nobody has to pass on its signals, its
+    loaded, and this process has loaded NumPy. exec keeps the process, so nobody has to pass on its signals, its
     output or its exit code.
     """
     environment = ONE_THREAD | os.environ
@@ -170,16 +170,16 @@ def _compute_as_workers_do() -> None:
 def _show(state: State, proof: Proof) -> None:
     whole = proof.commits == state.version
     end = f"ends at the job's head {proof.head[:12]}" if whole else f"as far as commit {proof.commits}"
-    behind = f" behind version {proof.since}" if proof.since else ""
+    behind = f" after version {proof.since}" if proof.since else ""
     number = proof.commits - proof.since
     print(f"chain       {number} commits{behind}, {proof.contributions} contributions: unbroken, {end}")
     if proof.by:
-        since = f" behind version {proof.replayed_since}" if proof.replayed_since else ""
+        since = f" after version {proof.replayed_since}" if proof.replayed_since else ""
         print(f"{proof.by:<12}{proof.replayed} of {state.version - proof.replayed_since} commits{since} bit-identical")
     elif proof.since:
         print(
-            f"replayed    nothing: here the log begins behind version {proof.since}; give --checkpoints DIR, where the "
-            f"rest was moved, or --from FILE, a checkpoint of that version or a later one"
+            f"replayed    nothing: the log begins after version {proof.since}; give --checkpoints DIR, where "
+            f"the rest was moved, or --from FILE, a checkpoint of that version or a later one"
         )
     else:
         print("replayed    nothing: no task computes its gradients again, and no --record DIR was given")

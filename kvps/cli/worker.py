@@ -81,4 +81,4 @@ def worker(
 def _check_for_queue(**given: object) -> None:
     for name, value in given.items():
         if value:
-            raise InvalidSetting(f"--{name} does not go with --queue: what a worker does is said by kvps submit")
+            raise InvalidSetting(f"leave out --{name} with --queue: kvps submit decides what each worker does")

@@ -1,1 +1,1 @@
-"""How Redis is talked to."""
+"""Connections to Redis."""

@@ -1,7 +1,7 @@
-"""A connection to one Redis server: commands that are repeated while it is away, chunks, and waiting for the bell.
+"""A client of one Redis server: commands that are repeated while it is away, chunks, and waits for stream entries.
 
-redis-py's retries are off. What goes through `Client.call` may be repeated blindly: reads, SETs of immutable
-names, and scripts that answer a repeat with their first answer. Nothing else may go through it.
+redis-py's retries are off. Only what may be repeated blindly goes through `Client.call`: reads, SETs of immutable
+names, and scripts that answer a repeat with their first answer.
 """
 
 from __future__ import annotations
@@ -24,42 +24,42 @@ from kvps.connection.sockets import ArrayPool, ClientRefused, Stored, connection
 from kvps.errors import NoServer, ServerError, ServerFull, ServerLost, ServerUnfit
 from kvps.machine.fork import ProcessOwner
 
-WAIT_MS = 1000  # the longest a wait goes without looking again
+WAIT_MS = 1000  # the longest wait before another look at the state
 _PATIENCE_S = 10.0
 _UNLINK_BATCH = 500
-_PREFLIGHT = "kvps:preflight"  # whether this user may write
+_PREFLIGHT = "kvps:preflight"  # written to see whether this user may write
 _MULTI, _EXEC = ("MULTI",), ("EXEC",)
 _PASSING = ("BUSY ", "MASTERDOWN", "NOREPLICAS", "MISCONF", "CLUSTERDOWN", "TRYAGAIN")
 
-_SHAPES: Any = redis.Redis(protocol=2).response_callbacks  # what redis-py makes of replies
+_SHAPES: Any = redis.Redis(protocol=2).response_callbacks  # redis-py's functions that shape replies
 _T = TypeVar("_T")
 
 
 class Retries:
-    """When to try again: soon at first, then less often, until nothing has come of it for `patience_s`."""
+    """The times at which to try again: soon at first, then less often, until there is no progress for `patience_s`."""
 
     def __init__(self, patience_s: float) -> None:
         self.patience_s = patience_s
         self.progress()
 
     def progress(self) -> None:
-        """Something has come of it: begin anew."""
+        """Begin anew, because there was progress."""
         self._deadline, self._delay_s = time.monotonic() + self.patience_s, 0.01
 
     def pause(self) -> bool:
-        """Wait for a moment; False, and at once, if that would be longer than patience lasts."""
+        """Wait for a moment and return True; return False at once if that would be longer than patience lasts."""
         if time.monotonic() + self._delay_s > self._deadline:
             return False
-        # A server that is away or full rings no bell: this is the one wait that has no event to wait for.
+        # A server that is away or full sends no event: this is the only wait without an event to wait for.
         time.sleep(self._delay_s)
         self._delay_s = min(self._delay_s * 2, 0.5)
         return True
 
 
 class Client:
-    """One server. May be used from several threads, and by the process alone that made it: see `owner`."""
+    """A client of one server. May be used from several threads, but only in the process that made it: see `owner`."""
 
-    small_bytes = 256 << 10  # of arrays that travel in one request with the command that they are for
+    small_bytes = 256 << 10  # arrays up to this size travel in one request with their command
 
     def __init__(
         self, url: str, patience_s: float = _PATIENCE_S, why_lost: Callable[[str], str] = lambda url: ""
@@ -70,17 +70,17 @@ class Client:
         self._arrays = ArrayPool(url)
         self._patience_s = patience_s
         self._connections = int(settings["max_connections"])
-        self._why_lost = why_lost  # says of a URL why no server will ever answer there again, or ""
+        self._why_lost = why_lost  # for a URL: why no server will ever answer there again, or ""
         self._closed = False
-        self._maxclients: int | None = None  # until the server says it
-        # A reply that comes as the connection gives up waiting for it is a cut: BLOCK ends well before.
+        self._maxclients: int | None = None  # None until the server says it
+        # BLOCK ends well before the socket's timeout: a reply that came just as that expires would be a cut.
         self._block_ms = int(settings["socket_timeout"] * 500)
 
     def __repr__(self) -> str:
         return f"Client({redacted(self.url)})"
 
     def close(self) -> None:
-        """Close all connections; what is using one on another thread meets ServerLost. In a fork it does nothing."""
+        """Close all connections. A call that uses one on another thread raises ServerLost. Does nothing in a fork."""
         if not self.owner.is_here:
             return
         self._closed = True
@@ -89,18 +89,16 @@ class Client:
     # -- commands ---------------------------------------------------------------------------------------------
 
     def call(self, *command: Any) -> Any:
-        """The reply to one command, sent again after a cut. Raises ServerLost, ServerError."""
+        """Return the reply to one command, which is sent again after a cut. Raises ServerLost, ServerError."""
         return self._repeat(lambda: self._once(*command))
 
     def together(self, commands: Sequence[Command]) -> list[Any]:
-        """The replies to several reads as of one instant (MULTI). Raises ServerLost, ServerError."""
+        """Return the replies to several reads at one instant (MULTI). Raises ServerLost, ServerError."""
         return self._repeat(lambda: self._shaped(commands, self._ask([_MULTI, *commands, _EXEC])[-1]))
 
     def each(self, commands: Sequence[Command]) -> list[Any]:
-        """The reply to each command, all sent in one piece; for one that is refused the error that `call` would raise.
-
-        Raises ServerLost.
-        """
+        """Send commands in one piece and return the reply to each; for a command that is refused, the error that `call`
+        would raise. Raises ServerLost."""
         replies = self._repeat(lambda: self._arrays.exchange(commands)[0])
         return [
             self._refused(reply) if isinstance(reply, ResponseError) else self._shaped([command], [reply])[0]
@@ -111,21 +109,21 @@ class Client:
         return self._shaped([command], self._ask([command]))[0]
 
     def _ask(self, commands: Sequence[Command]) -> list[Any]:
-        """The replies to commands that are sent in one piece. Raises the first that is an error."""
+        """Send commands in one piece and return the replies. Raises the first that is an error."""
         return _granted(self._arrays.exchange(commands)[0])
 
     def _shaped(self, commands: Sequence[Command], replies: Sequence[Any]) -> list[Any]:
-        """Replies as redis-py shapes those to these commands: a hash is a dict. Raises the first that is an error."""
+        """Shape replies as redis-py does for these commands: a hash is a dict. Raises the first that is an error."""
         return [
             _SHAPES[command[0]](reply) if command[0] in _SHAPES else reply
             for command, reply in zip(commands, _granted(replies), strict=True)
         ]
 
     def wait(self, streams: Mapping[str, str], timeout_ms: int = WAIT_MS) -> dict[str, str]:
-        """Wait for an entry behind the given ids: stream -> the newest id now, {} if none came in time.
+        """Wait for an entry after the given ids. Return stream -> the newest id now, {} if none came in time.
 
-        Ends after `timeout_ms` at the latest; who waits longer looks at the state again in between, for the
-        stream is only a bell and the hashes are the truth.
+        Ends after `timeout_ms` at the latest. A caller that waits longer looks at the state in between, because the
+        stream only wakes it, and the hashes are the truth.
         """
         return _rung(self.call(*self._wait_command(streams, timeout_ms)))
 
@@ -136,10 +134,8 @@ class Client:
         gets: Sequence[tuple[str, memoryview]] = (),
         timeout_ms: int = WAIT_MS,
     ) -> tuple[dict[str, str], list[Any], bool]:
-        """`wait`, then `together`, then GETs into their buffers, in one request; and whether all of those were there.
-
-        The server answers it when the bell rings, so that who wakes up need not ask any more.
-        """
+        """Do `wait`, then `together`, then GETs into their buffers, in one request. Return also whether all GETs found
+        their values. The server answers when an entry arrives, so that the caller need not ask any more."""
         asked = [self._wait_command(streams, timeout_ms), _MULTI, *commands, _EXEC]
 
         def run() -> tuple[dict[str, str], list[Any], bool]:
@@ -154,7 +150,7 @@ class Client:
         return ("XREAD", "BLOCK", block, "STREAMS", *streams.keys(), *streams.values())
 
     def scan(self, pattern: str) -> Iterator[str]:
-        """Names of keys, found without stopping the server."""
+        """Return the names of keys that match, found without blocking the server."""
         return iter(self._repeat(lambda: list(self._scan(pattern))))  # a cursor does not outlive its server
 
     def _scan(self, pattern: str) -> Iterator[str]:
@@ -165,7 +161,7 @@ class Client:
             yield from found
 
     def unlink(self, keys: Sequence[str]) -> None:
-        """Delete keys, some hundreds a command, so that the server is never held up."""
+        """Delete keys, some hundreds in each command, so that the server is never blocked for long."""
         for i in range(0, len(keys), _UNLINK_BATCH):
             self.call("UNLINK", *keys[i : i + _UNLINK_BATCH])
 
@@ -176,8 +172,8 @@ class Client:
         self._repeat(lambda: self._arrays.put(items), room=wait_for_room)
 
     def put_once(self, items: Sequence[tuple[str, Buffers]], stored: Stored | None = None) -> None:
-        """Like `put`, but a cut is the caller's to judge: raises redis-py's ConnectionError or TimeoutError. What has
-        arrived until then `stored` has been told."""
+        """Like `put`, but leave a cut to the caller: raises redis-py's ConnectionError or TimeoutError. By then,
+        `stored` was called with each key that has arrived."""
         self._repeat(lambda: self._arrays.put(items, stored), cuts=False)
 
     def put_and_call(
@@ -185,7 +181,7 @@ class Client:
     ) -> Any:
         """SET each key and run a command in one step (MULTI): if a SET is refused, so is the command.
 
-        Without `cuts` one is the caller's to judge, as with `put_once`.
+        Without `cuts`, a cut is left to the caller, as with `put_once`.
         """
         asked = [_MULTI, *(("SET", key, list(value)) for key, value in items), command, _EXEC]
         return self._repeat(lambda: _granted(self._ask(asked)[-1])[-1], cuts, wait_for_room)
@@ -194,10 +190,10 @@ class Client:
     def putting(
         self, wait_for_room: bool = True, cuts: bool = True, stored: Stored | None = None
     ) -> Iterator[Callable[[str, Buffers], None]]:
-        """A function that SETs one (key, value) without waiting: for values that are still being computed.
+        """Yield a function that SETs one (key, value) without waiting, while further values are still being computed.
 
-        They must stay as they are until the block is left; then all are there. Raises what `put` does, or without
-        `cuts` what `put_once` does; `stored` is as there.
+        Values must not change until the block is left; then all are stored. Raises what `put` raises, or without `cuts`
+        what `put_once` raises; `stored` is as there.
         """
         items: list[tuple[str, Buffers]] = []
         sending = ExitStack()
@@ -228,7 +224,7 @@ class Client:
         self._repeat(lambda: self._arrays.get(items))
 
     def getting(self, items: Sequence[tuple[str, memoryview]]) -> Generator[None, None, None]:
-        """Like `get`, and yields when each buffer is filled; only then is the next one written to."""
+        """Like `get`, but yield when each buffer is filled; only then is the next one written to."""
         stream: Generator[None, None, None] | None = None
 
         def fill(number: int) -> None:
@@ -237,7 +233,7 @@ class Client:
                 stream = stream or self._arrays.getting(items[number:])
                 next(stream)
             except BaseException:
-                stream = None  # it has closed its connection; after a cut another goes on from here
+                stream = None  # it has closed its connection; after a cut a new one continues here
                 raise
 
         try:
@@ -253,11 +249,11 @@ class Client:
     # -- failure ----------------------------------------------------------------------------------------------
 
     def retries(self) -> Retries:
-        """For who repeats something himself, as long as this client would."""
+        """Return retries for a caller that repeats something itself, for as long as this client would."""
         return Retries(self._patience_s)
 
     def _repeat(self, run: Callable[[], _T], cuts: bool = True, room: bool = True) -> _T:
-        """Run until it is answered: after cuts, and where the server may answer later, as when its memory is full."""
+        """Run until it is answered: again after cuts, and when the server may answer later, as with a full memory."""
         self.owner.check()
         retries = self.retries()
         while True:
@@ -311,7 +307,7 @@ class Client:
     # -- preflight --------------------------------------------------------------------------------------------
 
     def preflight(self) -> None:
-        """Make sure that this server can be trained on. Raises NoServer or ServerUnfit, saying what to do."""
+        """Make sure that kvps can train on this server. Raises NoServer or ServerUnfit, saying what to do."""
         self.owner.check()
         where = redacted(self.url)
         refused, advice = "does not let kvps look at it", ""
@@ -329,24 +325,24 @@ class Client:
             raise NoServer(f"no Redis server answers at {where} ({error}): start it, or check the URL") from None
         except ResponseError as error:
             raise ServerUnfit(f"{where} {refused}: {error}{advice}") from None
-        except (InvalidResponse, ValueError) as error:  # ValueError: what stands for a number or text is none
+        except (InvalidResponse, ValueError) as error:  # ValueError: a malformed number or text
             raise NoServer(f"what answers at {where} is no Redis server ({error}): check the URL") from None
 
     def memory(self) -> tuple[int, int]:
-        """Bytes that the server uses, and how many it may use; 0 is no limit."""
+        """Return the bytes that the server uses, and how many it may use; 0 is no limit."""
         info = self.call("INFO", "memory")
         return int(info["used_memory"]), int(info["maxmemory"])
 
     def port(self) -> int:
-        """The TCP port that the server listens on; 0 if it does on none."""
+        """Return the TCP port that the server listens on; 0 if it listens on none."""
         return int(self.call("INFO", "server")["tcp_port"])
 
     def run_id(self) -> str:
-        """The server's own name for its present life."""
+        """Return the server's run id, Redis's own id of the present run of the server process."""
         return str(self.call("INFO", "server")["run_id"])
 
     def server_name(self) -> str:
-        """What the server is, as in "Valkey 9.1.2"."""
+        """Return the server's name and version, as in "Valkey 9.1.2"."""
         return server_name(self.call("INFO", "server"))
 
     def __enter__(self) -> Client:
@@ -358,13 +354,13 @@ class Client:
 
 
 def _rung(reply: Any) -> dict[str, str]:
-    """Of each stream that an XREAD found more in, the newest id."""
+    """Return the newest id of each stream in which an XREAD found entries."""
     pairs = reply.items() if isinstance(reply, dict) else reply or []
     return {stream: entries[-1][0] for stream, entries in pairs if entries}
 
 
 def _granted(replies: Sequence[Any]) -> list[Any]:
-    """The replies to several commands. Raises the first that is an error."""
+    """Return the replies to several commands. Raises the first that is an error."""
     for reply in replies:
         if isinstance(reply, ResponseError):
             raise reply
@@ -372,11 +368,11 @@ def _granted(replies: Sequence[Any]) -> list[Any]:
 
 
 def _passing(error: ResponseError) -> bool:
-    """Whether the same command may well be answered later: memory is freed, a failover or a script comes to its end."""
+    """Return whether the same command may be answered later: when memory is freed, or a failover or a script ends."""
     return _full(error) or _read_only(error) or str(error).startswith(_PASSING)
 
 
-# Redis 6.2 wraps what a script was refused in an error of the script's.
+# Redis 6.2 wraps the refusal of a command inside a script in an error of the script: hence the search in the text.
 
 
 def _full(error: ResponseError) -> bool:

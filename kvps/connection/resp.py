@@ -1,7 +1,7 @@
 """Commands as bytes, and replies from bytes: the part of RESP2 that a request needs. Pure but for `receive`.
 
-redis-py does this too, on the way through its retries, events, metrics and buffers. For a small model those take most
-of a round.
+redis-py does this too, but through its retries, events, metrics and buffers. For a small model those take most of the
+time of a round.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from redis.exceptions import InvalidResponse, RedisError
 _READ_BYTES = 16 << 10
 
 Command = Sequence[Any]
-"""Name and arguments: text, numbers, or a list of pieces of memory that are one value."""
+"""Name and arguments: text, numbers, or a list of pieces of memory that form one value."""
 
 
 def packed(command: Command) -> bytes:
-    """A command as it is sent."""
+    """Return the bytes of a command as they are sent."""
     words = [*str(command[0]).split(" "), *command[1:]]  # as in "SCRIPT LOAD"
     data = [b"".join(word) if isinstance(word, list) else str(word).encode() for word in words]
     return b"".join([b"*%d\r\n" % len(data), *[b"$%d\r\n%b\r\n" % (len(word), word) for word in data]])
 
 
 class Replies:
-    """The replies to all that was asked on one connection, one after the other.
+    """The replies to all commands sent on one connection, one after the other.
 
-    `receive` fills a part of a buffer with what comes, and says how much; `error` is what an error reply stands for,
-    which it may raise too.
+    `receive` fills a part of a buffer with bytes that arrive, and returns how many. `error` returns the error of an
+    error reply, or raises it.
     """
 
     def __init__(self, receive: Callable[[bytearray | memoryview], int], error: Callable[[str], RedisError]) -> None:
@@ -38,14 +38,14 @@ class Replies:
         self._at = 0
 
     def next(self) -> Any:
-        """Text, a number, None, a list of those, or the error that it is."""
+        """Return the next reply: text, a number, None, a list of those, or an error."""
         try:
             return self._reply(self._line())
         except ValueError as error:
             raise InvalidResponse(f"not a reply: {error}") from None
 
     def fill(self, target: memoryview) -> Any:
-        """A value of the length of `target`, into it: True. Else like `next`."""
+        """Read a value into `target` and return True, if it has that length; else return the reply as `next` does."""
         line = self._line()
         if line != b"$%d" % target.nbytes:
             return self._reply(line)
@@ -59,7 +59,7 @@ class Replies:
         return True
 
     def end(self) -> None:
-        """Raise InvalidResponse if more came than was asked for."""
+        """Raise InvalidResponse if more bytes arrived than were asked for."""
         if self._at != len(self._data):
             raise InvalidResponse(f"more than was asked for: {self._data[self._at : self._at + 80]!r}")
 

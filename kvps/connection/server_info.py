@@ -1,4 +1,4 @@
-"""Which server answers, and whether kvps can train on it: read from its INFO. Pure."""
+"""Reads from a server's INFO which server it is, and whether kvps can train on it. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ OLDEST_REDIS = (6, 2)
 
 
 def server_name(info: Mapping[str, Any]) -> str:
-    """Name and version, as in "Valkey 9.1.2" or "Redis 7.0.15"."""
+    """Return name and version, as in "Valkey 9.1.2" or "Redis 7.0.15"."""
     if "valkey_version" in info:
         return f"Valkey {info['valkey_version']}"
     return f"Redis {info.get('redis_version', 'unknown')}"
@@ -21,7 +21,7 @@ def server_name(info: Mapping[str, Any]) -> str:
 def check_fit(where: str, info: Mapping[str, Any]) -> None:
     """Raise ServerUnfit, saying what to do, for a server that is too old, or that evicts keys.
 
-    Valkey's `redis_version` is that of the Redis whose commands it has: 7.2 or later, so every Valkey is new enough.
+    Valkey's `redis_version` names the Redis whose commands it has: 7.2 or later, so every Valkey is new enough.
     """
     if version_of(str(info.get("redis_version", "unknown"))) < OLDEST_REDIS:
         raise ServerUnfit(f"{where} is {server_name(info)}: kvps needs Redis 6.2 or newer, or Valkey")
@@ -34,6 +34,6 @@ def check_fit(where: str, info: Mapping[str, Any]) -> None:
 
 
 def version_of(text: str) -> tuple[int, int]:
-    """(7, 4) of "7.4-rc1"; (0, 0) of what is no version."""
+    """Return (7, 4) for "7.4-rc1"; (0, 0) for text that is no version."""
     found = re.match(r"(\d+)\.(\d+)", text)
     return (int(found[1]), int(found[2])) if found else (0, 0)

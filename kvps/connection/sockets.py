@@ -1,13 +1,13 @@
-"""Arrays over redis-py connections, without a copy on the way.
+"""Moves arrays over redis-py connections without a copy on the way.
 
-redis-py packs a value into its own buffers and parses replies through them; for a 1 MiB chunk both cost more
-than the kernel's part. Here a connection stays redis-py's in all that is about connecting (URL, auth, TLS,
-Unix sockets, errors), and only bulk values go another way: out, as pieces of the arrays' own memory between
-two short headers; in, by `recv_into` right into a given buffer. Lengths are known beforehand from the layout,
-so each reply is read exactly and nothing is ever read ahead.
+redis-py packs a value into its own buffers and parses replies through them; for a 1 MiB chunk, both cost more than the
+kernel's part. Here redis-py still does all connecting (URL, auth, TLS, Unix sockets, errors). Only bulk values take
+another way: they are sent as pieces of the arrays' own memory between two short headers, and received by `recv_into`
+straight into a given buffer. The layout says all lengths beforehand, so each reply is read exactly and nothing is ever
+read ahead.
 
-A connection on which anything went wrong in the middle is closed, never given back to the pool: the next
-caller cannot read another's half reply.
+A connection on which anything went wrong in the middle is closed and never given back to the pool, so that no caller
+can read half a reply of another.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ CONNECT_TIMEOUT_S = 5.0
 _COALESCE_BYTES = 16 << 10  # smaller pieces are joined: a copy of them is cheaper than a system call each
 _SET_WINDOW = 64  # replies to SET that may wait to be read; each is 5 bytes
 _UNUSED_S = 60.0
-_NO_LIMIT = 2**31  # of connections: the server has one of its own, maxclients
-_GET_WINDOW = 3  # chunks that one reader waits for: of more the server copies all before it sends the first
+_NO_LIMIT = 2**31  # connections: the server has a limit of its own, maxclients
+_GET_WINDOW = 3  # chunks a reader asks for ahead: the server copies all of them before it sends the first
 _REFUSAL = "max number of clients reached"
 _OURS, _CHILD = "kvps-", "kvps-child-"  # `kvps.server.watchdog` knows these too
 _NONCE = secrets.token_hex(4)  # pids of several machines, or of containers, may be the same
@@ -62,23 +62,23 @@ _parse_url: Any = parse_url  # untyped in redis-py
 
 
 Stored = Callable[[str], None]
-"""Is told of each key that the server has stored."""
+"""Called with each key that the server has stored."""
 
 
 class ChunkGone(Exception):
-    """A chunk is not there (any more), or has another length than its layout says."""
+    """A chunk does not exist (any more), or has another length than its layout says."""
 
 
 CONNECTION_CUT = (RedisConnectionError, RedisTimeoutError)
-"""What a call raises whose connection was cut, or fell silent, before its reply came."""
+"""The errors of a call whose connection was cut, or fell silent, before its reply came."""
 
 
 class ClientRefused(RedisConnectionError):
-    """The server has as many clients as it takes."""
+    """The server already has as many clients as it allows."""
 
 
 class _Bulk:
-    """What a redis-py connection needs to move arrays; mixed into each of its kinds."""
+    """The methods with which a redis-py connection moves arrays; mixed into each kind of connection."""
 
     _sock: Any
     used_at = 0.0
@@ -97,7 +97,7 @@ class _Bulk:
         self._greeted = True
 
     def disconnect(self, *args: Any, **named: Any) -> None:
-        """Close it. A server that refuses a client says why and closes: if the greeting then fails, that is unread."""
+        """Close it. If the greeting has failed, first read why: a server that refuses a client says so and closes."""
         if self._sock is not None and not self._greeted:
             with suppress(OSError, ValueError):  # ValueError: TLS, where a server says nothing
                 self._last_words = self._sock.recv(256, socket.MSG_DONTWAIT)
@@ -119,7 +119,7 @@ class _Bulk:
         """Read one reply to ``GET`` into `target`. Raises ChunkGone unless it is as long as `target`."""
         expected = b"$%d\r\n" % target.nbytes
         head = bytearray(len(expected))
-        # No reply is shorter than "$-1\r\n": asking for more before looking would wait for bytes that never come.
+        # The shortest reply is "$-1\r\n": a first read of more bytes could wait for bytes that never come.
         begun = min(5, len(head))
         self._read_exactly(memoryview(head)[:begun])
         if head[:begun] != expected[:begun]:
@@ -136,8 +136,8 @@ class _Bulk:
     def exchange(
         self, commands: Sequence[Command], gets: Sequence[tuple[str, memoryview]]
     ) -> tuple[list[Any], list[bool]]:
-        """Send commands and GETs in one piece: the replies to the commands (see `Replies`), and of each GET whether its
-        value was there, with the length of its buffer, which it fills."""
+        """Send commands and GETs in one piece. Return the replies to the commands (see `Replies`), and for each GET
+        whether it filled its buffer: the value existed and had that length."""
         asked = [*commands, *(("GET", key) for key, _ in gets)]
         cast(Any, self).send_packed_command([b"".join(map(packed, asked))])
         replies = Replies(self._receive, self._error)
@@ -147,7 +147,7 @@ class _Bulk:
         return found, filled
 
     def _error(self, line: str) -> RedisError:
-        """What an error reply stands for. Raises it if the server answers nothing else now, as while it loads."""
+        """Return the error of an error reply. Raise it if every command gets it now, as while the server loads."""
         # redis-py's parser knows which class an error code has (LOADING, READONLY, OOM, NOPERM ...)
         error = cast(RedisError, cast(Any, self)._parser.parse_error(line))
         if isinstance(error, RedisConnectionError):
@@ -155,7 +155,7 @@ class _Bulk:
         return error
 
     def _other_reply(self, head: bytes, nbytes: int) -> Exception:
-        """The error that an unexpected reply stands for; what follows it is never read (see `using`)."""
+        """Return the error for an unexpected reply; any bytes after that reply are never read (see `using`)."""
         while b"\r\n" not in head:
             byte = bytearray(1)
             self._read_exactly(memoryview(byte))
@@ -199,7 +199,7 @@ class BulkUnix(_Bulk, UnixDomainSocketConnection):
     """A bulk connection over a Unix socket."""
 
 
-# By the scheme of the URL.
+# Connection classes by the scheme of the URL.
 KINDS: dict[str, type[Connection | UnixDomainSocketConnection]] = {
     "redis": BulkTCP,
     "rediss": BulkTLS,
@@ -208,18 +208,18 @@ KINDS: dict[str, type[Connection | UnixDomainSocketConnection]] = {
 
 
 def connection_settings(url: str) -> dict[str, Any]:
-    """What a redis-py connection is made with for `url` (redis, rediss or unix). Raises InvalidSetting.
+    """Return the settings of a redis-py connection to `url` (redis, rediss or unix). Raises InvalidSetting.
 
-    redis-py's own retries are off: it repeats what must not be repeated. Who calls knows what may be.
+    redis-py's own retries are off, because they repeat what must not be repeated. The caller knows what may be.
     """
     try:
         settings: dict[str, Any] = dict(_parse_url(url))
     except ValueError as error:
-        # Neither the URL nor urllib's words for it: where the password ends in what cannot be parsed, nobody knows.
+        # Show neither the URL nor urllib's message: where the password of a malformed URL ends is unknown.
         why = f" ({error})" if str(error).startswith("Invalid value for ") else ""
         raise InvalidSetting(
             f"not a Redis URL{why}: write redis://HOST:PORT, rediss://HOST:PORT or unix:///PATH; "
-            f"in a password, other characters than letters and digits as in %40 for @"
+            f"percent-encode all characters of a password but letters and digits, as in %40 for @"
         ) from None
     settings.pop("connection_class", None)
     settings.setdefault("client_name", client_name())
@@ -236,17 +236,17 @@ def connection_settings(url: str) -> dict[str, Any]:
         settings.setdefault("ssl_cert_reqs", "required")
         settings.setdefault("ssl_check_hostname", True)
     settings |= {"protocol": 2, "retry": Retry(NoBackoff(), 0)}
-    try:  # redis-py looks at the options only when it makes a connection, in the middle of a command
+    try:  # redis-py itself checks the options only when it connects, in the middle of a command
         KINDS[url.split(":", 1)[0]](**{name: v for name, v in settings.items() if name != "max_connections"})
     except (TypeError, ValueError, RedisError) as error:
         raise InvalidSetting(
-            f"{redacted(url)} has an option that is none: redis-py {str(error).rpartition('() ')[2]}"
+            f"{redacted(url)} has an invalid option: redis-py {str(error).rpartition('() ')[2]}"
         ) from None
     return settings
 
 
 def too_many_clients(url: str, allowed: int | None = None) -> TooManyClients:
-    """The error that ClientRefused is for users. `allowed` is the server's maxclients, if that is known."""
+    """Return the error that users get for ClientRefused. `allowed` is the server's maxclients, if that is known."""
     has = "as many clients as its maxclients allows" if allowed is None else f"its maxclients of {allowed} clients"
     return TooManyClients(
         f"{redacted(url)} refused one more connection: it has {has}; raise that (CONFIG SET maxclients N), or end "
@@ -255,27 +255,27 @@ def too_many_clients(url: str, allowed: int | None = None) -> TooManyClients:
 
 
 def client_name() -> str:
-    """What this process's connections are called in CLIENT LIST, and no other process's."""
+    """Return the name of this process's connections in CLIENT LIST, which no other process uses."""
     return f"{_CHILD if launcher.own() else _OURS}{os.getpid()}-{_NONCE}"
 
 
 def counts_as_user(name: str) -> bool:
-    """Whether a private server goes on for a client of that name.
+    """Return whether a private server keeps running for a client of that name.
 
-    It does not for what another process launched: that one is connected too as long as it lives, and what is left of
-    its processes when it was killed must not keep the server.
+    It does not for a process that another one launched: the launcher is connected too as long as it lives, and if it is
+    killed, processes that it leaves behind must not keep the server running.
     """
     return name.startswith(_OURS) and not name.startswith(_CHILD)
 
 
 def redacted(url: str) -> str:
-    """The URL without its password, for people to see. Rather too little is shown: the last @ ends the password."""
+    """Return the URL without its password, for messages. It may hide too much: the last @ ends the password."""
     shown = re.sub(r"(://[^:/?]*):.*@", r"\1:***@", url)
     return re.sub(r"(password=)[^&]*", r"\1***", shown)
 
 
 class ArrayPool:
-    """Connections that move chunks; one is taken for each call, so that threads do not wait for each other."""
+    """Connections that move chunks. Each call takes one of its own, so that threads do not wait for each other."""
 
     def __init__(self, url: str) -> None:
         settings = connection_settings(url) | {
@@ -286,10 +286,10 @@ class ArrayPool:
         self._idle: deque[Any] = deque()  # the last one used is the first one taken
 
     def put(self, items: Iterable[tuple[str, Buffers]], stored: Stored | None = None) -> None:
-        """SET each (key, value) and wait until the server has answered OK to all of them; `stored` is told each time.
+        """SET each (key, value) and wait until the server has answered OK to all; `stored` is called for each.
 
-        Raises redis-py's ResponseError (OOM, READONLY ...) of the first that was refused, and its
-        ConnectionError or TimeoutError when cut: then any of them may have been stored.
+        Raises redis-py's ResponseError (OOM, READONLY ...) for the first that was refused, and its ConnectionError or
+        TimeoutError after a cut: then any of the values may have been stored.
         """
         with self.putting(stored) as put:
             for key, value in items:
@@ -297,7 +297,7 @@ class ArrayPool:
 
     @contextmanager
     def putting(self, stored: Stored | None = None) -> Iterator[Callable[[str, Buffers], None]]:
-        """A function that SETs one (key, value) without waiting, and never fails: leaving the block raises for it."""
+        """Yield a function that SETs one (key, value) without waiting and never fails: leaving the block raises."""
         failed: RedisError | None = None
         waiting: deque[str] = deque()
 
@@ -319,7 +319,7 @@ class ArrayPool:
                 if failed and not isinstance(failed, ResponseError):
                     return
                 try:
-                    # Not only when the window is full: of a slow link that is cut it must be known what has arrived.
+                    # Also before the window is full: if a slow link is cut, it must be known which values arrived.
                     while waiting and (len(waiting) == _SET_WINDOW or cast(Any, connection).can_read()):
                         confirm()
                     connection.write_set(key, value)
@@ -345,7 +345,7 @@ class ArrayPool:
             pass
 
     def getting(self, items: Sequence[tuple[str, memoryview]]) -> Generator[None, None, None]:
-        """Like `get`, and yields when each buffer is filled; only then is the next one written to."""
+        """Like `get`, but yield when each buffer is filled; only then is the next one written to."""
         with self.using() as connection:
             asked = 0
             for number, (_, target) in enumerate(items):
@@ -358,25 +358,25 @@ class ArrayPool:
     def exchange(
         self, commands: Sequence[Command], gets: Sequence[tuple[str, memoryview]] = ()
     ) -> tuple[list[Any], list[bool]]:
-        """Several commands on one connection, sent in one piece: see `_Bulk.exchange`."""
+        """Send several commands in one piece on one connection: see `_Bulk.exchange`."""
         with self.using() as connection:
             return connection.exchange(commands, gets)
 
     @contextmanager
     def using(self) -> Iterator[_Bulk]:
-        """A connection of the pool; closed if the block is left by any exception, an interrupt included."""
+        """Yield a connection of the pool. Close it if the block is left by any exception, an interrupt included."""
         connection = self._idle_connection() or cast(Any, self._pool.get_connection())
         try:
             yield connection
         except BaseException:
             self._give_back(connection)
-            while other := self._idle_connection():  # where one was cut, these may have been
+            while other := self._idle_connection():  # these may have been cut too
                 self._give_back(other)
             raise
         self._keep(connection)
 
     def _keep(self, connection: Any) -> None:
-        """Have it at hand for the next; of the others close one that nobody has used for long: a crowd may be over."""
+        """Keep it for the next call. Close one other that was not used for long: a burst of calls may be over."""
         connection.used_at = now = time.monotonic()
         self._idle.append(connection)
         with suppress(IndexError):  # another thread took it
@@ -384,11 +384,11 @@ class ArrayPool:
                 self._give_back(self._idle.popleft())
 
     def _idle_connection(self) -> Any:
-        """One that was used before. redis-py's pool would ask the kernel first, in three calls, whether it lives."""
+        """Return a connection used before. redis-py's pool would first ask the kernel, in 3 calls, whether it lives."""
         while self._idle:
             with suppress(IndexError):  # another thread took it
                 connection = self._idle.pop()
-                if connection.pid == os.getpid():  # a child leaves its parent's alone
+                if connection.pid == os.getpid():  # a fork does not use its parent's
                     return connection
         return None
 
@@ -402,7 +402,7 @@ class ArrayPool:
 
 
 def _coalesced(pieces: Sequence[bytes | memoryview]) -> Iterator[bytes | memoryview]:
-    """The same bytes with neighbouring small pieces joined, so that 160 tensors cost few system calls."""
+    """Yield the same bytes with neighbouring small pieces joined, so that 160 tensors cost few system calls."""
     small: list[bytes | memoryview] = []
     held = 0
     for piece in pieces:

@@ -1,1 +1,1 @@
-"""The only room that knows CuPy."""
+"""The only package that knows CuPy."""

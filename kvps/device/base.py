@@ -1,11 +1,11 @@
-"""The one module that knows CuPy: where arrays are computed, and how they come from there into host memory.
+"""The only module that knows CuPy: the devices that compute arrays, and the copies between them and host memory.
 
-Everything else computes with the `xp` it is given, NumPy or CuPy, or takes slices of what arrives. CuPy is loaded by
-name, for who asks for a device or hands over an array that is on one, and for nobody else.
+All other modules compute with the `xp` they are given, NumPy or CuPy, or take slices of an array that is being copied.
+CuPy is imported by name, and only if a caller asks for a device or hands over an array that is on one.
 
     on the device   [ 0 | 1 | 2 | 3 ]   as its stream computes it
-    host memory     [ 0 | 1 |   |   ]   page-locked; copied piece by piece on a stream that waits for that one
-    sent            [ 0 |   |   |   ]   a piece is waited for when it is asked for
+    host memory     [ 0 | 1 |   |   ]   page-locked; copied piece by piece on a stream that waits for the first one
+    sent            [ 0 |   |   |   ]   taking a slice waits until its pieces are copied
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ Array = NDArray[np.float32]
 
 
 class Device:
-    """Where gradients are computed, or reduced; this is the CPU.
+    """A device on which gradients are computed or reduced; this class is the CPU.
 
     name    "cpu" or "cuda:N"
     xp      NumPy or CuPy
-    exact   the same, with arithmetic that makes NumPy's bits on any device
+    exact   `xp` with arithmetic that gives NumPy's bits on every device
     """
 
     name = "cpu"
@@ -40,23 +40,23 @@ class Device:
 
     @contextmanager
     def current(self) -> Iterator[None]:
-        """Around what computes on it, on any thread. Raises DeviceFailed for what the device cannot do."""
+        """Make it the current device of the thread in the block. Raises DeviceFailed for what the device cannot do."""
         yield
 
     def upload(self, array: Array) -> Any:
-        """The array on this device, and whole there; the same array if it is there already."""
+        """Return the array on this device, completely copied; the same array if it is there already."""
         return array
 
     def download(self, array: Any, out: Array) -> None:
-        """Copy an array that is on this device into host memory of its shape."""
+        """Copy an array that is on this device into `out`, host memory of its shape."""
         np.copyto(out, array)
 
     def flat(self, array: Any) -> Any:
-        """The items of a float32 array, contiguous and on this device; copied only where they are not."""
+        """Return the items of a float32 array, contiguous and on this device; copied only where they are not."""
         return flattened(array)
 
     def landing(self, size: int) -> DeviceBuffer | None:
-        """Where arrays of so many items come to from host memory; None if that is where they are wanted."""
+        """Return the buffer that receives `size` items from host memory; None if host memory is where they are used."""
         return None
 
 
@@ -71,7 +71,7 @@ class Cuda(Device):
 
     @contextmanager
     def current(self) -> Iterator[None]:
-        # Which device is current is a matter of each thread.
+        # Each thread has a current device of its own.
         with _in_one_line(self.xp), self.xp.cuda.Device(self._index):
             yield
 
@@ -79,7 +79,7 @@ class Cuda(Device):
         with self.current():
             out = self.xp.empty(array.shape, array.dtype)
             out.set(array)
-            self.xp.cuda.get_current_stream().synchronize()  # from page-locked memory it may still be read
+            self.xp.cuda.get_current_stream().synchronize()  # a copy from page-locked memory may still be reading
             return out
 
     def download(self, array: Any, out: Array) -> None:
@@ -93,13 +93,13 @@ class Cuda(Device):
             return self.upload(flattened(array))
 
     def stream(self) -> Any:
-        """An order of its own for what is computed on it."""
+        """Return a new stream, whose work does not wait for that of other streams."""
         with self.current():
             return self.xp.cuda.Stream(non_blocking=True)
 
     @contextmanager
     def computing_on(self, stream: Any) -> Iterator[None]:
-        """Compute on one of its streams, after what was begun on the one that is current now. Raises DeviceFailed."""
+        """Compute on `stream`, after the work begun on the stream that is current now. Raises DeviceFailed."""
         with self.current():
             stream.wait_event(self.xp.cuda.get_current_stream().record())
             with stream:
@@ -110,10 +110,10 @@ class Cuda(Device):
 
 
 class Exact:
-    """CuPy with IEEE 754's arithmetic on float32.
+    """CuPy with IEEE 754 arithmetic on float32.
 
-    CuPy has every kernel flush subnormal numbers to zero (-ftz=true, whatever else it is told), and NumPy does not:
-    small gradients would leave other residuals and another state behind. Only PTX says for itself how it is rounded.
+    CuPy makes every kernel flush subnormal numbers to zero (-ftz=true, whatever other options it is given). NumPy does
+    not, so small gradients would give other residuals and another state. Only PTX states the rounding of an operation.
     Each operation is a kernel of its own, so that none is fused with the next.
     """
 
@@ -135,7 +135,7 @@ class Exact:
         return lambda *arrays, out=None: kernel(*arrays) if out is None else kernel(*arrays, out)
 
     def partition(self, array: Any, kth: int) -> Any:
-        """CuPy's own, for the few smallest of many, has the threads of a warp wait for nobody."""
+        """Sort: CuPy's partition, for the few smallest of many, does not synchronize the threads of a warp."""
         return self._cupy.sort(array)
 
 
@@ -143,9 +143,9 @@ CPU = Device()
 
 
 def open_device(gpu: int | None) -> Device:
-    """The CPU for None, else the GPU of that index. Raises InvalidSetting, saying what there is.
+    """Return the CPU for None, else the GPU of that index. Raises InvalidSetting, which says what devices there are.
 
-    Must run before anything touches CUDA: it makes that device the one of the calling thread.
+    Call it before anything else uses CUDA: it makes that device the current one of the calling thread.
     """
     if gpu is None:
         return CPU
@@ -182,29 +182,29 @@ def open_device(gpu: int | None) -> Device:
 
 
 class DeviceBuffer:
-    """A flat array on a CUDA device, (size,) float32, which comes there from host memory, part by part."""
+    """A flat array on a CUDA device, (size,) float32, which is copied there from host memory part by part."""
 
     def __init__(self, device: Cuda, size: int) -> None:
         self._device = device
         self._stream = device.stream()
         self._some = False
-        # Of that stream's memory: once freed, nobody else is given it before what is still on its way there has come.
+        # Allocated on this stream, so that CuPy reuses it for nothing else while a copy to it is under way.
         with device.computing_on(self._stream):
             self._flat = device.xp.empty(size, np.float32)
 
     def begin(self) -> None:
-        """It is written anew from here on, once what was begun on the stream that is current has been computed."""
+        """Begin to write the array anew, after the work begun on the current stream, which may still read it."""
         with self._device.computing_on(self._stream):
             self._some = False
 
     def arrived(self, start: int, part: Array) -> None:
-        """Begin to copy what has come for item `start` on, and must stay as it is; or come again, and be told again."""
+        """Begin to copy `part` to item `start` on. If `part` changes after that, this must be called with it again."""
         with self._device.current():
             self._flat[start : start + part.size].set(part, self._stream)
         self._some = True
 
     def whole(self, host: Array) -> Any:
-        """Wait until all of it is there that `host` holds: all parts were told of, or none."""
+        """Return the array once `host` is copied to it. All parts have `arrived` before, or none: then copy it here."""
         if not self._some:
             self.arrived(0, host)
         with self._device.current():
@@ -213,7 +213,7 @@ class DeviceBuffer:
 
 
 def device_of(arrays: Iterable[Any]) -> Device:
-    """Where the first of them is that is on a CUDA device; the CPU if none is."""
+    """Return the device of the first array that is on a CUDA device; the CPU if none is."""
     for array in filter(on_device, arrays):
         cupy = _cupy()
         assert cupy
@@ -226,9 +226,9 @@ def device_of(arrays: Iterable[Any]) -> Device:
 
 
 def empty(items: int, device: str, dtype: Any = np.float32) -> NDArray[Any]:
-    """Host memory for what comes from or goes to the device of that name, (items,), with anything in it.
+    """Return uninitialized host memory, (items,), for copies from and to the device of that name.
 
-    For a CUDA device it is page-locked if CuPy can do that: copied straight from there, and without waiting.
+    For a CUDA device it is page-locked if CuPy can do that, so that copies are direct and need no waiting.
     """
     kind, _, index = device.partition(":")
     cupy = _cupy() if kind == "cuda" else None
@@ -242,13 +242,13 @@ def empty(items: int, device: str, dtype: Any = np.float32) -> NDArray[Any]:
 
 
 def on_device(array: Any) -> bool:
-    """Whether a `Staging` can bring it: it is in the memory of a CUDA device, and CuPy is here."""
-    # PyTorch refuses to say for one that requires a gradient.
+    """Return whether `PinnedStaging` can copy an array: it is in the memory of a CUDA device, and CuPy is installed."""
+    # Detached: a PyTorch tensor that requires a gradient raises for this attribute.
     return hasattr(_detached(array), "__cuda_array_interface__") and _cupy() is not None
 
 
 def flattened(array: Any) -> Array:
-    """The items of a float32 array in host memory, contiguous; copied only where they are not."""
+    """Return the items of a float32 array in host memory, contiguous; copied only where they are not."""
     array = _detached(array)
     if hasattr(array, "cpu"):  # PyTorch does it without CuPy
         array = array.cpu()
@@ -258,9 +258,9 @@ def flattened(array: Any) -> Array:
 
 
 class PendingArray:
-    """A flat array on its way into `host`. A slice of it is host memory; taking one waits until that is there.
+    """A flat array that is being copied into `host`. A slice is host memory; taking it waits until it is copied.
 
-    `waits` has for each `step` items what returns once they, and all before them, have come.
+    `waits` has a callable for each `step` items, which returns once they and all before them are copied.
     """
 
     def __init__(self, host: NDArray[Any], step: int, waits: Sequence[Callable[[], object]]) -> None:
@@ -281,9 +281,9 @@ Flat = Any
 
 
 class PinnedStaging:
-    """Host memory through which arrays come from CUDA devices: (size,), allocated with the first of them.
+    """Host memory, (size,), through which arrays are copied from CUDA devices; allocated with the first array.
 
-    They come `step` items at a time. Written again for the next contribution, once nobody reads of the last any more.
+    Copies are of `step` items each. The next contribution overwrites the last one, once nothing reads it any more.
     """
 
     def __init__(self, size: int, step: int, dtype: Any = np.float32) -> None:
@@ -294,9 +294,9 @@ class PinnedStaging:
         self._stream: Any = None
 
     def bring(self, array: Any, start: int) -> PendingArray:
-        """Begin to copy a whole array, of any shape, to where item `start` is. Raises DeviceFailed.
+        """Begin to copy a whole array, of any shape, to item `start` on. Raises DeviceFailed.
 
-        It comes as the stream leaves it that is current now (of a tensor PyTorch's), and must not change before it has.
+        It waits for the current stream (for a tensor, PyTorch's). Do not change the array until it is done.
         """
         cupy = _cupy()
         assert cupy
@@ -314,7 +314,7 @@ class PinnedStaging:
         return PendingArray(host, step, waits)
 
     def _copy(self, cupy: ModuleType, source: Any, target: Array) -> Callable[[], object]:
-        """Begin to copy; what returns once that is done, and keeps the source until then."""
+        """Begin to copy; return a callable that waits for the copy, and that keeps the source alive."""
         source.get(stream=self._stream, out=target, blocking=False)
         with cupy.cuda.Device(self._stream.device_id):
             event = _record(cupy, self._stream)
@@ -322,7 +322,7 @@ class PinnedStaging:
 
 
 def _record(cupy: ModuleType, stream: Any) -> Any:
-    """An event that is waited for asleep, not spinning: others need the processor meanwhile."""
+    """Record an event. Its waiter sleeps instead of spinning, because other threads need the processor."""
     return stream.record(cupy.cuda.Event(block=True, disable_timing=True))
 
 
@@ -332,12 +332,12 @@ def _wait(cupy: ModuleType, event: Any, source: object) -> None:
 
 
 def _taken(cupy: ModuleType, array: Any) -> Any:
-    """The same memory as CuPy's array, on its device, whole as soon as the current stream there is."""
+    """Return the same memory as a CuPy array on its device, complete once the current stream there has caught up."""
     array = _detached(array)
-    if isinstance(array, cupy.ndarray):  # which asarray would copy to the device that is current
+    if isinstance(array, cupy.ndarray):  # asarray would copy it to the current device
         return array
     if hasattr(array, "__dlpack__"):
-        return cupy.from_dlpack(array)  # has that stream wait for PyTorch's, if it is another one
+        return cupy.from_dlpack(array)  # makes the current stream wait for PyTorch's, if they differ
     return cupy.asarray(array)
 
 
@@ -349,13 +349,13 @@ def _cupy() -> ModuleType | None:
 
 
 def _detached(array: Any) -> Any:
-    """The same memory without what autograd knows of it."""
+    """Return the same memory without its autograd history."""
     return array.detach() if hasattr(array, "detach") else array
 
 
 @contextmanager
 def _in_one_line(cupy: ModuleType) -> Iterator[None]:
-    """Have what CUDA, its compiler or the device's memory refuse said as kvps says it."""
+    """Raise DeviceFailed for errors of CUDA, its compiler or the device's memory."""
     try:
         yield
     except (RuntimeError, MemoryError, cupy.cuda.compiler.CompileException) as error:

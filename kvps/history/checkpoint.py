@@ -1,11 +1,11 @@
 """The whole state of a job at one version, and the file that holds it.
 
-    DIR/<job>.<id>-<version>.safetensors    weights under their own names: whatever reads safetensors reads them
+    DIR/<job>.<id>-<version>.safetensors    weights under their own names, for any reader of safetensors
     DIR/.<that name>.<nonce>                a file that is being written, or whose writer was killed
 
-Optimizer state stands beside the weights as `opt.<slot>/<parameter>`, all else in the metadata. safetensors notices
-that a file is cut short, but takes a flipped bit for a weight. So there is a digest of our own: xxh3-128 of every
-byte of the file, its own 32 digits taken as zeros.
+Optimizer state is stored beside the weights as `opt.<slot>/<parameter>`, all else in the metadata. safetensors notices
+a file that is cut short, but not a flipped bit. So the metadata has a digest: xxh3-128 of every byte of the file, with
+the digest's own 32 digits taken as zeros.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ SUFFIX = ".safetensors"
 _FORMAT = "2"
 _UNKNOWN = "0" * 32
 _DIGEST = re.compile(rb'"digest":"([0-9a-f]{32})"')
-_LONGEST_HEADER = 100 << 20  # of safetensors
+_LONGEST_HEADER = 100 << 20  # that safetensors allows
 _PIECE = 1 << 20
 
 
 def workers_anew(workers: Mapping[str, str], rounds: Mapping[str, int], awaited: bool) -> dict[str, str]:
-    """The workers of a job that goes on from an earlier version: same rank and clock, and nothing on its way.
+    """Return the workers of a job that continues from an earlier version: same ranks and clocks, nothing pending.
 
-    `rounds` are their committed ones. With `awaited` nobody evicts those who were at work for their silence.
+    `rounds` has each worker's committed round. With `awaited`, workers that were at work are not evicted for silence.
     """
     out = {}
     for worker, text in workers.items():
@@ -54,23 +54,22 @@ def workers_anew(workers: Mapping[str, str], rounds: Mapping[str, int], awaited:
             entry["awaited"] = True
         entry |= {"round": round_, "accepted": 0}
         entry.pop("unit", None)
-        entry.pop("residual", None)  # its bytes are another job's, or of another clock
+        entry.pop("residual", None)  # its bytes belong to another job, or to another clock
         out[worker] = json.dumps(entry)
     return out
 
 
 def units_anew(units: Mapping[str, str]) -> dict[str, str]:
-    """The units of such a job: those that were handed out and are not committed are free."""
+    """Return the units of such a job: those that were handed out and not committed are free."""
     return {name: value if name in ("next", "done") else "free" for name, value in units.items()}
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A job at one version. `weights` are (size,) float32 in layout order, `slots` slot name -> the same of the
-    optimizer's state (none at version 0, where all are zeros).
+    """A job at one version. `weights` are (size,) float32 in layout order; `slots` maps each optimizer slot to such an
+    array (no slots at version 0, where all are zeros).
 
-    `clock`, `skip`, `workers` and `units` are the job's hashes of these names, as they stood when the version was the
-    newest.
+    `clock`, `skip`, `workers` and `units` are the job's hashes of these names when the version was the newest.
     """
 
     job: str
@@ -91,7 +90,7 @@ class Checkpoint:
     def of(
         cls, job: str, state: State, config: JobConfig, layout: Layout, weights: Array, slots: Mapping[str, Array]
     ) -> Checkpoint:
-        """What a job is at `state`, with the bytes of that version."""
+        """Return the checkpoint of a job at `state`, with the arrays of that version."""
         return cls(
             *(job, state.id, state.version, state.head, config, layout, dict(state.clock)),
             {m.worker: m.skip for m in state.members.values()},
@@ -101,33 +100,33 @@ class Checkpoint:
 
     @property
     def begin(self) -> Begin:
-        """Where the log of a job begins that is restored from here."""
+        """The point where the log of a job restored from this checkpoint begins."""
         return Begin(self.version, self.head, sum(self.clock.values()))
 
     @property
     def filename(self) -> str:
-        """The id is part of it: jobs of one name, made one after the other, leave each other's files alone."""
+        """The name of the file. It has the id, so that successive jobs of one name leave each other's files alone."""
         return f"{self.job}.{self.id}-{self.version:08d}{SUFFIX}"
 
     # -- what a restored job begins with -------------------------------------------------------------------------
 
     def workers_anew(self) -> dict[str, str]:
-        """The workers for a restored job.
+        """Return the workers for a restored job.
 
-        Who was at work, or had left with contributions that were not committed yet, is awaited: the job goes on as
-        it was, and in BSP to the same bits, only with all of them. Nobody evicts them for their silence.
+        The job waits for each worker that was at work, or had left with contributions not yet committed, and evicts
+        none of them for silence: only with all of them does it continue as it was, and in BSP reach the same bits.
         """
         rounds = {worker: self.clock.get(worker, 0) + self.skip[worker] for worker in self.workers}
         return workers_anew(self.workers, rounds, awaited=True)
 
     def units_anew(self) -> dict[str, str]:
-        """The units for a restored job."""
+        """Return the units for a restored job."""
         return units_anew(self.units)
 
     # -- the file ------------------------------------------------------------------------------------------------
 
     def write(self, path: Path) -> None:
-        """Write the file: aside, synced, then renamed. Raises KvpsError; then what was there is still there."""
+        """Write a file beside `path`, sync it and rename it. Raises KvpsError, and then leaves `path` as it was."""
         aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
         try:
             save_file(self._tensors(), aside, self._metadata())
@@ -171,7 +170,7 @@ class Checkpoint:
 
     @classmethod
     def load(cls, path: Path) -> Checkpoint:
-        """Read a file. Raises CorruptData if it is damaged, cut short or no checkpoint, InvalidSetting for none."""
+        """Read a file. Raises CorruptData if it is damaged, cut short or no checkpoint, InvalidSetting if missing."""
         _check(path)
         try:
             with safe_open(path, "numpy") as file:
@@ -198,7 +197,7 @@ class Checkpoint:
 
 
 def _check(path: Path) -> None:
-    """Raise unless every byte is what was written."""
+    """Raise CorruptData or InvalidSetting unless every byte is as it was written."""
     try:
         with path.open("rb") as file:
             _, said, digest = _digests(file)
@@ -209,11 +208,11 @@ def _check(path: Path) -> None:
     except ValueError as error:
         raise CorruptData(f"{path} is no checkpoint of kvps, or is damaged: {error}") from None
     if said != digest:
-        raise CorruptData(f"{path} is damaged or cut short: its bytes are not those that its digest was made of")
+        raise CorruptData(f"{path} is damaged or cut short: its bytes do not match its digest")
 
 
 def _digests(file: BinaryIO) -> tuple[int, bytes, bytes]:
-    """Where the digest stands in a file, the one that stands there, and the one of its bytes. Raises ValueError."""
+    """Return the position of a file's digest, that digest, and the digest of its bytes. Raises ValueError."""
     length = file.read(8)
     size = int.from_bytes(length, "little")
     header = file.read(size) if size <= _LONGEST_HEADER else b""
@@ -228,7 +227,7 @@ def _digests(file: BinaryIO) -> tuple[int, bytes, bytes]:
 
 
 def _flat(layout: Layout, tensor: Any) -> Array:
-    """The tensors of all parameters end to end: (size,) float32."""
+    """Return the tensors of all parameters end to end: (size,) float32."""
     flat: Array = np.empty(layout.size, DTYPE)
     for p in layout.parameters:
         flat[p.start : p.stop] = tensor(p.name).reshape(-1)
@@ -236,7 +235,7 @@ def _flat(layout: Layout, tensor: Any) -> Array:
 
 
 def _state_name(layout: Layout, slot: str, parameter: str) -> str:
-    """The name of a tensor of optimizer state, which no parameter of the layout has."""
+    """Return the name of a tensor of optimizer state: one that no parameter of the layout has."""
     mark = "opt."
     while any(p.name.startswith(mark) for p in layout.parameters):
         mark = f"_{mark}"
@@ -244,7 +243,7 @@ def _state_name(layout: Layout, slot: str, parameter: str) -> str:
 
 
 def sync_directory(directory: Path) -> None:
-    """Make sure that a rename outlives a power cut."""
+    """Make sure that a rename in a directory survives a power cut."""
     number = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(number)
@@ -252,11 +251,11 @@ def sync_directory(directory: Path) -> None:
         os.close(number)
 
 
-# -- a directory of them ---------------------------------------------------------------------------------------------
+# -- a directory of checkpoints --------------------------------------------------------------------------------------
 
 
 def listed(directory: Path) -> Iterator[tuple[Path, Checkpoint | None]]:
-    """The files of a directory that are named as checkpoints are, in the order of their names; None: it is damaged."""
+    """Yield a directory's checkpoint files in the order of their names, each with its Checkpoint, None if damaged."""
     for path in sorted(directory.glob(f"[!.]*{SUFFIX}")):
         try:
             yield path, Checkpoint.load(path)
@@ -265,7 +264,7 @@ def listed(directory: Path) -> Iterator[tuple[Path, Checkpoint | None]]:
 
 
 def prune(directory: Path, job: str, id: str, version: int, keep: int) -> None:
-    """Delete all but a job's last `keep` files, and what its killed writers have left of versions before this one."""
+    """Delete all but a job's last `keep` files, and what its killed writers left of versions before `version`."""
     begins = f"{job}.{id}-"
     for path in sorted(directory.glob(f"{begins}*{SUFFIX}"))[:-keep]:
         path.unlink(missing_ok=True)

@@ -1,10 +1,10 @@
-"""The commit log where it is longer than Redis holds: its file, and file and stream read as one.
+"""The file into which a job's commit log is moved, and the reader of file and Redis stream as one log.
 
-    DIR/<job>.<id>.log.jsonl    one entry a line, oldest first, each as it stood in Redis, with its id
+    DIR/<job>.<id>.log.jsonl    one entry per line, oldest first, each as it was in Redis, with its id
 
-An aggregator that writes checkpoints moves the log into the file with each of them: entries are appended and synced,
-and only then trimmed in Redis. Who is killed in between leaves entries in both places, or half a line: what stands in
-both says where to go on. A restored job's log goes on from its checkpoint's job's.
+An aggregator that writes checkpoints moves the log into the file with each of them: it appends and syncs entries, and
+only then trims them in Redis. If it is killed in between, entries are in both places, or the file ends in half a line;
+the entries in both show where to continue. A restored job's log continues the log of its checkpoint's job.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _BLOCK = 1 << 16
 
 
 class LoggedJob(Protocol):
-    """What is asked of a job here, see `kvps.job.Job`."""
+    """The part of `kvps.job.Job` that is used here."""
 
     name: str
     scripts: JobScripts
@@ -42,17 +42,17 @@ class LogFile:
         self.path = directory / f"{job}.{id}.log.jsonl"
 
     def extend(self, stream: Iterable[Entry]) -> Entry | None:
-        """Append those entries of a stream, given from its first on, that are not here yet; the last of the stream.
+        """Append those entries of `stream`, given from its first on, that the file lacks; return the stream's last one.
 
-        Their ids say nothing about what is here: a server that lost its last writes, and whose clock runs behind,
-        writes entries under lower ids than those that it has lost. One process at a time; each entry comes once,
-        however often this is cut short. Raises KvpsError.
+        Ids do not tell what the file lacks: a server that lost its last writes, and whose clock runs behind, writes
+        entries under lower ids than the lost ones had. A lock admits one process at a time. The file gets each entry
+        once, however often a writer is killed. Raises KvpsError.
         """
         last = None
         try:
             with self.path.open("a+b") as file:
                 fcntl.flock(file, fcntl.LOCK_EX)
-                file.truncate(_whole(file))  # what a killed writer could not end
+                file.truncate(_whole(file))  # drop what a killed writer left of a line
                 known: Container[bytes] | None = None
                 for last in stream:
                     line = _line(last)
@@ -68,12 +68,12 @@ class LogFile:
         return last
 
     def entries(self) -> Iterator[Entry]:
-        """All entries. Raises CorruptData, KvpsError."""
+        """Yield all entries. Raises CorruptData, KvpsError."""
         with self.open() as file:
             yield from (_entry(line, self.path) for line in _lines(file))
 
     def open(self) -> IO[bytes]:
-        """The file, to be read. Raises KvpsError."""
+        """Open the file to read it. Raises KvpsError."""
         try:
             return self.path.open("rb")
         except OSError as error:
@@ -81,7 +81,7 @@ class LogFile:
 
 
 def _lines(file: IO[bytes]) -> Iterator[bytes]:
-    """The lines from where the file stands to its last whole one."""
+    """Yield the lines from the file's position to its last whole line."""
     while (line := file.readline()).endswith(b"\n"):
         yield line
     file.seek(-len(line), os.SEEK_CUR)
@@ -100,7 +100,7 @@ def _entry(line: bytes, path: Path) -> Entry:
 
 
 def _tails(file: IO[bytes]) -> Iterator[bytes]:
-    """The end of the file, each time a block longer, up to all of it."""
+    """Yield the end of the file, each time a block longer, up to the whole file."""
     tail, start = b"", file.seek(0, os.SEEK_END)
     while start:
         begin = max(0, start - _BLOCK)
@@ -111,27 +111,27 @@ def _tails(file: IO[bytes]) -> Iterator[bytes]:
 
 
 def _whole(file: IO[bytes]) -> int:
-    """Where the last whole line ends."""
+    """Return where the last whole line ends."""
     end = file.seek(0, os.SEEK_END)
     return next((end - len(tail) + tail.rindex(b"\n") + 1 for tail in _tails(file) if b"\n" in tail), 0)
 
 
 def _since(file: IO[bytes], line: bytes) -> set[bytes]:
-    """The lines from this one on, which is looked for from the end; none if it is not there."""
+    """Return the lines from the last occurrence of `line` on; none if the file lacks it. Searches from the end."""
     for tail in _tails(file):
-        if (at := tail.rfind(line)) >= 0:  # quotes inside a line are escaped: no other line ends like this one
+        if (at := tail.rfind(line)) >= 0:  # quotes inside a line are escaped, so no other line ends like this one
             return set(tail[at:].splitlines(keepends=True))
     return set()
 
 
 def keep(job: LoggedJob, directory: Path, state: State, version: int) -> Entry | None:
-    """Append the log up to the commit of `version` to the file: the last entry of that, or None if there is none yet.
+    """Append the log up to the commit of `version` to the file; return the last entry of that part, or None.
 
-    `state` is of any time since the job began its present history. Raises KvpsError.
+    `state` may be from any time since the job began its present history. Raises KvpsError.
     """
 
     def up_to_version() -> Iterator[Entry]:
-        held: list[Entry] = []  # goes with the commit behind it: what follows the last one here waits for the next
+        held: list[Entry] = []  # entries move with the commit that follows them; those after the last commit wait
         for entry in job.entries():
             held.append(entry)
             if entry[1]["kind"] == "commit":
@@ -155,17 +155,17 @@ def move(job: LoggedJob, directory: Path, state: State, version: int) -> None:
 
 
 class Log:
-    """A job's commit log as far back as it is there: `begin`, and `commits` behind that, as often as asked.
+    """A job's commit log as far back as it exists: `begin`, and the `commits` after it, which may be read repeatedly.
 
-    With a `directory` what was moved there is a part of it, and so is, as far as it is there too, the log of the job
-    from whose checkpoint this one was restored. Raises CorruptData for a file that is no log, KvpsError, JobNotFound.
+    With a `directory` it has the entries that were moved there and, if its file is there too, the log of the job from
+    whose checkpoint this one was restored. Raises CorruptData for a file that is no log, KvpsError, JobNotFound.
     """
 
     def __init__(self, job: LoggedJob, state: State, directory: Path | None = None) -> None:
         own = LogFile(directory, job.name, state.id) if directory else None
         if own and own.path.exists():
             source = _Source(lambda: _joined(own, job))
-        elif state.moved:  # what is left is short, and may be moved while it is read
+        elif state.moved:  # the rest in Redis is short, and may be moved while it is read
             left = list(job.entries())
             source = _Source(lambda: iter(left))
         else:
@@ -176,25 +176,25 @@ class Log:
             self.begin, self._sources = _traced(directory, source, state.begin)
 
     def inherited(self) -> dict[tuple[str, str], str]:
-        """Of all incarnations of which the join is there, by worker and incarnation: the name of the stored residual
-        that it goes on with, "" is none."""
+        """Return (worker, incarnation) -> name of the stored residual with which the incarnation began, "" for none.
+        It has all incarnations whose join is in the log."""
         entries = (fields for source in self._sources for _, fields in source.entries())
         joins = (fields for fields in entries if fields["kind"] == "join")
         return {(join["worker"], join["incarnation"]): join.get("residual", "") for join in joins}
 
     def commits(self) -> Iterator[Commit]:
-        """All commits behind `begin`, but for those that a server lost and that were made again."""
+        """Iterate over all commits after `begin`, except those that a server lost and that were made again."""
         return chain.from_iterable(source.commits() for source in self._sources)
 
 
 class _Source(NamedTuple):
-    """A part of a log: the entries of one job, of which commits up to a version count."""
+    """A part of a log: the entries of one job, of which the commits up to version `up_to` count."""
 
     entries: Callable[[], Iterator[Entry]]
     up_to: float = float("inf")
 
     def begin(self) -> Begin | None:
-        """What its first entry goes on from; None if there is none."""
+        """Return the point from which the first entry continues; None if there is no entry."""
         for _, fields in self.entries():
             if fields["kind"] == "create":
                 return Begin(0, first_head(fields["history"]), 0)
@@ -206,7 +206,7 @@ class _Source(NamedTuple):
         return None
 
     def commits(self) -> Iterator[Commit]:
-        # A server that had lost its last writes goes on from an earlier version, with other entries than the file has.
+        # A server that lost its last writes continues from an earlier version, with other entries than the file has.
         recovered = [(n, int(f["version"])) for n, (_, f) in enumerate(self.entries()) if f["kind"] == "recover"]
         for number, (_, fields) in enumerate(self.entries()):
             if fields["kind"] == "commit":
@@ -216,7 +216,7 @@ class _Source(NamedTuple):
 
 
 def _traced(directory: Path, source: _Source, begin: Begin) -> tuple[Begin, list[_Source]]:
-    """A log together with those that it goes on from, as far as they are in the directory and lead to `begin`."""
+    """Return a log with the logs that it continues, as far as they are in the directory and lead to `begin`."""
     first = next(source.entries(), None)
     if first and first[1]["kind"] == "restore":
         file = LogFile(directory, first[1]["job"], first[1]["id"])
@@ -230,12 +230,12 @@ def _traced(directory: Path, source: _Source, begin: Begin) -> tuple[Begin, list
 
 
 def _joined(file: LogFile, job: LoggedJob) -> Iterator[Entry]:
-    """What was moved into a file and then what stands in Redis, each entry once, though more is moved meanwhile."""
+    """Yield the entries of a file and then those in Redis, each once, even if more are moved meanwhile."""
     last, first = "0-0", b""
-    recent: set[bytes] = set()  # what has come since the stream's first entry
+    recent: set[bytes] = set()  # the lines from the stream's first entry on
     with file.open() as opened:
         while True:
-            # Looked at before the file: what is no more in this page is then in the file.
+            # Read before the file: an entry that is no longer in this page is then in the file.
             page = [(_line(entry), entry) for entry in job.page(last)]
             first = first or (page[0][0] if page else b"")
             moved = False

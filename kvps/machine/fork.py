@@ -1,8 +1,8 @@
-"""Which process an object belongs to, so that a fork of that process leaves it alone.
+"""The process that owns an object, so that forks of that process leave the object alone.
 
-A fork has a copy of everything: of sessions, connections, servers and locks. What is behind them is there once, and the
-process that forked goes on using it. A child that went on too would speak on its parent's connections and push under
-its parent's sequence numbers; a child that merely ended would leave jobs and end servers for its parent.
+A forked child has copies of its parent's sessions, connections, servers and locks, but the resources behind them exist
+once, and the parent still uses them. A child that used them too would send on its parent's connections and push under
+its parent's sequence numbers; a child that merely exited would leave its parent's jobs and end its parent's servers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kvps.errors import WrongOrder
 
 
 class ProcessOwner:
-    """The process that made an object; `what` is the object as an error calls it."""
+    """The process that made an object; `what` names the object in errors."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -26,13 +26,13 @@ class ProcessOwner:
         return os.getpid() == self._pid
 
     def check(self) -> None:
-        """Raises WrongOrder in a fork of the owner."""
+        """Raise WrongOrder in a fork of the owner."""
         if not self.is_here:
             raise WrongOrder(
                 f"{self._what} belongs to process {self._pid}, of which this one is a fork: connect and join anew here"
             )
 
     def run(self, call: Callable[[], None]) -> None:
-        """Call it, but not in a fork: for finalizers, which forks run too."""
+        """Run `call`, but not in a fork: for finalizers, which forks run too."""
         if self.is_here:
             call()

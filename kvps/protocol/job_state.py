@@ -1,4 +1,4 @@
-"""What a job is at one instant, read in one MULTI: version, clocks, members. And its log, entry by entry."""
+"""The state of a job at one instant, read in one MULTI (version, clocks, members), and the entries of its log."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Entry = tuple[str, dict[str, str]]
 
 @dataclass(frozen=True)
 class Member:
-    """A worker as the job knows it; `process` is what it said of its process, see `process.identity`.
+    """A worker as the job knows it. `process` describes its process, as the worker told it; see `process.identity`.
 
-    state      active; rejoining, cut off by a restart of the server; or out of the vector clock: draining while
-               contributions of it wait, then gone
-    evicted    whether it is out of the vector clock without having left
-    residual  the name of what is stored of what a lossy format left out of all that was accepted; "" is nothing
+    state     active; rejoining: cut off by a restart of the server; or, out of the vector clock, draining while its
+              contributions wait, then gone
+    evicted   whether it is out of the vector clock without having left
+    residual  the name of the stored residual, which belongs to all that was accepted; "" if none is stored
     """
 
     worker: str
@@ -45,8 +45,8 @@ class Member:
 
     @classmethod
     def of(cls, worker: str, text: str, committed: int | None, clock: int) -> Member:
-        """From its entry in the workers hash, its last committed round (None: all that it pushed is), and its place in
-        the vector clock."""
+        """Make a member from its entry in the workers hash, its last committed round (None if all that it pushed is
+        committed), and its clock."""
         e = json.loads(text)
         rank = e["rank"]
         pending = 0 if committed is None else e["round"] - committed
@@ -73,17 +73,17 @@ class Member:
 
     @property
     def active(self) -> bool:
-        """Whether it is in the vector clock: neither has left nor was evicted."""
+        """Whether it is in the vector clock and not cut off: it has not left, was not evicted, and is not rejoining."""
         return self.state == "active"
 
     @property
     def round(self) -> int:
-        """Its last committed round."""
+        """The worker's last committed round."""
         return self.clock + self.skip
 
 
 class Begin(NamedTuple):
-    """What a log goes on from: a version, its head, and how many contributions went into all versions up to it."""
+    """The point where a log begins: a version, its head, and how many contributions went into all versions up to it."""
 
     version: int
     head: str
@@ -92,13 +92,13 @@ class Begin(NamedTuple):
 
 @dataclass(frozen=True)
 class Turn:
-    """What a worker that waits for its turn must know of a job, at one instant: as much for 1,000 workers as for two.
+    """What a worker must know of a job before it begins a round, at one instant; as much for 1,000 workers as for two.
 
-    names   the staged names of the shards
-    lowest  the lowest round that is committed of a worker that is not gone; None if there is no worker
-    joined  how many workers have ever joined
-    me      the worker that asked; None if the job does not know it
-    bell    the newest id of the stream of turns: whoever waits behind it is woken when the lowest round changes
+    names       the staged names of the shards
+    lowest      the lowest committed round of the workers that are not gone; None if there is no worker
+    joined      how many workers have ever joined
+    me          the worker that asked; None if the job does not know it
+    last_entry  the newest id of the stream of turns: a wait for an entry after it ends when the lowest round changes
     """
 
     version: int
@@ -123,8 +123,8 @@ class Turn:
         committed: str | float | None,
         turns: Any,
     ) -> Turn:
-        """From the replies to HGETALL of version, ZRANGE 0 0 WITHSCORES of rounds, HLEN and HGET of workers, HGET of
-        clock, ZSCORE of rounds, and XREVRANGE COUNT 1 of turns."""
+        """Make a turn from the replies to HGETALL of version, ZRANGE 0 0 WITHSCORES of rounds, HLEN and HGET of
+        workers, HGET of clock, ZSCORE of rounds, and XREVRANGE COUNT 1 of turns."""
         return cls(
             *(int(version["version"]), version["id"], version["history"], version["run_id"], _names(version)),
             int(lowest[1]) if lowest else None,
@@ -134,10 +134,10 @@ class Turn:
         )
 
     def admits(self, rounds_done: int, staleness: int, workers: int) -> bool:
-        """Whether a worker that has done `rounds_done` rounds may compute on these weights.
+        """Return whether a worker that has done `rounds_done` rounds may compute on these weights.
 
-        Until all `workers` have joined once nothing is committed, and nobody goes past the first round: or
-        gradients of version 0 would pile up, and be applied all at once.
+        Until all `workers` have joined once, nothing is committed and no worker goes past its first round. Otherwise
+        gradients of version 0 would pile up and be applied all at once.
         """
         if rounds_done > 0 and self.joined < workers:
             return False
@@ -146,15 +146,15 @@ class Turn:
 
 @dataclass(frozen=True)
 class State:
-    """A job at one instant, with every member. `names` are the staged names of its shards.
+    """The state of a job at one instant, with every member. `names` are the staged names of its shards.
 
-    id          the job's own, for ever
-    history     new each time the server was restarted and may have lost writes
-    run_id      the server's, when that history began
+    id          the job's id, which never changes
+    history     changes each time the server was restarted, or the shared memory was lost
+    run_id      the server's run id when that history began
     last_entry  the id of the newest entry of its log
-    units       the hash of that name
-    begin       from where the job's own log goes on
-    moved       what stands in Redis of the log begins with the commit of this version, unless it is 0
+    units       the content of the hash `units`
+    begin       the point where the job's own log begins
+    moved       the version with whose commit the log in Redis begins; 0 if Redis has all of it
     """
 
     version: int
@@ -180,7 +180,8 @@ class State:
         units: Mapping[str, str],
         log: Any,
     ) -> State:
-        """From the replies to HGETALL of version, clock, skip, workers and units, and XREVRANGE COUNT 1 of commits."""
+        """Make a state from the replies to HGETALL of version, clock, skip, workers, units, and XREVRANGE COUNT 1 of
+        commits."""
         counts = {worker: int(n) for worker, n in clock.items()}
         members = {}
         for worker, text in workers.items():
@@ -212,14 +213,13 @@ class State:
 
     @property
     def settled(self) -> bool:
-        """Whether nobody works on it, and all that was pushed is committed."""
+        """Whether no worker is in the job, and everything that was pushed is committed."""
         return all(m.state == "gone" for m in self.members.values())
 
     def finished(self, config: JobConfig) -> bool:
-        """Whether all is done and nothing waits.
+        """Return whether all work is done and no contribution waits.
 
-        That is when all units are committed; where none are handed out, when as many workers as the job wants have
-        done all their rounds.
+        A job with units is done when all are committed, any other when `workers` workers have done all their rounds.
         """
         if not self.settled:
             return False
@@ -230,7 +230,7 @@ class State:
 
 @dataclass(frozen=True)
 class Commit:
-    """One entry of the commit log: `plan` made `version`; `shards` are "<term> <digest of the weights>"."""
+    """A commit in the log: `plan` made `version`, and `shards` has "<term> <digest of the weights>" for each shard."""
 
     version: int
     head: str
@@ -240,7 +240,7 @@ class Commit:
 
     @classmethod
     def of(cls, fields: Mapping[str, str]) -> Commit:
-        """From the fields of its entry. Raises CorruptData if those are not a commit's."""
+        """Parse the fields of a log entry. Raises CorruptData if they are not the fields of a commit."""
         try:
             text, shards = fields["plan"], tuple(fields["shards"].split(","))
             return cls(int(fields["version"]), fields["head"], Plan.from_json(text), shards, text)
@@ -250,7 +250,7 @@ class Commit:
             ) from None
 
     def follows(self, head: str) -> bool:
-        """Whether this entry continues the chain whose head is `head`."""
+        """Return whether this entry continues the chain whose head is `head`."""
         return self.head == chained(head, self.plan_text, self.shards) and self.plan.head == head
 
 
@@ -260,28 +260,28 @@ def _names(version: Mapping[str, str]) -> tuple[str, ...]:
 
 
 class Mirrored(NamedTuple):
-    """What Redis was last given of a job over shared memory."""
+    """The version that Redis was last given, in a job over shared memory, and its staged name."""
 
     version: int
     name: str
 
     @classmethod
     def of(cls, text: str) -> Mirrored:
-        """From the record that `mirror.lua` keeps."""
+        """Parse the record that `mirror.lua` keeps."""
         record = json.loads(text)
         return cls(int(record["version"]), record["name"])
 
 
 def first_head(id: str) -> str:
-    """The head of a job's version 0."""
+    """Return the head of a job's version 0."""
     return _sha1(id)
 
 
 def chained(head: str, plan_text: str, shards: tuple[str, ...]) -> str:
-    """The head after a commit: sha1 of the head before, the plan and what was staged, letter by letter as logged."""
+    """Return the head after a commit: sha1 of the head before, the plan and the shards, letter by letter as logged."""
     return _sha1(f"{head}\n{plan_text}\n{','.join(shards)}")
 
 
 def _sha1(text: str) -> str:
-    # The only digest that Lua in Redis offers. It chains a log against accidents; it signs nothing.
+    # SHA-1 is the only digest that Lua in Redis offers. It protects the chain against accidents; it signs nothing.
     return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()

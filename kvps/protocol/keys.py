@@ -1,96 +1,96 @@
-"""Every key kvps uses, and nobody else's business to spell one.
+"""Every key that kvps uses; no other module spells one.
 
-``{job}`` and ``{job/id/shard}`` are Redis Cluster hash tags: all that must change together lies in the slot of
-the job, bytes lie in the slot of their shard.
+``{job}`` and ``{job/id/shard}`` are Redis Cluster hash tags: everything that must change together is in the slot of the
+job, and bytes are in the slot of their shard.
 
     key                                    type    written by          what it holds
     kvps:jobs                              set     store               names of jobs, for listing only
-    kvps:preflight                         string  client              nothing: it was writable, a second ago at most
+    kvps:preflight                         string  client              nothing: set for 1 s to test that writing works
     kvps:memory                            hash    store               run id of the server -> the shared memory that
-                                                                       its first job over one is in: `auto` takes no
-                                                                       other; ends with the last job
-    kvps:{job}:config                      hash    create.lua          one readable field a setting
+                                                                       its first job over shm is in: `auto` takes no
+                                                                       other; deleted with the last job
+    kvps:{job}:config                      hash    create.lua          one readable field for each setting
     kvps:{job}:layout                      string  create.lua          JSON: parameters, dtype, shapes, shards
-    kvps:{job}:version                     hash    create, ready,      version, head, id, history, server (the run
-                                                   recover, trim.lua   id with which that began), plan_id;
+    kvps:{job}:version                     hash    create, ready,      version, head, id, history, run_id (the server's
+                                                   recover, trim.lua   when that history began), plan_id;
                                                                        contributions (the sum of the clock), furthest
                                                                        (the highest committed round), free_rank and
                                                                        free_id (all lower ones are taken);
                                                                        shard:<i> and before:<i>: staged name now
                                                                        and one version ago; from_version, from_head,
-                                                                       from_contributions: of a restored job, the
-                                                                       checkpoint's; moved: the version up to which
+                                                                       from_contributions: the checkpoint's, if the
+                                                                       job was restored; moved: the version up to which
                                                                        the log is in a file; began: the first join, ms
     kvps:{job}:clock                       hash    join, ready,        worker -> contributions committed
                                                    create.lua
-    kvps:{job}:skip                        hash    join, ready,        worker -> rounds that it need not do, since it
-                                                   create.lua          was not there, or its contribution was rejected
+    kvps:{job}:skip                        hash    join, ready,        worker -> rounds it skips: it was away, or its
+                                                   create.lua          contribution was rejected
     kvps:{job}:workers                     hash    join, push, leave,  worker -> JSON: rank, incarnation, state
                                                    evict, recover,     (active, rejoining, left, evicted), accepted,
-                                                   take, create.lua    round (the last accepted; pending is that less
-                                                                       clock and skip), finished, awaited (not there
-                                                                       yet since the restore), residual (the name of
-                                                                       what is stored of it, if that is of all
+                                                   next_unit.lua,      round (the last accepted; pending is round -
+                                                   create.lua          clock - skip), finished, awaited (not joined yet
+                                                                       since the restore), residual (the name of its
+                                                                       stored residual, if that belongs to all
                                                                        accepted), host, pid, device
     kvps:{job}:ranks                       hash    join.lua            rank -> worker
-    kvps:{job}:rounds                      zset    join, ready,        worker -> its last committed round, of those who
-                                                   leave, evict.lua    are not gone: the lowest is what the bound asks
-    kvps:{job}:pushed                      zset    join, push,         worker -> its last accepted round, of those in
-                                                   leave, evict.lua    the clock: in BSP the lowest says what is due
-    kvps:{job}:draining                    zset    leave, evict,       worker -> the round with which it is gone
+    kvps:{job}:rounds                      zset    join, ready,        worker that is not gone -> its last committed
+                                                   leave, evict.lua    round: the bound compares with the lowest
+    kvps:{job}:pushed                      zset    join, push,         worker in the vector clock -> its last accepted
+                                                   leave, evict.lua    round: in BSP the lowest says which round is due
+    kvps:{job}:draining                    zset    leave, evict,       worker -> the round whose commit makes it gone
                                                    ready, join.lua
     kvps:{job}:finished                    set     leave, join.lua     workers that have done all their rounds
     kvps:{job}:heartbeat                   zset    join, push,         worker -> server time of its last sign of
-                                                   heartbeat.lua       life, ms; "" -> of the last look by an
-                                                                       aggregator
-    kvps:{job}:turns                       stream  ready, join,        capped: the lowest committed round, when it has
-                                                   leave, evict,       changed: the bell that wakes waiting workers
+                                                   heartbeat.lua       life, ms; "" -> server time of the last look by
+                                                                       an aggregator
+    kvps:{job}:turns                       stream  ready, join,        capped: the lowest committed round, each time it
+                                                   leave, evict,       changes; wakes the workers that wait
                                                    recover.lua
-    kvps:{job}:lease:<shard>               string  acquire, renew.lua  the holder, expiring: liveness
-    kvps:{job}:term:<shard>                string  acquire.lua         the fencing token, never expiring: safety
-    kvps:{job}:leases                      stream  acquire, renew.lua  capped: who took and gave up which shard under
-                                                                       which term; the bell that wakes standbys
+    kvps:{job}:lease:<shard>               string  acquire, renew.lua  the holder; expires, for liveness
+    kvps:{job}:term:<shard>                string  acquire.lua         the fencing token; never expires, for safety
+    kvps:{job}:leases                      stream  acquire, renew.lua  capped: which holder took or gave up which shard
+                                                                       under which term; wakes standbys
     kvps:{job}:inbox                       stream  push.lua            accepted contributions that wait: rank, round,
                                                                        and the text that goes into plan and log
-    kvps:{job}:units                       hash    take, push, ready,  next: the first unit never handed out; done: how
-                                                   leave, evict,       many are committed; and for each between them
-                                                   create.lua          who computes or has pushed it, or "free"
-    kvps:{job}:free_units                  zset    take, ready,        those units that are "free", lowest first
+    kvps:{job}:units                       hash    next_unit, push,    next: the first unit never handed out; done: how
+                                                   ready, leave,       many are committed; each unit handed out and not
+                                                   evict, create.lua   committed -> its worker and state, or "free"
+    kvps:{job}:free_units                  zset    next_unit, ready,   the units that are "free", lowest first
                                                    leave, evict.lua
     kvps:{job}:plan                        hash    plan, reject,       the one open plan: id, version, head, history,
                                                    recover.lua         through (the last inbox id it takes), and text,
                                                                        the JSON that is logged
-    kvps:{job}:ready                       hash    ready.lua           shard -> term and digest staged for it
-    kvps:{job}:commits                     stream  ready.lua (commit), the commit log; joins and leaves stand in
-                                                   join, leave, evict  it too; and the bell of aggregators and watchers
-    kvps:{job}:pin                         string  pin.lua             JSON: a version a slow reader holds, expiring
+    kvps:{job}:ready                       hash    ready.lua           shard -> term and digest that are staged for it
+    kvps:{job}:commits                     stream  ready.lua (commit), the commit log, with joins and leaves; wakes
+                                                   join, leave, evict  aggregators and watchers
+    kvps:{job}:pin                         string  pin.lua             JSON: the version of a slow reader; expires
     kvps:{job}:mirror                      string  mirror.lua          JSON, over shared memory: the newest version
-                                                                       that Redis was given, and all else that it was
-    kvps:{job}:removed                     string  remove, forget.lua  the id of the job that was removed, as long as
-                                                                       its bytes are being unlinked
-    kvps:{job}:trace:<who>                 stream  push, leave.lua     capped: what each iteration cost, its loss
+                                                                       that Redis was given, with the job's state then
+    kvps:{job}:removed                     string  remove, forget.lua  the id of a removed job, while its bytes are
+                                                                       being unlinked
+    kvps:{job}:trace:<who>                 stream  push, leave.lua     capped: the times of each iteration, its loss
     kvps:{job/id/shard}:owner              string  own.lua             the term that may delete in this slot
     kvps:{job/id/shard}:w:<name>:<chunk>   string  aggregator          weights, raw little-endian
-    kvps:{job/id/shard}:p:<name>:<chunk>   string  aggregator          weights as workers pull them, if not as they are
+    kvps:{job/id/shard}:p:<name>:<chunk>   string  aggregator          weights as workers pull them, in a lossy format
     kvps:{job/id/shard}:opt.<slot>:<name>:<chunk>  string  aggregator  optimizer state
     kvps:{job/id/shard}:m:<name>           string  aggregator          JSON manifest, staged last
-    kvps:{job/id/shard}:reserve:<part>     string  aggregator          zeros, as large as a version: given up when a
+    kvps:{job/id/shard}:reserve:<part>     string  aggregator          zeros, as large as a version: deleted when a
                                                                        full server refuses to stage one
     kvps:{job/id/shard}:g:<worker>.<incarnation>:<seq>:<chunk>  string  session  a gradient
-    kvps:{job/id/shard}:r:<worker>.<incarnation>:<seq>:<chunk>  string  session  what a lossy format had left out up
-                                                                       to that sequence number, when it left; float32
+    kvps:{job/id/shard}:r:<worker>.<incarnation>:<seq>:<chunk>  string  session  the residual of a worker that left,
+                                                                       up to that sequence number; float32
 
-The id of a job is a nonce, and part of the name of all its bytes: whoever unlinks those of a job that was removed
-touches nothing of one that was made anew under its name.
+The id of a job is a nonce, and part of the name of all its bytes: a process that unlinks the bytes of a removed job
+touches nothing of a job that was made anew under its name.
 
 Over shared memory weights, optimizer state and gradients are segments of the same names, without the chunk's number
-(`kvps.transport.shared_memory`). Of weights and optimizer state Redis holds the newest version that it was given, under
-these keys.
+(`kvps.transport.shared_memory`). Redis then has, under these keys, the weights and optimizer state of the newest
+version that it was given.
 
-The queue of training tasks is in RQ's own keys (rq:*), which `kvps_workers.queue` alone knows.
+The queue of training tasks is in RQ's own keys (rq:*), which only `kvps_workers.queue` knows.
 
-``<name>`` is the staged name ``<version>.<term>``. Terms and incarnations carry a nonce, so no name is ever
-used twice and what a paused process writes late, it writes where nobody reads.
+``<name>`` is the staged name ``<version>.<term>``. Terms and incarnations contain a nonce, so no name is ever used
+twice: what a paused process writes late has a name that no other process reads.
 """
 
 from __future__ import annotations
@@ -108,22 +108,22 @@ _ID = re.compile(r"[0-9a-f]{8}")
 
 
 def check_name(kind: str, name: str) -> str:
-    """Return `name` if it can be part of a key. Raises InvalidName; `kind` ("job", "worker") is for its message."""
+    """Return `name` if it can be part of a key, else raise InvalidName. `kind` ("job", "worker") is for its message."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidName(f"{kind} name {name!r} is not allowed: use 1 to 64 characters out of A-Z, a-z, 0-9, _ and -")
     return name
 
 
 def check_id(id: str) -> str:
-    """Return `id` if it can be a job's. Raises InvalidName."""
+    """Return `id` if it can be a job's id, else raise InvalidName."""
     if not isinstance(id, str) or not _ID.fullmatch(id):
-        raise InvalidName(f"job id {id!r} is none: leave it out, or take one that kvps.store.fresh_id() made")
+        raise InvalidName(f"job id {id!r} is not valid: leave it out, or take one that kvps.store.fresh_id() made")
     return id
 
 
 @dataclass(frozen=True)
 class JobKeys:
-    """The keys of one job; without its `id` only those of control. Raises InvalidName for a name that cannot be one."""
+    """The keys of one job; without its `id`, only its control keys. Raises InvalidName for an invalid job name."""
 
     job: str
     id: str = ""
@@ -252,11 +252,11 @@ class JobKeys:
         return self._bytes(shard, f"opt.{slot}:{name}:{chunk}")
 
     def array(self, shard: int, what: str, name: str, chunk: int) -> str:
-        """A chunk of the weights ("w"), or of a slot of the optimizer."""
+        """Return the key of a chunk of the weights ("w"), or of a slot of the optimizer."""
         return self.weights(shard, name, chunk) if what == "w" else self.state(shard, what, name, chunk)
 
     def segment(self, what: str, name: str) -> str:
-        """The segment of a version's weights ("w"), or of a slot of the optimizer, of a job over shared memory."""
+        """Return the segment of a version's weights ("w"), or of an optimizer slot, in a job over shared memory."""
         return segment_of(self.array(0, what, name, 0))
 
     def manifest(self, shard: int, name: str) -> str:
@@ -272,27 +272,27 @@ class JobKeys:
         return self._bytes(shard, f"reserve:{part}")
 
     def slot(self, shard: int) -> str:
-        """What all keys in a shard's slot begin with. The third part of each is its kind, the fourth its name."""
+        """Return the prefix of all keys in a shard's slot. The third part of a key is its kind, the fourth its name."""
         return self._bytes(shard, "")
 
     @property
     def all_bytes(self) -> str:
-        """Glob pattern (names hold no glob characters) of all keys in the slots of the job's shards; without an id, of
-        those of all jobs that ever had this name."""
+        """A glob pattern of all keys in the slots of the job's shards; without an id, of all jobs that ever had this
+        name. Names hold no glob characters."""
         return f"kvps:{{{self.job}/{self.id if _ID.fullmatch(self.id) else '*'}/*}}:*"
 
 
 def segment_of(key: str) -> str:
-    """The segment of shared memory that takes the place of a chunk's key, and of those of all chunks beside it."""
+    """Return the segment of shared memory that replaces a chunk's key and the keys of all chunks beside it."""
     return key.split(":", 2)[2].rpartition(":")[0]
 
 
 def staged_name(version: int, term: str) -> str:
-    """The name under which a term stages a version."""
+    """Return the name under which a term stages a version."""
     return f"{version}.{term}"
 
 
 def following(name: str) -> str:
-    """The name under which the same term stages the version behind the one of this name."""
+    """Return the name under which the same term stages the next version."""
     version, _, term = name.partition(".")
     return staged_name(int(version) + 1, term)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Contribution(NamedTuple):
-    """One worker's gradient for one round, as inbox, open plan and commit log name it; `unit` is the data it used."""
+    """One worker's gradient for one round, as inbox, open plan and log name it; `unit` is the unit of data it used."""
 
     worker: str
     incarnation: str
@@ -21,14 +21,14 @@ class Contribution(NamedTuple):
 
     @classmethod
     def from_text(cls, text: str) -> Contribution:
-        """From "worker incarnation seq round base weight unit digest", as `push.lua` writes it. Raises ValueError."""
+        """Parse "worker incarnation seq round base weight unit digest", as `push.lua` writes it. Raises ValueError."""
         worker, incarnation, seq, round_, base, weight, unit, digest = text.split(" ")
         unit_ = None if unit == "-" else int(unit)
         return cls(worker, incarnation, int(seq), int(round_), int(base), int(weight), digest, unit_)
 
     @property
     def text(self) -> str:
-        """What `from_text` reads."""
+        """The text that `from_text` parses."""
         unit = "-" if self.unit is None else self.unit
         said = (self.worker, self.incarnation, self.seq, self.round, self.base, self.weight, unit, self.digest)
         return " ".join(map(str, said))
@@ -41,9 +41,9 @@ class Contribution(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """What makes the next version. `progress` is the sum of the vector clock before it.
+    """The contributions that make the next version. `progress` is the sum of the vector clock before it.
 
-    `rejected` were planned and turned out bad: they make no part of the version, but their rounds end with it.
+    Contributions in `rejected` turned out damaged: they are no part of the version, but their rounds end with it.
     """
 
     id: int

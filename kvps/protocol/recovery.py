@@ -1,7 +1,7 @@
-"""Goes on after a server was restarted, or a replica was promoted: it may have lost its last writes.
+"""Begins a job's new history after a restart of the server, or the promotion of a replica, which may have lost writes.
 
-A job's history ends there. A new one begins with what the server still has, see ``lua/recover.lua``; until then every
-script of the job answers ServerRestarted and writes nothing.
+The new history begins with the state that the server still has, see ``lua/recover.lua``. Until then every script of the
+job answers ServerRestarted and writes nothing.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ log = logging.getLogger("kvps.recovery")
 
 
 class Server(Protocol):
-    """What is asked of a server here, see `kvps.connection.client.Client`."""
+    """The part of `kvps.connection.client.Client` that recovery needs."""
 
     def call(self, *command: Any) -> Any: ...
     def run_id(self) -> str: ...
 
 
-LOOK_S = 0.02  # between two looks at a server that writes its file anew
+LOOK_S = 0.02  # between two looks at a server that rewrites its file
 
 
 def file_is_whole(server: Server) -> bool:
-    """Whether the server's append-only file, if it keeps one, was written anew since the server was started.
+    """Return whether the server's append-only file, if it keeps one, was rewritten since the server was started.
 
-    If nobody has, this call has the server begin to. Of a file that ends in the middle of a transaction Redis drops the
-    last command alone (Valkey 9 drops all of it). What stands before it in that transaction stays in the file, and the
-    start after this one runs it together with the next transaction behind it.
+    If no rewrite has begun, this call begins one. If the file ends in the middle of a transaction, Redis drops only the
+    last command of it at its start (Valkey 9 drops the whole transaction). The commands before that stay in the file,
+    and the next start runs them together with the transaction that follows in the file.
     """
     while True:
         told = server.call("INFO", "persistence")
@@ -40,7 +40,7 @@ def file_is_whole(server: Server) -> bool:
             return False
         if not told["aof_enabled"]:
             return True
-        if told["aof_last_rewrite_time_sec"] >= 0:  # it has ended; if it failed, no other will do better now
+        if told["aof_last_rewrite_time_sec"] >= 0:  # a rewrite has ended; if it failed, another would too
             if told["aof_last_bgrewrite_status"] != "ok":
                 log.warning("the server could not write its append-only file anew: see its log")
             return True
@@ -48,22 +48,22 @@ def file_is_whole(server: Server) -> bool:
             server.call("BGREWRITEAOF")
         except ServerError as error:
             told = server.call("INFO", "persistence")
-            if not told["aof_rewrite_in_progress"]:  # else another was quicker to ask
+            if not told["aof_rewrite_in_progress"]:  # else another process asked first
                 log.warning("the server does not write its append-only file anew: %s", error)
                 return True
 
 
 def begin_history(server: Server, scripts: JobScripts, job: str, newest: int) -> None:
-    """Begin the job's new history, unless another did. `newest` is the version that the caller remembers.
+    """Begin the job's new history, unless another process did. `newest` is the newest version the caller remembers.
 
-    Call it when `file_is_whole`. Raises JobNotFound, ServerLost.
+    Call it only once `file_is_whole` returns True. Raises JobNotFound, ServerLost.
     """
     version, history = scripts.recover(server.run_id(), secrets.token_hex(4), newest)
     log.warning("job %s: its server was restarted: history %s from version %d", job, history, version)
 
 
 def await_history(server: Server, scripts: JobScripts, job: str, newest: int) -> None:
-    """Have a new history begun as soon as it may. Raises JobNotFound, ServerLost."""
+    """Wait until the server's file is whole, then begin a new history. Raises JobNotFound, ServerLost."""
     while not file_is_whole(server):
         time.sleep(LOOK_S)
     begin_history(server, scripts, job, newest)

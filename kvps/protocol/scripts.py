@@ -1,8 +1,8 @@
-"""The Lua scripts as typed methods: the one place that knows their keys, arguments and answers.
+"""The Lua scripts as typed methods: the only module that knows their keys, arguments and answers.
 
-Each `.lua` file says in its header what it does and what it may answer; here every answer becomes a value or
-an error of `kvps.errors`. Every script answers a repeat as it answered the first time, so a call whose reply
-was lost is simply made again (`Call` does; redis-py's own retries are off).
+The header of each `.lua` file says what the script does and what it may answer. Here every answer becomes a value or an
+error of `kvps.errors`. A script answers a repeat as it answered the first time, so a `Call` whose reply was lost is
+simply made again (redis-py's own retries are off).
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from kvps.protocol.keys import JobKeys
 from kvps.protocol.plan import Contribution, Plan
 
 Call = Callable[..., Any]
-"""Runs a Redis command, again and again while the server cannot be reached, and returns its reply."""
+"""Runs a Redis command and returns its reply; repeats the command while the server cannot be reached."""
 
 
 @dataclass(frozen=True)
 class Script:
-    """The text of one script, and the name the server knows it by."""
+    """The text of one script, and the SHA-1 digest by which the server knows it."""
 
     name: str
     text: str
@@ -79,12 +79,12 @@ NAMES = [
 ]
 SCRIPTS = {name: _load(name) for name in NAMES}
 _SHAS = {name: script.sha for name, script in SCRIPTS.items()}
-_LOADS = 10  # how often one call loads its script: a server that still does not know it then is broken
+_LOADS = 10  # how often one call loads its script; a server that still does not know it then is broken
 
 
 class Joined(NamedTuple):
-    """What a worker is told when it joins. `round` is the last it need not do any more; `residual` names what the
-    last incarnation stored when it left, "" is nothing."""
+    """The answer to a worker's join. `round` is the last round that the worker need not do any more; `residual` is the
+    name of the residual that the last incarnation stored when it left, or ""."""
 
     rank: int
     incarnation: str
@@ -102,9 +102,9 @@ class Accepted(NamedTuple):
 
 
 class Planned(NamedTuple):
-    """The version that is committed, the pin as JSON or "", and the open plan if there is one.
+    """The committed version, the pin as JSON or "", and the open plan if there is one.
 
-    `members` is how many workers are not gone: they are in the clock, or what they pushed still waits.
+    `members` is the number of workers that are not gone: in the clock, or with contributions that still wait.
     """
 
     version: int
@@ -115,10 +115,10 @@ class Planned(NamedTuple):
 
 
 class Acquired(NamedTuple):
-    """The term under which a shard was taken, "" if another holds it: `holder`.
+    """The term under which a shard was taken; "" if another aggregator, `holder`, has its lease.
 
-    `future_ms` is how long that lease would have lasted, if that was longer than a lease lasts; else 0. Then the
-    server's clock was set back, and the lease now ends as one that was taken this moment.
+    `future_ms` is 0 unless that lease had more time left than a lease lasts. Then it is that time: the server's clock
+    was set back, and the lease now ends as if it was taken this moment.
     """
 
     term: str
@@ -127,15 +127,15 @@ class Acquired(NamedTuple):
 
 
 class Evicted(NamedTuple):
-    """Workers that were taken out of the vector clock. `future_ms` is how far the latest sign of life lay in the
-    future, which counts as now: the server's clock was set back by about so much."""
+    """The workers that were taken out of the vector clock. `future_ms` is how far the latest sign of life lay in the
+    future: the server's clock was set back by about that much. A time in the future counts as now."""
 
     workers: list[str]
     future_ms: int
 
 
 class CommitResult(NamedTuple):
-    """What `ready` did: `flipped` if this call made the version visible (`commit_id` is its log entry)."""
+    """The result of `ready`. If `flipped`, this call made the version visible, and `commit_id` is its log entry."""
 
     flipped: bool
     pin: str
@@ -143,22 +143,22 @@ class CommitResult(NamedTuple):
 
 
 class ServerRestarted(Exception):
-    """The server was restarted, and may have lost its last writes: nothing was done. See `recover`."""
+    """The server was restarted and may have lost its last writes. The script changed nothing; see `recover`."""
 
 
 class PlanGone(Exception):
-    """The plan was committed or replaced meanwhile: look again."""
+    """The plan was committed or replaced in the meantime: read the open plan again."""
 
 
 class InboxFull(Exception):
-    """The worker has as many contributions waiting as the job allows: wait for a commit."""
+    """The worker has as many waiting contributions as the job allows: wait for a commit."""
 
 
 class JobScripts:
-    """The scripts of one job. Every method may be repeated; all raise JobNotFound once the job is removed, also when
-    another one was made under its name.
+    """The scripts of one job. Every method may be repeated. All raise JobNotFound once the job is removed, also when
+    another job was made under its name.
 
-    Those that write raise ServerRestarted after a restart of the server, until a new history has begun.
+    Methods that write raise ServerRestarted after a restart of the server, until a new history has begun.
     """
 
     def __init__(self, call: Call, keys: JobKeys, shards: int) -> None:
@@ -167,7 +167,7 @@ class JobScripts:
         self._shards = shards
 
     def through(self, call: Call) -> JobScripts:
-        """The same scripts, run by another call."""
+        """Return the same scripts, run by another call."""
         return JobScripts(call, self._keys, self._shards)
 
     def _run(self, script: str, keys: Sequence[str], *args: object) -> list[Any]:
@@ -187,7 +187,7 @@ class JobScripts:
         return reply
 
     def create(self, config: JobConfig, layout: Layout, name: str, run_id: str, checkpoint: str = "") -> None:
-        """Make the job, its first version staged under `name`: 0, or `checkpoint`'s (JSON). Raises JobExists."""
+        """Make the job, whose first version (0, or a JSON `checkpoint`'s) is staged as `name`. Raises JobExists."""
         k = self._keys
         fields = [part for pair in config.to_hash().items() for part in pair]
         keys = [k.version, k.config, k.layout, k.commits, k.removed, k.clock, k.skip, k.workers, k.units, k.free_units]
@@ -200,7 +200,7 @@ class JobScripts:
             raise being_removed(k.job)
 
     def join(self, worker: str, nonce: str, replaces: str, process: Mapping[str, Any]) -> Joined:
-        """Begin an incarnation. Raises WorkerAlive, UsageError if the job has all its workers."""
+        """Begin an incarnation. Raises WorkerAlive, and UsageError if the job has all its workers."""
         k = self._keys
         keys = [k.config, k.workers, k.clock, k.skip, k.heartbeat, k.plan, k.commits, k.units, k.free_units, k.rounds]
         keys += [k.pushed, k.draining, k.finished, k.ranks, k.turns]
@@ -213,11 +213,11 @@ class JobScripts:
                 entry,
             )
         if reply[0] == "COMPLETE":
-            raise UsageError(f"job {k.job!r} has its workers ({_some(sorted(reply[1:]))}): be one of them")
+            raise UsageError(f"job {k.job!r} has all its workers ({_some(sorted(reply[1:]))}): join as one of them")
         return Joined(*reply[1:])
 
     def reserve(self) -> str:
-        """An id for a worker that has none; "" if one that is there may have to be replaced, or all have joined."""
+        """Return an id for a worker that has none; "" if a worker may have to be replaced, or all have joined."""
         k = self._keys
         reply = self._run("reserve", [k.config, k.workers, k.pushed, k.heartbeat])
         return str(reply[1]) if reply[0] == "OK" else ""
@@ -234,17 +234,14 @@ class JobScripts:
         unit: int | None = None,
         trace: Sequence[object] = (),
     ) -> Accepted:
-        """Have a contribution accepted whose bytes are stored, and note `trace` with it.
-
-        Raises WorkerEvicted, InboxFull, WrongOrder.
-        """
+        """Accept a contribution whose bytes are stored; note `trace`. Raises WorkerEvicted, InboxFull, WrongOrder."""
         said = (base, weight, digest, history, "" if unit is None else unit)
         accepted = self._push(worker, incarnation, seq, *said, "", *trace)
         assert accepted is not None
         return accepted
 
     def ask(self, worker: str, incarnation: str, seq: int) -> Accepted | None:
-        """Whether a push whose reply was lost had been accepted; changes nothing."""
+        """Return the acceptance of a push whose reply was lost; None if it was not accepted. Changes nothing."""
         return self._push(worker, incarnation, seq, 0, 0, "-", "", "", "ask")
 
     def _push(self, worker: str, incarnation: str, seq: int, *said: object) -> Accepted | None:
@@ -268,7 +265,7 @@ class JobScripts:
         raise WrongOrder(f"push {seq} of worker {worker!r} does not follow what was accepted: {reply}")
 
     def plan(self, known: Plan | None = None) -> Planned:
-        """Open the next plan if the mode's condition holds, and say what is. One that is `known` is not read again."""
+        """Open the next plan if the mode's condition holds. Return the open plan; a `known` one is not read again."""
         k = self._keys
         reply = self._run(
             "plan",
@@ -280,7 +277,7 @@ class JobScripts:
         return Planned(version, pin, members, plan, code == "EARLY")
 
     def ready(self, shard: int, term: str, plan: Plan, digest: str) -> CommitResult:
-        """Say that a shard has staged its part. Raises LeaseLost, or PlanGone if the plan is not open any more."""
+        """Note that a shard's part is staged. Raises LeaseLost, and PlanGone if the plan is not open any more."""
         k = self._keys
         keys = [k.config, k.clock, k.skip, k.inbox, k.plan, k.ready, k.commits, k.pin, k.units, k.free_units, k.rounds]
         keys += [k.draining, k.turns, *(k.term(i) for i in range(self._shards))]
@@ -298,7 +295,7 @@ class JobScripts:
         raise CorruptData(f"shard {shard} of job {k.job!r} was staged twice by one term: {reply}")
 
     def reject(self, shard: int, term: str, plan: Plan, contribution: Contribution, reason: str) -> None:
-        """Take a bad contribution out of the plan, with its reason in the log. Raises LeaseLost, PlanGone."""
+        """Take a damaged contribution out of the plan, and log the reason. Raises LeaseLost, PlanGone."""
         k = self._keys
         reply = self._run(
             "reject",
@@ -311,7 +308,7 @@ class JobScripts:
             raise PlanGone
 
     def acquire(self, shard: int, holder: str, lease_ms: int, nonce: str) -> Acquired:
-        """Take a shard's lease, unless another holds it."""
+        """Take a shard's lease, unless another aggregator holds it."""
         k = self._keys
         keys = [k.lease(shard), k.term(shard), k.ready, k.leases]
         reply = self._run("acquire", keys, holder, lease_ms, nonce, shard)
@@ -320,7 +317,7 @@ class JobScripts:
         return Acquired("", reply[1], reply[2] if reply[0] == "FUTURE" else 0)
 
     def own(self, shard: int, term: str) -> None:
-        """Become the one who may delete in the shard's slot. Raises LeaseLost."""
+        """Make `term` the one that may delete in the shard's slot. Raises LeaseLost."""
         reply = self._answered(evaluate(self._call, "own", [self._keys.owner(shard)], term))
         if reply[0] == "LOST":
             raise lease_lost(shard, self._keys.job, reply[1])
@@ -334,10 +331,8 @@ class JobScripts:
     def free(
         self, shard: int, term: str, run_id: str, dead: Sequence[str], reused: Sequence[tuple[str, str]] = ()
     ) -> None:
-        """Delete `dead` keys of the shard's slot, and rename `reused` ones: (dead key, name of what is stored next).
-
-        Raises LeaseLost, ServerRestarted; then nothing was deleted.
-        """
+        """Delete the `dead` keys of the shard's slot, and rename the `reused` ones: pairs of a dead key and a key that
+        is stored next. Raises LeaseLost, ServerRestarted; the batch of 1,000 that was refused then changed nothing."""
         most = 1000
         batches = [(dead[i : i + most], reused[:0]) for i in range(0, len(dead), most)]
         batches += [(dead[:0], reused[i : i + most]) for i in range(0, len(reused), most)]
@@ -348,16 +343,16 @@ class JobScripts:
                 raise lease_lost(shard, self._keys.job, reply[1])
 
     def pin(self, ms: int) -> str:
-        """Keep the bytes of a version for a slow reader: the pin as JSON."""
+        """Keep the bytes of a version for a slow reader. Return the pin as JSON."""
         return str(self._run("pin", [self._keys.pin], ms)[1])
 
     def pinning(self, ms: int) -> tuple[object, ...]:
-        """`pin` as a command for a MULTI."""
+        """Return `pin` as a command for a MULTI."""
         k = self._keys
         return ("EVAL", SCRIPTS["pin"].text, 2, k.version, k.pin, k.id, ms)
 
     def heartbeat(self, worker: str, incarnation: str) -> None:
-        """Raises WorkerEvicted."""
+        """Give a sign of life. Raises WorkerEvicted."""
         reply = self._run("heartbeat", [self._keys.workers, self._keys.heartbeat], worker, incarnation)
         if reply[0] == "EVICTED":
             raise evicted(worker, self._keys.job, reply[1])
@@ -365,9 +360,9 @@ class JobScripts:
     def leave(
         self, worker: str, incarnation: str, finished: bool, trace: Sequence[object] = (), residual: str = ""
     ) -> None:
-        """Leave the vector clock; what was pushed still commits. `residual` is the name of what is stored for later.
+        """Leave the vector clock; accepted contributions still commit. `residual` is the name of the stored residual.
 
-        Raises WorkerEvicted if it was out of it before, and nobody has taken its place.
+        Raises WorkerEvicted if this incarnation was out of the clock before and no later one has the id.
         """
         k = self._keys
         keys = [k.workers, k.heartbeat, k.commits, k.trace(worker), k.units, k.free_units, k.rounds, k.pushed]
@@ -377,10 +372,7 @@ class JobScripts:
             raise evicted(worker, k.job, reply[1])
 
     def next_unit(self, worker: str, incarnation: str) -> int | None:
-        """The unit of the data that the worker has, handed out now or before; None if none is free.
-
-        Raises WorkerEvicted.
-        """
+        """Return the worker's unit, handed out now or before; None if none is free. Raises WorkerEvicted."""
         k = self._keys
         reply = self._run("next_unit", [k.config, k.workers, k.units, k.free_units], worker, incarnation)
         if reply[0] == "EVICTED":
@@ -388,14 +380,14 @@ class JobScripts:
         return int(reply[1]) if reply[0] == "OK" else None
 
     def evict(self, worker: str = "", incarnation: str = "") -> Evicted:
-        """Take silent workers out of the vector clock, and this one, known to be dead."""
+        """Take silent workers out of the vector clock, and this incarnation, which is known to be dead."""
         k = self._keys
         keys = [k.config, k.workers, k.heartbeat, k.commits, k.units, k.free_units, k.rounds, k.pushed, k.draining]
         _, future_ms, *workers = self._run("evict", [*keys, k.turns], worker, incarnation)
         return Evicted(workers, future_ms)
 
     def recover(self, run_id: str, history: str, remembered: int) -> tuple[int, str]:
-        """Begin a new history on a server that was restarted, unless another did: (version, history) from here on."""
+        """Begin a new history on a restarted server, unless another process did. Return its first version and id."""
         k = self._keys
         shards = range(self._shards)
         keys = [k.workers, k.heartbeat, k.plan, k.ready, k.commits, k.units, k.free_units, k.pin, k.turns, k.rounds]
@@ -404,16 +396,16 @@ class JobScripts:
         return reply[1], reply[2]
 
     def mirror(self, term: str, run_id: str, record: str) -> None:
-        """Note what version Redis was given, of a job over shared memory. Raises LeaseLost."""
+        """Note which version Redis was given, in a job over shared memory. Raises LeaseLost."""
         k = self._keys
         reply = self._run("mirror", [k.mirror, k.term(0)], term, run_id, record)
         if reply[0] == "TERM":
             raise lease_lost(0, k.job, reply[1])
 
     def rollback(self, term: str, history: str, memory: str) -> tuple[int, int] | None:
-        """Go on from the version that `mirror` noted, under a new history, in this memory. Raises LeaseLost.
+        """Continue from the version that `mirror` noted, under a new history, in `memory`. Raises LeaseLost.
 
-        Returns that version, and how many were lost; None if none was noted.
+        Returns that version and how many versions are lost; None if `mirror` noted none.
         """
         k = self._keys
         keys = [k.workers, k.heartbeat, k.plan, k.ready, k.commits, k.units, k.pin, k.clock, k.skip, k.inbox]
@@ -424,14 +416,14 @@ class JobScripts:
         return (int(reply[1]), int(reply[2])) if reply[0] == "OK" else None
 
     def trim(self, history: str, entry: str, version: int) -> int:
-        """Drop the log before an entry, that of the commit of `version`; how many were. None in another history."""
+        """Delete the log before `entry`, the commit of `version`. Return how many entries; none in another history."""
         reply = self._run("trim", [self._keys.commits], history, entry, version)
         return int(reply[1]) if reply[0] == "OK" else 0
 
     def remove(self, workers: Sequence[str]) -> bool:
-        """Delete all control keys in one step; from then on the job does not exist, and only its name is taken.
+        """Delete all control keys in one step. From then on the job does not exist, and only its name is taken.
 
-        False, and nothing was deleted, if other workers than `workers` have joined.
+        Returns False, and deletes nothing, if other workers than `workers` have joined.
         """
         k = self._keys
         keys = [k.removed, k.workers, k.config, k.layout, k.clock, k.skip, k.heartbeat, k.inbox, k.plan, k.ready]
@@ -442,14 +434,14 @@ class JobScripts:
         return bool(self._run("remove", keys, len(workers))[0] == "OK")
 
     def forget(self) -> None:
-        """The bytes of the removed job are unlinked: its name is free. Changes nothing if another has the name."""
+        """Free the removed job's name, once its bytes are unlinked. Changes nothing if another job has the name."""
         self._answered(evaluate(self._call, "forget", [self._keys.removed], self._keys.id))
 
 
 def evaluate(call: Call, script: str, keys: Sequence[str], *args: object) -> list[Any]:
-    """Run a script by its digest, loading it if the server has lost it (a restart forgets all scripts).
+    """Run a script by its digest, and load it first if the server does not know it (a restart forgets all scripts).
 
-    It may lose it again before it is run: who was killed in between has forgotten it a second time.
+    A server that is restarted between the two forgets the script again, so this is tried several times.
     """
     for _ in range(_LOADS):
         try:
@@ -488,5 +480,5 @@ def evicted(worker: str, job: str, why: str) -> WorkerEvicted:
 
 
 def _some(names: Sequence[str]) -> str:
-    """Names for a message, of many only the first."""
+    """Join names for a message; of more than 8, only the first 7."""
     return ", ".join(names) if len(names) <= 8 else f"{', '.join(names[:7])} and {len(names) - 7} others"

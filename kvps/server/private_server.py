@@ -1,9 +1,8 @@
-"""The user's own private server: found if it runs, started if not, reached by nobody else.
+"""The user's own private server: found if it runs, started if not, out of reach for other users.
 
-It listens on a Unix socket in a directory of mode 0700 and on no TCP port unless asked to; then it wants a
-password, which stands in a file of mode 0600 beside the socket and never in a command line. It keeps nothing
-on disk. It ends when the process that started it has left and no other uses it (see `watchdog`), unless `start` started
-it, which lets it stay.
+It listens on a Unix socket in a directory of mode 0700, and on a TCP port only if asked to. The port needs a password,
+which is kept in a file of mode 0600 beside the socket and never in a command line. The server keeps nothing on disk. It
+ends when the process that started it has left and no other process uses it (see `watchdog`), unless `start` started it.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from kvps.machine.paths import runtime_dir, server_program, socket_path
 from kvps.transport.shared_memory import folder_of, forget
 
 _START_S = 15.0
-_LOAD_S = 600.0  # a server with data reads them first
+_LOAD_S = 600.0  # a server with data loads it first
 _REPLY_S = 2.0
 _NOTE, _LOCK = "url", "lock"  # files beside the socket
 
@@ -51,7 +50,7 @@ _NOTE, _LOCK = "url", "lock"  # files beside the socket
 class Server:
     """A private server. `guard` is the process that ends it when it is not used; None if it was running already.
 
-    `lasting` is one that `start` started, `keeps` one that keeps its data.
+    `lasting` says that `start` started it, and `keeps` that it keeps its data.
     """
 
     url: str
@@ -63,33 +62,33 @@ class Server:
 
     @property
     def started_here(self) -> bool:
-        """Whether this process started it, and it runs; a forked child did not."""
+        """Whether this process, and not one that forked it, started the server, and the server runs."""
         return self.guard is not None and self._starter == os.getpid() and self.guard.poll() is None
 
     def used_by_others(self) -> bool:
-        """Whether kvps in other processes is connected to it, but for those that another one launched and ends."""
+        """Return whether kvps is connected in other processes, apart from processes that a launcher ends."""
         try:
             with _connection(self.url) as connection:
                 clients = connection.client_list()
-        except redis.exceptions.RedisError:  # too busy to say, if it runs
+        except redis.exceptions.RedisError:  # if it runs, it is too busy to say
             return self.started_here
         return any(name != client_name() and counts_as_user(name) for name in (client["name"] for client in clients))
 
     def leave(self) -> None:
-        """One user in this process less. After the last one the server ends, or if others use it goes on for them.
+        """Count one user in this process less. After the last, end the server, or leave it to other processes.
 
-        Only if this process started it: else it is not this one's to end.
+        A server that another process started is not ended.
         """
         if not self.started_here:
             self.stop()
             return
         with ExitStack() as stack:
-            with suppress(ServerUnfit, OSError):  # the directory is gone: nobody else finds the server
-                stack.enter_context(alone())  # who was about to connect has by now; who comes later starts one anew
+            with suppress(ServerUnfit, OSError):  # the directory is gone: no other process finds the server
+                stack.enter_context(alone())  # a process that was about to connect has; a later one starts anew
             self.stop()
 
     def stop(self) -> None:
-        """What `leave` does, for one who is `alone`. In a fork it does nothing."""
+        """Do what `leave` does, for a caller within `alone`. Does nothing in a fork."""
         if self._starter != os.getpid():
             return
         with _counting:
@@ -105,13 +104,13 @@ class Server:
                 del _started[self.url]
 
 
-_started: dict[str, Server] = {}  # by this process, or by that which forked it
-_handed_over: list[subprocess.Popen[bytes]] = []  # children of this process still
+_started: dict[str, Server] = {}  # by this process, or by the one that forked it
+_handed_over: list[subprocess.Popen[bytes]] = []  # guards that are still children of this process
 _counting = threading.RLock()
 
 
 def _count_anew() -> None:
-    """In a fork, where another thread of the parent may have held the lock."""
+    """Replace the lock in a fork, because another thread of the parent may have held it."""
     global _counting
     _counting = threading.RLock()
 
@@ -120,17 +119,17 @@ os.register_at_fork(after_in_child=_count_anew)
 
 
 def running() -> str | None:
-    """The URL of the user's private server, or None if it does not run."""
+    """Return the URL of the user's private server, or None if it does not run."""
     server = _found()
     return server.url if server else None
 
 
 @contextmanager
 def ensured(listen: str | None = None, data_dir: Path | None = None) -> Iterator[Server]:
-    """The user's private server; started if it does not run.
+    """Yield the user's private server; start it if it does not run.
 
-    Whoever looks whether it is used waits until the block is left, so connect inside. `listen` is HOST:PORT of a
-    TCP port to open as well, `data_dir` where it keeps its data. Raises NoServer, ServerUnfit, InvalidSetting.
+    Connect within the block: until it ends, no process checks whether the server is used. `listen` is HOST:PORT of a
+    TCP port to open too, `data_dir` is where the server keeps its data. Raises NoServer, ServerUnfit, InvalidSetting.
     """
     with alone():
         with _counting:
@@ -154,7 +153,7 @@ def ensured(listen: str | None = None, data_dir: Path | None = None) -> Iterator
 
 
 def start(listen: str | None = None, data_dir: Path | None = None) -> str:
-    """Start the private server to stay until `stop`; its URL. Raises NoServer if it runs, or cannot."""
+    """Start the private server to stay until `stop`; return its URL. Raises NoServer if it runs or cannot."""
     with alone():
         if running():
             raise NoServer("your private server runs already: kvps server status")
@@ -162,7 +161,7 @@ def start(listen: str | None = None, data_dir: Path | None = None) -> str:
 
 
 def stop() -> bool:
-    """End the private server, whoever started it. False if none ran. Raises NoServer if it does not let itself end."""
+    """End the private server, whichever process started it; False if none ran. Raises NoServer if it does not end."""
     with alone():
         url = running()
         if url is None:
@@ -174,9 +173,9 @@ def stop() -> bool:
                 keeps = connection.info("persistence")["aof_enabled"]
                 connection.execute_command("SHUTDOWN", "NOSAVE")
         except redis.exceptions.ResponseError as error:
-            raise NoServer(f"your private server does not let itself be ended: {error}") from None
+            raise NoServer(f"your private server refuses to end: {error}") from None
         except redis.exceptions.RedisError as error:
-            # A cut is how a server answers that it ends; whatever it says matters only if it goes on.
+            # A server that ends cuts the connection, so an error matters only if the server still runs.
             said = f"it does not end ({error})"
         _until(lambda: not _answers(url) and not (pid and process.runs(pid)), said)
         if not keeps:
@@ -185,9 +184,9 @@ def stop() -> bool:
 
 
 def why_lost(url: str) -> str:
-    """What to tell those who used the private server at `url` when it has ended for good.
+    """Return what to tell users of the private server at `url` when it has ended for good.
 
-    "" if it runs, if it keeps its data and may be started again, or if that is another server's URL.
+    Return "" if it runs, if it keeps its data and may be started again, or if the URL is another server's.
     """
     path = connection_settings(url).get("path")
     noted = _noted(Path(path).parent) if path else None
@@ -197,12 +196,12 @@ def why_lost(url: str) -> str:
 
 
 def join_line(url: str, listen: str) -> str:
-    """What to type on another machine to work on this server's jobs."""
+    """Return the command to type on another machine to work on this server's jobs."""
     return f"KVPS_REDIS_URL={tcp_url(url, listen)} kvps worker"
 
 
 def tcp_url(url: str, listen: str) -> str:
-    """Where the private server at `url` is met over the port that it was started with."""
+    """Return the URL of the private server at `url` for the TCP port that it was started with."""
     host, port = _parse_listen(listen)
     if host in ("0.0.0.0", "::", "*"):
         host = socket.gethostname()
@@ -230,7 +229,7 @@ def _start(listen: str | None, data_dir: Path | None, lasting: bool) -> Server:
     if _listens(url):
         raise NoServer(f"your private server runs, but {folder / _NOTE} is gone: end it, before you start another")
     if not data_dir:
-        forget(folder_of(url))  # of one whose guard was killed
+        forget(folder_of(url))  # left by a server whose guard was killed
     if listen:
         host, port = _parse_listen(listen)
         password = secrets.token_urlsafe(24)
@@ -239,10 +238,10 @@ def _start(listen: str | None, data_dir: Path | None, lasting: bool) -> Server:
     text = "".join(f"{name} {value}\n" for name, value in settings.items()).encode()
     if not lasting:
         text += b"end\n"
-    # A session of its own: Ctrl-C in the terminal is for the workers first, which still need the server to leave.
+    # In a session of its own: Ctrl-C in the terminal must first reach the workers, which need the server to leave.
     guard = [sys.executable, "-I", "-S", str(Path(__file__).with_name("watchdog.py")), binary]
     guard += [str(socket_path(folder)), str(folder / _LOCK)]
-    # Of a server that keeps nothing, shared memory holds nothing either.
+    # The shared memory of a server that keeps nothing is of no use without it: the guard deletes it.
     command = [binary, "-"] if lasting else guard + ([] if data_dir else [str(folder_of(url))])
     try:
         with open(log, "w") as said:
@@ -270,31 +269,31 @@ def _start(listen: str | None, data_dir: Path | None, lasting: bool) -> Server:
 
 
 def _hand_over(child: subprocess.Popen[bytes]) -> None:
-    """Leave it to the guard to end the server, when nobody uses it any more."""
+    """Leave it to the guard to end the server when no process uses it any more."""
     assert child.stdin is not None
     with suppress(BrokenPipeError):
-        child.stdin.write(b"\n")  # a forked child of ours may hold the other end of its input
+        child.stdin.write(b"\n")  # closing is not enough: a forked child of ours may hold this end of the pipe too
         child.stdin.close()
     _handed_over[:] = [guard for guard in (*_handed_over, child) if guard.poll() is None]
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """End the guard, and so its server; or a lasting server."""
+    """End the guard, and with it its server; or end a lasting server."""
     assert child.stdin is not None
     with suppress(BrokenPipeError):
         child.stdin.close()
-    child.terminate()  # a forked child of ours may hold the other end of its input
+    child.terminate()  # closing is not enough: a forked child of ours may hold this end of the pipe too
     child.wait()
 
 
 def _found() -> Server | None:
-    """The server that runs, as one that another process started."""
+    """Return the running server as one that another process started; None if none runs."""
     server = _noted(runtime_dir())
     return server if server and _answers(server.url) else None
 
 
 def _noted(folder: Path) -> Server | None:
-    """The server that was started last with its socket in this directory."""
+    """Return the server that was started last with its socket in this directory."""
     try:
         url, _, words = (folder / _NOTE).read_text().partition("\n")
     except OSError:
@@ -303,7 +302,7 @@ def _noted(folder: Path) -> Server | None:
 
 
 def _own_directory(path: Path) -> Path:
-    """The directory for the data, made with mode 0700: gradients and weights are the user's. Raises ServerUnfit."""
+    """Return the directory for data, made with mode 0700: gradients and weights are private. Raises ServerUnfit."""
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):
@@ -319,7 +318,7 @@ def _until(
     log: Path | None = None,
     patience_s: float = _START_S,
 ) -> None:
-    """Wait for a server to come or go: it gives no sign of either but its socket."""
+    """Poll until a server has started or ended: only its socket shows either. Raises NoServer."""
     deadline = time.monotonic() + patience_s
     while not done():
         over = time.monotonic() > deadline
@@ -331,9 +330,9 @@ def _until(
 
 
 def _answers(url: str, loading: bool = True) -> bool:
-    """Whether it runs. Absent is only whom no socket leads to: another server in its place would bury its jobs.
-
-    `loading` is the answer for one that still reads its data.
+    """Return whether the server runs; `loading` is the answer for one that still loads its data. It counts as gone only
+    if nothing listens on its socket, because another server in its place would hide its jobs. Raises NoServer or
+    TooManyClients if it listens and does not answer.
     """
     if not _listens(url):
         return False
@@ -345,7 +344,7 @@ def _answers(url: str, loading: bool = True) -> bool:
     except ClientRefused:
         raise too_many_clients(url) from None
     except redis.exceptions.RedisError as error:
-        if not _listens(url):  # it has ended since
+        if not _listens(url):  # the server has ended since
             return False
         raise NoServer(
             f"your private server does not answer ({error}): wait, or end it, before you start another"
@@ -390,10 +389,10 @@ def _write_private(path: Path, text: str) -> None:
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """One process at a time looks for the server and starts it: two commands begun together share one."""
+    """Let one process at a time look for the server and start it, so that two commands begun together share one."""
     with open(runtime_dir() / _LOCK, "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         try:
             yield
         finally:
-            fcntl.flock(lock, fcntl.LOCK_UN)  # closing it is not enough: a fork that was made meanwhile has it open too
+            fcntl.flock(lock, fcntl.LOCK_UN)  # closing is not enough: a fork made meanwhile has it open too

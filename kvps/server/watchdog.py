@@ -1,13 +1,13 @@
-"""Ends an embedded server when nobody uses it any more after its starter has left; and ends with the server.
+"""The guard of a private server: it ends the server once its starter has left and no process uses it.
 
-Run by file name, not imported: it must start at once and needs nothing but the standard library. Its arguments are the
-server program, the server's Unix socket, the lock that is held by whoever looks for a server, and a directory, if any,
-that is of no use without the server.
+The guard is run by file name, not imported: it must start at once and needs only the standard library. Its arguments
+are the server program, the server's Unix socket, the lock that a process holds while it looks for a server, and
+optionally a directory that is of no use without the server.
 
-Its standard input brings the server's settings and a line "end". A byte after that says that the starter has left, and
-so does the end of the input, which comes when the starter is gone, however it went. From then on the guard looks
-whether kvps is connected in any process, and ends the server when it is in none. SIGTERM ends the server at once. The
-server does not outlive the guard: the kernel sends it SIGTERM (Linux).
+On standard input the guard reads the server's settings and a line "end". After that, a byte means that the starter has
+left, and so does the end of the input, which comes when the starter ends in any way. From then on the guard checks
+whether any process is connected through kvps, and ends the server when none is. SIGTERM ends the server at once. The
+guard ends with the server, and the server with the guard: the kernel sends it SIGTERM (Linux).
 """
 
 import ctypes
@@ -28,16 +28,16 @@ _LOOK_AGAIN_S = 0.2
 _REPLY_S = 2.0
 _LEFT, _END = "left", "end"
 _USER = re.compile(rb" name=kvps-(?!child-)")
-_NOT_OURS = re.compile(rb"-(NOAUTH|WRONGPASS|NOPERM)")  # somebody has changed its password or its rules
+_NOT_OURS = re.compile(rb"-(NOAUTH|WRONGPASS|NOPERM)")  # another program has changed its password or ACL
 
 
 def main() -> int:
     binary, address, lock, *useless = sys.argv[1:]
-    told: queue.SimpleQueue[str] = queue.SimpleQueue()  # the one queue that a signal handler may put to
+    told: queue.SimpleQueue[str] = queue.SimpleQueue()  # of all queues, a signal handler may put only to this one
     signal.signal(signal.SIGTERM, lambda *_: told.put(_END))
     settings = b""
     while (line := sys.stdin.buffer.readline()) != b"end\n":
-        if not line:  # the starter is gone before it had said all
+        if not line:  # the starter ended before it had sent all settings
             return 1
         settings += line
     try:
@@ -49,9 +49,9 @@ def main() -> int:
     try:
         server.stdin.write(settings)
         server.stdin.close()
-    except BrokenPipeError:  # it is gone already, and has said why
+    except BrokenPipeError:  # the server has ended already, and has said why
         return 1
-    # os.read, for the interpreter's end would stumble over a thread that holds the lock of sys.stdin.
+    # os.read: a thread that holds the lock of sys.stdin makes the interpreter's exit fail.
     waits: tuple[tuple[Callable[[], object], str], ...] = ((lambda: os.read(0, 1), _LEFT), (server.wait, _END))
     for wait, word in waits:
         threading.Thread(target=_then, args=(wait, told, word), daemon=True).start()
@@ -70,16 +70,16 @@ def main() -> int:
 
 
 def _await_unused(told: "queue.SimpleQueue[str]", lock: str, address: str, password: bytes) -> None:
-    """Wait until nobody uses the server, or somebody ends it.
+    """Wait until no process uses the server, or it is told to end.
 
-    If nobody uses it the lock is held from here on: who looks for a server meanwhile waits until the guard has ended.
+    If no process uses it, this keeps the lock: a process that looks for a server then waits until the guard has ended.
     """
     while True:
         try:
             held = os.open(lock, os.O_WRONLY | os.O_CREAT, 0o600)
-        except OSError:  # the directory is gone, and nobody can find the server
+        except OSError:  # the directory is gone, so no process can find the server
             return
-        with suppress(BlockingIOError):  # somebody is about to connect
+        with suppress(BlockingIOError):  # a process is about to connect
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not _is_used(address, password):
                 return
@@ -90,7 +90,7 @@ def _await_unused(told: "queue.SimpleQueue[str]", lock: str, address: str, passw
 
 
 def _is_used(address: str, password: bytes) -> bool:
-    """Whether kvps is connected, but for processes that another one launched and ends. Too busy to say is used."""
+    """Return whether kvps is connected; processes that a launcher ends do not count, a server too busy to say does."""
     asked = b"CLIENT LIST\r\nQUIT\r\n"
     try:
         with socket.socket(socket.AF_UNIX) as client:
@@ -113,7 +113,7 @@ def _then(wait: Callable[[], object], told: "queue.SimpleQueue[str]", word: str)
 
 def _end_with_guard() -> None:
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG; the thread it means is the main one, which stays
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG, of the guard's main thread, which stays
 
 
 if __name__ == "__main__":

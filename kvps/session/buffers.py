@@ -1,9 +1,9 @@
-"""The arrays that a session lends its user to compute a gradient into, and who still has them when it is pushed.
+"""The arrays that a session lends its user to compute a gradient into, and the check whether they are still in use.
 
-Over shared memory they lie where the aggregator reads them. Once a contribution is accepted nobody may change it, but a
-view of such an array, a tensor on it or a memoryview can be written to for as long as it lives. Each of them holds a
-reference to what it looks at. If there are more references than the session and the mapping that is pushed account for,
-the memory is taken away from under them, see `Made.withdraw`: what they write then is their own.
+Over shared memory they lie where the aggregator reads them. An accepted contribution must not change, but a view of
+such an array, a tensor on it or a memoryview can be written to as long as it exists. Each of these holds a reference to
+the array or its memory. If there are more references than the session and the pushed mapping account for, the memory is
+taken away from under them, see `WritableSegment.withdraw`: they then write to a private copy.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kvps.transport.shared_memory import WritableSegment
 
 
 class GradientBuffers:
-    """Name -> array (`arrays`), to be computed into for the contribution `sequence`; in a segment, or in `spare`."""
+    """Arrays by name, in a segment or in spare memory, into which the contribution `sequence` is computed."""
 
     def __init__(self, layout: Layout, sequence: int, place: WritableSegment | Array) -> None:
         self.sequence = sequence
@@ -31,44 +31,44 @@ class GradientBuffers:
 
     @property
     def in_place(self) -> bool:
-        """Whether they lie where the aggregator reads them."""
+        """Whether the arrays lie where the aggregator reads them."""
         return self._made is not None
 
     def check_place(self, name: str, array: Array) -> None:
-        """Raise LayoutMismatch for the gradient of that name if it lies where another one belongs: copied from there,
-        it might be written over first."""
+        """Raise LayoutMismatch if the gradient `name` lies where another one belongs: it might be overwritten before it
+        is copied from there."""
         if self._made is None or not np.may_share_memory(array, self._memory):
             return
         if array.ctypes.data != self.arrays[name].ctypes.data:
             raise LayoutMismatch(f"gradient {name!r} lies in another one's buffer: compute each into its own")
 
     def may_be_written(self, grads: Mapping[str, Any] | None) -> bool:
-        """Whether anybody but `grads`, which is about to be pushed, may still look at the segment.
+        """Return whether anything but `grads`, which is about to be pushed, may still refer to the segment.
 
-        To be asked before anything else refers to the arrays.
+        Must be called before anything else refers to the arrays.
         """
         if self._made is None:
             return False
         if type(grads) is not dict or any(grads.get(name) is not array for name, array in self.arrays.items()):
             return True
         *arrays, memory = _references([*self.arrays.values(), self._memory])
-        # Of each array: `self.arrays` and `grads`. Of the memory: the segment, `self`, and each array as its base.
+        # Expected for each array: `self.arrays`, `grads`; for the memory: the segment, `self`, each array as its base.
         return any(count > 2 for count in arrays) or memory > 2 + len(arrays)
 
     def withdraw(self) -> None:
-        """Take the segment's memory away from who looks at it. Raises ServerFull."""
+        """Take the segment's memory away from everything that refers to it. Raises ServerFull."""
         if self._made:
             self._made.withdraw(self._memory)
 
     def close(self) -> None:
-        """They are a contribution now, and cannot be written to."""
+        """Make the arrays read-only, because they are a contribution now."""
         for array in self.arrays.values():
             array.flags.writeable = False
 
 
 def _references(things: Sequence[object]) -> list[int]:
-    """How many references there are to each, beside that of `things`."""
+    """Return how many references there are to each thing, besides the one of `things`."""
     return [count - _COUNTED for count in map(sys.getrefcount, things)]
 
 
-_COUNTED = next(map(sys.getrefcount, [object()]))  # that of the list, and what the call itself adds
+_COUNTED = next(map(sys.getrefcount, [object()]))  # the reference of the list, and those that the call itself adds

@@ -1,4 +1,4 @@
-"""What is sent of gradients: their float32 as it is, or a shorter format with its residual."""
+"""Encodes gradients for sending: as their plain float32, or in a shorter format with its residual."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from kvps.transport.access import JobAccess
 
 
 class Encoder:
-    """Of one session. `inherited` is the name of the residual that the last incarnation stored, or "".
+    """The encoder of one session. `inherited` is the name of the residual that the last incarnation stored, or "".
 
     lossy     whether the format leaves something out
     sizes     bytes of each chunk
-    residual  what the format has left out so far; None before the first gradient, and of fp32
+    residual  the sum that the format has left out so far; None before the first gradient, and for fp32
     """
 
     def __init__(self, access: JobAccess, membership: Membership, inherited: str) -> None:
@@ -41,14 +41,14 @@ class Encoder:
 
     @property
     def home(self) -> Device:
-        """Where gradients are encoded; host memory, if that does not matter."""
+        """The device where gradients are encoded; host memory if that does not matter."""
         return self.residual.home if self.residual else CPU
 
     def flat(self, grads: Mapping[int, Any], buffers: GradientBuffers | None) -> dict[int, Flat]:
-        """Gradients, by their numbers in the layout, flat in host memory or on their way there; on a device, if that is
-        where they are encoded. The first gradient that is on a device decides where that is.
+        """Return gradients, by their numbers in the layout, flat in host memory or on their way there; on a device, if
+        they are encoded there. The first gradient that is on a device decides where gradients are encoded.
 
-        Raises LayoutMismatch for one that lies in another's place of `buffers`, DeviceFailed, CorruptData.
+        Raises LayoutMismatch for a gradient that is in another one's place in `buffers`, DeviceFailed, CorruptData.
         """
         if self.lossy and not self.residual:
             self.residual = self._inherit(device_of(grads.values()))
@@ -64,26 +64,26 @@ class Encoder:
         return array
 
     def _inherit(self, home: Device) -> Residual:
-        """What the last incarnation left out, if it stored that; else nothing."""
+        """Return the residual that the last incarnation stored; zeros if it stored none."""
         values: Array = np.zeros(self._layout.size, DTYPE)
         if self._inherited:
             try:
                 self._store.load(self._inherited, values)
             except ChunkGone as gone:
-                self._membership.look()  # it is freed when another goes on with it
+                self._membership.look()  # raises if a newer incarnation freed it
                 worker = self._membership.worker
-                raise CorruptData(f"what worker {worker!r} stored when it left is not there: {gone}") from None
+                raise CorruptData(f"the residual that {worker!r} stored when it left is not there: {gone}") from None
         if isinstance(home, Cuda):
             return DeviceResidual(self._format, values, self._layout, home)
         return Residual(self._format, values)
 
     def keep(self) -> None:
-        """What was encoded last is accepted: what it left out goes with the next."""
+        """Note that the last encoded contribution was accepted: what it left out goes into the next one."""
         if self.residual:
             self.residual.keep()
 
     def save(self) -> str:
-        """Store the residual of all that was accepted, for the next incarnation; its name, or "" if it cannot be."""
+        """Store the residual of all that was accepted, for the next incarnation. Return its name, "" if it cannot."""
         me = self._membership
         if not me.sequence:
             return self._inherited
@@ -94,5 +94,5 @@ class Encoder:
         return ""
 
     def stored_keys(self, name: str) -> list[str]:
-        """The keys of what `save` stored."""
+        """Return the keys under which `save` stored the residual `name`."""
         return self._store.keys(name) if name else []

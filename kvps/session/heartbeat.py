@@ -14,7 +14,7 @@ _BEATS_PER_TIMEOUT = 5
 
 
 class Heartbeat(threading.Thread):
-    """Gives a sign of life while the worker computes, for a round may take longer than the timeout."""
+    """A thread that gives signs of life while the worker computes, because a round may take longer than the timeout."""
 
     def __init__(self, scripts: JobScripts, worker: str, incarnation: str, timeout_s: float) -> None:
         super().__init__(name=f"kvps-heart-{worker}", daemon=True)
@@ -32,10 +32,10 @@ class Heartbeat(threading.Thread):
             except WorkerEvicted as error:
                 self.evicted = error
                 return
-            except TooManyClients as error:  # the worker may have the connection that it needs
+            except TooManyClients as error:  # the worker itself may have a connection
                 log.warning("worker %s cannot say that it lives: %s", self._worker, error)
             except (KvpsError, ServerRestarted):
-                continue  # the worker's own next call will say it, with the context that a user needs
+                continue  # the worker's own next call raises it too, with the context that a user needs
 
     def stop(self) -> None:
         self._stopped.set()

@@ -1,4 +1,4 @@
-"""Measures what a worker's iterations spend their time on."""
+"""Measures how long the parts of a worker's iterations take."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import time
 
 
 class IterationTimer:
-    """Waiting for the turn, fetching, computing, pushing. `trace` is that of the last whole iteration: it goes with the
-    next call that writes anyway."""
+    """A timer of waiting for the turn, fetching, computing and pushing. `trace` is the trace of the last whole
+    iteration; it goes with the next call that writes anyway."""
 
     def __init__(self) -> None:
         self.trace: list[object] = []
@@ -15,12 +15,12 @@ class IterationTimer:
         self._since = time.perf_counter()
 
     def pulled(self, began: float, turn_came: float) -> None:
-        """A pull that `began` then, and whose turn came then, ends now. Times are those of `time.perf_counter`."""
+        """Note that a pull ends now. It `began`, and its turn came, at these times of `time.perf_counter`."""
         self._since = time.perf_counter()
         self._pull_ms = {"wait": 1000 * (turn_came - began), "fetch": 1000 * (self._since - turn_came)}
 
     def pushed(self, began: float, round_: int, version: int, loss: float | None) -> None:
-        """A push that `began` then ends now."""
+        """Note that a push ends now that `began` at this time."""
         spans = self._pull_ms | {
             "compute": 1000 * (began - self._since),
             "push": 1000 * (time.perf_counter() - began),

@@ -22,7 +22,7 @@ class Membership:
     """One incarnation of a worker. Belongs to the thread and the process that made it.
 
     sequence  how many contributions of this incarnation have been acknowledged
-    settled   those up to this number wait no more: they are committed, or rejected
+    settled   contributions up to this number wait no more: they are committed, or rejected
     version   the version of the weights that the last pull returned
     """
 
@@ -37,11 +37,11 @@ class Membership:
         self._thread = threading.get_ident()
         self._heartbeat = Heartbeat(access.scripts, worker, joined.incarnation, access.config.worker_timeout_ms / 1000)
         self._heartbeat.start()
-        # Who drops a session without leaving falls silent.
+        # A worker that drops its session without leaving falls silent.
         weakref.finalize(self, self.owner.run, self._heartbeat.stop)
 
     def check_usable(self) -> None:
-        """Raise WrongOrder for a closed session, another thread or a fork; WorkerEvicted if the heartbeat met that."""
+        """Raise WrongOrder for a closed session, another thread or a fork; WorkerEvicted if a heartbeat raised it."""
         self.owner.check()
         if self.closed:
             raise WrongOrder(f"the session of worker {self.worker!r} is closed: join again")
@@ -51,13 +51,13 @@ class Membership:
             raise self._heartbeat.evicted
 
     def look(self) -> Turn:
-        """The newest turn. Raises WorkerEvicted, JobNotFound."""
+        """Return the newest turn. Raises WorkerEvicted, JobNotFound."""
         turn = self._reader.turn(self.worker)
         self.check(turn)
         return turn
 
     def check(self, turn: Turn) -> Member:
-        """This worker as it is in a turn. Raises WorkerEvicted if it is no longer this incarnation's."""
+        """Return this worker as it is in a turn. Raises WorkerEvicted if this incarnation is no longer active."""
         me = turn.me
         if me is None or me.incarnation != self.incarnation:
             raise self._evicted("replaced")
@@ -69,14 +69,14 @@ class Membership:
         return me
 
     def server_restarted(self) -> WorkerEvicted:
-        """The server remembers less than this session was told: it was restarted, which all must know."""
+        """Begin a new history, because the server remembers less than this session. Return the error to raise."""
         await_history(self._access.client, self._access.scripts, self._access.keys.job, self.version)
         return self._evicted("its server was restarted, and may have lost its last writes")
 
     @contextmanager
     def memory_checked(self) -> Iterator[None]:
-        """Raise WorkerEvicted when shared memory is gone although the job exists: what came since Redis was given the
-        weights will be done again."""
+        """Raise WorkerEvicted if shared memory is gone although the job exists: everything after the version that Redis
+        was last given will be done again."""
         try:
             yield
         except SharedMemoryLost:
@@ -84,11 +84,11 @@ class Membership:
             raise self._evicted("the shared memory of the job is lost") from None
 
     def stop_heartbeat(self) -> None:
-        """Give no more signs of life."""
+        """Stop giving signs of life."""
         self._heartbeat.stop()
 
     def leave(self, finished: bool, trace: list[object], residual: str) -> None:
-        """Leave the vector clock. `residual` is the name of what is stored for the next incarnation.
+        """Leave the vector clock. `residual` is the name of the residual stored for the next incarnation, or "".
 
         Raises WorkerEvicted if it was evicted before and not replaced, JobNotFound.
         """

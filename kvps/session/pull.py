@@ -1,4 +1,4 @@
-"""The weights that a session pulls, where the user has them: in host memory, or on a device as they come."""
+"""Pulls a session's weights to where the user wants them: in host memory, or on a device while they arrive."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from kvps.transport.base import Transport
 
 
 class WeightPull:
-    """Of one session, which alone calls it. What it hands out is valid until it hands out the next."""
+    """The pulls of one session, which alone calls it. Weights that it returns are valid until it returns the next."""
 
     def __init__(self, access: JobAccess, transport: Transport, device: Device | str, prefetch: bool) -> None:
         named, where = (device, CPU) if isinstance(device, str) else (device.name, device)
         self._layout = access.layout
         self._where = where
-        self._on_device: DeviceBuffer | None = None  # made by the first pull: a device without room fails no join
+        self._on_device: DeviceBuffer | None = None  # made by the first pull: a full device fails no join
         self._source = transport.weight_source(partial(empty, access.layout.size, named), prefetch)
         self._flat: Array = np.empty(0, DTYPE)
         self._views: dict[str, Array] = {}
 
     @property
     def inline_buffer(self) -> Array | None:
-        """Where the weights of a small model may come together with a turn; None if they come otherwise."""
+        """The array that receives a small model's weights together with a turn; None if they are read separately."""
         return self._source.inline_buffer
 
     def weights(
         self, turn: Turn, inline: bool, rounds_done: int, look: Callable[[], Turn]
     ) -> tuple[int, dict[str, Any]]:
-        """The weights of this turn, or newer ones: their version, and name -> array.
+        """Return the weights of this turn, or newer ones: their version, and name -> array.
 
-        `inline` is whether they are in `inline_buffer`, `look` how the session finds the newest turn. Raises
-        SharedMemoryLost, DeviceFailed, and what `VersionReader.weights` and `look` raise.
+        `inline` says that they are already in `inline_buffer`, `look` returns the newest turn. Raises SharedMemoryLost,
+        DeviceFailed, and what `VersionReader.weights` and `look` raise.
         """
         self._on_device = self._on_device or self._where.landing(self._layout.size)
         if self._on_device:
@@ -50,5 +50,5 @@ class WeightPull:
         return version, self._layout.cut(self._on_device.whole(flat)) if self._on_device else dict(self._views)
 
     def close(self) -> None:
-        """Forget what is coming."""
+        """Cancel a fetch that is under way."""
         self._source.close()

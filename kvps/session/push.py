@@ -1,7 +1,7 @@
 """One contribution of a worker, from the first gradient that is put to its acknowledgement.
 
-The promise: a contribution counts once or not at all, however often it is sent. A push whose end is not known may be
-made again with the same gradients, under the same sequence number, and with no others.
+The promise: a contribution counts once or not at all, however often it is sent. A push whose result is unknown may be
+repeated with the same gradients, under the same sequence number, and with no others.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ log = logging.getLogger("kvps.session")
 
 
 class PushState(Enum):
-    """OPEN      gradients are being put; of no earlier try the end is unknown
-    SENDING   `send` is at work
-    UNKNOWN   a try ended, and it is not known whether it was accepted, or whether its bytes still arrive
-    ACCEPTED  it is acknowledged
+    """OPEN      gradients are being put; no earlier try has an unknown result
+    SENDING   `send` is running
+    UNKNOWN   a try failed, and it is not known whether it was accepted or whether its bytes still arrive
+    ACCEPTED  the contribution is acknowledged
     """
 
     OPEN = auto()
@@ -42,11 +42,11 @@ class PushState(Enum):
 
 
 class Header(NamedTuple):
-    """What is accepted with a contribution's bytes.
+    """The data that is accepted together with a contribution's bytes.
 
-    version  that of the weights it was computed on, in this `history`
-    unit     the unit of data it has used, if the job hands them out
-    trace    what the worker says of the iteration before this one
+    version  the version of the weights that it was computed on, in this `history`
+    unit     the unit of data that it has used, if the job hands out units
+    trace    the trace of the worker's iteration before this one
     """
 
     version: int
@@ -56,7 +56,7 @@ class Header(NamedTuple):
 
 
 class Push:
-    """The contribution of the sequence number `seq`, behind the last one that was acknowledged."""
+    """The contribution with the sequence number `seq`, the first one that is not acknowledged."""
 
     def __init__(self, access: JobAccess, membership: Membership, uploads: Uploads, encoder: Encoder) -> None:
         self.state = PushState.OPEN
@@ -66,11 +66,11 @@ class Push:
         self._encoder = encoder
         self.seq = membership.sequence + 1
         self._tried = False  # whether bytes may have been sent under this number
-        self._digests: str | None = None  # of the try whose end is UNKNOWN, if it was whole
+        self._digests: str | None = None  # of the try whose result is UNKNOWN, if it was whole
         self._upload: GradientUpload | None = None
 
     def has(self, number: int) -> bool:
-        """Whether the gradient of this number in the layout was put."""
+        """Return whether the gradient of this number in the layout was put."""
         return self._upload is not None and self._upload.has(number)
 
     @property
@@ -80,13 +80,13 @@ class Push:
 
     @property
     def missing(self) -> int:
-        """How many chunks, of what is being sent, are not known to have arrived. Any thread may ask."""
+        """How many of the chunks that are being sent are not known to have arrived. Any thread may ask."""
         upload = self._upload if self.state is PushState.SENDING else None
         return upload.chunks.missing if upload else 0
 
     def buffer(self) -> WritableSegment | None:
-        """Where the gradient may be computed, so that it need not be copied; None if there is no such place, or if
-        something may lie there that was sent already."""
+        """Return a segment to compute the gradient into, so that it need not be copied; None if there is none, or if
+        bytes in it may have been sent already."""
         if self._tried or self._encoder.lossy:
             return None
         with self._membership.memory_checked():
@@ -95,14 +95,14 @@ class Push:
     # -- gradients ----------------------------------------------------------------------------------------------
 
     def put(self, number: int, array: Flat, buffers: GradientBuffers | None) -> None:
-        """Add one gradient, and send the chunks that are whole now. Raises NotFinite; then nothing has changed."""
+        """Add one gradient, and send the chunks that are now complete. Raises NotFinite; then nothing has changed."""
         with self._encoder.home.current():
             counts = self._is_finite(number, array)
         upload = self._opened(True, False, buffers)
         try:
             upload.counts &= counts
             upload.put({number: array}, last=False)
-        except BaseException:  # half of it may be sent, and the other half may land later
+        except BaseException:  # a part may be sent, and the rest may arrive later
             self._upload = None
             if upload.begun:
                 self._lose_track(None)
@@ -112,10 +112,10 @@ class Push:
     def send(
         self, arrays: Mapping[int, Flat], header: Header, buffers: GradientBuffers | None, withdraws: bool
     ) -> Accepted:
-        """Add the other gradients, and have the contribution accepted. With `withdraws` the memory of `buffers` is
-        taken away first from others who may write there.
+        """Add the other gradients, and have the contribution accepted. `withdraws` says to detach the memory of
+        `buffers` first, because other code may still write to it.
 
-        Raises NotFinite, and WrongOrder for other gradients than a try had whose end is unknown; then nothing has
+        Raises NotFinite, and WrongOrder if an earlier try with an unknown result had other gradients; then nothing has
         changed. Raises WorkerEvicted, ServerLost, JobNotFound.
         """
         counts = self._upload is None or self._upload.counts
@@ -143,8 +143,8 @@ class Push:
                 buffers.close()
             if counts:
                 self._encoder.keep()
-            self._membership.sequence += 1  # last: if this is interrupted, how it ended is not known
-            self.state, self._upload = PushState.ACCEPTED, None  # nobody holds the gradients any longer
+            self._membership.sequence += 1  # last: an interrupt before this leaves the result unknown
+            self.state, self._upload = PushState.ACCEPTED, None  # lets go of the gradients
             return accepted
         except NotFinite:
             self.state = before
@@ -158,7 +158,7 @@ class Push:
             raise
 
     def forget(self) -> None:
-        """What was put for a push that never came is not pushed. All of it has arrived then: none lands later."""
+        """Drop gradients that were put and never pushed. Wait until they have arrived, so that none arrives later."""
         upload, self._upload = self._upload, None
         if upload:
             try:
@@ -172,7 +172,7 @@ class Push:
         self.state, self._digests = PushState.UNKNOWN, digests
 
     def _opened(self, live: bool, looks: bool, buffers: GradientBuffers | None) -> GradientUpload:
-        """The upload that is being put together. A new one is not `live` if bytes were sent under its number before."""
+        """Return the present upload, or a new one, which is not `live` if bytes were sent under its number before."""
         if not self._upload:
             live, self._tried = live and not self._tried, True
             in_place = buffers is not None and buffers.in_place
@@ -183,12 +183,12 @@ class Push:
 
     @property
     def _looks_on_the_way(self) -> bool:
-        """Whether NaN may be found when most has left: if that is written over by what follows, and not left behind on
-        the server until a sweep, as of a contribution that is skipped."""
+        """Whether to look for NaN while sending, when most chunks have left: only if later chunks overwrite those. The
+        chunks of a contribution that is skipped would stay on the server until a sweep."""
         return not self._encoder.lossy and (self._uploads.overwrites or self._access.config.nonfinite == "reject")
 
     def _is_finite(self, number: int, array: Flat) -> bool:
-        """Whether a gradient counts. One with NaN or Inf is refused, or counts as zeros."""
+        """Return whether a gradient counts. One with NaN or Inf is refused (NotFinite), or counts as zeros."""
         if finite(array):
             return True
         if self._access.config.nonfinite == "skip":
@@ -203,14 +203,14 @@ class Push:
     def _deliver(self, upload: GradientUpload, counts: bool, header: Header) -> Accepted:
         """Store the chunks, wait for every OK, then have them accepted. A small contribution goes in one step.
 
-        Never both in one pipeline: a refused SET before an accepted push would be an acknowledgement without
-        bytes. In a MULTI a refused SET refuses the push too. If the connection drops, the worker asks whether the push
-        was accepted before it sends anything again, for a resend would recreate what a commit had freed.
+        SETs and push never share a plain pipeline: a refused SET before an accepted push would be an acknowledgement
+        without bytes. In a MULTI, a refused SET refuses the push too. After a cut, the worker asks whether the push was
+        accepted before it sends anything again, because a resend would recreate bytes that a commit had freed.
         """
         accept = partial(self._accept, upload, counts, header)
         scripts = self._access.scripts
         if not counts:
-            upload.chunks.drop()  # what was sent of it is dead, and will be swept
+            upload.chunks.drop()  # chunks that were sent are dead, and will be swept
             return accept(scripts)
         cut: Exception | None = None
         try:
@@ -222,9 +222,9 @@ class Push:
         return self._resend(upload, cut) or accept(scripts)
 
     def _resend(self, upload: GradientUpload, cut: Exception | None) -> Accepted | None:
-        """Store the chunks that are not known to be there, unless they were accepted before.
+        """Store the chunks that are not known to have arrived, unless the contribution was already accepted.
 
-        Goes on as long as chunks arrive. `cut` is how the first try ended, if there was one. Raises ServerLost.
+        Continues as long as chunks arrive. `cut` is the error that ended the first try, if any. Raises ServerLost.
         """
         retries, warned = self._access.client.retries(), False
         while True:
@@ -245,11 +245,11 @@ class Push:
             if not retries.pause():
                 raise ServerLost(
                     f"{self._stuck(upload, upload.chunks.missing, cut)}; for {retries.patience_s:g} s small requests "
-                    f"passed and no chunk did: look at what is between here and there, then push the same again"
+                    f"passed and no chunk did: check the network in between, then push the same gradients again"
                 )
 
     def _ask(self) -> Accepted | None:
-        """Whether it was accepted. Nothing is sent to a restarted server before its new history begins."""
+        """Return its acceptance, or None. A restarted server is sent nothing before its new history begins."""
         me = self._membership
         try:
             return self._access.scripts.ask(me.worker, me.incarnation, self.seq)
@@ -264,20 +264,20 @@ class Push:
         )
 
     def _accept(self, upload: GradientUpload, counts: bool, header: Header, scripts: JobScripts) -> Accepted:
-        """Have what was stored, or is stored by these `scripts`, accepted as soon as the inbox takes it."""
+        """Have the chunks accepted, which are stored already or by these `scripts`, as soon as the inbox has room."""
         me, access = self._membership, self._access
         digests = upload.digests if counts else "-"
         said = (me.worker, me.incarnation, self.seq, header.version, int(counts), digests)
         while True:
             try:
                 return scripts.push(*said, header.history, header.unit, header.trace)
-            except (ServerRestarted, WrongOrder):  # the numbers are this session's own, and it does not miscount
+            except (ServerRestarted, WrongOrder):  # this session does not miscount: the server forgot some
                 raise me.server_restarted() from None
             except JobNotFound:
-                access.client.unlink(upload.chunks.keys)  # who removed it may have looked for bytes before
+                access.client.unlink(upload.chunks.keys)  # the removal may have scanned before these arrived
                 raise
             except InboxFull:
-                scripts = access.scripts  # what those store is there now
+                scripts = access.scripts  # the bytes are stored now
                 turn = me.look()
                 if me.check(turn).pending >= access.config.max_pending:
                     access.client.wait({access.keys.turns: turn.last_entry})

@@ -1,7 +1,7 @@
-"""What a lossy format has left out of a worker's gradients, stored while the worker is away.
+"""Stores the residual of a lossy format while its worker is away.
 
-Who leaves stores it under "<incarnation>:<seq>:<digest>". leave.lua notes that name, if nothing was accepted behind
-that sequence number; join.lua hands it on; push.lua forgets it, for the contribution that it went into has another.
+A worker that leaves stores it as "<incarnation>:<seq>:<digest>". leave.lua notes that name if nothing was accepted
+after that sequence number. join.lua hands it on. push.lua forgets it: the contribution it went into has a new residual.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class ResidualStore:
         self._worker = worker
 
     def save(self, incarnation: str, seq: int, values: Array) -> str:
-        """Store what was left out up to an incarnation's contribution `seq`; its name. Raises ServerFull."""
+        """Store the residual up to an incarnation's contribution `seq`. Return its name. Raises ServerFull."""
         name = f"{incarnation}:{seq}:{self._digest(values)}"
         try:
             self._client.put([(key, [part]) for key, part in self._items(name, values)], wait_for_room=False)
@@ -33,16 +33,16 @@ class ResidualStore:
         return name
 
     def load(self, name: str, values: Array) -> None:
-        """Read what is stored under a name. Raises ChunkGone, CorruptData."""
+        """Read the residual that is stored under a name. Raises ChunkGone, CorruptData."""
         self._client.get(self._items(name, values))
         if self._digest(values) != name.rpartition(":")[2]:
             raise CorruptData(
-                f"what worker {self._worker!r} of job {self._keys.job!r} stored when it left is damaged; something "
-                f"else wrote under {self.keys(name)[0]}"
+                f"the residual that worker {self._worker!r} of job {self._keys.job!r} stored when it left is damaged: "
+                f"another program wrote under {self.keys(name)[0]}"
             )
 
     def keys(self, name: str) -> list[str]:
-        """Where its chunks are."""
+        """Return the keys of its chunks."""
         incarnation, seq, _ = name.split(":")
         chunks = [c for shard in self._layout.chunks for c in shard]
         return [self._keys.residual(c.shard, self._worker, incarnation, int(seq), c.number) for c in chunks]

@@ -5,9 +5,8 @@
             params = session.pull()        # blocks as the bound asks
             session.push(gradient(params, batch))
 
-The promise of `push`: once it has returned a clock, that contribution is in exactly one commit, or waits in
-the inbox for it, or stands in the log as rejected with its reason. Whether the reply of the server came the
-first time or the third makes no difference.
+The promise of `push`: once it has returned a clock, that contribution is in exactly one commit, or waits in the inbox
+for it, or is in the log as rejected, with the reason. Lost replies and repeated calls make no difference.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from kvps.transport.base import Transport
 
 
 class Session:
-    """One incarnation of a worker in a job. Belongs to the thread that made it; `Job.join` makes one.
+    """One incarnation of a worker in a job, made by `Job.join`. It belongs to the thread that made it.
 
     A fork of its process cannot use it: every call raises WrongOrder there, and the end of its with block does nothing.
 
@@ -67,7 +66,7 @@ class Session:
         self._timer = IterationTimer()
         self._last_push = self._new_push()
         self._turn: Turn | None = None  # of the last pull; None once a push has used it
-        self._wait_behind: Turn | None = None  # in BSP, since the last push: nobody goes on before something happens
+        self._wait_behind: Turn | None = None  # in BSP after a push: no look before the next entry
         self._unit: int | None = None
         self._buffers: GradientBuffers | None = None
         self._spare: Array | None = None
@@ -100,15 +99,15 @@ class Session:
     # -- pull -------------------------------------------------------------------------------------------------
 
     def pull(self) -> dict[str, Any]:
-        """The newest weights, as soon as the staleness bound lets this worker begin its next round.
+        """Return the newest weights, as soon as the staleness bound lets this worker begin its next round.
 
         Returns name -> array, to be read only, on the device it joined with: valid until the next pull, on a device
-        also for what the stream that is current then still computes. Raises WorkerEvicted, JobNotFound, ServerLost.
+        also for what that pull's current stream still computes. Raises WorkerEvicted, JobNotFound, ServerLost.
         """
         self._membership.check_usable()
         self._push.forget()
         began = time.perf_counter()
-        # First: nothing may fail between taking what was fetched and ordering the next.
+        # First, because nothing may fail between taking a prefetched version and ordering the next.
         turn, inline = self._await_turn()
         turn_came = time.perf_counter()
         with self._membership.memory_checked():
@@ -118,8 +117,7 @@ class Session:
         return weights
 
     def _await_turn(self) -> tuple[Turn, bool]:
-        """The first turn that holds enough of everybody's rounds for this worker's next one; whether its weights came
-        with it."""
+        """Wait for the turn that admits this worker's next round. Return it, and whether its weights came with it."""
         config = self._access.config
         turn, inline = self._wait_behind or self._membership.look(), False
         while self._wait_behind or not turn.admits(self.round, config.staleness, config.workers):
@@ -131,10 +129,10 @@ class Session:
     # -- units ------------------------------------------------------------------------------------------------
 
     def next_unit(self) -> int | None:
-        """The unit of data that the next push will have used; the same until then.
+        """Return the unit of data that the next push will have used; the same one until that push.
 
-        None says that none is free: all have been handed out. Leave then, and see `Job.await_unit` for those that
-        may come back from workers who died. Raises WorkerEvicted, WrongOrder for a job that hands out none.
+        None says that no unit is free, because all are handed out. Leave then, and see `Job.await_unit` for units that
+        come back from workers that died. Raises WorkerEvicted, and WrongOrder if the job hands out no units.
         """
         self._membership.check_usable()
         if not self._access.config.units:
@@ -148,11 +146,11 @@ class Session:
     # -- push -------------------------------------------------------------------------------------------------
 
     def buffers(self) -> dict[str, Array]:
-        """Name -> array to compute the next gradient into, and then to `push` (or `put`), until that has returned.
+        """Return name -> array to compute the next gradient into, and then to `push` (or `put`); valid until that push.
 
         Over shared memory they lie where the aggregator reads them, and nothing is copied; over Redis they are plain
-        arrays. What is in them at first is undefined. What is written through a view of them after the push changes
-        nothing that was acknowledged, and a fork has a copy of them. Raises WorkerEvicted, WrongOrder, ServerFull.
+        arrays. Their first content is undefined. A write through a view of them after the push changes nothing that was
+        acknowledged, and a fork has a copy of them. Raises WorkerEvicted, WrongOrder, ServerFull.
         """
         self._check_may_push()
         self._buffers = GradientBuffers(
@@ -166,10 +164,10 @@ class Session:
         return self._spare
 
     def put(self, name: str, grad: Any) -> None:
-        """Hand over one parameter's gradient ahead of `push`, as soon as it is computed: its bytes leave meanwhile.
+        """Hand over one parameter's gradient before `push`, as soon as it is computed, so that its bytes leave early.
 
-        `grad` is what `push` takes, and must stay as it is until push has returned. Raises LayoutMismatch, also for one
-        that was put already, NotFinite, WrongOrder; after these nothing has changed. Raises WorkerEvicted.
+        `grad` is an array as `push` takes it, and must not change until push has returned. Raises LayoutMismatch, also
+        if it was put already, NotFinite, WrongOrder; after these nothing has changed. Raises WorkerEvicted.
         """
         self._check_may_push()
         layout, push = self._access.layout, self._push
@@ -183,14 +181,14 @@ class Session:
         push.put(number, self._encoder.flat({number: grad}, buffers)[number], buffers)
 
     def push(self, grads: Mapping[str, Any] | None = None, loss: Any = None) -> int:
-        """Hand over the gradient of the weights last pulled; returns the clock it was acknowledged as.
+        """Hand over the gradient of the weights last pulled. Return the clock as which it was acknowledged.
 
-        `grads` maps every parameter's name, but for those that were `put` before, to a float32 array of its shape, in
+        `grads` maps every parameter's name, except those that were `put` before, to a float32 array of its shape, in
         host or CUDA memory. `loss`, a number or an array or tensor with one item, is shown while the job runs. Raises
         LayoutMismatch, NotFinite (unless the job counts those as zeros), WrongOrder, and UsageError for a loss that is
-        not one number; after these nothing has changed and the push may be made again. Raises WorkerEvicted. After any
-        other error it may have counted: the same gradients, put again too, may be pushed again, and count once; unless
-        it came in the middle of computing them on a device, when WrongOrder says so.
+        not one number; after these nothing has changed and the push may be repeated. Raises WorkerEvicted. After any
+        other error the push may have counted: push the same gradients again (put them again too), and they count once.
+        If the error came while a device was computing them, that second push raises WrongOrder.
         """
         self._check_may_push()
         assert self._turn is not None
@@ -209,7 +207,7 @@ class Session:
 
     @property
     def _push(self) -> Push:
-        """The contribution behind the last one that was acknowledged."""
+        """The contribution after the last one that was acknowledged."""
         if self._last_push.seq <= self.sequence:
             self._last_push = self._new_push()
         return self._last_push
@@ -232,10 +230,10 @@ class Session:
     # -- leave ------------------------------------------------------------------------------------------------
 
     def leave(self, finished: bool = True) -> None:
-        """Leave the vector clock: nobody waits for this worker any more, and what it pushed still commits.
+        """Leave the vector clock: no worker waits for this one any more, and what it pushed still commits.
 
         `finished` says that it has done all its rounds; a job is finished when all its workers are. Raises
-        WorkerEvicted if it was evicted before and not replaced, for then the job does not know that.
+        WorkerEvicted if it was evicted before and not replaced, because then the job does not know that it finished.
         """
         me = self._membership
         me.owner.check()
@@ -243,18 +241,18 @@ class Session:
             return
         me.closed = True
         keys = self._push.keys
-        with contextlib.suppress(KvpsError):  # the next call meets the same
+        with contextlib.suppress(KvpsError):  # the next call raises it too
             self._push.forget()
         self._weights.close()
         self._uploads.release(me.settled)
         try:
-            # Nobody comes back after the last round; but for units of the dead somebody does.
+            # No worker comes back after its last round, except to compute the units of dead workers.
             residual = "" if finished and not self._access.config.units else self._encoder.save()
         finally:
             me.stop_heartbeat()
         try:
             me.leave(finished, self._timer.trace, residual)
-        except JobNotFound:  # who removed it may have looked for bytes before
+        except JobNotFound:  # the removal may have scanned before these bytes arrived
             self._access.client.unlink(keys + self._encoder.stored_keys(residual))
             raise
 
@@ -269,6 +267,6 @@ class Session:
         if error is None:
             self.leave(finished=True)
             return
-        # The first error is what the user must see; a server that is gone will notice the silence.
+        # The user must see the first error; a server that cannot be reached now will notice the worker's silence.
         with contextlib.suppress(KvpsError):
             self.leave(finished=False)

@@ -1,7 +1,7 @@
-"""A contribution on its way out: each chunk leaves as soon as all the arrays that it is made of are there.
+"""Sends a contribution: each chunk leaves as soon as all the arrays that it is made of are there.
 
-So a push goes on while later layers' gradients are still being computed, and a digest is taken of bytes that are then
-sent out of the same cache.
+So chunks are sent while later layers' gradients are still being computed, and each digest is taken just before its
+bytes are sent, while they are in the cache.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from kvps.transport.base import ChunkUpload
 
 
 class GradientUpload:
-    """One contribution. Arrays are flat, contiguous float32 and must stay as they are until it is accepted; of one that
-    still arrives a chunk is waited for when it is its turn.
+    """The upload of one contribution. Arrays are flat, contiguous float32 and must not change until it is accepted. If
+    an array is still arriving from a device, each chunk is waited for when it is sent.
 
-    finite   False once an array held NaN or Inf, if this `looks` at them on their way: nobody is told then of what left
-    counts   False once an array with NaN or Inf was put where such a contribution counts as zeros
-    begun    whether anything of it may have left
+    finite  False once a sent array held NaN or Inf, if this `looks` for them; chunks that left are then never announced
+    counts  False once an array with NaN or Inf was put, in a job where such a contribution counts as zeros
+    begun   whether any of its bytes may have left
     """
 
     def __init__(self, layout: Layout, residual: Residual | None, chunks: ChunkUpload, looks: bool = False) -> None:
@@ -36,16 +36,16 @@ class GradientUpload:
         self._arrays: list[Flat | None] = [None] * len(layout.parameters)
         self._missing = [[len(pieces) for pieces in chunks] for chunks in layout.pieces]
         self._digests = [[""] * len(chunks) for chunks in layout.pieces]
-        self._whole: list[tuple[int, int]] = []  # chunks that wait
-        self._first = [0, *accumulate(len(chunks) for chunks in layout.pieces)]  # of a shard, among all chunks
+        self._whole: list[tuple[int, int]] = []  # complete chunks that are not sent yet
+        self._first = [0, *accumulate(len(chunks) for chunks in layout.pieces)]  # number of a shard's first chunk
 
     def has(self, number: int) -> bool:
-        """Whether the `number`-th array was put."""
+        """Return whether the `number`-th array was put."""
         return self._arrays[number] is not None
 
     def put(self, arrays: Mapping[int, Flat], last: bool = True) -> None:
-        """Add arrays, by their numbers in the layout, and send the chunks that are whole now; those that may not leave
-        before all of them can, with the `last` arrays."""
+        """Add arrays, by their numbers in the layout, and send the chunks that are now complete. If none may leave
+        before all are complete, they leave with the `last` arrays."""
         self._whole += self._completed(arrays)
         if not (last or self.chunks.immediate):
             return
@@ -55,7 +55,7 @@ class GradientUpload:
             self._digests[shard][number] = self.chunks.send(self._first[shard] + number, value)
 
     def _completed(self, arrays: Mapping[int, Flat]) -> Iterator[tuple[int, int]]:
-        """The chunks of which these are the last arrays that were missing, as (shard, number)."""
+        """Yield the chunks that these arrays complete, as (shard, number)."""
         for number, array in arrays.items():
             self._arrays[number] = array
             for shard, chunk in self._layout.chunks_of[number]:
@@ -64,7 +64,7 @@ class GradientUpload:
                     yield shard, chunk
 
     def _values(self, chunks: Sequence[tuple[int, int]]) -> Iterator[Buffers]:
-        """What is sent of each: in host memory it is computed when it is its turn, to be sent out of the cache."""
+        """Yield the bytes of each chunk. In host memory they are made just before they are sent, out of the cache."""
         parts = map(self._pieces, chunks)
         if self._residual:
             starts = (self._layout.chunks[shard][number].start for shard, number in chunks)
@@ -72,18 +72,18 @@ class GradientUpload:
         return ([view(piece) for piece in pieces] for pieces in parts)
 
     def _pieces(self, chunk: tuple[int, int]) -> list[Array]:
-        """The memory it is made of."""
+        """Return the memory that a chunk is made of."""
         shard, number = chunk
         pieces = []
         for p in self._layout.pieces[shard][number]:
             array = self._arrays[p.number]
             assert array is not None
             pieces.append(array[p.start : p.stop])
-        if self._looks:  # who sends them then takes them out of the cache
+        if self._looks:  # the send then reads them from the cache
             self.finite = self.finite and all(map(finite, pieces))
         return pieces
 
     @property
     def digests(self) -> str:
-        """The digest of each shard's part, as push.lua takes them; of all that was put."""
+        """The digest of each shard's part, as push.lua takes them, once all arrays were put."""
         return ",".join(fold(chunks) for chunks in self._digests)

@@ -1,4 +1,4 @@
-"""PyTorch models: weights come into a model's parameters, gradients leave from where autograd put them.
+"""Training of PyTorch models: weights are pulled into a model's parameters, gradients pushed from `.grad`.
 
     sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     job = store.create_job("mine", kvps.torch.parameters(model), optimizer=kvps.torch.optimizer(model, sgd), workers=2)
@@ -9,8 +9,8 @@
             loss.backward()
             worker.step(loss)               # gradients to the aggregator, which steps
 
-What moves are the parameters that require a gradient, tied ones once. Buffers (BatchNorm's running statistics) stay
-each worker's own.
+Only parameters that require a gradient are sent, tied ones once. Each worker keeps its own buffers (BatchNorm's running
+statistics).
 """
 
 try:

@@ -1,4 +1,4 @@
-"""Which of a model's parameters are a job's, and how weights get into them."""
+"""The parameters of a model that a job trains, and the copy of weights into them."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ Parameters = dict[str, torch.nn.Parameter]
 
 
 def parameters(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """What a job of this model begins with: name -> float32 tensor, of all parameters that require a gradient.
+    """Return what a job of this model begins with: name -> float32 tensor, of all parameters that require a gradient.
 
-    The tensors are the model's own memory, on whatever device; of tied ones there is one, under the first of its names.
+    The tensors are the model's own memory, on any device; tied ones are there once, under the first of their names.
     Raises LayoutMismatch for a parameter that is not float32, or has no values yet.
     """
     return {name: parameter.detach() for name, parameter in trained(model).items()}
 
 
 def load(job: Job, model: torch.nn.Module) -> int:
-    """Put the newest weights of a job into a model, to evaluate or to save it; returns their version.
+    """Copy the newest weights of a job into a model, to evaluate or save it; return their version.
 
-    Blocks nobody, and buffers stay as they are. Raises LayoutMismatch, JobNotFound; then nothing was changed.
+    Blocks no worker; buffers stay as they are. Raises LayoutMismatch, JobNotFound; nothing was changed then.
     """
     wanted = fitting(job, model)
     version, weights = job.snapshot()
@@ -36,7 +36,7 @@ def load(job: Job, model: torch.nn.Module) -> int:
 
 
 def trained(model: torch.nn.Module) -> Parameters:
-    """Name -> parameter, of those that require a gradient, each once. Raises LayoutMismatch as `parameters` does."""
+    """Return name -> parameter that requires a gradient, each once. Raises LayoutMismatch as `parameters` does."""
     if not isinstance(model, torch.nn.Module):
         raise LayoutMismatch(f"a model is a torch.nn.Module, not {type(model).__name__}")
     found = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -56,24 +56,22 @@ def trained(model: torch.nn.Module) -> Parameters:
 
 
 def fitting(job: Job, model: torch.nn.Module) -> Parameters:
-    """The model's parameters that are the job's. Raises LayoutMismatch if those are others."""
+    """Return the model's trained parameters. Raises LayoutMismatch if they are not the job's."""
     found = trained(model)
     job.layout.hosted(found, "parameter")
     return found
 
 
 def fill(params: Parameters, weights: Mapping[str, Array]) -> None:
-    """The one copy of a pull: from where weights were received to where the model has them, on its device."""
+    """Copy received weights into the model's parameters, on their device: the only copy of a pull."""
     with torch.no_grad():
         for name, parameter in params.items():
             parameter.copy_(torch.from_numpy(np.asarray(_Exposed(weights[name]))))
 
 
 class _Exposed:
-    """A read-only array's memory, without saying that it is read-only: PyTorch knows no such tensors, and warns.
-
-    It is only read."""
+    """A read-only array's memory, shown as writable because PyTorch warns of read-only arrays; it is only read."""
 
     def __init__(self, array: Array) -> None:
-        self._array = array  # to outlive what looks at its memory
+        self._array = array  # keeps the memory alive for its users
         self.__array_interface__ = array.__array_interface__ | {"data": (array.ctypes.data, False)}

@@ -1,4 +1,4 @@
-"""Says as a job's settings what PyTorch's optimizers and schedulers do, or why that cannot be said."""
+"""The conversion of PyTorch's optimizers and schedulers to a job's settings."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def optimizer(
     scheduler: lr_scheduler.LRScheduler | None = None,
     every: int = 1,
 ) -> optimizers.Optimizer:
-    """The job's optimizer that steps as this one would. This one is not needed any more: the aggregator steps.
+    """Return the job's optimizer that steps as `optimizer` would, which is needed no more: the aggregator steps.
 
-    For SGD, Adagrad, Adam and AdamW of torch.optim that have not stepped yet, with the same settings for all parameters
-    of `model`. `scheduler` is what changes the learning rate: StepLR, ExponentialLR, LinearLR or CosineAnnealingLR,
-    stepped after each `every` rounds. Raises InvalidSetting for what kvps does not do, LayoutMismatch.
+    `optimizer` is an SGD, Adagrad, Adam or AdamW of torch.optim, has not stepped yet, and has the same settings for all
+    parameters of `model`. `scheduler` changes its learning rate: a StepLR, ExponentialLR, LinearLR or CosineAnnealingLR
+    that steps after each `every` rounds. Raises InvalidSetting for what kvps does not support, LayoutMismatch.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise InvalidSetting(f"optimizer must be one of torch.optim, not {type(optimizer).__name__}")
@@ -39,7 +39,7 @@ def optimizer(
 
 
 def _check_begins_with(optimizer: torch.optim.Optimizer, params: Parameters) -> None:
-    """It steps all that is trained and nothing else, and has not begun."""
+    """Raise InvalidSetting unless it steps exactly the trained parameters, and has not stepped yet."""
     stepped = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
     for name, parameter in params.items():
         if id(parameter) not in stepped:
@@ -56,11 +56,11 @@ def _check_begins_with(optimizer: torch.optim.Optimizer, params: Parameters) -> 
 
 
 _SAME = {"lr", "momentum", "nesterov", "eps", "weight_decay"}
-"""What is called as in kvps."""
+"""Settings that have the same name in kvps."""
 _PASSED_OVER = {"params", "param_names", "initial_lr", "foreach", "fused", "capturable", "differentiable"}
-"""What does not change what is computed."""
+"""Settings that do not change the result."""
 _NEUTRAL = {"maximize": False, "dampening": 0, "lr_decay": 0, "initial_accumulator_value": 0, "amsgrad": False}
-"""What kvps has not, and where nothing would come of it."""
+"""Settings that kvps does not have, with the value at which each has no effect."""
 _KINDS: dict[type[torch.optim.Optimizer], tuple[type[optimizers.Optimizer], dict[str, Any]]] = {
     torch.optim.SGD: (optimizers.SGD, _NEUTRAL),
     torch.optim.Adagrad: (optimizers.Adagrad, _NEUTRAL),
@@ -82,7 +82,7 @@ def _settings(optimizer: torch.optim.Optimizer, schedule: schedules.Schedule | N
         elif name in _SAME:
             settings[name] = value
         elif name not in neutral:
-            raise InvalidSetting(f"{said} has {name}={value}, of which kvps does not know what it does")
+            raise InvalidSetting(f"{said} has {name}={value}, a setting that kvps does not know: leave it out")
         elif value != neutral[name]:
             raise InvalidSetting(f"{said} with {name}={value} is not in kvps: leave it at {neutral[name]}")
     if schedule:
@@ -91,7 +91,7 @@ def _settings(optimizer: torch.optim.Optimizer, schedule: schedules.Schedule | N
 
 
 def _of_all_groups(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """The settings of its parameter groups, which must be the same."""
+    """Return the settings of its parameter groups. Raises InvalidSetting unless they are the same."""
     first, *rest = (
         {name: _number(value) for name, value in group.items() if name not in _PASSED_OVER}
         for group in optimizer.param_groups
@@ -107,7 +107,7 @@ def _of_all_groups(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 
 def _number(value: Any) -> Any:
-    """A number that may be in a tensor, as a learning rate may; anything else as it is."""
+    """Return the number in a one-item tensor, as a learning rate may be; anything else unchanged."""
     return value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
 
 
@@ -125,12 +125,12 @@ def _schedule(optimizer: torch.optim.Optimizer, scheduler: lr_scheduler.LRSchedu
     if type(scheduler) not in _SCHEDULES:
         raise InvalidSetting(
             f"kvps has no {type(scheduler).__name__}: it has StepLR, ExponentialLR, LinearLR and CosineAnnealingLR; or "
-            f"write kvps.SGD(lr=...) or its like with one of kvps.schedules.StepLR, ExponentialLR and their like"
+            f"write a kvps optimizer with a schedule of kvps.schedules, as kvps.SGD(lr=kvps.schedules.StepLR(...))"
         )
     if not isinstance(every, int) or every < 1:
         raise InvalidSetting(f"every must be a whole number of rounds from 1, not {every!r}")
     if scheduler.optimizer is not optimizer:
         raise InvalidSetting("the scheduler is another optimizer's: give the one that changes this one's learning rate")
     if scheduler.last_epoch > 0:
-        raise InvalidSetting("the scheduler has stepped already, and a job begins where it begins: make a new one")
+        raise InvalidSetting("the scheduler has stepped already, and a job begins at its first step: make a new one")
     return _SCHEDULES[type(scheduler)](scheduler, float(_number(scheduler.base_lrs[0])), every)

@@ -30,9 +30,9 @@ def join(
 ) -> TorchSession:
     """Become a worker that trains `model`, as `Job.join` does; the first pull replaces the model's own weights.
 
-    With `overlap` each gradient leaves while backward computes the next: for parameters on the CPU, one backward() a
-    round, and gradients that nobody changes before step(). Raises LayoutMismatch, InvalidSetting, and what `Job.join`
-    raises; then nothing was changed.
+    With `overlap` each gradient is sent while backward computes the next: for parameters on the CPU, one backward() per
+    round, and gradients that nothing changes before step(). Raises LayoutMismatch, InvalidSetting, and what `Job.join`
+    raises; nothing was changed then.
     """
     params = fitting(job, model)
     device = str(next(iter(params.values())).device)
@@ -45,7 +45,7 @@ def join(
 
 
 class TorchSession:
-    """A session, and the parameters it fills. `join` makes one; it belongs to the thread that joined.
+    """A worker's session and the model parameters it fills. `join` returns one; it belongs to the thread that joined.
 
     session   the worker's session: rank, round, clock, version, and next_unit() for units
     """
@@ -54,9 +54,9 @@ class TorchSession:
         self._owner = ProcessOwner(f"the session of worker {session.worker!r}")
         self.session = session
         self._params = params
-        self._put: dict[str, tuple[torch.Tensor, int]] = {}  # what left during backward, and its count of writes then
+        self._put: dict[str, tuple[torch.Tensor, int]] = {}  # sent during backward, with its count of writes then
         self._overlap = overlap
-        me = weakref.proxy(self)  # who drops a worker without leaving drops its session
+        me = weakref.proxy(self)  # a user who drops a worker without leaving drops its session too
         hooks: list[RemovableHandle] = []
         for name, parameter in params.items() if overlap else ():
             leaves = partial(TorchSession._leaves, me, name)
@@ -65,13 +65,13 @@ class TorchSession:
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """The parameters, where torch.amp.GradScaler looks for them in an optimizer. Raises WrongOrder with overlap."""
-        if self._overlap:  # it changes gradients without counting that as a write to them
+        """The parameters in the form of an optimizer, for torch.amp.GradScaler. Raises WrongOrder with overlap."""
+        if self._overlap:  # GradScaler changes gradients without counting that as a write
             raise WrongOrder("a gradient leaves before GradScaler has unscaled it: join with overlap=False")
         return [{"params": list(self._params.values())}]
 
     def pull(self) -> None:
-        """Begin a round: the newest weights into the model, as soon as the bound admits it, and no gradients.
+        """Begin a round as soon as the bound admits it: copy the newest weights into the model, clear its gradients.
 
         Raises WorkerEvicted, JobNotFound, ServerLost.
         """
@@ -82,11 +82,11 @@ class TorchSession:
         fill(self._params, weights)
 
     def step(self, loss: float | torch.Tensor | None = None) -> int:
-        """Hand over every parameter's `.grad`, by which the aggregator steps; returns the clock it was acknowledged as.
+        """Push every parameter's `.grad`, by which the aggregator steps; return the clock that acknowledges it.
 
-        One without a gradient counts as zeros. `loss`, one number, is shown while the job runs. Raises LayoutMismatch,
-        NotFinite, WrongOrder, UsageError for any other loss; after these nothing has changed. Raises what
-        `Session.push` raises besides, and may then be called again as that may.
+        A parameter without a gradient counts as zeros. `loss`, one number, is shown while the job runs. Raises
+        LayoutMismatch, NotFinite, WrongOrder, and UsageError for any other loss; nothing has changed then. Raises what
+        else `Session.push` raises, and may then be called again as that may.
         """
         self._owner.check()
         grads = self._gradients()
@@ -95,23 +95,23 @@ class TorchSession:
         except UsageError:
             raise
         except BaseException:
-            self._put.clear()  # the session has dropped it: next time all is pushed
+            self._put.clear()  # the session has dropped those gradients: the next call pushes all
             raise
         self._put.clear()
         return clock
 
     def leave(self, finished: bool = True) -> None:
-        """`Session.leave`, which the end of a with block does as well."""
+        """Leave as `Session.leave` does; the end of a with block does this too."""
         self._unhook()
         self.session.leave(finished)
 
     def _leaves(self, name: str, parameter: torch.Tensor) -> None:
-        """Autograd has added up a gradient; in a fork, that of a model which another session trains by now."""
+        """Send a gradient that autograd has added up; not in a fork, where another session may train the model."""
         if not self._owner.is_here:
             return
         if name in self._put:
             raise WrongOrder(
-                f"gradient {name!r} has left, and is added to again: join with overlap=False for several backward()"
+                f"gradient {name!r} was sent, and is added to again: join with overlap=False for several backward()"
             )
         grad = _dense(name, parameter.grad)
         try:
@@ -124,11 +124,11 @@ class TorchSession:
         self._put[name] = grad, grad._version
 
     def _gradients(self) -> dict[str, Any]:
-        """Those that have not left, by name."""
+        """Return the gradients that were not sent during backward, by name."""
         for name, (grad, written) in self._put.items():
             if self._params[name].grad is not grad or grad._version != written:
                 raise WrongOrder(
-                    f"gradient {name!r} was changed after it had left: join with overlap=False to clip or unscale"
+                    f"gradient {name!r} was changed after it was sent: join with overlap=False to clip or unscale"
                 )
         if all(p.grad is None for p in self._params.values()):
             raise WrongOrder("no parameter has a gradient: call loss.backward() between pull() and step()")

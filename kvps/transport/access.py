@@ -1,4 +1,4 @@
-"""What every part of an opened job shares."""
+"""The objects that every part of an opened job shares."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvps.protocol.scripts import JobScripts
 
 @dataclass(frozen=True)
 class JobAccess:
-    """What every part of an opened job needs: its server, and what stays the same of the job."""
+    """The connection to an opened job's server, and everything about the job that does not change."""
 
     client: Client
     keys: JobKeys

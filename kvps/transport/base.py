@@ -1,6 +1,6 @@
-"""Where a job's arrays lie, and how they get there: in Redis, or in memory that the processes of one host share.
+"""Where a job's arrays are, and how they get there: in Redis, or in memory that the processes of one host share.
 
-A job's transport is chosen once, when the job is opened (`kvps.transport.opening`). Nobody else asks which it is.
+A job's transport is chosen once, when the job is opened (`kvps.transport.opening`). Its users do not ask which it is.
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ from kvps.transport.version_reader import Arrived, VersionReader
 
 
 class ChunkUpload(Protocol):
-    """One contribution's chunks on their way to where an aggregator finds them: one by one by `send`, or once more by
-    `resend`.
+    """The chunks of one contribution on their way to the aggregator: sent one by one by `send`, or again by `resend`.
 
-    keys       the keys that the chunks have in Redis; none if they are elsewhere
-    immediate  whether chunks may leave before all of them can: else what is put may change until then
+    keys       the keys that the chunks have in Redis; empty if they are not in Redis
+    immediate  whether chunks may leave before all of them are there; if not, arrays that were put may change until then
     """
 
     keys: list[str]
@@ -35,103 +34,102 @@ class ChunkUpload(Protocol):
 
     @property
     def with_command(self) -> Call | None:
-        """Runs a command in one step with the storing of all chunks; None if they are stored before it."""
+        """A function that stores all chunks and runs a command in one step; None if chunks are stored before it."""
 
     def send(self, number: int, value: Buffers) -> str:
-        """Let the `number`-th chunk leave, unless it must not yet; its digest. It stays as it is until `end`."""
+        """Send the `number`-th chunk as soon as it may leave. Return its digest. It must not change until `end`."""
 
     def end(self) -> bool:
-        """Wait until all that was sent is there; False if nothing was. Raises redis-py's ConnectionError or
+        """Wait until all sent chunks are stored. Return False if none was sent. Raises redis-py's ConnectionError or
         TimeoutError after a cut."""
 
     def resend(self) -> None:
         """Store the chunks that are not known to have arrived, sent or not. Raises as `end` does."""
 
     def drop(self) -> None:
-        """What was sent is dead."""
+        """Give up the chunks: they will never be accepted."""
 
 
 class Uploads(Protocol):
     """The contributions of one incarnation of a worker, by their sequence numbers.
 
-    overwrites  whether what was sent and does not count is written over by what follows, and not left on the server
+    overwrites  whether the next contribution overwrites bytes that were sent and do not count; else they stay behind
     """
 
     overwrites: bool
 
     def buffer(self, seq: int, settled: int) -> WritableSegment | None:
-        """Where a gradient may be computed, so that it need not be copied; None if there is no such place.
+        """Return a segment to compute a gradient into, so that it need not be copied; None if there is none.
 
         Contributions up to the `settled`-th wait no more. Raises ServerFull, SharedMemoryLost.
         """
 
     def open(self, seq: int, live: bool, settled: int, in_place: bool) -> ChunkUpload:
-        """The upload of one contribution. It is `live` if its chunks may be sent without asking; `in_place` if the user
-        has computed into `buffer`. Raises ServerFull, SharedMemoryLost."""
+        """Return the upload of one contribution. `live` says that chunks may be sent without asking first whether it
+        was accepted, `in_place` that the user has computed into `buffer`. Raises ServerFull, SharedMemoryLost."""
 
     def release(self, settled: int) -> None:
-        """Give up what waits no more."""
+        """Give up the bytes of contributions up to the `settled`-th, which wait no more."""
 
 
 class WeightSource(Protocol):
-    """The weights that one session pulls, in host memory. What it hands out is valid until it hands out the next."""
+    """The weights that one session pulls, in host memory. An array that it returns is valid until the next one."""
 
     @property
     def inline_buffer(self) -> Array | None:
-        """Where the weights of a small model may come together with a turn; None if they come otherwise."""
+        """The array that receives a small model's weights together with a turn; None if they are read separately."""
 
     def weights(
         self, turn: Turn, inline: bool, rounds_done: int, look: Callable[[], Turn], arrived: Arrived | None
     ) -> tuple[int, Array]:
-        """The weights of this turn, or newer ones: their version, and (size,) float32.
+        """Return the weights of this turn, or newer ones: their version, and (size,) float32.
 
-        `inline` says that they are in `inline_buffer`, `look` is how the session finds the newest turn, `arrived` is
-        told of each part that came from Redis. Raises SharedMemoryLost, and what `VersionReader.weights` and `look`
-        raise.
+        `inline` says that they are already in `inline_buffer`, `look` returns the newest turn, `arrived` is called with
+        each part read from Redis. Raises SharedMemoryLost, and what `VersionReader.weights` and `look` raise.
         """
 
     def close(self) -> None:
-        """Forget what is coming."""
+        """Cancel a fetch that is under way."""
 
 
 class Transport(ABC):
     """One way to move a job's arrays. `kind` is "redis" or "shm", `reader` reads whole versions of the job.
 
-    What is not said otherwise is so where all of it is in Redis.
+    The defaults here are right for a job whose arrays are all in Redis.
     """
 
     kind: str
     reader: VersionReader
     here = True
-    """Whether this process finds the arrays."""
+    """Whether this process can reach the arrays."""
     seen = True
-    """Whether this process could tell that they are lost."""
+    """Whether this process could tell that the arrays are lost."""
 
     @abstractmethod
     def weight_source(self, memory: Callable[[], Array], prefetch: bool) -> WeightSource:
-        """The weights for one session; `memory` makes an array (size,) float32 to receive them."""
+        """Return the weights for one session; `memory` makes an array (size,) float32 to receive them."""
 
     @abstractmethod
     def uploads(self, worker: str, incarnation: str, sizes: Iterable[int]) -> Uploads:
-        """The contributions of one incarnation, whose chunks have `sizes` bytes."""
+        """Return the contributions of one incarnation, whose chunks have `sizes` bytes."""
 
     def moved(self, access: JobAccess) -> Transport:
-        """The same where the job goes on in other memory, which its configuration names now. Raises CorruptData."""
+        """Return the transport for the job in other memory, which the config of `access` names. Raises CorruptData."""
         return self
 
     def check_here(self, why: str) -> None:
-        """Raise UsageError, which ends with `why`, if this process cannot work on the arrays."""
+        """Raise UsageError, with a message that ends in `why`, if this process cannot reach the arrays."""
 
     def safe_version(self, version: int) -> int:
-        """The newest version up to `version` that a loss of shared memory would not take back."""
+        """Return the newest version up to `version` that a loss of shared memory would not undo."""
         return version
 
     def prepare(self) -> None:
-        """Make what the first version needs. Raises ServerUnfit."""
+        """Make the directory that the first version needs, if any. Raises ServerUnfit."""
 
     def discard(self) -> None:
-        """Delete what is not in Redis."""
+        """Delete all bytes that are not in Redis."""
 
     def names(self) -> list[str]:
-        """The names of what is not in Redis, for the sweep."""
+        """Return the names of all bytes that are not in Redis, for the sweep."""
         return []

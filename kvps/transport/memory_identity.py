@@ -1,7 +1,7 @@
-"""Which shared memory a job's segments are in.
+"""Identifies the shared memory that a job's segments are in.
 
-Processes of one host need not see the same /dev/shm: a container may have its own. So a job says which memory its
-segments are in, by a nonce in a file there, and only a process that sees that very memory may say that they are lost.
+Processes of one host need not see the same /dev/shm: a container may have its own. So a job names its memory by a nonce
+in a file there, and only a process that sees this memory may say that the segments are lost.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _NONCE = re.compile("[0-9a-f]{32}")
 class Memory:
     """One /dev/shm as one user's processes see it, and in it the directory of one server's jobs.
 
-    host    what its machine is called, for messages
-    user    the uid; only processes of this user have a part in it
+    host    the name of its machine, for messages
+    user    the uid of the only user whose processes use it
     server  the name of the directory
-    nonce   what its file `identity` holds
-    boot    which start of the kernel it was made under; "" if that was not known
-    place   device and inode of /dev/shm; of all directories that exist under one kernel only one has both these
+    nonce   the content of its file `identity`
+    boot    the start of the kernel under which it was made; "" if unknown
+    place   device and inode of /dev/shm; no two directories that exist under one kernel have both the same
     """
 
     host: str
@@ -42,15 +42,15 @@ class Memory:
 
     @classmethod
     def at(cls, root: Path, server: str, nonce: str = "") -> Memory:
-        """That of this user at `root`; given an identity (`nonce`, or a fresh one) if it has none.
+        """Return this user's memory at `root`. If it has no identity, give it one: `nonce`, or a fresh one.
 
-        Raises ServerUnfit if its place is another user's, ServerFull.
+        Raises ServerUnfit if its place belongs to another user, ServerFull.
         """
         return cls(process.host(), os.getuid(), server, identify(root, nonce), process.boot(), place_of(root))
 
     @classmethod
     def of(cls, text: str) -> Memory:
-        """What `str` wrote. Raises CorruptData."""
+        """Parse the text that `str` made. Raises CorruptData."""
         found = re.fullmatch(r"(.+)/(\d{1,10})/([0-9a-f]{16})/([0-9a-f]{32})/([0-9a-f-]{0,36})/(\d+\.\d+)", text)
         if not found:
             raise CorruptData(f"{text!r} is no place in shared memory: another program wrote that to Redis")
@@ -60,10 +60,9 @@ class Memory:
         return "/".join(map(str, (self.host, self.user, self.server, self.nonce, self.boot, self.place)))
 
     def seen(self, root: Path) -> bool:
-        """Whether the /dev/shm at `root` is that of this memory: it has the nonce, or had it before it was emptied.
+        """Return whether `root` is this memory's /dev/shm: it has the nonce, or had it before it was emptied.
 
-        The second is so if kernel, device and inode are the same: if these belonged to another directory once, then
-        that is gone.
+        An emptied one has the same kernel, device and inode. If another directory once had those, then it is gone.
         """
         if self.user != os.getuid():
             return False
@@ -80,7 +79,7 @@ def place_of(root: Path) -> str:
 
 
 def _identity(root: Path) -> str:
-    """The nonce of this user's memory there; "" if there is none, or it is another's."""
+    """Return the nonce of this user's memory at `root`; "" if there is none, or another user wrote it."""
     try:
         fd = os.open(root / f"kvps-{os.getuid()}" / _IDENTITY, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
@@ -91,7 +90,7 @@ def _identity(root: Path) -> str:
 
 
 def identify(root: Path, nonce: str) -> str:
-    """The nonce of this user's memory there; this one, or a fresh one, from now on if it had none."""
+    """Return the nonce of this user's memory at `root`. If it has none, give it this one, or a fresh one."""
     folder = root / f"kvps-{os.getuid()}"
     private_directory(folder)
     if found := _identity(root):

@@ -1,4 +1,4 @@
-"""Chooses a job's transport: the only place that knows both."""
+"""Chooses a job's transport: the only module here that knows both."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from kvps.transport.shm import ShmTransport
 
 
 def open_transport(access: JobAccess) -> Transport:
-    """The transport that the job was created with."""
+    """Return the transport that the job was created with."""
     return ShmTransport(access) if access.config.transport == "shm" else RedisTransport(access)

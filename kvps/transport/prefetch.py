@@ -1,9 +1,9 @@
-"""Fetches a worker's next weights while it computes on the present ones, where the bound lets it begin ahead of time.
+"""Fetches a worker's next weights while it computes on the present ones, if the bound lets it begin a round early.
 
-In SSP and ASP the weights of round r + 1 may be taken before round r is pushed. They are then older by the time that a
-round takes, which is the price. The bound is kept all the same: it held when they were taken, and a pull awaits its
-turn again before it uses them, for a worker that joins meanwhile is behind all others. In BSP there is nothing to fetch
-ahead: nobody's next weights are there before everybody's round is done.
+In SSP and ASP the weights of round r + 1 may be fetched before round r is pushed. The price is that they are older by
+the time of one round. The bound still holds: it held when they were fetched, and a pull awaits its turn again before it
+uses them, because a worker that joins meanwhile is behind all others. In BSP there is nothing to fetch ahead: no next
+version exists before all workers' rounds are done.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from kvps.transport.version_reader import VersionReader
 
 
 class FetchedWeights(NamedTuple):
-    """A version that came ahead of time; `flat` is (size,) float32 and the taker's."""
+    """A version that was fetched ahead; `flat` is (size,) float32 and belongs to the caller of `take`."""
 
     version: int
     flat: Array
 
 
 class Prefetch:
-    """Of one session, whose thread alone calls it. A fetch is a future on a thread of its own: who takes it before its
-    turn has come cancels it."""
+    """The prefetch of one session, whose thread alone calls it. A fetch is a future on a thread of its own; `take`
+    cancels a fetch whose turn has not come."""
 
     def __init__(self, access: JobAccess, reader: VersionReader, spare: Array) -> None:
-        """`spare`, (size,) float32, is where the first version goes."""
+        """`spare`, (size,) float32, receives the first version."""
         self._access = access
         self._reader = reader
         self._format = format_of(access.config.weight_format)
@@ -40,28 +40,28 @@ class Prefetch:
         self._coming: Future[int] | None = None
 
     def begin(self, rounds_done: int, newer_than: int) -> None:
-        """Have a version fetched on which a worker may compute that has done `rounds_done` rounds."""
+        """Begin to fetch a version after `newer_than` that admits a worker that has done `rounds_done` rounds."""
         self._coming = Future()
         arguments = (self._coming, rounds_done, newer_than)
         threading.Thread(target=self._run, args=arguments, name="kvps-prefetch", daemon=True).start()
 
     def take(self, present: Array) -> FetchedWeights | None:
-        """What came, or is coming; None if nothing had begun to. Else `present` is the caller's no more."""
+        """Return the weights that were or are being read, in exchange for `present`; None if no read has begun."""
         coming = self._coming
         if not coming or coming.cancel():
             self._coming = None
             return None
         try:
             fetched = FetchedWeights(coming.result(), self._spare)
-        except KvpsError:  # the worker's own next call will say it
+        except KvpsError:  # the worker's own next call raises it too
             self._coming = None
             return None
-        self._coming = None  # not before: what is still being fetched goes into the spare
+        self._coming = None  # not before: a fetch that still runs writes to the spare
         self._spare = present
         return fetched
 
     def close(self) -> None:
-        """Forget what is coming."""
+        """Cancel the fetch."""
         if self._coming:
             self._coming.cancel()
 
@@ -75,7 +75,7 @@ class Prefetch:
                 coming.set_exception(error)
 
     def _await_turn(self, coming: Future[int], rounds_done: int, newer_than: int) -> Turn | None:
-        """The first turn with a newer version that admits the round; None if nobody waits for it any more."""
+        """Wait for the first turn with a newer version that admits the round; None if the fetch was cancelled."""
         config, keys = self._access.config, self._access.keys
         while not coming.cancelled():
             turn = self._reader.turn()

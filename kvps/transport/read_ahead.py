@@ -1,6 +1,6 @@
-"""Runs an iterator on a thread of its own, a few steps ahead of who uses what it gives.
+"""Runs an iterator on a thread of its own, a few steps ahead of its consumer.
 
-Receiving bytes and computing on them both leave the interpreter lock, so that a second thread is a second processor.
+Receiving bytes and computing on them both release the interpreter lock, so a second thread uses a second processor.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ _DONE = StopIteration()
 
 
 def read_ahead(stream: Generator[None, None, None], slots: int, held: int) -> Generator[None, None, None]:
-    """Yields as `stream` does, which fills `slots` buffers in turn and may be that far ahead.
+    """Yield as `stream` does, which fills `slots` buffers in turn and may be that many steps ahead.
 
-    The consumer still uses the last `held` of them when it asks for the next. Raises what `stream` raises.
+    The consumer still uses the last `held` buffers when it asks for the next. Raises what `stream` raises.
     """
     room, filled = threading.Semaphore(slots), SimpleQueue[BaseException | None]()
     stopped = False

@@ -22,7 +22,7 @@ from kvps.transport.version_reader import Arrived, VersionReader
 
 
 class RedisTransport(Transport):
-    """See `Transport`."""
+    """The transport of a job whose arrays are in Redis."""
 
     kind = "redis"
 
@@ -38,7 +38,7 @@ class RedisTransport(Transport):
 
 
 class RedisWeightSource:
-    """Received into one array in host memory; with `prefetch` into another, while the worker computes."""
+    """Weights received into one array in host memory; with `prefetch` into another too, while the worker computes."""
 
     def __init__(self, access: JobAccess, reader: VersionReader, memory: Callable[[], Array], prefetch: bool) -> None:
         self._reader = reader
@@ -46,7 +46,7 @@ class RedisWeightSource:
         self._flat = memory()
         self._prefetch = Prefetch(access, reader, memory()) if prefetch else None
         if self._prefetch:
-            weakref.finalize(self, self._prefetch.close)  # who drops a session without leaving forgets what comes
+            weakref.finalize(self, self._prefetch.close)  # if a session is dropped without leaving
 
     @property
     def inline_buffer(self) -> Array | None:
@@ -94,14 +94,12 @@ class RedisUploads:
 
 
 class _Dropped(Exception):
-    """Ends a connection in the middle of sending."""
+    """Raised to close a connection in the middle of sending."""
 
 
 class RedisUpload:
-    """The chunks become the values of `keys`.
-
-    `live` is whether they may be sent without asking; a `whole` contribution leaves with what has it accepted.
-    """
+    """The upload of one contribution, whose chunks become the values of `keys`. If it is `live`, they may be sent
+    without asking first whether it was accepted. A `whole` one is sent together with the command that accepts it."""
 
     def __init__(self, client: Client, keys: list[str], live: bool, whole: bool) -> None:
         self.keys = keys
@@ -148,4 +146,4 @@ class RedisUpload:
         self._client.put_once([item for item, _ in todo], self._stored.add)
 
     def drop(self) -> None:
-        self._sending.__exit__(_Dropped, _Dropped(), None)  # its connection may hold half a chunk: it is closed
+        self._sending.__exit__(_Dropped, _Dropped(), None)  # closes the connection, which may hold half a chunk

@@ -1,15 +1,15 @@
 """Arrays that the processes of one host share: each version and each contribution is a file in memory.
 
-A segment has the name of the keys whose place it takes, without the chunk's number: ``w:7.<term>``, ``opt.m:7.<term>``,
-``g:w0.<incarnation>:12``. Names are never used twice. Who makes a segment writes it before anybody is told its name,
-and never while the name is in use. Later it may give the file another name and write it anew, for fresh memory costs
-the kernel more than the copy into it: only with the exclusive lock, while readers hold the shared one and look, once
-they have it, whether the file is still that of the name. The kernel drops the locks of the dead.
+A segment has the name of the keys that it replaces, without the chunk's number: ``w:7.<term>``, ``opt.m:7.<term>``,
+``g:w0.<incarnation>:12``. Names are never used twice. The maker of a segment writes it before any process is told its
+name, and never while the name is in use. Later it may rename the file and write it anew, because fresh memory costs the
+kernel more than the copy into it. It renames only under the exclusive lock. A reader holds the shared lock, and checks
+once it has the lock that the file still has the name. The kernel drops the locks of dead processes.
 
     /dev/shm/kvps-<uid>/identity                           the nonce of this memory, see `memory_identity`
     /dev/shm/kvps-<uid>/<server>/<job's id>/<segment>      directories 0700, files 0600
 
-A fork gets a copy of the segments that its parent writes, as of all other memory: what it writes there, nobody sees.
+A fork gets a copy of the segments that its parent writes, as of all other memory: no process sees its writes there.
 """
 
 from __future__ import annotations
@@ -39,27 +39,27 @@ from kvps.transport.memory_identity import Memory, identify, place_of
 
 ROOT = Path("/dev/shm")
 _MAP = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
-_FIXED, _NO_RESERVE = 0x10, 0x4000  # of Linux: Python names them in part, or late
+_FIXED, _NO_RESERVE = 0x10, 0x4000  # Linux's values: Python has names for some only, or only in late versions
 _IN_PLACE = mmap.MAP_PRIVATE | _FIXED | _NO_RESERVE
 
 
 def available() -> bool:
-    """Whether this host has memory that processes share by name."""
+    """Return whether this host has memory that processes share by name."""
     return ROOT.is_dir() and os.access(ROOT, os.W_OK)
 
 
 def free_bytes() -> int:
-    """Bytes of shared memory that are left."""
+    """Return how many bytes of shared memory are left."""
     found = os.statvfs(ROOT)
     return found.f_bavail * found.f_frsize
 
 
 class SharedMemoryLost(KvpsError):
-    """The directory of a job's segments is not there (any more)."""
+    """The directory of a job's segments does not exist (any more)."""
 
 
 def folder_of(url: str) -> Path:
-    """The directory of all segments of the jobs of a server."""
+    """Return the directory of all segments of a server's jobs."""
     return ROOT / f"kvps-{os.getuid()}" / _server_of(url)
 
 
@@ -73,20 +73,20 @@ def _server_of(url: str) -> str:
 
 
 def memory_of(url: str) -> str:
-    """Where the segments of a job are that is created here, on the server at `url`. Raises ServerUnfit, ServerFull."""
+    """Return the memory for a job that is created here, on the server at `url`. Raises ServerUnfit, ServerFull."""
     return str(Memory.at(ROOT, _server_of(url)))
 
 
 def sees(memory: str) -> bool:
-    """Whether this process sees that memory. Raises CorruptData."""
+    """Return whether this process sees `memory`. Raises CorruptData."""
     return Memory.of(memory).seen(ROOT)
 
 
 def forget(folder: Path) -> None:
-    """Delete a directory of segments, and its server's if that is empty then."""
+    """Delete a directory of segments, and the directory of its server if that is then empty."""
     gone = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
     with suppress(OSError):
-        folder.rename(gone)  # first: nobody makes a segment in it while it is emptied
+        folder.rename(gone)  # first: no process makes a segment in it while it is emptied
     shutil.rmtree(gone, ignore_errors=True)
     with suppress(OSError):
         if folder.parent.parent.parent == ROOT:
@@ -94,14 +94,14 @@ def forget(folder: Path) -> None:
 
 
 class ReadableSegment:
-    """A segment that somebody else wrote: `data` is its (nbytes,) bytes, read-only, whole until `close`."""
+    """A segment to be read: `data` is its (nbytes,) bytes, read-only, which do not change until `close`."""
 
     def __init__(self, file: _File) -> None:
         self.data = file.data
         self._file: _File | None = file
 
     def close(self) -> None:
-        """From now on the bytes may change. May be called again."""
+        """Let the bytes change from now on. May be called again."""
         file, self._file = self._file, None
         if file:
             file.leave()
@@ -129,7 +129,7 @@ class WritableSegment:
         except FileNotFoundError:
             raise SharedMemoryLost(f"{folder} is gone: the job was removed, or its memory was") from None
         try:
-            os.posix_fallocate(self._fd, 0, nbytes)  # or a full memory would be a SIGBUS in the middle of a write
+            os.posix_fallocate(self._fd, 0, nbytes)  # else full memory is a SIGBUS in the middle of a write
             self.data: Bytes = self._mapped(nbytes)
         except OSError as error:
             self.unlink()
@@ -140,28 +140,28 @@ class WritableSegment:
         return np.frombuffer(mmap.mmap(self._fd, nbytes, _MAP), np.uint8)
 
     def part(self) -> None:
-        """In a fork: map the bytes anew in the same place, so that what is written there stays in this process."""
+        """Map the bytes privately in the same place, in a fork, so that its writes there stay in this process."""
         try:
             _map_privately(self.data.ctypes.data, self.data.size, self._fd)
         except OSError:
-            os.abort()  # to go on would be to write into what the parent pushes
+            os.abort()  # this process would write into what its parent pushes
 
     def withdraw(self, lent: Bytes) -> None:
-        """Take away the memory of `lent`, which `data` was when it was lent; `data` is mapped to another place.
+        """Detach `lent`, which was `data` when it was lent, from the segment, and map `data` to another place.
 
-        Who still writes there writes to copies of the pages, which are this process's own, and changes nothing of the
-        segment. May be called again for the same memory. Raises ServerFull.
+        A write to `lent` then goes to copies of the pages, private to this process, and changes nothing in the segment.
+        May be called again for the same memory. Raises ServerFull.
         """
         place = lent.ctypes.data
         try:
-            if self.data.ctypes.data == place:  # first: `data` is the segment's memory, whatever interrupts this
+            if self.data.ctypes.data == place:  # first, so that after an interrupt `data` is still the segment
                 self.data = self._mapped(lent.nbytes)
             _map_privately(place, lent.nbytes, self._fd)
         except OSError as error:
             raise _no_room(error, lent.nbytes) from None
 
     def renamed(self, name: str) -> bool:
-        """Give it another name, to be written anew; False if somebody still reads it, or it was swept."""
+        """Rename it, to be written anew. Return False if a process still reads it, or it was swept."""
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -171,13 +171,13 @@ class WritableSegment:
                 os.rename(self._folder / self.name, self._folder / name)
             if _inode(self._folder / name) != os.fstat(self._fd).st_ino:
                 return False
-            self.name = name  # also if the call that renamed it was interrupted before it noted that
+            self.name = name  # also if an earlier call renamed it and was interrupted before this line
             return True
         finally:
             fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     def unlink(self) -> None:
-        """Give the name up; who reads it goes on."""
+        """Delete the name; a process that reads the segment keeps its bytes."""
         with suppress(FileNotFoundError):
             os.unlink(self._folder / self.name)
 
@@ -201,13 +201,13 @@ os.register_at_fork(after_in_child=_part_all)
 
 
 def _map_privately(place: int, nbytes: int, fd: int) -> None:
-    """Put a private mapping of a file where a shared one of it is. Nobody who reads or writes there meets a gap."""
+    """Replace a shared mapping of a file by a private one, in place. Threads that read or write there meet no gap."""
     if _mmap(place, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, _IN_PLACE, fd, 0) != place:
         raise OSError(ctypes.get_errno(), "mmap")
 
 
 def _no_room(error: OSError, nbytes: int) -> OSError | ServerFull:
-    """What a refusal of the kernel means, if it means that memory is full."""
+    """Return ServerFull if the kernel's error means that memory is full, else the error."""
     if error.errno not in (errno.ENOSPC, errno.ENOMEM):
         return error
     return ServerFull(
@@ -217,10 +217,10 @@ def _no_room(error: OSError, nbytes: int) -> OSError | ServerFull:
 
 
 class Segments:
-    """Those of one job. May be used from several threads."""
+    """The segments of one job. May be used from several threads."""
 
     def __init__(self, memory: str, id: str, root: Path | None = None) -> None:
-        """Raises CorruptData for what can be none. `root` is /dev/shm, unless that is said to be elsewhere."""
+        """Raises CorruptData if `memory` or `id` is malformed. `root` is /dev/shm unless it is given."""
         if not re.fullmatch("[0-9a-f]{8}", id):
             raise CorruptData(f"{id!r} is no job's id: another program wrote to its version")
         self._memory = Memory.of(memory)
@@ -233,20 +233,20 @@ class Segments:
 
     @property
     def here(self) -> bool:
-        """Whether this process sees the memory that they are in, and their directory is there."""
+        """Whether this process sees the memory that the segments are in, and their directory exists."""
         if self._owner() != os.getuid():
             return False
-        if not self._recognized:  # what a process sees at a path stays the same; an aggregator asks in every round
+        if not self._recognized:  # kept: what a process sees at a path stays, and an aggregator asks every round
             self._recognized = self._memory.seen(self._root)
         return self._recognized
 
     @property
     def seen(self) -> bool:
-        """Whether this process sees the memory that they are in, or were: it can tell whether they are lost."""
+        """Whether this process sees the memory that the segments are or were in, and so can tell if they are lost."""
         return self._owner() in (os.getuid(), None) and self._memory.seen(self._root)
 
     def _owner(self) -> int | None:
-        """Whose their directory is; None if it is certain that there is none, -1 if nobody may look."""
+        """Return the uid of the directory's owner; None if it surely does not exist, -1 if that cannot be found out."""
         try:
             return os.stat(self.folder, follow_symlinks=False).st_uid
         except (FileNotFoundError, NotADirectoryError):
@@ -255,35 +255,35 @@ class Segments:
             return -1
 
     def moved_to(self, memory: str) -> Segments:
-        """Those of the same job in another memory. Raises CorruptData."""
+        """Return the segments of the same job in another memory. Raises CorruptData."""
         return Segments(memory, self._id, self._root)
 
     def memory_here(self) -> str:
-        """The memory of this process, as the place of a job that goes on here. Raises ServerUnfit, ServerFull."""
+        """Return this process's memory, for a job that continues here. Raises ServerUnfit, ServerFull."""
         nonce = self._memory.nonce if self._memory.seen(self._root) else ""
         return str(Memory.at(self._root, self._memory.server, nonce))
 
     def ensure(self) -> None:
-        """Make the directory. Raises ServerUnfit if another user holds its place."""
+        """Make the directory. Raises ServerUnfit if another user owns its place."""
         identify(self._root, self._memory.nonce)
         for path in (self.folder.parent.parent, self.folder.parent, self.folder):
             private_directory(path)
 
     def make(self, name: str, nbytes: int, spare: Sequence[WritableSegment] = ()) -> WritableSegment:
-        """A segment to write: the first of `spare` that nobody reads, or a new one.
+        """Return a segment to write: the first of `spare` that no process reads, or a new one.
 
         Raises ServerFull, SharedMemoryLost.
         """
         for made in spare:
             if made.data.size == nbytes and made.renamed(name):
                 return made
-        # Only this process makes a segment of this name, and only now. A file that has it was left by a call that was
-        # interrupted, and nobody was told of it.
+        # Only this process makes a segment of this name, and only now. A file of that name was left by an interrupted
+        # call, and no process was told of it.
         self.unlink([name])
         return WritableSegment(self.folder, name, nbytes)
 
     def open(self, name: str, nbytes: int) -> ReadableSegment:
-        """A segment to be read. Raises ChunkGone if there is none of this name and length."""
+        """Open a segment to be read. Raises ChunkGone if there is none of this name and length."""
         path = self.folder / name
         while (inode := _inode(path)) is not None:
             with self._lock:
@@ -311,19 +311,19 @@ class Segments:
         return self._files.get(inode)
 
     def names(self) -> list[str]:
-        """Names of all that are there."""
+        """Return the names of all segments."""
         with suppress(FileNotFoundError):
             return sorted(os.listdir(self.folder))
         return []
 
     def unlink(self, names: Sequence[str]) -> None:
-        """Give up names; who reads them goes on."""
+        """Delete names; a process that reads such a segment keeps its bytes."""
         for name in names:
             with suppress(FileNotFoundError):
                 os.unlink(self.folder / name)
 
     def remove(self) -> None:
-        """Give up all of them, and the directory."""
+        """Delete all segments, and their directory."""
         forget(self.folder)
 
 
@@ -335,7 +335,7 @@ def _inode(path: Path) -> int | None:
 
 
 class _File:
-    """A file that is mapped here to be read, however often it is renamed; locked while it has a reader."""
+    """A file that is mapped here for reading, however often it is renamed; locked while it has a reader."""
 
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -351,11 +351,11 @@ class _File:
 
     @property
     def forgotten(self) -> bool:
-        """Whether nobody reads it here and nobody can any more."""
+        """Whether it has no reader here and no name any more."""
         return not self._readers and not os.fstat(self._fd).st_nlink
 
     def enter(self) -> bool:
-        """Whether it is locked for one reader more. Waits for nobody: its maker may sleep with the lock."""
+        """Lock it for one more reader; return whether that worked. Does not wait: its maker may sleep with the lock."""
         with self._lock, suppress(BlockingIOError):
             fcntl.flock(self._fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
             self._readers += 1
@@ -363,9 +363,7 @@ class _File:
         return False
 
     def leave(self) -> None:
-        if (
-            self._pid != os.getpid()
-        ):  # a fork shares the file's lock with its parent, and may have this one held for ever
+        if self._pid != os.getpid():  # a fork shares the file's lock; its copy of `_lock` may be held for ever
             return
         with self._lock:
             self._readers -= 1

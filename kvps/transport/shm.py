@@ -22,7 +22,7 @@ from kvps.transport.version_reader import Arrived, ShmVersionReader
 
 
 class ShmTransport(Transport):
-    """See `Transport`. `segments` are those of the job."""
+    """The transport of a job whose arrays are in shared memory, in `segments`."""
 
     kind = "shm"
 
@@ -71,7 +71,7 @@ class ShmTransport(Transport):
 
 
 class ShmWeightSource:
-    """The weights where the aggregator wrote them."""
+    """The weights in the memory where the aggregator wrote them."""
 
     inline_buffer = None
 
@@ -86,13 +86,13 @@ class ShmWeightSource:
         while True:
             if mapped := self._reader.mapped(turn):
                 flat: Array = np.frombuffer(mapped.data.data, DTYPE)
-                weakref.finalize(flat, mapped.close)  # with the last array that the user has of it
+                weakref.finalize(flat, mapped.close)  # once the user's last array of it is gone
                 return turn.version, flat
             now = look()
             if now.version == turn.version:
                 if (given := self._reader.given(turn)) is not None:
                     return turn.version, given
-                self._client.wait({self._keys.turns: now.last_entry})  # until its aggregator has seen that too
+                self._client.wait({self._keys.turns: now.last_entry})  # until the aggregator has noticed the loss
                 raise SharedMemoryLost(f"version {turn.version} of job {self._keys.job!r} is in no memory")
             turn = now
 
@@ -101,9 +101,9 @@ class ShmWeightSource:
 
 
 class ShmUploads:
-    """The segments of one incarnation's contributions: written anew when what was in them is committed.
+    """The segments of one incarnation's contributions. A segment is written anew when its contribution waits no more.
 
-    `name` gives the segment of a sequence number.
+    `name` returns the name of the segment for a sequence number.
     """
 
     overwrites = True
@@ -135,9 +135,9 @@ class ShmUploads:
 
 
 class ShmUpload:
-    """The chunks, of `sizes` bytes, go into a segment that `make` gives: at once, if this is `live`.
+    """The upload of one contribution: chunks of `sizes` bytes go into a segment that `make` returns; at once if `live`.
 
-    `in_place` says that some of them may lie there already, where the user can write to them until they are pushed.
+    `in_place` says that some chunks may be there already, where the user can write to them until they are pushed.
     """
 
     def __init__(self, sizes: Iterable[int], make: Callable[[], WritableSegment], live: bool, in_place: bool) -> None:
@@ -150,7 +150,7 @@ class ShmUpload:
 
     @property
     def missing(self) -> int:
-        return 0  # no link is in between
+        return 0  # there is no network to lose them
 
     @property
     def with_command(self) -> Call | None:
@@ -167,7 +167,7 @@ class ShmUpload:
         at = start = end - sum(piece.nbytes for piece in value)
         for piece in value:
             source, target = np.frombuffer(piece, np.uint8), data[at : at + piece.nbytes]
-            if source.ctypes.data != target.ctypes.data:  # else it was computed where it belongs
+            if source.ctypes.data != target.ctypes.data:  # else it was computed in place
                 np.copyto(target, source)
             at += piece.nbytes
         return data[start:end].data
@@ -181,4 +181,4 @@ class ShmUpload:
             self._copied(data, number, value)
 
     def drop(self) -> None:
-        pass  # its name is never given to anybody
+        pass  # no process is ever told the segment's name

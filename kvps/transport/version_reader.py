@@ -1,7 +1,7 @@
-"""Reads whole versions of a job: never half of one, and never waiting for anybody.
+"""Reads whole versions of a job: never half of one, and without waiting for any other process.
 
-Bytes are immutable and live until two versions later, unless memory is full. A reader slower than that finds a chunk
-gone; it then pins a version and reads that, so that no storm of commits can starve it.
+Bytes are immutable and live until two versions later, unless memory is full. A reader that is slower finds a chunk
+gone. It then pins a version and reads that one, so that no storm of commits can starve it.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ Arrived = Callable[[int, Array], None]
 _PIN_MS = 5_000
 _MOST_PIN_MS = 600_000
 _TRIES = 10
-_FEW = 4  # chunks for which a thread of its own is not worth it
+_FEW = 4  # chunks, for which a second thread is not worth it
 _SLOW_BYTES_PER_MS = 50_000  # a pin outlives a read at 50 MB/s
 
 
 class VersionReader:
-    """Reads the state and the weights of one job. Keeps nothing but counts, so threads may share it.
+    """A reader of the state and the weights of one job. It keeps nothing but counts, so threads may share it.
 
     reads     how many times weights were read
-    restarts  how many times a read began anew, since its version was gone
+    restarts  how many times a read began anew because its version was gone
     """
 
     def __init__(self, access: JobAccess) -> None:
@@ -51,24 +51,24 @@ class VersionReader:
         self.restarts = 0
 
     def state(self) -> State:
-        """The job at one instant, with every member. Raises JobNotFound."""
+        """Return the job's state at one instant, with every member. Raises JobNotFound."""
         return self._state()
 
     def held(self, arrays: int) -> State:
-        """The job at one instant, and its version pinned in that instant, long enough to read `arrays` arrays of its
-        size; unless another reader's pin holds another version. Raises JobNotFound."""
+        """Return the job's state at one instant, and pin its version at that instant, for long enough to read `arrays`
+        arrays of its size; unless another reader's pin holds another version. Raises JobNotFound."""
         return self._state(self._scripts.pinning(self._patience_ms(arrays)))
 
     def turn(self, worker: str = "") -> Turn:
-        """What a worker, or a reader, must know of the job, at one instant. Raises JobNotFound."""
+        """Return what a worker, or a reader, must know of the job, at one instant. Raises JobNotFound."""
         newest = ("XREVRANGE", self._keys.turns, "+", "-", "COUNT", 1)
         return self._turn(worker, self._client.together([*self._asked(worker), newest]))
 
     def next_turn(self, worker: str, turn: Turn, flat: Array | None) -> tuple[Turn, bool]:
-        """What a worker must know at the instant when the next turn begins after `turn`, or in a second at the latest.
+        """Return the next turn after `turn`, at the instant when it begins, or in a second at the latest.
 
-        With it come the weights of the version behind that of `turn`, into `flat`, if the model is small: whether that
-        is the version now, and they did. Raises JobNotFound.
+        If the model is small, the weights of the version after `turn` are read into `flat` in the same request. Returns
+        also whether that worked and that version is the present one. Raises JobNotFound.
         """
         names = tuple(following(name) for name in turn.names)
         small = flat is not None and self._layout.nbytes <= self._client.small_bytes
@@ -102,7 +102,7 @@ class VersionReader:
         return State.of(*replies)
 
     def _check_found(self, version: Mapping[str, str]) -> None:
-        """Raise JobNotFound unless the job is there, and is the one that was meant."""
+        """Raise JobNotFound unless the job exists and has the id that is meant."""
         if not version:
             raise job_not_found(self._keys.job)
         if version.get("id") != self._keys.id:
@@ -112,11 +112,11 @@ class VersionReader:
         return _PIN_MS + arrays * self._layout.nbytes // _SLOW_BYTES_PER_MS
 
     def weights(self, state: State | Turn, flat: Array, format: Format = FP32, arrived: Arrived | None = None) -> int:
-        """Read the weights of `state`, or of a newer version, into `flat`, (size,) float32. Returns that version.
+        """Read the weights of `state`, or of a newer version, into `flat`, (size,) float32. Return that version.
 
-        `format` is what they come in: fp32, or the job's `weight_format`. `arrived`, for what is in Redis, is told of
-        each part of `flat` once it is there, and its first item; again of a part that comes again, in another version.
-        Raises CorruptData if bytes that must be there are not.
+        `format` is the format in which they arrive: fp32, or the job's `weight_format`. If they are read from Redis,
+        `arrived` is called with the first item and the array of each part of `flat` once it is filled, and again if the
+        part is read again in another version. Raises CorruptData if bytes are missing that must exist.
         """
         self.reads += 1
         version, names, patience_ms = state.version, state.names, self._patience_ms()
@@ -132,19 +132,19 @@ class VersionReader:
             except ChunkGone as gone:
                 self.restarts += 1
                 now = self.turn()
-                if now.version == version:  # nobody frees this one
+                if now.version == version:  # the present version is never freed
                     raise CorruptData(f"version {version} of job {self._keys.job!r}: {gone}") from None
             pin = json.loads(self._scripts.pin(patience_ms))
-            patience_ms = min(2 * patience_ms, _MOST_PIN_MS)  # the link may be slower than that
+            patience_ms = min(2 * patience_ms, _MOST_PIN_MS)  # the link may be slower than assumed
             if pin["version"] >= state.version:
                 version, names = pin["version"], tuple(pin["names"][str(i)] for i in range(self._layout.shards))
-            else:  # another reader's, too old for this one
+            else:  # another reader's pin, too old for this reader
                 version, names = now.version, now.names
 
     def whole(self, state: State) -> tuple[Array, dict[str, Array]]:
-        """The weights of exactly this version, and its optimizer state (slot name -> array); all (size,) float32.
+        """Read the weights of exactly this version, and its optimizer state (slot name -> array); all (size,) float32.
 
-        Raises ChunkGone if any of it is not there any more, CorruptData if it is not what was committed.
+        Raises ChunkGone if any of the bytes are gone, CorruptData if they are not the bytes that were committed.
         """
         keys, layout = self._keys, self._layout
         texts = self._client.together([("GET", keys.manifest(i, name)) for i, name in enumerate(state.names)])
@@ -178,7 +178,7 @@ class VersionReader:
             arrived(c.start, flat[c.start : c.stop])
 
     def _pull(self, names: Sequence[str], flat: Array, format: Format, arrived: Arrived | None) -> None:
-        """Read what was staged for workers, each chunk turned to float32 while the next ones come."""
+        """Read the weights that were staged for workers. Each chunk is decoded while the next ones arrive."""
         chunks = [c for shard in self._layout.chunks for c in shard]
         whole: Bytes = np.empty(sum(format.nbytes(c.stop - c.start) for c in chunks), np.uint8)
         parts, at = [], 0
@@ -199,28 +199,28 @@ class VersionReader:
 
 
 class ShmVersionReader(VersionReader):
-    """Of a job over shared memory: reads there, or what Redis was last given."""
+    """A reader of a job over shared memory: it reads there, or the version that Redis was last given."""
 
     def __init__(self, access: JobAccess, segments: Segments) -> None:
         super().__init__(access)
         self._segments = segments
 
     def weights(self, state: State | Turn, flat: Array, format: Format = FP32, arrived: Arrived | None = None) -> int:
-        """As of any job; where the memory is not seen, the newest weights that Redis was given."""
+        """Like `VersionReader.weights`; if this process does not see the memory, read the newest weights in Redis."""
         if self._segments.here:
             return super().weights(state, flat, format, arrived)
         self.reads += 1
         return self._weights_given(state, flat)
 
     def mapped(self, state: State | Turn) -> ReadableSegment | None:
-        """The weights of exactly this version, in memory that its maker shares with this process; None if it does not,
-        or another version has taken their place."""
+        """Return the weights of exactly this version, in memory that its writer shares with this process; None if this
+        process does not see that memory, or another version has replaced them."""
         with suppress(ChunkGone):
             return self._segments.open(self._keys.segment("w", state.names[0]), self._layout.nbytes)
         return None
 
     def given(self, state: State | Turn) -> Array | None:
-        """The weights of exactly this version if Redis has them, of a job over shared memory."""
+        """Return the weights of exactly this version if Redis has them, else None."""
         flat: Array = np.empty(self._layout.size, DTYPE)
         with suppress(ChunkGone):
             self._client.get(self._gets(state.names, flat))
@@ -228,12 +228,12 @@ class ShmVersionReader(VersionReader):
         return None
 
     def mirrored(self) -> Mirrored | None:
-        """What Redis was last given of a job over shared memory; None if it was created with what it has."""
+        """Return the version that Redis was last given; None if it has only the one the job was created with."""
         text = self._client.call("GET", self._keys.mirror)
         return Mirrored.of(text) if text else None
 
     def _weights_given(self, state: State | Turn, flat: Array) -> int:
-        """Read, where the memory is not shared, the newest weights that Redis was given; their version."""
+        """Read the newest weights that Redis was given, where memory is not shared. Return their version."""
         for _ in range(_TRIES):
             record = self.mirrored() or Mirrored(state.version, state.names[0])
             with suppress(ChunkGone):

@@ -1,6 +1,6 @@
 """`python -m chaos`: runs the scenarios, prints the table, writes docs/reliability.md and docs/reliability.json.
 
-What an earlier run has kept there is not run again, unless it is asked for by name or `--fresh` begins anew.
+A scenario whose results an earlier run kept there is not run again, unless `--only` names it or `--fresh` is given.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ SHORT: dict[str, Scenario] = {
 
 
 def run(name: str, scenario: Scenario, seed: int, loud: bool = True) -> Result:
-    """One scenario in an arena of its own."""
+    """Run one scenario in its own arena."""
     began = time.monotonic()
     with arena(seed, loud) as here:
         result = scenario(here)
@@ -98,7 +98,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=time.time_ns() % 1_000_000, help="(default: another each time)")
     parser.add_argument("--fresh", action="store_true", help="run again what is kept from earlier runs")
     arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers end with this one
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers end with this process
     kept = {} if arguments.short else report.load()
     results = {} if arguments.fresh else dict(kept)
     for name, scenario in (SHORT if arguments.short else FULL).items():

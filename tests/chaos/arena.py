@@ -1,4 +1,4 @@
-"""What every scenario gets: a zygote, a folder, a server, a seed; and what judges a job that is done."""
+"""What every scenario gets: a zygote, a folder, a server and a seed; and the judge of a finished job."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TIMEOUTS = {"lease_ms": 300, "worker_timeout_ms": 600}
 
 
 class Arena:
-    """One scenario's surroundings. `say` prints how far it is."""
+    """One scenario's surroundings. `say` prints its progress."""
 
     def __init__(self, zygote: Zygote, folder: Path, seed: int, loud: bool = True) -> None:
         self.zygote = zygote
@@ -35,7 +35,7 @@ class Arena:
         self.seed = seed
         self.random = random.Random(seed)
         self._loud = loud
-        self.memory: set[Path] = set()  # where segments of its servers' jobs are
+        self.memory: set[Path] = set()  # the folders of its jobs' segments
         self._jobs = 0
         self._began = time.monotonic()
 
@@ -45,17 +45,17 @@ class Arena:
 
     @contextmanager
     def server(self, *arguments: str) -> Iterator[Store]:
-        """A Redis of its own that keeps nothing; on leaving, nobody else may be connected and no key be left."""
+        """Start a Redis that saves nothing; after the block no other client may be connected, and no key left."""
         with running_server(BINARY, *arguments) as url, Store(Client(url)) as store:
             yield store
             left = set(store.client.call("KEYS", "*")) - {"kvps:jobs", "kvps:preflight"}
-            store.client.close()  # what is then connected is somebody else
+            store.client.close()  # whatever is still connected is another client
             others = len(store.client.call("CLIENT LIST")) - 1
             assert not left, f"keys are left: {left}"
             assert not others, f"{others} connections are left"
 
     def job(self, store: Store, **settings: Any) -> Job:
-        """A new job of the small model, in 2 shards, with momentum, so that there is optimizer state."""
+        """Create a job of the small model, in 2 shards, with momentum, so that there is optimizer state."""
         self._jobs += 1
         defaults: dict[str, Any] = {"shards": 2, "workers": 3, "optimizer": kvps.SGD(lr=0.05, momentum=0.5)} | TIMEOUTS
         job = store.create_job(f"chaos-{self._jobs}", model(), **defaults | settings)
@@ -65,7 +65,7 @@ class Arena:
 
     @contextmanager
     def crew(self, job: Job, **options: Any) -> Iterator[Crew]:
-        """Children for `job`; none is left behind the block, nor memory behind one that failed."""
+        """Yield the children of `job`. The block leaves no child behind and, if it fails, no segment."""
         crew = Crew(self.zygote, self.folder, job, options.pop("url", job.client.url), **options)
         with ExitStack() as failed:
             if segments_of(job):
@@ -76,7 +76,7 @@ class Arena:
         crew.end()
 
     def judge(self, store: Store, crew: Crew, forgiven: frozenset[Ack] = frozenset()) -> Verdict:
-        """Examine a job that is done, then remove it and its files."""
+        """Examine a finished job, then remove it and its files."""
         verdict = examine(crew.job, crew.acks, forgiven)
         verdict.problems += remains(store, crew.job)
         verdict.problems = [f"{crew.job.name}: {problem}" for problem in verdict.problems]
@@ -87,7 +87,7 @@ class Arena:
 
 @contextmanager
 def arena(seed: int, loud: bool = True) -> Iterator[Arena]:
-    """An arena with a zygote of its own; neither a process, nor a file, nor shared memory of it is left behind it."""
+    """Yield an arena with its own zygote. The block must leave no process, no file and no shared memory behind."""
     before = _traces()
     with private_directory() as folder:
         with Zygote(folder / "log") as zygote:
@@ -100,7 +100,7 @@ def arena(seed: int, loud: bool = True) -> Iterator[Arena]:
 
 
 def _traces() -> set[Path]:
-    """What a scenario could leave on this machine beside its own folder, and others do not make meanwhile."""
+    """Return what a scenario could leave outside its folder, without what other programs make meanwhile."""
     return set(Path("/dev/shm").glob("kvps*")) - {Path(f"/dev/shm/kvps-{os.getuid()}")}
 
 

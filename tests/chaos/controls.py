@@ -21,7 +21,7 @@ FAMILIES: dict[str, Callable[..., Result]] = {
 
 
 def mutants_are_caught(arena: Arena, names: tuple[str, ...] = ()) -> Result:
-    """Run every mutant under its family. It is caught if the harness says what is wrong, or the job does not end."""
+    """Run every mutant under its family. It is caught if the harness reports a problem, or the job does not end."""
     chosen = names or tuple(MUTANTS)
     result = Result("controls", "checks taken out, and caught", arena.seed, needed=len(chosen))
     caught = 0
@@ -29,7 +29,7 @@ def mutants_are_caught(arena: Arena, names: tuple[str, ...] = ()) -> Result:
         mutant = MUTANTS[name]
         try:
             problems = FAMILIES[mutant.family](arena, mutants=(name,)).problems
-        except Exception as error:  # a mutant may break anything: what it broke is what is reported
+        except Exception as error:  # a mutant may break anything; the report names the error
             problems = [f"{type(error).__name__}: {str(error).strip().splitlines()[-1][:150]}"]
         problems = [problem for problem in problems if "faults were injected" not in problem]
         result.faults[f"{name}: {mutant.says}"] = 1

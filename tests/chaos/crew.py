@@ -1,4 +1,4 @@
-"""The children of one job: started again under the same name when they die, until the job is done."""
+"""The children of one job, started again under the same name when they die, until the job is finished."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ _ENDLESS = 10**9
 
 
 class Stuck(Exception):
-    """A job that makes no progress: what was promised is that it goes on."""
+    """Raised when a job makes no progress, though kvps promises that it does."""
 
 
 @dataclass
 class Child:
-    """One child; the same one when it is started again."""
+    """One child; it stays the same Child when it is started again."""
 
     name: str
     spec: dict[str, Any]
     pid: int = 0
     mark: str = ""
     ended: bool = False
-    armed: tuple[str, int] | None = None  # the point at which it will be killed, and at which passage
+    armed: tuple[str, int] | None = None  # the point at which the child is killed, and at which passage
     lives: int = 0
 
 
 @dataclass
 class Crew:
-    """Runs `job` with the zygote's children, out of `folder`.
+    """The zygote's children that run `job`, with their files in `folder`.
 
-    arms      points at which those who are started next are killed, by role: (point, passage)
-    at_once   whether the dead are buried at once, as by `kvps up`; else timeouts find them
+    arms      role -> the points at which the next children of that role are killed: (point, passage)
+    at_once   whether deaths are reported at once, as by `kvps up`; otherwise timeouts find them
     refusals  how often a child ended because the server was full
     """
 
@@ -61,7 +61,7 @@ class Crew:
 
     @property
     def acks(self) -> list[Path]:
-        """The files of what was acknowledged."""
+        """The files in which workers note acknowledged contributions."""
         return sorted(self.folder.glob(f"{self.job.name}.acks.*"))
 
     @property
@@ -74,7 +74,7 @@ class Crew:
         return self.folder / f"{self.job.name}.over"
 
     def start(self, label: str, role: str, **more: Any) -> Child:
-        """Start a child of that role; a worker joins under its label, unless `more` has another name for it."""
+        """Start a child of that role. A worker joins under its label, unless `more` has another name."""
         spec = {"role": role, "name": label, "url": self.url, "job": self.job.name, "mutants": self.mutants}
         spec |= {"acks": str(self.folder / f"{self.job.name}.acks.{label}"), "notes": str(self.notes)}
         spec |= {"over": str(self._over), "rounds": _ENDLESS, "chunk_items": layout.CHUNK_ITEMS} | more
@@ -83,10 +83,8 @@ class Crew:
         return child
 
     def start_all(self, workers: int, shards: int, rounds: int = _ENDLESS, per_shard: int = 1, **more: Any) -> None:
-        """`workers` workers, and for each shard an aggregator of its own (with 2 per shard, one stands by).
-
-        Without `rounds` they work until `finish`.
-        """
+        """Start `workers` workers and, for each shard, `per_shard` aggregators (with 2, one stands by). Without
+        `rounds` the workers train until `finish`."""
         for shard in range(shards):
             for number in range(per_shard):
                 self.start(f"a{shard}{'b' * number}", "aggregator", shards=[shard], log=more.get("log", False))
@@ -94,7 +92,7 @@ class Crew:
             self.start(f"w{number}", "worker", rounds=rounds, seed=number, **more)
 
     def finish(self) -> None:
-        """Have the workers of a job without units leave as if they had done all their rounds, and wait for all."""
+        """Make the workers of a job without units leave as if all their rounds were done, and wait for all children."""
         self._over.touch()
         self.run()
         self._over.unlink()
@@ -113,13 +111,13 @@ class Crew:
         return [child for child in self.children.values() if not child.ended]
 
     def kill(self, child: Child, number: int = signal.SIGKILL) -> bool:
-        """Send a running child a signal; False if it had died already."""
+        """Send a running child a signal; return False if it had died already."""
         sent = not child.ended and self.zygote.kill(child.pid, number)
         self.kills += sent and number == signal.SIGKILL
         return sent
 
     def kill_all(self, order: random.Random) -> list[Child]:
-        """Kill all that run, in any order, with nobody in their place: those to be started again."""
+        """Kill all running children, in any order, without replacing them; return those to be started again."""
         for child in order.sample(self.running, len(self.running)):
             self.kill(child)
         left = {child.pid: child for child in self.running}
@@ -130,11 +128,11 @@ class Crew:
         return self.running
 
     def start_again(self, child: Child) -> None:
-        """Start one that was killed with all."""
+        """Start a child that `kill_all` killed."""
         self._fork(child)
 
     def step(self, timeout_s: float) -> None:
-        """Wait for a death, not longer than `timeout_s`; who was killed is started again. Raises RuntimeError."""
+        """Wait up to `timeout_s` for a death; start killed children again. Raises RuntimeError if a child failed."""
         deaths = {death.pid: death for death in self.zygote.deaths(timeout_s)}
         dead = [child for child in self.running if child.pid in deaths]
         killed = []
@@ -143,7 +141,7 @@ class Crew:
             if death.signal:
                 killed.append(child)
                 continue
-            if child.armed:  # it was not to be killed: the next may be
+            if child.armed:  # it did not reach its point: the next child may
                 self.arms[child.spec["role"]].append(child.armed)
             if death.code == 0:
                 child.ended = True
@@ -158,21 +156,21 @@ class Crew:
             self._fork(child)
 
     def wait(self, seconds: float) -> None:
-        """Let them work for so long."""
+        """Let the children work for `seconds`."""
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
             self.step(left)
 
     def until(self, holds: Callable[[], bool], limit_s: float = 30.0) -> None:
-        """Let them work until it comes to hold. Raises Stuck."""
+        """Let the children work until `holds()`. Raises Stuck after `limit_s`."""
         deadline = time.monotonic() + limit_s
         while not holds():
             self.step(0.01)
             if time.monotonic() > deadline:
-                raise Stuck(f"it does not come to hold: {self.job.state()} {self.job.holders()}")
+                raise Stuck(f"the awaited state does not come: {self.job.state()} {self.job.holders()}")
 
     def run(self, killing: random.Random | None = None, every_s: float = 0.0, limit_s: float = 120.0) -> None:
-        """Until all have ended; with `killing` a random child is killed about every so often. Raises Stuck."""
+        """Run until all have ended; with `killing`, kill a random child about every `every_s`. Raises Stuck."""
         version, since = -1, time.monotonic()
         due = time.monotonic() + every_s
         while self.running:
@@ -190,13 +188,13 @@ class Crew:
         self.count()
 
     def count(self) -> None:
-        """Count the points at which children were killed by themselves."""
+        """Count the points at which children killed themselves."""
         if self.notes.exists():
             self.fired += Counter(self.notes.read_text().splitlines())
             self.notes.unlink()
 
     def end(self) -> None:
-        """Kill what still runs."""
+        """Kill the children that still run."""
         for child in self.running:
             self.zygote.kill(child.pid, signal.SIGCONT)
             self.zygote.kill(child.pid)
@@ -210,7 +208,7 @@ class Crew:
 
 
 def shuffled(rng: random.Random, names: list[str], each: int, most: int) -> deque[tuple[str, int]]:
-    """Every point `each` times, in any order, each to be passed a few times before."""
+    """Return every point `each` times in random order, each with a random passage at which the child dies."""
     arms = [(name, rng.randint(1, points.passages(name, most))) for name in names for _ in range(each)]
     rng.shuffle(arms)
     return deque(arms)

@@ -1,4 +1,4 @@
-"""Contributions whose stored bytes are not what their digest says, and workers killed while units are handed out."""
+"""Contributions whose stored bytes do not match their digest, and workers killed while units are handed out."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from chaos.report import Result
 def contributions_are_damaged(
     arena: Arena, units: int = 300, share: float = 0.1, mutants: tuple[str, ...] = ()
 ) -> Result:
-    """One in so many contributions is damaged behind its worker's back: it is rejected, and its unit done again."""
+    """Damage a `share` of the contributions behind the workers' backs: each is rejected, and its unit done again."""
     result = Result("damage", "stored bytes damaged", arena.seed, needed=int(units * share / 2))
     with arena.server() as store:
         for mode, staleness in MODES.items():
@@ -30,7 +30,7 @@ def contributions_are_damaged(
 
 
 def workers_are_killed(arena: Arena, units: int = 600, each: int = 8, mutants: tuple[str, ...] = ()) -> Result:
-    """Killed where a push or a commit is answered, in every mode: what was half done must not count."""
+    """Kill processes where a push or a commit is answered, in every mode: half-done work must not count."""
     result = Result("kills", "killed where a push or commit is answered", arena.seed)
     with arena.server() as store:
         for mode, staleness in MODES.items():

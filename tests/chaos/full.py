@@ -1,4 +1,4 @@
-"""Redis has little memory, and somebody else fills it while a job trains: what is refused is said, nothing is lost."""
+"""Redis has little memory, and another client fills it while a job trains: refusals are reported, nothing is lost."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from chaos.crew import Crew
 from chaos.report import Result
 
 ROOM = "24mb"
-PATIENCE_S = 0.3  # of the workers, and not 10 s, so that a full server is long full for them after a second
+PATIENCE_S = 0.3  # of the workers, and not 10 s, so that a server full for a second exceeds it
 
 
 def memory_is_filled(
     arena: Arena, fills: int = 60, hold_s: float = 1.0, modes: tuple[str, ...] = tuple(MODES)
 ) -> Result:
-    """In each mode another client fills the server's memory again and again, keeps it full, and gives it back.
+    """In each mode, another client fills the server's memory again and again, keeps it full, and frees it.
 
-    Every other time for longer than the workers' patience, so that they are told (ServerFull), end, and are started
-    again; else they wait. Afterwards the job goes on by itself, each time.
+    Every other fill outlasts the workers' patience: they get ServerFull, end, and are started again. In the other fills
+    they wait. After each fill the job continues by itself.
     """
-    result = Result("full", "memory filled by somebody else", arena.seed, needed=fills)
-    counted = {"long fills": 0, "refused to the job": 0, "refused and said so": 0}
+    result = Result("full", "memory filled by another client", arena.seed, needed=fills)
+    counted = {"long fills": 0, "commands refused": 0, "workers that reported it": 0}
     with arena.server("--maxmemory", ROOM, "--maxmemory-policy", "noeviction") as store:
         for number, mode in enumerate(modes):
             job = arena.job(store, staleness=MODES[mode], worker_timeout_ms=60_000)
@@ -35,14 +35,14 @@ def memory_is_filled(
                 crew.until(lambda j=job: j.state().version > 3)
                 for fill in range(share):
                     long = fill % 2 == 0
-                    counted["refused to the job"] += _fill(crew, ballast, hold_s if long else 0.0)
-                    if mode == "ASP":  # nobody waits for anybody: what was acknowledged needs no more than itself
+                    counted["commands refused"] += _fill(crew, ballast, hold_s if long else 0.0)
+                    if mode == "ASP":  # no worker waits for another: what was acknowledged can be committed at once
                         crew.until(lambda j=job: not j.client.call("XLEN", j.keys.inbox))
                     counted["long fills"] += long
                     ballast.drop()
                     version = job.state().version
                     crew.until(lambda j=job, v=version: j.state().version > v + 3)
-                counted["refused and said so"] += crew.refusals
+                counted["workers that reported it"] += crew.refusals
                 crew.finish()
                 result.verdict.add(arena.judge(store, crew))
             result.faults[mode] = share
@@ -54,15 +54,15 @@ def memory_is_filled(
 
 
 def _fill(crew: Crew, ballast: Ballast, seconds: float) -> int:
-    """Keep the server full until the job was refused something, and how often it was then.
+    """Keep the server full until it has refused commands of the job; return how many.
 
-    With `seconds` at least for so long, and until a child was told.
+    With `seconds`, keep it full for at least that long, and until a child has ended with ServerFull.
     """
     deadline, told = time.monotonic() + seconds, crew.refusals
     before = ballast.refused_to_others()
 
     def over() -> bool:
-        ballast.fill()  # what commits have freed is taken at once
+        ballast.fill()  # takes at once what commits have freed
         refused = ballast.refused_to_others() > before and time.monotonic() > deadline
         return refused and (not seconds or crew.refusals > told)
 
@@ -71,17 +71,17 @@ def _fill(crew: Crew, ballast: Ballast, seconds: float) -> int:
 
 
 class Ballast:
-    """Somebody else's keys, as many as fit. It counts its own refusals, so that those of the others are known."""
+    """Another client's keys, as many as fit. It counts its own refusals, so that those of the job are known."""
 
     SIZES = (1 << 18, 1 << 14, 1 << 10, 1 << 6)
 
     def __init__(self, url: str) -> None:
-        self._redis = redis.Redis.from_url(url, protocol=2)  # which says at once that the server is full: Client waits
+        self._redis = redis.Redis.from_url(url, protocol=2)  # not Client, which waits when the server is full
         self._keys: list[str] = []
         self._refused = 0
 
     def fill(self) -> None:
-        """Write values, ever smaller ones, until not even the smallest fits."""
+        """Write ever smaller values, until not even the smallest fits."""
         for size in self.SIZES:
             try:
                 while True:
@@ -91,7 +91,7 @@ class Ballast:
                 self._refused += 1
 
     def drop(self) -> None:
-        """Take all away again."""
+        """Delete all these keys."""
         self._redis.delete(*self._keys)
         self._keys.clear()
 
@@ -99,6 +99,6 @@ class Ballast:
         self._redis.close()
 
     def refused_to_others(self) -> int:
-        """How many commands of others the server has refused for its memory, by its own count."""
+        """Return how many commands of other clients the server has refused for want of memory, by its own count."""
         told = self._redis.info("errorstats").get("errorstat_OOM", {"count": 0})
         return int(told["count"]) - self._refused

@@ -23,7 +23,7 @@ def named_points(
     aggregators: Collection[str] = points.AGGREGATOR,
     **settings: Any,
 ) -> Result:
-    """Every point `each` times in each mode; units in odd jobs, rounds in even ones; buried at once in half of them."""
+    """Kill at each point `each` times per mode. Odd jobs have units, even ones rounds; half report deaths at once."""
     result, names = Result("points", "killed at a named point", arena.seed), [*workers, *aggregators]
     with arena.server() as store:
         for mode, staleness in MODES.items():
@@ -53,7 +53,7 @@ def named_points(
 
 
 def at_random(arena: Arena, kills: int = 600, every_s: float = 0.12, units: int = 6000, **settings: Any) -> Result:
-    """Random children at random instants, in every mode, until so many were killed."""
+    """Kill random children at random instants, in every mode, until `kills` were killed."""
     result = Result("random", "killed at random", arena.seed, needed=kills)
     with arena.server() as store:
         for mode, staleness in MODES.items():

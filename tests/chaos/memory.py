@@ -1,4 +1,4 @@
-"""Over shared memory: the same faults as through Redis, readers of what is written anew, and the memory itself lost."""
+"""Over shared memory: the same faults as over Redis, readers of memory that is reused, and the loss of the memory."""
 
 from __future__ import annotations
 
@@ -20,24 +20,25 @@ from kvps.job import Job
 
 SHM: dict[str, Any] = {"transport": "shm", "shards": 1}
 EVERY = ("3", "0.02s")
-"""How often Redis is given the weights: so often that its copy is always being made."""
-_ITEMS = 128  # of a chunk: the small model has four, which are made on several threads
+"""`mirror_every` of the jobs: so often that a mirror is always being made."""
+_ITEMS = 128  # of a chunk: the small model has four chunks, which are made on several threads
 _SHARED = """\
-Jobs with `transport="shm"`, of four chunks. Redis is given every third version, or one every 20 ms; for the slow
-readers, every second. Those compute for 10 ms on weights of which, when they are done, two later versions have been
-committed: that memory was the next version's to take, if nobody had been using it. With one byte of that in a gradient
-the replay would make another; without the lock it does (`lock`, below)."""
+The jobs have `transport="shm"` and four chunks. Redis is given every third version, or one every 20 ms; in the jobs of
+the slow readers, one every second. A slow reader computes for 10 ms on weights. It counts if two later versions are
+committed when it is done: the next version would have reused that memory, had it not been in use. With one byte of the
+next version in a gradient, the replay would differ; without the lock it does (`lock`, below)."""
 _LOST = """\
-The host is lost when all of a job's processes are killed, one right after the other in any order, and the directory of
-its segments is removed; Redis goes on, as it would on another host. `lost` counts what is missing beyond what was
-acknowledged since the version that Redis was last given: how many versions those were is said in the log each time, and
-by the aggregator, and compared. Afterwards each unit counts once, and so does each round of each worker."""
+The host is lost when all of a job's processes are killed, one right after another in any order, and the directory of
+its segments is removed. Redis keeps running, as it would on another host. Contributions acknowledged since the version
+that Redis was last given are lost with the host; `lost` counts what is missing beyond them. The log and the aggregator
+report each time how many versions that were, and both are checked. Afterwards each unit counts once, and so does each
+round of each worker."""
 _NAPS = ("before commit", "between segments of a version", "after reducing", "mirror sent, no reply yet", "")
 
 
 @contextmanager
 def _small_chunks() -> Iterator[None]:
-    """Jobs made inside the block have several chunks; children of their crews are told."""
+    """Give jobs made inside the block several chunks; children of their crews get the same chunk size."""
     whole, layout.CHUNK_ITEMS = layout.CHUNK_ITEMS, _ITEMS
     try:
         yield
@@ -46,7 +47,7 @@ def _small_chunks() -> Iterator[None]:
 
 
 def _together(name: str, title: str, arena: Arena, parts: dict[str, Result], note: str) -> Result:
-    """The parts as one result, with a line for each kind of fault."""
+    """Return the parts as one result, with a row for each kind of fault."""
     whole = Result(name, title, arena.seed, note=note)
     for part, result in parts.items():
         whole.verdict.add(result.verdict)
@@ -77,7 +78,7 @@ def memory_is_shared(
     reads: int = 1000,
     slow_units: int = 1000,
 ) -> Result:
-    """Killed at every point that there is over shared memory, and at random; holders asleep; slow readers."""
+    """Kill at every point that exists over shared memory, and at random; put holders to sleep; run slow readers."""
     with _small_chunks():
         both = [[point for point in at if point in kind] for kind in (points.SHARED_WORKER, points.SHARED_AGGREGATOR)]
         named = kills.named_points(arena, each, most, units, *both, mirror_every=EVERY[0], **SHM)
@@ -87,19 +88,19 @@ def memory_is_shared(
             "holder": sleepers.holders_sleep(arena, sleeps, duels, at=_NAPS, mirror_every=EVERY[0], **SHM),
             "readers": readers_are_slow(arena, reads, slow_units),
         }
-        read = parts["readers"]  # nothing was broken for these
+        read = parts["readers"]  # no fault was injected for these
         read.figures = {f"{read.title}, contributions": read.injected}
         read.faults, read.needed = {}, 0
     return _together("memory", "over shared memory: killed, or asleep", arena, parts, _SHARED)
 
 
 def readers_are_slow(arena: Arena, reads: int, units: int = 1000, mutants: tuple[str, ...] = ()) -> Result:
-    """Workers that compute for as long as several versions take, on weights that stay where they were pulled.
+    """Run workers that compute for as long as several versions take, on weights that stay where they were pulled.
 
-    Counted are the contributions whose weights had died meanwhile: their memory was due to be the next version's. One
-    byte of that, and the contribution is not what a replay makes of its version.
+    Count the contributions whose weights died meanwhile: their memory was due to be the next version's. With one byte
+    of that version, a contribution would not be what a replay makes of its own version.
     """
-    result = Result("readers", "weights in use while their memory was due to be written anew", arena.seed, needed=reads)
+    result = Result("readers", "weights in use while their memory was due for reuse", arena.seed, needed=reads)
     with arena.server() as store:
         for mode, staleness in {"SSP": 4, "ASP": -1}.items():
             done = 0
@@ -121,7 +122,7 @@ def readers_are_slow(arena: Arena, reads: int, units: int = 1000, mutants: tuple
 def memory_is_lost(
     arena: Arena, kills: int = 30, losses: int = 60, pause_s: float = 0.3, each: int = 5, units: int = 3000
 ) -> Result:
-    """Redis killed, its file whole or cut; and the host: all processes, and all that was in their memory."""
+    """Kill Redis, with its file whole or cut; and lose the host: all processes, and all that was in their memory."""
     with _small_chunks():
         redis = servers.redis_is_killed(arena, kills, pause_s, mirror_every="3", **SHM)
         redis.figures = {f"Redis killed: {what}": value for what, value in redis.figures.items()}
@@ -130,7 +131,7 @@ def memory_is_lost(
 
 
 def hosts_are_lost(arena: Arena, losses: int, pause_s: float, each: int, units: int) -> Result:
-    """A few times in each job; units in odd jobs, rounds in even ones, of which each must count once in the end."""
+    """Lose the host a few times in each job. Odd jobs have units, even ones rounds; each must count once at the end."""
     result = Result("hosts", "the host lost", arena.seed, needed=losses)
     rolled, acks = [], 0
     with arena.server() as store:
@@ -157,14 +158,14 @@ def hosts_are_lost(arena: Arena, losses: int, pause_s: float, each: int, units: 
                 number += 1
             result.faults[mode] = done
             arena.say(f"{mode}: {done} hosts lost, {sum(rolled)} versions rolled back")
-    result.figures["host lost: versions lost, each time those since the mirror, all of them said"] = sum(rolled)
+    result.figures["host lost: versions lost, always those since the mirror, all reported"] = sum(rolled)
     result.figures["host lost: most versions at once"] = max(rolled, default=0)
     result.figures["host lost: acknowledged contributions lost with them, and done again"] = acks
     return result.close()
 
 
 def _lose(arena: Arena, crew: Crew, losses: Losses) -> bool:
-    """Have the host go down and come up again: False if the job had ended before."""
+    """Take the host down and up again; return False if the job had ended before."""
     job = crew.job
     dead = crew.kill_all(arena.random)
     before = job.state()
@@ -183,13 +184,13 @@ def _lose(arena: Arena, crew: Crew, losses: Losses) -> bool:
         crew.start_again(child)
     crew.until(lambda: job.state().version > kept.version or not crew.running)
     losses.fell(crew, kept, before.version, rolls_back)
-    # Another aggregator may have gone on before this one says it: killed in between, by the next loss, it never would.
+    # Another aggregator may continue the job before this one has warned of the loss: the next loss might kill it first.
     crew.until(lambda: not losses.unwarned(arena.zygote.log))
     return True
 
 
 def _rounds(job: Job) -> list[str]:
-    """What is wrong with the rounds of a job of which none may be left out, and none done twice."""
+    """Return what is wrong with a job's rounds: none may be left out, and none done twice."""
     if job.config.units:
         return []
     rounds = Counter((c.worker, c.round) for commit in job.log() for c in commit.plan.contributions)

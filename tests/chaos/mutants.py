@@ -1,7 +1,7 @@
-"""kvps with one check taken out: what the harness must catch, or it proves nothing.
+"""Mutants: kvps with one check taken out. The harness must catch each of them, or it proves nothing.
 
-A mutant is applied in a child alone. Every edit must really change the text: a script that was rewritten must not
-turn a control into a test of nothing.
+A mutant is applied in a child alone. Every edit must really change the text, so that a rewritten script does not turn
+a control into a test of nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kvps.transport.shared_memory import WritableSegment
 
 @dataclass(frozen=True)
 class Mutant:
-    """`edits` are (script, what stands there, what stands there instead); `patch` changes Python."""
+    """One mutant. `edits` are (script, old text, new text); `patch` changes Python."""
 
     says: str
     family: str
@@ -32,10 +32,10 @@ class Mutant:
     patch: Callable[[], None] | None = None
 
     def apply(self) -> None:
-        """Make this process one of the mutant's."""
+        """Apply the mutant to this process."""
         for name, old, new in self.edits:
             text = scripts.SCRIPTS[name].text
-            assert text.count(old) == 1, f"{name}.lua does not hold once: {old}"
+            assert text.count(old) == 1, f"{name}.lua must hold exactly once: {old}"
             scripts.SCRIPTS[name] = Script(name, text.replace(old, new))
             scripts._SHAS[name] = scripts.SCRIPTS[name].sha
         if self.patch:
@@ -43,7 +43,7 @@ class Mutant:
 
 
 def _no_digest() -> None:
-    """Holders apply what they read, whatever its digest."""
+    """Make holders apply the bytes that they read, whatever the digest."""
     real = ContributionFetch.check
 
     def check(self: ContributionFetch) -> None:
@@ -54,7 +54,7 @@ def _no_digest() -> None:
 
 
 def _split_commit() -> None:
-    """Clocks, inbox and plan in one call; names, version, head and log in a second, between which one may be killed."""
+    """Split the commit in two calls: clocks, inbox, plan; then names, version, head, log. A kill may fall between."""
     text = scripts.SCRIPTS["ready"].text
     cut = text.index("for i, part in ipairs(staged) do")
     opened = "redis.call('HMGET', KEYS[6], 'id', 'version', 'head', 'through')"
@@ -78,14 +78,14 @@ def _split_commit() -> None:
 
 
 def _blind_retries() -> None:
-    """The client repeats what it has sent, as redis-py does unless told otherwise, and nobody asks before it."""
+    """Make the client repeat what it sent, as redis-py does by default, without asking first what was accepted."""
     JobScripts.ask = lambda self, worker, incarnation, seq: None  # type: ignore[method-assign]
     real = client.connection_settings
     client.connection_settings = lambda url: real(url) | {"retry": Retry(NoBackoff(), 3)}  # type: ignore[assignment]
 
 
 def _no_lock() -> None:
-    """Segments are written anew whoever reads them."""
+    """Let segments be reused while they are read."""
 
     def renamed(self: WritableSegment, name: str) -> bool:
         with suppress(FileNotFoundError):
@@ -102,7 +102,7 @@ _SEQUENCE = ("push", "if seq ~= entry.accepted + 1 then return { 'SEQUENCE', ent
 
 MUTANTS = {
     "term": Mutant(
-        "a commit under a term that is another's by now",
+        "a commit under a term that a newer one has replaced",
         "sleepers",
         (
             ("ready", "if holds ~= term then return { 'TERM', holds } end", ""),
@@ -114,14 +114,14 @@ MUTANTS = {
         ),
     ),
     "head": Mutant(
-        "a head that does not hold the one before",
+        "a head that leaves out the head before it",
         "damage",
         (("ready", "redis.sha1hex(ARGV[6] .. ", "redis.sha1hex("),),
     ),
-    "dedupe": Mutant("a push that counts as often as it comes", "replies", (_REPEAT, _SEQUENCE)),
-    "digest": Mutant("contributions applied unread", "damage", patch=_no_digest),
+    "dedupe": Mutant("a repeated push that counts again", "replies", (_REPEAT, _SEQUENCE)),
+    "digest": Mutant("contributions applied whatever their digest", "damage", patch=_no_digest),
     "incarnation": Mutant(
-        "a push by one who was replaced",
+        "a push by an incarnation that was replaced",
         "impostors",
         (
             (
@@ -132,7 +132,7 @@ MUTANTS = {
         ),
     ),
     "unit": Mutant(
-        "a unit that is committed goes to another, once",
+        "a committed unit is handed out again, once",
         "kills",
         (
             (
@@ -144,7 +144,7 @@ MUTANTS = {
         ),
     ),
     "inbox": Mutant(
-        "what a dead worker had pushed is dropped",
+        "the contributions of a dead worker are dropped",
         "kills",
         (
             (
@@ -155,6 +155,6 @@ MUTANTS = {
         ),
     ),
     "split": Mutant("a commit in two calls", "kills", patch=_split_commit),
-    "lock": Mutant("memory that is written anew while it is read", "memory", patch=_no_lock),
-    "retries": Mutant("blind retries of a push that counts each", "replies", (_REPEAT, _SEQUENCE), _blind_retries),
+    "lock": Mutant("memory that is reused while it is read", "memory", patch=_no_lock),
+    "retries": Mutant("blind retries of a push, each of which counts", "replies", (_REPEAT, _SEQUENCE), _blind_retries),
 }

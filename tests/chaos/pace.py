@@ -1,10 +1,10 @@
 """How much of its throughput a job keeps while its processes are killed: windows with kills against windows without.
 
-The digits under the supervision of `kvps up`, with real processes that take a second of a core to start. In one run,
-windows of both kinds take turns in pairs, so that what drifts meets both. A disturbed window begins with a kill and
-is as long as one or more whole periods, so that a fault and all that it costs fall into the same window. A shared
-machine changes its pace by more than a kill costs; so that is also read from the seconds right around each. Throughput
-is what the commit log says: contributions committed, by the server's clock.
+The job trains the digits under the supervision of `kvps up`, with real processes that take a second of a core to start.
+In one run, windows of both kinds take turns in pairs, so that drift affects both. A disturbed window begins with a kill
+and lasts one or more whole periods, so that a fault and all its costs fall into the same window. A shared machine
+changes its pace by more than a kill costs, so the cost is also read from the seconds right around each kill.
+Throughput is what the commit log says: contributions committed, by the server's clock.
 """
 
 from __future__ import annotations
@@ -34,20 +34,21 @@ BAR = 0.977  # of the undisturbed throughput, with a kill every 30 s
 _WORKERS = [f"w{number}" for number in range(3)]
 _AGGREGATORS = ["aggregator", "aggregator1"]  # one stands by, as under `kvps up --kill-every`
 _ENDLESS = 100_000
-_NEAR_MS = 5000  # a fault and all that it costs, a new process's start included, is over by then
+_NEAR_MS = 5000  # by then a fault and all its costs are over, the start of a new process included
 _WARM_S = _NEAR_MS / 1000
-SLOW = "4x"  # workers sleep for the greater part of a round: as if each had a machine, and not a share of two cores
+SLOW = "4x"  # workers sleep for most of a round, as if each had its own machine and not a share of two cores
 _NOTE = """\
-The digits, {workers} workers and {aggregators} aggregators, of which one stands by, under the supervisor of `kvps up`.
-Killed are in turn a worker and the aggregator that holds the weights. Workers are slowed down ({slow}), so that they do
-not share two cores: where they did, the others went faster while one was dead. What a kill costs is what is missing of
-the contributions of the 5 s behind it, by the pace of the 5 s before and of the 5 s after those; the bar is for that.
-Windows are whole ones with kills as a share of the undisturbed ones beside them: they hold all effects of a kill, and
-all that the machine did besides. How far undisturbed windows differ says how much that is."""
+The job trains the digits with {workers} workers and {aggregators} aggregators, of which one stands by, under the
+supervisor of `kvps up`. Kills hit a worker and the aggregator that holds the weights in turn. Workers are slowed down
+({slow}), so that they do not compete for two cores; otherwise the others go faster while one is dead. The seconds lost
+per kill are the contributions missing in the 5 s after it, at the pace of the 5 s before it and of the 5 s after those.
+The bar is for the throughput kept by this figure. A window with kills is given as a share of the undisturbed window
+beside it. It holds all effects of a kill and everything else that the machine did; the spread of undisturbed windows
+shows how much the latter is."""
 
 
 class Course(NamedTuple):
-    """Pairs of windows, of which one of each is disturbed: `kills` in it, one every `every_s`."""
+    """Pairs of windows, one of each pair disturbed by `kills` kills, one every `every_s`."""
 
     every_s: float
     kills: int
@@ -61,7 +62,7 @@ COURSES = (Course(30.0, 1, 4, BAR), Course(5.0, 3, 2))
 def pace_is_kept(
     arena: Arena, courses: tuple[Course, ...] = COURSES, modes: tuple[str, ...] = ("BSP", "SSP")
 ) -> Result:
-    """In each mode one run over all courses; who is killed is in turn a worker and the holder of the weights."""
+    """Run all courses in each mode, and kill in turn a worker and the holder of the weights."""
     needed = len(modes) * sum(course.kills * course.pairs for course in courses)
     result = Result("pace", "killed under `kvps up`, throughput kept", arena.seed, needed=needed)
     for mode in modes:
@@ -74,7 +75,7 @@ def pace_is_kept(
 
 @contextmanager
 def _training(arena: Arena, store: Store, mode: str, verdict: Verdict) -> Iterator[tuple[Job, Supervisor]]:
-    """The digits in training, with no end; behind the block it is ended and judged."""
+    """Yield a job that trains the digits without an end; after the block, end and judge it."""
     task = load_task("digits")
     config = JobConfig(
         task="digits",
@@ -101,7 +102,7 @@ def _training(arena: Arena, store: Store, mode: str, verdict: Verdict) -> Iterat
 
 
 def _settle(job: Job, supervisor: Supervisor) -> None:
-    """Have the workers leave, and wait until all that they have pushed is committed."""
+    """Make the workers leave, and wait until all their contributions are committed."""
     for name in _WORKERS:
         supervisor.children[name].process.terminate()
     for name in _WORKERS:
@@ -112,7 +113,7 @@ def _settle(job: Job, supervisor: Supervisor) -> None:
 
 
 def _judged(store: Store, job: Job, files: list[Path]) -> Verdict:
-    """What `kvps up --kill-every` says at its end: acknowledged, lost, twice, and whether the replay is identical."""
+    """Return what `kvps up --kill-every` reports: acknowledged, lost, twice, and whether the replay is identical."""
     said = judge(files, job)
     contributions = sum(len(commit.plan.contributions) for commit in job.log())
     problems = [f"{job.name}: {said.lost} lost, {said.twice} twice"] if said.lost or said.twice else []
@@ -122,7 +123,7 @@ def _judged(store: Store, job: Job, files: list[Path]) -> Verdict:
 
 
 class Window(NamedTuple):
-    """From when to when by the server's clock, in ms; and what share of the processors others had meanwhile."""
+    """A stretch of time by the server's clock, in ms, and the share of the processors that other programs had."""
 
     begin: int
     end: int
@@ -130,28 +131,26 @@ class Window(NamedTuple):
 
 
 class Runner:
-    """Lets the job run for a while, kills, and reads from the log what was done meanwhile."""
+    """The driver of a course: it lets the job run, kills, and reads from the log what was committed meanwhile."""
 
     def __init__(self, job: Job, supervisor: Supervisor) -> None:
         self._job = job
         self._supervisor = supervisor
-        self.kills: list[int] = []  # when, by the server's clock
+        self.kills: list[int] = []  # when, by the server's clock, in ms
 
     def warm(self) -> None:
-        """Until all have joined and begun, and a little longer."""
+        """Run until all workers have joined and a version is committed, and `_WARM_S` longer."""
         while not (state := self._job.state()).members.keys() >= set(_WORKERS) or not state.version:
             self.watch(0.1)
         self.watch(_WARM_S)
 
     def watch(self, seconds: float) -> None:
-        """Supervise for so long."""
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
             self._supervisor.watch(left)
             self._supervisor.said()
 
     def window(self, course: Course, disturbed: bool) -> Window:
-        """One window."""
         begin, began, others = self._now(), time.monotonic(), _others()
         for _ in range(course.kills):
             due = time.monotonic() + course.every_s
@@ -162,14 +161,14 @@ class Runner:
         return Window(begin, self._now(), used)
 
     def rate(self, window: Window) -> float:
-        """Contributions a second that were committed in a window."""
+        """Return the contributions per second that were committed in a window."""
         entries = self._job.client.call("XRANGE", self._job.keys.commits, window.begin, window.end - 1)
         plans = [Plan.from_json(fields["plan"]) for _, fields in entries if fields["kind"] == "commit"]
         done = sum(len(plan.contributions) + len(plan.rejected) for plan in plans)
         return done / (window.end - window.begin) * 1000
 
     def lost(self, kill: int) -> float:
-        """The seconds of work that a kill has cost: what is missing behind it, by the pace right before and after."""
+        """Return the seconds of work that a kill cost: what is missing after it, at the pace right around it."""
         after = Window(kill, kill + _NEAR_MS, 0)
         beside = [Window(kill - _NEAR_MS, kill, 0), Window(after.end, after.end + _NEAR_MS, 0)]
         return (1 - self.rate(after) / statistics.mean(map(self.rate, beside))) * _NEAR_MS / 1000
@@ -187,7 +186,7 @@ class Runner:
         child.process.kill()
 
     def _holder(self) -> str:
-        """The aggregator that holds the weights: the other one stands by, and nobody would miss it."""
+        """Return the aggregator that holds the weights. A kill of the other one, which stands by, costs nothing."""
         while True:
             mark = self._job.holders()[0].rpartition(":")[0]
             for name in _AGGREGATORS:
@@ -200,13 +199,13 @@ def _run(arena: Arena, runner: Runner, mode: str, course: Course, result: Result
     runner.warm()
     pairs = []
     for number in range(course.pairs):
-        order = (False, True) if number % 2 == 0 else (True, False)  # what drifts one way meets both kinds alike
+        order = (False, True) if number % 2 == 0 else (True, False)  # so that a steady drift affects both kinds alike
         windows = {disturbed: runner.window(course, disturbed) for disturbed in order}
         pairs.append((windows[False], windows[True]))
     quiet = [runner.rate(window) for window, _ in pairs]
     kept = [runner.rate(window) / rate for rate, (_, window) in zip(quiet, pairs, strict=True)]
     others = max(0.0, *(window.others for pair in pairs for window in pair))
-    near = course.every_s * 1000 >= 2 * _NEAR_MS  # then no other kill is near one
+    near = course.every_s * 1000 >= 2 * _NEAR_MS  # then no other kill falls into these seconds
     lost = [runner.lost(kill) for kill in runner.kills] if near else []
     by_kill = 1 - statistics.median(lost) / course.every_s if near else 1.0
     row: dict[str, float | int | str] = {
@@ -215,13 +214,13 @@ def _run(arena: Arena, runner: Runner, mode: str, course: Course, result: Result
         "kills": len(runner.kills),
         "pairs of windows": f"{course.pairs} of {course.every_s * course.kills:g} s",
         "contributions/s undisturbed": f"{statistics.median(quiet):.0f} ({min(quiet):.0f} to {max(quiet):.0f})",
-        "lost a kill, s": f"{statistics.median(lost):.2f} ({min(lost):.2f} to {max(lost):.2f})" if near else "",
-        "kept, by that": f"{by_kill:.1%}" if near else "",
+        "seconds lost per kill": f"{statistics.median(lost):.2f} ({min(lost):.2f} to {max(lost):.2f})" if near else "",
+        "kept, from these seconds": f"{by_kill:.1%}" if near else "",
         "bar": f"{course.bar:.1%}" if course.bar else "",
-        "windows, median": f"{statistics.median(kept):.1%}",
+        "kept in windows, median": f"{statistics.median(kept):.1%}",
         "least": f"{min(kept):.1%}",
         "most": f"{max(kept):.1%}",
-        "processors others had": f"at most {others:.0%}",
+        "processors used by others": f"at most {others:.0%}",
     }
     result.rows.append(row)
     result.faults[f"{mode}, every {course.every_s:g} s"] = len(runner.kills)
@@ -232,12 +231,12 @@ def _run(arena: Arena, runner: Runner, mode: str, course: Course, result: Result
 
 
 def _others() -> float:
-    """The seconds of processor time that all processes but this one and its children have had so far (Linux)."""
+    """Return the seconds of processor time of all processes except this one and its children, so far (Linux)."""
     tick = os.sysconf("SC_CLK_TCK")
     user, nice, system, _, _, *more = map(int, Path("/proc/stat").read_text().splitlines()[0].split()[1:9])
     children = [pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()]
     ours = sum(os.times()[:4])
     for pid in children:
-        with suppress(OSError):  # it has ended meanwhile
+        with suppress(OSError):  # the child has ended meanwhile
             ours += sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13])) / tick
     return (user + nice + system + sum(more)) / tick - ours

@@ -1,7 +1,7 @@
-"""The points at which a child is killed or put to sleep, by its own hand, at the n-th time it passes.
+"""The points at which a child kills itself or puts itself to sleep, at its n-th passage.
 
-Nothing in kvps knows of them: in the child the method or the connection is wrapped. It notes the point in a file before
-it sends itself the signal, so what is counted was really injected.
+kvps knows nothing of them: in the child the method or the connection is wrapped. The child notes the point in a file
+before it sends itself the signal, so every fault that is counted was really injected.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kvps.transport.shm import ShmUpload
 
 
 class Fuse:
-    """Counts passages, and at the n-th does it."""
+    """A counter of passages that sends the signal at the n-th."""
 
     def __init__(self, point: str, nth: int, number: int, notes: str) -> None:
         self._left = nth
@@ -44,7 +44,7 @@ class Fuse:
 
 
 def note(path: str, line: bytes) -> None:
-    """Append one line in one write: a kill leaves it whole, or out."""
+    """Append one line in one write: a kill leaves the whole line or none of it."""
     file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
         os.write(file, line)
@@ -84,7 +84,7 @@ def _after(kind: type, method: str, counts: Callable[[Any], bool] = lambda resul
 
 
 def _sent(*words: str, script: str = "") -> Install:
-    """After a command that holds all these words was handed to the kernel, before its reply is read."""
+    """Fire after a command that holds all these words is handed to the kernel, before its reply is read."""
 
     def install(fuse: Callable[[], None]) -> None:
         real = AbstractConnection.send_packed_command
@@ -102,7 +102,7 @@ def _sent(*words: str, script: str = "") -> Install:
 
 
 def _each(*installs: Install) -> Install:
-    """At each of these, as one point."""
+    """Fire at each of these, as one point."""
 
     def install(fuse: Callable[[], None]) -> None:
         for one in installs:
@@ -151,11 +151,11 @@ SHARED_ALONE = [point for point in SHARED_WORKER | SHARED_AGGREGATOR if point no
 _FEW = {"after the lease": 1, "during renewal": 3, "while waiting": 5, "after waking": 5}
 _FEW |= {"a gradient's segment without bytes": 1, "a version's segment without bytes": 4}
 _FEW |= {"before the mirror is noted": 5, "mirror sent, no reply yet": 5}
-"""Points that are passed less often than once a round: the most passages to wait for."""
+"""Points that are passed less often than once a round -> the most passages to wait for."""
 
 
 def passages(point: str, most: int) -> int:
-    """The most passages after which a child may be killed there."""
+    """Return the most passages after which a child may be killed there."""
     return min(_FEW.get(point, most), most)
 
 

@@ -1,8 +1,8 @@
-"""A TCP proxy in front of Redis that injects faults where a reply matters: those of push and of commit.
+"""A TCP proxy in front of Redis that injects faults where a reply matters: at push.lua and ready.lua.
 
-For one in `one_in` of the requests that run one of these scripts it does one thing, by its seed, and notes which. A
-request that was not forwarded never happened; one that was, did, and only its reply is lost: kvps must not mind which.
-Of a connection that has sent more than `limit` bytes all the rest vanishes, as large requests do on some links.
+Of the requests that run one of these scripts, one in `one_in` meets one fault, chosen by the seed, and noted. A request
+that was not forwarded never happened. One that was forwarded did happen, and only its reply is lost; kvps must cope
+with both. After `limit` bytes of one connection, all its further bytes vanish, as large requests do on some links.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def serve(spec: dict[str, Any]) -> None:
 
 
 class Proxy:
-    """One proxy; `limit` is that of bytes, 0 is none, and may be changed while it runs."""
+    """One proxy. `limit` is in bytes, 0 means no limit, and it may be changed while the proxy runs."""
 
     def __init__(self, spec: dict[str, Any]) -> None:
         self.port, self._target, self._notes = spec["listen"], spec["target"], spec.get("notes", "")
@@ -61,14 +61,14 @@ class Proxy:
                 task.cancel()
             await asyncio.gather(*done, return_exceptions=True)
         except (OSError, asyncio.CancelledError):
-            pass  # the server is away, or the proxy ends: so is the client's connection
+            pass  # the server is down, or the proxy ends: the client's connection ends too
         finally:
             for writer in (to_client, to_server):
                 if writer:
                     writer.transport.abort()
 
     def fault(self, data: bytes) -> str:
-        """What happens to this request, and is noted: mostly nothing."""
+        """Return the fault that this request meets, mostly none (""), and note it."""
         if not self._one_in or not any(sha in data for sha in self._shas) or self._random.randrange(self._one_in):
             return ""
         fault = self._random.choices(list(FAULTS), list(FAULTS.values()))[0]
@@ -85,7 +85,7 @@ class Proxy:
 
 
 class _Link:
-    """One connection through the proxy. A client asks one thing at a time where it matters."""
+    """One connection through the proxy. Where it matters, a client sends one request at a time."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class _Link:
         self._sent = 0
 
     async def requests(self) -> None:
-        """From the client to the server, until one of them ends or a fault ends it."""
+        """Forward from the client to the server, until one of them ends or a fault ends the connection."""
         while data := await self._from_client.read(1 << 18):
             self._fault = self._proxy.fault(data)
             self._sent += len(data)
@@ -115,7 +115,7 @@ class _Link:
             await self._to_server.drain()
 
     async def replies(self) -> None:
-        """From the server to the client."""
+        """Forward from the server to the client."""
         while data := await self._from_server.read(1 << 18):
             fault, self._fault = self._fault, ""
             if fault == "reset after forwarding":
@@ -139,7 +139,7 @@ class _Link:
 
 
 def free_port() -> int:
-    """A port of this machine on which nobody listens."""
+    """Return a free port of this machine."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])

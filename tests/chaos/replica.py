@@ -1,4 +1,4 @@
-"""A replica that lagged is promoted: what it never got is a loss, to be detected and said, and done again."""
+"""A lagging replica is promoted: what it never got is a loss, which must be detected, reported and done again."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from kvps.store import Store
 
 
 def replicas_are_promoted(arena: Arena, promotions: int = 20, lag_s: float = 0.3) -> Result:
-    """The link to the replica is cut, the primary goes on for a moment and is killed, the replica takes its place."""
-    result = Result("replica", "a replica that lagged promoted", arena.seed, needed=promotions)
+    """Cut the link to the replica, let the primary run for a moment, kill it, and promote the replica."""
+    result = Result("replica", "a lagging replica promoted", arena.seed, needed=promotions)
     rolled_back = 0
     for number, (mode, staleness) in enumerate(MODES.items()):
         share = promotions // 3 + (number < promotions % 3)
@@ -55,12 +55,12 @@ def replicas_are_promoted(arena: Arena, promotions: int = 20, lag_s: float = 0.3
         rolled_back += losses.versions
         result.faults[mode] = share
         arena.say(f"{mode}: {share} promotions, {losses.versions} versions rolled back")
-    result.figures["versions that the replicas never got, all of them said"] = rolled_back
+    result.figures["versions that the replicas never got, all reported"] = rolled_back
     return result.close()
 
 
 class _Server:
-    """A server on a TCP port; with `primary` a replica of that, over a link that can be cut."""
+    """A server on a TCP port; with `primary`, a replica of that server, over a link that can be cut."""
 
     def __init__(self, zygote: Zygote, stack: ExitStack, primary: _Server | None = None) -> None:
         self.port, self.link = free_port(), 0
@@ -74,12 +74,12 @@ class _Server:
 
     @contextmanager
     def looking(self) -> Iterator[Store]:
-        """A store of its own on it."""
+        """Yield a store on this server."""
         with Store(Client(self.server.url)) as store:
             yield store
 
 
 def _proxied(zygote: Zygote, port: int, target: int) -> int:
-    """Start a proxy that forwards all: killing it cuts what goes through."""
+    """Start a proxy that forwards everything, and return its pid; killing it cuts its connections."""
     spec: dict[str, Any] = {"role": "proxy", "listen": port, "target": target, "notes": ""}
     return zygote.fork(spec)[0]

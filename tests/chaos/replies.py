@@ -1,4 +1,4 @@
-"""Between children and Redis stands a proxy that loses, cuts and delays the replies of push and commit."""
+"""A proxy between children and Redis loses, cuts and delays the replies of push and commit."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from chaos.arena import MODES, Arena
 from chaos.proxy import free_port
 from chaos.report import Result
 
-TIMEOUT_S = 1.5  # more than a wait for the bell takes
+TIMEOUT_S = 1.5  # longer than any wait on the stream `turns`
 
 
 def replies_are_lost(
     arena: Arena, faults: int = 2000, one_in: int = 12, units: int = 3000, mutants: tuple[str, ...] = ()
 ) -> Result:
-    """Every so manieth reply of push or commit meets a fault, until so many have; units in every other job."""
-    result = Result("wire", "the reply of a push or commit lost", arena.seed, needed=faults)
+    """Inject a fault into one in `one_in` replies of push or commit, `faults` in all; every other job has units."""
+    result = Result("replies", "the reply of a push or commit lost", arena.seed, needed=faults)
     counted: Counter[str] = Counter()
     with arena.server() as store:
         number = 0
@@ -58,7 +58,7 @@ def replies_are_lost(
 
 
 def scripts_are_flushed(arena: Arena, seconds: float = 30.0, every_s: float = 0.1) -> Result:
-    """The server forgets its scripts again and again."""
+    """Make the server forget its scripts again and again."""
     result = Result("flush", "SCRIPT FLUSH", arena.seed, needed=int(seconds / every_s * 0.8))
     with arena.server() as store:
         for mode, staleness in MODES.items():

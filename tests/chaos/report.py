@@ -19,16 +19,16 @@ PAGE = ROOT / "docs" / "reliability.md"
 
 @dataclass
 class Result:
-    """What came out of a scenario.
+    """The result of a scenario.
 
-    faults    how many of each kind were injected, counted where they were; `needed` of them all together
-    trials    what the bound is said of: 0 failures of so many
-    times     seconds that faults of each kind took, one by one; `bars` what each may take
-    rows      a table of its own: column -> entry, for each line
-    figures   what else was measured
-    skipped   why it was not run; empty if it was
+    faults    kind -> number injected, counted at the injection; `needed` is the least number of all together
+    trials    the number of trials that the bound is stated for; 0 stands for the number of faults
+    times     kind of fault -> seconds that each fault took; `bars` kind -> the most that one may take
+    rows      the scenario's own table: column -> entry, for each line
+    figures   other measurements
+    skipped   why the scenario was not run; empty if it was
     note      what a reader of the figures has to know
-    ours      whether kvps was what the faults met
+    ours      whether the faults hit kvps, and not another system
     problems  what was not as promised; empty if all was
     """
 
@@ -54,7 +54,7 @@ class Result:
         return sum(self.faults.values())
 
     def close(self) -> Result:
-        """Judge the whole: the problems of its jobs, and that as many faults were injected as it says."""
+        """Judge the result: add its jobs' problems, and one if fewer faults were injected than needed."""
         self.problems += self.verdict.problems
         if self.injected < self.needed:
             self.problems.append(f"only {self.injected} faults were injected, {self.needed} are needed")
@@ -62,19 +62,19 @@ class Result:
 
     @property
     def bound(self) -> str:
-        """What none of so many means: with 95 % confidence the rate is below 3 / n."""
+        """The bound that 0 failures in n trials show: with 95 % confidence the rate is below 3 / n."""
         trials = self.trials or self.injected
         return f"< {300 / trials:.2g} %" if trials and self.ours and not self.problems else ""
 
 
 def save(results: dict[str, Result], path: Path = RESULTS) -> None:
-    """Keep the results, so that a run can go on where it was."""
+    """Keep the results, so that a later run can continue."""
     out = {name: dataclasses.asdict(result) for name, result in results.items()}
     path.write_text(json.dumps(out, indent=1) + "\n")
 
 
 def load(path: Path = RESULTS) -> dict[str, Result]:
-    """What earlier runs have kept."""
+    """Return the results that earlier runs kept."""
     if not path.exists():
         return {}
     stored = json.loads(path.read_text())
@@ -85,7 +85,7 @@ HEADINGS = ("scenario", "faults", "contributions", "lost", "twice", "not as prom
 
 
 def rows(results: dict[str, Result]) -> list[tuple[str, ...]]:
-    """The table: a row a scenario."""
+    """Return the table's rows, one for each scenario."""
     out = []
     for r in results.values():
         v, judged = r.verdict, r.verdict.contributions > 0
@@ -96,23 +96,23 @@ def rows(results: dict[str, Result]) -> list[tuple[str, ...]]:
 
 
 def table(results: dict[str, Result]) -> str:
-    """The table as plain text, which is Markdown as well."""
+    """Return the table as plain text, which is Markdown as well."""
     return markdown(HEADINGS, rows(results))
 
 
 def markdown(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """A table, whose columns but the first are numbers."""
+    """Return a Markdown table whose columns, except the first, are numbers."""
     rule = ["---"] + ["---:"] * (len(headings) - 1)
     return "\n".join("| " + " | ".join(line) + " |" for line in (headings, rule, *lines))
 
 
 def percentile(seconds: list[float], share: float) -> float:
-    """The smallest of the values that are not exceeded by so large a share of them: one that was measured."""
+    """Return the smallest measured value that at least `share` of the values do not exceed."""
     return sorted(seconds)[math.ceil(share * len(seconds)) - 1]
 
 
 def timed(result: Result) -> str:
-    """A table of how long faults took."""
+    """Return a table of how long faults took."""
     lines = []
     for what, seconds in result.times.items():
         bar = f"{result.bars[what]:g}" if what in result.bars else ""
@@ -122,7 +122,7 @@ def timed(result: Result) -> str:
 
 
 def write_page(results: dict[str, Result], path: Path = PAGE) -> None:
-    """docs/reliability.md."""
+    """Write docs/reliability.md."""
     total = sum(r.injected for r in results.values() if r.ours)
     contributions = sum(r.verdict.contributions for r in results.values())
     lost, twice = (sum(getattr(r.verdict, what) for r in results.values()) for what in ("lost", "twice"))
@@ -141,7 +141,7 @@ def write_page(results: dict[str, Result], path: Path = PAGE) -> None:
 
 def _section(r: Result) -> str:
     lines = [f"`python -m chaos --only {r.name} --seed {r.seed}`, {r.seconds:,.0f} s."]
-    if r.faults and not r.times and not r.rows:  # these count them too
+    if r.faults and not r.times and not r.rows:  # times and rows count the faults too
         lines += ["", *(f"- {what}: {count:,}" for what, count in r.faults.items())]
     if r.times:
         lines += ["", timed(r)]

@@ -1,4 +1,4 @@
-"""What a forked child does: a worker or an aggregator of one job, or the proxy, until it has ended or is killed."""
+"""The work of a forked child: a worker or an aggregator of one job, or the proxy, until it ends or is killed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import numpy as np
 from helpers.harness import gradient, model
 from kvps_aggregator import Aggregator
-from kvps_aggregator.shard import shard
+from kvps_aggregator.shard import lifecycle, storage_redis
 from kvps_aggregator.verify.replay import Encode
 
 from chaos import mutants, points, proxy
@@ -30,22 +30,23 @@ from kvps.protocol.job_state import State
 from kvps.protocol.plan import Contribution
 from kvps.session.session import Session
 
-FULL = 3  # the exit code of who was told so by a full server
+FULL = 3  # the exit code of a child that a full server refused
 
 
 def play(spec: dict[str, Any]) -> NoReturn:
-    """Be the child. Never returns."""
+    """Do what `spec` says, as the child. Never returns."""
     code = 1
     try:
         process.die_with_parent(os.getppid())
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if spec.get("log"):
             logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(process)d %(name)s: %(message)s")
-        shard._LINGER_VERSIONS = 2  # as of a large model
+        _set(lifecycle, "_LINGER_VERSIONS", 2)  # as for a large model
         if spec.get("job", "").endswith(tuple("13579")) or spec.get("damages"):
-            # Every other job is as a large one: bytes are stored first, and dead ones become the next.
-            Client.small_bytes = shard._REUSED_BYTES = 0
-        layout.CHUNK_ITEMS = spec.get("chunk_items", layout.CHUNK_ITEMS)
+            # Every other job acts like a large one: bytes are stored before the script's call, dead bytes are renamed.
+            _set(Client, "small_bytes", 0)
+            _set(storage_redis, "_REUSED_BYTES", 0)
+        _set(layout, "CHUNK_ITEMS", spec.get("chunk_items", layout.CHUNK_ITEMS))
         for name in spec.get("mutants", ()):
             mutants.MUTANTS[name].apply()
         if arms := spec.get("arm"):
@@ -67,6 +68,12 @@ def _job(spec: dict[str, Any]) -> Job:
     return Job(Client(spec["url"], **patience), spec["job"])
 
 
+def _set(where: object, name: str, value: int) -> None:
+    """Replace a constant. Raises AttributeError if it does not live there any more: the run would be a milder one."""
+    getattr(where, name)
+    setattr(where, name, value)
+
+
 def _worker(spec: dict[str, Any]) -> None:
     job, takeover = _job(spec), bool(spec.get("takeover"))
     while True:
@@ -75,7 +82,7 @@ def _worker(spec: dict[str, Any]) -> None:
                 _work(job, session, spec)
         except WorkerEvicted:
             if takeover and job.state().members[spec["name"]].pid != os.getpid():
-                return  # it was replaced as it had replaced another
+                return  # another worker has taken the id over in turn
             continue
         if not job.config.units or not job.await_unit():
             return
@@ -100,7 +107,7 @@ def _work(job: Job, session: Session, spec: dict[str, Any]) -> None:
 
 
 class _damaging:  # noqa: N801
-    """What is stored inside the block is not what its digest says: as memory or a cable would do it."""
+    """A block in which stored bytes do not match their digest, as if memory or a cable had changed them."""
 
     def __init__(self, job: Job, session: Session) -> None:
         self._client, self._scripts = job.client, session._access.scripts
@@ -121,7 +128,7 @@ class _damaging:  # noqa: N801
 
 
 def computed(params: dict[str, Array], rank: int, rounds_done: int, unit: int | None) -> dict[str, Array]:
-    """The gradient of a contribution: of a unit for whoever has it, else of a rank and its round."""
+    """Return the gradient of a contribution: a unit's is the same for every worker, others depend on rank and round."""
     return gradient(params, rank, rounds_done) if unit is None else gradient(params, 4096, unit)
 
 
@@ -130,7 +137,7 @@ def _aggregator(spec: dict[str, Any]) -> None:
 
 
 class Recomputed:
-    """The contributions of `_work` again, for the replay."""
+    """The contributions of `_work`, computed again for the replay."""
 
     proof = "recomputed"
     wants_weights = True
@@ -140,15 +147,15 @@ class Recomputed:
         self._ranks = {member.worker: member.rank for member in state.members.values()}
 
     def initial(self) -> Array:
-        """Version 0."""
+        """Return version 0."""
         return np.concatenate(self._layout.hosted(model(), "parameter"))
 
     def contribution(self, c: Contribution, weights: Array | None, encode: Encode) -> Bytes:
-        """The contribution, computed on its base version."""
+        """Return the contribution, computed on its base version."""
         assert weights is not None
         grads = computed(dict(self._layout.views(weights)), self._ranks[c.worker], c.round - 1, c.unit)
         return encode(np.concatenate(self._layout.hosted(grads, "gradient")))
 
     def otherwise(self, contribution: Contribution, shard: int) -> str:
-        """Why it may differ."""
+        """Return why the contribution may differ."""
         return "the contribution is not the one that was computed"

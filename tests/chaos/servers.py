@@ -1,4 +1,4 @@
-"""Redis is killed and loses its last writes, by its file or by a replica that lagged: that is detected, and said."""
+"""Redis is killed and loses its last writes, by a cut file or a lagging replica: kvps detects and reports the loss."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from kvps.protocol.job_state import Entry, State
 from kvps.store import Store
 
 FILES = (("always", False), ("everysec", True))
-"""How a server syncs its file, and whether the end of that is cut off when it is killed."""
+"""How a server syncs its file, and whether the end of the file is cut off when the server is killed."""
 PATIENT = {"worker_timeout_ms": 60_000, "lease_ms": 300}
 
 
 def redis_is_killed(arena: Arena, kills: int = 40, pause_s: float = 0.4, **settings: Any) -> Result:
-    """Half of the kills with the file whole, as `appendfsync always` leaves it; half with its end cut off."""
+    """Kill Redis, half of the times with its file whole, as `appendfsync always` leaves it, half with its end cut."""
     result = Result("redis", "Redis killed", arena.seed, needed=kills)
     rolled_back = 0
     for fsync, cuts in FILES:
@@ -57,7 +57,7 @@ def redis_is_killed(arena: Arena, kills: int = 40, pause_s: float = 0.4, **setti
                         before = state_in(server.folder, job.name)
                         if cuts:
                             whole = server.log().read_bytes()
-                            # Not so far that the job itself would be gone: its last second, not its life.
+                            # Cut off about the last second of the job, not so much that the job itself is lost.
                             cut = min(arena.random.randint(0, 150_000), len(whole) - losses.floor)
                             server.log().write_bytes(whole[: len(whole) - cut])
                         after, kept = found_in(server.folder, job.name)
@@ -71,7 +71,7 @@ def redis_is_killed(arena: Arena, kills: int = 40, pause_s: float = 0.4, **setti
                     crew.finish()
                     result.problems += losses.unsaid(arena.zygote.log)
                     if losses.rollbacks and not cuts:
-                        result.problems.append(f"{job.name}: went back to what Redis was given, which had lost nothing")
+                        result.problems.append(f"{job.name}: the job rolled back, though Redis had lost nothing")
                     result.figures |= {
                         what: result.figures.get(what, 0) + count for what, count in losses.rolled_back().items()
                     }
@@ -80,23 +80,23 @@ def redis_is_killed(arena: Arena, kills: int = 40, pause_s: float = 0.4, **setti
                 key = f"appendfsync {fsync}{', its file cut' if cuts else ''}"
                 result.faults[key] = result.faults.get(key, 0) + share
                 arena.say(f"{key}, {mode}: {share} kills, {losses.versions} versions rolled back")
-    result.figures["versions that Redis lost, all of them said"] = rolled_back
+    result.figures["versions that Redis lost, all reported"] = rolled_back
     return result.close()
 
 
 def rewriting(store: Store) -> bool:
-    """Whether the server still writes its file anew: until then an old, cut one counts."""
+    """Return whether the server is still rewriting its file: until that ends, the old, cut file counts."""
     told = store.client.call("INFO", "persistence")
     return bool(told["aof_rewrite_in_progress"] or told["aof_rewrite_scheduled"])
 
 
 def state_in(folder: Path, job: str) -> State:
-    """What a server would make of the files of another that is dead; those are not touched."""
+    """Return the state that a server would load from a dead server's files, which are not touched."""
     return found_in(folder, job)[0]
 
 
 def found_in(folder: Path, job: str) -> tuple[State, Kept]:
-    """As `state_in`, and what of it would outlast shared memory."""
+    """Return the same, and what of it would survive a loss of shared memory."""
     with private_directory() as copy:
         shutil.copytree(folder, copy / "d", ignore=shutil.ignore_patterns("s"))
         with MortalServer(BINARY, copy / "d") as probe, Store(Client(probe.url)) as store:
@@ -106,7 +106,7 @@ def found_in(folder: Path, job: str) -> tuple[State, Kept]:
 
 
 class Kept(NamedTuple):
-    """What a loss of shared memory would not take: the version that Redis was last given, and what is in it."""
+    """What survives a loss of shared memory: the version that Redis was last given, and the contributions in it."""
 
     version: int
     contributions: frozenset[Ack]
@@ -118,30 +118,30 @@ class Kept(NamedTuple):
 
 
 def committed(job: Job, version: int) -> frozenset[Ack]:
-    """What the log has of contributions up to a version."""
+    """Return the contributions that the log holds up to a version."""
     plans = [commit.plan for commit in job.log() if commit.version <= version]
     ended = [c for plan in plans for c in plan.contributions + plan.rejected]
     return frozenset((c.worker, c.incarnation, c.seq) for c in ended)
 
 
 def goes_on(job: Job) -> bool:
-    """Whether something was committed behind the last loss."""
+    """Return whether a version was committed after the last loss."""
     last = job.client.call("XREVRANGE", job.keys.commits, "+", "-", "COUNT", 200)
     return next((f["kind"] for _, f in last if f["kind"] in ("commit", "recover")), "") == "commit"
 
 
 def recoveries(job: Job) -> list[Entry]:
-    """What the log says of losses, oldest first."""
+    """Return the log's entries about losses, oldest first."""
     return [entry for entry in job.entries() if entry[1]["kind"] == "recover"]
 
 
 class Losses:
-    """What a server's lives have lost, found by looking into its files; and whether kvps said it too.
+    """The losses of a server over its restarts, found by looking into its files; and whether kvps reported each.
 
     lost      acknowledged contributions that the server forgot
-    versions  committed versions that it forgot
-    floor     how long its file was when all had noticed its last life
-    rollbacks what was noticed of shared memory that was lost with them: how many versions, each time
+    versions  the number of committed versions that it forgot
+    floor     the length of its file when all processes had noticed its last start
+    rollbacks the number of versions lost at each rollback to the mirror, as the log says
     """
 
     def __init__(self, job: Job, synced: bool = True) -> None:
@@ -157,13 +157,13 @@ class Losses:
         self._problems: list[str] = []
 
     def note(self, crew: Crew, before: State, after: State) -> None:
-        """The server went from one state to an earlier one."""
+        """Note that the server went from the state `before` to the earlier state `after`."""
         self._each.append(before.version - after.version)
         self.versions += before.version - after.version
         self.lost |= {ack for ack in acknowledged(crew.acks) if not _remembered(ack, after)}
 
     def settle(self, crew: Crew, kept: Kept) -> None:
-        """Over shared memory: the job goes on, from where the server is, or from what it was last given."""
+        """Over shared memory: read from the log where the job continued, at the server's state or at the mirror."""
         life, *rollbacks = recoveries(self._job)[self._seen :]
         self._seen += 1 + len(rollbacks)
         self._lives = [*(self._lives or ()), int(life[1]["lost"])]
@@ -171,25 +171,25 @@ class Losses:
             self._rolled(crew, kept, int(life[1]["version"]), entry, fields)
 
     def fell(self, crew: Crew, kept: Kept, version: int, rolls_back: bool) -> None:
-        """Shared memory was lost, and the server not: the job was at `version`, and goes on from what that has."""
+        """Note a loss of shared memory alone: the job was at `version`, and continues from the mirror (`kept`)."""
         found = recoveries(self._job)[self._seen :]
         self._seen, self._lives = self._seen + len(found), self._lives or []
         if len(found) != rolls_back:
-            self._problems.append(f"memory was lost at version {version}, the log says so {len(found)} times")
+            self._problems.append(f"memory was lost once at version {version}, the log says so {len(found)} times")
         for entry, fields in found:
             self._rolled(crew, kept, version, entry, fields)
-            if int(fields["version"]) != kept.version:  # nobody was there to give it more
+            if int(fields["version"]) != kept.version:  # no holder was alive to give Redis more
                 self._problems.append(f"the log goes on from version {fields['version']}, not from {kept.version}")
 
     def _rolled(self, crew: Crew, kept: Kept, version: int, entry: str, fields: dict[str, str]) -> None:
-        """The log's `entry` says that the job went from `version` to what Redis was last given: to that, and no
-        further. What was acknowledged until then, and is not in that, is lost with it.
+        """Check that, by the log's `entry`, the job went from `version` back to the mirror, and no further. What was
+        acknowledged before and is not in the mirror is lost with the memory.
 
-        It may have been given more since its files were looked at, by a holder that still had it.
+        A holder that still had a newer version may have mirrored it since the server's files were looked at.
         """
         to, lost = int(fields["version"]), int(fields["lost"])
         if not kept.version <= to <= version or lost != version - to:
-            self._problems.append(f"went from {version} to {kept.version} or behind, the log says to {to}, {lost} lost")
+            self._problems.append(f"went from {version} to {kept.version} or later, the log says to {to}, {lost} lost")
         self.rollbacks.append(lost)
         behind = [f for _, f in self._job.entries(entry) if f["kind"] == "join"]
         anew = {(f["worker"], f["incarnation"]) for f in behind}
@@ -197,23 +197,23 @@ class Losses:
         self.lost |= told - committed(self._job, to)
 
     def rolled_back(self) -> dict[str, int]:
-        """Over shared memory: what was said of it."""
+        """Return the figures of a job over shared memory; none over Redis."""
         if not segments_of(self._job):
             return {}
-        return {"times memory was lost with them": len(self.rollbacks), "versions lost by that": sum(self.rollbacks)}
+        return {"times memory was lost too": len(self.rollbacks), "versions lost by that": sum(self.rollbacks)}
 
     def unwarned(self, log: Path) -> Counter[int]:
-        """Rollbacks, by how many versions each, of which no aggregator has warned up to now."""
+        """Return the rollbacks, as numbers of versions, of which no aggregator has warned so far."""
         found = re.findall(
             rf"job {self._job.name}: shared memory.*last (\d+) versions", log.read_text(errors="replace")
         )
         return Counter(self.rollbacks) - Counter(map(int, found))
 
     def unsaid(self, log: Path) -> list[str]:
-        """Rollbacks that kvps did not notice, or of which it says too little.
+        """Return the losses that kvps did not notice, or reports too small.
 
-        Who lost the reply to a commit never knew of that version, so one less may be said. More may be, if the file was
-        not `synced` with every write: Redis answers while it still puts one off that waits for the last sync.
+        A process that lost the reply to a commit never knew that version, so one version less may be reported. More may
+        be if the file was not `synced` with every write: while a sync runs, Redis puts writes off but answers at once.
         """
         job, text = self._job, log.read_text(errors="replace")
         lives = self._lives
@@ -221,20 +221,20 @@ class Losses:
             lives = [int(fields["lost"]) for _, fields in recoveries(job)]
         warned = {int(count) for count in re.findall(rf"job {job.name}: the last (\d+) versions are lost", text)}
         terms = Counter(re.findall(rf"job {job.name}: holds shard \d+ under term (\S+)", text))
-        problems = [f"term {term} was given to {count}" for term, count in terms.items() if count > 1]
+        problems = [f"term {term} was given {count} times" for term, count in terms.items() if count > 1]
         problems += self._problems
-        problems += [f"a loss of {lost} with the memory is not warned of" for lost in self.unwarned(log)]
+        problems += [f"no aggregator warned of a loss of {lost} with the memory" for lost in self.unwarned(log)]
         if len(lives) != len(self._each):
-            problems.append(f"{len(self._each)} new lives of the server, noticed were {len(lives)}")
+            problems.append(f"the server was restarted {len(self._each)} times, noticed were {len(lives)}")
         for size, said in zip(self._each, lives, strict=False):
             more = said > size and not self._synced
             if not more and not any(size - 1 <= number <= size for number in {said} | warned):
-                problems.append(f"{size} versions were lost, said were {said}, and warned was of {sorted(warned)}")
+                problems.append(f"{size} versions were lost, the log says {said}, the warnings {sorted(warned)}")
         return problems
 
 
 def _remembered(ack: Ack, state: State) -> bool:
-    """Whether a server in this state has accepted it. Incarnations begin with a number that grows."""
+    """Return whether a server in this state has accepted the contribution. Incarnations begin with a growing number."""
     worker, incarnation, seq = ack
     member = state.members.get(worker)
     if not member:
@@ -245,7 +245,7 @@ def _remembered(ack: Ack, state: State) -> bool:
 
 
 def file_is_cut(arena: Arena, cuts: int = 400) -> Result:
-    """The append-only file ends at every byte of the last commits: each time it is one whole earlier state."""
+    """Cut the append-only file at every byte of the last commits: each cut must leave one whole earlier state."""
     result = Result("cuts", "the append-only file cut at every byte", arena.seed, needed=cuts)
     mixed, unsaid, states = [], [], set()
     with private_directory() as folder, MortalServer(BINARY, folder) as server, Store(Client(server.url)) as store:
@@ -276,7 +276,7 @@ def file_is_cut(arena: Arena, cuts: int = 400) -> Result:
                 if recovered["kind"] != "recover" or int(recovered["lost"]) != 6 - version:
                     unsaid.append(cut)
                 witness.work()
-            while rewriting(store):  # its child would hold connections open for seconds
+            while rewriting(store):  # the rewriting child would hold connections open for seconds
                 time.sleep(0.005)
             server.kill()
             if number % 100 == 99:
@@ -286,18 +286,18 @@ def file_is_cut(arena: Arena, cuts: int = 400) -> Result:
     result.faults["cuts"] = cuts
     result.figures |= {"states found": ", ".join(f"version {v}" for v in sorted(states)), "mixed states": len(mixed)}
     result.problems += [f"cut at byte {cut}: a mixed state" for cut in mixed]
-    result.problems += [f"cut at byte {cut}: the loss is not said" for cut in unsaid]
+    result.problems += [f"cut at byte {cut}: the loss is not reported" for cut in unsaid]
     return result.close()
 
 
 @contextmanager
 def _holding(job: Job, remembers: int = 0):
-    """An aggregator that holds all shards, and remembers a version from before the server's restart."""
+    """Yield an aggregator that holds all shards, and remembers version `remembers` from before the server's restart."""
     aggregator = Aggregator(job, Event())
     try:
         if remembers:
             aggregator._leases.newest, aggregator._leases._run_id = remembers, "an earlier one"
-            while not aggregator._leases.watch():  # the server writes its file anew
+            while not aggregator._leases.watch():  # the server is rewriting its file
                 time.sleep(0.005)
         aggregator.hold()
         yield aggregator

@@ -1,4 +1,4 @@
-"""Who holds a lease, or an id, sleeps until another has it, and wakes: nothing of what he says then may count."""
+"""The holder of a lease or an id sleeps until another process has it, and wakes: nothing it then sends may count."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def holders_sleep(
     at: Sequence[str] = _POINTS,
     **settings: Any,
 ) -> Result:
-    """The holder of a shard sleeps for 3 lease times, most often at a point; then two of them, one behind the other."""
+    """Put the holder of a shard to sleep for 3 lease times, mostly at a point; then two holders, one after another."""
     result = Result("sleepers", "the holder of a lease asleep for 3 lease times", arena.seed, needed=sleeps + duels)
     compared: list[int] = []
     with arena.server() as store:
@@ -59,7 +59,7 @@ def _share(total: int, number: int) -> int:
 
 
 def _holder(crew: Crew, shard: int) -> Child:
-    """Who holds the shard: it has to be one, sooner or later."""
+    """Return the child that holds the shard; wait until there is one."""
     while True:
         mark = crew.job.holders()[shard].rpartition(":")[0]
         for child in crew.running:
@@ -69,7 +69,7 @@ def _holder(crew: Crew, shard: int) -> Child:
 
 
 def _nap(arena: Arena, crew: Crew, point: str, compared: list[int]) -> list[str]:
-    """Put a holder to sleep, let another take over, wake it: what was committed must not change by a byte."""
+    """Put a holder to sleep, let another take over, wake it: no byte of a committed version may change."""
     shard = arena.random.randrange(crew.job.layout.shards)
     sleeper = _holder(crew, shard)
     if point:
@@ -91,9 +91,9 @@ def _nap(arena: Arena, crew: Crew, point: str, compared: list[int]) -> list[str]
 
 
 def _replaced(crew: Crew, shard: int, point: str, nth: int) -> Child:
-    """Have the next holder of a shard fall asleep at `point`; back when it sleeps."""
+    """Have the next holder of a shard fall asleep at `point`; return it when it sleeps."""
     first, second = (crew.children[name] for name in (f"a{shard}", f"a{shard}b"))
-    crew.kill(second, signal.SIGSTOP)  # it may not take the shard before the first
+    crew.kill(second, signal.SIGSTOP)  # it must not take the shard before the first child
     _again(crew, first, point, nth)
     crew.until(lambda: crew.job.holders()[shard].startswith(first.mark) or _noted(crew) == 1)
     crew.kill(second, signal.SIGCONT)
@@ -103,7 +103,7 @@ def _replaced(crew: Crew, shard: int, point: str, nth: int) -> Child:
 
 
 def _again(crew: Crew, child: Child, point: str, nth: int) -> None:
-    """Kill a child; the one started in its place falls asleep at `point`."""
+    """Kill a child; the child started in its place falls asleep at `point`."""
     lives, child.spec["arm"] = child.lives, {"point": point, "nth": nth, "signal": signal.SIGSTOP}
     crew.kill(child)
     crew.until(lambda: child.lives > lives)
@@ -111,7 +111,7 @@ def _again(crew: Crew, child: Child, point: str, nth: int) -> None:
 
 
 def _duel(crew: Crew) -> int:
-    """The holder sleeps before it says ready, its successor as soon as it holds; the holder wakes first."""
+    """Put the holder to sleep before ready.lua, and its successor once it has the lease; wake the holder first."""
     first, second = (crew.children[name] for name in ("a0", "a0b"))
     crew.kill(second, signal.SIGSTOP)
     _again(crew, first, "before commit", 1)
@@ -132,16 +132,16 @@ def _noted(crew: Crew) -> int:
 
 
 def stored(job: Job, names: Sequence[str]) -> bytes:
-    """The weights of the version of these names, byte by byte; none if it is gone."""
+    """Return the bytes of the weights with these names; empty if the version is deleted."""
     flat = np.empty(job.layout.size, DTYPE)
-    with suppress(ChunkGone):  # it is older than two versions by now, and its pin expired
+    with suppress(ChunkGone):  # the version is older than two versions by now, and its pin has expired
         job.reader._read(names, flat)
         return flat.tobytes()
     return b""
 
 
 def workers_sleep(arena: Arena, sleeps: int = 24, mutants: tuple[str, ...] = ()) -> Result:
-    """A worker sleeps between pull and push while another takes its id, and wakes: its push must be refused."""
+    """Put a worker to sleep between pull and push while another takes its id; wake it: its push must be refused."""
     result = Result("impostors", "a worker asleep while another took its id", arena.seed, needed=sleeps)
     with arena.server() as store:
         for number, (mode, staleness) in enumerate(MODES.items()):
@@ -159,7 +159,7 @@ def workers_sleep(arena: Arena, sleeps: int = 24, mutants: tuple[str, ...] = ())
 
 
 def _impostor(crew: Crew, nap: int, seq: int) -> None:
-    """Two incarnations of w1, each asleep before its push number `seq`; the one that was replaced wakes first."""
+    """Put two incarnations of w1 to sleep, each before its push number `seq`; wake the replaced one first."""
     arms = {"point": "before push", "nth": seq, "signal": signal.SIGSTOP}
     both = []
     for who in ("replaced", "present"):

@@ -38,4 +38,4 @@ def test_results_are_kept_and_written_up(tmp_path: Path) -> None:
     assert "| a worker | 100 | 5.000 | 9.900 | 10.000 | 12 |" in page
     assert "| a peer | 7 |" in page
     assert "| filled | not installed |" in page
-    assert "injected 100 faults" in page, "what met others is not counted"
+    assert "injected 100 faults" in page, "faults of other systems are not counted"

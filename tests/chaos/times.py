@@ -1,12 +1,12 @@
-"""How long a job stands after a fault: from the SIGKILL to the first commit that could not have been on its way before.
+"""How long a job stands still after a fault: from the SIGKILL to the first commit that cannot be from before it.
 
-The driver's monotonic clock says how long; a thread of it reads the commit log as it grows (XREAD BLOCK), so that a
-commit is seen when it is made. Which commit is the first is decided by what the log says of it, not by when it came:
+The driver measures by its monotonic clock. One of its threads reads the commit log as it grows (XREAD BLOCK), so that
+it sees a commit when it is made. The content of the log's entry decides which commit is the first, not its time:
 
-    a worker killed      the first one without a contribution of the dead incarnation: in BSP none is made before the
-                         job knows that it is gone
-    a holder killed      the first one of which the shard was staged under another's term
-    Redis killed         the first one that was planned in another history, which only a restart of the server begins
+    a worker killed      the first commit without a contribution of the dead incarnation: in BSP there is none before
+                         the job knows that the worker is gone
+    a holder killed      the first commit for which the shard was staged under another term
+    Redis killed         the first commit that was planned in another history, which only a restart of the server begins
 """
 
 from __future__ import annotations
@@ -31,15 +31,16 @@ from kvps.protocol.plan import Plan
 from kvps.store import Store
 
 LEASE_MS, WORKER_TIMEOUT_MS = 1000, 2000
-SLACK_S = 2.0  # a fault may take its timeout and so much more
-COMPUTES_S = 0.005  # what a worker takes for a gradient: as fast as it can go would only make the log longer
+SLACK_S = 2.0  # a fault may take its timeout plus this
+COMPUTES_S = 0.005  # a worker's time for a gradient; without it the log would only get longer
 _LIMIT_S = 30.0
 _NOTE = """\
-By the harness's monotonic clock, from the SIGKILL to the first commit that could not have been on its way: without the
-dead worker's incarnation, under another term than the dead holder's, in the history after Redis's restart. The lease is
-{lease_s:g} s and the worker timeout {silence_s:g} s (kvps's own defaults are 3 s and 10 s). Supervised: the death is
-made known at once, as `kvps up` does with its children; else nobody replaces the dead before the job has gone on
-without it. Holders have a standby. p50 and p99 are values that were measured: of fewer than 100, p99 is the largest."""
+Times are by the harness's monotonic clock, from the SIGKILL to the first commit that cannot be from before it: one
+without the dead worker's incarnation, under another term than the dead holder's, or in the history after Redis's
+restart. The lease is {lease_s:g} s and the worker timeout {silence_s:g} s (kvps's own defaults are 3 s and 10 s).
+Supervised: the death is reported at once, as `kvps up` does for its children. Otherwise the dead process is replaced
+only when the job has continued without it. Holders have a standby. p50 and p99 are measured values; of fewer than 100
+values, p99 is the largest."""
 
 
 def faults_are_timed(
@@ -49,7 +50,7 @@ def faults_are_timed(
     lease_ms: int = LEASE_MS,
     worker_timeout_ms: int = WORKER_TIMEOUT_MS,
 ) -> Result:
-    """`known` deaths are buried at once, as by `kvps up`; `unknown` ones timeouts must find; as many are of Redis."""
+    """Time deaths: `known` a kind reported at once (as by `kvps up`), `unknown` found by timeouts, as many of Redis."""
     result = Result("times", "killed, and timed until the next commit", arena.seed, needed=2 * known + 3 * unknown)
     timeouts = {"lease_ms": lease_ms, "worker_timeout_ms": worker_timeout_ms}
     lease_s, silence_s = lease_ms / 1000, worker_timeout_ms / 1000
@@ -85,7 +86,7 @@ def _note(result: Result, what: str, seconds: float, timeout_s: float) -> None:
 
 
 def _all_are_there(crew: Crew, commits: Commits) -> bool:
-    """Whether the newest commit has a contribution of every worker's present life, and every shard a living holder."""
+    """Return whether the newest commit holds every worker's present incarnation, and each shard has a living holder."""
     newest, members = commits.newest(), crew.job.state().members
     marks = {child.mark for child in crew.running}
     lives = [members.get(child.name) for child in _workers(crew)]
@@ -112,7 +113,7 @@ def _holder(arena: Arena, crew: Crew, commits: Commits) -> float:
 
 
 def _killed(crew: Crew, victim: Child, commits: Commits, without: Callable[[Commit], bool]) -> float:
-    """Kill a child; the seconds to the first commit `without` it. Unless it is buried, nobody replaces it before."""
+    """Kill a child; return the seconds to the first commit `without` it. If not reported, it is replaced after that."""
     began = time.monotonic()
     assert crew.kill(victim)
     if crew.at_once:
@@ -121,7 +122,7 @@ def _killed(crew: Crew, victim: Child, commits: Commits, without: Callable[[Comm
 
 
 def _servers(arena: Arena, result: Result, kills: int, timeouts: dict[str, int]) -> None:
-    """Kill Redis, leave it dead for up to a second, start it again on its file."""
+    """Kill Redis, leave it dead for up to a second, and start it again on its file."""
     down = []
     with ExitStack() as stack:
         server = stack.enter_context(MortalServer(BINARY, stack.enter_context(private_directory())))
@@ -149,7 +150,7 @@ def _servers(arena: Arena, result: Result, kills: int, timeouts: dict[str, int])
 
 
 class Commit(NamedTuple):
-    """A commit as it was seen: when; by whom its contributions are, under which terms its shards were staged."""
+    """A commit as seen: when, in which history, worker -> incarnation of its contributions, the term of each shard."""
 
     at: float
     history: str
@@ -158,27 +159,27 @@ class Commit(NamedTuple):
 
 
 class Commits:
-    """Reads a job's commit log while it grows, on a thread and a connection of its own."""
+    """A reader of a job's commit log while it grows, on its own thread and connection."""
 
     def __init__(self, job: Job) -> None:
         self._client, self._key, self._after = Client(job.client.url), job.keys.commits, job.state().last_entry
         self._seen: list[Commit] = []
-        self._news = threading.Condition()  # re-entrant: `wait_for` looks with `first`
+        self._news = threading.Condition()  # re-entrant: `wait_for` calls `first`
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._read, name="chaos-commits", daemon=True)
 
     def newest(self) -> Commit:
-        """The last one seen."""
+        """Return the last commit seen."""
         with self._news:
             return self._seen[-1] if self._seen else Commit(0.0, "", {}, [])
 
     def first(self, since: float, holds: Callable[[Commit], bool]) -> Commit | None:
-        """The first one that was seen since then and for which it holds."""
+        """Return the first commit seen after `since` for which `holds` is true."""
         with self._news:
             return next((commit for commit in self._seen if commit.at > since and holds(commit)), None)
 
     def wait_for(self, since: float, holds: Callable[[Commit], bool]) -> Commit:
-        """The first one, however long it takes within reason. Raises Stuck."""
+        """Wait for that first commit. Raises Stuck after 30 s without it."""
         deadline = time.monotonic() + _LIMIT_S
         with self._news:
             while not (found := self.first(since, holds)):

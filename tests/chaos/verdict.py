@@ -1,4 +1,4 @@
-"""What can be said of a job from outside, once nobody works on it any more: the log, the workers' files, the keys."""
+"""The judgement of a finished job from outside: by its log, its workers' files, its keys and its segments."""
 
 from __future__ import annotations
 
@@ -35,26 +35,25 @@ class Verdict:
     problems: list[str] = field(default_factory=list)
 
     def add(self, other: Verdict) -> None:
-        """Count another job's in."""
         for name in ("commits", "contributions", "acknowledged", "lost", "twice"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.problems += other.problems
 
 
 Ack = tuple[str, str, int]
-"""A contribution as its worker knows it: worker, incarnation, number."""
+"""A contribution as its worker knows it: worker, incarnation, sequence number."""
 
 
 def acknowledged(files: Iterable[Path]) -> set[Ack]:
-    """What workers have written into their files so far."""
+    """Return the acknowledged contributions that workers have written into their files so far."""
     lines = [line.split() for file in files for line in file.read_text().split("\n")[:-1]]
     return {(worker, incarnation, int(number)) for worker, incarnation, number in lines}
 
 
 def examine(job: Job, files: list[Path], forgiven: frozenset[Ack] = frozenset()) -> Verdict:
-    """Hold a job against what its workers were told. `forgiven` are acknowledged contributions the server itself lost.
+    """Compare a job with what its workers were told. `forgiven` are acknowledged contributions the server itself lost.
 
-    Some of those may be in the log all the same: their worker made the push again before it knew.
+    Some of those may still be in the log: their worker repeated the push before it knew of the loss.
     """
     said = judge(files, job)
     logged = [c for commit in job.log() for c in commit.plan.contributions + commit.plan.rejected]
@@ -70,7 +69,7 @@ def examine(job: Job, files: list[Path], forgiven: frozenset[Ack] = frozenset())
     if lost:
         problems.append(f"{lost} acknowledged contributions are in no commit")
     if lost < said.lost - len(forgiven):
-        problems.append(f"the judge of kvps up finds {said.lost} lost")
+        problems.append(f"the judge of kvps up counts {said.lost} as lost")
     if said.twice:
         problems.append(f"{said.twice} contributions were committed twice")
     problems += late_commits(job)
@@ -86,7 +85,7 @@ def examine(job: Job, files: list[Path], forgiven: frozenset[Ack] = frozenset())
 
 
 def late_commits(job: Job) -> list[str]:
-    """Commits under a term after another had taken the shard; a term with two holders. By the server's own clock."""
+    """Return commits under a term after another term took the shard, and terms with two holders, by server time."""
     takes: dict[str, list[tuple[int, str]]] = {}
     holders: dict[str, set[str]] = {}
     problems = []
@@ -108,16 +107,16 @@ def _ms(entry: str) -> int:
 
 
 def remains(store: Store, job: Job) -> list[str]:
-    """What is wrong with the keys and segments of a job that has ended: first with it there, then with it removed."""
+    """Return what is wrong with the keys and segments of an ended job, first while it exists, then once removed."""
     problems = []
     if segments_of(job) and (found := segments_of(job).names()):
         problems.append(f"{len(found)} segments are left of a finished job, as {found[0]}")
     if waiting := [key for key in store.client.scan(job.keys.all_bytes) if key.split(":")[2] == "g"]:
         problems.append(f"{len(waiting)} gradients are left behind the last sweep, as {waiting[0]}")
-    # A new holder knows of two versions alone, so that all that it leaves there must be theirs.
+    # A new holder knows only two versions, so everything that its sweep leaves must belong to them.
     aggregator, deadline = Aggregator(job, Event()), time.monotonic() + 2 * job.config.lease_ms / 1000
     while len(aggregator._shards) < job.layout.shards and time.monotonic() < deadline:
-        aggregator.hold(at_once=True)  # who lost a shard for a moment left its lease to expire
+        aggregator.hold(at_once=True)  # a holder that lost a shard for a moment left its lease to expire
     aggregator.sweep()
     held = list(aggregator._shards.values())
     limited = store.client.memory()[1] > 0  # where memory is limited, a holder keeps room for its next version
@@ -129,11 +128,11 @@ def remains(store: Store, job: Job) -> list[str]:
                 continue
             known = kind in kinds or kind.startswith("opt.") or f"{kind}:{name[0]}" in kinds
             if not known or (name and name[0] not in shard.storage.live_names()):
-                problems.append(f"key {key} is neither of a living version nor of anybody")
+                problems.append(f"key {key} belongs to no living version")
     names = {name for shard in held for name in shard.storage.live_names()}
     for segment in segments_of(job).names() if segments_of(job) else ():
         if segment.split(":")[1] not in names:
-            problems.append(f"segment {segment} is neither of a living version nor of anybody")
+            problems.append(f"segment {segment} belongs to no living version")
     aggregator.release()
     if len(held) < job.layout.shards:
         problems.append("a shard is still held by somebody")
@@ -146,7 +145,7 @@ def remains(store: Store, job: Job) -> list[str]:
 
 
 def _remove(store: Store, job: Job) -> None:
-    """Remove a job on which nobody is left to send anything: what was on its way has come long ago."""
+    """Remove a job without the long wait for data under way: no process is left that could send any."""
     settle, kvps.store._SETTLE_S = kvps.store._SETTLE_S, 0.1
     try:
         store.remove_job(job.name)

@@ -1,7 +1,7 @@
-"""Forks children on demand from a process that has imported everything.
+"""A process that has imported everything and forks children on demand.
 
-A fresh Python with NumPy costs a second; a fork some milliseconds. The zygote is a process of its own, with one
-thread, since whoever drives it may have more. It speaks JSON lines: {"fork": spec} -> {"pid", "mark"},
+A fresh Python with NumPy costs a second, a fork some milliseconds. The zygote is its own process with one thread,
+because its driver may have more threads. It speaks JSON lines: {"fork": spec} -> {"pid", "mark"},
 {"kill": pid, "signal": n} -> {"sent": bool}, and {"died": pid, "status": n} whenever a child has ended.
 """
 
@@ -24,7 +24,7 @@ from kvps.machine import process
 
 
 class Death(NamedTuple):
-    """A child that ended: by `signal`, or by itself with `code`."""
+    """The end of a child: by `signal`, or by itself with `code`."""
 
     pid: int
     signal: int
@@ -32,7 +32,7 @@ class Death(NamedTuple):
 
 
 class Zygote:
-    """The driver's end. What children print goes to the file `log`."""
+    """The driver's handle of the zygote. What children print goes to the file `log`."""
 
     def __init__(self, log: Path) -> None:
         self.log = log
@@ -51,16 +51,16 @@ class Zygote:
             )
 
     def fork(self, spec: dict[str, Any]) -> tuple[int, str]:
-        """A child that does what `spec` says: its pid, and its `process.mark`."""
+        """Fork a child that does what `spec` says; return its pid and its `process.mark`."""
         reply = self._ask({"fork": spec})
         return reply["pid"], reply["mark"]
 
     def kill(self, pid: int, number: int = signal.SIGKILL) -> bool:
-        """Send a child a signal; False if it had ended before."""
+        """Send a child a signal; return False if it had ended before."""
         return bool(self._ask({"kill": pid, "signal": number})["sent"])
 
     def deaths(self, timeout_s: float) -> list[Death]:
-        """The children that have ended since the last call; waits for the first."""
+        """Return the children that have ended since the last call; wait up to `timeout_s` for the first."""
         deadline = time.monotonic() + timeout_s
         while not self._deaths and (left := deadline - time.monotonic()) > 0:
             self._read(left)
@@ -77,7 +77,7 @@ class Zygote:
                 return reply
 
     def _read(self, timeout_s: float) -> list[dict[str, Any]]:
-        """Take in what the zygote says: deaths are kept, replies returned."""
+        """Read the zygote's lines: keep deaths, return replies."""
         assert self._process.stdout
         if not select.select([self._process.stdout], [], [], timeout_s)[0]:
             return []
@@ -100,13 +100,12 @@ class Zygote:
     ) -> None:
         assert self._process.stdin
         assert self._process.stdout
-        self._process.stdin.close()  # it kills what still runs, and ends
+        self._process.stdin.close()  # the zygote then kills its children and ends
         self._process.wait()
         self._process.stdout.close()
 
 
 def main() -> None:
-    """The zygote itself."""
     from chaos import roles
 
     inbox, outbox = sys.stdin.buffer, sys.stdout.buffer

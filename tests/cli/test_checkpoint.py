@@ -38,7 +38,7 @@ def test_up_writes_checkpoints_and_what_is_restored_ends_the_same(lasting: Store
     )
     assert "give --checkpoints DIR" in _said("verify", "job")
     said = _said("checkpoint", "restore", str(folder / files[0]), "--job", "again", "--shards", "2")
-    assert "job again: goes on from version" in said
+    assert "job again: continues from version" in said
     assert "waits for w0, w1, w2" in said
     parts = [["aggregator", "start", "--job", "again"], *(["worker", "--job", "again"] for _ in range(3))]
     started = [subprocess.Popen([sys.executable, "-m", "kvps", *part, "--quiet"]) for part in parts]
@@ -46,10 +46,8 @@ def test_up_writes_checkpoints_and_what_is_restored_ends_the_same(lasting: Store
     assert bits(lasting.job("again")) == bits(job)
     verified = _said("verify", "again", "--from", str(folder / files[0]))
     since = lasting.job("again").state().begin.version
-    assert (
-        f"recomputed  {version - since} of {version - since} commits behind version {since} bit-identical" in verified
-    )
-    assert f"chain       {version - since} commits behind version {since}" in _said("verify", "again")
+    assert f"recomputed  {version - since} of {version - since} commits after version {since} bit-identical" in verified
+    assert f"chain       {version - since} commits after version {since}" in _said("verify", "again")
 
 
 def test_kill_every_holds_against_the_moved_log_too(home: Path) -> None:

@@ -1,4 +1,4 @@
-"""Jobs that are stopped in the middle, for what goes on from a checkpoint."""
+"""Jobs that are stopped in the middle, for tests that continue from a checkpoint."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Bits = dict[str, bytes]
 
 
 def train_to(job: Job, rounds: int, workers: int = 2, checkpoints: Checkpoints | None = None) -> None:
-    """Bring every worker to so many rounds, and wait until they are committed."""
-    together = threading.Barrier(workers)  # or the first might go on alone: who has left is not waited for
+    """Bring every worker to `rounds` rounds, and wait until they are committed."""
+    together = threading.Barrier(workers)  # or the first might train alone: rounds do not wait for workers that left
     with aggregating(job, checkpoints=checkpoints), ThreadPoolExecutor(workers) as pool:
         for done in [pool.submit(_work, job, f"w{i}", rounds, together) for i in range(workers)]:
             done.result()
@@ -27,7 +27,7 @@ def train_to(job: Job, rounds: int, workers: int = 2, checkpoints: Checkpoints |
 
 
 def _work(job: Job, worker: str, rounds: int, together: threading.Barrier) -> None:
-    """Up to a round before the end a worker leaves as one who was stopped."""
+    """Train to `rounds`; before the last round, a worker leaves as one that was stopped."""
     session = job.join(worker)
     together.wait(30)
     while session.round < rounds:

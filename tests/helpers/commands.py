@@ -1,4 +1,4 @@
-"""The command line as tests run it: to its end, or beside them."""
+"""The command line as tests run it: to its end, or beside the test."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def bench_run(*arguments: str, **environment: str) -> subprocess.CompletedProces
 
 
 def private_store() -> kvps.Store:
-    """A store on the user's private server, which runs."""
+    """Return a store on the user's private server, which must be running."""
     url = private_server.running()
     assert url
     return kvps.connect(url)
@@ -49,7 +49,7 @@ class Started:
         )
 
     def until(self, words: str) -> str:
-        """Read its output up to a line with these words."""
+        """Return the command's output up to a line with these words."""
         assert self.process.stdout
         seen = ""
         for line in self.process.stdout:
@@ -59,7 +59,7 @@ class Started:
         raise AssertionError(f"it ended without {words!r}: {seen}")
 
     def end(self, number: int = signal.SIGTERM) -> int:
-        """Send it a signal and wait; its exit code."""
+        """Send the command a signal; return its exit code."""
         self.process.send_signal(number)
         return self.wait()
 

@@ -1,6 +1,6 @@
-"""What kvps.torch is held against: DistributedDataParallel over gloo, each rank a process of its own.
+"""DistributedDataParallel over gloo, which tests compare kvps.torch with; each rank is its own process.
 
-python ddp.py RANK WORKERS FOLDER      leaves FOLDER/<optimizer>.npz, the final weights, if it is rank 0
+python ddp.py RANK WORKERS FOLDER      rank 0 leaves FOLDER/<optimizer>.npz, the final weights
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ OPTIMIZERS: dict[str, Callable[[Iterable[Any]], torch.optim.Optimizer]] = {
 
 
 def net(hidden: int = 32) -> torch.nn.Sequential:
-    """The same for each that is made. No bias before the BatchNorm: its gradient is nothing but rounding."""
+    """Return the same network in each call. No bias before the BatchNorm: its gradient is nothing but rounding."""
     torch.manual_seed(7)
     return torch.nn.Sequential(
         torch.nn.Linear(20, hidden, bias=False),
@@ -32,7 +32,7 @@ def net(hidden: int = 32) -> torch.nn.Sequential:
 
 
 def batch(rank: int, round_: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """x (16, 20) and y (16,) of one worker's round."""
+    """Return x (16, 20) and y (16,) of one worker's round."""
     rng = np.random.default_rng((rank, round_))
     x = torch.from_numpy(rng.normal(size=(16, 20)).astype(np.float32))
     return x, x[:, :5].argmax(1)

@@ -30,7 +30,7 @@ def digits_job(store: Store, **settings: Any) -> Job:
 
 
 def run_workers(job: Job, *workers: Callable[[], None], record: Path | None = None) -> None:
-    """Run workers, and an aggregator until the job is finished."""
+    """Run workers, and an aggregator, until the job is finished."""
     stop = threading.Event()
     with ThreadPoolExecutor(len(workers) + 1) as pool:
         served = pool.submit(serve, job, stop=stop, record=record)
@@ -47,14 +47,14 @@ def training(job: Job, *workers: str) -> list[Callable[[], None]]:
 
 
 def task_gradient(job: Job, session: Session) -> Params:
-    """What the task's own worker would push next."""
+    """Return the gradient that the task's own worker would push next."""
     task = load_task(job.config.task)
     batch = batches_of(task, job.config, session.rank, np)[session.round]
     return dict(task.gradient(session.pull(), batch, np)[1])
 
 
 def proved(job: Job, record: Path | None = None) -> Proof:
-    """The proof of a job, of which nothing may differ."""
+    """Return the proof of a job; assert that nothing differs."""
     state, proof = proof_of(job, record)
     assert proof.differs == ""
     assert (proof.commits, proof.head) == (state.version, state.head)

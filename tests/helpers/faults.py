@@ -1,4 +1,4 @@
-"""What tests break on purpose: servers that are killed and lose what they had not written yet."""
+"""Faults that tests make on purpose: servers that are killed and lose what they had not written yet."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import redis
 
 
 class MortalServer:
-    """A Redis with an append-only file in `folder`, that can be killed and started again in the same place."""
+    """A Redis with an append-only file in `folder` that can be killed and started again in the same place."""
 
     def __init__(self, binary: str, folder: Path, *arguments: str, fsync: str = "always") -> None:
         self.url = f"unix://{folder}/s"
@@ -32,7 +32,7 @@ class MortalServer:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, *options: str) -> None:
-        """Start it, with more options for this once. Raises RuntimeError if it ends at once."""
+        """Start the server, with more `options` for this once. Raises RuntimeError if it ends at once."""
         self._process = subprocess.Popen(
             [*self._command, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
@@ -48,26 +48,26 @@ class MortalServer:
         raise RuntimeError("the server did not start")
 
     def kill(self) -> None:
-        """As the kernel would: what it had handed to the kernel is in its file, the rest is lost."""
+        """Send SIGKILL: what the server had handed to the kernel is in its file, the rest is lost."""
         assert self._process
         self._process.send_signal(signal.SIGKILL)
         self._process.wait()
 
     def said(self) -> str:
-        """What it has written about itself."""
+        """Return the server's log output."""
         return (self.folder / "log").read_text()
 
     def log(self) -> Path:
-        """The file to which it appends. Redis 7 and Valkey keep several, the last of which grows."""
+        """Return the file that the server appends to. Redis 7 and Valkey keep several, of which the last grows."""
         parts = sorted(self.folder.glob("appendonlydir/*.incr.aof"))
         return parts[-1] if parts else self.folder / "appendonly.aof"
 
     def files(self) -> dict[Path, bytes]:
-        """All that a dead server has on its disk."""
+        """Return all append-only files of a dead server."""
         return {path: path.read_bytes() for path in self.folder.rglob("*aof*") if path.is_file()}
 
     def restore(self, files: dict[Path, bytes], length: int) -> None:
-        """Put a dead server's files back as they were, but the one that grows not longer than so."""
+        """Put a dead server's files back as they were, the growing one cut to `length` bytes."""
         for path in self.files().keys() - files.keys():
             path.unlink()
         for path, content in files.items():

@@ -1,9 +1,9 @@
-"""A worker that forks in the middle of its first push; what its children do is named on the command line.
+"""A worker that forks in the middle of its first push; the command line names what its children do.
 
-    python tests/forker.py URL JOB CHILD[,CHILD...] [--prefetch]
+    python tests/helpers/forker.py URL JOB CHILD[,CHILD...] [--prefetch]
 
-Of each child in turn it says the name, the exit status, how many commands the server has seen from before the fork
-until the child was gone, and whether its own connections are those that it had before. Then it goes on with its rounds.
+For each child in turn it prints the name, the exit status, how many commands the server got from before the fork until
+the child had ended, and whether its own connections are the same as before. Then it continues with its rounds.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _refused(call: Callable[[], Any]) -> None:
 
 
 def _use_all() -> None:
-    """Every call of what the parent made is refused."""
+    """Assert that every call on the parent's objects is refused."""
     store, job, session, grads = _here["store"], _here["job"], _here["session"], _here["grads"]
     for call in (
         session.pull,
@@ -77,7 +77,7 @@ def _raises() -> None:
 
 
 def _connects_anew() -> None:
-    """Asks for the same job by connections of its own. What it sends is counted, so no test of counts uses it."""
+    """Open the same job over new connections. The server counts what this sends, so no test of counts uses it."""
     _use_all()
     with kvps.connect(sys.argv[1]) as store:
         job = store.job("job")
@@ -101,7 +101,7 @@ CHILDREN: dict[str, Callable[[], Any]] = {
 
 
 def _fork(child: str) -> int:
-    """The exit status of a child that does what is named; it ends as any script does, through all its with blocks."""
+    """Fork a child that does what `child` names and leaves its with blocks as any script does; return its status."""
     if child == "process":
         process = _FORKING.Process(target=_use_all)
         process.start()
@@ -135,7 +135,7 @@ def main(url: str, job: str, children: str, prefetch: bool) -> None:
         _here.update(store=store, job=store.job(job), session=session)
         for round_ in range(ROUNDS):
             params = session.pull()
-            grads = gradient(large_model() if prefetch else params, 0, round_)  # which version it has then is chance
+            grads = gradient(large_model() if prefetch else params, 0, round_)  # the version it has then is chance
             _here["grads"] = grads
             if round_ == 0:
                 session.put("V", grads.pop("V"))

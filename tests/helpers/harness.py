@@ -1,4 +1,4 @@
-"""What tests share: an aggregator on a thread, workers on threads, and judges that read the commit log alone."""
+"""Helpers of many tests: an aggregator on a thread, workers on threads, and judges that read only the commit log."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OPTIMIZERS = [
     Adam(lr=0.1, weight_decay=0.01),
     AdamW(lr=0.1),
 ]
-"""One of each rule."""
+"""One optimizer of each rule."""
 
 
 @contextmanager
@@ -41,7 +41,7 @@ def aggregating(
     device: Device = CPU,
     memory_lost: bool = False,
 ) -> Iterator[None]:
-    """An aggregator serves the job inside the block; what it raises is raised behind it."""
+    """Serve the job with an aggregator inside the block; raise the aggregator's error after it."""
     stop, failures = threading.Event(), []
 
     def run() -> None:
@@ -74,7 +74,7 @@ class _Abandoned(Aggregator):
 
 
 def abandoned(job: Job) -> _Abandoned:
-    """An aggregator whose process is killed at the end of the block."""
+    """Return an aggregator that ends with its `with` block as if its process had been killed."""
     return _Abandoned(job, threading.Event())
 
 
@@ -94,7 +94,7 @@ def work(job: Job, rounds: int, step: Callable[[Session, Params, int], Params], 
 
 
 def work_on(job: Job, worker: str, rounds: int) -> list[int]:
-    """Do `rounds` rounds as one worker, joining again when evicted; the clocks that were acknowledged, in order."""
+    """Do `rounds` rounds as one worker, joining again when evicted; return the acknowledged clocks, in order."""
     clocks = []
     while True:
         try:
@@ -108,7 +108,7 @@ def work_on(job: Job, worker: str, rounds: int) -> list[int]:
 
 
 def check_chain(job: Job, directory: Path | None = None) -> int:
-    """Assert that the commit log is one unbroken chain from its begin to the job's head; its last version."""
+    """Assert that the commit log is one unbroken chain from its begin to the job's head; return its last version."""
     log = Log(job, job.state(), directory)
     version, head, _ = log.begin
     for commit in log.commits():
@@ -120,13 +120,12 @@ def check_chain(job: Job, directory: Path | None = None) -> int:
 
 
 def await_version(job: Job, version: int) -> None:
-    """Wait until that is committed."""
     while (state := job.state()).version < version:
         job.client.wait({job.keys.commits: state.last_entry})
 
 
 def staleness_used(job: Job, workers: int) -> int:
-    """The largest lag of any contribution's weights, from the log: (its round - 1) - the smallest clock they held."""
+    """Return the largest lag of any logged contribution's weights: (its round - 1) - the smallest clock they held."""
     clocks: list[Mapping[str, int]] = [defaultdict(int)]
     worst = -1
     for commit in job.log():
@@ -150,20 +149,20 @@ def model(seed: int = 0) -> Params:
 
 
 def any_floats(seed: int, shape: tuple[int, ...] | int) -> np.ndarray:
-    """Of all magnitudes, subnormal ones and those whose squares overflow too."""
+    """Return floats of all magnitudes, also subnormal ones and those whose squares overflow."""
     rng = np.random.default_rng(seed)
     return (rng.standard_normal(shape) * 10.0 ** rng.uniform(-45, 18, shape)).astype(np.float32)
 
 
 def large_model(seed: int = 0) -> Params:
-    """Several chunks, of which some hold more than one parameter."""
+    """Return a model of several chunks, of which some hold more than one parameter."""
     rng = np.random.default_rng(seed)
     shapes = {"W": (70, 100), "b": (1000,), "scale": (), "V": (2, CHUNK_ITEMS)}
     return {name: np.asarray(rng.standard_normal(shape, np.float32)) for name, shape in shapes.items()}
 
 
 def gradient(params: Params, rank: int, round_: int) -> Params:
-    """Depends on the weights, so that any wrong bit or wrong version grows; deterministic."""
+    """Return a deterministic gradient that depends on the weights, so that any wrong bit or wrong version grows."""
     rng = np.random.default_rng((rank, round_))
     return {
         name: np.asarray(0.1 * value + rng.normal(size=value.shape).astype(np.float32), np.float32)
@@ -172,13 +171,13 @@ def gradient(params: Params, rank: int, round_: int) -> Params:
 
 
 def a_plan(version: int) -> Plan:
-    """As plan.lua makes them: two contributions count."""
+    """Return a plan of two contributions, as plan.lua makes it."""
     both = tuple(Contribution(f"w{i}", "1-0", version, version, version - 1, 1, "", "") for i in range(2))
     return Plan(version, version, "", "", 2, 2 * (version - 1), both, ())
 
 
 def plain_loop(params: Params, workers: int, rounds: int, lr: float) -> Params:
-    """What BSP promises to equal, in a few lines of NumPy."""
+    """Return the weights that BSP promises, computed in a few lines of NumPy."""
     for round_ in range(rounds):
         grads = [gradient(params, rank, round_) for rank in range(workers)]
         for name in params:

@@ -1,9 +1,9 @@
-"""As much of CuPy's interface as kvps uses, over host memory: for what can be tested without a GPU.
+"""The part of CuPy's interface that kvps uses, over host memory, for tests without a GPU.
 
-Streams are as lazy as CUDA allows: what was queued on one, computations too, runs when somebody waits for it, and not
-before. So a copy that nobody waits for never happens, and one that does not wait for a computation comes before it.
-Arrays refuse to be taken for NumPy's, as CuPy's do. Page-locked memory holds NaN at first. What computes or compares
-takes subnormal numbers for zeros, as CuPy's kernels do, but for those that say otherwise in PTX.
+Streams are as lazy as CUDA allows: queued work, computations too, runs only when something waits for it. So a copy that
+nothing waits for never happens, and a copy that does not wait for a computation runs before it. Arrays refuse implicit
+conversion to NumPy arrays, as CuPy's do. Page-locked memory holds NaN at first. Computations and comparisons take
+subnormal numbers for zeros, as CuPy's kernels do, except those that say otherwise in PTX.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class CompileException(Exception):
 _now = threading.local()
 failing: list[str] = []  # what the next wait raises
 copied: list[int] = []  # items of each copy to the host that was done
-uploads: list[int] = []  # and of each from there that was begun
+uploads: list[int] = []  # items of each copy from the host that was begun
 
 
 class Event:
@@ -106,7 +106,7 @@ class Device:
 
 
 class ndarray(np.lib.mixins.NDArrayOperatorsMixin):  # noqa: N801
-    """`values` is the memory on the device."""
+    """An array on a device; `values` is the device's memory."""
 
     def __init__(self, values: np.ndarray, device: int | None = None) -> None:
         self.values = values
@@ -190,7 +190,7 @@ class ndarray(np.lib.mixins.NDArrayOperatorsMixin):  # noqa: N801
 
 
 def _values(array: object) -> object:
-    """What to compute with, on the current stream and so after what is queued there."""
+    """Return the values to compute with, after all work that is queued on the current stream."""
     if isinstance(array, ndarray):
         get_current_stream().synchronize()
         return array.values
@@ -199,7 +199,7 @@ def _values(array: object) -> object:
 
 
 def _computed(compute: Callable[[], object], out: ndarray | None = None) -> ndarray:
-    """What comes of it, once the current stream is there."""
+    """Return an array that holds the result of `compute` once the current stream gets there."""
     found = np.asarray(compute())
     if out is None:
         out = empty(found.shape, found.dtype)
@@ -208,14 +208,14 @@ def _computed(compute: Callable[[], object], out: ndarray | None = None) -> ndar
 
 
 def _flushed(value: object) -> object:
-    """With zeros for what is subnormal."""
+    """Return `value` with zeros for subnormal numbers."""
     if getattr(value, "dtype", None) != np.float32:
         return value
     return np.where(np.abs(value) < np.finfo(np.float32).tiny, np.copysign(np.float32(0), value), value)
 
 
 class ElementwiseKernel:
-    """Of one PTX instruction that rounds to the nearest, and flushes nothing."""
+    """A kernel of one PTX instruction that rounds to nearest and flushes nothing."""
 
     def __init__(self, inputs: str, outputs: str, code: str, name: str) -> None:
         (instruction,) = re.findall(r'asm\("(add|sub|mul|div|sqrt)\.rn\.f32 [%0-9, ]+;"', code)
@@ -228,7 +228,7 @@ class ElementwiseKernel:
         return _by_numpy(self._function, *arrays[: self._inputs], out=out)
 
 
-_MOVING = "clip concatenate flatnonzero where"  # not a bit of a float is changed but by a limit
+_MOVING = "clip concatenate flatnonzero where"  # these change no bit of a float, except where clip limits it
 _FUNCTIONS = f"count_nonzero minimum rint sort {_MOVING}"
 _TYPES = "float16 float32 int8 int32 uint8 uint16 uint32"
 
@@ -274,7 +274,7 @@ def ascontiguousarray(array: ndarray) -> ndarray:
 
 
 def from_dlpack(array: object) -> ndarray:
-    """Of what another library says is on a device."""
+    """Return the array that another library says is on a device."""
     assert array.__dlpack_device__() == (2, 0)
     return ndarray(np.from_dlpack(array.on_host))
 
@@ -306,7 +306,7 @@ cuda = SimpleNamespace(
 
 @contextmanager
 def computing(values: np.ndarray) -> object:
-    """An array that a stream of its own computes, current inside the block: not before it is waited for."""
+    """Yield an array that another stream computes, and only when waited for; that stream is current in the block."""
     made = empty(values.shape, values.dtype)
     with (stream := Stream()):
         stream.queue(lambda: np.copyto(made.values, values))

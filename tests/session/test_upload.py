@@ -206,7 +206,7 @@ def test_a_remainder_that_is_not_known_is_said(store: Store, monkeypatch: pytest
                 session.push(grads)
         session.pull()
     assert "commit 3: contribution 3 of w0" in (differs := proof_of(job)[1].differs)
-    assert "what bf16 left out of those before it is not known" in differs
+    assert "the bf16 residual of its worker is unknown" in differs
 
 
 def test_shorter_formats_are_shorter(store: Store) -> None:

@@ -565,7 +565,7 @@ def optimizer_refusals() -> Iterator[Any]:
     yield lambda m: o.Adam(m.parameters(), amsgrad=True), "Adam with amsgrad=True"
     yield lambda m: o.Adagrad(m.parameters(), lr_decay=0.1), "Adagrad with lr_decay=0.1"
     yield groups, "group 1 has lr=0.01 and group 0 0.1"
-    yield lambda m: o.SGD([{"params": m.parameters(), "scale": 3}]), "scale=3, of which kvps does not know"
+    yield lambda m: o.SGD([{"params": m.parameters(), "scale": 3}]), "scale=3, a setting that kvps does not know"
     yield lambda m: o.SGD(m[0].parameters()), r"does not step '1.weight'"
     yield lambda m: o.SGD([*m.parameters(), nn.Parameter(torch.ones(1))]), "no parameters of the model"
     yield stepped, "has stepped already"

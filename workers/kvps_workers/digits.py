@@ -34,7 +34,7 @@ class Digits:
         self._train = slice(held_out, None)
 
     def parameters(self, seed: int) -> dict[str, Any]:
-        """He's initialisation for the ReLU layer, Glorot's for the last."""
+        """Return parameters by He's initialisation for the ReLU layer, by Glorot's for the last."""
         rng = np.random.default_rng(seed)
         return {
             "W1": rng.normal(0, np.sqrt(2 / 64), (64, _HIDDEN)).astype(np.float32),
@@ -44,13 +44,13 @@ class Digits:
         }
 
     def data(self, rank: int, workers: int, xp: ModuleType) -> tuple[Any, ...]:
-        """Every `workers`-th training sample, beginning with the `rank`-th."""
+        """Return every `workers`-th training sample, beginning with sample `rank`."""
         return xp.asarray(self._x[self._train][rank::workers]), xp.asarray(self._y[self._train][rank::workers])
 
     def gradient(
         self, params: Mapping[str, Any], batch: tuple[Any, ...], xp: ModuleType
     ) -> tuple[float, dict[str, Any]]:
-        """Cross-entropy and its gradient by hand, so that the task needs no framework."""
+        """Return the cross-entropy and its gradient, derived by hand so that the task needs no framework."""
         x, y = batch
         rows = xp.arange(len(y))
         hidden = xp.maximum(x @ params["W1"] + params["b1"], 0)
@@ -62,7 +62,7 @@ class Digits:
         return loss, {"W1": x.T @ back, "b1": back.sum(0), "W2": hidden.T @ p, "b2": p.sum(0)}
 
     def evaluate(self, params: Mapping[str, Any], xp: ModuleType) -> dict[str, float]:
-        """Loss and accuracy on the held-out fifth."""
+        """Return the loss and the accuracy on the held-out fifth."""
         x, y = xp.asarray(self._x[self._test]), xp.asarray(self._y[self._test])
         hidden = xp.maximum(x @ params["W1"] + params["b1"], 0)
         p = _softmax(hidden @ params["W2"] + params["b2"], xp)
@@ -71,10 +71,10 @@ class Digits:
 
 
 def _load() -> tuple[Any, Any]:
-    """Pixels (n, 64) and labels (n,), as scikit-learn has them.
+    """Return pixels (n, 64) and labels (n,), as scikit-learn has them.
 
-    Read from its file where that is found: to import all of scikit-learn takes longer than all else that a worker
-    does until it has joined.
+    They are read from scikit-learn's data file if it is found: importing scikit-learn takes longer than everything else
+    that a worker does until it has joined.
     """
     found = importlib.util.find_spec("sklearn")
     if found is None or found.origin is None:

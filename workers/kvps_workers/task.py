@@ -1,4 +1,4 @@
-"""What a worker trains: the task protocol, and finding a task by its name.
+"""The task protocol: what a worker trains. Also finds a task by its name.
 
 A task is written once, over `xp`, which is NumPy or CuPy:
 
@@ -7,7 +7,7 @@ A task is written once, over `xp`, which is NumPy or CuPy:
         def parameters(self, seed): ...                    # name -> float32 NumPy array
         def data(self, rank, workers, xp): ...             # arrays with one row a sample
         def gradient(self, params, batch, xp): ...         # (loss, name -> gradient)
-        def evaluate(self, params, xp): ...                # {"loss": ..., "accuracy": ..., and what else there is}
+        def evaluate(self, params, xp): ...                # {"loss": ..., "accuracy": ..., and any other figures}
 """
 
 from __future__ import annotations
@@ -32,29 +32,29 @@ BUILT_IN = {"digits": "kvps_workers.digits:Digits"}
 
 @runtime_checkable
 class Task(Protocol):
-    """One training problem. `batch_size`, `epochs` and `lr` are what it wants when the user says nothing."""
+    """A training problem. `batch_size`, `epochs` and `lr` are the defaults if the user gives none."""
 
     batch_size: int
     epochs: int
     lr: float
 
     def parameters(self, seed: int) -> Mapping[str, Any]:
-        """Initial parameters, name -> float32 NumPy array; the same for the same seed."""
+        """Return the initial parameters, name -> float32 NumPy array; the same for the same seed."""
 
     def data(self, rank: int, workers: int, xp: ModuleType) -> tuple[Any, ...]:
-        """The training samples of worker `rank` of `workers`: arrays of equal length, one row a sample."""
+        """Return the training samples of worker `rank` of `workers`: arrays of equal length, one row a sample."""
 
     def gradient(
         self, params: Mapping[str, Any], batch: tuple[Any, ...], xp: ModuleType
     ) -> tuple[float, Mapping[str, Any]]:
-        """Mean loss of a batch (rows of `data`), and its gradient, name -> float32 array."""
+        """Return the mean loss of a batch (rows of `data`), and its gradient, name -> float32 array."""
 
     def evaluate(self, params: Mapping[str, Any], xp: ModuleType) -> Mapping[str, float]:
-        """Figures over samples that no worker trains on: `loss`, and any others, as `accuracy`. Each is one number."""
+        """Return figures over samples that no worker trains on: `loss`, and others (`accuracy`). Each is one number."""
 
 
 class CheckedTask:
-    """A task held to the protocol: what it raises, or returns and must not, is TaskFailed and one line."""
+    """A task whose calls are checked: an error in it, or a wrong result, becomes TaskFailed, in one line."""
 
     def __init__(self, name: str, task: Task) -> None:
         self._name = name
@@ -122,10 +122,10 @@ class CheckedTask:
 
 
 def load_task(name: str) -> CheckedTask:
-    """The task called `name`: built in, or ``module:attribute`` of a module in the current directory.
+    """Return the task called `name`: built in, or ``module:attribute`` of a module in the current directory.
 
-    The attribute is a task or a class of one. Only the user's own directory is looked at, so that a name from
-    Redis cannot make a worker import something else. Raises InvalidTask, TaskFailed.
+    The attribute is a task or the class of one. Only the current directory is searched, so that a name from Redis
+    cannot make a worker import anything else. Raises InvalidTask, TaskFailed.
     """
     if name in BUILT_IN:
         module_name, _, attribute = BUILT_IN[name].partition(":")
@@ -145,7 +145,7 @@ def load_task(name: str) -> CheckedTask:
 
 
 def _unlike_a_task(name: str) -> str:
-    """Why a name cannot be a task's, and what was probably meant."""
+    """Return why a name cannot be that of a task, and what the user probably meant."""
     where, _, attribute = name.partition(":")
     path = Path(where)
     if path.suffix == ".py" or path.name != where:  # a file's name
@@ -162,7 +162,7 @@ def _unlike_a_task(name: str) -> str:
 
 
 def _near(name: str, names: Iterable[str]) -> str:
-    """A question after the name that is most like it, if one is."""
+    """Return "; did you mean ...?" with the name of `names` that is most similar; "" if none is."""
     lower = {each.lower(): each for each in names}
     near = difflib.get_close_matches(name.lower(), lower, 1)
     return f"; did you mean {lower[near[0]]}?" if near else ""
@@ -170,7 +170,7 @@ def _near(name: str, names: Iterable[str]) -> str:
 
 @contextmanager
 def blamed(name: str) -> Iterator[None]:
-    """Errors of the task inside the block become TaskFailed, in one line that says where in the task."""
+    """Turn an error of the task inside the block into TaskFailed, in one line that says where in the task."""
     try:
         yield
     except KvpsError:

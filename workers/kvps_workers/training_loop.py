@@ -1,7 +1,7 @@
 """A worker's training loop: join, then for every batch pull, compute, push; leave when all rounds are done.
 
-Which samples a contribution is made of follows from the seed and its unit, or from seed, rank and round, so a run
-can be repeated, and whoever rejoins goes on where the worker id had come to.
+The samples of a contribution follow from the seed and its unit, or from seed, rank and round. So a run can be repeated,
+and a worker that joins again continues where its id had stopped.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ def train(
     acks: Path | None = None,
     prefetch: bool = False,
 ) -> None:
-    """Work on `job` as worker `worker` (None: the first free id) until nothing is left for it.
+    """Train `job` as worker `worker` (None: the first free id) until no batch is left for it.
 
-    Joins again when it was evicted without being replaced. `slow` stretches the worker's own part of each round, to
-    study stragglers: 5.0 is a machine five times as slow. What is acknowledged is appended to `acks`, a line each.
-    With `prefetch` the next weights come while it computes.
+    A worker that was evicted and not replaced joins again. `slow` stretches the worker's own part of each round, to
+    study stragglers: 5.0 acts as a machine five times as slow. Each acknowledged contribution appends a line to `acks`.
+    With `prefetch`, the next weights arrive while the worker computes.
     Raises InvalidTask, InvalidSetting, TaskFailed, WorkerAlive, ServerLost.
     """
     config = job.config
@@ -64,7 +64,7 @@ def train(
                 finally:
                     acknowledged = session.clock
         except WorkerEvicted as error:
-            # It was silent for too long, or the server was restarted. If another has the id by now, join says so.
+            # It was silent for too long, or the server was restarted. If another process has the id now, join raises.
             log.warning("%s", error)
             continue
         if not config.units or not job.await_unit():
@@ -79,21 +79,21 @@ def _work(job: Job, session: Session, task: Task, device: Device, slow: float, a
             with patience.waiting():
                 params = session.pull()
             began = time.perf_counter()
-            with blamed(job.config.task):  # its arrays may not be such that rows can be taken from
+            with blamed(job.config.task):  # the task's arrays may not allow taking rows
                 batch = batches[number]
             loss, grads = task.gradient(params, batch, device.xp)
             with patience.waiting():
                 _push(session, grads, loss)
             if acks:
-                with acks.open("a") as file:  # one write a line: a kill leaves whole lines, or a last one without end
+                with acks.open("a") as file:  # one write a line: a kill cuts the last line at most
                     file.write(f"{session.worker} {session.incarnation} {session.sequence}\n")
             if slow > 1:
-                # Not a wait for anything: the slowness itself, of computing and sending alike.
+                # This is the slowness itself, of computing and sending alike.
                 time.sleep((slow - 1) * (time.perf_counter() - began))
 
 
 def _push(session: Session, grads: Mapping[str, Any], loss: float) -> None:
-    """Push, however long the server's memory is full: others' commits make room, or somebody does."""
+    """Push, and try again while the server's memory is full: commits of others, or an operator, make room."""
     while True:
         try:
             session.push(grads, loss)
@@ -109,9 +109,9 @@ def _next(session: Session, batches: Batches, config: JobConfig) -> int | None:
 
 
 def batches_of(task: Task, config: JobConfig, rank: int, xp: ModuleType) -> Batches:
-    """What the worker of that rank trains on: numbered by units if the job hands out any, else by its own rounds.
+    """Return the batches of the worker of that rank, numbered by units if the job has any, else by its rounds.
 
-    Who trains and who verifies both ask here. Raises TaskFailed.
+    Training and `kvps verify` both call this. Raises TaskFailed.
     """
     if config.units:
         return Batches(task.data(0, 1, xp), config.batch_size, (config.seed,), xp)
@@ -119,17 +119,17 @@ def batches_of(task: Task, config: JobConfig, rank: int, xp: ModuleType) -> Batc
 
 
 def rounds_of(samples: int, batch_size: int, epochs: int) -> int:
-    """How many rounds a worker with so many samples does."""
+    """Return how many rounds a worker with so many samples does."""
     return epochs * math.ceil(samples / batch_size)
 
 
 def batch_number(contribution: Contribution) -> int:
-    """Which of its author's batches a contribution was computed on."""
+    """Return which of its worker's batches a contribution was computed on."""
     return contribution.round - 1 if contribution.unit is None else contribution.unit
 
 
 class Batches:
-    """Batches of some samples by number: in each epoch every sample once, in an order of the epoch's own."""
+    """The numbered batches of some samples: each epoch has every sample once, in an order of its own."""
 
     def __init__(self, data: tuple[Any, ...], batch_size: int, seed: tuple[int, ...], xp: ModuleType) -> None:
         self.samples = len(data[0])
@@ -140,7 +140,7 @@ class Batches:
         self._order = lru_cache(1)(lambda epoch: np.random.default_rng((*seed, epoch)).permutation(self.samples))
 
     def __getitem__(self, number: int) -> tuple[Any, ...]:
-        """Batch `number`, counted from 0 over all epochs: the rows of each array of the data."""
+        """Return batch `number`, counted from 0 over all epochs: its rows of each array of the data."""
         epoch, batch = divmod(number, self.per_epoch)
         rows = self._order(epoch)[batch * self._batch_size : (batch + 1) * self._batch_size]
         rows = self._xp.asarray(rows)

@@ -1,4 +1,4 @@
-"""Says what a worker waits for, when it waits long: a worker that prints nothing looks like one that hangs."""
+"""Logs what a worker waits for when it waits long: a worker that prints nothing looks like one that hangs."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _PATIENCE_S = 2.0
 
 
 class WaitReporter:
-    """Watches a session's waits on a thread of its own, for the worker's thread is the one that waits."""
+    """A watch on one session's waits. It has its own thread, because the worker's thread is the one that waits."""
 
     def __init__(self, job: Job, session: Session) -> None:
         self._job = job
         self._session = session
         self._since: float | None = None
         self._said = ""
-        self._watched: Job | None = None  # the same job, by a client of this thread's own
-        self._undelivered = 0  # how many chunks of a gradient were not there yet at the last look
-        self._moved = 0.0  # when that was last another number than before
+        self._watched: Job | None = None  # the same job, through a client of this thread's own
+        self._undelivered = 0  # chunks of a gradient that had not arrived at the last look
+        self._moved = 0.0  # when that number last changed
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, name=f"kvps-patience-{session.worker}", daemon=True)
 
@@ -40,17 +40,17 @@ class WaitReporter:
 
     def __exit__(self, *_: object) -> None:
         self._stopped.set()
-        self._thread.join(_PATIENCE_S)  # not longer: a server that is gone keeps it
+        self._thread.join(_PATIENCE_S)  # not longer: a lost server may block the thread
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """The block may wait for others."""
+        """Report the wait if the block takes long."""
         self._since = time.monotonic()
         yield
         self._since = None
 
     def _watch(self) -> None:
-        # Less patient than the worker's own client, to speak before that gives up.
+        # Less patient than the worker's own client, so that it reports before that client gives up.
         with Client(self._job.client.url, _PATIENCE_S) as client:
             while not self._stopped.wait(_PATIENCE_S / 4):
                 since = self._since
@@ -61,7 +61,7 @@ class WaitReporter:
                 except ServerLost as lost:
                     reason = str(lost)
                 except KvpsError:
-                    continue  # the worker meets the same error, and it can say it
+                    continue  # the worker meets the same error and reports it
                 message = f"job {self._job.name}: {self._session.worker} waits: {reason}"
                 if message != self._said and self._since == since:  # a straggler is named once, not every round
                     self._said = message

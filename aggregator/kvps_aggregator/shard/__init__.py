@@ -1,1 +1,1 @@
-"""One shard in the hands of its holder."""
+"""One shard, and its holder's work on it."""

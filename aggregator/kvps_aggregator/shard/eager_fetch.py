@@ -1,7 +1,7 @@
-"""Contributions that are fetched before their plan is made, while others still compute.
+"""Fetches contributions before their plan is made, while other workers still compute.
 
-In BSP the last worker's gradient is then all that a round still waits for. Each is whole in memory, and all of them
-together take no more than a bound; what does not fit is fetched with its plan.
+So in BSP a round still waits for the last worker's gradient only. Early contributions are whole in memory, up to a
+bound for all of them together; a contribution that does not fit is fetched with its plan.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from kvps.connection.client import Client
 from kvps.connection.sockets import ChunkGone
 from kvps.protocol.plan import Contribution
 
-_MOST_BYTES = 512 << 20  # of all shards of a job
-_LEAST_BYTES = 256 << 10  # what is smaller is not worth asking for what waits
+_MOST_BYTES = 512 << 20  # for all shards of a job together
+_LEAST_BYTES = 256 << 10  # a smaller contribution is not worth a request for the inbox
 
 _Name = tuple[str, str, int]
 
 
 class EagerFetch:
-    """Those of one shard. A contribution's part lies end to end in its chunks, which have `sizes` bytes."""
+    """The early contributions of one shard. Their chunks have `sizes` bytes, and lie end to end in memory."""
 
     def __init__(
         self, client: Client, shards: int, sizes: Sequence[int], keys: Callable[[Contribution], Sequence[str]]
@@ -36,16 +36,16 @@ class EagerFetch:
 
     @property
     def is_worth_it(self) -> bool:
-        """Whether contributions are so large that fetching them takes longer than asking for them."""
+        """Whether contributions are so large that fetching one takes longer than reading the inbox."""
         return bool(self._ends[-1] >= _LEAST_BYTES)
 
     def get(self, c: Contribution) -> list[Bytes] | None:
-        """The chunks of a contribution, if they are here."""
+        """Return the chunks of a contribution; None if it was not fetched."""
         _, chunks = self._here.get(_name(c), (None, None))
         return chunks or None
 
     def fetch_one(self, waiting: Sequence[Contribution]) -> bool:
-        """Fetch one of those that wait, and forget those that do not any more; False if there is none to fetch."""
+        """Fetch one contribution of `waiting`, and forget those not in it. Return False if there is none to fetch."""
         names = {_name(c): c for c in waiting if c.weight}
         self._forget(names)
         if (len(self._here) + 1) * self._ends[-1] > self._most:
@@ -55,7 +55,7 @@ class EagerFetch:
                 whole, chunks = self._memory()
                 try:
                     self._client.get([(key, chunk.data) for key, chunk in zip(self._keys(c), chunks, strict=True)])
-                except ChunkGone:  # a damaged one: that is found, and said, when it is applied
+                except ChunkGone:  # damaged: that is found and reported when it is applied
                     chunks = []
                 self._here[name] = whole, chunks
                 return True

@@ -1,7 +1,7 @@
-"""The contributions of one plan on their way into a shard: chunk by chunk, held against what was accepted, and kept.
+"""Fetches the contributions of one plan for a shard chunk by chunk, checks their digests, and records them.
 
-A chunk of every contribution comes before the next chunk of any, so that the sum of one can be made while the next are
-on their way, and no more of them is in memory than a few chunks.
+A chunk of every contribution comes before the next chunk of any. So one chunk is summed while the next are on their
+way, and only a few chunks are in memory.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from kvps.protocol.plan import Contribution
 from kvps.transport.read_ahead import read_ahead
 from kvps_aggregator.verify.recording import Recorder
 
-_SLOTS = 6  # chunks that have come or are in use
-_HELD = 2  # in use: the first of a chunk is still there when the second comes, of the others one at a time is
+_SLOTS = 6  # buffers for chunks that have arrived or are in use
+_HELD = 2  # buffers in use: a sum begins with two contributions at once, and then takes one at a time
 
 
 class BadContribution(Exception):
@@ -34,9 +34,9 @@ class BadContribution(Exception):
 
 
 class ContributionFetch:
-    """Fetches `contributions`, each with the keys of its chunks, for the `shard`-th shard. Used in a `with`.
+    """The fetch of `contributions`, each with the keys of its chunks, for shard `shard`. Use it in a `with`.
 
-    `here` has the chunks of each that need not be fetched, and None for the others.
+    `here` has, for each contribution, its chunks if they need not be fetched, else None.
     """
 
     def __init__(
@@ -72,8 +72,8 @@ class ContributionFetch:
         return self._buffers[number % _SLOTS][: self._format.nbytes(chunk.stop - chunk.start)]
 
     def parts(self, chunk: Chunk) -> Iterator[Array]:
-        """The contributions' parts of the next chunk, (items,) float32, in order; of any, and on any thread, if nothing
-        is fetched, decoded or kept. Raises BadContribution."""
+        """Yield the contributions' parts of `chunk`, (items,) float32, in order. Chunks must come in order and on one
+        thread, unless nothing is fetched, decoded or recorded. Raises BadContribution."""
         used: list[tuple[list[str], Bytes]] = []
         for (contribution, _), here, digests in zip(self._contributions, self._here, self._digests, strict=True):
             if len(used) == _HELD:
@@ -99,17 +99,17 @@ class ContributionFetch:
     def _values(self, data: Bytes, chunk: Chunk) -> Array:
         if not self._format.lossy:
             return data.view(DTYPE)
-        self._decoded.reverse()  # the one before is still in use
+        self._decoded.reverse()  # the part decoded last is still in use
         values = self._decoded[0][: chunk.stop - chunk.start]
         self._format.decode(data, values)
         return values
 
     def suspect(self, chunk: Chunk) -> None:
-        """Have `check` look who made the sum of a chunk NaN or Inf."""
+        """Let `check` find the contribution that made the sum of this chunk NaN or Inf."""
         self._suspects.append(chunk)
 
     def check(self) -> None:
-        """Raise BadContribution unless each was what had been accepted, and finite; then keep what is to be kept."""
+        """Raise BadContribution unless each contribution is finite and has its accepted digest; then keep records."""
         for _ in self._arriving:  # gives its connection back
             pass
         for (contribution, _), digests in zip(self._contributions, self._digests, strict=True):
@@ -139,8 +139,8 @@ class ContributionFetch:
 
 
 def _note(used: list[tuple[list[str], Bytes]], chunk: Chunk) -> None:
-    """Note the digests of what was added up. Not before: xxhash keeps the interpreter's lock, also while it waits for
-    memory, and the sum, which does not, has brought the bytes into the cache."""
+    """Note the digests of data that was summed. The sum goes first: it brings the bytes into the cache without the
+    interpreter's lock, and xxhash keeps that lock even while it waits for memory."""
     for digests, data in used:
         digests[chunk.number] = digest_of([data.data])
     used.clear()

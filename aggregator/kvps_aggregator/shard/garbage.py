@@ -1,9 +1,9 @@
-"""Finds the bytes that nobody will ever want and no living process will free.
+"""The sweep: finds the bytes that no process will ever want and no living process will free.
 
-A worker killed while it sends leaves chunks that were never accepted; a holder killed while it stages leaves a
-version that is never committed; and what a dead process's connection still held may land at any time later. What a
-worker stored when it left is dead once it has come back and pushed. So who holds a shard looks now and then at all keys
-in its slot. Names are never used twice: what is dead stays dead.
+A worker killed while it pushes leaves chunks that were never accepted. A holder killed while it stages leaves a version
+that is never committed. Bytes that a dead process's connection still held may arrive at any later time. A residual that
+a worker stored when it left is dead once the worker has come back and pushed. So the holder of a shard looks now and
+then at all keys in its slot. Names are never used twice, so dead bytes stay dead.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from kvps_aggregator.shard.shard import Shard
 
 
 def sweep(job: Job, shards: Iterable[Shard]) -> None:
-    """Note what is dead in the slots of these shards, for their next `free`."""
+    """Bury the dead keys and segments of these shards, for their next `free`."""
     keys = sorted(job.client.scan(job.keys.all_bytes))
     segments = job.transport.names()
     if not keys and not segments:
         return
-    # Read behind the keys: what is in the inbox now, or may still be accepted, covers every gradient seen before.
+    # Read after the keys: every live gradient among them is in the inbox now, or may still be accepted.
     state = job.state()
-    over = job.config.units > 0 and state.units_done == job.config.units  # nothing more may come
+    over = job.config.units > 0 and state.units_done == job.config.units  # no more contributions can come
     members = {} if over else state.members
     waiting = {(c.worker, c.incarnation, c.seq) for c in job.inbox()}
     for shard in shards:
@@ -35,7 +35,7 @@ def sweep(job: Job, shards: Iterable[Shard]) -> None:
 
 
 def _may_be_reused(key: str, members: Mapping[str, Member]) -> bool:
-    """Whether a segment is of a worker that is there, and that writes its dead ones anew."""
+    """Return whether a segment is an active worker's gradient: workers write their dead segments anew."""
     kind, name = key.split(":")[2:4]
     worker, _, incarnation = name.partition(".")
     member = members.get(worker)
@@ -48,8 +48,8 @@ def dead(
     members: Mapping[str, Member],
     waiting: Collection[tuple[str, str, int]],
 ) -> Iterator[str]:
-    """Those of a slot's keys that are neither of a live version, nor of a contribution that waits or may come, nor of a
-    residual that somebody may go on with. Pure."""
+    """Yield the keys of a slot that belong to no live version, no contribution that waits or may still come, and no
+    residual that an incarnation may still take over. Pure."""
     for key in keys:
         kind, *rest = key.split(":")[2:]
         if kind in ("g", "r"):
@@ -63,7 +63,7 @@ def dead(
 
 
 def _may_come(kind: str, incarnation: str, seq: int, member: Member) -> bool:
-    """Whether a gradient may still be accepted; or whether a residual is that of one who has left, or is leaving."""
+    """Return whether a gradient may still be accepted, or a residual is one of a worker that left or is leaving."""
     there = member.active and member.incarnation == incarnation
     if kind == "g":
         return there and seq > member.accepted

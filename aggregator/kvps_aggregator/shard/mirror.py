@@ -1,7 +1,7 @@
-"""Gives Redis the newest version of a job over shared memory, now and then, on a thread beside the commits.
+"""Copies the newest version of a job over shared memory to Redis, now and then, on a thread beside the commits.
 
-For redis-cli, for readers elsewhere, and to go on from when the memory is lost. The bytes have the keys that they have
-without shared memory. A record says which version Redis has, and all else that it was.
+The copy is for redis-cli, for readers on other hosts, and to go on from if the memory is lost. Its keys are those of a
+job over Redis. A record (`mirror.lua`) says which version Redis has, and holds the job's other state at that version.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from kvps.transport.shm import ShmTransport
 log = logging.getLogger("kvps.mirror")
 
 _RETRY_S = 1.0
-_KEPT = 2  # versions that Redis has: the newest, and the one before it for those who read it
+_KEPT = 2  # versions kept in Redis: the newest, and the one before it for its readers
 
 
 class Mirror:
-    """Of one job, by the holder of its shard under `term`."""
+    """The mirror of one job, written by the holder of its shard under `term`."""
 
     def __init__(self, job: Job, transport: ShmTransport, term: str) -> None:
         self._job = job
         self._segments = transport.segments
         self._reader = transport.reader
         self._term = term
-        self._noted: list[str] = []  # names of what Redis has
-        self._giving = ""  # of what it is being given
+        self._noted: list[str] = []  # names of the versions that Redis has
+        self._giving = ""  # name of the version that it is being given
         self._newest = self._mirrored = -1
         self._oldest = 0  # versions before this one are being deleted
         self._last = 0.0
@@ -52,39 +52,39 @@ class Mirror:
 
     @property
     def names(self) -> set[str]:
-        """The versions that Redis has, or is being given."""
+        """The names of the versions that Redis has, or is being given."""
         with self._lock:
             return {*self._noted, self._giving} - {""}
 
     def begin(self, version: int, name: str) -> None:
-        """Go on where the last holder's mirror was: `version` of that name is what is committed."""
+        """Go on from the last holder's mirror. `version` is the committed one, `name` its staged name."""
         self._newest, self._last = version, time.monotonic()
         if record := self._reader.mirrored():
             self._noted, self._mirrored = [record.name], record.version
-        else:  # the job's first, which it was created with
+        else:  # Redis has the version that the job was created with
             self._noted = [name]
             self._note(self._job.state())
 
     def start(self) -> None:
-        """Give Redis what is committed from now on, and what was and is due."""
+        """Start the thread that gives Redis each version that is due, the present one too."""
         self._thread = threading.Thread(target=self._run, name=f"kvps-mirror-{self._job.name}", daemon=True)
         self._thread.start()
 
     def committed(self, version: int) -> None:
-        """Have it given to Redis when it is time."""
+        """Note that `version` is committed. The thread gives it to Redis when it is due."""
         with self._wake:
             self._newest = version
             if self._idle or self._wait_s() == 0:
                 self._wake.notify()
 
     def lets_go(self, version: int, name: str) -> bool:
-        """Whether Redis need not keep what it has of a version whose segments are deleted now."""
+        """Note that a version's segments are deleted now. Return whether Redis need not keep the version either."""
         with self._lock:
             self._oldest = max(self._oldest, version + 1)
             return name not in (*self._noted, self._giving)
 
     def flush(self) -> None:
-        """Give Redis what is committed, now. Raises KvpsError, ServerRestarted."""
+        """Give Redis the committed version now. Raises KvpsError, ServerRestarted."""
         with self._one:
             self._give()
 
@@ -104,7 +104,7 @@ class Mirror:
                 self.flush()
                 continue
             except (LeaseLost, ServerRestarted, JobNotFound):
-                return  # another holder's business by now
+                return  # the next holder mirrors the job, if there is one
             except KvpsError as error:
                 log.warning("job %s: Redis was not given the weights: %s", self._job.name, error)
             except Exception:
@@ -112,7 +112,7 @@ class Mirror:
             self._ended.wait(_RETRY_S)
 
     def _is_due(self) -> bool:
-        """Wait until the newest version is to be given; False at the end."""
+        """Wait until the newest version is due. Return False after `close`."""
         with self._wake:
             while not self._ended.is_set() and (wait_s := self._wait_s()) != 0:
                 self._idle = wait_s is None
@@ -121,7 +121,7 @@ class Mirror:
             return not self._ended.is_set()
 
     def _wait_s(self) -> float | None:
-        """How long the newest version has to wait; None for ever."""
+        """Return how long the newest version must wait; None until more is committed."""
         config, behind = self._job.config, self._newest - self._mirrored
         if behind <= 0:
             return None
@@ -151,7 +151,7 @@ class Mirror:
             self._settle(name, state)
 
     def _claimed(self) -> State | None:
-        """The job as it is, its manifest kept from now on; None if Redis has this version."""
+        """Return the job's state, and keep its version's manifest from now on; None if Redis has that version."""
         for _ in range(2):
             state = self._job.state()
             with self._lock:
@@ -172,7 +172,7 @@ class Mirror:
         ]
 
     def _note(self, state: State) -> None:
-        """Note that Redis has the bytes of this version, and all else that it was."""
+        """Write the record: Redis has the bytes of this version, and this is the job's other state at it."""
         entries = {worker: json.dumps(member.process) for worker, member in state.members.items()}
         record = {
             "version": str(state.version),
@@ -189,7 +189,7 @@ class Mirror:
             self._mirrored = state.version
 
     def _settle(self, name: str, state: State) -> None:
-        """What was given counts, and the oldest may go; or what was stored of it in vain."""
+        """Delete the oldest version from Redis if this one was given whole, else what was stored of this one."""
         with self._lock:
             given, self._giving = self._mirrored == state.version, ""
             if given and name not in self._noted:
@@ -198,7 +198,7 @@ class Mirror:
             self._noted = self._noted[-_KEPT:]
         for each in dead:
             keys = [self._job.keys.array(0, what, each, c.number) for what in self._whats for c in self._chunks]
-            self._job.scripts.free(0, self._term, state.run_id, keys)  # its manifest is the sweep's
+            self._job.scripts.free(0, self._term, state.run_id, keys)  # the sweep deletes the manifest
 
     @property
     def _whats(self) -> tuple[str, ...]:

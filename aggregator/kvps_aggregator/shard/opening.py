@@ -1,4 +1,4 @@
-"""Takes a shard over: the only place that knows both storages."""
+"""Opens a shard for its holder: the only module that knows both storages."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from kvps_aggregator.step.shard_arrays import ShardArrays
 def open_shard(
     job: Job, number: int, term: str, record: Path | None = None, device: Device = CPU, memory_lost: bool = False
 ) -> Shard:
-    """A shard held under `term`, to be loaded.
+    """Return a shard held under `term`, which must be loaded next.
 
-    `record` is where contributions are kept, `device` where they are reduced. `memory_lost` says that the job's shared
-    memory is lost, though this process may not see that.
+    `record` is the directory that keeps contributions, `device` reduces them. `memory_lost` says that the job's shared
+    memory is lost, even if this process cannot see that.
     """
     here = device is CPU
     arrays = ShardArrays(job.config, job.layout, number) if here else DeviceStep(job.config, job.layout, number, device)

@@ -1,7 +1,7 @@
-"""A shard in the hands of its holder: its arrays, the next version, and the storage that its bytes lie in.
+"""A shard and its holder's work on it: the arrays, the next version, and the storage of the bytes.
 
-The next version is computed beside the present one, never over it: if the plan is replaced, or another holder
-commits, the present one is still what is committed.
+The next version is computed beside the present one, never over it: if the plan is replaced, or another holder commits,
+the present version is still as it was committed.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from kvps_aggregator.verify.recording import Recorder
 class Shard:
     """One shard, held under `term`. Used by the aggregator's loop alone.
 
-    begun    the plan for which bytes of the next version may have been stored
-    staged   that plan, when all of them are there
+    begun    the plan for which bytes of the next version may have been stored; None if there is none
+    staged   that plan, once all of these bytes are stored
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Shard:
     def load(self, state: State, before: str, pinned: tuple[int, str] | None) -> None:
         """Read the committed weights and optimizer state. Raises CorruptData if they are not what was committed.
 
-        `before` is the shard's staged name one version ago, `pinned` version and name that a slow reader holds.
+        `before` is the shard's staged name one version ago; `pinned` is the version, with its name, that a pin keeps.
         """
         name = state.names[self.number]
         self.version = state.version
@@ -87,18 +87,17 @@ class Shard:
             )
 
     def _digests(self) -> dict[str, str]:
-        """What the manifest says of the present version."""
+        """Return the digests of the present version, as its manifest must have them."""
         arrays: dict[str, Array] = {"w": self._arrays.weights, **self._arrays.state}
         return {what: self._arrays.digest(array) for what, array in arrays.items()}
 
     # -- the next version --------------------------------------------------------------------------------------
 
     def make(self, plan: Plan) -> str:
-        """Compute the next version and store it under this term's name, manifest last; the digest of its weights. A
-        small one is stored by `commit`.
+        """Compute the next version and store it under this term's name, manifest last. Return its weights' digest.
 
-        Chunk by chunk: while one is reduced and stepped, the next contributions are on their way here and the last
-        results on their way back. Raises BadContribution, LeaseLost.
+        A small version is stored by `commit` instead. While one chunk is reduced and stepped, the next contributions
+        are being received and the last results sent. Raises BadContribution, LeaseLost, ServerFull.
         """
         self.begun = plan
         client, storage, name = self._job.client, self.storage, staged_name(plan.version, self.term)
@@ -136,7 +135,7 @@ class Shard:
         return ContributionFetch(client, self.number, chunks, counted, here, self._format, self._recorder)
 
     def _step(self, plan: Plan, chunk: Chunk, fetch: ContributionFetch) -> dict[str, str]:
-        """Make a chunk of the next version; the digest of each of its arrays."""
+        """Make a chunk of the next version. Return the digest of each of its arrays."""
         if not self._arrays.step(plan, chunk, fetch.parts(chunk)):
             fetch.suspect(chunk)
         return {what: digest_of([made]) for what, made in self._arrays.made(chunk).items()}
@@ -147,7 +146,7 @@ class Shard:
         return memoryview(json.dumps(about).encode())
 
     def commit(self, plan: Plan, digest: str) -> CommitResult:
-        """Say that this part is ready, `digest` being its weights'; a small one is stored in the same step.
+        """Call ready for this part, whose weights have `digest`. A small part is stored in the same MULTI.
 
         Raises LeaseLost, PlanGone, ServerRestarted, ServerFull.
         """
@@ -172,7 +171,7 @@ class Shard:
         return staged_name(self.staged.version, self.term)
 
     def promote(self, pinned: int | None) -> None:
-        """The staged version is committed: go on from it. `pinned` is the version that a slow reader holds."""
+        """Go on from the staged version, which is committed. `pinned` is the version that a pin keeps."""
         plan, name = self.staged, self.staged_as
         assert plan is not None
         self._arrays.promote()
@@ -180,14 +179,11 @@ class Shard:
         self.storage.promote(plan, name, pinned)
 
     def free(self) -> None:
-        """Delete the bytes that died.
-
-        Raises LeaseLost if another may do that now, ServerRestarted if they may live again.
-        """
+        """Delete the buried bytes. Raises LeaseLost after a change of holder, ServerRestarted if they may be live."""
         self.storage.free()
-        if not self.begun:  # before the next gradients take the room
+        if not self.begun:  # before new gradients take the room
             self.storage.restore_reserve()
 
 
 def _later(key: str, value: Buffers) -> None:
-    """Stores nothing yet."""
+    """Store nothing yet: `commit` does."""

@@ -1,4 +1,4 @@
-"""Where one shard's bytes lie: what the two ways to store them have in common."""
+"""The storage of one shard's bytes: what Redis and shared memory have in common."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from kvps_aggregator.shard.lifecycle import DeadKeys, Versions
 from kvps_aggregator.step.shard_arrays import ShardArrays
 
 Step = Callable[[Chunk], dict[str, str]]
-"""Makes one chunk of the next version; the digest of each of its arrays."""
+"""A function that makes one chunk of the next version, and returns the digest of each of its arrays."""
 
 
 class Storage(ABC):
-    """The bytes of one shard, in the hands of its holder.
+    """The bytes of one shard, as its holder reads and stores them.
 
-    stores_with_ready  whether all that Redis is given of a version is small enough to go with `ready`, in one step
+    stores_with_ready  whether what Redis is given of a version is so small that it is stored in one MULTI with `ready`
     """
 
     stores_with_ready = True
@@ -40,67 +40,67 @@ class Storage(ABC):
 
     @abstractmethod
     def load(self, state: State, before: str, pinned: tuple[int, str] | None) -> None:
-        """Have the committed weights and optimizer state in the shard's arrays, and go on from there.
+        """Load the committed weights and optimizer state into the shard's arrays.
 
-        `before` is the shard's staged name one version ago, `pinned` version and name that a slow reader holds. Raises
-        ChunkGone, CorruptData; LeaseLost if the job has to go on in other memory.
+        `before` is the shard's staged name one version ago; `pinned` is the version, with its name, that a pin keeps.
+        Raises ChunkGone, CorruptData; LeaseLost if the job has to continue in other memory.
         """
 
     @abstractmethod
     def promote(self, plan: Plan, name: str, pinned: int | None) -> None:
-        """The version of `plan`, staged under `name`, is committed: what no reader can want any more is dead."""
+        """Go on from the version of `plan`, committed as `name`, and bury the bytes that no reader wants any more."""
 
     @abstractmethod
     def make_room(self) -> None:
-        """Give up what a commit can do without, on a server that is full. Raises LeaseLost, ServerRestarted."""
+        """On a full server, delete all bytes that a commit can do without. Raises LeaseLost, ServerRestarted."""
 
     @abstractmethod
     def retire(self) -> None:
-        """Nothing more will be stored: bury what was kept for that."""
+        """Bury what was kept for later versions: nothing more will be stored."""
 
     def loaded(self) -> None:
-        """What was loaded is what was committed."""
+        """Note that the loaded bytes have proved to be the committed ones."""
 
     def gradient_keys(self, c: Contribution) -> list[str]:
-        """The keys of this shard's part of a contribution, one a chunk."""
+        """Return the keys of this shard's part of a contribution, one for each chunk."""
         keys, chunks = self._job.keys, self._arrays.chunks
         return [keys.gradient(self._number, c.worker, c.incarnation, c.seq, chunk.number) for chunk in chunks]
 
     def contribution(self, c: Contribution) -> list[Bytes] | None:
-        """The chunks of a contribution, if they need not be fetched. Raises LeaseLost."""
+        """Return the chunks of a contribution, or None if they must be fetched. Raises LeaseLost."""
         return None
 
     def fetch_one_early(self, waiting: Callable[[], Sequence[Contribution]]) -> bool:
-        """Fetch a contribution that waits for those of others; False if there is none, or it is not worth it."""
+        """Fetch one contribution that is not planned yet. Return False if there is none, or it is not worth it."""
         return False
 
     def staging(self, name: str) -> AbstractContextManager[None]:
-        """Around the making of the version of this name. Raises ServerFull, LeaseLost."""
+        """Return the context in which the version of this name is made. Raises ServerFull, LeaseLost."""
         return nullcontext()
 
     def each_chunk(self, step: Step) -> Generator[dict[str, str], None, None]:
-        """What `step` returns for each chunk, in order."""
+        """Run `step` on each chunk, and yield its results in the order of the chunks."""
         yield from map(step, self._arrays.chunks)
 
     def items(self, name: str, chunk: Chunk) -> Iterator[tuple[str, Buffers]]:
-        """What Redis is given of a chunk of the next version: keys and values."""
+        """Yield the keys and values that Redis is given of a chunk of the next version."""
         return iter(())
 
     def live_names(self) -> set[str]:
-        """The staged names that may still be read, or become a version."""
+        """Return the staged names that may still be read or committed."""
         return {*self._versions.names.values(), self._next_name}
 
     @property
     def _next_name(self) -> str:
-        """The name under which this term stages the version behind the present one."""
+        """The name under which this term stages the next version."""
         return staged_name(self._version + 1, self._term)
 
     def _keys(self, what: str, name: str) -> list[str]:
-        """The keys of one array of a version, a chunk each."""
+        """Return the keys of one array of a version, one for each chunk."""
         return [self._job.keys.array(self._number, what, name, chunk.number) for chunk in self._arrays.chunks]
 
     def _read_from_redis(self, version: int, name: str) -> None:
-        """Have the bytes of a version in the arrays. Raises ChunkGone."""
+        """Read the bytes of a version from Redis into the arrays. Raises ChunkGone."""
         for what, target in {"w": self._arrays.weights, **self._arrays.state}.items():
             if what != "w" and not version:
                 target.fill(0)
@@ -108,35 +108,32 @@ class Storage(ABC):
                 chunks = self._arrays.stretches(target)
                 self._job.client.get(list(zip(self._keys(what, name), chunks, strict=True)))
 
-    # -- what died -----------------------------------------------------------------------------------------------
+    # -- dead bytes ----------------------------------------------------------------------------------------------
 
     def bury(self, keys: Iterable[str]) -> None:
-        """Have keys of this slot deleted with the next `free`."""
+        """Delete these keys of the slot with the next `free`."""
         self._dead.bury(keys)
 
     def bury_segments(self, names: Iterable[str]) -> None:
-        """Have segments deleted with the next `free`."""
+        """Delete these segments with the next `free`."""
 
     def free(self) -> None:
-        """Delete the bytes that died.
-
-        Raises LeaseLost if another may do that now, ServerRestarted if they may live again.
-        """
+        """Delete the buried bytes. Raises LeaseLost after a change of holder, ServerRestarted if they may be live."""
         self._dead.free()
 
     def restore_reserve(self) -> None:
-        """Hold the room again that `make_room` gave up."""
+        """Reserve again the room that `make_room` gave up."""
 
     def keep_reserve(self) -> None:
-        """On a server whose memory is limited, hold room for one version more. Raises nothing if there is none."""
+        """On a server with a memory limit, reserve room for one more version. Raises nothing if there is no room."""
 
     # -- the end -------------------------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Leave in Redis all that is committed. Raises KvpsError, ServerRestarted."""
+        """Make sure that Redis has everything that is committed. Raises KvpsError, ServerRestarted."""
 
     def finish(self) -> None:
-        """The job is finished: leave nothing elsewhere than in Redis. Raises KvpsError."""
+        """Leave the finished job's bytes in Redis alone. Raises KvpsError."""
 
     def close(self) -> None:
-        """Nothing of this shard is used here any more."""
+        """Release all that this process uses of the shard."""

@@ -19,7 +19,7 @@ _REUSED_BYTES = 1 << 20  # smaller shards' memory is never freed in large stretc
 
 
 class RedisStorage(Storage):
-    """See `Storage`."""
+    """The `Storage` of a shard whose bytes are in Redis."""
 
     def __init__(self, job: Job, number: int, term: str, arrays: ShardArrays) -> None:
         self._weight_format = format_of(job.config.weight_format)
@@ -30,7 +30,7 @@ class RedisStorage(Storage):
         sizes = [gradient_format.nbytes(chunk.stop - chunk.start) for chunk in arrays.chunks]
         self._early = EagerFetch(job.client, job.layout.shards, sizes, self.gradient_keys)
         self.stores_with_ready = nbytes <= job.client.small_bytes
-        # A version, and two chunks on their way through the server's own buffers, which count too.
+        # Room for a version, and for two chunks in the server's own buffers, which count as used memory.
         self._reserve = Reserve(job, number, -(-nbytes * arrays.size // job.layout.size) + 2 * CHUNK_BYTES)
 
     # -- versions ------------------------------------------------------------------------------------------------
@@ -65,17 +65,16 @@ class RedisStorage(Storage):
     def fetch_one_early(self, waiting: Callable[[], Sequence[Contribution]]) -> bool:
         return self._early.is_worth_it and self._early.fetch_one(waiting())
 
-    # -- what died -----------------------------------------------------------------------------------------------
+    # -- dead bytes ----------------------------------------------------------------------------------------------
 
     @property
     def _reuses(self) -> bool:
-        """Whether dead bytes are given the names of those that come next. A server that is short of memory is better
-        off without."""
+        """Whether dead keys are renamed to the next keys. A server that is short of memory is better off without."""
         return self._arrays.size * DTYPE.itemsize >= _REUSED_BYTES and not self._reserve.limited
 
     def _bury_contribution(self, c: Contribution) -> None:
         keys = self.gradient_keys(c)
-        if self._reuses:  # so many of a worker's may wait: this name is the first that cannot have been sent before
+        if self._reuses:  # at most `max_pending` wait, so the name behind them cannot have been sent yet
             self._dead.reuse(keys, self.gradient_keys(c._replace(seq=c.seq + self._job.config.max_pending)))
         else:
             self._dead.bury(keys)
@@ -108,7 +107,7 @@ class RedisStorage(Storage):
     # -- keys ----------------------------------------------------------------------------------------------------
 
     def _version_keys(self, name: str) -> list[str]:
-        """The keys of all chunks of a version, but for its manifest."""
+        """Return the keys of all chunks of a version, without its manifest."""
         keys = [key for what in self._whats for key in self._keys(what, name)]
         if self._weight_format.lossy:
             keys += [self._job.keys.pulled(self._number, name, chunk.number) for chunk in self._arrays.chunks]

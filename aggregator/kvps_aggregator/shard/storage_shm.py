@@ -1,7 +1,7 @@
-"""A shard whose arrays are in memory that it shares with the job's workers.
+"""A shard whose arrays are in memory that the holder shares with the job's workers.
 
-Contributions are read, and the next version is written, where they are. When the memory is lost the job goes on from
-what Redis was last given (see `mirror`); what came since is lost with it, and is done again.
+Contributions are read in place, and the next version is written in place. If the memory is lost, the job continues from
+the version that Redis was last given (see `mirror`): later versions are lost too, and are computed again.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from kvps_aggregator.step.shard_arrays import ShardArrays
 
 log = logging.getLogger("kvps.commit")
 
-_VERSIONS = 8  # who reads one holds its lock, and two descriptors are open for each of its arrays
-_SPARES = 4  # segments that are kept to be written anew, of each array
-_THREADS = 4  # the memory is not faster for more
-_FEW = 4  # chunks that are made as fast on one
+_VERSIONS = 8  # at most are kept: a reader locks the one it reads, and each array of one costs two open descriptors
+_SPARES = 4  # dead segments of each array that are kept to be written anew
+_THREADS = 4  # with more the memory is no faster
+_FEW = 4  # with fewer chunks one thread is as fast
 
 
 class ShmStorage(Storage):
-    """See `Storage`. A job over shared memory has one shard.
+    """The `Storage` of a job over shared memory, which has one shard.
 
-    `parallel` says that chunks may be made on several threads; `memory_lost` that the user says that the job's memory
-    is lost, though this process cannot see that.
+    `parallel` allows making chunks on several threads. `memory_lost` is the user's word that the job's memory is lost,
+    though this process cannot see that.
     """
 
     def __init__(
@@ -55,9 +55,9 @@ class ShmStorage(Storage):
         format_ = format_of(job.config.gradient_format)
         self._ends = list(accumulate(format_.nbytes(c.stop - c.start) for c in arrays.chunks))
         self._parallel = parallel and not format_.lossy and len(arrays.chunks) >= _FEW
-        self._reading = ExitStack()  # the contributions of the plan that is made
-        self._using = ExitStack()  # what the present arrays lie in, if another holder made it
-        self._segments_of: dict[str, dict[str, WritableSegment]] = {}  # by staged name, by array
+        self._reading = ExitStack()  # the contributions of the plan that is being made
+        self._using = ExitStack()  # the segments of the present arrays, if another holder made them
+        self._segments_of: dict[str, dict[str, WritableSegment]] = {}  # staged name -> array -> segment
         self._spares: dict[str, list[WritableSegment]] = {what: [] for what in self._whats}
         self._gone: list[str] = []
         self._helpers = min(_THREADS, os.cpu_count() or 1) - 1
@@ -75,8 +75,8 @@ class ShmStorage(Storage):
     def finish(self) -> None:
         self.flush()
         self.close()
-        # Only what is now in Redis too, or dead: another may have gone on while this one slept. Of what Redis has the
-        # last holder may have left segments, which a sweep takes for living while Redis has that.
+        # Unlink only versions that are dead or in Redis too: another holder may have gone on while this process slept.
+        # The last holder may have left segments of the versions in Redis, and a sweep takes these for live.
         names = {*self._versions.names.values(), *self._mirror.names}
         self._segments.unlink([self._job.keys.segment(what, name) for what in self._whats for name in names])
 
@@ -85,7 +85,7 @@ class ShmStorage(Storage):
     def load(self, state: State, before: str, pinned: tuple[int, str] | None) -> None:
         name = state.names[0]
         self._version, self._dead.run_id = state.version, state.run_id
-        self._mirror.begin(state.version, name)  # first: it is what a rollback goes to
+        self._mirror.begin(state.version, name)  # first: a rollback goes to what it notes
         try:
             if self._memory_lost and not self._segments.seen:
                 self._roll_back()
@@ -104,7 +104,7 @@ class ShmStorage(Storage):
             self._map(name)
             whole = self._contributions_are_here()
         except ChunkGone:
-            # Never in memory, or all of it was given to Redis before the memory was lost.
+            # The version was never in memory, or Redis was given all of it before the memory was lost.
             record = self._reader.mirrored()
             whole = record is not None and record.version == state.version and self._contributions_are_here()
             if whole:
@@ -122,7 +122,7 @@ class ShmStorage(Storage):
         self._arrays.state = {slot: data.view(DTYPE) for slot, data in zip(self._arrays.slots, found[1:], strict=True)}
 
     def _contributions_are_here(self) -> bool:
-        """A server that has lost its last writes may wait for contributions that were committed, and written over."""
+        """Return whether memory has the inbox's contributions: a server that lost writes may list overwritten ones."""
         return all(c.weight == 0 or self._is_here(c) for c in self._job.inbox())
 
     def _is_here(self, c: Contribution) -> bool:
@@ -132,19 +132,19 @@ class ShmStorage(Storage):
         return False
 
     def _lose(self) -> NoReturn:
-        """Have the job go on without what is missing; not on the word of a process that cannot see whether it is."""
+        """Roll the job back, or only raise LeaseLost if this process cannot see whether the memory is really lost."""
         if not self._segments.seen:
             raise LeaseLost(f"job {self._job.name}: its shared memory is not seen here any more")
         self._roll_back()
 
     def _roll_back(self) -> NoReturn:
-        """Have the job go on from what Redis was given. Raises LeaseLost: all terms end with that."""
+        """Roll the job back to the version that Redis was given. Raises LeaseLost, for all terms end with that."""
         found = self._job.scripts.rollback(self._term, secrets.token_hex(4), self._segments.memory_here())
         if found is None:
             raise CorruptData(
                 f"job {self._job.name!r}: its shared memory is lost, and Redis was never given the weights"
             )
-        version, lost = found  # not by its own count: it may not know what the server forgot, or last committed
+        version, lost = found  # not this process's own count, which may miss what the server lost or last committed
         log.warning(
             "job %s: shared memory was lost: goes on from version %d, which Redis has; the last %d versions are lost "
             "and will be computed again",
@@ -163,7 +163,7 @@ class ShmStorage(Storage):
             yield
 
     def _made(self, name: str) -> dict[str, WritableSegment]:
-        """A segment for each array of a version."""
+        """Return array -> segment for a version, and make the missing segments."""
         nbytes, made = self._arrays.size * DTYPE.itemsize, self._segments_of.setdefault(name, {})
         for what in self._whats:
             if what in made:
@@ -171,7 +171,7 @@ class ShmStorage(Storage):
             try:
                 made[what] = self._segments.make(self._job.keys.segment(what, name), nbytes, self._spares[what])
             except SharedMemoryLost:
-                self._job.state()  # it was removed; or somebody has deleted the directory under a living job
+                self._job.state()  # raises JobNotFound if the job was removed; else its directory was deleted
                 self._lose()
             self._spares[what] = [spare for spare in self._spares[what] if spare is not made[what]]
         return made
@@ -180,7 +180,7 @@ class ShmStorage(Storage):
         try:
             whole = self._reading.enter_context(self._segments.open(self._gradient(c), self._ends[-1]))
         except ChunkGone:
-            # Memory is lost; or its worker saw it committed by a server that then lost its last writes.
+            # The memory is lost; or the worker wrote it over after a commit that the server has lost since.
             self._lose()
         return [whole[start:end] for start, end in zip([0, *self._ends], self._ends, strict=False)]
 
@@ -198,7 +198,7 @@ class ShmStorage(Storage):
         others = [self._pool.submit(work) for _ in range(self._helpers)]
         try:
             work()
-        finally:  # nothing is written any more once this is left
+        finally:  # after this method no thread may still write
             for _ in todo:
                 pass
             wait(others)
@@ -207,7 +207,7 @@ class ShmStorage(Storage):
         yield from (digests[chunk.number] for chunk in self._arrays.chunks)
 
     def promote(self, plan: Plan, name: str, pinned: int | None) -> None:
-        # Of contributions nothing dies here: its worker writes a segment anew, or it is swept.
+        # Contributions are not buried: the worker writes their segments anew, or a sweep finds them.
         self._version = plan.version
         self._versions.names[plan.version] = name
         for version, old in self._versions.expired(plan.version, pinned):
@@ -215,7 +215,7 @@ class ShmStorage(Storage):
         self._using.close()
         self._mirror.committed(plan.version)
 
-    # -- what died ---------------------------------------------------------------------------------------------
+    # -- dead bytes --------------------------------------------------------------------------------------------
 
     def make_room(self) -> None:
         for version, name in self._versions.before(self._version):

@@ -1,4 +1,4 @@
-"""A shard that is reduced and stepped on a device, and is in host memory too, where Redis and digests have it from."""
+"""A shard that is reduced and stepped on a device, with a copy in host memory for Redis and for digests."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from kvps_aggregator.step.shard_arrays import ShardArrays
 
 
 class DeviceStep(ShardArrays):
-    """A part with a twin on `device`, which does the computing.
+    """A shard in host memory with a twin on `device`, which does the computing.
 
-    Chunk by chunk contributions go up, and what was made of them comes down; weights and state stay on the device, and
-    go there only when they were read anew. Bit for bit what a part alone makes.
+    Contributions are uploaded and results downloaded chunk by chunk. Weights and state stay on the device, and are
+    uploaded only after they were loaded. The results are bit for bit those of a `ShardArrays` in host memory.
     """
 
     def __init__(self, config: JobConfig, layout: Layout, number: int, device: Device) -> None:

@@ -1,7 +1,7 @@
 """One optimizer step on one stretch of a shard. Pure: reads weights and state, writes the next ones elsewhere.
 
-Every operation is elementwise and in float32, in the order PyTorch's single-tensor optimizers have, so that a
-run can be held against DistributedDataParallel, and so that cutting a shard into stretches changes no bit.
+Every operation is elementwise and in float32, in the order of PyTorch's single-tensor optimizers. So a run can be
+compared with DistributedDataParallel, and cutting a shard into stretches changes no bit.
 
     weights, gradient, out: (n,) float32;  state, state_out: slot name -> (n,) float32
 """
@@ -32,10 +32,10 @@ def update(
     state_out: State,
     xp: Any = np,
 ) -> None:
-    """One step, the `step`-th from 1, with learning rate `lr`. `gradient` is scratch afterwards; so is `out` before.
+    """Make step number `step`, counted from 1, with learning rate `lr`, on arrays of the module `xp`.
 
-    By `xp`, of which the arrays are. No rule makes a temporary array: a large one would be fresh memory, page by page,
-    for every chunk.
+    `gradient` is overwritten, and `out` is scratch before it gets the result. So no rule makes a temporary array: a
+    large one would be fresh memory, page by page, for every chunk.
     """
     _RULES[type(settings)](xp, settings, lr, step, weights, gradient, state, out, state_out)
 

@@ -1,7 +1,7 @@
-"""How contributions become one gradient. Pure, and the order is part of the result.
+"""Reduces contributions to one gradient. Pure, and the order is part of the result.
 
-Added in rank order, in float32, beginning with the first; `mean` then divides by float32(divisor): the workers
-that are there or have done all their rounds. Any process that adds in this order gets the same bits.
+Contributions are added in rank order, in float32, beginning with the first. `mean` then divides by float32(divisor),
+the number of workers present or finished. Any process that adds in this order gets the same bits.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kvps.arrays.layout import Array
 
 
 def total(contributions: Iterable[Array], out: Array, xp: Any = np) -> None:
-    """The sum of contributions, in their order, into `out`, all of shape (n,) and of `xp`; zeros if there is none."""
+    """Sum the contributions, in their order, into `out`; all are (n,) arrays of `xp`. Without any, write zeros."""
     rest = iter(contributions)
     first = next(rest, None)
     second = next(rest, None)

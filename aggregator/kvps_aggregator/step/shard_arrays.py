@@ -1,7 +1,7 @@
 """One shard in memory: its weights and optimizer state, and beside them the next version's. Pure, without Redis.
 
-The holder of a shard and the replay of a log compute with this one class: what the one commits the other gets, bit
-for bit. On a device too: every operation is one IEEE 754 operation on float32 items (see `kvps.device.base.Exact`).
+The holder of a shard and the replay of a log compute with this one class, so a replay gets the committed bits. So does
+a device: every operation is one IEEE 754 operation on float32 items (see `kvps.device.base.Exact`).
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from kvps_aggregator.step import optimizers, reduce
 
 
 class ShardArrays:
-    """The `number`-th shard of a job. Arrays are (size,) float32; `state` is slot name -> array, zeros at first.
+    """Shard `number` of a job. Arrays are (size,) float32; `state` is slot name -> array, zeros at first.
 
-    They are of `xp`, NumPy or a device's `exact`; what hands out their memory is for NumPy's alone. A version is made
-    by `step` for each of `chunks`, on any threads; the present one stays as it is until `promote`.
+    They are arrays of `xp`: NumPy, or a device's `exact`. Methods that return memory or digests are for NumPy alone.
+    `step` makes the next version, a chunk a call, on any threads; the present version stays as it is until `promote`.
     """
 
     def __init__(self, config: JobConfig, layout: Layout, number: int, xp: Any = np) -> None:
@@ -43,13 +43,13 @@ class ShardArrays:
         return array
 
     def loaded(self) -> None:
-        """Weights and state were read into their arrays: go on from them."""
+        """Go on from the weights and state that were just read into their arrays."""
 
     def step(self, plan: Plan, chunk: Chunk, gradients: Iterable[Array]) -> bool:
-        """Make a chunk of the plan's version of the contributions' parts of it, those that count, in the plan's order.
+        """Make a chunk of the plan's version from `gradients`: its part of each counting contribution, in plan order.
 
-        Each is of shape (chunk's items,), is not written to, and is done with when the one behind the next is asked
-        for. False if their sum is not finite.
+        Each has shape (chunk's items,), is not written to, and is no longer used when the second one after it is
+        requested. Return False if their sum is not finite.
         """
         part_of = slice(chunk.start - self.low, chunk.stop - self.low)
         if not plan.contributions:  # all were rejected: a version without a step
@@ -73,32 +73,32 @@ class ShardArrays:
         return is_finite
 
     def _total(self, items: int) -> Array:
-        """Where a thread sums up: chunks may be made on several."""
+        """Return this thread's own buffer for sums, because chunks may be made on several threads."""
         if not hasattr(self._scratch, "total"):
             self._scratch.total = self._xp.empty(min(self.size, CHUNK_ITEMS), DTYPE)
         total: Array = self._scratch.total[:items]
         return total
 
     def made(self, chunk: Chunk) -> dict[str, memoryview]:
-        """The memory of a chunk of the next version: of its weights ("w"), and by name of each slot."""
+        """Return array name -> memory of a chunk of the next version, for its weights ("w") and each slot."""
         return {
             what: view(self.stretch(array, chunk))
             for what, array in {"w": self.next_weights, **self.next_state}.items()
         }
 
     def stretch(self, array: Array, chunk: Chunk) -> Array:
-        """A chunk's items of an array of this shard."""
+        """Return a chunk's items of an array of this shard."""
         return array[chunk.start - self.low : chunk.stop - self.low]
 
     def promote(self) -> None:
-        """Go on from the next version."""
+        """Make the next version the present one."""
         self.weights, self.next_weights = self.next_weights, self.weights
         self.state, self.next_state = self.next_state, self.state
 
     def stretches(self, array: Array) -> Iterator[memoryview]:
-        """The memory of each chunk in an array of this shard."""
+        """Return the memory of each chunk in an array of this shard."""
         return (view(self.stretch(array, chunk)) for chunk in self.chunks)
 
     def digest(self, array: Array) -> str:
-        """The digest of an array of this shard, as contributions and commits log it."""
+        """Return the digest of an array of this shard, as contributions and commits log it."""
         return fold(digest_of([stretch]) for stretch in self.stretches(array))

@@ -1,1 +1,1 @@
-"""Proves a commit log: one chain, and the same weights again bit for bit."""
+"""Proves a commit log: it is one chain, and a replay gives the same weights bit for bit."""

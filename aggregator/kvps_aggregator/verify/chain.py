@@ -1,4 +1,4 @@
-"""A commit log looked at as a chain: that each entry follows from the one before, and could have been planned. Pure."""
+"""Checks a commit log as a chain: each entry follows from the one before, and could have been planned. Pure."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from kvps.protocol.job_state import Begin, Commit, State
 
 
 class Unproved(Exception):
-    """Why a log, or its replay, is not what it must be."""
+    """Raised with the reason why a log, or its replay, is not what it must be."""
 
 
 @contextmanager
 def at(where: str) -> Iterator[None]:
-    """Says where something is not proved."""
+    """Put `where` before the reason of an Unproved that is raised inside the block."""
     try:
         yield
     except Unproved as reason:
@@ -23,12 +23,12 @@ def at(where: str) -> Iterator[None]:
 
 
 def digest_of(shard: str) -> str:
-    """The digest in "<term> <digest>"."""
+    """Return the digest in "<term> <digest>"."""
     return shard.rpartition(" ")[2]
 
 
 class Chain:
-    """A log as far as it is one chain. `uses` is for each base version the last version it went into."""
+    """The checked part of a log. `uses`: base version -> the last version with a contribution computed on it."""
 
     def __init__(self, begin: Begin, state: State, shards: int) -> None:
         self.version, self.head, self.contributions = begin
@@ -39,7 +39,7 @@ class Chain:
         self._own = state.begin.version
 
     def add(self, commit: Commit) -> None:
-        """Go on to the next entry. Raises Unproved."""
+        """Check the next commit, and go on from it. Raises Unproved."""
         for problem in self._problems(commit):
             raise Unproved(f"commit {self.version + 1}: {problem}")
         for c in commit.plan.contributions:
@@ -58,7 +58,7 @@ class Chain:
             )
 
     def _problems(self, commit: Commit) -> Iterator[str]:
-        """Why it is not the next entry; or though it is chained, not one that was planned by kvps."""
+        """Yield the reasons why a commit is not the next entry, or is one that kvps cannot have planned."""
         plan = commit.plan
         if commit.version != self.version + 1:
             yield f"it is missing from the log: commit {commit.version} stands in its place"
@@ -68,7 +68,7 @@ class Chain:
             yield f"its plan is for version {plan.version}"
         if plan.progress != self.contributions:
             yield f"its progress is {plan.progress}, but {self.contributions} contributions were committed before it"
-        shards = self._shards if commit.version > self._own else len(commit.shards)  # a job before had its own number
+        shards = self._shards if commit.version > self._own else len(commit.shards)  # an older job has its own number
         if len(commit.shards) != shards:
             yield f"it names {len(commit.shards)} shards, the job has {self._shards}"
         if strangers := [c.worker for c in plan.contributions if c.worker not in self._ranks]:
@@ -81,7 +81,7 @@ class Chain:
             if c.seq <= self._seqs.get((c.worker, c.incarnation), 0):
                 yield f"{who} was committed before"
             if not 0 <= c.base < commit.version:
-                yield f"{who} was computed on version {c.base}, which was not yet"
+                yield f"{who} was computed on version {c.base}, which did not exist yet"
             if c.weight and len(c.digests) != shards:
                 yield f"{who} has {len(c.digests)} digests, the job {shards} shards"
             self._seqs[c.worker, c.incarnation] = c.seq

@@ -11,14 +11,14 @@ from kvps.arrays.layout import DTYPE, Array, Layout
 
 
 class Coding:
-    """A whole contribution in one buffer: its encoded chunks end to end, in the order of the layout."""
+    """The coding of a whole contribution in one buffer: encoded chunks end to end, in the order of the layout."""
 
     def __init__(self, layout: Layout, format: Format) -> None:
         self._layout = layout
         self._format = format
 
     def encode(self, values: Array, residual: Residual | None) -> Bytes:
-        """The bytes of `values`, (size,) float32. `residual`, for a lossy format, goes with them."""
+        """Return the bytes of `values`, (size,) float32. A lossy format adds `residual` to them, and updates it."""
         if residual is None:
             return values.view(np.uint8)
         chunks = (chunk for shard in self._layout.chunks for chunk in shard)
@@ -27,7 +27,7 @@ class Coding:
         return data
 
     def decode(self, data: Bytes) -> Array:
-        """The values, (size,) float32; of fp32 the same memory. Raises ValueError for what no encoder wrote."""
+        """Return the values, (size,) float32; for fp32 the same memory. Raises ValueError if no encoder wrote it."""
         if not self._format.lossy:
             return data.view(DTYPE)
         values: Array = np.empty(self._layout.size, DTYPE)
@@ -39,11 +39,11 @@ class Coding:
         return values
 
     def nbytes(self, shard: int) -> int:
-        """How many bytes a shard's part takes."""
+        """Return how many bytes a shard's part takes."""
         return sum(self._format.nbytes(chunk.stop - chunk.start) for chunk in self._layout.chunks[shard])
 
     def digests(self, data: Bytes) -> list[str]:
-        """The digest of each shard's part, as the commit log has them."""
+        """Return the digest of each shard's part, as the commit log has them."""
         at, out = 0, []
         for shard in self._layout.chunks:
             chunks = []

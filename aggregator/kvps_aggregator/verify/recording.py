@@ -1,12 +1,12 @@
-"""Keeps the bytes of contributions in files, so that a job can be replayed whose gradients cannot be computed again.
+"""Keeps contributions in files, so that a job can be replayed even if its gradients cannot be computed again.
 
     DIR/<job>.<id>/shard<i>/initial.<digest>.f32              version 0
     DIR/<job>.<id>/shard<i>/<worker>.<incarnation>.<seq>.g    one contribution's part, in the job's wire format
 
-The holder of a shard writes each contribution before it says ready, so what is committed is here, whoever is killed
-when. The log says which of them counted. Files are written aside and renamed, so none is ever half of one; who is
-killed meanwhile leaves one whose name begins with a dot. There is no fsync: a machine that loses power loses its last
-files, and the digests say which.
+The holder of a shard writes each contribution before it calls ready, so every committed contribution is in a file,
+whichever process is killed when. The log says which contributions counted. A file is written under a temporary name,
+which begins with a dot, and then renamed: a killed writer leaves only the temporary one. There is no fsync: a machine
+that loses power loses its last files, and the digests say which.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from kvps_aggregator.verify.replay import Encode
 
 
 def check_directory(directory: Path, option: str = "--record") -> Path:
-    """The directory that an option names, made if need be. Raises InvalidSetting if it cannot be written to."""
+    """Return the directory that an option names, and make it if missing. Raises InvalidSetting if not writable."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -41,7 +41,7 @@ def check_directory(directory: Path, option: str = "--record") -> Path:
 
 
 class Recorder:
-    """Writes what the holder of one shard of a job reads. Raises KvpsError: what cannot be kept is not committed."""
+    """The record of one shard, which its holder writes. KvpsError is raised before anything unrecorded can commit."""
 
     def __init__(self, directory: Path, job: str, id: str, shard: int) -> None:
         self._folder = _folder(directory, job, id, shard)
@@ -53,25 +53,25 @@ class Recorder:
         self.keep()
 
     def extend(self, contribution: Contribution, data: Bytes) -> None:
-        """Write the next chunk of the shard's part of a contribution, as it came."""
+        """Write the next chunk of the shard's part of a contribution, as received."""
         self._extend(_name(contribution), data.data)
 
     def keep(self) -> None:
-        """What was written is whole: it gets its name."""
+        """Give the files, which are whole, their final names."""
         while self._begun:
             name, aside = self._begun.popitem()
             with self._may_fail(name, aside):
                 aside.rename(self._folder / name)
 
     def forget(self) -> None:
-        """Delete what was written and not kept."""
+        """Delete the files that were written and not kept."""
         while self._begun:
             with suppress(OSError):
                 self._begun.popitem()[1].unlink()
 
     def _extend(self, name: str, memory: memoryview) -> None:
-        # Another holder may write the same file at the same time, so each has an aside of its own. It is opened for
-        # each chunk: a plan may hold more contributions than a process may have files open.
+        # Another holder may write the same file at the same time, so each has a temporary file of its own. It is opened
+        # for each chunk, because a plan may hold more contributions than a process may have files open.
         if name not in self._begun:
             self._begun[name] = self._folder / f".{name}.{secrets.token_hex(4)}"
         aside = self._begun[name]
@@ -91,7 +91,7 @@ class Recorder:
 
 
 class Recorded:
-    """Contributions from the files that recorders have written: a source for a replay."""
+    """The `Source` that reads the files that recorders have written."""
 
     proof = "recorded"
     wants_weights = False
@@ -102,7 +102,7 @@ class Recorded:
         self._coding = Coding(layout, format_of(gradient_format))
 
     def initial(self) -> Array:
-        """Version 0, (size,) float32. Raises Unproved."""
+        """Return the weights of version 0, (size,) float32. Raises Unproved."""
         found = [next(iter(folder.glob("initial.*.f32")), folder / "initial.*.f32") for folder in self._folders]
         sizes = [DTYPE.itemsize * (stop - start) for start, stop in map(self._layout.shard_range, range(len(found)))]
         flat = _joined(found, sizes).view(DTYPE)
@@ -112,23 +112,23 @@ class Recorded:
         return flat
 
     def contribution(self, contribution: Contribution, weights: Array | None, encode: Encode) -> Bytes:
-        """The contribution as it was on the wire. Raises Unproved."""
+        """Return the contribution as it was on the wire. Raises Unproved."""
         paths = [folder / _name(contribution) for folder in self._folders]
         return _joined(paths, [self._coding.nbytes(shard) for shard in range(len(paths))])
 
     def otherwise(self, contribution: Contribution, shard: int) -> str:
-        """Why a shard's part of a contribution has another digest than the log says."""
+        """Return why a shard's part of a contribution has another digest than the logged one."""
         return _damaged(self._folders[shard] / _name(contribution))
 
 
 def _joined(paths: list[Path], sizes: list[int]) -> Bytes:
-    """What the files of all shards hold, end to end; each has as many bytes as it must. Raises Unproved."""
+    """Return the bytes of all shards' files, end to end. Raises Unproved unless each file has its size in `sizes`."""
     parts = []
     for path, size in zip(paths, sizes, strict=True):
         try:
             parts.append(np.fromfile(path, np.uint8))
         except FileNotFoundError:
-            raise Unproved(f"{path} is missing: removed, or never kept by an aggregator without --record") from None
+            raise Unproved(f"{path} is missing: it was removed, or an aggregator ran without --record") from None
         except OSError as error:
             raise Unproved(f"{path} cannot be read: {error.strerror}") from None
         if parts[-1].size != size:

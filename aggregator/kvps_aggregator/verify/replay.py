@@ -1,8 +1,8 @@
 """Proves a commit log in one process, without Redis: that it is one chain, and that its contributions make its weights.
 
-The chain is looked at first and whole, which also tells which old versions contributions were computed on. Then the
-job is computed again, from version 0 or a checkpoint, by the code that its aggregators ran, with gradients from a
-`Source`, and every digest that comes out is held against the one logged.
+The whole chain is checked first, which also tells which old versions contributions were computed on. Then the job is
+replayed, from version 0 or a checkpoint, by the code that its aggregators ran, with gradients from a `Source`, and
+every resulting digest is compared with the logged one.
 """
 
 from __future__ import annotations
@@ -31,34 +31,34 @@ Encode = Callable[[Array], Bytes]
 
 
 class Source(Protocol):
-    """Where a replay takes contributions from. `proof` is what it then proves: recomputed, recorded."""
+    """The source of a replay's contributions. `proof` says what they are: "recomputed" or "recorded"."""
 
     proof: str
     wants_weights: bool
 
     def initial(self) -> Array:
-        """Version 0, (size,) float32. Raises Unproved."""
+        """Return the weights of version 0, (size,) float32. Raises Unproved."""
 
     def contribution(self, contribution: Contribution, weights: Array | None, encode: Encode) -> Bytes:
-        """A contribution as it was on the wire: recorded, or its (size,) float32 values given to `encode`.
+        """Return a contribution as it was on the wire: its recorded bytes, or `encode` of its (size,) float32 values.
 
-        `weights` are its base version if the source wants them. Raises Unproved.
+        `weights` are those of its base version if the source wants them, else None. Raises Unproved.
         """
 
     def otherwise(self, contribution: Contribution, shard: int) -> str:
-        """Why a shard's part of what `contribution` returned may have another digest than the log says."""
+        """Return why a shard's part of the bytes from `contribution` may have another digest than the logged one."""
 
 
 @dataclass(frozen=True)
 class Proof:
-    """How much of a log was proved.
+    """The extent to which a log was proved.
 
-    since                          the version that the chain goes on from: 0 unless the log before it is not there
-    commits, contributions, head   how far it is one chain: the version, and how many contributions up to it
-    replayed_since                 the version from which on it was computed again
-    replayed                       how many commits came out bit for bit; `by` recomputed, recorded, or "" (neither)
-    weights_sha256                 of the weights of `weights_version` in Redis
-    differs                        the first commit that is not what it must be, and how; "" if there is none
+    since                          the version that the chain begins after: 0 unless the log before it is missing
+    commits, contributions, head   where the chain ends: the version, how many contributions went into it, its head
+    replayed_since                 the version that the replay began with
+    replayed                       how many commits came out bit for bit; `by` "recomputed", "recorded" or "" (neither)
+    weights_sha256                 the SHA-256 of the weights of `weights_version` in Redis
+    differs                        the first commit that differs, and how; "" if there is none
     """
 
     since: int
@@ -84,8 +84,8 @@ def prove(
 ) -> Proof:
     """Prove the log up to `state`, and that it made the weights `stored`: (version, (size,) float32).
 
-    The log may hold more than `state` knows of. What is computed again is computed from `start`, or from version 0 if
-    the log goes back so far.
+    The log may hold later commits than `state`. The replay begins with `start`, or with version 0 if the log goes back
+    that far.
     """
     version, flat = stored
     chain, replay, differs = Chain(log.begin, state, layout.shards), None, ""
@@ -107,7 +107,7 @@ def prove(
             inherited = log.inherited() if format_of(config.gradient_format).lossy else {}
             replay = Replay(config, layout, source, chain.uses if source.wants_weights else {}, inherited, start)
             made = replay.weights() if version == replay.version else None
-            again = Chain(log.begin, state, layout.shards)  # the log may have been cut since it was read first
+            again = Chain(log.begin, state, layout.shards)  # the log may have been cut since the first read
             for commit in _until(log.commits(), state.version):
                 again.add(commit)
                 if commit.version > replay.version:
@@ -128,7 +128,7 @@ def prove(
 
 def _compare(layout: Layout, flat: Array, logged: tuple[str, ...], made: Array | None) -> None:
     """Compare the weights in Redis with what their commit logged, and with what a replay made. Raises Unproved."""
-    as_logged = Layout(layout.parameters, len(logged) or layout.shards)  # it may be of a job before this one
+    as_logged = Layout(layout.parameters, len(logged) or layout.shards)  # that of a job before a restore may differ
     for shard, (here, there) in enumerate(zip(shard_digests(as_logged, flat), logged, strict=False)):
         if here != digest_of(there):
             raise Unproved(f"the weights of shard {shard} in Redis are not those that were committed")
@@ -137,7 +137,7 @@ def _compare(layout: Layout, flat: Array, logged: tuple[str, ...], made: Array |
 
 
 def _until(log: Iterable[Commit], version: int) -> Iterator[Commit]:
-    """The entries up to a version: what is committed meanwhile is not looked at."""
+    """Yield the commits up to a version, without those made meanwhile."""
     if version:
         for commit in log:
             yield commit
@@ -146,9 +146,9 @@ def _until(log: Iterable[Commit], version: int) -> Iterator[Commit]:
 
 
 class Replay:
-    """A job computed again, up to `version`. Keeps of its old versions those in `uses`, as long as they are used.
+    """A job computed again, up to `version`. It keeps the old versions in `uses` until their last use.
 
-    It begins with `start`, or else with version 0 of the source. `inherited` is the log's, see there.
+    It begins with `start`, or else with the source's version 0. `inherited` is what `Log.inherited` returns.
     """
 
     def __init__(
@@ -175,7 +175,7 @@ class Replay:
         self._keep()
 
     def _cut(self, layout: Layout, weights: Array, slots: Mapping[str, Array]) -> None:
-        """Go on from these arrays, (size,) float32, in parts as the layout has them."""
+        """Go on from these arrays, (size,) float32, cut into the shards of `layout`."""
         self._layout = layout
         self._parts = [ShardArrays(self._config, layout, shard) for shard in range(layout.shards)]
         for part in self._parts:
@@ -184,12 +184,12 @@ class Replay:
                 np.copyto(part.state[slot], array[part.low : part.high])
 
     def weights(self) -> Array:
-        """A copy of the weights, (size,) float32."""
+        """Return a copy of the weights, (size,) float32."""
         return np.concatenate([part.weights for part in self._parts])
 
     def add(self, commit: Commit) -> None:
-        """Make the next version as its entry says. Raises Unproved."""
-        if len(commit.shards) != len(self._parts):  # restored from its checkpoint with another number of shards
+        """Make the next version from its commit. Raises Unproved."""
+        if len(commit.shards) != len(self._parts):  # restored from a checkpoint with another number of shards
             slots = {slot: np.concatenate([part.state[slot] for part in self._parts]) for slot in self._parts[0].slots}
             self._cut(Layout(self._layout.parameters, len(commit.shards)), self.weights(), slots)
         with at(f"commit {commit.version}"):
@@ -205,21 +205,21 @@ class Replay:
         self._keep()
 
     def _total(self, plan: Plan) -> Array | None:
-        """The sum of a plan's contributions, added one by one as its aggregators did; None if none counts."""
+        """Return the sum of a plan's contributions, added one by one as its aggregators did; None if none counts."""
         total: Array | None = None
         for contribution in plan.contributions:
             if self._format.lossy:
                 self._follow(contribution)
             if contribution.weight:
                 values = self._values(contribution)
-                # The source may give the same memory again.
+                # A copy, because the source may return the same memory again.
                 total = values.copy() if total is None else np.add(total, values, out=total)
         return total
 
     def _follow(self, c: Contribution) -> None:
-        """Keep what was left out before this contribution, if that is known: of one that counts as zeros it stays.
+        """Keep the worker's residual only if it is known to be the one before this contribution.
 
-        An incarnation goes on with what its predecessor stored, or begins with nothing.
+        A contribution that counts as zeros keeps it. An incarnation inherits a stored residual, or begins with zeros.
         """
         before, self._seqs[c.worker] = self._seqs.get(c.worker), (c.incarnation, c.seq)
         behind = f"{c.incarnation}:{c.seq - 1}:" if c.seq > 1 else self._inherited.get((c.worker, c.incarnation))
@@ -229,7 +229,7 @@ class Replay:
             self._remainders.pop(c.worker, None)
 
     def _values(self, c: Contribution) -> Array:
-        """What the aggregators added, (size,) float32. Raises Unproved."""
+        """Return the values that the aggregators added, (size,) float32. Raises Unproved."""
         with at(f"contribution {c.seq} of {c.worker} (round {c.round}, on version {c.base})"):
             base = self._kept.get(c.base)
             if base is None and self._source.wants_weights:
@@ -242,13 +242,13 @@ class Replay:
             return coding.decode(data)
 
     def _residual(self, c: Contribution) -> Residual | None:
-        """What was left out before this contribution. Raises Unproved."""
+        """Return the residual before this contribution, None for a lossless format. Raises Unproved if unknown."""
         if not self._format.lossy:
             return None
         if c.worker not in self._remainders:
             raise Unproved(
-                f"what {self._format.name} left out of those before it is not known, for they are not in this replay: "
-                f"begin with an earlier checkpoint, or use a record"
+                f"the {self._format.name} residual of its worker is unknown, because the contributions before it are "
+                f"not in this replay: begin with an earlier checkpoint, or use a record"
             )
         return self._remainders[c.worker]
 
@@ -258,7 +258,7 @@ class Replay:
             self._kept[self.version] = self._pulled(self.weights())
 
     def _pulled(self, weights: Array) -> Array:
-        """What workers had of these weights, (size,) float32."""
+        """Return these weights as workers pulled them, (size,) float32. May overwrite `weights`."""
         format_ = format_of(self._config.weight_format)
         if format_.lossy:
             format_.decode(encoded(format_, weights), weights)

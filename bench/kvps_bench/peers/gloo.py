@@ -10,7 +10,7 @@ BUCKET_ITEMS = (25 << 20) // 4
 
 
 def buckets(items):
-    """Neighbouring arrays together, as far as a bucket goes."""
+    """Group neighbouring arrays, as many as fit into a bucket."""
     out = [[]]
     for size in items:
         if out[-1] and sum(out[-1]) + size > BUCKET_ITEMS:
@@ -35,7 +35,7 @@ def work(rank, worker, asked, port):
         waiting = [dist.all_reduce(bucket, async_op=True) for bucket in flat]
         for work, bucket in zip(waiting, flat):
             work.wait()
-            bucket /= asked["workers"]  # now the mean, and so is the mean of all these: no gradient is made anew
+            bucket /= asked["workers"]  # the mean; so is the next round's mean of these, and no gradient needs a refill
         torch._foreach_add_(weights, grads, alpha=-LR)
 
     worker.obey(step, lambda rounds: right([float(w[i]) for w in weights for i in (0, -1)], asked["workers"], rounds))

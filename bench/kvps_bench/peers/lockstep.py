@@ -1,11 +1,11 @@
-"""What the scripts beside this one share. They run in environments of their own, where kvps is not installed.
+"""The common part of the scripts beside this one. They run in their own environments, where kvps is not installed.
 
-A script is started with one argument, JSON: workers, nbytes, tensors, and what else its kind needs. On its standard
-input it reads how many rounds to run now, a number a line; on its standard output it answers with a line of JSON: the
-seconds of each round as worker 0 saw them. At the end of its input it says whether the weights are what they must be,
-and ends. So it can take turns with others.
+A script has one argument, a JSON object: workers, nbytes, tensors, and what else its kind needs. It reads from its
+standard input how many rounds to run, one number a line, and answers each on its standard output with a line of JSON:
+the seconds of each round as worker 0 saw them. At the end of its input it answers whether its weights are right, and
+ends. So the script can take turns with other cases.
 
-Worker k's gradient is the constant k + 1 and the weights begin at 0: they follow from the number of rounds.
+Worker k's gradient is the constant k + 1 and the weights begin at 0, so the number of rounds determines the weights.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "TF_NUM
 os.environ.update(dict.fromkeys(THREADS, "1"))
 LR = 2.0**-10
 OUT = os.fdopen(os.dup(1), "w")
-os.dup2(2, 1)  # what libraries print goes with the errors, not between our lines
+os.dup2(2, 1)  # what libraries print goes to stderr, not between our lines
 
 
 def options():
-    """What the benchmark asks for."""
+    """Return the benchmark's request."""
     return json.loads(sys.argv[1])
 
 
 def sizes(nbytes, tensors):
-    """Items of each array: one of all, or unequal ones, from small to a thousand times as large."""
+    """Return the items of each array: one array of all, or unequal ones, from small to a thousand times as large."""
     items = nbytes // 4
     if tensors == 1:
         return [items]
@@ -41,20 +41,20 @@ def sizes(nbytes, tensors):
 
 
 def right(values, workers, rounds):
-    """Whether these weights are what so many rounds make of zeros, as float32 rounds it."""
+    """Return whether `rounds` rounds make these weights of zeros, within 1e-3, because float32 rounds."""
     wanted = -LR * rounds * (workers + 1) / 2
     return all(abs(value - wanted) <= 1e-3 * abs(wanted) for value in values)
 
 
 def free_port():
-    """A port of this machine that nobody listens on."""
+    """Return a free port of this machine."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
 
 
 def timed(number, step, before=None):
-    """Seconds of so many steps; `before` runs ahead of each, outside of its time."""
+    """Return the seconds of each of `number` steps; `before` runs ahead of each, outside of its time."""
     took = []
     for _ in range(number):
         if before:
@@ -66,7 +66,7 @@ def timed(number, step, before=None):
 
 
 def answer(rounds, check):
-    """Do what is asked on standard input."""
+    """Answer the requests on standard input."""
 
     def say(what):
         OUT.write(json.dumps(what) + "\n")
@@ -79,7 +79,7 @@ def answer(rounds, check):
 
 
 class Crowd:
-    """Processes; the last `workers` of them are workers, which do rounds together."""
+    """Processes, of which the last `workers` are workers that do rounds together."""
 
     def __init__(self, target, processes, workers, *arguments):
         spawning = multiprocessing.get_context("spawn")
@@ -89,18 +89,18 @@ class Crowd:
             mine, its = spawning.Pipe()
             arguments_ = (number, Worker(its, self._barrier), *arguments)
             spawning.Process(target=target, args=arguments_, daemon=True).start()
-            its.close()  # or the end of that process would go unnoticed
+            its.close()  # otherwise the end of that process would go unnoticed
             self._pipes.append(mine)
         self._pipes = self._pipes[-workers:]
         for pipe in self._pipes:
             pipe.recv()
 
     def rounds(self, number):
-        """Have the workers do so many rounds; the seconds of the first."""
+        """Have the workers do `number` rounds; return the seconds of the first worker."""
         return self._ask(number)[0]
 
     def check(self):
-        """Whether all workers have the right weights."""
+        """Return whether all workers have the right weights."""
         return all(self._ask(0))
 
     def _ask(self, what):
@@ -116,7 +116,7 @@ class Worker:
         self._pipe, self._barrier = pipe, barrier
 
     def obey(self, step, check, before=None):
-        """Do rounds until asked for the weights: `check(rounds)` says whether they are right."""
+        """Do rounds until asked for the weights, then answer `check(rounds)`: whether the weights are right."""
         done = 0
         self._pipe.send("ready")
         while number := self._pipe.recv():

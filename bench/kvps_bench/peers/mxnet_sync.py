@@ -20,7 +20,7 @@ def work(number, worker, asked, port):
         "MXNET_CPU_WORKER_NTHREADS": "1",
         "MXNET_KVSTORE_REDUCTION_NTHREADS": "1",
     }
-    import mxnet as mx  # scheduler and server do not come back from this
+    import mxnet as mx  # in the scheduler and the server, this import never returns
 
     store = mx.kv.create("dist_sync")
     if store.rank == 0:
@@ -39,7 +39,7 @@ def work(number, worker, asked, port):
             weight.wait_to_read()
 
     def refill():
-        # A pull lands in the memory that the push was sent from: a backward pass would write the gradient anew.
+        # A pull overwrites the memory that the push was sent from. A backward pass would write the gradient again.
         for grad in grads:
             grad[:] = store.rank + 1
         mx.nd.waitall()

@@ -1,6 +1,6 @@
 """Ray's parameter server: an actor with the weights, actors that compute, arrays in the object store (shared memory).
 
-As in Ray's own example of a synchronous one, but the sum is made in place: its np.stack copies all gradients once more.
+It follows Ray's own synchronous example, but sums in place: the example's np.stack copies all gradients once more.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import ray
 
 @ray.remote(num_cpus=1)
 class Server:
-    """The weights."""
+    """The actor that holds the weights."""
 
     def __init__(self, items):
         self.weights = [np.zeros(size, np.float32) for size in items]
@@ -36,7 +36,7 @@ class Server:
 
 @ray.remote(num_cpus=1)
 class Worker:
-    """Takes weights into its own arrays, gives its gradient."""
+    """An actor that copies the weights into its own arrays and returns its gradient."""
 
     def __init__(self, rank, items):
         self.grads = [np.full(size, rank + 1, np.float32) for size in items]

@@ -1,7 +1,7 @@
 """TensorFlow's ParameterServerStrategy with one server, gRPC over TCP.
 
-The strategy is asynchronous. A round is made of two joins of its coordinator: all push, then all pull. Who is free
-takes the next closure, so that every worker does one of each is likely, not certain; the sum is right in any case.
+The strategy is asynchronous, so a round is two joins of its coordinator: all workers push, then all pull. A free worker
+takes the next closure, so it is likely, not certain, that each worker does one of each. The sum is right in any case.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def serve(kind, index, cluster):
 
 
 def open_cluster(workers):
-    """Server and workers as processes; what TensorFlow calls the coordinator."""
+    """Start the server and the workers as processes; return TensorFlow, the strategy and its coordinator."""
     places = [f"127.0.0.1:{free_port()}" for _ in range(workers + 2)]
     cluster = {"chief": places[:1], "ps": places[1:2], "worker": places[2:]}
     spawning = multiprocessing.get_context("spawn")

@@ -1,7 +1,7 @@
-"""A parameter server on torch.distributed.rpc: trainers send gradients, and the last one's answer sends weights to all.
+"""A parameter server on torch.distributed.rpc: trainers send gradients; after the last one, all get the weights.
 
-PyTorch's tutorial on batched RPC does it so: one asynchronous function, whose future is the round's. `transport` "tcp"
-allows TensorPipe nothing but sockets; else it takes shared memory and copies from process to process.
+As in PyTorch's tutorial on batched RPC, one asynchronous function returns the round's future. With `transport` "tcp"
+TensorPipe may use only sockets; otherwise it uses shared memory and copies from process to process.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Server:
             else:
                 torch._foreach_add_(self.total, grads)
             if self.arrived == self.workers:
-                # Into new arrays: those of the round before may still be on their way.
+                # Into new arrays: the weights of the round before may still be on their way.
                 self.weights = torch._foreach_add(self.weights, self.total, alpha=-LR / self.workers)
                 self.begin()
                 round_.set_result(self.weights)

@@ -1,7 +1,7 @@
--- Stands before every script: the few checks that all of them need, and what membership is made of.
+-- Stands before every script: the checks that all scripts need, and the functions that change membership.
 --
--- Lua does not roll back, so each script makes all its checks first and writes last. Numbers from outside are
--- taken by `whole` alone: tonumber accepts nan, 0x10 and 1e3, and doubles above 2^53 are not whole any more.
+-- Lua does not roll back, so each script makes all its checks first and writes last. Only `whole` reads numbers from
+-- outside: tonumber accepts nan, 0x10 and 1e3, and doubles above 2^53 do not hold every whole number.
 
 local function whole(text)
   if type(text) ~= 'string' or #text > 16 or not text:find('^%d+$') then return nil end
@@ -16,7 +16,7 @@ local function now_ms()
   return time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
--- A key of another type would stop the script in the middle of its writes.
+-- A key of another type would make the script fail in the middle of its writes.
 local function wrong_type(types)
   for i, want in ipairs(types) do
     local is = redis.call('TYPE', KEYS[i]).ok
@@ -24,16 +24,16 @@ local function wrong_type(types)
   end
 end
 
--- A job that was made anew under the name of one that was removed is another job: nothing is done for a caller that
--- still holds the old one. `id` is what the version hash holds now, ARGV[1] the id of the job that the caller means.
+-- A job that was created under the name of a removed job is a different job: a script does nothing for a caller that
+-- still means the removed one. `id` is the id in the version hash, ARGV[1] the id of the job that the caller means.
 local function another_job(id)
   if id ~= ARGV[1] then return { id and 'ANOTHER' or 'NOJOB' } end
 end
 
--- A server that was restarted, or a replica that was promoted, may have lost its last writes: until a new history
--- has begun, nothing is accepted, committed or deleted on the word of those who remember more than it does. Nor is
--- anything else written: the server's file may end in half a transaction, which the next start would run together with
--- what a script writes behind it. The history begins when that file has been written anew.
+-- A server that was restarted, or a replica that was promoted, may have lost its last writes. Until a new history has
+-- begun, no script accepts, commits or deletes anything, because its caller may remember more than the server does.
+-- Nothing else is written either: the append-only file may end in half a transaction, and the next start would run that
+-- half together with whatever a script writes behind it. The history begins when the server has rewritten the file.
 local function restarted(noted)
   if not redis.call('INFO', 'server'):find('run_id:' .. noted, 1, true) then return { 'RESTARTED' } end
 end
@@ -52,24 +52,24 @@ local function worker_entry(key, worker)
   return text and cjson.decode(text)
 end
 
--- In the vector clock. Of a rejoining worker the process was cut off by a restart of the server: the others wait for it.
+-- Whether a worker is in the vector clock. A restart of the server cut off a rejoining worker: the others wait for it.
 local function counts(entry) return entry.state == 'active' or entry.state == 'rejoining' end
 
--- A unit of data that goes to whoever asks next.
+-- Frees a unit of data: the next worker that asks gets it.
 local function free_unit(unit, keys)
   redis.call('HSET', keys.units, unit, 'free')
   redis.call('ZADD', keys.free_units, unit, unit)
   return true
 end
 
--- A unit that was taken and not pushed goes to another worker. Returns whether there was one.
+-- Frees the unit that a worker has taken and not pushed. Returns whether there was one.
 local function drop_unit(entry, keys)
   local unit = entry.unit
   entry.unit = nil
   return unit ~= nil and free_unit(unit, keys)
 end
 
--- Out of the vector clock; what waits still commits, and until then the worker is draining.
+-- Takes a worker out of the vector clock. Contributions of it that wait still commit; until then it is draining.
 local function depart(worker, entry, state, keys)
   local waits = entry.round > tonumber(redis.call('ZSCORE', keys.rounds, worker) or '0')
   entry.state = state
@@ -84,12 +84,12 @@ end
 
 local function lowest_round(rounds) return redis.call('ZRANGE', rounds, 0, 0, 'WITHSCORES')[2] end
 
--- Wakes the workers that wait for their turn. They wait for this small stream and not for the log: of 1,000 workers
--- each would be woken by every join of another, and read every commit's entry.
+-- Wakes the workers that wait for their turn. They wait on this small stream and not on the log: there, each of 1,000
+-- workers would be woken by every join of another, and would read every commit's entry.
 local function wake(turns, lowest) redis.call('XADD', turns, 'MAXLEN', '~', 100, '*', 'lowest', lowest or '') end
 
--- The sets that scripts ask instead of looking at every worker and unit, made anew from the hashes of a job of which
--- nothing is on its way.
+-- Rebuilds the sets that scripts read instead of looking at every worker and unit. They are made from the job's hashes,
+-- so this works only while no contribution waits.
 local function index_members(keys)
   redis.call('DEL', keys.rounds, keys.pushed, keys.draining, keys.finished, keys.ranks, keys.free_units)
   local function number(key, field) return tonumber(redis.call('HGET', key, field) or '0') end
@@ -114,8 +114,8 @@ local function index_members(keys)
   redis.call('HSET', keys.version, 'contributions', count(contributions), 'furthest', count(furthest), 'free_rank', 0)
 end
 
--- A plan is a table until it is written. What is written is hashed and logged letter by letter, so it is made in one
--- place: cjson would write an empty list as an empty object. Contributions are text without a quote or a backslash.
+-- Returns the text of a plan. The text is hashed and logged letter by letter, so only this function makes it: cjson
+-- would write an empty list as an empty object. The text of a contribution has no quote and no backslash.
 local function plan_encode(plan)
   local function list(items) return #items > 0 and '["' .. table.concat(items, '","') .. '"]' or '[]' end
   return string.format('{"id":%s,"version":%s,"head":"%s","history":"%s","divisor":%s,"progress":%s,'
@@ -123,7 +123,7 @@ local function plan_encode(plan)
     count(plan.divisor), count(plan.progress), list(plan.contributions), list(plan.rejected))
 end
 
--- Who made a contribution, and the unit of data that it used ('-' for none), out of its text.
+-- Returns the worker that made a contribution, and the unit of data that it used ('-' for none).
 local function author_and_unit(contribution)
   return contribution:match('^(%S+) %S+ %S+ %S+ %S+ %S+ (%S+)')
 end

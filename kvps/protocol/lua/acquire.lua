@@ -1,10 +1,10 @@
--- acquire: take a shard's lease under a new term, unless another holds it. The lease is for liveness and may
--- expire at any time; safety is the term's, which is compared for equality and never expires.
+-- acquire: take a shard's lease under a new term, unless another holds it. The lease is for liveness and may expire at
+-- any time. The term makes commits safe: it is compared for equality and never expires.
 -- KEYS[1] version hash, [2] lease string, [3] term string, [4] ready hash, [5] leases stream
 -- ARGV[1] job id   [2] holder   [3] lease ms   [4] nonce of this call   [5] shard
--- Returns {OK, term} also when repeated | {HELD, holder, ms left} | {FUTURE, holder, ms left}: it is held, and would
---     have been for longer than a lease lasts, for the server's clock was set back | {NOJOB} | {ANOTHER} | {RESTARTED}
---     | {WRONGTYPE, key, is, want}
+-- Returns {OK, term} also when repeated | {HELD, holder, ms left} | {FUTURE, holder, ms left}: held, with more left
+--     than a lease lasts, because the server's clock was set back; it now ends as if it was taken this moment | {NOJOB}
+--     | {ANOTHER} | {RESTARTED} | {WRONGTYPE, key, is, want}
 local bad = wrong_type({ 'hash', 'string', 'string', 'hash', 'stream' })
 if bad then return bad end
 local at = redis.call('HMGET', KEYS[1], 'id', 'history', 'run_id')
@@ -21,8 +21,8 @@ local number = term and tonumber(term:match('^%w+%-(%d+)%-')) or 0
 if not term or term:match('(%w+)$') ~= ARGV[4] then
   term = at[2] .. '-' .. count(number + 1) .. '-' .. ARGV[4]
 end
--- What the last holder had staged is not what this one will stage: a plan must not flip to it. This stands first, for
--- deleting is allowed when memory is full, and lets the script write: taking over must be possible then.
+-- A plan must not flip to what the last holder staged, since the new holder stages its own. The deletion comes first:
+-- it is allowed when memory is full, and lets the script write. Taking over must be possible then.
 redis.call('HDEL', KEYS[4], ARGV[5])
 redis.call('SET', KEYS[2], ARGV[2], 'PX', ARGV[3])
 redis.call('SET', KEYS[3], term)

@@ -1,11 +1,11 @@
--- create: make a job whose first version is staged already: version 0, or that of a checkpoint.
+-- create: make a job whose first version is already staged: version 0, or the version of a checkpoint.
 -- KEYS[1] version hash, [2] config hash, [3] layout string, [4] commits stream, [5] removed string, [6] clock hash,
 --     [7] skip hash, [8] workers hash, [9] units hash, [10] free units zset, [11] rounds zset, [12] pushed zset,
 --     [13] draining zset, [14] finished set, [15] ranks hash
--- ARGV[1] job id, a nonce, and the first history   [2] layout JSON   [3] server run id   [4] staged name of the first
---     version   [5] shards   [6] '' or, all of it text, the checkpoint as JSON: version, head, contributions, job, id,
---     clock, skip, workers, units   [7...] field, value, ... of config
--- Returns {OK} also when repeated | {EXISTS} | {REMOVED}: an earlier one is being removed | {WRONGTYPE, key, is, want}
+-- ARGV[1] job id, a nonce; also the first history   [2] layout JSON   [3] server run id   [4] staged name of the first
+--     version   [5] shards   [6] '' or the checkpoint as JSON, every value as text: version, head, contributions, job,
+--     id, clock, skip, workers, units   [7...] field, value, ... of config
+-- Returns {OK} also when repeated | {EXISTS} | {REMOVED}: an earlier job is being removed | {WRONGTYPE, key, is, want}
 local bad = wrong_type({ 'hash', 'hash', 'string', 'stream', 'string', 'hash', 'hash', 'hash', 'hash', 'zset', 'zset',
   'zset', 'zset', 'set', 'hash' })
 if bad then return bad end
@@ -18,7 +18,7 @@ local from = ARGV[6] ~= '' and cjson.decode(ARGV[6])
 redis.call('DEL', KEYS[4], KEYS[6], KEYS[7], KEYS[8], KEYS[9])
 redis.call('HSET', KEYS[2], unpack(ARGV, 7))
 redis.call('SET', KEYS[3], ARGV[2])
--- The chain begins with the id, so that two jobs of one name never share a head; or it goes on.
+-- The chain starts from the id, so that two jobs of one name never share a head; or it continues a checkpoint's.
 local version, head = from and from.version or '0', from and from.head or redis.sha1hex(ARGV[1])
 redis.call('HSET', KEYS[1], 'version', version, 'head', head, 'history', ARGV[1], 'id', ARGV[1], 'plan_id', 0, 'run_id', ARGV[3])
 for shard = 0, ARGV[5] - 1 do

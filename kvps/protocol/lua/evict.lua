@@ -1,9 +1,9 @@
--- evict: take silent workers out of the vector clock, and one that is known to be dead. If nobody has looked for long,
--- Redis or the network may have been away: then nobody is judged by that silence, and all get a new start. A time that
--- lies in the future counts as now: the server's clock was set back.
+-- evict: take silent workers, and one that is known to be dead, out of the vector clock. If no caller has looked for
+-- long, Redis or the network may have been away: then no silent worker is evicted, and all get a new start. A time
+-- that lies in the future counts as now: the server's clock was set back.
 -- KEYS[1] version hash, [2] config hash, [3] workers hash, [4] heartbeat zset, [5] commits stream, [6] units hash,
 --     [7] free units zset, [8] rounds zset, [9] pushed zset, [10] draining zset, [11] turns stream
--- ARGV[1] job id   [2] who is known to be dead, or ''   [3] its incarnation
+-- ARGV[1] job id   [2] the worker that is known to be dead, or ''   [3] its incarnation
 -- Returns {OK, ms by which the latest time lay in the future, evicted worker...} | {NOJOB} | {ANOTHER}
 --     | {RESTARTED} | {WRONGTYPE, key, is, want}
 local bad = wrong_type({ 'hash', 'hash', 'hash', 'zset', 'stream', 'hash', 'zset', 'zset', 'zset', 'zset', 'stream' })
@@ -34,7 +34,7 @@ local from = away and '-inf' or '(' .. count(now)
 for _, worker in ipairs((away or ahead > 0) and redis.call('ZRANGEBYSCORE', KEYS[4], from, '+inf') or {}) do
   redis.call('ZADD', KEYS[4], now, worker)
 end
--- Workers that have not come yet since the job was restored are awaited, not silent.
+-- Workers that have not joined since the job was restored are awaited, not silent.
 for _, worker in ipairs(redis.call('ZRANGEBYSCORE', KEYS[4], '-inf', '(' .. count(now - timeout))) do
   local entry = worker_entry(KEYS[3], worker)
   if entry and counts(entry) and not entry.awaited then put_out(worker, entry) else redis.call('ZREM', KEYS[4], worker) end

@@ -1,4 +1,4 @@
--- heartbeat: a sign of life of one incarnation, by the server's clock.
+-- heartbeat: note a sign of life of one incarnation, by the server's clock.
 -- KEYS[1] version hash, [2] workers hash, [3] heartbeat zset
 -- ARGV[1] job id   [2] worker   [3] incarnation
 -- Returns {OK} | {EVICTED, state} | {NOJOB} | {ANOTHER} | {RESTARTED} | {WRONGTYPE, key, is, want}

@@ -1,13 +1,12 @@
--- join: begin a new incarnation of a worker id, admitted at a round that no open plan has passed.
+-- join: begin a new incarnation of a worker id, and admit it at a round after the open plan.
 -- KEYS[1] version hash, [2] config hash, [3] workers hash, [4] clock hash, [5] skip hash, [6] heartbeat zset,
 --     [7] plan hash, [8] commits stream, [9] units hash, [10] free units zset, [11] rounds zset, [12] pushed zset,
 --     [13] draining zset, [14] finished set, [15] ranks hash, [16] turns stream
 -- ARGV[1] job id   [2] worker   [3] nonce of this call   [4] incarnation judged dead, '*' to take over, '' for neither
 --     [5] JSON: host, pid, ... of the process
--- Returns {OK, rank, incarnation, round, clock, pending, name of the stored residual to go on with or ''} also when
---     repeated | {ALIVE, JSON entry}
---     | {COMPLETE, worker...}: all among whom the task's data is divided have joined | {NOJOB} | {ANOTHER} | {RESTARTED}
---     | {WRONGTYPE, key, is, want}
+-- Returns {OK, rank, incarnation, round, clock, pending, name of the stored residual that it inherits or ''} also when
+--     repeated | {ALIVE, JSON entry}: the id belongs to a living worker | {COMPLETE, worker...}: the task's data is
+--     divided among these workers, and all have joined | {NOJOB} | {ANOTHER} | {RESTARTED} | {WRONGTYPE, key, is, want}
 local bad = wrong_type({ 'hash', 'hash', 'hash', 'hash', 'hash', 'zset', 'hash', 'stream', 'hash', 'zset', 'zset',
   'zset', 'zset', 'set', 'hash', 'stream' })
 if bad then return bad end
@@ -37,8 +36,8 @@ if not entry and config[4] ~= '' and config[5] == '0' and joined >= wanted then
   return out
 end
 
--- In BSP, rounds that the others have behind them, the open plan included, are closed: they were not there for this
--- worker to do. SSP closes none, but it may not come back further behind than the bound lets one fall; ASP never waits.
+-- In BSP, the rounds that the others have finished, including the open plan's, are closed, and this worker skips them.
+-- SSP closes no round, but a worker may not come back further behind than the bound allows. ASP never waits.
 local staleness, due = tonumber(config[3]), 0
 if staleness == 0 then
   due = whole(at[2]) + redis.call('EXISTS', KEYS[7])
@@ -47,12 +46,12 @@ elseif staleness > 0 then
   local others = two[1] == worker and two[4] or two[1] ~= worker and two[2]
   due = tonumber(others or at[3]) - staleness - 1
 end
--- With contributions still waiting it goes on where it was: to skip ahead would say that those are committed.
+-- A worker with waiting contributions continues at its old round: skipping ahead would count them as committed.
 local round = pending > 0 and entry.round or math.max(committed, due)
 
 local freed = entry and drop_unit(entry, { units = KEYS[9], free_units = KEYS[10] })
 local fresh = cjson.decode(ARGV[5])
--- w3 gets rank 3 if it can, others the least that is free: so names and numbers agree where nobody asked for less.
+-- w3 gets rank 3 if that is free and below `workers`, other ids the lowest free rank: so ids and ranks mostly agree.
 local rank = entry and entry.rank or tonumber(worker:match('^w(%d%d?%d?)$'))
 if not entry and (not rank or rank >= wanted or redis.call('HEXISTS', KEYS[15], count(rank)) == 1) then
   rank = tonumber(at[4])
@@ -75,6 +74,6 @@ redis.call('ZREM', KEYS[13], worker)
 redis.call('SREM', KEYS[14], worker)
 redis.call('XADD', KEYS[8], '*', 'kind', 'join', 'worker', worker, 'incarnation', entry.incarnation,
   'rank', count(rank), 'round', count(round), 'clock', count(clock), 'residual', entry.residual or '')
--- Nobody goes past the first round until all have joined; and a unit that was given back is work for others.
+-- Workers wait before their second round until all have joined, and a worker without a unit waits for a freed one.
 if freed or (joined < wanted and redis.call('HLEN', KEYS[3]) == wanted) then wake(KEYS[16], lowest_round(KEYS[11])) end
 return answer()

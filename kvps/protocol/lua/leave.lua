@@ -1,11 +1,11 @@
--- leave: take an incarnation out of the vector clock. What it has pushed still commits (draining), then it is gone.
+-- leave: take an incarnation out of the vector clock. What it pushed still commits (draining); then it is gone.
 -- KEYS[1] version hash, [2] workers hash, [3] heartbeat zset, [4] commits stream, [5] trace stream, [6] units hash,
 --     [7] free units zset, [8] rounds zset, [9] pushed zset, [10] draining zset, [11] finished set, [12] turns stream
 -- ARGV[1] job id   [2] worker   [3] incarnation   [4] '1' if it has done all its rounds, else '0'
---     [5] the name of the residual that belongs to all it pushed: stored by it now, or the one it joined with; or ''
+--     [5] the name of the residual of all that it pushed, stored by it now or inherited at its join; or ''
 --     [6...] field, value, ... of the trace of its last iteration
--- Returns {OK, state} also when repeated, or when another has the id by now | {EVICTED, state}: it was out of the
---     clock before, or its join is lost, and nobody has taken its place | {RESTARTED} | {NOJOB} | {ANOTHER}
+-- Returns {OK, state} also when repeated, or when a later incarnation has the id | {EVICTED, state}: it was evicted or
+--     cut off before, or its join is lost, and no later incarnation has the id | {RESTARTED} | {NOJOB} | {ANOTHER}
 --     | {WRONGTYPE, key, is, want}
 local bad = wrong_type({ 'hash', 'hash', 'zset', 'stream', 'stream', 'hash', 'zset', 'zset', 'zset', 'zset', 'set', 'stream' })
 if bad then return bad end
@@ -14,8 +14,8 @@ local another = another_job(at[1])
 if another then return another end
 local worker, incarnation = ARGV[2], ARGV[3]
 local entry = worker_entry(KEYS[2], worker)
--- A server that lost its last writes may have lost the join too, and then all that was pushed: whom it knows there, if
--- anybody, came before.
+-- A server that lost its last writes may have lost this join, and then every push of it. The entry that it has, if any,
+-- is then of an earlier incarnation.
 if not entry or entry.incarnations < (tonumber(incarnation:match('^%d+')) or 0) then return { 'EVICTED', 'unknown' } end
 if entry.incarnation ~= incarnation then return { 'OK', 'replaced' } end
 if entry.state ~= 'active' then return { entry.state == 'left' and 'OK' or 'EVICTED', entry.state } end
@@ -28,7 +28,7 @@ local state = depart(worker, entry, 'left', keys)
 local freed = drop_unit(entry, keys)
 entry.finished = ARGV[4] == '1'
 if entry.finished then redis.call('SADD', KEYS[11], worker) end
--- One push more may have been accepted than its author knows.
+-- The server may have accepted one push more than the worker knows of; then this residual is too old.
 local own = incarnation .. ':' .. count(entry.accepted) .. ':'
 local right = ARGV[5] == entry.residual or ARGV[5]:sub(1, #own) == own
 entry.residual = right and ARGV[5] or nil

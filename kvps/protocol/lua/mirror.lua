@@ -1,5 +1,5 @@
--- mirror: note that the bytes of a version, which live in shared memory, are in Redis too, and all else that it was: so
--- that others can read it, and the job can go on from it when the memory is lost. See rollback.
+-- mirror: note that Redis has the bytes of a version that is in shared memory, and the job's state at that version. So
+-- other readers can read that version, and rollback can continue from it when the memory is lost.
 -- KEYS[1] version hash, [2] mirror string, [3] term string
 -- ARGV[1] job id   [2] term   [3] the server's run id when the caller read the version   [4] the record, JSON
 -- Returns {OK} also when repeated | {TERM, term} | {RESTARTED} | {NOJOB} | {ANOTHER} | {WRONGTYPE, key, is, want}

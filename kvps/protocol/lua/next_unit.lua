@@ -1,7 +1,7 @@
--- next_unit: hand a worker the next unit of the data, or the one it has.
+-- next_unit: hand a worker the next unit of the data, or the one that it already has.
 -- KEYS[1] version hash, [2] config hash, [3] workers hash, [4] units hash, [5] free units zset
 -- ARGV[1] job id   [2] worker   [3] incarnation
--- Returns {OK, unit} also when repeated | {NONE}: others have all that is left | {DONE}: all are committed
+-- Returns {OK, unit} also when repeated | {NONE}: other workers have all that are left | {DONE}: all are committed
 --     | {EVICTED, state} | {NOJOB} | {ANOTHER} | {RESTARTED} | {WRONGTYPE, key, is, want}
 local bad = wrong_type({ 'hash', 'hash', 'hash', 'hash', 'zset' })
 if bad then return bad end
@@ -14,7 +14,7 @@ if not entry or entry.incarnation ~= ARGV[3] then return { 'EVICTED', entry and 
 if entry.state ~= 'active' then return { 'EVICTED', entry.state } end
 if entry.unit then return { 'OK', tonumber(entry.unit) } end
 
-local unit = redis.call('ZRANGE', KEYS[5], 0, 0)[1] -- the lowest that came back
+local unit = redis.call('ZRANGE', KEYS[5], 0, 0)[1] -- the lowest that was given back
 local fresh = tonumber(redis.call('HGET', KEYS[4], 'next') or '0')
 if not unit and fresh < total then
   unit = count(fresh)

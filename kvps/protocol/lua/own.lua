@@ -1,4 +1,4 @@
--- own: note in the slot of the bytes which term may delete there. A late call of an older term changes nothing.
+-- own: note in a shard's slot which term may delete there. A late call of an older term changes nothing.
 -- KEYS[1] owner string
 -- ARGV[1] term
 -- Returns {OK} also when repeated | {LOST, term} | {WRONGTYPE, key, is, want}

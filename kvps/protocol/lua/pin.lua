@@ -1,5 +1,5 @@
--- pin: keep the bytes of the present version for a reader that is slower than the commits. One pin a job: who
--- finds one reads what it holds. The flip of version + 2 is the first that would free them, and it sees the pin.
+-- pin: keep the bytes of the present version for a reader that is slower than the commits. A job has one pin: a reader
+-- that finds it reads the pinned version. The flip to version + 2 is the first that would free them; it sees the pin.
 -- KEYS[1] version hash, [2] pin string
 -- ARGV[1] job id   [2] ms
 -- Returns {OK, pin JSON: version, names} | {NOJOB} | {ANOTHER} | {WRONGTYPE, key, is, want}

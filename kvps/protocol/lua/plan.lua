@@ -1,12 +1,12 @@
 -- plan: open the next plan if the mode's condition holds. Takes no decision from its caller, so anyone may repeat it.
--- Of members it looks only at those whose contributions it takes: the rest is in sets and counts that others keep.
+-- It looks only at workers whose contributions it takes: the rest is in sets and counts that other scripts keep.
 -- KEYS[1] version hash, [2] config hash, [3] workers hash, [4] inbox stream, [5] plan hash, [6] pin string,
 --     [7] rounds zset, [8] pushed zset, [9] draining zset, [10] finished set
--- ARGV[1] job id   [2] the id of a plan that the caller has, or ''   [3] the history of that plan
+-- ARGV[1] job id   [2] the id of the plan that the caller knows, or ''   [3] the history of that plan
 -- Returns {OPEN, version, pin, members, plan JSON} | {SAME, version, pin, members}: the caller's plan is open
---     | {IDLE, version, pin, members} | {EARLY, version, pin, members}: fewer have joined than the job wants at first,
---     or fewer are left than it wants at least; members are those that are not gone | {NOJOB} | {ANOTHER} | {RESTARTED}
---     | {WRONGTYPE, key, is, want}
+--     | {IDLE, version, pin, members} | {EARLY, version, pin, members}: fewer than `workers` have ever joined, or fewer
+--     than `min_workers` are left; members is the number of workers that are not gone | {NOJOB} | {ANOTHER}
+--     | {RESTARTED} | {WRONGTYPE, key, is, want}
 local bad = wrong_type({ 'hash', 'hash', 'hash', 'stream', 'hash', 'string', 'zset', 'zset', 'zset', 'set' })
 if bad then return bad end
 local at = redis.call('HMGET', KEYS[1], 'id', 'version', 'head', 'history', 'contributions', 'run_id')
@@ -19,16 +19,16 @@ if open[1] and open[1] == ARGV[2] and open[2] == ARGV[3] then return answer('SAM
 if open[1] then return { 'OPEN', version, pin, present, open[3] } end
 local config = redis.call('HMGET', KEYS[2], 'staleness', 'workers', 'min_workers')
 if redis.call('HLEN', KEYS[3]) < whole(config[2]) then return answer('EARLY') end
--- In BSP the round is due when everyone in the clock has pushed it.
+-- In BSP the round is due when every worker in the vector clock has pushed it.
 local bsp = config[1] == '0'
 local slowest = redis.call('ZRANGE', KEYS[8], 0, 0, 'WITHSCORES')[2]
 if bsp and slowest and tonumber(slowest) <= version then return answer('IDLE') end
--- Who has done all its rounds still counts in the divisor, or the last contributions of a run would weigh more.
+-- Workers that have done all their rounds still count in the divisor, or a run's last contributions would weigh more.
 local divisor = redis.call('ZCARD', KEYS[8]) + redis.call('SCARD', KEYS[10])
 if divisor < tonumber(config[3] or '0') then return answer(redis.call('XLEN', KEYS[4]) > 0 and 'EARLY' or 'IDLE') end
 
--- BSP takes the one round that is due; SSP and ASP what is there, oldest first, and not so much that a commit would keep
--- the server from others for long.
+-- BSP takes the one round that is due. SSP and ASP take what waits, oldest first, up to a limit that keeps the commit
+-- from blocking the server for long.
 local texts, order, through = {}, {}, nil
 for i, item in ipairs(redis.call('XRANGE', KEYS[4], '-', '+', 'COUNT', bsp and 1048575 or 512)) do
   local rank, round, text = item[2][2], item[2][4], item[2][6]

@@ -2,12 +2,12 @@
 -- KEYS[1] version hash, [2] config hash, [3] workers hash, [4] clock hash, [5] skip hash, [6] heartbeat zset,
 --     [7] inbox stream, [8] trace stream, [9] units hash, [10] pushed zset
 -- ARGV[1] job id   [2] worker   [3] incarnation   [4] seq   [5] base version   [6] weight (1, or 0: counts as zeros)
---     [7] digests, a shard each, or '-'   [8] history   [9] the unit it used, or ''
---     [10] 'ask': only say whether it was accepted before
+--     [7] digests, one a shard, or '-'   [8] history   [9] the unit it used, or ''
+--     [10] 'ask': change nothing, and only say whether it was accepted before
 --     [11...] field, value, ... of the trace of the worker's iteration before this one
 -- Returns {ACK, clock, round} | {NEW} (to 'ask') | {FULL, pending} | {EVICTED, state} | {SEQUENCE, accepted}
---     | {BASE, version} | {HISTORY, history} | {RESTARTED} | {UNIT, unit it has} | {BAD}: a digest or weight that is none
---     | {NOJOB} | {ANOTHER} | {WRONGTYPE, key, is, want}
+--     | {BASE, version} | {HISTORY, history} | {RESTARTED} | {UNIT, unit that the worker has}
+--     | {BAD}: a malformed digest or weight | {NOJOB} | {ANOTHER} | {WRONGTYPE, key, is, want}
 local bad = wrong_type({ 'hash', 'hash', 'hash', 'hash', 'hash', 'zset', 'stream', 'stream', 'hash', 'zset' })
 if bad then return bad end
 local at = redis.call('HMGET', KEYS[1], 'id', 'version', 'history', 'run_id')
@@ -17,7 +17,7 @@ local config = redis.call('HMGET', KEYS[2], 'max_pending', 'units')
 local worker, seq, base = ARGV[2], whole(ARGV[4]), whole(ARGV[5])
 local entry = worker_entry(KEYS[3], worker)
 if not entry or entry.incarnation ~= ARGV[3] then return { 'EVICTED', entry and 'replaced' or 'unknown' } end
--- Before the state: what was accepted stays acknowledged, also to one who was evicted since.
+-- Checked before the state: an accepted contribution stays acknowledged, also to a worker that was evicted since.
 if seq and seq == entry.accepted and seq > 0 then return { 'ACK', entry.acked, entry.round } end
 if entry.state ~= 'active' then return { 'EVICTED', entry.state } end
 local lost = restarted(at[4])
@@ -34,7 +34,7 @@ if pending >= whole(config[1]) then return { 'FULL', pending } end
 
 entry.accepted, entry.acked, entry.round = seq, clock + pending + 1, entry.round + 1
 local round = count(entry.round)
--- As it will stand in the plan and in the log: nobody takes it apart and puts it together again on the way.
+-- This text goes into the plan and the log as it is: no script takes it apart and puts it together again.
 local text = table.concat({ worker, entry.incarnation, count(seq), round, count(base), ARGV[6], entry.unit or '-', ARGV[7] }, ' ')
 redis.call('XADD', KEYS[7], '*', 'rank', count(entry.rank), 'round', round, 'contribution', text)
 if entry.unit then redis.call('HSET', KEYS[9], entry.unit, worker .. ' pushed') end

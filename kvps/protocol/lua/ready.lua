@@ -1,12 +1,12 @@
--- ready: a shard's holder has staged its part of a plan; the last of them flips all shards to the new version.
--- KEYS[1] version hash, [2] config hash, [3] clock hash, [4] skip hash, [5] inbox stream, [6] plan hash, [7] ready hash,
---     [8] commits stream, [9] pin string, [10] units hash, [11] free units zset, [12] rounds zset, [13] draining zset,
---     [14] turns stream, [15...] the term strings of shards 0, 1, ...
+-- ready: note that a shard's holder has staged its part of a plan; the last shard's call flips all to the new version.
+-- KEYS[1] version hash, [2] config hash, [3] clock hash, [4] skip hash, [5] inbox stream, [6] plan hash,
+--     [7] ready hash, [8] commits stream, [9] pin string, [10] units hash, [11] free units zset, [12] rounds zset,
+--     [13] draining zset, [14] turns stream, [15...] the term strings of shards 0, 1, ...
 -- ARGV[1] job id   [2] shard   [3] term   [4] plan id   [5] version   [6] head before   [7] history
 --     [8] digest of the weights
--- Returns {FLIPPED, version, pin, commit id} | {READY, shards ready} | {ALREADY, version}: this call flipped before,
---     or the version is past | {NOPLAN} | {TERM, term} | {PLAN, id} | {HEAD, head} | {HISTORY, history} | {RESTARTED}
---     | {DIGEST, digest}: one term staged two things | {NOJOB} | {ANOTHER} | {WRONGTYPE, key, is, want}
+-- Returns {FLIPPED, version, pin, commit id} | {READY, shards ready} | {ALREADY, version}: repeated after the flip, or
+--     the version is past | {NOPLAN} | {TERM, term} | {PLAN, id} | {HEAD, head} | {HISTORY, history} | {RESTARTED}
+--     | {DIGEST, digest}: this term staged something else | {NOJOB} | {ANOTHER} | {WRONGTYPE, key, is, want}
 local bad = wrong_type({ 'hash', 'hash', 'hash', 'hash', 'stream', 'hash', 'hash', 'stream', 'string', 'hash', 'zset',
   'zset', 'zset', 'stream' })
 if bad then return bad end
@@ -30,23 +30,23 @@ if before and before ~= mine then return { 'DIGEST', before } end
 local staged, shards = {}, #KEYS - 14
 for i = 0, shards - 1 do
   staged[i + 1] = i == tonumber(shard) and mine or redis.call('HGET', KEYS[7], count(i)) or ''
-  -- The holder of another shard may have changed since it said ready; then its successor must say so again.
+  -- Another shard may have a new holder since its old one called ready; then the new one must call ready itself.
   if staged[i + 1]:match('^(%S+)') ~= redis.call('GET', KEYS[15 + i]) then staged[i + 1] = '' end
 end
 
-redis.call('HDEL', KEYS[7], shard) -- first, since it is allowed when memory is full: a commit is what frees it
+redis.call('HDEL', KEYS[7], shard) -- first, since it is allowed when memory is full; only a commit frees memory
 redis.call('HSET', KEYS[7], shard, mine)
 for _, said in ipairs(staged) do
   if said == '' then return { 'READY', redis.call('HLEN', KEYS[7]) } end
 end
--- The record is logged letter by letter as it was hashed, so that anyone can hash it again.
+-- Plan and shards are logged letter by letter as they are hashed, so that anyone can hash them again.
 local text, said = redis.call('HGET', KEYS[6], 'text'), table.concat(staged, ',')
 local decided, lowest, furthest = cjson.decode(text), lowest_round(KEYS[12]), tonumber(at[6])
 local draining, freed, keys = redis.call('ZCARD', KEYS[13]) > 0, false, { units = KEYS[10], free_units = KEYS[11] }
 for kind, list in ipairs({ decided.contributions, decided.rejected }) do
   for _, contribution in ipairs(list) do
     local worker, unit = author_and_unit(contribution)
-    redis.call('HINCRBY', KEYS[2 + kind], worker, 1) -- the clock, or what is skipped
+    redis.call('HINCRBY', KEYS[2 + kind], worker, 1) -- the clock, or skip if it was rejected
     local round, last = tonumber(redis.call('ZINCRBY', KEYS[12], 1, worker)), draining and redis.call('ZSCORE', KEYS[13], worker)
     furthest = math.max(furthest, round)
     if last and round >= tonumber(last) then
@@ -61,7 +61,7 @@ for kind, list in ipairs({ decided.contributions, decided.rejected }) do
   end
 end
 local ms, number = plan[4]:match('^(%d+)-(%d+)$')
-redis.call('XTRIM', KEYS[5], 'MINID', ms .. '-' .. count(number + 1)) -- what was taken was the oldest of it
+redis.call('XTRIM', KEYS[5], 'MINID', ms .. '-' .. count(number + 1)) -- a plan takes the oldest entries
 redis.call('DEL', KEYS[6], KEYS[7])
 for i, part in ipairs(staged) do
   local name = 'shard:' .. count(i - 1)
@@ -72,7 +72,7 @@ local head = redis.sha1hex(ARGV[6] .. '\n' .. text .. '\n' .. said)
 redis.call('HSET', KEYS[1], 'version', ARGV[5], 'head', head, 'furthest', count(furthest))
 redis.call('HINCRBY', KEYS[1], 'contributions', #decided.contributions)
 local id = redis.call('XADD', KEYS[8], '*', 'kind', 'commit', 'version', ARGV[5], 'head', head, 'plan', text, 'shards', said)
--- In ASP, and where fewer may wait than the bound allows, somebody may wait for the inbox and not for the others.
+-- In ASP, and if max_pending is not above the bound, a worker may wait for room in the inbox and not for the others.
 local config, after = redis.call('HMGET', KEYS[2], 'staleness', 'max_pending'), lowest_round(KEYS[12])
 if after ~= lowest or freed or tonumber(config[1]) < 0 or tonumber(config[2]) <= tonumber(config[1]) then
   wake(KEYS[14], after)

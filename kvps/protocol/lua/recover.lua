@@ -1,11 +1,11 @@
--- recover: begin a new history on a server that was restarted, and may have lost its last writes. What is there is
--- a whole earlier state; but who remembers more than it must not go on as if it were still true. So all terms and
--- incarnations end here: holders load what is committed, workers join anew and do again what was lost. Until they do, or
--- are silent for too long, the others wait for them.
+-- recover: begin a new history on a server that was restarted and may have lost its last writes. What it has is a whole
+-- earlier state, but a process that remembers a newer state must not act on that memory. So all terms and incarnations
+-- end: holders load the committed version, workers join again and repeat what was lost. The others wait for each worker
+-- until it has joined again or has been silent for too long.
 -- KEYS[1] version hash, [2] workers hash, [3] heartbeat zset, [4] plan hash, [5] ready hash, [6] commits stream,
 --     [7] units hash, [8] free units zset, [9] pin string, [10] turns stream, [11] rounds zset,
 --     [12...] the lease strings, then the term strings of shards 0, 1, ...
--- ARGV[1] job id   [2] the server's run id now   [3] history of it   [4] the newest version that the caller remembers
+-- ARGV[1] job id   [2] the server's run id now   [3] the new history   [4] the newest version that the caller remembers
 -- Returns {OK, version, history} also when repeated | {NOJOB} | {ANOTHER} | {WRONGTYPE, key, is, want}
 local bad = wrong_type({ 'hash', 'hash', 'zset', 'hash', 'hash', 'stream', 'hash', 'zset', 'string', 'stream', 'zset' })
 if bad then return bad end
@@ -15,7 +15,7 @@ if another then return another end
 if at[5] == ARGV[2] then return { 'OK', whole(at[2]), at[4] } end
 local plan = redis.call('HGET', KEYS[4], 'text')
 redis.call('DEL', KEYS[5], KEYS[9]) -- first, since it is allowed when memory is full
--- The open plan goes on in the new history: what was rejected from it is settled when its version is committed.
+-- The open plan continues in the new history: the rounds of contributions rejected from it end with its commit.
 if plan then
   plan = cjson.decode(plan)
   plan.history = ARGV[3]

@@ -1,9 +1,9 @@
--- reject: a contribution of the open plan turned out bad. It leaves by a log entry with the reason, and the plan goes
--- on for the same version without it, if need be without any step. Its worker's round is over when that version is
--- committed, not before: till then others may still wait for earlier rounds of that worker in the same plan.
+-- reject: take a damaged contribution out of the open plan, and log the reason. The plan keeps its version; if no
+-- contribution is left, that version has no step. The rejected round ends when the version is committed, not before:
+-- the same plan may hold earlier rounds of that worker, for which the others still wait.
 -- KEYS[1] version hash, [2] inbox stream, [3] plan hash, [4] ready hash, [5] commits stream, [6] the term string
 --     of the shard
--- ARGV[1] job id   [2] term   [3] plan id   [4] the contribution, as the plan has it   [5] reason
+-- ARGV[1] job id   [2] term   [3] plan id   [4] the contribution's text in the plan   [5] reason
 -- Returns {OK} | {TERM, term} | {PLAN} also when repeated | {NOJOB} | {ANOTHER} | {RESTARTED}
 --     | {WRONGTYPE, key, is, want}
 local bad = wrong_type({ 'hash', 'stream', 'hash', 'hash', 'stream', 'string' })

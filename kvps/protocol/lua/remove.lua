@@ -1,7 +1,7 @@
--- remove: forget a job, in one step for everybody: from here on every script answers NOJOB. Its name stays taken until
--- its bytes are unlinked (see forget), so that a removal that was cut short can be ended.
+-- remove: delete a job's control keys in one step: from then on every script answers NOJOB. Its name stays taken until
+-- its bytes are unlinked (see forget), so that an interrupted removal can be completed.
 -- KEYS[1] version hash, [2] removed string, [3] workers hash, [4...] all other control keys of the job
--- ARGV[1] job id, '' if it is damaged and has none   [2] how many workers the caller knows, whose traces are among KEYS
+-- ARGV[1] job id, '' if a damaged job has none   [2] how many workers the caller knows; their traces are among KEYS
 -- Returns {OK, deleted} | {MORE}: workers have joined meanwhile | {NOJOB} | {ANOTHER} | {WRONGTYPE, key, is, want}
 local bad = wrong_type({ 'hash', 'string', 'hash' })
 if bad then return bad end

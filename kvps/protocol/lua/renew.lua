@@ -1,5 +1,5 @@
--- renew: keep a shard's lease, or end it. A lease that had only expired is taken again: the term is still its own.
--- KEYS[1] version hash, [2] lease string, [3] term string, [4] leases stream, the bell of standbys
+-- renew: keep a shard's lease, or end it. An expired lease is taken again as long as the term is still the caller's.
+-- KEYS[1] version hash, [2] lease string, [3] term string, [4] leases stream, which wakes standbys
 -- ARGV[1] job id   [2] holder   [3] term   [4] lease ms, 0 to give it up
 -- Returns {OK} | {LOST, holder or ''} | {NOJOB} | {ANOTHER} | {RESTARTED} | {WRONGTYPE, key, is, want}
 local bad = wrong_type({ 'hash', 'string', 'string', 'stream' })

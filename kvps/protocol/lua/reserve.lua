@@ -1,6 +1,6 @@
--- reserve: an id for a worker that has none, unless one that is there may have to be replaced: that takes a look at all
--- of them. Each call reserves another id, so that 1,000 workers that come at once do not all try the same one; an id that
--- is reserved and not used is found by those who look.
+-- reserve: find an id for a worker that has none, unless it may have to replace a worker: then the caller must look at
+-- all workers. Each call reserves another id, so that 1,000 workers that start at once do not all try the same one. A
+-- caller that looks at all workers also finds ids that were reserved and never used.
 -- KEYS[1] version hash, [2] config hash, [3] workers hash, [4] pushed zset, [5] heartbeat zset
 -- ARGV[1] job id
 -- Returns {OK, worker} | {LOOK} | {NOJOB} | {ANOTHER} | {WRONGTYPE, key, is, want}
@@ -14,7 +14,7 @@ local wanted, number = whole(config[1]), tonumber(at[2] or '0')
 while redis.call('HEXISTS', KEYS[3], 'w' .. count(number)) == 1 do number = number + 1 end
 local joined = redis.call('HLEN', KEYS[3])
 if number >= wanted or joined >= wanted or redis.call('ZCARD', KEYS[4]) < joined then return { 'LOOK' } end
--- Who has been silent for half the timeout may be dead, and its id is the one to take.
+-- A worker that has been silent for half the timeout may be dead, and then its id is the one to take.
 local since = now_ms() - whole(config[2]) / 2
 for _, silent in ipairs(redis.call('ZRANGEBYSCORE', KEYS[5], '-inf', since, 'LIMIT', 0, 2)) do
   if silent ~= '' then return { 'LOOK' } end

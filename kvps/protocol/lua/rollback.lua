@@ -1,10 +1,10 @@
--- rollback: go on from the version that Redis was last given, for the shared memory with what came since is lost. As in
--- recover, all terms and incarnations end here; what was accepted or committed since is done again, and said in numbers.
+-- rollback: continue from the version that Redis was last given: the shared memory with all newer ones is lost. As in
+-- recover, all terms and incarnations end. Newer contributions are done again, and the answer counts the versions lost.
 -- KEYS[1] version hash, [2] workers hash, [3] heartbeat zset, [4] plan hash, [5] ready hash, [6] commits stream,
 --     [7] units hash, [8] pin string, [9] clock hash, [10] skip hash, [11] inbox stream, [12] mirror string,
 --     [13] lease string, [14] term string, [15] turns stream, [16] free units zset, [17] rounds zset, [18] pushed zset,
 --     [19] draining zset, [20] finished set, [21] ranks hash, [22] config hash
--- ARGV[1] job id   [2] term   [3] history from here on   [4] the shared memory that the job is in from here on
+-- ARGV[1] job id   [2] term   [3] the new history   [4] the shared memory that the job is in from now on
 -- Returns {OK, version, versions lost} also when repeated | {TERM, term} | {NOMIRROR} | {NOJOB} | {ANOTHER}
 --     | {RESTARTED} | {WRONGTYPE, key, is, want}
 local bad = wrong_type({ 'hash', 'hash', 'zset', 'hash', 'hash', 'stream', 'hash', 'string', 'hash', 'hash', 'stream',
@@ -32,7 +32,7 @@ for worker, entry in pairs(mirror.workers) do
 end
 index_members({ version = KEYS[1], workers = KEYS[2], units = KEYS[7], clock = KEYS[9], skip = KEYS[10],
   free_units = KEYS[16], rounds = KEYS[17], pushed = KEYS[18], draining = KEYS[19], finished = KEYS[20], ranks = KEYS[21] })
--- What stands behind it in the log has not happened, but for earlier losses: the server's own, or of memory.
+-- Log entries behind the mirrored version are undone and deleted. Those of earlier losses, of server or memory, stay.
 local behind = mirror.entry
 repeat
   local entries = redis.call('XRANGE', KEYS[6], '(' .. behind, '+', 'COUNT', 500)

@@ -1,7 +1,7 @@
--- trim: the log up to a commit stands in a file, so all before that commit's entry may go. It stays itself: what the
--- newest weights are held against is always here. When the first worker joined is noted before that goes.
+-- trim: delete the log before a commit's entry, when a file has the log up to that commit. The entry itself stays: the
+-- newest weights are always checked against it. The time of the first join is noted before its entry is deleted.
 -- KEYS[1] version hash, [2] commits stream
--- ARGV[1] job id   [2] history in which the entry was read   [3] the commit's entry   [4] its version
+-- ARGV[1] job id   [2] history in which the entry was read   [3] the id of the commit's entry   [4] its version
 -- Returns {OK, trimmed} also when repeated | {HISTORY, history} | {NOJOB} | {ANOTHER} | {RESTARTED}
 --     | {WRONGTYPE, key, is, want}
 local bad = wrong_type({ 'hash', 'stream' })

@@ -1,11 +1,11 @@
-"""What Ray's parameter-server actor does when a worker or the server is killed, with and without its retries.
+"""What happens to Ray's parameter-server actor when a worker or the server is killed, with and without retries.
 
     python tests/chaos/peers/ray_actors.py [--kills 10]
 
-Workers push the gradient 1; the server adds it up, so its sum counts what was applied. Its answer acknowledges, and the
-worker appends a line to a file.
-`restarts and retries` is how Ray is told to survive: max_restarts=-1 and max_task_retries=-1 for all actors. Needs ray
-and nothing of kvps. Prints a line of JSON for each kind of fault.
+Workers push the gradient 1 and the server adds it up, so its sum counts the applied gradients. The server's answer is
+the acknowledgement, and the worker then appends a line to a file. `restarts and retries` is how Ray is told to survive:
+max_restarts=-1 and max_task_retries=-1 for all actors. Needs ray and nothing of kvps. Prints a line of JSON for each
+kind of fault.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SURVIVE = {"max_restarts": -1, "max_task_retries": -1}
 
 
 class Server:
-    """Its state is in its process, as in Ray's own example of a parameter server."""
+    """The server. Its state is in its process, as in Ray's own example of a parameter server."""
 
     def __init__(self) -> None:
         self._applied = 0
@@ -49,13 +49,13 @@ class Server:
 
 
 class Worker:
-    """Its state is how far it has come; that is lost with it."""
+    """A worker. Its state is its progress, which is lost with its process."""
 
     def pid(self) -> int:
         return os.getpid()
 
     def train(self, server: Any, pushes: int, acks: str) -> None:
-        """Push so often."""
+        """Push `pushes` times, and write a line to the file `acks` for each answer."""
         with open(acks, "a", buffering=1) as file:
             for _ in range(pushes):
                 ray.get(server.push.remote())
@@ -63,7 +63,7 @@ class Worker:
 
 
 def trial(victim: str, options: dict[str, int], folder: Path) -> dict[str, Any]:
-    """Two workers push; one process is killed in the middle; what has been applied in the end."""
+    """Have two workers push, kill one process in the middle, and return what was applied in the end."""
     server = ray.remote(num_cpus=0.5, **options)(Server).remote()
     workers = [ray.remote(num_cpus=0.5, **options)(Worker).remote() for _ in range(WORKERS)]
     pids = ray.get([actor.pid.remote() for actor in (server, *workers)])
@@ -74,7 +74,7 @@ def trial(victim: str, options: dict[str, int], folder: Path) -> dict[str, Any]:
         time.sleep(0.001)
     os.kill(pids[0 if victim == "server" else 1], signal.SIGKILL)
     errors = {error for task in tasks if (error := failure(task))}
-    applied = 0  # where the server is gone, its sum is gone with it
+    applied = 0  # if the server is gone, its sum is gone with it
     with suppress(Exception):
         applied = ray.get(server.total.remote(), timeout=PATIENCE_S)
     for actor in (server, *workers):
@@ -83,7 +83,7 @@ def trial(victim: str, options: dict[str, int], folder: Path) -> dict[str, Any]:
 
 
 def failure(task: Any) -> str:
-    """What a task ends with, if it is an error."""
+    """Return the name of the error that a task ends with, or ""."""
     try:
         ray.get(task, timeout=PATIENCE_S)
     except Exception as error:

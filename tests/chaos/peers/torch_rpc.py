@@ -1,10 +1,10 @@
-"""What PyTorch's batch-updating parameter server over RPC does when a trainer or the server is killed.
+"""What happens to PyTorch's batch-updating parameter server over RPC when a trainer or the server is killed.
 
     python tests/chaos/peers/torch_rpc.py [--trainer-kills 10] [--server-kills 3] [--wait 10]
 
 It is PyTorch's own recipe: an asynchronous function adds up one gradient of every trainer, then answers all of them.
-Trainers push the gradient 1, so the sum counts what was applied; the answer acknowledges. Needs torch and nothing of
-kvps. Prints a line of JSON for each kind of fault.
+Trainers push the gradient 1, so the sum counts the applied gradients; the answer is the acknowledgement. Needs torch
+and nothing of kvps. Prints a line of JSON for each kind of fault.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ import torch
 from torch.distributed import rpc
 
 TRAINERS = 2
-BEFORE = 200  # acknowledged before anybody is killed
+BEFORE = 200  # acknowledgements before the kill
 
 
 class Server:
-    """Its state is in its process; what it has applied is also in a file, for the judge."""
+    """The server. Its state is in its process; the number of applied gradients is also in a file, for the judge."""
 
     def __init__(self, folder: str) -> None:
         self._file = Path(folder, "applied")
@@ -39,7 +39,7 @@ class Server:
         self._answer: Any = torch.futures.Future()
 
     def push(self) -> Any:
-        """The answer to all trainers of this round, once all have pushed."""
+        """Return the answer to all trainers of this round: a future that is set once all have pushed."""
         with self._lock:
             answer = self._answer
             self._waiting += 1
@@ -55,23 +55,23 @@ SERVER: Server | None = None
 
 
 def make(folder: str) -> None:
-    """Be the server."""
+    """Make this process the server."""
     global SERVER
     SERVER = Server(folder)
 
 
 @rpc.functions.async_execution
 def push() -> Any:
-    """Runs in the server for a trainer."""
+    """Push for a trainer; runs in the server."""
     assert SERVER
     return SERVER.push()
 
 
 def play(rank: int, port: int, folder: str) -> None:
-    """Rank 0 is the server; a trainer appends a line for each answer, and notes what ended it."""
+    """Run one process: rank 0 is the server; a trainer appends a line for each answer, and notes the final error."""
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
     os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "TP_SOCKET_IFNAME": "lo"}
-    import torch_rpc as me  # so that functions travel under the name of a module that can be imported
+    import torch_rpc as me  # so that RPC names functions by a module that can be imported
 
     rpc.init_rpc(f"p{rank}", rank=rank, world_size=TRAINERS + 1)
     if rank == 0:
@@ -90,7 +90,7 @@ def play(rank: int, port: int, folder: str) -> None:
 
 
 def trial(victim: int, wait_s: float) -> dict[str, Any]:
-    """Kill one process in the middle of training; what the others have done `wait_s` later."""
+    """Kill one process in the middle of training; return what the others have done `wait_s` later."""
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
@@ -107,7 +107,7 @@ def trial(victim: int, wait_s: float) -> dict[str, Any]:
             deadline = time.monotonic() + 60
             while acknowledged() < BEFORE:
                 if time.monotonic() > deadline:
-                    raise SystemExit("the trainers do not come to train")
+                    raise SystemExit("the trainers did not begin to train within 60 s")
                 time.sleep(0.02)
             os.kill(processes[victim].pid or 0, signal.SIGKILL)
             processes[victim].join()
@@ -130,7 +130,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--trainer-kills", type=int, default=10)
     parser.add_argument("--server-kills", type=int, default=3)
-    parser.add_argument("--wait", type=float, default=10.0, help="seconds after which is looked who has gone on")
+    parser.add_argument("--wait", type=float, default=10.0, help="seconds from a kill to the last look")
     arguments = parser.parse_args()
     faults = (
         ("a trainer killed", arguments.trainer_kills, list(range(1, TRAINERS + 1))),
@@ -153,7 +153,7 @@ def main() -> None:
 
 
 def said(trials: list[dict[str, Any]]) -> str:
-    """The kinds of errors that were raised."""
+    """Return the kinds of errors that were raised."""
     return ", ".join(sorted({error.split(":")[0] for t in trials for error in t["errors"]}))
 
 

@@ -125,7 +125,7 @@ def test_a_job_wider_than_the_hosts_waits_and_says_so_and_can_be_cancelled(
     host.until("joined as w0")
     shown = kvps_run("queue").stdout
     assert re.findall(r"wide +(w\d) +kvps +(\w+)", shown) == [("w0", "runs"), ("w1", "waits"), ("w2", "waits")]
-    assert "kvps: 1 host; more hosts than that are needed by wide (3): kvps worker --queue" in shown
+    assert "kvps: 1 host; more hosts are needed by wide (3): start them with kvps worker --queue" in shown
     listed = json.loads(kvps_run("queue", "--json").stdout)
     assert listed["hosts"] == {"kvps": 1, "kvps-gpu": 0}
     assert [(t["worker"], t["queue"], t["state"]) for t in listed["tasks"]] == [

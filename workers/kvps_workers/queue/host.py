@@ -1,16 +1,16 @@
 """A host: takes one task after the other from a queue, and runs each in a process of its own.
 
-A task is lost when its host is lost: when the host's process is surely dead (on this machine that is known), or has
-given no sign of life for a while. Every host looks each second, at work or idle, and puts a lost task back, once. The
-task process ends with its host. If it lives on all the same, cut off or stopped, no gradient counts twice: nobody can
-join under its worker id while it lives, and the next task process waits for that.
+A task is lost when its host is lost: when the host's process is surely dead (hosts on the same machine can tell), or
+has given no sign of life for a while. Every host looks each second, at work or idle, and puts a lost task back, once.
+A task process ends with its host. If it lives on all the same, cut off or stopped, no gradient counts twice: no process
+can join under its worker id while it lives, so the next task process waits until the id is free.
 
 No two jobs keep each other from starting. A job commits nothing before all its workers have joined, so two jobs with
 some of the hosts each could wait for ever. Therefore the queue is kept in the order of submission, and a task that is
-put back goes to its place in that order. So the tasks that were taken are the oldest ones: at most one job has only a
-part of its workers. The jobs before it end, and their hosts take the rest of it. Only a lost host leaves a gap in that
-order. Then a host makes way if its job was submitted later and cannot go on (`_makes_way`). So the oldest job that is
-not finished always gets its hosts, if there are as many as it has workers. If there are fewer, it waits and says so.
+put back goes to its place in that order. So the running tasks are the oldest ones, and at most one job has only some of
+its workers. The jobs before it end, and their hosts take its other tasks. Only a lost host leaves a gap in that order.
+Then a host whose job was submitted later and cannot continue makes way (`_makes_way`). So the oldest unfinished job
+always gets its hosts, if there are as many as it has workers. If there are fewer, it waits and says so.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ _NONE = ("", "")
 
 
 class Host:
-    """Serves one queue of tasks, whose jobs are in `store`."""
+    """A host that serves one queue of tasks, whose jobs are in `store`."""
 
     def __init__(self, queue: TaskQueue, store: Store, resources: HostResources) -> None:
         self._queue = queue
         self._store = store
         self._resources = resources
         self._liveness = LivenessTracker()
-        self._held = _NONE  # the task that it has, and the name of its execution
-        self._first = ("", 0.0)  # the task at the front of the queue, and since when that is so
+        self._held = _NONE  # the id of this host's task, and the name of its execution
+        self._first = ("", 0.0)  # the task at the front of the queue, and since when it is there
         self._warned = ""
 
     def serve(self, burst: bool = False) -> None:
@@ -71,13 +71,13 @@ class Host:
                     self._leave()
 
     def _leave(self) -> None:
-        """Give back what this host has, and serve the queue no more."""
+        """Put this host's task back into the queue, and stop serving the queue."""
         if self._held != _NONE and self._queue.release(*self._held, "queued"):
             log.info("%s: waits again (this host ends)", self._held[0])
         self._queue.depart()
 
     def _run_next(self) -> bool:
-        """Run the next task; whether there was any."""
+        """Run the next task. Return whether there was one."""
         execution = secrets.token_hex(8)
         found = self._queue.take(execution)
         if not found:
@@ -120,10 +120,10 @@ class Host:
             self._judge(task, code, running.last)
 
     def _verdict(self, task: WorkerTask, rows: list[QueueRow]) -> tuple[str, str]:
-        """What becomes of the task that runs, and why, if it shall not go on here; else two times ""."""
+        """Return the next status of the running task, and why, if this host must end it; else ("", "")."""
         mine = next((row for row in rows if row.held == self._held), None)
         if mine is None:
-            return "", "this host had not been heard of, and others look after it"
+            return "", "the queue no longer lists it as running on this host"
         if mine.cancelled:
             return "canceled", "it was cancelled"
         if self._makes_way(task, next((row.id for row in rows if row.state == "waits"), "")):
@@ -131,14 +131,14 @@ class Host:
         return "", ""
 
     def _makes_way(self, task: WorkerTask, first: str) -> bool:
-        """Whether the task at the front of the queue should have this host: it is of an older job, no other host has
-        taken it for a while, and nothing of this job is committed until more workers come."""
+        """Return whether the task at the front of the queue should have this host: its job is older, no other host has
+        taken it for `_MAKES_WAY_S`, and this host's job commits nothing until more workers come."""
         if first != self._first[0]:
             self._first = (first, time.monotonic())
         ours, theirs = submitted(self._held[0]), submitted(first)
         if ours is None or theirs is None or theirs >= ours or time.monotonic() - self._first[1] < _MAKES_WAY_S:
             return False
-        with suppress(Exception):  # a job that cannot be read does not go on
+        with suppress(Exception):  # a job that cannot be read makes way too
             job = self._job(task)
             members = job.state().members.values()
             there = sum(m.active or m.finished for m in members)
@@ -146,7 +146,7 @@ class Host:
         return True
 
     def _judge(self, task: WorkerTask, code: int, last: str) -> None:
-        """What becomes of a task whose process has ended by itself."""
+        """Release a task whose process has ended by itself, with a status that follows from its exit code."""
         if code == 0:
             self._close(task, "finished", "it has done its rounds")
         elif code in (1, 2):
@@ -158,7 +158,7 @@ class Host:
             self._close(task, "canceled", "its job is not there any more")
         elif code == AWAY:
             self._close(task, "queued", last)
-            time.sleep(_TICK_S)  # the server of its job is away: what comes back rings no bell
+            time.sleep(_TICK_S)  # the server of its job is away, and no event says when it is back
         else:
             how = signal.Signals(-code).name if code < 0 else f"code {code}"
             self._close(task, "queued", f"its process ended by {how}", self._version(task))
@@ -168,10 +168,10 @@ class Host:
         word = {"queued": "waits again", "": "left to others"}.get(became, became)
         log.log(logging.WARNING if became == "failed" else logging.INFO, "%s: %s (%s)", task, word, why)
 
-    # -- the others -------------------------------------------------------------------------------------------
+    # -- other hosts ------------------------------------------------------------------------------------------
 
     def _look(self) -> list[QueueRow]:
-        """Give a sign of life, and put back what lost hosts had. What ran, and what waits in front."""
+        """Give a sign of life, and put back lost hosts' tasks. Return the running tasks and the first waiting one."""
         self._queue.beat(busy=self._held != _NONE)
         _, rows = self._queue.look(waiting=1, failed=0)
         for lost in self._liveness.lost([row for row in rows if row.state == "runs" and row.held != self._held]):
@@ -186,8 +186,8 @@ class Host:
             log.warning("%s: %s (%s)", lost.task or lost.id, word, why)
 
     def _version(self, task: WorkerTask) -> str:
-        """The version of a task's job, or "". If its worker is surely dead the job goes on without it at once."""
-        with suppress(Exception):  # what stands in Redis may be anything
+        """Return the version of a task's job, or "". A worker that is surely dead is evicted at once."""
+        with suppress(Exception):  # another program may have written anything to these keys
             job = self._job(task)
             state = job.state()
             member = state.members.get(task.worker)
@@ -197,7 +197,7 @@ class Host:
         return ""
 
     def _is_missed(self, task: WorkerTask) -> bool:
-        """Whether a task's job has not begun, and cannot without this worker."""
+        """Return whether a task's job has not begun, and cannot begin without this worker."""
         with suppress(Exception):
             job = self._job(task)
             members = job.state().members
@@ -212,7 +212,7 @@ class Host:
 
     @contextmanager
     def _retried(self) -> Iterator[None]:
-        """What the server refuses inside the block, as keys of another type, is said once; the caller tries again."""
+        """Log an error of the server inside the block, such as a key of another type, once. The caller tries again."""
         try:
             yield
         except (NoServer, ServerLost):

@@ -1,4 +1,4 @@
-"""Finds out which executions nobody works on any more."""
+"""Finds the executions whose hosts are lost."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _SILENT_S = 10.0  # a host that gives no sign of life for so long is lost
 
 
 class LivenessTracker:
-    """Which executions stay as they were while this process looks at them.
+    """The record of how long each execution has shown no new sign of life while this process was looking.
 
-    It goes by its own clock alone: other machines' clocks differ. If it has not looked for long, the server or this
-    process may have been stopped, and nobody is judged by that time.
+    It goes by this process's clock alone, because other machines' clocks differ. If this process has not looked for
+    long, it or the server may have been stopped, and no host is judged by that time.
     """
 
     def __init__(self) -> None:
@@ -23,7 +23,7 @@ class LivenessTracker:
         self._looked = 0.0
 
     def lost(self, others: Collection[QueueRow], now: float | None = None) -> list[QueueRow]:
-        """Which of these executions nobody works on any more. `now` is in seconds."""
+        """Return those of these executions whose hosts are lost. `now` is in seconds."""
         now = time.monotonic() if now is None else now
         if now - self._looked > _SILENT_S / 2:
             self._since.clear()

@@ -1,8 +1,8 @@
 """The queue of tasks: the one module that knows RQ's keys.
 
-Tasks stand where RQ's own tools look: a hash for each task, a list that is the queue, sorted sets of what runs and of
-what is over. A few scripts (`lua/`) decide, each in one step: a task is always either in the queue or noted as taken by
-a host, whichever process is killed. docs/experiments.md shows what RQ's own worker does instead.
+Tasks are where RQ's own tools look: a hash for each task, a list that is the queue, sorted sets of running and of ended
+tasks. A few scripts (`lua/`) decide, each in one step: a task is always either in the queue or noted as taken by a
+host, whichever process is killed. docs/experiments.md shows what RQ's own worker does instead.
 
 Nothing that is read here is unpickled or imported (see `worker_task`), and a host listens to none of RQ's commands.
 
@@ -42,15 +42,15 @@ QUEUES = (CPU, GPU)
 _TASK = RqJob.redis_job_namespace_prefix
 _HOST = f"{RQ_KEY_PREFIX}:worker:"
 _TOO_MANY_LOSSES = 5
-_KEPT_S = 24 * 3600  # what is over
-_HOST_S = 15  # a host that says nothing for so long is none
+_KEPT_S = 24 * 3600  # how long ended tasks are kept
+_HOST_S = 15  # a host that is silent for so long is no longer counted
 _FAILURES_SHOWN = 10
 
 
 class QueueRow(NamedTuple):
-    """A task of a queue. `state` is runs, waits or failed; `why` is why it failed, or why it is no task.
+    """A task of a queue. `state` is runs, waits or failed; `why` says why it failed, or why it is no valid task.
 
-    Of one that runs: the name of its execution, the process of its host, and `beat`, which changes while that lives.
+    A running task has the name of its execution, its host's process, and `beat`, which changes while the host lives.
     """
 
     id: str
@@ -64,12 +64,12 @@ class QueueRow(NamedTuple):
 
     @property
     def held(self) -> tuple[str, str]:
-        """What a host has: the task and the execution."""
+        """The id of the task and the name of its execution."""
         return self.id, self.execution
 
     @property
     def host(self) -> str:
-        """Where it runs; "?" if that is not known."""
+        """The host that runs the task, as "host:pid"; "?" if that is not known."""
         return f"{self.process['host']}:{self.process['pid']}" if self.process else "?"
 
 
@@ -83,7 +83,7 @@ class TaskQueue:
         registries = (StartedJobRegistry, FinishedJobRegistry, FailedJobRegistry, CanceledJobRegistry)
         self._started, *self._over = [registry.key_template.format(name) for registry in registries]
         self._hosts = WORKERS_BY_QUEUE_KEY % name
-        # The name that kvps's connections have, for by those a private server knows whether others use it.
+        # The name of kvps's connections, by which a private server knows whether others use it.
         self._host = _HOST + client_name()
         self._born, self._ended = utcformat(now()), {"finished": 0, "failed": 0}
         self._client = Client(url, why_lost=private_server.why_lost)
@@ -93,12 +93,12 @@ class TaskQueue:
             self._client.close()
             raise
 
-    # -- who submits and who looks ----------------------------------------------------------------------------
+    # -- submitting and looking -------------------------------------------------------------------------------
 
     def submit(self, job: Job, slow: Mapping[str, float] | None = None, prefetch: bool = False) -> None:
-        """Put all workers of a job into the queue, in one step: nothing comes between them.
+        """Put a task for each worker of a job into the queue, in one step: no other task comes between them.
 
-        `slow` stretches the steps of those it names; with `prefetch` the next weights come while they compute.
+        `slow` stretches the steps of the workers it names. With `prefetch`, the next weights arrive while they compute.
         """
         seconds, us = map(int, self._client.call("TIME"))
         arguments = []
@@ -108,30 +108,30 @@ class TaskQueue:
         self._run("submit", [self._key, RqQueue.redis_queues_keys], _TASK, self.name, *arguments)
 
     def cancel(self, job: str) -> tuple[int, int]:
-        """Take the waiting tasks of a job out, and have those that run end: how many waited, how many run."""
+        """Take a job's waiting tasks out of the queue, and make its running ones end. Return how many of each."""
         check_name("job", job)
         _, waited, running = self._run("cancel", [self._key, self._started, self._over[2]], _TASK, job, _KEPT_S)
         return waited, running
 
     def look(self, waiting: int = 0, failed: int = _FAILURES_SHOWN) -> tuple[int, list[QueueRow]]:
-        """How many hosts serve this queue; and what runs, what waits and what failed last, in this order.
+        """Return how many hosts serve this queue, and its running, waiting and last failed tasks, in this order.
 
-        `waiting` and `failed` are how many of those at most; 0 waiting is all.
+        `waiting` and `failed` are how many of these to return at most; 0 waiting is all.
         """
         keys = [self._key, self._started, self._over[1], self._hosts]
         _, hosts, *rows = self._run("look", keys, _TASK, _HOST, waiting, failed)
         return hosts, [_row(*row) for row in rows]
 
     def hosts(self) -> int:
-        """How many hosts serve this queue."""
+        """Return how many hosts serve this queue."""
         return self.look(waiting=1, failed=0)[0]
 
-    # -- who works --------------------------------------------------------------------------------------------
+    # -- a host's side ----------------------------------------------------------------------------------------
 
     def take(self, execution: str) -> tuple[str, str | None] | None:
-        """The first task and its payload, noted as this host's under the name of an execution; None: none waits.
+        """Take the first task for this host, as the execution of this name. Return (id, payload); None if none waits.
 
-        Without a payload it was only taken out of the queue: no task has that id, or it was cancelled.
+        If the payload is None, the id was only taken out of the queue: no task has it, or the task was cancelled.
         """
         note = {
             "origin": self.name,
@@ -147,23 +147,23 @@ class TaskQueue:
         return found[0], found[1] if code == "TAKEN" else None
 
     def await_task(self, timeout_s: float) -> None:
-        """Wait until a task waits for a host, not longer than `timeout_s`."""
+        """Wait until the queue holds a task, not longer than `timeout_s`."""
         if self._client.call("EXISTS", WORKERS_SUSPENDED):
-            time.sleep(timeout_s)  # rq resume rings no bell
+            time.sleep(timeout_s)  # no event says that `rq resume` was run
             return
         try:
-            # From the front to the front: it moves nothing, and blocks until there is something that could be moved.
+            # Moving the first element to the front changes nothing, and blocks until the queue has an element.
             self._client.call("BLMOVE", self._key, self._key, "LEFT", "LEFT", timeout_s)
         except (NoServer, ServerLost):
             raise
         except ServerError:
-            pass  # what stands there is no text, or no list: `take` judges it
+            pass  # the element is no text, or the key no list: `take` handles that
 
     def release(self, id: str, execution: str, status: str, why: str = "", version: str = "") -> str:
-        """End an execution: its task is "queued" again, "finished", "failed", "canceled" or "refused"; what it became.
+        """End an execution: its task gets the `status` "queued", "finished", "failed", "canceled" or "refused".
 
-        "": that execution was ended before. `version` is that of the task's job where a loss counts: a task that is
-        lost again and again at the same version is failed. Of a refused one the payload is deleted.
+        Return the status it got, or "" if the execution had ended before. `version` is that of the task's job if a loss
+        counts: a task that is lost again and again at the same version fails. A refused task's payload is deleted.
         """
         keys, shown = [self._key, self._started, *self._over], why.encode("ascii", "backslashreplace").decode()
         judged = (status, version, _TOO_MANY_LOSSES, shown, _KEPT_S)
@@ -175,7 +175,7 @@ class TaskQueue:
         return str(became[0])
 
     def beat(self, busy: bool) -> None:
-        """Say that this host lives. All of it each time, for the server may have forgotten it."""
+        """Say that this host lives. Every field is written each time, because the server may have lost them."""
         fields = {
             "birth": self._born,
             "last_heartbeat": utcformat(now()),
@@ -198,7 +198,7 @@ class TaskQueue:
         )
 
     def depart(self) -> None:
-        """This host serves the queue no more."""
+        """Take this host out of the hosts that serve the queue."""
         for workers in (REDIS_WORKER_KEYS, self._hosts):
             self._client.call("SREM", workers, self._host)
         self._client.unlink([self._host])
@@ -239,7 +239,7 @@ def _row(id: str, state: str, payload: str, execution: str, cancelled: int, who:
 
 
 def _process(text: str) -> dict[str, Any]:
-    """The identity of a process as `take` noted it; {} if another program wrote there."""
+    """Return the identity of a process as `take` noted it; {} if another program wrote there."""
     kinds = {"host": str, "space": str, "start": str, "pid": int}
     try:
         found = json.loads(text)

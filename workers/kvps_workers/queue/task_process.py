@@ -1,9 +1,9 @@
-"""The process that works on one task: started fresh, never forked, for CUDA does not survive a fork.
+"""The process that works on one task: started fresh, never forked, because CUDA does not survive a fork.
 
 ``python -m kvps_workers.queue.task_process`` reads a line of JSON from its standard input: the task, which its host has
-checked, and the server's URL, which so stands in no command line and no environment. It knows nothing of queues. It
-loads built-in tasks and those that the host's operator allowed, no others. It leaves its job and ends when its input
-ends, which it does with the host, however that ends.
+checked, and the server's URL, which therefore is in no command line and no environment. The process knows nothing of
+queues. It loads built-in tasks and those that the host's operator allowed, no others. When its input closes, it leaves
+its job and ends. The input closes when the host ends, in whatever way.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from kvps_workers.queue.worker_task import WorkerTask
 from kvps_workers.task import BUILT_IN
 from kvps_workers.training_loop import train
 
-AWAY, REMOVED = 75, 66  # exit codes: the server is away; the job is not there any more. It was nothing in the task.
+AWAY, REMOVED = 75, 66  # exit codes for a lost server and a removed job: not the task's fault
 
 log = logging.getLogger("kvps.task")
 
 
 def main() -> int:
-    """Do what the standard input says: 0 when it is done, 1 if it fails, AWAY, REMOVED, 143 if told to end."""
+    """Run the task from standard input. Return 0 when done, 1 if it fails, AWAY, REMOVED, or 143 if told to end."""
     try:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, _interrupt)
@@ -54,14 +54,14 @@ def main() -> int:
         if isinstance(error, JobNotFound):
             return REMOVED
         return AWAY if isinstance(error, NoServer | ServerLost) else 1
-    except SystemExit as error:  # of the user's task
+    except SystemExit as error:  # raised by the user's task
         print(f"kvps: error: the task ended its process (exit {error.code})", file=sys.stderr)
         return 1
 
 
 def work(task: WorkerTask, url: str, allowed: list[str], gpu: int | None, acks: str | None) -> None:
-    """Be this worker of this job until nothing is left for it. Raises what `training_loop.train` does, JobNotFound,
-    CorruptData, InvalidTask for a task that is not allowed here."""
+    """Train as this worker of this job until no batch is left. Raises what `training_loop.train` raises, JobNotFound,
+    CorruptData, and InvalidTask for a task that is not allowed here."""
     device = open_device(gpu)
     with connect(url) as store:
         job = _open(store, task)
@@ -75,12 +75,12 @@ def work(task: WorkerTask, url: str, allowed: list[str], gpu: int | None, acks: 
                 if not waits:
                     log.info("waits: %s", alive)
                 waits = True
-            # What ends the other one rings; its silence does not, and is asked for every second.
+            # The other process's leave or eviction ends this wait. Its silence does not, so try again every second.
             job.client.wait({job.keys.commits: job.state().last_entry})
 
 
 def _open(store: Store, task: WorkerTask) -> Job:
-    """The task's job. Raises JobNotFound, CorruptData."""
+    """Return the task's job. Raises JobNotFound, CorruptData."""
     try:
         job = store.job(task.job)
     except KvpsError:
@@ -93,7 +93,7 @@ def _open(store: Store, task: WorkerTask) -> Job:
 
 
 def check_allowed(task: str, allowed: list[str]) -> None:
-    """Raises InvalidTask for the name of a task that the operator of this host did not list."""
+    """Raise InvalidTask unless a task is built in, or the operator of this host has listed its name."""
     if task not in BUILT_IN and task not in allowed:
         raise InvalidTask(
             f"task {task!r} is not allowed on this host: its operator allows it with "
@@ -102,14 +102,14 @@ def check_allowed(task: str, allowed: list[str]) -> None:
 
 
 def _end_with_host() -> None:
-    """End when the host ends: it holds the other end of the standard input until it is gone."""
+    """End this process when its host ends: the host holds the other end of the standard input until then."""
     while os.read(0, 4096):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _interrupt(number: int, _: FrameType | None) -> None:
-    """The first signal leaves through the `finally`s; a second one ends at once."""
+    """Raise KeyboardInterrupt, so that `finally` blocks run; a second signal ends the process at once."""
     signal.signal(number, signal.SIG_DFL)
     raise KeyboardInterrupt
 

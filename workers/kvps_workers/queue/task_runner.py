@@ -16,13 +16,12 @@ from kvps_workers.queue.worker_task import WorkerTask
 
 _TICK_S = 1.0
 _END_S = 10.0
-_LAST = 500  # characters of its last line, which may be why it failed
+_LAST = 500  # characters kept of the process's last line, which may say why it failed
 
 
 @dataclass(frozen=True)
 class HostResources:
-    """What every task process of a host is given: its environment, the tasks that it may load besides the built-in
-    ones, and the CUDA device that it computes on."""
+    """The means of a host's task processes: environment, tasks allowed besides the built-in ones, CUDA device."""
 
     environment: Mapping[str, str]
     allowed: tuple[str, ...] = ()
@@ -33,8 +32,8 @@ class HostResources:
 class TaskProcess:
     """The process that works on one task.
 
-    It is told what to do through its standard input, the server's URL too, and ends when that is closed, however this
-    process ends. What it prints is passed on, each line with the task before it.
+    It gets the task and the server's URL through its standard input, and ends when that is closed, however this process
+    ends. Each line that it prints is passed on, with the task before it.
     """
 
     def __init__(self, task: WorkerTask, url: str, resources: HostResources) -> None:
@@ -45,9 +44,9 @@ class TaskProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # so that Ctrl-C reaches it once, from here
+            start_new_session=True,  # so that Ctrl-C reaches it only once, through this process
         )
-        self.last = ""  # what it said last
+        self.last = ""  # its last line
         self._asked = 0.0  # when it was asked to leave
         self._reader = threading.Thread(target=self._read, args=(str(task),), daemon=True)
         self._reader.start()
@@ -59,7 +58,7 @@ class TaskProcess:
             self._process.stdin.flush()
 
     def ended(self, timeout_s: float) -> bool:
-        """Wait for its end up to `timeout_s`; whether it came. One that was asked to leave long ago is killed."""
+        """Wait up to `timeout_s` for its end, and return whether it came. Kill it if it was asked to leave long ago."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout_s)
             self._reader.join(timeout_s)  # its own children may hold the pipe
@@ -69,13 +68,13 @@ class TaskProcess:
         return False
 
     def end(self) -> None:
-        """Ask it to leave."""
+        """Ask the process to leave."""
         if not self._asked and self._process.poll() is None:
             self._asked = time.monotonic()
             self._process.terminate()
 
     def wait(self) -> int:
-        """Wait for its end; its exit code, or the negative number of the signal that ended it."""
+        """Wait for its end. Return its exit code, or the negative number of the signal that ended it."""
         while not self.ended(_TICK_S):
             pass
         assert self._process.stdin

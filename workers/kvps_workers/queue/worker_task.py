@@ -1,6 +1,6 @@
-"""A task of the queue: one worker of one job, for a host that is free. JSON of a call, as RQ stores one, and back.
+"""A task of the queue: one worker of one job, for a free host. It is stored as a call in JSON, as RQ stores one.
 
-Anybody may have written what is read here. So it is read field by field, within bounds, and no name in it is looked up:
+Anybody may have written a stored task. So it is read field by field, within bounds, and no name in it is looked up:
 there is one function, and it is only a name.
 """
 
@@ -13,13 +13,13 @@ from typing import Any
 from kvps.errors import InvalidName, InvalidTask
 from kvps.protocol.keys import check_name
 
-FUNCTION = "kvps.train"  # nothing imports it: a worker of RQ's own fails on it, and loses nothing
+FUNCTION = "kvps.train"  # nothing imports it: RQ's own worker fails on it, and loses nothing
 _MOST_SLOW = 1000.0
 
 
 @dataclass(frozen=True)
 class WorkerTask:
-    """Be worker `worker` of the job `job`, the one whose own id is `id`. `slow` stretches its steps."""
+    """The task of worker `worker` of the job `job` with the id `id`. `slow` stretches the worker's steps."""
 
     job: str
     id: str
@@ -31,7 +31,7 @@ class WorkerTask:
         return f"{self.job} {self.worker}"
 
     def payload(self) -> str:
-        """The call as RQ stores it, in printable ASCII."""
+        """Return the call as RQ stores it, in printable ASCII."""
         return json.dumps([FUNCTION, None, [], asdict(self)])
 
     @classmethod
@@ -61,7 +61,7 @@ class WorkerTask:
 
 
 def submitted(id: str) -> int | None:
-    """When the job of a task was submitted, us; None if the task's id does not say."""
+    """Return when the job of a task was submitted, in us; None if the task's id does not say."""
     first, dash, _ = id.partition("-")
     return int(first) if dash and first.isdecimal() and first.isascii() and len(first) < 20 else None
 

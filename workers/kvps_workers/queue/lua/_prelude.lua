@@ -1,4 +1,4 @@
--- Stands before every script: what they share.
+-- The prelude of every script: the functions that they share.
 --
 -- Lua does not roll back, so each script makes all its checks first and writes last. The keys are RQ's, and anybody who
 -- may write to the server may have put anything there.
@@ -12,27 +12,27 @@ end
 
 local function is_hash(key) return redis.call('TYPE', key).ok == 'hash' end
 
--- A value that anybody may have written, as printable ASCII of at most `most` characters. A reply holds nothing else.
+-- Return a value, which anybody may have written, as at most `most` characters of printable ASCII, like every reply.
 local function plain(value, most) return ((value or ''):sub(1, most):gsub('[^\32-\126]', '?')) end
 
--- Fields of a hash as such text; '' for each if the key holds none.
+-- Return fields of a hash as such text; '' for each if the key holds no hash.
 local function fields(key, ...)
   local out = {}
   for i, name in ipairs({ ... }) do out[i] = is_hash(key) and plain(redis.call('HGET', key, name), 500) or '' end
   return unpack(out)
 end
 
--- The call that a task is; '' if there is none, if it is too long, or holds other bytes than printable ASCII.
+-- Return the call (JSON) of a task; '' if there is none, if it is too long, or if it is not printable ASCII.
 local function payload(key)
   if not is_hash(key) or redis.call('HSTRLEN', key, 'data') > 1024 then return '' end
   local data = redis.call('HGET', key, 'data') or ''
   return data:find('[^\32-\126]') and '' or data
 end
 
--- When the job of a task was submitted, us. An id that does not say comes last.
+-- Return when the job of a task was submitted, in us. A task whose id does not say comes last.
 local function submitted(id) return tonumber(id:match('^(%d+)%-') or '') or math.huge end
 
--- Into the queue behind all that were submitted before it, and its own job's: the oldest job always stands in front.
+-- Insert a task behind those of its job and of all jobs submitted before: the oldest job is always in front.
 local function insert(queue, id)
   local mine, last = submitted(id), redis.call('LINDEX', queue, -1)
   if last and submitted(last) > mine then
@@ -43,7 +43,7 @@ local function insert(queue, id)
   redis.call('RPUSH', queue, id)
 end
 
--- What runs: {task, execution} of each entry of the registry that can be one.
+-- Return {task, execution} for each valid entry of the registry of running tasks.
 local function started(registry)
   local out = {}
   for _, entry in ipairs(redis.call('ZRANGE', registry, 0, -1)) do
@@ -53,8 +53,8 @@ local function started(registry)
   return out
 end
 
--- Into a registry of what is over, which is there to be looked at: one of another type must not hold up those that wait.
--- The task goes by itself after ttl seconds.
+-- End a task: it expires after ttl seconds, and goes into a registry of ended tasks. That registry is for display only,
+-- so a key of another type in its place must not hold up the waiting tasks.
 local function over(registry, key, id, status, why, ttl)
   redis.call('HSET', key, 'status', status, 'kvps_why', why)
   redis.call('EXPIRE', key, ttl)

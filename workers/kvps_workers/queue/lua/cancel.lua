@@ -1,6 +1,6 @@
--- cancel: take the waiting tasks of a job out of the queue, and mark those that run: their hosts look at it.
+-- cancel: take a job's waiting tasks out of the queue, and mark its running tasks: their hosts read the mark.
 -- KEYS[1] queue list, [2] started zset, [3] canceled zset
--- ARGV[1] what the keys of tasks begin with   [2] job   [3] how long to keep what is over, s
+-- ARGV[1] prefix of the keys of tasks   [2] job   [3] how long to keep ended tasks, s
 -- Returns {OK, how many waited, how many run} | {WRONGTYPE, key, is, want}
 local bad = wrong_type({ 'list', 'zset' })
 if bad then return bad end

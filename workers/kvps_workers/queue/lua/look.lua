@@ -1,7 +1,7 @@
--- look: who serves a queue, what of it runs, what waits, in this order, and what failed last. Changes nothing.
+-- look: count a queue's hosts, and list its running, waiting and last failed tasks, in this order. Changes nothing.
 -- KEYS[1] queue list, [2] started zset, [3] failed zset, [4] set of the queue's workers
--- ARGV[1] what the keys of tasks begin with, [2] the same of workers
---     [3] how many of what waits, 0 is all   [4] how many of what failed
+-- ARGV[1] prefix of the keys of tasks, [2] prefix of the keys of RQ workers
+--     [3] how many waiting tasks at most, 0 is all   [4] how many failed tasks at most
 -- Returns {OK, how many hosts, then {id, state, payload, execution, 1 if it was cancelled, process, host's last
 --     heartbeat, why it failed} of each task} | {WRONGTYPE, key, is, want}
 local bad = wrong_type({ 'list', 'zset', 'zset', 'set' })

@@ -1,12 +1,12 @@
--- release: end an execution of a task: the task goes back into the queue, or is over. Once, whoever says it.
+-- release: end an execution of a task, which goes back into the queue or is over. Only the first call has an effect.
 -- KEYS[1] queue list, [2] started zset, [3] finished zset, [4] failed zset, [5] canceled zset
--- ARGV[1] what the keys of tasks begin with, [2] task, [3] execution
---     [4] what becomes of it: queued, finished, failed, canceled; or refused, which is failed without its payload
---     [5] the version of its job if this was a loss that counts, else ''
---     [6] how many losses in a row without a version between them are too many   [7] why, in a line
---     [8] how long to keep what is over, s
--- Returns {DONE, what became of it}
---     | {GONE}: that execution was ended before, or what it ran is not there | {WRONGTYPE, key, is, want}
+-- ARGV[1] prefix of the keys of tasks, [2] task, [3] execution
+--     [4] new status: queued, finished, failed, canceled; or refused, which is failed with its payload deleted
+--     [5] the version of the task's job if this was a loss that counts, else ''
+--     [6] how many losses in a row without a version between them are too many   [7] the reason, in a line
+--     [8] how long to keep ended tasks, s
+-- Returns {DONE, new status}
+--     | {GONE}: that execution has ended before, or its task does not exist | {WRONGTYPE, key, is, want}
 local bad = wrong_type({ 'list', 'zset' })
 if bad then return bad end
 local id, status, why = ARGV[2], ARGV[4], ARGV[7]

@@ -1,6 +1,6 @@
 -- submit: put all tasks of a job into the queue, one behind the other, in one step.
 -- KEYS[1] queue list, [2] set of queues
--- ARGV[1] what the keys of tasks begin with, [2] the queue's name   [3...] of each task: id, payload, description
+-- ARGV[1] prefix of the keys of tasks, [2] the queue's name   [3...] of each task: id, payload, description
 -- Returns {OK} also when repeated | {WRONGTYPE, key, is, want}
 local bad = wrong_type({ 'list', 'set' })
 if bad then return bad end
