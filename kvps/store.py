@@ -255,9 +255,9 @@ class Store:
                 )
                 return replace(config, transport="redis")
             log.warning(
-                "other jobs of this server are in the shared memory of %s, which this process does not see: only "
-                "processes that see the shared memory of %s can work on this job",
-                *(Memory.of(text).host for text in (first, memory)),
+                "other jobs of this server are in a shared memory of %s that this process does not see. Job %s is in "
+                "the one here, of %s: only processes that see the one here can work on it",
+                *(Memory.of(first).host, job, Memory.of(memory).host),
             )
         return replace(config, transport="shm", memory=memory)
 

@@ -268,6 +268,6 @@ def test_a_complete_job_says_so_with_a_few_names(store: Store) -> None:
 
 def test_a_job_id_that_is_none_is_refused(store: Store, tmp_path: Path) -> None:
     for id in ("*", "", "0123456789", "ABCDEF01"):
-        with pytest.raises(kvps.InvalidName, match="is none"):
+        with pytest.raises(kvps.InvalidName, match="is not valid"):
             store.create_job("job", model(), id=id)
     assert store.jobs() == []

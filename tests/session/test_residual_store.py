@@ -420,7 +420,7 @@ def test_the_log_is_asked_also_where_it_was_moved(store: Store, tmp_path: Path) 
 def test_a_join_that_says_another_beginning_is_caught(store: Store) -> None:
     job = _trained(store, {3: _leave_and_come_back}, gradient_format="int8")
     entries = list(job.entries())
-    for name, words in (("", "gives another gradient here"), ("1-abcd:3:d", "is not known"), (None, "is not known")):
+    for name, words in (("", "gives another gradient here"), ("1-abcd:3:d", "is unknown"), (None, "is unknown")):
         job.client.call("DEL", job.keys.commits)
         for entry, fields in entries:
             if fields.get("residual"):

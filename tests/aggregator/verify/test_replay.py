@@ -183,7 +183,11 @@ TAMPERED = [  # how, whether the chain is then made anew, and what is said
     (lambda log: _edit(log, _swap), True, "commit 5: its contributions do not stand in rank order"),
     (lambda log: _edit(log, _twice), True, "commit 5: contribution 5 of w2 was committed before"),
     (_change_contribution(1, worker="w7"), True, "commit 5: it holds a contribution of 'w7', who never joined"),
-    (_change_contribution(1, base=5), True, "commit 5: contribution 5 of w1 was computed on version 5, which was not"),
+    (
+        _change_contribution(1, base=5),
+        True,
+        "commit 5: contribution 5 of w1 was computed on version 5, which did not exist yet",
+    ),
     (_change_contribution(1, base=3), True, "commit 5: contribution 5 of w1 (round 5, on version 3): shard 0: task"),
     (_change_contribution(1, round=4), True, "commit 5: contribution 5 of w1 (round 4, on version 4): shard 0: task"),
     (_change_contribution(1, digest=FORGED), True, "gives another gradient here. It or its data has changed"),
