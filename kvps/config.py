@@ -176,6 +176,8 @@ class JobConfig:
         "How many accepted contributions of one worker may wait for their commit. 0 chooses 1 in BSP, N + 1 in SSP, "
         "2 in ASP.",
         bounds=(0, 10_000),
+        option=("--max-pending",),
+        group="Training",
     )
     worker_timeout_ms: int = _setting(
         10_000,
@@ -307,12 +309,8 @@ def _why_not(spec: Spec, value: Any) -> str:
     """Return why a setting may not have this value, as the end of a sentence after its name; "" if it may."""
     if spec.bounds:
         low, high = spec.bounds
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        return (
-            ""
-            if whole and low <= value <= high
-            else f"must be a whole number from {low} to {high}, not {_shown(value)}"
-        )
+        fits = isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+        return "" if fits else f"must be a whole number from {low} to {high}, not {_shown(value)}"
     if spec.choices:
         return "" if value in spec.choices else f"must be one of {', '.join(spec.choices)}, not {_shown(value)}"
     return (spec.why_not or _not_a_text)(value)

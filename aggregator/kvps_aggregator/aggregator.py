@@ -377,12 +377,13 @@ class Aggregator:
         shard.promote(_pinned(pin))
         if self._saver and shard.number == 0:
             self._saver.committed(shard.version)
-        self._free(shard)
+        self._free(shard, some=True)
 
-    def _free(self, shard: Shard) -> bool:
-        """Delete a shard's dead bytes. Return False if another aggregator holds the shard by now."""
+    def _free(self, shard: Shard, some: bool = False) -> bool:
+        """Delete a shard's dead bytes; with `some`, only if that is worth it. Return False if another aggregator holds
+        the shard by now."""
         try:
-            shard.free()
+            shard.free(some)
         except LeaseLost as lost:
             log.warning("%s", lost)
             self._drop(shard)

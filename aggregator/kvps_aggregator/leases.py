@@ -189,7 +189,8 @@ class Leases:
         if future_ms > _CLOCK_STEP_MS:
             _warn_of_clock(self._job, "signs of life", future_ms)
         for worker in evicted:
-            log.warning("job %s: worker %s fell silent and was evicted", self._job.name, worker)
+            silence_s = self._job.config.worker_timeout_ms / 1000
+            log.warning("job %s: worker %s gave no sign of life for %g s: evicted", self._job.name, worker, silence_s)
 
 
 def _warn_of_clock(job: Job, what: str, future_ms: int) -> None:

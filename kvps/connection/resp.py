@@ -7,6 +7,7 @@ time of a round.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 from redis.exceptions import InvalidResponse, RedisError
@@ -17,11 +18,23 @@ Command = Sequence[Any]
 """Name and arguments: text, numbers, or a list of pieces of memory that form one value."""
 
 
+_CONSTANT = frozenset(["MULTI", "EXEC", "HGETALL", "HGET", "HMGET", "HLEN", "ZRANGE", "ZSCORE", "ZCARD", "XREVRANGE"])
+"""Reads that a process repeats in every round with the same arguments: keys of its job, and itself."""
+
+
 def packed(command: Command) -> bytes:
     """Return the bytes of a command as they are sent."""
-    words = [*str(command[0]).split(" "), *command[1:]]  # as in "SCRIPT LOAD"
-    data = [b"".join(word) if isinstance(word, list) else str(word).encode() for word in words]
-    return b"".join([b"*%d\r\n" % len(data), *[b"$%d\r\n%b\r\n" % (len(word), word) for word in data]])
+    return _packed_once(tuple(command)) if command[0] in _CONSTANT else _packed(command)
+
+
+def _packed(command: Command) -> bytes:
+    name, *arguments = command
+    data = [word.encode() for word in name.split(" ")]  # as in "SCRIPT LOAD"
+    data += [b"".join(word) if isinstance(word, list) else str(word).encode() for word in arguments]
+    return b"*%d\r\n" % len(data) + b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in data])
+
+
+_packed_once = lru_cache(4096)(_packed)
 
 
 class Replies:
@@ -40,22 +53,24 @@ class Replies:
     def next(self) -> Any:
         """Return the next reply: text, a number, None, a list of those, or an error."""
         try:
-            return self._reply(self._line())
-        except ValueError as error:
+            return self._reply()
+        except (ValueError, RecursionError) as error:
             raise InvalidResponse(f"not a reply: {error}") from None
 
     def fill(self, target: memoryview) -> Any:
         """Read a value into `target` and return True, if it has that length; else return the reply as `next` does."""
-        line = self._line()
-        if line != b"$%d" % target.nbytes:
-            return self._reply(line)
+        end = self._line_end()
+        if self._data[self._at : end] != b"$%d" % target.nbytes:
+            return self.next()
+        self._at = end + 2
         got = min(target.nbytes, len(self._data) - self._at)
         target[:got] = self._data[self._at : self._at + got]
         self._at += got
         while got < target.nbytes:
             got += self._receive(target[got:])
-        if self._line():
+        if self._line_end() != self._at:
             raise InvalidResponse("a chunk did not end where its length says")
+        self._at += 2
         return True
 
     def end(self) -> None:
@@ -63,36 +78,46 @@ class Replies:
         if self._at != len(self._data):
             raise InvalidResponse(f"more than was asked for: {self._data[self._at : self._at + 80]!r}")
 
-    def _reply(self, line: bytes) -> Any:
-        kind, rest = line[:1], line[1:]
+    def _reply(self) -> Any:
+        end = self._line_end()
+        data, at = self._data, self._at
+        kind, self._at = data[at : at + 1], end + 2
         if kind == b"$":
-            length = int(rest)
+            length = int(data[at + 1 : end])
             return None if length < 0 else self._text(length)
         if kind == b"*":
-            length = int(rest)
-            return None if length < 0 else [self._reply(self._line()) for _ in range(length)]
+            length = int(data[at + 1 : end])
+            return None if length < 0 else [self._reply() for _ in range(length)]
         if kind == b":":
-            return int(rest)
+            return int(data[at + 1 : end])
         if kind == b"+":
-            return rest.decode()
+            return data[at + 1 : end].decode()
         if kind == b"-":
-            return self._error(rest.decode(errors="replace"))
-        raise InvalidResponse(f"not a reply: {line[:80]!r}")
+            return self._error(data[at + 1 : end].decode(errors="replace"))
+        raise InvalidResponse(f"not a reply: {data[at : min(end, at + 80)]!r}")
 
-    def _line(self) -> bytes:
+    def _line_end(self) -> int:
+        """Return where the line that begins here ends, once it is there."""
         while (end := self._data.find(b"\r\n", self._at)) < 0:
-            self._more()
-        line, self._at = self._data[self._at : end], end + 2
-        return line
+            self._receive_more()
+        return end
 
     def _text(self, length: int) -> str:
-        end = self._at + length
-        while len(self._data) < end + 2:
-            end -= self._at
-            self._more()
-        text, self._at = self._data[self._at : end].decode(), end + 2
-        return text
+        if self._at + length - len(self._data) > _READ_BYTES:
+            self._receive_large(length)
+        while len(self._data) < self._at + length + 2:
+            self._receive_more()
+        start, self._at = self._at, self._at + length + 2
+        return self._data[start : start + length].decode()
 
-    def _more(self) -> None:
+    def _receive_more(self) -> None:
         piece = bytearray(_READ_BYTES)
         self._data, self._at = self._data[self._at :] + piece[: self._receive(piece)], 0
+
+    def _receive_large(self, length: int) -> None:
+        """Receive a value into memory of its size. Adding it piece by piece would copy all of it for each piece."""
+        value, got = bytearray(length), len(self._data) - self._at
+        value[:got] = self._data[self._at :]
+        while got < length:
+            got += self._receive(memoryview(value)[got:])
+        self._data, self._at = bytes(value), 0

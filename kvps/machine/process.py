@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping, Sequence
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +67,6 @@ def die_with_parent(parent: int) -> None:
 
 
 @cache
-@lru_cache
 def boot() -> str:
     """Return the id of the kernel's present boot; "" where it is unknown."""
     try:

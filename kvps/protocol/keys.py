@@ -121,6 +121,17 @@ def check_id(id: str) -> str:
     return id
 
 
+class _Control:
+    """A control key, called like its attribute. It is built once, for it is used in every round."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, keys: JobKeys, owner: type) -> str:
+        key = keys.__dict__[self._name] = keys._control(self._name)
+        return key
+
+
 @dataclass(frozen=True)
 class JobKeys:
     """The keys of one job; without its `id`, only its control keys. Raises InvalidName for an invalid job name."""
@@ -138,97 +149,29 @@ class JobKeys:
         assert self.id, "the keys of bytes hold the id of their job"
         return f"kvps:{{{self.job}/{self.id}/{shard}}}:{what}"
 
-    @property
-    def config(self) -> str:
-        return self._control("config")
-
-    @property
-    def layout(self) -> str:
-        return self._control("layout")
-
-    @property
-    def version(self) -> str:
-        return self._control("version")
-
-    @property
-    def clock(self) -> str:
-        return self._control("clock")
-
-    @property
-    def workers(self) -> str:
-        return self._control("workers")
-
-    @property
-    def skip(self) -> str:
-        return self._control("skip")
-
-    @property
-    def ranks(self) -> str:
-        return self._control("ranks")
-
-    @property
-    def rounds(self) -> str:
-        return self._control("rounds")
-
-    @property
-    def pushed(self) -> str:
-        return self._control("pushed")
-
-    @property
-    def draining(self) -> str:
-        return self._control("draining")
-
-    @property
-    def finished(self) -> str:
-        return self._control("finished")
-
-    @property
-    def turns(self) -> str:
-        return self._control("turns")
-
-    @property
-    def free_units(self) -> str:
-        return self._control("free_units")
-
-    @property
-    def heartbeat(self) -> str:
-        return self._control("heartbeat")
-
-    @property
-    def inbox(self) -> str:
-        return self._control("inbox")
-
-    @property
-    def units(self) -> str:
-        return self._control("units")
-
-    @property
-    def plan(self) -> str:
-        return self._control("plan")
-
-    @property
-    def ready(self) -> str:
-        return self._control("ready")
-
-    @property
-    def commits(self) -> str:
-        return self._control("commits")
-
-    @property
-    def pin(self) -> str:
-        return self._control("pin")
-
-    @property
-    def mirror(self) -> str:
-        return self._control("mirror")
-
-    @property
-    def removed(self) -> str:
-        return self._control("removed")
-
-    @property
-    def leases(self) -> str:
-        return self._control("leases")
+    config = _Control()
+    layout = _Control()
+    version = _Control()
+    clock = _Control()
+    workers = _Control()
+    skip = _Control()
+    ranks = _Control()
+    rounds = _Control()
+    pushed = _Control()
+    draining = _Control()
+    finished = _Control()
+    turns = _Control()
+    free_units = _Control()
+    heartbeat = _Control()
+    inbox = _Control()
+    units = _Control()
+    plan = _Control()
+    ready = _Control()
+    commits = _Control()
+    pin = _Control()
+    mirror = _Control()
+    removed = _Control()
+    leases = _Control()
 
     def lease(self, shard: int) -> str:
         return self._control(f"lease:{shard}")

@@ -157,11 +157,11 @@ def test_an_aggregator_that_forks_keeps_its_shards(store: Store) -> None:
         assert _status(children[0]) == 0
         holder, term = job.holders(), job.terms()
         work(job, 2, lambda session, params, round_: gradient(params, session.rank, round_), workers=1)
+        await_version(job, 2)
         assert (job.holders(), job.terms()) == (holder, term) != ([""], [""])
     finally:
         stop.set()
         thread.join()
-    await_version(job, 2)
 
 
 ALONE = """if True:

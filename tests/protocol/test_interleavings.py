@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from helpers.harness import aggregating
 from kvps_aggregator import Aggregator
-from kvps_aggregator.shard import lifecycle, shard
+from kvps_aggregator.shard import lifecycle, shard, storage_redis
 
 import kvps
 from kvps.session.session import Session
@@ -149,6 +149,7 @@ def test_what_was_rejected_is_settled_in_a_new_life_of_the_server_too(store: Sto
 def test_a_holder_that_overslept_its_reading_stands_by(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """It took the shard, slept, and what it was to read is freed: that is a lost lease, and no damage."""
     monkeypatch.setattr(lifecycle, "_LINGER_VERSIONS", 2)
+    monkeypatch.setattr(storage_redis, "_FEW_KEYS", 1)
     job = store.create_job("job", {"x": np.zeros(2, np.float32)}, reduction="sum", optimizer=kvps.SGD(lr=1.0))
     stop = threading.Event()
     sleeper, other = Aggregator(store.job("job"), stop), Aggregator(job, stop)

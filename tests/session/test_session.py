@@ -16,6 +16,7 @@ from helpers.harness import aggregating
 from helpers.internals import lose_next_answer, membership_of, prefetch_of
 from helpers.waiting import eventually
 from kvps_aggregator import Aggregator
+from kvps_aggregator.shard import storage_redis
 from kvps_aggregator.shard.fetch import ContributionFetch
 
 import kvps
@@ -394,6 +395,7 @@ def test_a_script_that_does_not_leave_ends_all_the_same(store: Store) -> None:
 @pytest.mark.filterwarnings("ignore:overflow")
 def test_a_stale_holder_that_looks_for_who_made_a_sum_infinite(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another has committed meanwhile, and freed what it wants to look at: it stands by."""
+    monkeypatch.setattr(storage_redis, "_FEW_KEYS", 1)
     job = store.create_job("job", SMALL, staleness=-1, workers=2, reduction="sum", lease_ms=60_000, **PATIENT)
     stale, other = Aggregator(job, threading.Event()), Aggregator(job, threading.Event())
     check = ContributionFetch.check

@@ -51,6 +51,9 @@ class DeadKeys:
         self._reused: list[tuple[str, str]] = []
         self.run_id = ""  # the server's run id when the committed version was read
 
+    def __len__(self) -> int:
+        return len(self._dead)
+
     def bury(self, keys: Iterable[str]) -> None:
         """Delete these keys with the next `free`."""
         self._dead += keys

@@ -178,9 +178,15 @@ class Shard:
         self.version, self.begun, self.staged = plan.version, None, None
         self.storage.promote(plan, name, pinned)
 
-    def free(self) -> None:
-        """Delete the buried bytes. Raises LeaseLost after a change of holder, ServerRestarted if they may be live."""
-        self.storage.free()
+    def free(self, some: bool = False) -> None:
+        """Delete the buried bytes; with `some`, only if they are many or large.
+
+        Raises LeaseLost after a change of holder, ServerRestarted if they may be live.
+        """
+        if some:
+            self.storage.free_some()
+        else:
+            self.storage.free()
         if not self.begun:  # before new gradients take the room
             self.storage.restore_reserve()
 

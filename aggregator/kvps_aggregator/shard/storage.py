@@ -121,6 +121,10 @@ class Storage(ABC):
         """Delete the buried bytes. Raises LeaseLost after a change of holder, ServerRestarted if they may be live."""
         self._dead.free()
 
+    def free_some(self) -> None:
+        """Delete the buried bytes if that is worth a request. Raises what `free` raises."""
+        self.free()
+
     def restore_reserve(self) -> None:
         """Reserve again the room that `make_room` gave up."""
 

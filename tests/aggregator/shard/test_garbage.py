@@ -12,6 +12,7 @@ import pytest
 from helpers.harness import aggregating
 from helpers.waiting import eventually
 from kvps_aggregator import Aggregator
+from kvps_aggregator.shard import storage_redis
 
 import kvps
 from kvps import store as store_module
@@ -59,12 +60,34 @@ def test_what_dead_processes_left_is_swept_and_nothing_else(store: Store) -> Non
             assert not set(dead) & _all(store)
             assert _gradients(job) == waits | {coming}, "what waits and what may still be accepted stays"
             aggregator.work()
+            aggregator.sweep()
             assert _gradients(job) == {coming}
             assert again.clock == 1
         assert w2.round == 0
     aggregator.sweep()
     assert _gradients(job) == set(), "w0 has left: what it sent and did not have accepted is nobody's"
     aggregator.release()
+
+
+@pytest.mark.parametrize("limited", [False, True])
+def test_dead_bytes_of_a_small_model_are_deleted_a_few_at_a_time(store: Store, limited: bool) -> None:
+    """A request for each round's few keys is a tenth of the round. Where memory is limited, room is worth more."""
+    store.client.call("CONFIG", "SET", "maxmemory", (1 << 30) * limited)
+    job = store.create_job("job", ONE, **PATIENT)
+    aggregator, left = Aggregator(job, threading.Event()), list[int]()
+    aggregator.hold()
+    with job.join("w0") as w0:
+        for _ in range(48):
+            w0.pull()
+            w0.push(ONE)
+            aggregator.work()
+            left.append(len(_gradients(job)))
+    assert max(left) == (0 if limited else storage_redis._FEW_KEYS - 1)
+    assert left.count(0) == (48 if limited else 48 // storage_redis._FEW_KEYS)
+    aggregator.sweep()
+    assert _gradients(job) == set()
+    aggregator.release()
+    store.client.call("CONFIG", "SET", "maxmemory", 0)
 
 
 def test_what_was_staged_in_part_is_not_swept(store: Store) -> None:
