@@ -56,7 +56,8 @@ def memory_is_filled(
 def _fill(crew: Crew, ballast: Ballast, seconds: float) -> int:
     """Keep the server full until it has refused commands of the job; return how many.
 
-    With `seconds`, keep it full for at least that long, and until a child has ended with ServerFull.
+    With `seconds`, keep it full for at least that long, and until a child has ended with ServerFull. No child is told
+    if the gradients of all workers are accepted, and the room for their commit went to the other client.
     """
     deadline, told = time.monotonic() + seconds, crew.refusals
     before = ballast.refused_to_others()
@@ -64,10 +65,15 @@ def _fill(crew: Crew, ballast: Ballast, seconds: float) -> int:
     def over() -> bool:
         ballast.fill()  # takes at once what commits have freed
         refused = ballast.refused_to_others() > before and time.monotonic() > deadline
-        return refused and (not seconds or crew.refusals > told)
+        return refused and (not seconds or crew.refusals > told or _all_wait(crew))
 
     crew.until(over)
     return ballast.refused_to_others() - before
+
+
+def _all_wait(crew: Crew) -> bool:
+    """Return whether every worker waits for the commit of what it has pushed."""
+    return all(member.pending for member in crew.job.state().members.values())
 
 
 class Ballast:

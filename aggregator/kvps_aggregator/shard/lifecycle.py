@@ -84,12 +84,17 @@ class Reserve:
         self.is_given_up = False
 
     def keep(self) -> None:
-        """Take the reserve if there is room for it. Raises nothing if there is none."""
+        """Take the reserve if there is room for it. Raises nothing if there is none: the next commit tries again."""
+        used, limit = self._client.memory()
+        self.limited = bool(limit)  # the limit may have been set since
+        self.is_given_up = self.limited
         with suppress(ServerFull):
-            self.is_given_up = False
-            used, limit = self._client.memory()
-            self.limited = bool(limit)  # the limit may have been set since
             for part, key in enumerate(self.keys if limit else []):
                 size = min(_RESERVE_PART, self._nbytes - part * _RESERVE_PART)
-                if used + 2 * size < limit and not self._client.call("EXISTS", key):
-                    self._client.call("SETRANGE", key, size - 1, "\0")
+                if self._client.call("EXISTS", key):
+                    continue
+                if used + 2 * size >= limit:
+                    return
+                self._client.call("SETRANGE", key, size - 1, "\0")
+                used += size
+            self.is_given_up = False

@@ -72,6 +72,27 @@ def test_a_server_full_of_gradients_drains_by_itself(impatient: Store) -> None:
     aggregator.release()
 
 
+def test_a_reserve_that_found_no_room_is_taken_by_a_later_commit(impatient: Store) -> None:
+    """A commit gives the reserve up, and there is no room to take it again. A later commit does, without a sweep."""
+    job = impatient.create_job("job", BIG, transport="redis", **SUM)
+    aggregator = Aggregator(job, threading.Event())
+    aggregator.hold()
+    aggregator.sweep()
+    reserve = job.keys.reserve(0, 0)
+    assert impatient.client.call("EXISTS", reserve)
+    with job.join("w0") as session:
+        for limit in (None, 64 << 20):
+            session.pull()
+            session.push(_grads(1))
+            if limit is None:
+                _fill(impatient, 0)
+            else:
+                impatient.client.call("CONFIG", "SET", "maxmemory", limit)
+            assert aggregator.work()
+            assert impatient.client.call("EXISTS", reserve) == (limit is not None)
+    aggregator.release()
+
+
 def _until_quiet(aggregator: Aggregator) -> int:
     """Work until nothing is left; what still waits then."""
     while aggregator.work() is not None:
