@@ -22,7 +22,7 @@ class Versions:
 
     def __init__(self, nbytes: int, most: int | None = None) -> None:
         self.names: dict[int, str] = {}
-        self._most = max(2, min(most or _LINGER_VERSIONS, _LINGER_BYTES // nbytes))
+        self._most = max(2, min(most or _LINGER_VERSIONS, _LINGER_VERSIONS, _LINGER_BYTES // nbytes))
 
     def begin(self, version: int, name: str, before: str, pinned: tuple[int, str] | None) -> None:
         """Begin with `version` of this name; `before` is the name one version ago, `pinned` what a pin keeps."""
