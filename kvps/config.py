@@ -15,11 +15,13 @@ from kvps.arrays.formats import format_of
 from kvps.arrays.inputs import in_words
 from kvps.errors import CorruptData, InvalidSetting
 from kvps.machine.launcher import Launcher
+from kvps.parsing import Fields
 from kvps.staleness import ASP, mode_name
 
 _ASP_PENDING = 2  # one contribution waits while the next is computed; more of them would only be staler
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
 _EVERY = re.compile(r"[0-9]{1,9}|[0-9]{1,6}(\.[0-9]{1,6})?s")
+_MOST_TEXT = 1024
 _SHOWN = 80  # a message quotes at most so many characters of a value
 
 
@@ -67,21 +69,21 @@ def _not_a_format(value: object) -> str:
 
 
 def _not_a_period(value: str) -> str:
-    if _EVERY.fullmatch(value) and float(value.rstrip("s")):
-        return ""
-    return f"must be a number of versions, as 10, or of seconds, as 0.5s, not {_shown(value)}"
+    fits = _EVERY.fullmatch(value) and float(value.rstrip("s"))
+    return "" if fits else f"must be a number of versions, as 10, or of seconds, as 0.5s, not {_shown(value)}"
 
 
 def _not_a_launcher(value: str) -> str:
     try:
         _ = value and Launcher.of(value)
-    except (ValueError, TypeError):
+    except CorruptData:
         return f"may only be set by kvps up and kvps run, not to {_shown(value)}"
     return ""
 
 
 def _not_a_text(value: object) -> str:
-    return "" if isinstance(value, str) else f"must be a text, not {_shown(value)}"
+    fits = isinstance(value, str) and len(value) <= _MOST_TEXT and value.isprintable()
+    return "" if fits else f"must be printable text of at most {_MOST_TEXT} characters, not {_shown(value)}"
 
 
 def _setting(default: Any, help: str, **known: Any) -> Any:
@@ -323,8 +325,8 @@ def _read(name: str, stored: Mapping[str, str]) -> Any:
         raise InvalidSetting(f"{name} {'is missing' if text is None else f'is no text: {_shown(text)}'}")
     if name == "optimizer":
         try:
-            return optimizers.from_json(json.loads(text))
-        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+            return optimizers.from_json(Fields.of_json(text, "it", _MOST_TEXT).as_dict())
+        except (CorruptData, InvalidSetting, TypeError) as error:
             raise InvalidSetting(f"optimizer holds {_shown(text)}: {error}") from None
     value = int(text) if SPECS[name].bounds and _WHOLE.fullmatch(text) else text
     if why := _why_not(SPECS[name], value):

@@ -32,8 +32,21 @@ from collections.abc import Mapping
 from typing import Any
 
 
+def printable(text: str) -> str:
+    """Return a text as a person may see it: what a terminal would obey, or could not show, is written as its code.
+
+    Names, reasons and settings in messages come from Redis, where anybody with the password may have written them.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+
+
 class KvpsError(Exception):
-    """Base of all errors that kvps raises on purpose."""
+    """Base of all errors that kvps raises on purpose. Its message is one that a person may see, see `printable`."""
+
+    def __init__(self, message: object = "") -> None:
+        super().__init__(printable(str(message)))
 
 
 class UsageError(KvpsError, ValueError):

@@ -18,10 +18,11 @@ from kvps.connection.client import Client
 from kvps.connection.resp import Command
 from kvps.connection.sockets import ChunkGone
 from kvps.device.base import CPU, Device
-from kvps.errors import CorruptData, InvalidName, InvalidSetting, KvpsError, UsageError, WorkerAlive
+from kvps.errors import CorruptData, InvalidSetting, ServerError, UsageError, WorkerAlive
 from kvps.history.checkpoint import Checkpoint
 from kvps.machine import launcher, process
 from kvps.machine.launcher import Launcher
+from kvps.parsing import JOB_ID, matching, number, whole
 from kvps.protocol.job_state import Commit, Entry, Member, State, Turn
 from kvps.protocol.keys import JobKeys, check_name
 from kvps.protocol.plan import Contribution
@@ -59,7 +60,7 @@ class Job:
         )
         if not stored or not layout or not id:
             raise job_not_found(name)
-        self.id = str(id)
+        self.id = matching(id, f"the id of job {name!r}", *JOB_ID)
         self.keys = JobKeys(name, self.id)
         self.config = JobConfig.from_hash(stored)
         self.layout = Layout.from_json(layout)
@@ -216,7 +217,7 @@ class Job:
         keys = self.keys
         while True:
             found, free, last_entry = self._asked([("HMGET", keys.units, "next", "done"), ("ZCARD", keys.free_units)])
-            handed_out, done = (int(number or 0) for number in found)
+            handed_out, done = (whole(number or 0, "units: next and done") for number in found)
             if done >= self.config.units:
                 return False
             if free or handed_out < self.config.units:
@@ -289,7 +290,7 @@ class Job:
     def inbox(self) -> list[Contribution]:
         """Return the accepted contributions that wait for their commit, oldest first."""
         entries = self.client.call("XRANGE", self.keys.inbox, "-", "+")
-        return [Contribution.from_text(fields["contribution"]) for _, fields in entries]
+        return [Contribution.from_text(fields.get("contribution")) for _, fields in entries]
 
     def entries(self, after: str = "0-0") -> Iterator[Entry]:
         """Yield the entries of the commit log in Redis after the entry `after`, oldest first."""
@@ -300,7 +301,7 @@ class Job:
     def log(self) -> Iterator[Commit]:
         """Iterate over the commits of the log in Redis, oldest first: all of them, or, if an aggregator writes
         checkpoints, those from the last checkpoint's commit on."""
-        return (Commit.of(fields) for _, fields in self.entries() if fields["kind"] == "commit")
+        return (Commit.of(fields) for _, fields in self.entries() if fields.get("kind") == "commit")
 
     def training_seconds(self) -> float:
         """Return seconds from the first join since creation or restore to the last commit, on the server's clock."""
@@ -312,10 +313,10 @@ class Job:
                 ("XREVRANGE", log, "+", "-", "COUNT", 2 * self.config.workers + 1),
             ]
         )
-        commits = [entry for entry, fields in last if fields["kind"] == "commit"]
+        commits = [entry for entry, fields in last if fields.get("kind") == "commit"]
         if not began and len(first) > 1:
             began = _ms(first[1][0])
-        return (_ms(commits[0]) - int(began)) / 1000 if began and commits else 0.0
+        return (_ms(commits[0]) - whole(began, "the time of the first join")) / 1000 if began and commits else 0.0
 
     def holders(self) -> list[str]:
         """Return for each shard the aggregator that holds its lease, or ""."""
@@ -335,9 +336,10 @@ class Job:
         replies = self.client.together([("XREVRANGE", self.keys.trace(w), "+", "-", "COUNT", last) for w in workers])
         out = {}
         for worker, entries in zip(workers, replies, strict=True):
-            spans = [{k: float(v) for k, v in fields.items()} for _, fields in entries]
+            where = f"the trace of worker {worker!r}"
+            spans = [{k: number(v, where, finite=k != "loss") for k, v in fields.items()} for _, fields in entries]
             losses = [span["loss"] for span in spans if "loss" in span]
-            waited = sum(span["wait_ms"] for span in spans)
+            waited = sum(span.get("wait_ms", 0.0) for span in spans)
             spent = sum(sum(v for k, v in span.items() if k.endswith("_ms")) for span in spans)
             out[worker] = Trace(losses[0] if losses else None, waited / spent if spent else 0.0)
         return out
@@ -350,13 +352,11 @@ def _ms(entry: str) -> int:
 
 @contextmanager
 def readable(name: str) -> Iterator[None]:
-    """Raise CorruptData where the block cannot read a job, because a newer kvps or another program wrote it."""
+    """Have errors about what is stored for a job name the job. Raises CorruptData."""
     try:
         yield
-    except InvalidName:
-        raise
-    except (ValueError, LookupError, TypeError, AttributeError) as error:  # what reading JSON and hashes raises
-        why = str(error) if isinstance(error, KvpsError) else f"{type(error).__name__}: {error}"
-        raise CorruptData(
-            f"job {name!r} cannot be read ({why}): a newer kvps made it, or another program wrote under kvps:{{{name}}}"
-        ) from error
+    except (CorruptData, ServerError) as error:
+        if type(error) not in (CorruptData, ServerError):  # a server that is lost or full says nothing of the job
+            raise
+        about = f"job {name!r}"
+        raise CorruptData(str(error) if about in str(error) else f"{about}: {error}") from error

@@ -70,9 +70,11 @@ class StepLR(Schedule):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.every > 0, "step: every must be above 0 contributions per worker")
+        require(self.factor >= 0, "step: factor must be 0 or more")
 
     def at(self, progress: float) -> float:
-        return self.initial * self.factor ** math.floor(progress / self.every)
+        steps = progress / self.every
+        return _grown(self.initial, self.factor, math.floor(steps) if steps < math.inf else steps)
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ class ExponentialLR(Schedule):
         require(self.factor > 0, "exponential: factor must be above 0")
 
     def at(self, progress: float) -> float:
-        return float(self.initial * self.factor ** (progress / self.every))
+        return _grown(self.initial, self.factor, progress / self.every)
 
 
 @dataclass(frozen=True)
@@ -133,6 +135,15 @@ class CosineAnnealingLR(Schedule):
     def at(self, progress: float) -> float:
         done = min(progress / self.over, 1.0)
         return self.final + (self.initial - self.final) * (1 + math.cos(math.pi * done)) / 2
+
+
+def _grown(initial: float, factor: float, steps: float) -> float:
+    """Return ``initial * factor ** steps``; what is too large for a float is infinite."""
+    try:
+        grown: float = float(factor) ** float(steps)
+    except OverflowError:
+        grown = math.inf
+    return float(initial) * grown if initial else 0.0
 
 
 SCHEDULES: dict[str, type[Schedule]] = {c.kind: c for c in (StepLR, ExponentialLR, LinearLR, CosineAnnealingLR)}

@@ -151,7 +151,7 @@ def test_stored_optimizers_that_this_kvps_cannot_read() -> None:
         ({"W": np.ones(3)}, kvps.LayoutMismatch, "float64"),
         ({"W": [1.0, 2.0]}, kvps.LayoutMismatch, "list"),
         ({"W": np.ones((0, 3), np.float32)}, kvps.LayoutMismatch, "no items"),
-        ({"": np.ones(3, np.float32)}, kvps.LayoutMismatch, "non-empty"),
+        ({"": np.ones(3, np.float32)}, kvps.LayoutMismatch, "of 1 to 1024 characters"),
         ({"W": np.array([1, np.nan], np.float32)}, kvps.NotFinite, "'W'"),
     ],
 )

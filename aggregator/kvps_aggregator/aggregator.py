@@ -6,7 +6,6 @@ any number of aggregators may serve one job: one holds each shard, the others st
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import threading
@@ -19,6 +18,7 @@ from kvps.connection.client import WAIT_MS
 from kvps.device.base import CPU, Device
 from kvps.errors import CorruptData, InvalidSetting, JobNotFound, KvpsError, LeaseLost, ServerFull
 from kvps.job import Job
+from kvps.protocol.job_state import Pin
 from kvps.protocol.plan import Plan
 from kvps.protocol.recovery import LOOK_S
 from kvps.protocol.scripts import PlanGone, Planned, ServerRestarted
@@ -31,6 +31,7 @@ from kvps_aggregator.shard.shard import Shard
 
 log = logging.getLogger("kvps.commit")
 
+_MOST_REFUSALS = 20  # another aggregator's commit explains the first
 _LOOK_S = 1.0  # between two checks whether the job is idle: each is a request
 
 
@@ -107,8 +108,8 @@ class Aggregator:
         self._shards: dict[int, Shard] = {}
         self._next_try = self._next_sweep = self._next_look = 0.0
         self._alone_since = math.inf
-        self._idle = False
         self._planned: Planned | None = None
+        self._refused = (0, 0)  # the id of a plan, and how often `ready.lua` did not accept it
         self._said = ""
 
     def run(self, until_finished: bool, idle_s: float = math.inf) -> None:
@@ -135,7 +136,7 @@ class Aggregator:
                     seen[stream.commits] = commit_id  # its own commit need not wake it
                     changed = True
                 elif commit_id is None:
-                    if self._idle and self._fetch_early():
+                    if self._planned and self._planned.plan is None and self._fetch_early():
                         continue
                     if until_finished and changed and self._nobody_is_left() and job.state().finished(job.config):
                         if self._finished():
@@ -273,9 +274,9 @@ class Aggregator:
             raise LeaseLost(f"job {self._job.name}: it moved to another shared memory while it was opened")
         shard = open_shard(self._job, number, term, self._record, self._device, memory_lost)
         state = self._job.state()
-        pin = json.loads(text) if text else None
+        pin = Pin.of(text, self._job.layout.shards) if text else None
         try:
-            shard.load(state, before, pin and (pin["version"], pin["names"][str(number)]))
+            shard.load(state, before, pin and (pin.version, pin.names[number]))
         except CorruptData:
             if self._job.terms()[number] == term:
                 raise
@@ -303,7 +304,6 @@ class Aggregator:
         if planned.waits_for_workers and self._shards:
             self._say(f"waits until {self._job.config.workers} workers have joined")
         plan = planned.plan
-        self._idle = plan is None
         todo = [s for s in self._shards.values() if plan and s.staged != plan]
         if plan is None or not todo:
             return None
@@ -315,6 +315,7 @@ class Aggregator:
                 log.warning("%s", lost)
                 self._drop(shard)
             except PlanGone:
+                self._count_refusal(plan)
                 return ""
             except ServerFull as full:  # the plan stays open, and is staged again until there is room
                 self._say(f"{full}; goes on when there is room")
@@ -323,6 +324,15 @@ class Aggregator:
                 self._reject(shard, plan, bad)
                 return ""
         return done
+
+    def _count_refusal(self, plan: Plan) -> None:
+        """Raise CorruptData for a plan that stays open and is refused each time: it does not fit the job's version."""
+        self._refused = (plan.id, self._refused[1] + 1 if self._refused[0] == plan.id else 1)
+        if self._refused[1] > _MOST_REFUSALS:
+            raise CorruptData(
+                f"job {self._job.name!r}: plan {plan.id} does not fit the job's version: another program wrote to "
+                f"{self._job.keys.plan}"
+            )
 
     def _plan(self) -> Planned:
         """Return the answer of `plan.lua`. A plan that is known already is not read again."""
@@ -374,7 +384,7 @@ class Aggregator:
                 self._drop(shard)
 
     def _promote(self, shard: Shard, pin: str) -> None:
-        shard.promote(_pinned(pin))
+        shard.promote(Pin.of(pin, self._job.layout.shards).version if pin else None)
         if self._saver and shard.number == 0:
             self._saver.committed(shard.version)
         self._free(shard, some=True)
@@ -410,8 +420,3 @@ class Aggregator:
         if message != self._said:
             log.info("job %s: %s", self._job.name, message)
             self._said = message
-
-
-def _pinned(pin: str | None) -> int | None:
-    """Return the version that a pin (JSON) keeps for a slow reader; None without a pin."""
-    return int(json.loads(pin)["version"]) if pin else None

@@ -23,12 +23,19 @@ from numpy.typing import NDArray
 from kvps.arrays.inputs import check_mapping, shape_of
 from kvps.device.base import flattened
 from kvps.errors import InvalidSetting, LayoutMismatch
+from kvps.parsing import Fields, from_json, refuse, whole
 
 Array = NDArray[np.float32]
 
 DTYPE = np.dtype("<f4")
 CHUNK_BYTES = 1 << 20
 CHUNK_ITEMS = CHUNK_BYTES // DTYPE.itemsize
+MOST_ITEMS = 1 << 33
+"""The most items of a model: 32 GiB of float32."""
+_MOST_PARAMETERS = 1 << 20
+_MOST_SHARDS = 1_000
+_MOST_AXES = 64
+_MOST_NAME = 1_024
 
 
 class Parameter(NamedTuple):
@@ -79,12 +86,16 @@ class Layout:
             raise LayoutMismatch("a job needs at least one parameter")
         start, out = 0, []
         for name, value in params.items():
-            if not isinstance(name, str) or not name:
-                raise LayoutMismatch(f"parameter names must be non-empty strings, not {name!r}")
+            if not isinstance(name, str) or not name or len(name) > _MOST_NAME or not name.isprintable():
+                raise LayoutMismatch(
+                    f"parameter names must be printable strings of 1 to {_MOST_NAME} characters, not {name!r}"
+                )
             if name == "__metadata__":
                 raise LayoutMismatch("no parameter may be named '__metadata__': that is no tensor in a checkpoint")
             out.append(Parameter(name, shape_of(value, name, "parameter"), start))
             start = out[-1].stop
+        if start > MOST_ITEMS:
+            raise LayoutMismatch(f"a job has at most {MOST_ITEMS} items, and these parameters have {start}")
         if start < shards:
             raise InvalidSetting(f"shards must not exceed the {start} items of the model, it is {shards}")
         return cls(tuple(out), shards)
@@ -195,12 +206,19 @@ class Layout:
         )
 
     @classmethod
-    def from_json(cls, text: str) -> Layout:
-        """Return the layout that `to_json` wrote. Raises LayoutMismatch for one that this kvps cannot read."""
-        value = json.loads(text)
-        if value["dtype"] != DTYPE.str or value["chunk_bytes"] != CHUNK_BYTES:
-            raise LayoutMismatch(
-                f"layout of dtype {value['dtype']} and {value['chunk_bytes']} byte chunks is not known"
-            )
-        parameters = tuple(Parameter(p["name"], tuple(p["shape"]), p["start"]) for p in value["parameters"])
-        return cls(parameters, len(value["shards"]))
+    def from_json(cls, value: object) -> Layout:
+        """Return the layout that `to_json` wrote: from the text, or what it says. Raises CorruptData for any other."""
+        f = Fields(from_json(value, "the layout") if isinstance(value, str) else value, "the layout")
+        f.one_of("dtype", (DTYPE.str,))
+        f.whole("chunk_bytes", CHUNK_BYTES, CHUNK_BYTES)
+        parameters, stop = list[Parameter](), 0
+        for each in f.sequence("parameters", _MOST_PARAMETERS):
+            p = Fields(each, "the layout: a parameter")
+            name = p.text("name")
+            shape = [whole(n, f"the shape of {name!r}", 1, MOST_ITEMS) for n in p.sequence("shape", _MOST_AXES)]
+            parameters.append(Parameter(name, tuple(shape), p.whole("start", stop, stop)))
+            stop = whole(parameters[-1].stop, f"the end of {name!r}", 1, MOST_ITEMS)
+        if len({parameter.name for parameter in parameters}) != len(parameters):
+            refuse("the layout", "of parameters with different names", value)
+        whole(stop, "the layout: size", 1)
+        return cls(tuple(parameters), whole(len(f.sequence("shards", _MOST_SHARDS)), "the layout: shards", 1, stop))

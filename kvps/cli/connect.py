@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 
 import kvps
 from kvps.cli.output import say
@@ -17,6 +18,7 @@ from kvps.server import private_server
 from kvps.store import Store
 
 _LOOK_AGAIN_S = 0.3
+T = TypeVar("T")
 
 
 @contextmanager
@@ -69,8 +71,8 @@ def _say_what_goes_on(store: Store) -> None:
 
 def at_work(store: Store) -> list[str]:
     """Return the names of the jobs that have active workers."""
-    found = all_jobs(store, set())
-    return [job.name for job, state in found if any(member.active for member in state.members.values())]
+    found = all_jobs(store, set(), lambda job, state: (job.name, any(m.active for m in state.members.values())))
+    return [name for name, works in found if works]
 
 
 @contextmanager
@@ -103,7 +105,7 @@ def wait_for_job(store: Store, name: str | None, quiet: bool = False) -> Job:
             with suppress(JobNotFound):
                 return read_job(store, name)[0]
         else:
-            jobs = all_jobs(store, passed_over)
+            jobs = all_jobs(store, passed_over, lambda job, state: (job, state))
             found = [j for j, state in jobs if j.config.task and not j.launcher and not state.finished(j.config)]
             if len(found) == 1:
                 return found[0]
@@ -118,13 +120,18 @@ def wait_for_job(store: Store, name: str | None, quiet: bool = False) -> Job:
         time.sleep(_LOOK_AGAIN_S)  # a poll: the set of jobs is for listing only, and announces nothing
 
 
-def all_jobs(store: Store, passed_over: set[str]) -> Iterator[tuple[Job, State]]:
-    """Yield each readable job and its state. Say once why another cannot be read, and note that in `passed_over`."""
+def all_jobs(store: Store, passed_over: set[str], look: Callable[[Job, State], T]) -> Iterator[T]:
+    """Yield `look` of each job and its state.
+
+    If a job cannot be read, say why, once, and note that in `passed_over`.
+    """
     for name in store.jobs():
         try:
-            found = read_job(store, name)
+            job, state = read_job(store, name)
+            with readable(name):
+                found = look(job, state)
         except JobNotFound:
-            continue  # removed meanwhile
+            continue  # it was removed meanwhile
         except (NoServer, ServerLost):
             raise
         except KvpsError as error:

@@ -16,7 +16,7 @@ def jobs(as_json: options.AsJson = False, redis: options.Redis = None) -> None:
     """List the jobs of the server."""
     passed_over = set[str]()
     with connect.existing_store(redis) as store:
-        found = [summary(job, state) for job, state in connect.all_jobs(store, passed_over)]
+        found = list(connect.all_jobs(store, passed_over, summary))
     if as_json:
         print_json(found)
     elif found:

@@ -14,6 +14,8 @@ from redis.exceptions import InvalidResponse, RedisError
 
 _READ_BYTES = 16 << 10
 
+_TEXT = ("utf-8", "surrogateescape")  # a name that is no text comes as one that can be sent back, as to delete it
+
 Command = Sequence[Any]
 """Name and arguments: text, numbers, or a list of pieces of memory that form one value."""
 
@@ -30,7 +32,7 @@ def packed(command: Command) -> bytes:
 def _packed(command: Command) -> bytes:
     name, *arguments = command
     data = [word.encode() for word in name.split(" ")]  # as in "SCRIPT LOAD"
-    data += [b"".join(word) if isinstance(word, list) else str(word).encode() for word in arguments]
+    data += [b"".join(word) if isinstance(word, list) else str(word).encode(*_TEXT) for word in arguments]
     return b"*%d\r\n" % len(data) + b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in data])
 
 
@@ -108,7 +110,7 @@ class Replies:
         while len(self._data) < self._at + length + 2:
             self._receive_more()
         start, self._at = self._at, self._at + length + 2
-        return self._data[start : start + length].decode()
+        return self._data[start : start + length].decode(*_TEXT)
 
     def _receive_more(self) -> None:
         piece = bytearray(_READ_BYTES)

@@ -10,6 +10,7 @@ the digest's own 32 digits taken as zeros.
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import re
@@ -29,10 +30,12 @@ from safetensors.numpy import save_file
 from kvps.arrays.layout import DTYPE, Array, Layout
 from kvps.config import JobConfig
 from kvps.errors import CorruptData, InvalidSetting, KvpsError
-from kvps.protocol.job_state import Begin, State
+from kvps.parsing import JOB_ID, Fields, name, sequence, whole, word
+from kvps.protocol.job_state import Begin, Member, State
 
 SUFFIX = ".safetensors"
 _FORMAT = "2"
+_MOST_SLOTS = 4
 _UNKNOWN = "0" * 32
 _DIGEST = re.compile(rb'"digest":"([0-9a-f]{32})"')
 _LONGEST_HEADER = 100 << 20  # that safetensors allows
@@ -174,26 +177,46 @@ class Checkpoint:
         _check(path)
         try:
             with safe_open(path, "numpy") as file:
-                said = file.metadata()
-                if said["kvps"] != _FORMAT:
-                    raise CorruptData(f"{path} has format {said['kvps']}, this kvps reads {_FORMAT}: use a newer kvps")
-                layout = Layout.from_json(said["layout"])
+                f = Fields(file.metadata(), str(path))
+                if (format := f.text("kvps")) != _FORMAT:
+                    raise CorruptData(f"{path} has format {format}, this kvps reads {_FORMAT}: use a newer kvps")
+                layout = Layout.from_json(f.json("layout"))
+                names = [
+                    word(slot, f"{path}: slots") for slot in sequence(f.json("slots"), f"{path}: slots", _MOST_SLOTS)
+                ]
+                if path.stat().st_size < layout.nbytes * (1 + len(names)):
+                    raise CorruptData(f"{path} is too short for the {layout.size} items of its layout")
                 slots = {
                     slot: _flat(layout, lambda name, slot=slot: file.get_tensor(_state_name(layout, slot, name)))
-                    for slot in json.loads(said["slots"])
+                    for slot in names
                 }
+                clock, skip = _counts(f, "clock"), _counts(f, "skip")
                 return cls(
-                    *(said["job"], said["id"], int(said["version"]), said["head"]),
-                    JobConfig.from_hash(json.loads(said["config"]), f"{path}: config"),
+                    *(f.name("job"), f.matching("id", *JOB_ID), f.whole("version"), f.word("head")),
+                    JobConfig.from_hash(f.fields_in("config").as_dict(), f"{path}: config"),
                     layout,
-                    json.loads(said["clock"]),
-                    json.loads(said["skip"]),
-                    json.loads(said["workers"]),
-                    json.loads(said["units"]),
-                    *(_flat(layout, file.get_tensor), slots, said["saved"]),
+                    clock,
+                    skip,
+                    _workers(f, clock, skip),
+                    f.fields_in("units").scalars(),
+                    *(_flat(layout, file.get_tensor), slots, f.text("saved")),
                 )
-        except (SafetensorError, OSError, LookupError, TypeError, ValueError) as error:
+        except (SafetensorError, OSError) as error:
             raise CorruptData(f"{path} cannot be read as a checkpoint ({error}): use a newer kvps") from None
+
+
+def _counts(f: Fields, what: str) -> dict[str, int]:
+    counts = f.fields_in(what)
+    return {name(worker, what): counts.whole(worker) for worker in counts}
+
+
+def _workers(f: Fields, clock: Mapping[str, int], skip: Mapping[str, int]) -> dict[str, str]:
+    """Return the entries of workers, each of which can be read, and has a count of skipped rounds."""
+    entries = f.fields_in("workers").scalars()
+    for worker, entry in entries.items():
+        done = clock.get(worker, 0)
+        Member.of(worker, entry, done + whole(skip.get(worker), f"the skipped rounds of worker {worker!r}"), done)
+    return entries
 
 
 def _check(path: Path) -> None:
@@ -230,7 +253,10 @@ def _flat(layout: Layout, tensor: Any) -> Array:
     """Return the tensors of all parameters end to end: (size,) float32."""
     flat: Array = np.empty(layout.size, DTYPE)
     for p in layout.parameters:
-        flat[p.start : p.stop] = tensor(p.name).reshape(-1)
+        found = tensor(p.name)
+        if found.dtype != DTYPE or found.shape != p.shape:
+            raise CorruptData(f"tensor {p.name!r} is not a float32 array of shape {p.shape}")
+        flat[p.start : p.stop] = found.reshape(-1)
     return flat
 
 
@@ -266,8 +292,8 @@ def listed(directory: Path) -> Iterator[tuple[Path, Checkpoint | None]]:
 def prune(directory: Path, job: str, id: str, version: int, keep: int) -> None:
     """Delete all but a job's last `keep` files, and what its killed writers left of versions before `version`."""
     begins = f"{job}.{id}-"
-    for path in sorted(directory.glob(f"{begins}*{SUFFIX}"))[:-keep]:
+    for path in sorted(directory.glob(f"{glob.escape(begins)}*{SUFFIX}"))[:-keep]:
         path.unlink(missing_ok=True)
-    for path in directory.glob(f".{begins}*{SUFFIX}.*"):
+    for path in directory.glob(f".{glob.escape(begins)}*{SUFFIX}.*"):
         if path.name.removeprefix(f".{begins}").partition(".")[0] < f"{version:08d}":
             path.unlink(missing_ok=True)

@@ -12,17 +12,19 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import IO, NamedTuple, Protocol
 
 from kvps.errors import CorruptData, KvpsError
 from kvps.history.checkpoint import sync_directory
+from kvps.parsing import JOB_ID, Fields, text
 from kvps.protocol.job_state import Begin, Commit, Entry, State, first_head
 from kvps.protocol.scripts import JobScripts
 
 _BLOCK = 1 << 16
+_MOST_FIELD = 64 << 20
 
 
 class LoggedJob(Protocol):
@@ -93,9 +95,9 @@ def _line(entry: Entry) -> bytes:
 
 def _entry(line: bytes, path: Path) -> Entry:
     try:
-        fields = json.loads(line)
-        return fields.pop("entry"), {**fields, "kind": fields["kind"]}
-    except (ValueError, LookupError, TypeError, AttributeError):
+        fields = Fields.of_json(line.decode(errors="replace"), str(path)).scalars(_MOST_FIELD)
+        return text(fields.pop("entry", None), "its id"), {**fields, "kind": text(fields.get("kind"), "its kind")}
+    except CorruptData:
         raise CorruptData(f"{path} is damaged: {line[:40]!r}… is no entry of a commit log") from None
 
 
@@ -134,8 +136,8 @@ def keep(job: LoggedJob, directory: Path, state: State, version: int) -> Entry |
         held: list[Entry] = []  # entries move with the commit that follows them; those after the last commit wait
         for entry in job.entries():
             held.append(entry)
-            if entry[1]["kind"] == "commit":
-                at = int(entry[1]["version"])
+            if entry[1].get("kind") == "commit":
+                at = _version(entry[1])
                 if at <= version:
                     yield from held
                     held.clear()
@@ -150,8 +152,12 @@ def keep(job: LoggedJob, directory: Path, state: State, version: int) -> Entry |
 def move(job: LoggedJob, directory: Path, state: State, version: int) -> None:
     """Move the log up to the commit of `version` from Redis into the file. Raises KvpsError."""
     last = keep(job, directory, state, version)
-    if last and last[1]["kind"] == "commit":
-        job.scripts.trim(state.history, last[0], int(last[1]["version"]))
+    if last and last[1].get("kind") == "commit":
+        job.scripts.trim(state.history, last[0], _version(last[1]))
+
+
+def _version(fields: Mapping[str, str]) -> int:
+    return Fields(fields, "an entry of the log").whole("version")
 
 
 class Log:
@@ -179,8 +185,8 @@ class Log:
         """Return (worker, incarnation) -> name of the stored residual with which the incarnation began, "" for none.
         It has all incarnations whose join is in the log."""
         entries = (fields for source in self._sources for _, fields in source.entries())
-        joins = (fields for fields in entries if fields["kind"] == "join")
-        return {(join["worker"], join["incarnation"]): join.get("residual", "") for join in joins}
+        joins = (Fields(fields, "a join in the log") for fields in entries if fields.get("kind") == "join")
+        return {(j.name("worker"), j.word("incarnation")): j.text("residual", default="") for j in joins}
 
     def commits(self) -> Iterator[Commit]:
         """Iterate over all commits after `begin`, except those that a server lost and that were made again."""
@@ -196,20 +202,21 @@ class _Source(NamedTuple):
     def begin(self) -> Begin | None:
         """Return the point from which the first entry continues; None if there is no entry."""
         for _, fields in self.entries():
-            if fields["kind"] == "create":
-                return Begin(0, first_head(fields["history"]), 0)
-            if fields["kind"] == "restore":
-                return Begin(int(fields["version"]), fields["head"], int(fields["contributions"]))
-            if fields["kind"] == "commit":
+            f, kind = Fields(fields, "the log's first entry"), fields.get("kind")
+            if kind == "create":
+                return Begin(0, first_head(f.word("history")), 0)
+            if kind == "restore":
+                return Begin(_version(fields), f.word("head"), f.whole("contributions"))
+            if kind == "commit":
                 plan = Commit.of(fields).plan
                 return Begin(plan.version - 1, plan.head, plan.progress)
         return None
 
     def commits(self) -> Iterator[Commit]:
         # A server that lost its last writes continues from an earlier version, with other entries than the file has.
-        recovered = [(n, int(f["version"])) for n, (_, f) in enumerate(self.entries()) if f["kind"] == "recover"]
+        recovered = [(n, _version(f)) for n, (_, f) in enumerate(self.entries()) if f.get("kind") == "recover"]
         for number, (_, fields) in enumerate(self.entries()):
-            if fields["kind"] == "commit":
+            if fields.get("kind") == "commit":
                 commit = Commit.of(fields)
                 if commit.version <= self.up_to and all(commit.version <= v for n, v in recovered if n > number):
                     yield commit
@@ -218,8 +225,9 @@ class _Source(NamedTuple):
 def _traced(directory: Path, source: _Source, begin: Begin) -> tuple[Begin, list[_Source]]:
     """Return a log with the logs that it continues, as far as they are in the directory and lead to `begin`."""
     first = next(source.entries(), None)
-    if first and first[1]["kind"] == "restore":
-        file = LogFile(directory, first[1]["job"], first[1]["id"])
+    if first and first[1].get("kind") == "restore":
+        origin = Fields(first[1], "the log's first entry")
+        file = LogFile(directory, origin.name("job"), origin.matching("id", *JOB_ID))
         older = _Source(file.entries, begin.version)
         if file.path.exists() and (start := older.begin()):
             *_, (version, head) = chain([start[:2]], ((c.version, c.head) for c in older.commits()))

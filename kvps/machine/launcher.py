@@ -13,9 +13,9 @@ import os
 from typing import NamedTuple
 
 from kvps.machine import process
+from kvps.parsing import Fields
 
 VARIABLE = "KVPS_LAUNCHER"
-_KINDS = {"command": str, "host": str, "pid": int, "start": str, "space": str}
 
 
 class Launcher(NamedTuple):
@@ -29,11 +29,9 @@ class Launcher(NamedTuple):
 
     @classmethod
     def of(cls, text: str) -> Launcher:
-        """Read the text that a job notes. Raises ValueError if it names no launcher."""
-        found = json.loads(text)
-        if not isinstance(found, dict) or any(type(found.get(name)) is not kind for name, kind in _KINDS.items()):
-            raise ValueError(f"no launcher: {text[:80]!r}")
-        return cls(**{name: found[name] for name in _KINDS})
+        """Read the text that a job notes. Raises CorruptData if it names no launcher."""
+        f = Fields.of_json(text, "the launcher")
+        return cls(f.text("command"), f.text("host"), f.whole("pid", high=2**31), f.text("start"), f.text("space"))
 
     @property
     def is_dead(self) -> bool:
@@ -52,7 +50,7 @@ class Launcher(NamedTuple):
 def this_process(command: str) -> str:
     """Return the text that a job notes of this process, which runs `command`."""
     me = process.identity() | {"command": command}
-    return json.dumps({name: me[name] for name in _KINDS})
+    return json.dumps({name: me[name] for name in Launcher._fields})
 
 
 def own() -> str:

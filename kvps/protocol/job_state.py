@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from kvps.config import JobConfig
 from kvps.errors import CorruptData
+from kvps.parsing import JOB_ID, STAGED_NAME, Fields, name, whole
 from kvps.protocol.plan import Plan
 from kvps.staleness import admits
+
+_STATES = ("active", "rejoining", "left", "evicted")
+_MOST_ENTRY = 1 << 16
+_MOST_RANK = 1 << 20
+_MOST_PLAN = 64 << 20
 
 Entry = tuple[str, dict[str, str]]
 """One entry of the commit log: its id, "<ms>-<number>" by the server's clock, and its fields."""
@@ -47,28 +52,25 @@ class Member:
     def of(cls, worker: str, text: str, committed: int | None, clock: int) -> Member:
         """Make a member from its entry in the workers hash, its last committed round (None if all that it pushed is
         committed), and its clock."""
-        e = json.loads(text)
-        rank = e["rank"]
-        pending = 0 if committed is None else e["round"] - committed
-        state = e["state"]
-        if state not in ("active", "rejoining"):
-            state = "draining" if pending else "gone"
+        e = Fields.of_json(text, f"worker {worker!r}", _MOST_ENTRY)
+        round_, state = e.whole("round"), e.one_of("state", _STATES)
+        pending = 0 if committed is None else round_ - committed
         return cls(
-            worker=worker,
-            rank=rank,
-            incarnation=e["incarnation"],
-            state=state,
-            evicted=e["state"] == "evicted",
-            accepted=e["accepted"],
+            worker=name(worker, "a worker's name"),
+            rank=e.whole("rank", high=_MOST_RANK),
+            incarnation=e.word("incarnation"),
+            state=state if state in ("active", "rejoining") else "draining" if pending else "gone",
+            evicted=state == "evicted",
+            accepted=e.whole("accepted"),
             pending=pending,
-            skip=e["round"] - pending - clock,
-            finished=e["finished"],
-            residual=e.get("residual", ""),
+            skip=round_ - pending - clock,
+            finished=e.flag("finished"),
+            residual=e.text("residual", default=""),
             clock=clock,
-            host=e["host"],
-            pid=e["pid"],
-            device=e["device"],
-            process=e,
+            host=e.text("host"),
+            pid=e.whole("pid", high=2**31),
+            device=e.text("device"),
+            process=e.scalars(),
         )
 
     @property
@@ -125,11 +127,13 @@ class Turn:
     ) -> Turn:
         """Make a turn from the replies to HGETALL of version, ZRANGE 0 0 WITHSCORES of rounds, HLEN and HGET of
         workers, HGET of clock, ZSCORE of rounds, and XREVRANGE COUNT 1 of turns."""
+        v, me = Fields(version, "the version"), None
+        if entry is not None:
+            done = None if committed is None else whole(committed, f"the round of worker {worker!r}")
+            me = Member.of(worker, entry, done, whole(clock or 0, f"the clock of worker {worker!r}"))
         return cls(
-            *(int(version["version"]), version["id"], version["history"], version["run_id"], _names(version)),
-            int(lowest[1]) if lowest else None,
-            joined,
-            Member.of(worker, entry, None if committed is None else int(committed), int(clock or 0)) if entry else None,
+            *(v.whole("version"), v.matching("id", *JOB_ID), v.word("history"), v.word("run_id"), _names(v)),
+            *(whole(lowest[1], "the lowest round") if lowest else None, joined, me),
             turns[0][0] if turns else "0-0",
         )
 
@@ -182,28 +186,25 @@ class State:
     ) -> State:
         """Make a state from the replies to HGETALL of version, clock, skip, workers, units, and XREVRANGE COUNT 1 of
         commits."""
-        counts = {worker: int(n) for worker, n in clock.items()}
+        v, units_of = Fields(version, "the version"), Fields(units, "units")
+        for number in ("next", "done"):
+            units_of.whole(number, default=0)
+        counts = {worker: whole(count, f"the clock of worker {worker!r}") for worker, count in clock.items()}
         members = {}
         for worker, text in workers.items():
             done = counts.get(worker, 0)
-            members[worker] = Member.of(worker, text, done + int(skip.get(worker, 0)), done)
+            round_ = done + whole(skip.get(worker, 0), f"the skipped rounds of worker {worker!r}")
+            members[worker] = Member.of(worker, text, round_, done)
+        id = v.matching("id", *JOB_ID)
         return cls(
-            version=int(version["version"]),
-            head=version["head"],
-            id=version["id"],
-            history=version["history"],
-            run_id=version["run_id"],
-            names=_names(version),
-            clock=counts,
-            members=members,
-            units=units,
-            last_entry=log[0][0] if log else "0-0",
-            begin=Begin(
-                int(version.get("from_version", 0)),
-                version.get("from_head") or first_head(version["id"]),
-                int(version.get("from_contributions", 0)),
+            *(v.whole("version"), v.word("head"), id, v.word("history"), v.word("run_id"), _names(v), counts, members),
+            *(units, log[0][0] if log else "0-0"),
+            Begin(
+                v.whole("from_version", default=0),
+                v.word("from_head", default=first_head(id)),
+                v.whole("from_contributions", default=0),
             ),
-            moved=int(version.get("moved", 0)),
+            v.whole("moved", default=0),
         )
 
     @property
@@ -241,22 +242,21 @@ class Commit:
     @classmethod
     def of(cls, fields: Mapping[str, str]) -> Commit:
         """Parse the fields of a log entry. Raises CorruptData if they are not the fields of a commit."""
+        f = Fields(fields, "it")
         try:
-            text, shards = fields["plan"], tuple(fields["shards"].split(","))
-            return cls(int(fields["version"]), fields["head"], Plan.from_json(text), shards, text)
-        except (KeyError, TypeError, ValueError) as error:
-            raise CorruptData(
-                f"commit {fields.get('version')} cannot be read from its log entry: {type(error).__name__}: {error}"
-            ) from None
+            text, shards = f.text("plan", _MOST_PLAN), tuple(f.text("shards", _MOST_PLAN).split(","))
+            return cls(f.whole("version"), f.word("head"), Plan.from_json(text), shards, text)
+        except CorruptData as error:
+            raise CorruptData(f"commit {fields.get('version')} cannot be read from its log entry: {error}") from None
 
     def follows(self, head: str) -> bool:
         """Return whether this entry continues the chain whose head is `head`."""
         return self.head == chained(head, self.plan_text, self.shards) and self.plan.head == head
 
 
-def _names(version: Mapping[str, str]) -> tuple[str, ...]:
+def _names(version: Fields) -> tuple[str, ...]:
     shards = sum(1 for field in version if field.startswith("shard:"))
-    return tuple(version[f"shard:{i}"] for i in range(shards))
+    return tuple(version.matching(f"shard:{i}", *STAGED_NAME) for i in range(shards))
 
 
 class Mirrored(NamedTuple):
@@ -268,8 +268,28 @@ class Mirrored(NamedTuple):
     @classmethod
     def of(cls, text: str) -> Mirrored:
         """Parse the record that `mirror.lua` keeps."""
-        record = json.loads(text)
-        return cls(int(record["version"]), record["name"])
+        record = Fields.of_json(text, "the mirror's record")
+        return cls(record.whole("version"), record.matching("name", *STAGED_NAME))
+
+
+class Pin(NamedTuple):
+    """A version whose bytes are kept for a slow reader, and the staged name of each shard."""
+
+    version: int
+    names: tuple[str, ...]
+
+    @classmethod
+    def of(cls, text: object, shards: int) -> Pin:
+        """Parse the text that `pin.lua` keeps of a job with so many shards. Raises CorruptData."""
+        pin = Fields.of_json(text, "the pin", _MOST_PLAN)
+        names = pin.fields("names")
+        return cls(pin.whole("version"), tuple(names.matching(str(i), *STAGED_NAME) for i in range(shards)))
+
+
+def digests_in(manifest: object) -> dict[str, str]:
+    """Return the digests that the manifest of a version has: array -> digest. Raises CorruptData."""
+    digests = Fields.of_json(manifest, "a manifest").fields("digests")
+    return {what: digests.word(what) for what in digests}
 
 
 def first_head(id: str) -> str:

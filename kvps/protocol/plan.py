@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-import json
+import re
 from dataclasses import dataclass
 from typing import NamedTuple
+
+from kvps.parsing import Fields, refuse
+
+_MOST_CONTRIBUTIONS = 1 << 20
+_TEXT = re.compile(
+    r"([A-Za-z0-9_-]{1,64}) ([A-Za-z0-9-]{1,80}) (\d{1,16}) (\d{1,16}) (\d{1,16}) (\d{1,16}) (-|\d{1,16}) "
+    r"([A-Za-z0-9,-]{1,65536})",
+    re.ASCII,
+)
 
 
 class Contribution(NamedTuple):
@@ -20,9 +29,12 @@ class Contribution(NamedTuple):
     unit: int | None = None
 
     @classmethod
-    def from_text(cls, text: str) -> Contribution:
-        """Parse "worker incarnation seq round base weight unit digest", as `push.lua` writes it. Raises ValueError."""
-        worker, incarnation, seq, round_, base, weight, unit, digest = text.split(" ")
+    def from_text(cls, text: object) -> Contribution:
+        """Parse "worker incarnation seq round base weight unit digest", as `push.lua` writes it. Raises CorruptData."""
+        found = _TEXT.fullmatch(text) if isinstance(text, str) else None
+        if found is None:
+            refuse("a contribution", "worker, incarnation, numbers and digest", text)
+        worker, incarnation, seq, round_, base, weight, unit, digest = found.groups()
         unit_ = None if unit == "-" else int(unit)
         return cls(worker, incarnation, int(seq), int(round_), int(base), int(weight), digest, unit_)
 
@@ -56,8 +68,14 @@ class Plan:
     rejected: tuple[Contribution, ...]
 
     @classmethod
-    def from_json(cls, text: str) -> Plan:
-        value = json.loads(text)
-        for name in ("contributions", "rejected"):
-            value[name] = tuple(map(Contribution.from_text, value[name]))
-        return cls(**value)
+    def from_json(cls, text: object) -> Plan:
+        """Parse the JSON that `plan.lua` writes. Raises CorruptData."""
+        f = Fields.of_json(text, "a plan")
+
+        def contributions(field: str) -> tuple[Contribution, ...]:
+            return tuple(map(Contribution.from_text, f.sequence(field, _MOST_CONTRIBUTIONS)))
+
+        return cls(
+            *(f.whole("id"), f.whole("version"), f.word("head"), f.word("history"), f.whole("divisor", 1)),
+            *(f.whole("progress"), contributions("contributions"), contributions("rejected")),
+        )

@@ -28,6 +28,7 @@ from kvps.errors import (
     WorkerEvicted,
     WrongOrder,
 )
+from kvps.parsing import Fields
 from kvps.protocol.keys import JobKeys
 from kvps.protocol.plan import Contribution, Plan
 
@@ -206,7 +207,7 @@ class JobScripts:
         keys += [k.pushed, k.draining, k.finished, k.ranks, k.turns]
         reply = self._run("join", keys, worker, nonce, replaces, json.dumps(process))
         if reply[0] == "ALIVE":
-            entry = json.loads(reply[1])
+            entry = Fields.of_json(reply[1], f"worker {worker!r}").scalars()
             raise WorkerAlive(
                 f"worker {worker!r} of job {k.job!r} lives (process {entry['pid']} on {entry['host']}): "
                 f"choose another id, or stop that one first",

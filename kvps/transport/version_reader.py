@@ -6,7 +6,7 @@ gone. It then pins a version and reads that one, so that no storm of commits can
 
 from __future__ import annotations
 
-import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -19,7 +19,7 @@ from kvps.arrays.layout import DTYPE, Array, Chunk
 from kvps.connection.resp import Command
 from kvps.connection.sockets import ChunkGone
 from kvps.errors import CorruptData, KvpsError
-from kvps.protocol.job_state import Mirrored, State, Turn
+from kvps.protocol.job_state import Mirrored, Pin, State, Turn, digests_in
 from kvps.protocol.keys import following
 from kvps.protocol.scripts import job_not_found, made_anew
 from kvps.transport.access import JobAccess
@@ -31,6 +31,7 @@ Arrived = Callable[[int, Array], None]
 _PIN_MS = 5_000
 _MOST_PIN_MS = 600_000
 _TRIES = 10
+_MOST_MISSED, _QUICK, _PAUSE_S = 40, 8, 0.05  # reads that found their version gone: after 8, there is a growing pause
 _FEW = 4  # chunks, for which a second thread is not worth it
 _SLOW_BYTES_PER_MS = 50_000  # a pin outlives a read at 50 MB/s
 
@@ -120,6 +121,7 @@ class VersionReader:
         """
         self.reads += 1
         version, names, patience_ms = state.version, state.names, self._patience_ms()
+        missed = 0
         while True:
             try:
                 if format.lossy:
@@ -131,13 +133,17 @@ class VersionReader:
                 return version
             except ChunkGone as gone:
                 self.restarts += 1
+                missed += 1
                 now = self.turn()
-                if now.version == version:  # the present version is never freed
+                # The present version is never freed. A version that is missing again and again was never there: the
+                # pin that names it is not a reader's.
+                if now.version == version or missed > _MOST_MISSED:
                     raise CorruptData(f"version {version} of job {self._keys.job!r}: {gone}") from None
-            pin = json.loads(self._scripts.pin(patience_ms))
+            time.sleep(_PAUSE_S * max(0, missed - _QUICK))
+            pin = Pin.of(self._scripts.pin(patience_ms), self._layout.shards)
             patience_ms = min(2 * patience_ms, _MOST_PIN_MS)  # the link may be slower than assumed
-            if pin["version"] >= state.version:
-                version, names = pin["version"], tuple(pin["names"][str(i)] for i in range(self._layout.shards))
+            if pin.version >= state.version:
+                version, names = pin
             else:  # another reader's pin, too old for this reader
                 version, names = now.version, now.names
 
@@ -150,7 +156,7 @@ class VersionReader:
         texts = self._client.together([("GET", keys.manifest(i, name)) for i, name in enumerate(state.names)])
         if state.version and not all(texts):
             raise ChunkGone("a manifest is gone")
-        logged: list[dict[str, str]] = [json.loads(text)["digests"] if text else {} for text in texts]
+        logged = [digests_in(text) if text else {} for text in texts]
         weights: Array = np.empty(layout.size, DTYPE)
         self._read(state.names, weights)
         slots = {slot: np.empty(layout.size, DTYPE) for slot in logged[0] if slot != "w"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -94,9 +95,16 @@ def _spoil(store: Store) -> dict[str, str]:
     wanted = {
         "newer": "optimizer 'lion' is unknown",
         "config": "job 'config': config field workers must be a whole number from 1 to 4096, not 'several'",
-        "layout": "JSONDecodeError",
+        "layout": "the layout must be JSON, not '{'",
+        "huge": "the shape of 'x' must be a whole number from 1 to 8589934592, not 1000000000000000000",
+        "nested": "the layout must be JSON, not '[[[",
         "foreign": "WRONGTYPE",
-        "entry": "KeyError: 'rank'",
+        "entry": "worker 'w0': round is missing",
+        "finished": "worker 'w0': finished must be true or false, not 'x'",
+        "done": "units: done must be a whole number from 0 to 9007199254740991, not 'x'",
+        "id": "the id of job 'id' must be 8 hexadecimal digits, not '*'",
+        "escape": r"worker 'w0': host must be printable text of at most 1024 characters, not '\x1b[2J'",
+        "binary": r"version: history must be 1 to 128 letters, digits, dots and -, not '\udcff'",
     }
     jobs = {name: store.create_job(name, ONE) for name in wanted}
     store.client.call("HSET", jobs["newer"].keys.config, "optimizer", '{"kind": "lion", "lr": 0.1}')
@@ -105,6 +113,17 @@ def _spoil(store: Store) -> dict[str, str]:
     store.client.call("DEL", jobs["foreign"].keys.clock)
     store.client.call("SET", jobs["foreign"].keys.clock, "noon")
     store.client.call("HSET", jobs["entry"].keys.workers, "w0", "{}")
+    store.client.call("SET", jobs["nested"].keys.layout, "[" * 100_000)
+    layout = jobs["huge"].layout.to_json().replace('"shape": [2]', f'"shape": [{10**18}]')
+    store.client.call("SET", jobs["huge"].keys.layout, layout)
+    store.client.call("HSET", jobs["done"].keys.units, "done", "x")
+    store.client.call("HSET", jobs["done"].keys.config, "units", "5")
+    store.client.call("HSET", jobs["id"].keys.version, "id", "*")
+    store.client.call("HSET", jobs["binary"].keys.version, "history", "\udcff")
+    entry = {"rank": 0, "round": 0, "accepted": 0, "incarnation": "1-a", "state": "left", "pid": 1, "device": "cpu"}
+    wrong = {"finished": {"finished": "x", "host": "h"}, "escape": {"finished": True, "host": "\x1b[2J"}}
+    for name, fields in wrong.items():
+        store.client.call("HSET", jobs[name].keys.workers, "w0", json.dumps(entry | fields))
     return wanted
 
 
@@ -122,6 +141,10 @@ def test_a_job_that_cannot_be_read_hides_no_other(store: Store) -> None:
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1), done.stderr
         assert done.stderr.startswith("kvps: error: ")
         assert why in done.stderr
+        assert "\x1b" not in done.stderr
+        assert kvps_run(store, "rm", name, "--yes").returncode == 0
+    assert store.jobs() == ["zebra"]
+    assert not [key for key in store.client.scan("*") if "zebra" not in key and "{" in key]
 
 
 def test_a_job_that_cannot_be_read_stops_neither_workers_nor_aggregators(store: Store) -> None:

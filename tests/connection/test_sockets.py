@@ -290,9 +290,7 @@ def test_a_long_text_is_received_at_the_cost_of_its_bytes() -> None:
     assert copied < 10 * (16 << 10)
 
 
-@pytest.mark.parametrize(
-    "garbage", [b"?\r\n", b"\r\n", b"$x\r\n", b"*1\r\n$1\r\n", b":1\r\n:2\r\n", b"$1\r\n\xff\r\n", b"*1\r\n" * 5000]
-)
+@pytest.mark.parametrize("garbage", [b"?\r\n", b"\r\n", b"$x\r\n", b"*1\r\n$1\r\n", b":1\r\n:2\r\n", b"*1\r\n" * 5000])
 def test_what_is_no_reply_is_said(garbage: bytes) -> None:
     def receive(target: bytearray | memoryview) -> int:
         if len(coming) == 0:

@@ -16,7 +16,7 @@ from helpers.harness import model
 from helpers.waiting import eventually
 
 import kvps
-from kvps.history.checkpoint import Checkpoint
+from kvps.history.checkpoint import Checkpoint, prune
 from kvps.store import Store
 
 
@@ -91,3 +91,14 @@ def test_a_file_that_cannot_be_written_leaves_nothing(store: Store, tmp_path: Pa
     with pytest.raises(kvps.KvpsError, match=f"could not write checkpoint {tmp_path}/a: "):
         made.write(tmp_path / "a")
     assert [p.name for p in tmp_path.iterdir()] == ["a"]
+
+
+def test_pruning_takes_no_id_for_a_pattern(tmp_path: Path) -> None:
+    ids = ("aaaaaaaa", "aaaaaaaa", "bbbbbbbb", "bbbbbbbb")
+    files = [tmp_path / f"job.{id}-0000000{number % 2 + 1}.safetensors" for number, id in enumerate(ids)]
+    for path in files:
+        path.touch()
+    prune(tmp_path, "job", "*", 9, keep=1)
+    assert all(path.exists() for path in files)
+    prune(tmp_path, "job", "aaaaaaaa", 9, keep=1)
+    assert [path.exists() for path in files] == [False, True, True, True]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -173,3 +174,20 @@ def test_a_holder_that_overslept_its_reading_stands_by(store: Store, monkeypatch
     sleeper.release()
     other.release()
     assert job.snapshot()[0] == 4
+
+
+@pytest.mark.parametrize("field", ["head", "version", "id"])
+def test_an_open_plan_that_never_fits_ends_its_aggregator(store: Store, field: str) -> None:
+    """It looped at thousands of commands a second."""
+    job = store.create_job("job", {"x": np.zeros(2, np.float32)})
+    aggregator = Aggregator(job, threading.Event())
+    aggregator.hold()
+    with job.join("w0") as w0:
+        _push(w0, 0)
+        plan = job.scripts.plan().plan
+        assert plan is not None
+        store.client.call("HSET", job.keys.plan, field, "7" * 40 if field == "head" else "7")
+        with pytest.raises(kvps.CorruptData, match="does not fit the job's version"):
+            deque((aggregator.work() for _ in range(100)), maxlen=0)
+    assert job.state().version == 0
+    aggregator.release()

@@ -18,7 +18,7 @@ from kvps.arrays.layout import DTYPE, Array, Chunk
 from kvps.connection.sockets import ChunkGone
 from kvps.errors import CorruptData, ServerFull
 from kvps.job import Job
-from kvps.protocol.job_state import State
+from kvps.protocol.job_state import State, digests_in
 from kvps.protocol.keys import staged_name
 from kvps.protocol.plan import Plan
 from kvps.protocol.scripts import CommitResult
@@ -80,7 +80,7 @@ class Shard:
 
     def _check_manifest(self, name: str) -> None:
         text = self._job.client.call("GET", self._job.keys.manifest(self.number, name))
-        if not text or json.loads(text)["digests"] != self._digests():
+        if not text or digests_in(text) != self._digests():
             raise CorruptData(
                 f"version {self.version} of job {self._job.name!r}, shard {self.number}: the bytes differ from what "
                 f"was committed; something else wrote under {self._job.keys.weights(self.number, name, 0)}"

@@ -1,0 +1,200 @@
+"""Parses what Redis or a file holds into typed values within bounds; anything else raises CorruptData.
+
+Whoever may write to the server may have written any of it. So a value is parsed here before it is used as a size, a
+loop's bound, a part of a key or a path, or text that a person sees.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from kvps.errors import CorruptData
+
+LARGEST = 2**53 - 1
+"""The largest whole number that Lua holds exactly."""
+NAME = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
+"""The name of a job or a worker."""
+WORD = re.compile(r"[A-Za-z0-9.-]{1,128}", re.ASCII)
+"""A head, a history, a run id, an incarnation, a term or the staged name of a version."""
+JOB_ID = re.compile(r"[0-9a-f]{8}", re.ASCII), "8 hexadecimal digits"
+STAGED_NAME = re.compile(r"[0-9]{1,16}\.[A-Za-z0-9-]{1,110}", re.ASCII), "the staged name of a version"
+_WHOLE = re.compile(r"-?[0-9]{1,16}", re.ASCII)
+_MOST_TEXT = 1024
+_MOST_JSON = 64 << 20
+_DEEPEST = 8
+_QUOTED = 60
+_MISSING = object()
+
+
+def refuse(where: str, wanted: str, value: object) -> NoReturn:
+    """Raise CorruptData: `where` holds `value`, and not what is wanted."""
+    if value is _MISSING:
+        raise CorruptData(f"{where} is missing: another program, or another version of kvps, wrote there")
+    if isinstance(value, str):
+        found = repr(value if len(value) <= _QUOTED else f"{value[:_QUOTED]}…")
+    elif value is None or (isinstance(value, int | float) and abs(value) < 1e30):
+        found = str(value)
+    else:
+        found = type(value).__name__  # the digits of a long number may be millions
+    raise CorruptData(f"{where} must be {wanted}, not {found}: another program, or another version of kvps, wrote it")
+
+
+def whole(value: object, where: str, low: int = 0, high: int = LARGEST) -> int:
+    """Return a whole number, which is stored as a number or as decimal digits."""
+    found = int(value) if isinstance(value, str) and _WHOLE.fullmatch(value) else value
+    if isinstance(found, float) and found.is_integer():  # the score of a sorted set
+        found = int(found)
+    if type(found) is not int or not low <= found <= high:
+        refuse(where, f"a whole number from {low} to {high}", value)
+    return found
+
+
+def number(value: object, where: str, finite: bool = True) -> float:
+    """Return a number, which is stored as a number or as text. Without `finite`, NaN and Inf are numbers too."""
+    try:
+        found = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else None
+    except (ValueError, OverflowError):
+        found = None
+    if found is None or (finite and not math.isfinite(found)):
+        refuse(where, "a finite number" if finite else "a number", value)
+    return found
+
+
+def text(value: object, where: str, most: int = _MOST_TEXT) -> str:
+    """Return printable text of at most `most` characters: nothing in it is obeyed by a terminal."""
+    if not isinstance(value, str) or len(value) > most or not value.isprintable():
+        refuse(where, f"printable text of at most {most} characters", value)
+    return value
+
+
+def matching(value: object, where: str, pattern: re.Pattern[str], wanted: str) -> str:
+    """Return text that matches `pattern` as a whole; `wanted` says in words what that is."""
+    if not isinstance(value, str) or not pattern.fullmatch(value):
+        refuse(where, wanted, value)
+    return value
+
+
+def name(value: object, where: str) -> str:
+    """Return the name of a job or a worker."""
+    return matching(value, where, NAME, "1 to 64 of A-Z, a-z, 0-9, _ and -")
+
+
+def word(value: object, where: str) -> str:
+    """Return a word, see `WORD`."""
+    return matching(value, where, WORD, "1 to 128 letters, digits, dots and -")
+
+
+def sequence(value: object, where: str, most: int) -> list[Any]:
+    """Return a list of at most `most` items."""
+    if not isinstance(value, list) or len(value) > most:
+        refuse(where, f"a list of at most {most} items", value)
+    return value
+
+
+def from_json(value: object, where: str, most: int = _MOST_JSON) -> Any:
+    """Return what a JSON text of at most `most` characters says, if it nests 8 deep at most and has no NaN or Inf."""
+    if not isinstance(value, str) or len(value) > most:
+        refuse(where, f"JSON of at most {most} characters", value)
+    try:
+        found = json.loads(value, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        refuse(where, "JSON", value)
+    if _nests_deeper(found, _DEEPEST):
+        refuse(where, f"JSON that nests at most {_DEEPEST} deep", value)
+    return found
+
+
+def _refuse_constant(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no number of JSON")
+
+
+def _nests_deeper(value: object, levels: int) -> bool:
+    if not isinstance(value, dict | list):
+        return False
+    items = value.values() if isinstance(value, dict) else value
+    return levels == 0 or any(_nests_deeper(item, levels - 1) for item in items if isinstance(item, dict | list))
+
+
+class Fields:
+    """The fields of a hash or of an object in JSON. `where` is what has them, for messages.
+
+    Each method returns one field, of which it says the type and the bounds, or its `default` if it is missing.
+    """
+
+    def __init__(self, values: Any, where: str) -> None:
+        """Raises CorruptData unless `values` is a mapping."""
+        if not isinstance(values, Mapping):
+            refuse(where, "an object", values)
+        self._values = values
+        self._where = where
+
+    @classmethod
+    def of_json(cls, value: object, where: str, most: int = _MOST_JSON) -> Fields:
+        """Return the fields of the object that a JSON text says."""
+        return cls(from_json(value, where, most), where)
+
+    def __iter__(self) -> Any:
+        return iter(self._values)
+
+    def _get(self, field: str, default: object) -> tuple[Any, str]:
+        return self._values.get(field, default), f"{self._where}: {field}"
+
+    def whole(self, field: str, low: int = 0, high: int = LARGEST, default: object = _MISSING) -> int:
+        return whole(*self._get(field, default), low, high)
+
+    def number(self, field: str, default: object = _MISSING) -> float:
+        return number(*self._get(field, default))
+
+    def text(self, field: str, most: int = _MOST_TEXT, default: object = _MISSING) -> str:
+        return text(*self._get(field, default), most)
+
+    def name(self, field: str) -> str:
+        return name(*self._get(field, _MISSING))
+
+    def word(self, field: str, default: object = _MISSING) -> str:
+        return word(*self._get(field, default))
+
+    def matching(self, field: str, pattern: re.Pattern[str], wanted: str) -> str:
+        return matching(*self._get(field, _MISSING), pattern, wanted)
+
+    def one_of(self, field: str, choices: Sequence[str]) -> str:
+        value, where = self._get(field, _MISSING)
+        if not isinstance(value, str) or value not in choices:
+            refuse(where, f"one of {', '.join(choices)}", value)
+        return value
+
+    def flag(self, field: str, default: object = _MISSING) -> bool:
+        value, where = self._get(field, default)
+        if not isinstance(value, bool):
+            refuse(where, "true or false", value)
+        return value
+
+    def sequence(self, field: str, most: int) -> list[Any]:
+        return sequence(*self._get(field, _MISSING), most)
+
+    def fields(self, field: str) -> Fields:
+        return Fields(*self._get(field, _MISSING))
+
+    def json(self, field: str) -> Any:
+        """Return what a JSON text in this field says."""
+        return from_json(*self._get(field, _MISSING))
+
+    def fields_in(self, field: str) -> Fields:
+        """Return the fields of the object that a JSON text in this field says."""
+        return Fields(self.json(field), f"{self._where}: {field}")
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all fields as they are."""
+        return dict(self._values)
+
+    def scalars(self, most: int = 1 << 16) -> dict[str, Any]:
+        """Return all fields as they are. Raises CorruptData if one is a list, an object, or text of over `most`
+        characters."""
+        for field, value in self._values.items():
+            if isinstance(value, dict | list) or (isinstance(value, str) and len(value) > most):
+                refuse(f"{self._where}: {text(field, f'a field of {self._where}')}", "a number or a short text", value)
+        return dict(self._values)
