@@ -22,6 +22,7 @@ WORD = re.compile(r"[A-Za-z0-9.-]{1,128}", re.ASCII)
 """A head, a history, a run id, an incarnation, a term or the staged name of a version."""
 JOB_ID = re.compile(r"[0-9a-f]{8}", re.ASCII), "8 hexadecimal digits"
 STAGED_NAME = re.compile(r"[0-9]{1,16}\.[A-Za-z0-9-]{1,110}", re.ASCII), "the staged name of a version"
+_is_word = WORD.fullmatch
 _WHOLE = re.compile(r"-?[0-9]{1,16}", re.ASCII)
 _MOST_TEXT = 1024
 _MOST_JSON = 64 << 20
@@ -45,9 +46,9 @@ def refuse(where: str, wanted: str, value: object) -> NoReturn:
 
 def whole(value: object, where: str, low: int = 0, high: int = LARGEST) -> int:
     """Return a whole number, which is stored as a number or as decimal digits."""
-    found = int(value) if isinstance(value, str) and _WHOLE.fullmatch(value) else value
-    if isinstance(found, float) and found.is_integer():  # the score of a sorted set
-        found = int(found)
+    found = value
+    if (isinstance(value, str) and _WHOLE.fullmatch(value)) or (isinstance(value, float) and value.is_integer()):
+        found = int(value)
     if type(found) is not int or not low <= found <= high:
         refuse(where, f"a whole number from {low} to {high}", value)
     return found
@@ -95,16 +96,16 @@ def sequence(value: object, where: str, most: int) -> list[Any]:
     return value
 
 
-def from_json(value: object, where: str, most: int = _MOST_JSON) -> Any:
-    """Return what a JSON text of at most `most` characters says, if it nests 8 deep at most and has no NaN or Inf."""
+def from_json(value: object, where: str, most: int = _MOST_JSON, deepest: int = _DEEPEST) -> Any:
+    """Return what a JSON text of at most `most` characters says, if it nests at most `deepest` deep and is finite."""
     if not isinstance(value, str) or len(value) > most:
         refuse(where, f"JSON of at most {most} characters", value)
     try:
-        found = json.loads(value, parse_constant=_refuse_constant)
+        found = _DECODER.decode(value)
     except (ValueError, RecursionError):
         refuse(where, "JSON", value)
-    if _nests_deeper(found, _DEEPEST):
-        refuse(where, f"JSON that nests at most {_DEEPEST} deep", value)
+    if _nests_deeper(found, deepest):
+        refuse(where, f"JSON that nests at most {deepest} deep", value)
     return found
 
 
@@ -112,11 +113,14 @@ def _refuse_constant(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is no number of JSON")
 
 
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+
+
 def _nests_deeper(value: object, levels: int) -> bool:
     if not isinstance(value, dict | list):
         return False
-    items = value.values() if isinstance(value, dict) else value
-    return levels == 0 or any(_nests_deeper(item, levels - 1) for item in items if isinstance(item, dict | list))
+    inner = [item for item in (value.values() if isinstance(value, dict) else value) if type(item) in (dict, list)]
+    return levels == 0 or any(_nests_deeper(item, levels - 1) for item in inner)
 
 
 class Fields:
@@ -125,63 +129,75 @@ class Fields:
     Each method returns one field, of which it says the type and the bounds, or its `default` if it is missing.
     """
 
+    __slots__ = ("_values", "_where")
+
     def __init__(self, values: Any, where: str) -> None:
         """Raises CorruptData unless `values` is a mapping."""
-        if not isinstance(values, Mapping):
+        if type(values) is not dict and not isinstance(values, Mapping):
             refuse(where, "an object", values)
         self._values = values
         self._where = where
 
     @classmethod
-    def of_json(cls, value: object, where: str, most: int = _MOST_JSON) -> Fields:
+    def of_json(cls, value: object, where: str, most: int = _MOST_JSON, deepest: int = _DEEPEST) -> Fields:
         """Return the fields of the object that a JSON text says."""
-        return cls(from_json(value, where, most), where)
+        return cls(from_json(value, where, most, deepest), where)
 
     def __iter__(self) -> Any:
         return iter(self._values)
 
-    def _get(self, field: str, default: object) -> tuple[Any, str]:
-        return self._values.get(field, default), f"{self._where}: {field}"
+    # What every round reads fits, and is found out in a line; only what does not pays for its message.
+
+    def _place(self, field: str) -> str:
+        return f"{self._where}: {field}"
 
     def whole(self, field: str, low: int = 0, high: int = LARGEST, default: object = _MISSING) -> int:
-        return whole(*self._get(field, default), low, high)
+        value = self._values.get(field, default)
+        return value if type(value) is int and low <= value <= high else whole(value, self._place(field), low, high)
 
     def number(self, field: str, default: object = _MISSING) -> float:
-        return number(*self._get(field, default))
+        return number(self._values.get(field, default), self._place(field))
 
     def text(self, field: str, most: int = _MOST_TEXT, default: object = _MISSING) -> str:
-        return text(*self._get(field, default), most)
+        value = self._values.get(field, default)
+        if type(value) is str and len(value) <= most and value.isprintable():
+            return value
+        return text(value, self._place(field), most)
 
     def name(self, field: str) -> str:
-        return name(*self._get(field, _MISSING))
+        return name(self._values.get(field, _MISSING), self._place(field))
 
     def word(self, field: str, default: object = _MISSING) -> str:
-        return word(*self._get(field, default))
+        value = self._values.get(field, default)
+        return value if type(value) is str and _is_word(value) else word(value, self._place(field))
 
     def matching(self, field: str, pattern: re.Pattern[str], wanted: str) -> str:
-        return matching(*self._get(field, _MISSING), pattern, wanted)
+        value = self._values.get(field, _MISSING)
+        if type(value) is str and pattern.fullmatch(value):
+            return value
+        refuse(self._place(field), wanted, value)
 
     def one_of(self, field: str, choices: Sequence[str]) -> str:
-        value, where = self._get(field, _MISSING)
-        if not isinstance(value, str) or value not in choices:
-            refuse(where, f"one of {', '.join(choices)}", value)
-        return value
+        value = self._values.get(field, _MISSING)
+        if type(value) is str and value in choices:
+            return value
+        refuse(self._place(field), f"one of {', '.join(choices)}", value)
 
     def flag(self, field: str, default: object = _MISSING) -> bool:
-        value, where = self._get(field, default)
-        if not isinstance(value, bool):
-            refuse(where, "true or false", value)
-        return value
+        value = self._values.get(field, default)
+        if type(value) is bool:
+            return value
+        refuse(self._place(field), "true or false", value)
 
     def sequence(self, field: str, most: int) -> list[Any]:
-        return sequence(*self._get(field, _MISSING), most)
+        return sequence(self._values.get(field, _MISSING), self._place(field), most)
 
     def fields(self, field: str) -> Fields:
-        return Fields(*self._get(field, _MISSING))
+        return Fields(self._values.get(field, _MISSING), self._place(field))
 
     def json(self, field: str) -> Any:
         """Return what a JSON text in this field says."""
-        return from_json(*self._get(field, _MISSING))
+        return from_json(self._values.get(field, _MISSING), self._place(field))
 
     def fields_in(self, field: str) -> Fields:
         """Return the fields of the object that a JSON text in this field says."""

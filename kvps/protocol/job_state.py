@@ -52,7 +52,7 @@ class Member:
     def of(cls, worker: str, text: str, committed: int | None, clock: int) -> Member:
         """Make a member from its entry in the workers hash, its last committed round (None if all that it pushed is
         committed), and its clock."""
-        e = Fields.of_json(text, f"worker {worker!r}", _MOST_ENTRY)
+        e = Fields.of_json(text, f"worker {worker!r}", _MOST_ENTRY, deepest=1)
         round_, state = e.whole("round"), e.one_of("state", _STATES)
         pending = 0 if committed is None else round_ - committed
         return cls(
@@ -70,7 +70,7 @@ class Member:
             host=e.text("host"),
             pid=e.whole("pid", high=2**31),
             device=e.text("device"),
-            process=e.scalars(),
+            process=e.as_dict(),
         )
 
     @property
