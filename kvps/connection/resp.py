@@ -14,8 +14,6 @@ from redis.exceptions import InvalidResponse, RedisError
 
 _READ_BYTES = 16 << 10
 
-_TEXT = ("utf-8", "surrogateescape")  # a name that is no text comes as one that can be sent back, as to delete it
-
 Command = Sequence[Any]
 """Name and arguments: text, numbers, or a list of pieces of memory that form one value."""
 
@@ -32,8 +30,17 @@ def packed(command: Command) -> bytes:
 def _packed(command: Command) -> bytes:
     name, *arguments = command
     data = [word.encode() for word in name.split(" ")]  # as in "SCRIPT LOAD"
-    data += [b"".join(word) if isinstance(word, list) else str(word).encode(*_TEXT) for word in arguments]
+    data += [b"".join(word) if isinstance(word, list) else _encoded(str(word)) for word in arguments]
     return b"*%d\r\n" % len(data) + b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in data])
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode() if text.isascii() else text.encode("utf-8", "surrogateescape")
+
+
+def _decoded(data: bytes) -> str:
+    """Return data as text. A name that is no text can still be sent back, as to delete it."""
+    return data.decode() if data.isascii() else data.decode("utf-8", "surrogateescape")
 
 
 _packed_once = lru_cache(4096)(_packed)
@@ -110,7 +117,7 @@ class Replies:
         while len(self._data) < self._at + length + 2:
             self._receive_more()
         start, self._at = self._at, self._at + length + 2
-        return self._data[start : start + length].decode(*_TEXT)
+        return _decoded(self._data[start : start + length])
 
     def _receive_more(self) -> None:
         piece = bytearray(_READ_BYTES)
