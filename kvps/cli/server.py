@@ -21,9 +21,6 @@ _OPTIONS = {
     "port": "-p",
     "db": "-n",
     "username": "--user",
-    "ssl_ca_certs": "--cacert",
-    "ssl_certfile": "--cert",
-    "ssl_keyfile": "--key",
 }
 
 app = typer.Typer(help="Run your private server by hand, so that it outlives a command.", no_args_is_help=True)
@@ -69,13 +66,14 @@ def _name(url: str) -> str:
 def cli(context: typer.Context, redis: options.Redis = None) -> None:
     """Open redis-cli on the server. It gets all arguments, as in: kvps cli hgetall 'kvps:{digits}:clock'.
 
-    If neither redis-cli nor valkey-cli is on the PATH, a small built-in client takes its place.
+    A small built-in client takes its place if neither redis-cli nor valkey-cli is on the PATH, and for TLS: they do not
+    check the host name in the server's certificate.
     """
     url = redis or private_server.running()
     if url is None:
         raise NoServer("no private server runs: start one with kvps up, kvps aggregator start or kvps server start")
     program = client_program()
-    if program is None:
+    if program is None or url.startswith("rediss:"):
         line_client.run(url, context.args)
         return
     arguments, environment = client_arguments(url)
@@ -85,7 +83,7 @@ def cli(context: typer.Context, redis: options.Redis = None) -> None:
 def client_arguments(url: str) -> tuple[list[str], dict[str, str]]:
     """Return redis-cli's arguments, and an environment with the password: ps shows arguments. Raises InvalidSetting."""
     settings = connection_settings(url)
-    arguments = ["--tls"] if url.startswith("rediss:") else []
+    arguments = list[str]()
     for name, option in _OPTIONS.items():
         if name in settings:
             arguments += [option, str(settings[name])]

@@ -164,7 +164,7 @@ def _compute_as_workers_do() -> None:
     environment = ONE_THREAD | os.environ
     if environment != dict(os.environ):
         sys.stdout.flush()
-        os.execve(sys.executable, [sys.executable, "-m", "kvps", *sys.argv[1:]], environment)
+        os.execve(sys.executable, [sys.executable, "-P", "-m", "kvps", *sys.argv[1:]], environment)
 
 
 def _show(state: State, proof: Proof) -> None:

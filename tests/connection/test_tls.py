@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import trustme
+from helpers.commands import kvps_run
 from helpers.harness import aggregating, gradient, model, plain_loop, work
 from helpers.waiting import eventually
 
@@ -87,3 +88,12 @@ def test_chunks_over_tls(tls_url: str) -> None:
 def test_a_server_that_cannot_prove_who_it_is(tls_url: str) -> None:
     with pytest.raises(kvps.NoServer, match="CERTIFICATE_VERIFY_FAILED"):
         kvps.connect(tls_url.partition("?")[0])
+
+
+def test_kvps_cli_checks_the_host_name(tls_url: str) -> None:
+    """redis-cli and valkey-cli do not, so they are not used for TLS, though one may be on the PATH."""
+    done = kvps_run("cli", "--redis", tls_url, "ping")
+    assert (done.returncode, done.stdout) == (0, "PONG\n"), done.stderr
+    done = kvps_run("cli", "--redis", tls_url.replace("localhost", "127.0.0.1"), "ping")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert "CERTIFICATE_VERIFY_FAILED" in done.stderr

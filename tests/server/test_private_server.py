@@ -199,7 +199,6 @@ def test_the_line_to_join_by(listen: str, place: str) -> None:
         ("redis://h?password=x", "-h h"),
         ("redis://me:x@h:7/2", "-h h -p 7 -n 2 --user me"),
         ("redis://:x@[::1]:7", "-h ::1 -p 7"),
-        ("rediss://:x@h?ssl_ca_certs=/c", "--tls -h h --cacert /c"),
         ("unix:///p%20q?db=1&password=x", "-s /p q -n 1"),
         ("unix://me:x@/p", "-s /p --user me"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -375,3 +376,18 @@ def test_the_digits_are_those_of_scikit_learn() -> None:
 
     for ours, theirs in zip(digits._load(), load_digits(return_X_y=True), strict=True):
         np.testing.assert_array_equal(ours, theirs)
+
+
+def test_a_module_of_a_directory_with_a_longer_name_is_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The beginning of a path does not say where a module lies."""
+    for folder in ("project", "project-of-another"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "mine_here.py").write_text("Line = 5")
+    monkeypatch.syspath_prepend(str(tmp_path / "project-of-another"))
+    importlib.import_module("mine_here")
+    monkeypatch.chdir(tmp_path / "project")
+    try:
+        with pytest.raises(kvps.InvalidTask, match="is loaded already from elsewhere"):
+            load_task("mine_here:Line")
+    finally:
+        del sys.modules["mine_here"]

@@ -186,10 +186,11 @@ def blamed(name: str) -> Iterator[None]:
 def _import_from_here(module_name: str, name: str) -> ModuleType:
     here = str(Path.cwd())
     top = module_name.split(".")[0]
-    if importlib.machinery.PathFinder.find_spec(top, [here]) is None:
+    spec = importlib.machinery.PathFinder.find_spec(top, [here])
+    if spec is None:
         raise InvalidTask(f"task {name!r}: there is no module {top!r} in {here}; run kvps where your task is")
     loaded = sys.modules.get(top)
-    if loaded is not None and not str(getattr(loaded, "__file__", None) or "").startswith(here):
+    if loaded is not None and getattr(loaded.__spec__, "origin", None) != spec.origin:
         raise InvalidTask(f"task {name!r}: a module {top!r} is loaded already from elsewhere; rename yours")
     if here not in sys.path:
         sys.path.insert(0, here)
