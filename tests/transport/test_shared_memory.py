@@ -749,6 +749,7 @@ def test_segments_of_the_dead_are_swept_and_those_of_the_living_are_not(store: S
     aggregator.release()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lasting", [False, True])
 def test_what_a_server_that_keeps_nothing_had_in_memory_ends_with_it(home: Path, lasting: bool) -> None:
     code = (

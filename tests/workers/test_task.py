@@ -224,6 +224,7 @@ def mine(home: Path, tmp_path: Path) -> Iterator[Any]:
         run("server", "stop")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("task", "words"),
     [
@@ -239,6 +240,7 @@ def test_nothing_is_begun_with_a_task_that_cannot_be_trained(mine: Any, task: st
     assert mine.store.jobs() == []
 
 
+@pytest.mark.slow
 def test_figures_of_numpy_can_be_reported(mine: Any) -> None:
     done = mine.run("up", "mine:Good", "--workers", "2", "--report", "r.json")
     assert done.returncode == 0, done.stderr
@@ -246,6 +248,7 @@ def test_figures_of_numpy_can_be_reported(mine: Any) -> None:
     assert (report["loss"], report["accuracy"], report["version"]) == (0.25, 0.5, 4)
 
 
+@pytest.mark.slow
 def test_all_figures_of_a_task_are_shown_and_reported_in_its_order(mine: Any) -> None:
     done = mine.run("up", "mine:Rich", "--workers", "2", "--report", "r.json")
     assert done.returncode == 0, done.stderr
@@ -299,6 +302,7 @@ def test_an_attribute_that_is_nearly_there(tmp_path: Path, monkeypatch: pytest.M
         load_task("nearly:line")
 
 
+@pytest.mark.slow
 def test_what_was_trained_is_told_when_it_cannot_be_evaluated(mine: Any) -> None:
     done = mine.run("up", "mine:Untested", "--workers", "2", "--report", "r.json")
     assert done.returncode == 1
@@ -322,6 +326,7 @@ def test_no_figures_are_shown_of_weights_that_nobody_trained(mine: Any) -> None:
     assert [report[of] for of in ("version", "loss", "accuracy", "weights_sha256")] == [0, None, None, None]
 
 
+@pytest.mark.slow
 def test_a_job_without_rounds_has_no_figures_either(mine: Any) -> None:
     (mine.folder / "train.py").write_text(
         "import kvps, numpy as np\n"
@@ -343,6 +348,7 @@ def test_when_all_workers_fail_in_the_middle_no_others_went_on(mine: Any) -> Non
     assert done.stderr.splitlines()[-1].startswith("kvps: error: job FailsLater: all its workers failed; the figures")
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_before_it_has_joined_ends_the_job(mine: Any) -> None:
     done = mine.run("up", "mine:DiesEarly", "--workers", "2")
     assert done.returncode == 1
@@ -350,6 +356,7 @@ def test_a_worker_that_dies_before_it_has_joined_ends_the_job(mine: Any) -> None
     assert done.stderr.splitlines()[-1] == "kvps: error: job DiesEarly ends: w1 failed before it had joined"
 
 
+@pytest.mark.slow
 def test_a_task_may_print_what_is_no_text(mine: Any) -> None:
     done = mine.run("up", "mine:Loud", "--workers", "1", "--epochs", "1")
     assert done.returncode == 0, done.stderr
@@ -357,6 +364,7 @@ def test_a_task_may_print_what_is_no_text(mine: Any) -> None:
     assert done.stderr.count("w0: \N{REPLACEMENT CHARACTER}") == 8
 
 
+@pytest.mark.slow
 def test_whether_the_report_can_be_written_is_found_out_first(mine: Any) -> None:
     (mine.folder / "folder").mkdir()
     (mine.folder / "locked").write_text("mine")
