@@ -1,0 +1,237 @@
+"""deploy/kubernetes, as far as it can be checked without a cluster: its schemas, what it promises, kvps's own options.
+The server's command runs here."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import redis
+from helpers.command_lines import check_parses
+from helpers.kustomize import loaded, rendered
+from helpers.paths import ROOT
+from helpers.servers import BINARY
+from helpers.waiting import eventually
+
+FOLDER = ROOT / "deploy" / "kubernetes"
+OVERLAYS = {"base": FOLDER / "base", "gpu": FOLDER / "overlays" / "gpu"}
+SECRET = "/run/secrets/redis/password"
+PASSWORD = "0123456789abcdef" * 4
+OURS = {"aggregator", "create", "worker"}  # the components that run kvps
+VERSIONS = ("1.31", "1.37")  # podReplacementPolicy and backoffLimitPerIndex are on by default in all of these
+
+
+@pytest.fixture(params=OVERLAYS, scope="module")
+def objects(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    return rendered(OVERLAYS[request.param])
+
+
+def pods(objects: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
+    """The component, the pod and its only container, of each object that makes pods."""
+    for each in objects:
+        if template := each["spec"].get("template"):
+            (container,) = template["spec"]["containers"]
+            yield template["metadata"]["labels"]["app.kubernetes.io/component"], template["spec"], container
+
+
+def one(objects: list[dict[str, Any]], kind: str, name: str) -> dict[str, Any]:
+    """The spec of one object."""
+    (found,) = (each for each in objects if (each["kind"], each["metadata"]["name"]) == (kind, name))
+    return dict(found["spec"])
+
+
+def selects(selector: dict[str, Any], component: str) -> bool:
+    """Whether a selector means the pods of a component."""
+    labels = {"app.kubernetes.io/name": "kvps", "app.kubernetes.io/component": component}
+    of_in = {"In": True, "NotIn": False}
+    return selector.get("matchLabels", {}).items() <= labels.items() and all(
+        (labels.get(rule["key"]) in rule["values"]) == of_in[rule["operator"]]
+        for rule in selector.get("matchExpressions", [])
+    )
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_object_fits_the_schema_of_kubernetes(objects: list[dict[str, Any]], version: str) -> None:
+    assert len(objects) == 8
+    for each in objects:
+        kubernetes_validate.validate(each, version, strict=True)
+
+
+def test_a_field_that_kubernetes_does_not_know_is_found(objects: list[dict[str, Any]]) -> None:
+    wrong = json.loads(json.dumps(objects[0]))
+    wrong["spec"]["selectr"] = wrong["spec"].pop("selector")
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(wrong, VERSIONS[0], strict=True)
+
+
+# -- commands -------------------------------------------------------------------------------------------------------
+
+
+def test_every_command_has_the_options_of_this_version(objects: list[dict[str, Any]]) -> None:
+    seen = set()
+    for component, _, container in pods(objects):
+        if component in OURS:
+            seen.add(component)
+            given = {each["name"]: each.get("value", "1") for each in container["env"]}
+            words = list(container["args"])
+            for name, value in given.items():
+                words = [word.replace(f"$({name})", value) for word in words]
+            assert not any("$" in word for word in words), "a variable that the container has not"
+            check_parses(words)
+    assert seen == OURS
+
+
+@pytest.mark.parametrize(
+    "words", [["worker", "--ide", "w0"], ["aggregator", "begin"], ["create", "digits"], ["aggregator", "start", "x"]]
+)
+def test_a_command_that_kvps_refuses_is_found(words: list[str]) -> None:
+    with pytest.raises(AssertionError, match=f"kvps {words[0]}"):
+        check_parses(words)
+
+
+def test_the_workers_are_those_of_the_job_that_is_created(objects: list[dict[str, Any]]) -> None:
+    create = one(objects, "Job", "create")["template"]["spec"]["containers"][0]["args"]
+    workers = one(objects, "Job", "workers")
+    args = workers["template"]["spec"]["containers"][0]["args"]
+    assert create[create.index("--workers") + 1] == str(workers["completions"])
+    assert create[create.index("--job") + 1] == args[args.index("--job") + 1]
+    assert args[args.index("--id") + 1] == "w$(INDEX)", "the ids of kvps create's workers"
+
+
+def test_workers_may_be_preempted(objects: list[dict[str, Any]]) -> None:
+    workers = one(objects, "Job", "workers")
+    assert (workers["completionMode"], workers["podReplacementPolicy"]) == ("Indexed", "Failed")
+    assert workers["completions"] == workers["parallelism"]
+    assert workers["backoffLimitPerIndex"] > 1
+    first = workers["podFailurePolicy"]["rules"][0]
+    assert first == {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+    assert all(pod["terminationGracePeriodSeconds"] >= 30 for name, pod, _ in pods(objects) if name != "create")
+
+
+def test_one_aggregator_stands_by_and_probes_ask_what_it_answers(objects: list[dict[str, Any]]) -> None:
+    deployment = one(objects, "Deployment", "aggregator")
+    assert (deployment["replicas"], one(objects, "PodDisruptionBudget", "aggregator")["minAvailable"]) == (2, 1)
+    (container,) = deployment["template"]["spec"]["containers"]
+    (port,) = container["ports"]
+    args = container["args"]
+    assert args[args.index("--health-port") + 1] == str(port["containerPort"])
+    asked = {name: container[f"{name}Probe"]["httpGet"] for name in ("startup", "readiness", "liveness")}
+    assert asked == {
+        "startup": {"path": "/live", "port": port["name"]},
+        "readiness": {"path": "/ready", "port": port["name"]},
+        "liveness": {"path": "/live", "port": port["name"]},
+    }
+
+
+def test_the_gpu_overlay_changes_the_workers_alone() -> None:
+    plain, gpu = ({name: container for name, _, container in pods(rendered(OVERLAYS[each]))} for each in OVERLAYS)
+    assert {name for name in plain if plain[name] != gpu[name]} == {"worker"}
+    assert gpu["worker"]["resources"]["limits"]["nvidia.com/gpu"] == 1
+    assert gpu["worker"]["image"].startswith("kvps-cuda:")
+    assert gpu["worker"]["args"][-2:] == ["--gpu", "0"]
+
+
+# -- security -------------------------------------------------------------------------------------------------------
+
+
+def test_nobody_is_root_and_nothing_can_be_written_but_volumes(objects: list[dict[str, Any]]) -> None:
+    for name, pod, container in pods(objects):
+        assert pod["securityContext"]["runAsNonRoot"], name
+        assert (
+            pod["securityContext"]["runAsUser"] == pod["securityContext"]["fsGroup"] == (10001 if name in OURS else 999)
+        )
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}, name
+        assert pod["automountServiceAccountToken"] is False, name
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }, name
+        assert container["resources"]["requests"].keys() == {"cpu", "memory"}, name
+        assert container["resources"]["limits"]["memory"] == container["resources"]["requests"]["memory"], name
+
+
+def test_the_password_is_a_secret_that_the_user_makes(objects: list[dict[str, Any]]) -> None:
+    assert not [each for each in objects if each["kind"] == "Secret"]
+    for name, pod, container in pods(objects):
+        (volume,) = (each for each in pod["volumes"] if "secret" in each)
+        assert volume["secret"] == {"secretName": "kvps-redis", "defaultMode": 0o440}, name
+        (mount,) = (each for each in container["volumeMounts"] if each["name"] == volume["name"])
+        assert mount == {"name": volume["name"], "mountPath": os.path.dirname(SECRET), "readOnly": True}
+        if name in OURS:
+            given = {each["name"]: each.get("value") for each in container["env"]}
+            assert given["KVPS_REDIS_PASSWORD_FILE"] == SECRET
+            assert given["KVPS_REDIS_URL"] == "redis://valkey:6379"
+
+
+def test_only_kvps_reaches_the_server_and_nobody_reaches_kvps(objects: list[dict[str, Any]]) -> None:
+    policies = [each["spec"] for each in objects if each["kind"] == "NetworkPolicy"]
+    for component in (*OURS, "valkey"):
+        (policy,) = (each for each in policies if selects(each["podSelector"], component))
+        assert "Ingress" in policy["policyTypes"]
+        if component in OURS:
+            assert "ingress" not in policy
+            continue
+        assert "egress" not in policy
+        (rule,) = policy["ingress"]
+        assert rule["ports"] == [{"protocol": "TCP", "port": 6379}]
+        (peer,) = rule["from"]
+        assert {each for each in (*OURS, "valkey", "other") if selects(peer["podSelector"], each)} == OURS
+
+
+def test_the_images_are_those_of_the_compose_file_and_of_this_version(objects: list[dict[str, Any]]) -> None:
+    compose = loaded((ROOT / "docker" / "compose.yaml").read_text())[0]["services"]
+    version = re.findall(r'^version = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)[0]
+    for name, _, container in pods(objects):
+        image = container["image"].partition("@")[0]
+        if name == "valkey":
+            assert image == compose["valkey"]["image"].partition("@")[0]
+        else:
+            assert image in (f"kvps:{version}", f"kvps-cuda:{version}")
+
+
+# -- the server's command runs ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """The server, started as its pod does, with a socket in place of the port."""
+    (command,) = (container["command"] for name, _, container in pods(rendered(OVERLAYS["base"])) if name == "valkey")
+    shell, option, text = command
+    (tmp_path / "password").write_text(f"{PASSWORD}\n")
+    (tmp_path / "valkey-server").symlink_to(BINARY)
+    text = text.replace(SECRET, str(tmp_path / "password")).replace("--dir /data", f"--dir {tmp_path}")
+    text = text.replace(" <<END", f" --port 0 --unixsocket {tmp_path / 'socket'} <<END")
+    environment = os.environ | {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    process = subprocess.Popen([shell, option, text], env=environment, stdout=subprocess.DEVNULL)
+    try:
+        assert eventually((tmp_path / "socket").exists, 20)
+        yield process
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(20)
+
+
+@pytest.mark.slow
+def test_the_server_wants_the_password_and_keeps_what_it_gets(server: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    path = str(tmp_path / "socket")
+    with redis.Redis(unix_socket_path=path) as stranger, pytest.raises(redis.AuthenticationError):
+        stranger.ping()
+    with redis.Redis(unix_socket_path=path, password=PASSWORD) as client:
+        found = {name: client.config_get(name)[name] for name in ("appendonly", "maxmemory", "maxmemory-policy", "dir")}
+    assert found == {
+        "appendonly": "yes",
+        "maxmemory": str(3 << 30),
+        "maxmemory-policy": "noeviction",
+        "dir": str(tmp_path),
+    }
+    shown = Path(f"/proc/{server.pid}/cmdline")
+    assert not shown.exists() or PASSWORD.encode() not in shown.read_bytes()

@@ -1,0 +1,138 @@
+"""deploy/slurm/kvps.sbatch, run on this machine: programs in place of Slurm's start each step at once."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers.command_lines import check_parses, commands_in
+from helpers.paths import ROOT
+from helpers.waiting import eventually
+
+SCRIPT = ROOT / "deploy" / "slurm" / "kvps.sbatch"
+SRUN = """#!/bin/sh
+while case $1 in --*) true ;; *) false ;; esac; do shift; done
+exec "$@"
+"""
+PROGRAMS = {
+    "srun": SRUN,
+    "scontrol": "#!/bin/sh\necho localhost\n",
+    "kvps": f'#!/bin/sh\nexec {sys.executable} -m kvps "$@"\n',
+    "python3": f'#!/bin/sh\nexec {sys.executable} "$@"\n',
+}
+
+
+def test_each_command_has_the_options_of_this_version() -> None:
+    text = SCRIPT.read_text().replace('"$@"', "digits")
+    found = list(commands_in(text))
+    assert [words[:2] for words in found] == [
+        ["jobs"],
+        ["checkpoint", "restore"],
+        ["create", "digits"],
+        ["aggregator", "start"],
+        ["worker", "--job"],
+        ["status", "1"],
+    ]
+    for words in found:
+        check_parses(words)
+
+
+def test_bash_understands_it_and_no_variable_has_the_password() -> None:
+    subprocess.run(["bash", "-n", SCRIPT], check=True)
+    text = SCRIPT.read_text()
+    assert re.search(r"^umask 077$", text, re.MULTILINE)
+    assert not re.search(r"\b(KVPS_PASSWORD|REDISCLI_AUTH|VALKEYCLI_AUTH)\b|redis://[^$]*@", text)
+    assert text.count("$(cat ") == 1, "only the server's configuration, on its standard input"
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, home: Path) -> dict[str, str]:
+    """The environment of a job of five tasks."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name, text in PROGRAMS.items():
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o700)
+    return os.environ | {
+        "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ["PYTHONPATH"]]),
+        "SLURM_NTASKS": "5",
+        "SLURM_JOB_ID": str(_job_id()),
+        "SLURM_JOB_NODELIST": "localhost",
+        "SLURM_SUBMIT_DIR": str(tmp_path),
+        "KVPS_DIR": str(tmp_path / "run"),
+        "KVPS_CHECKPOINT_EVERY": "20",
+    }
+
+
+def _job_id() -> int:
+    """A job's id whose port is free."""
+    for number in range(os.getpid() % 10000, 20000):
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", 20000 + number % 10000)):
+                return number
+    raise AssertionError("no port is free")
+
+
+@pytest.mark.slow
+def test_a_job_that_is_ended_goes_on_from_its_newest_checkpoint(slurm: dict[str, str], tmp_path: Path) -> None:
+    checkpoints = tmp_path / "run" / "checkpoints"
+    first = subprocess.Popen(
+        ["bash", SCRIPT, "digits", "--epochs", "40", "--batch-size", "48"],
+        env=slurm,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert eventually(lambda: len(list(checkpoints.glob("*.safetensors"))) > 1 or first.poll() is not None, 60)
+        password = tmp_path / "run" / "password"
+        assert password.stat().st_mode & 0o777 == 0o600
+        secret = password.read_text().strip()
+        for shown in Path("/proc").glob("[0-9]*/cmdline"):
+            assert secret.encode() not in _read(shown)
+    finally:
+        os.killpg(first.pid, signal.SIGTERM)
+        printed = first.communicate(timeout=60)[0]
+    assert first.returncode != 0
+    assert secret not in printed
+    assert not password.exists()
+
+    done = subprocess.run(["bash", SCRIPT, "digits"], env=slurm, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"job train: continues from version \d+ of ", done.stderr)
+    assert done.stderr.count("this worker has done its rounds") == 2
+    assert re.search(r"^train +finished ", done.stdout, re.MULTILINE)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:  # the process has ended
+        return b""
+
+
+@pytest.mark.parametrize(("tasks", "arguments"), [("3", ["digits"]), ("5", [])])
+def test_too_few_tasks_or_no_arguments_get_one_line(slurm: dict[str, str], tasks: str, arguments: list[str]) -> None:
+    done = subprocess.run(
+        ["bash", SCRIPT, *arguments], env=slurm | {"SLURM_NTASKS": tasks}, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert done.stderr.startswith("usage: sbatch --ntasks=N")
+    assert not Path(slurm["KVPS_DIR"]).exists()
+
+
+@pytest.mark.slow
+def test_a_setting_that_kvps_refuses_ends_the_job_and_its_server(slurm: dict[str, str]) -> None:
+    done = subprocess.run(
+        ["bash", SCRIPT, "digits", "--staleness", "x"], env=slurm, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "kvps: error: " in done.stderr.splitlines()[-1]
