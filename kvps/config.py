@@ -13,15 +13,15 @@ from typing import Any
 from kvps import optimizers
 from kvps.arrays.formats import format_of
 from kvps.arrays.inputs import in_words
+from kvps.arrays.weight_view import VIEW, has_view
 from kvps.errors import CorruptData, InvalidSetting
 from kvps.machine.launcher import Launcher
-from kvps.parsing import Fields
+from kvps.parsing import MOST_TEXT, Fields
 from kvps.staleness import ASP, mode_name
 
 _ASP_PENDING = 2  # one contribution waits while the next is computed; more of them would only be staler
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
 _EVERY = re.compile(r"[0-9]{1,9}|[0-9]{1,6}(\.[0-9]{1,6})?s")
-_MOST_TEXT = 1024
 _SHOWN = 80  # a message quotes at most so many characters of a value
 
 
@@ -68,6 +68,12 @@ def _not_a_format(value: object) -> str:
     return ""
 
 
+def _not_a_weight_format(value: object) -> str:
+    if value == "fp16" or _not_a_format(value):
+        return f"must be one of fp32, bf16, int8, topk:PART with a PART up to 1, not {_shown(value)}"
+    return ""
+
+
 def _not_a_period(value: str) -> str:
     fits = _EVERY.fullmatch(value) and float(value.rstrip("s"))
     return "" if fits else f"must be a number of versions, as 10, or of seconds, as 0.5s, not {_shown(value)}"
@@ -82,8 +88,8 @@ def _not_a_launcher(value: str) -> str:
 
 
 def _not_a_text(value: object) -> str:
-    fits = isinstance(value, str) and len(value) <= _MOST_TEXT and value.isprintable()
-    return "" if fits else f"must be printable text of at most {_MOST_TEXT} characters, not {_shown(value)}"
+    fits = isinstance(value, str) and len(value) <= MOST_TEXT and value.isprintable()
+    return "" if fits else f"must be printable text of at most {MOST_TEXT} characters, not {_shown(value)}"
 
 
 def _setting(default: Any, help: str, **known: Any) -> Any:
@@ -144,9 +150,11 @@ class JobConfig:
     )
     weight_format: str = _setting(
         "fp32",
-        "How workers pull the weights: fp32 as they are, or bf16.",
-        choices=("fp32", "bf16"),
+        "How workers pull the weights: fp32 as they are, bf16 rounded, or int8 or topk:PART of what has changed since "
+        "the version that the worker has. What these leave out of a change is part of the next one.",
+        why_not=_not_a_weight_format,
         option=("--weight-format",),
+        metavar="FORMAT",
         group="Arrays",
     )
     transport: str = _setting(
@@ -195,6 +203,14 @@ class JobConfig:
         bounds=(100, 86_400_000),
         option=("--lease",),
         metavar="SECONDS",
+        group="Failures",
+    )
+    durability: str = _setting(
+        "memory",
+        "What an acknowledgement means: memory, that the server has the contribution; replicated, that a replica has "
+        "it too, so that a failover of one server at a time loses nothing.",
+        choices=("memory", "replicated"),
+        option=("--durability",),
         group="Failures",
     )
     min_workers: int = _setting(
@@ -254,6 +270,8 @@ class JobConfig:
                 f"min_workers must be a whole number from 0 to {self.workers}, the number of workers, "
                 f"not {self.min_workers}"
             )
+        if self.transport == "shm" and self.durability == "replicated":
+            raise InvalidSetting("durability replicated is for transport redis: shared memory has no replica")
         if self.transport == "shm" and (self.shards > 1 or self.weight_format != "fp32"):
             raise InvalidSetting(
                 "transport shm is for shards=1 and weight_format='fp32', because other values gain nothing on one "
@@ -278,6 +296,16 @@ class JobConfig:
     def mirror_s(self) -> float:
         """`mirror_every` in seconds; 0 if it is a number of versions."""
         return float(self.mirror_every[:-1]) if self.mirror_every.endswith("s") else 0.0
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """The names of the arrays that each version has beside its weights: the optimizer's state, and the view."""
+        return self.optimizer.slots + ((VIEW,) if has_view(format_of(self.weight_format)) else ())
+
+    @property
+    def lease_look_s(self) -> float:
+        """Seconds between two looks at a lease: who is late once, or is not heard once, does not lose it."""
+        return self.lease_ms / 3_000
 
     @property
     def mode(self) -> str:
@@ -325,7 +353,7 @@ def _read(name: str, stored: Mapping[str, str]) -> Any:
         raise InvalidSetting(f"{name} {'is missing' if text is None else f'is no text: {_shown(text)}'}")
     if name == "optimizer":
         try:
-            return optimizers.from_json(Fields.of_json(text, "it", _MOST_TEXT).as_dict())
+            return optimizers.from_json(Fields.of_json(text, "it", MOST_TEXT).as_dict())
         except (CorruptData, InvalidSetting, TypeError) as error:
             raise InvalidSetting(f"optimizer holds {_shown(text)}: {error}") from None
     value = int(text) if SPECS[name].bounds and _WHOLE.fullmatch(text) else text

@@ -93,6 +93,10 @@ class ServerFull(ServerError):
     """The server's memory is full or would be. Nothing was changed; repeat the call once there is room."""
 
 
+class NotPermitted(ServerError):
+    """The server does not let this user run the command, or use its keys: see `kvps acl`."""
+
+
 class ServerLost(ServerError):
     """The server answered before and no longer does."""
 

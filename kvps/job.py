@@ -10,11 +10,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-import numpy as np
-
-from kvps.arrays.layout import DTYPE, Array, Layout
+from kvps.arrays.layout import Array, Layout
 from kvps.config import JobConfig
 from kvps.connection.client import Client
+from kvps.connection.queries import Queries
+from kvps.connection.replica_reader import ReplicaReader
 from kvps.connection.resp import Command
 from kvps.connection.sockets import ChunkGone
 from kvps.device.base import CPU, Device
@@ -27,7 +27,7 @@ from kvps.protocol.job_state import Commit, Entry, Member, State, Turn
 from kvps.protocol.keys import JobKeys, check_name
 from kvps.protocol.plan import Contribution
 from kvps.protocol.recovery import await_history
-from kvps.protocol.scripts import JobScripts, Joined, ServerRestarted, evicted, job_not_found, made_anew
+from kvps.protocol.scripts import Joined, ServerRestarted, evicted, job_not_found, made_anew
 from kvps.session.session import Session
 from kvps.transport.access import JobAccess
 from kvps.transport.base import Transport
@@ -51,7 +51,7 @@ class Trace:
 class Job:
     """One job on a server. May be used from several threads. `Store.job` and `Store.create_job` return one."""
 
-    def __init__(self, client: Client, name: str) -> None:
+    def __init__(self, client: Client, name: str, replicas: ReplicaReader | None = None) -> None:
         self.client = client
         self.name = name
         keys = JobKeys(name)
@@ -64,8 +64,11 @@ class Job:
         self.keys = JobKeys(name, self.id)
         self.config = JobConfig.from_hash(stored)
         self.layout = Layout.from_json(layout)
-        self.scripts = JobScripts(client.call, self.keys, self.layout.shards)
+        access = JobAccess.of(client, self.keys, self.config, self.layout)
+        self.client, self.storing, self.scripts = access.client, access.storing, access.scripts
+        self._replicas = replicas
         self.transport = open_transport(self.access)
+        self.reader.check_stored()
 
     def __repr__(self) -> str:
         return f"Job({self.name!r}, {self.config.mode}, {self.layout.size} float32)"
@@ -73,12 +76,17 @@ class Job:
     @property
     def access(self) -> JobAccess:
         """The server, keys, settings, layout and scripts, which every part of the job needs."""
-        return JobAccess(self.client, self.keys, self.config, self.layout, self.scripts)
+        return JobAccess(self.client, self.keys, self.config, self.layout, self.scripts, self.storing, self._replicas)
 
     @property
     def reader(self) -> VersionReader:
         """The reader of whole versions of the job."""
         return self.transport.reader
+
+    @property
+    def server(self) -> Queries:
+        """The server that has the job's version, clock and log."""
+        return self.access.server
 
     def find_transport(self) -> Transport:
         """Return the present transport: a job whose shared memory was lost continues in another shared memory."""
@@ -103,9 +111,12 @@ class Job:
         return dict(self.state().clock)
 
     def snapshot(self) -> tuple[int, dict[str, Array]]:
-        """Return the newest version and its weights, name -> read-only array: a consistent whole. Blocks no worker."""
-        flat: Array = np.empty(self.layout.size, DTYPE)
-        version = self.reader.weights(self.turn(), flat)
+        """Return the newest version and its weights, name -> read-only array: a consistent whole. Blocks no worker.
+
+        Processes of one host share the memory of a version. In a loop, each call waits for the next version, for 50 ms
+        at the most.
+        """
+        version, flat = self.reader.newest()
         return version, self.layout.views(flat)
 
     def join(
@@ -162,7 +173,7 @@ class Job:
         while True:
             with suppress(ServerRestarted):
                 return call()
-            await_history(self.client, self.scripts, self.name, 0)
+            await_history(self.server, self.scripts, self.name, 0)
 
     @property
     def launcher(self) -> Launcher | None:

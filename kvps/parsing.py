@@ -22,10 +22,13 @@ WORD = re.compile(r"[A-Za-z0-9.-]{1,128}", re.ASCII)
 """A head, a history, a run id, an incarnation, a term or the staged name of a version."""
 JOB_ID = re.compile(r"[0-9a-f]{8}", re.ASCII), "8 hexadecimal digits"
 STAGED_NAME = re.compile(r"[0-9]{1,16}\.[A-Za-z0-9-]{1,110}", re.ASCII), "the staged name of a version"
+MOST_TEXT = 1024
+"""The most characters of a text, where no other bound is given."""
+MOST_JSON = 64 << 20
+"""The most characters of a text in JSON."""
+_FILE_NAME = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9_.:-]{1,255}", re.ASCII)
 _is_word = WORD.fullmatch
 _WHOLE = re.compile(r"-?[0-9]{1,16}", re.ASCII)
-_MOST_TEXT = 1024
-_MOST_JSON = 64 << 20
 _DEEPEST = 8
 _QUOTED = 60
 _MISSING = object()
@@ -65,7 +68,7 @@ def number(value: object, where: str, finite: bool = True) -> float:
     return found
 
 
-def text(value: object, where: str, most: int = _MOST_TEXT) -> str:
+def text(value: object, where: str, most: int = MOST_TEXT) -> str:
     """Return printable text of at most `most` characters: nothing in it is obeyed by a terminal."""
     if not isinstance(value, str) or len(value) > most or not value.isprintable():
         refuse(where, f"printable text of at most {most} characters", value)
@@ -89,6 +92,11 @@ def word(value: object, where: str) -> str:
     return matching(value, where, WORD, "1 to 128 letters, digits, dots and -")
 
 
+def file_name(value: object, where: str) -> str:
+    """Return the name of a file that lies in the directory it is joined to, and nowhere else."""
+    return matching(value, where, _FILE_NAME, "the name of a file: 1 to 255 of A-Z, a-z, 0-9, _, -, dots and colons")
+
+
 def sequence(value: object, where: str, most: int) -> list[Any]:
     """Return a list of at most `most` items."""
     if not isinstance(value, list) or len(value) > most:
@@ -96,7 +104,7 @@ def sequence(value: object, where: str, most: int) -> list[Any]:
     return value
 
 
-def from_json(value: object, where: str, most: int = _MOST_JSON, deepest: int = _DEEPEST) -> Any:
+def from_json(value: object, where: str, most: int = MOST_JSON, deepest: int = _DEEPEST) -> Any:
     """Return what a JSON text of at most `most` characters says, if it nests at most `deepest` deep and is finite."""
     if not isinstance(value, str) or len(value) > most:
         refuse(where, f"JSON of at most {most} characters", value)
@@ -126,7 +134,8 @@ def _nests_deeper(value: object, levels: int) -> bool:
 class Fields:
     """The fields of a hash or of an object in JSON. `where` is what has them, for messages.
 
-    Each method returns one field, of which it says the type and the bounds, or its `default` if it is missing.
+    Each method returns one field as the module's function of that name does, or its `default` if it is missing. A field
+    that every round reads is accepted by one test here; only a field that fails it pays for the function and a message.
     """
 
     __slots__ = ("_values", "_where")
@@ -139,14 +148,12 @@ class Fields:
         self._where = where
 
     @classmethod
-    def of_json(cls, value: object, where: str, most: int = _MOST_JSON, deepest: int = _DEEPEST) -> Fields:
+    def of_json(cls, value: object, where: str, most: int = MOST_JSON, deepest: int = _DEEPEST) -> Fields:
         """Return the fields of the object that a JSON text says."""
         return cls(from_json(value, where, most, deepest), where)
 
     def __iter__(self) -> Any:
         return iter(self._values)
-
-    # What every round reads fits, and is found out in a line; only what does not pays for its message.
 
     def _place(self, field: str) -> str:
         return f"{self._where}: {field}"
@@ -158,7 +165,7 @@ class Fields:
     def number(self, field: str, default: object = _MISSING) -> float:
         return number(self._values.get(field, default), self._place(field))
 
-    def text(self, field: str, most: int = _MOST_TEXT, default: object = _MISSING) -> str:
+    def text(self, field: str, most: int = MOST_TEXT, default: object = _MISSING) -> str:
         value = self._values.get(field, default)
         if type(value) is str and len(value) <= most and value.isprintable():
             return value
@@ -199,9 +206,9 @@ class Fields:
         """Return what a JSON text in this field says."""
         return from_json(self._values.get(field, _MISSING), self._place(field))
 
-    def fields_in(self, field: str) -> Fields:
+    def json_fields(self, field: str) -> Fields:
         """Return the fields of the object that a JSON text in this field says."""
-        return Fields(self.json(field), f"{self._where}: {field}")
+        return Fields(self.json(field), self._place(field))
 
     def as_dict(self) -> dict[str, Any]:
         """Return all fields as they are."""

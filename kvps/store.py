@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import secrets
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -18,10 +19,13 @@ import numpy as np
 from kvps.arrays.digest import Buffers, chunked, digest_of, finite, fold, view
 from kvps.arrays.formats import encoded, format_of
 from kvps.arrays.layout import CHUNK_BYTES, DTYPE, Layout
+from kvps.arrays.weight_view import VIEW, has_view
 from kvps.config import JobConfig
 from kvps.connection.client import Client
+from kvps.connection.cluster import open_client
+from kvps.connection.replica_reader import ReplicaReader
 from kvps.connection.sockets import connection_settings, redacted
-from kvps.errors import CorruptData, InvalidSetting, KvpsError, NotFinite, ServerFull, ServerLost
+from kvps.errors import CorruptData, InvalidSetting, KvpsError, NotFinite, ServerFull, ServerLost, ServerUnfit
 from kvps.history.checkpoint import Checkpoint
 from kvps.job import Job
 from kvps.protocol.keys import JOBS, MEMORY, JobKeys, check_id, check_name, staged_name
@@ -35,44 +39,50 @@ from kvps.transport.opening import open_transport
 log = logging.getLogger("kvps.store")
 
 _SETTLE_S = 1.0
+_ID_TRIES = 500
 _WORTH_SHARING = 1 << 20  # bytes; a round of a smaller model costs only calls to Redis, and these remain
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_THROUGH_REDIS = "job %s: arrays go through Redis, and not through memory, which is faster: %s"
 _MORE_ROOM = "make room there (in a container: docker run --shm-size), or choose transport 'redis'"
 
 
-def connect(url: str | None = None, listen: str | None = None, data_dir: Path | None = None) -> Store:
-    """Return a store on the server at `url` (redis, rediss, unix), or for None on the user's own private server.
+def connect(
+    url: str | None = None, listen: str | None = None, data_dir: Path | None = None, *, read_replicas: bool = False
+) -> Store:
+    """Return a store on the server at `url`, or for None on the user's own private server.
 
+    The URL begins with redis, rediss or unix; or with redis+sentinel or rediss+sentinel, and then names Sentinels.
     The private server is started if it does not run. It ends when this process has ended or closed its stores, and no
     other process uses it. `listen` is HOST:PORT of a TCP port to open too, behind a password. The server keeps no data,
-    or with `data_dir` all but the last second in files there. Raises NoServer, ServerUnfit, InvalidSetting.
+    or with `data_dir` all but the last second in files there. With `read_replicas`, `Job.snapshot` reads arrays from
+    replicas of the server or the cluster where they have them. Raises NoServer, ServerUnfit, InvalidSetting.
     """
     if url is None:
+        if read_replicas:
+            raise InvalidSetting("read_replicas is for a server with replicas: give its URL, or leave it out")
         with private_server.ensured(listen, data_dir) as server:
-            return Store(_client(server.url), server)
+            return Store(open_client(server.url, private_server.why_lost), server)
     if listen or data_dir:
         raise InvalidSetting(
             f"{'listen' if listen else 'data_dir'} is for the private server: leave it out, or the URL"
         )
-    return Store(_client(url))
-
-
-def _client(url: str) -> Client:
-    client = Client(url, why_lost=private_server.why_lost)
+    client = open_client(url, private_server.why_lost)
     try:
-        client.preflight()
-    except BaseException:
+        return Store(client, replicas=ReplicaReader(client) if read_replicas else None)
+    except InvalidSetting:
         client.close()
         raise
-    return client
 
 
 class Store:
     """The jobs of one server. May be used from several threads."""
 
-    def __init__(self, client: Client, server: private_server.Server | None = None) -> None:
+    def __init__(
+        self, client: Client, server: private_server.Server | None = None, replicas: ReplicaReader | None = None
+    ) -> None:
         self.client = client
         self._server = server
+        self._replicas = replicas
 
     @property
     def url(self) -> str:
@@ -128,8 +138,8 @@ class Store:
         JobExists, InvalidName, InvalidSetting, LayoutMismatch, NotFinite; nothing was changed then.
         """
         check_name("job", name)
-        id = fresh_id() if id is None else check_id(id)
         config = JobConfig.of("create_job", config, settings)
+        id = self._spread_id(name, config.shards) if id is None else check_id(id)
         layout = Layout.of(params, config.shards)
         arrays = layout.hosted(params, "parameter")
         for parameter, array in zip(layout.parameters, arrays, strict=True):
@@ -162,7 +172,23 @@ class Store:
             (what, [[[view(flat[c.start : c.stop])] for c in shard] for shard in layout.chunks])
             for what, flat in arrays.items()
         ]
-        return self._make(name, config, layout, chunks, checkpoint, fresh_id())
+        return self._make(name, config, layout, chunks, checkpoint, self._spread_id(name, config.shards))
+
+    def _spread_id(self, name: str, shards: int) -> str:
+        """Return a fresh id under which the slots of all shards fall evenly on the nodes of a cluster."""
+
+        def unevenness(id: str) -> int:
+            keys = JobKeys(name, id)
+            return self.client.unevenness([keys.slot(shard) for shard in range(shards)])
+
+        best, least = "", sys.maxsize
+        for _ in range(_ID_TRIES):
+            id = fresh_id()
+            if (found := unevenness(id)) < least:
+                best, least = id, found
+            if least <= 1:
+                break
+        return best
 
     def _make(
         self,
@@ -186,13 +212,16 @@ class Store:
         staged = staged_name(version, f"{id}-0-{secrets.token_hex(4)}")
         items: list[tuple[str, Buffers]] = []
         pull = format_of(config.weight_format)
+        rounds, first = pull.lossy and not has_view(pull), dict(arrays)
+        if has_view(pull):  # it begins with the weights; that of a checkpoint goes on
+            first.setdefault(VIEW, first["w"])
         for shard in range(layout.shards):
             digests = {}
-            for what, chunks in arrays:
+            for what, chunks in first.items():
                 for number, chunk in enumerate(chunks[shard]):
                     items.append((keys.array(shard, what, staged, number), chunk))
                 digests[what] = fold(digest_of(chunk) for chunk in chunks[shard])
-                if what == "w" and pull.lossy:
+                if what == "w" and rounds:
                     for number, chunk in enumerate(chunks[shard]):
                         values = np.frombuffer(b"".join(chunk), DTYPE)
                         items.append((keys.pulled(shard, staged, number), [encoded(pull, values).data]))
@@ -200,14 +229,19 @@ class Store:
                 low, high = layout.shard_range(shard)
                 manifest = {"plan": 0, "version": version, "bytes": (high - low) * DTYPE.itemsize, "digests": digests}
                 items.append((keys.manifest(shard, staged), [memoryview(json.dumps(manifest).encode())]))
-        scripts = JobScripts(self.client.call, keys, layout.shards)
+        if config.durability == "replicated" and not self.client.replicas():
+            raise ServerUnfit(
+                f"durability replicated needs a replica of each server, and {redacted(self.url)} has one without: "
+                f"add a replica, or choose durability 'memory'"
+            )
         begins = json.dumps(_as_text(checkpoint)) if checkpoint else ""
-        transport = open_transport(JobAccess(self.client, keys, config, layout, scripts))
+        access = JobAccess.of(self.client, keys, config, layout)
+        transport = open_transport(access)
         transport.prepare()
         try:
-            self.client.put(items)
+            access.storing.put(items)
             self.client.call("SADD", JOBS, name)  # first: a job that is not listed would stay for ever
-            scripts.create(config, layout, staged, self.client.run_id(), begins)
+            access.scripts.create(config, layout, staged, access.server.run_id(), begins)
             self.client.call("SADD", JOBS, name)  # a removal of an earlier job of that name may have unlisted it
         except ServerLost:
             raise  # the job may exist all the same, and then these bytes are its own
@@ -215,7 +249,7 @@ class Store:
             self.client.unlink([key for key, _ in items])
             transport.discard()
             raise
-        return Job(self.client, name)
+        return Job(self.client, name, self._replicas)
 
     def _with_transport(self, config: JobConfig, layout: Layout, job: str) -> JobConfig:
         """Return the settings with a transport in place of "auto", and with the shared memory that the job uses.
@@ -223,52 +257,52 @@ class Store:
         Raises ServerFull if the memory has no room, InvalidSetting if there is none, ServerUnfit if its directory is
         another user's.
         """
-        if config.transport == "redis":
-            return config
+        if self.client.is_cluster and config.transport == "shm":
+            raise InvalidSetting(
+                "transport shm needs a server of its own on this host, and this is a cluster: leave it out"
+            )
+        if config.transport == "redis" or self.client.is_cluster:
+            return replace(config, transport="redis")
         # Versions: the present one, the one before, the one being staged, and one that a slow reader holds.
         gradients = config.workers * (config.max_pending + 1) * format_of(config.gradient_format).nbytes(layout.size)
         held = config.workers * layout.nbytes if config.staleness else 0  # a slow worker may hold a version of its own
-        needs = 4 * layout.nbytes * (1 + len(config.optimizer.slots)) + gradients + held
+        needs = 4 * layout.nbytes * (1 + len(config.slots)) + gradients + held
         if config.transport == "auto":
             if layout.nbytes < _WORTH_SHARING or not self._is_local():
                 return replace(config, transport="redis")
             if why := _why_not_shared(config, needs):
-                log.warning("job %s: arrays go through Redis, and not through memory, which is faster: %s", job, why)
+                log.warning(_THROUGH_REDIS, job, why)
                 return replace(config, transport="redis")
-        elif not shared_memory.available():
-            raise InvalidSetting(
-                f"transport shm needs {shared_memory.ROOT}, which this machine has not: choose 'redis'"
-            )
-        elif needs > shared_memory.free_bytes():
-            raise ServerFull(
-                f"{shared_memory.ROOT} has {_mb(shared_memory.free_bytes())} left, the job needs {_mb(needs)}: "
-                f"make room, or choose 'redis'"
-            )
-        memory = shared_memory.memory_of(self.url)
-        first = self._first_memory(memory)
+            try:
+                memory, first = self._memories()
+                if shared_memory.sees(first):
+                    return replace(config, transport="shm", memory=memory)
+                why = "this process does not see the shared memory of this server's other jobs"
+            except (ServerUnfit, CorruptData) as error:  # others may write to its directory, or noted nonsense
+                why = str(error)
+            log.warning(_THROUGH_REDIS, job, why)
+            return replace(config, transport="redis")
+        _check_shared(needs)
+        memory, first = self._memories()
         if not shared_memory.sees(first):
-            if config.transport == "auto":
-                log.warning(
-                    "job %s: arrays go through Redis, and not through memory, which is faster: this process does not "
-                    "see the shared memory of this server's other jobs",
-                    job,
-                )
-                return replace(config, transport="redis")
             log.warning(
                 "other jobs of this server are in a shared memory of %s that this process does not see. Job %s is in "
                 "the one here, of %s: only processes that see the one here can work on it",
-                *(Memory.of(first).host, job, Memory.of(memory).host),
+                Memory.of(first).host,
+                job,
+                Memory.of(memory).host,
             )
         return replace(config, transport="shm", memory=memory)
 
-    def _first_memory(self, memory: str) -> str:
-        """Return the shared memory of this server's jobs: `memory`, unless another was noted first since it started.
+    def _memories(self) -> tuple[str, str]:
+        """Return this process's shared memory for this server, and the one that was noted first since it started.
 
-        A note of an earlier run does not count: that memory may be lost with the host on which the server ran.
+        A note of an earlier run does not count: that memory may be lost with the host on which the server ran. Raises
+        ServerUnfit if the directory of the first is another user's.
         """
-        run_id = self.client.run_id()
+        memory, run_id = shared_memory.memory_of(self.url), self.client.run_id()
         _, first = self.client.together([("HSETNX", MEMORY, run_id, memory), ("HGET", MEMORY, run_id)])
-        return str(first)
+        return memory, str(first)
 
     def _is_local(self) -> bool:
         """Whether the server can be reached from this host only."""
@@ -284,7 +318,7 @@ class Store:
         # Two versions, the one being staged and a reserve for it; of each worker what may wait and one gradient more.
         pull, pushed = format_of(config.weight_format), format_of(config.gradient_format).nbytes(layout.size)
         pulled = pull.nbytes(layout.size) if pull.lossy else 0
-        versions = 4 * (layout.nbytes * (1 + len(config.optimizer.slots)) + pulled) + 2 * CHUNK_BYTES * layout.shards
+        versions = 4 * (layout.nbytes * (1 + len(config.slots)) + pulled) + 2 * CHUNK_BYTES * layout.shards
         gradients = 0 if config.transport == "shm" else config.workers * (config.max_pending + 1) * pushed
         if limit and used + versions + gradients > limit:
             raise ServerFull(
@@ -295,7 +329,7 @@ class Store:
     def job(self, name: str) -> Job:
         """Return the job of that name. Raises JobNotFound, InvalidName, CorruptData."""
         try:
-            return Job(self.client, name)
+            return Job(self.client, name, self._replicas)
         except CorruptData as error:
             raise CorruptData(f"job {name!r}: {error}") from error
 
@@ -314,6 +348,7 @@ class Store:
 
         Completes an earlier call that was cut short. Raises JobNotFound.
         """
+        self._unlink_foreign(JobKeys(name))
         while True:
             keys = JobKeys(name)
             fields, workers, removed, there = self.client.together(
@@ -339,6 +374,14 @@ class Store:
         JobScripts(self.client.call, keys, 0).forget()
         if not self.jobs():
             self.client.call("DEL", MEMORY)
+
+    def _unlink_foreign(self, keys: JobKeys) -> None:
+        """Unlink what cannot be a job's, in the keys that decide whether it may be removed: no script touches those."""
+        wanted = {keys.version: "hash", keys.workers: "hash", keys.removed: "string"}
+        types = self.client.each([("TYPE", key) for key in wanted])
+        found = dict(zip(wanted, types, strict=True))
+        if foreign := [key for key, type_ in found.items() if type_ not in (wanted[key], "none")]:
+            self.client.unlink(foreign)
 
     def _remove_bytes(self, keys: JobKeys, segments: shared_memory.Segments | None, settles: bool) -> None:
         """Unlink all bytes of a removed job; if it had workers, repeat until no more bytes arrive."""
@@ -380,6 +423,8 @@ class Store:
         if not self.client.owner.is_here:
             return
         self.client.close()
+        if self._replicas:
+            self._replicas.close()
         server, self._server = self._server, None
         if server:
             server.leave()
@@ -396,6 +441,16 @@ class Store:
 def fresh_id() -> str:
     """Return an id for a job to be created. By it, the creator can later tell its own job from others of the name."""
     return secrets.token_hex(4)
+
+
+def _check_shared(needs: int) -> None:
+    """Raise InvalidSetting if this machine has no shared memory, ServerFull if it has no room for so many bytes."""
+    if not shared_memory.available():
+        raise InvalidSetting(f"transport shm needs {shared_memory.ROOT}, which this machine has not: choose 'redis'")
+    if needs > (room := shared_memory.free_bytes()):
+        raise ServerFull(
+            f"{shared_memory.ROOT} has {_mb(room)} left, the job needs {_mb(needs)}: make room, or choose 'redis'"
+        )
 
 
 def _why_not_shared(config: JobConfig, needs: int) -> str:

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 import redis
-from helpers.commands import Started, kvps_run
+from helpers.clusters import empty, running
+from helpers.commands import KVPS, Started, kvps_run
 from helpers.paths import TESTS
-from helpers.servers import BINARIES, ONE_AND_SLOWLY_ALL, private_directory, running_server
+from helpers.servers import ONE_AND_SLOWLY_ALL, private_directory, running_server
 from helpers.waiting import eventually, processes_of
 
 import kvps
@@ -28,7 +29,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(TESTS), os.environ.
 def server_url(request: pytest.FixtureRequest) -> Iterator[str]:
     """The URL of a server. `make test-all` runs the test on a server of each kind; so does `make test` in the rooms
     where the server matters, which have their own fixture of this name."""
-    with running_server(BINARIES[request.param]) as url:
+    with running(request.param) as url:
         yield url
 
 
@@ -46,7 +47,7 @@ def old_server() -> Iterator[str]:
 def store(server_url: str) -> Iterator[Store]:
     """A store on an empty server."""
     with kvps.connect(server_url) as found:
-        found.client.call("FLUSHALL")
+        empty(found)
         yield found
 
 
@@ -83,7 +84,7 @@ def start() -> Iterator[Any]:
     with ExitStack() as stack:
 
         def begin(*arguments: str) -> Started:
-            started = Started(*arguments)
+            started = Started([*KVPS, *arguments])
             stack.callback(lambda: started.process.poll() is None and started.end())
             return started
 

@@ -23,6 +23,10 @@ REFUSED: list[tuple[Callable[[Any, str], Any], Any]] = [
     *((parsing.name, value) for value in ("", "../x", "*", "a b", "x" * 65, "\u00fc", "a\n", None)),
     *((parsing.word, value) for value in ("", "a/b", "*", "x" * 129)),
     *(
+        (parsing.file_name, value)
+        for value in ("", ".", "..", "/etc/passwd", "a/../b", "a\0b", "~", "a\n", "x" * 256, None)
+    ),
+    *(
         (parsing.from_json, value)
         for value in ("", "{", "[" * 100_000, "NaN", "[[[[[[[[[1]]]]]]]]]", "1" * 5000, None, 5)
     ),

@@ -68,7 +68,12 @@ def test_the_wheel_trains_in_an_empty_environment(tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("kvps-*.whl")
     with zipfile.ZipFile(wheel) as archive:
         tops = {name.split("/")[0] for name in archive.namelist()}
-    assert {top for top in tops if "dist-info" not in top} == {"kvps", "kvps_aggregator", "kvps_workers"}
+    assert {top for top in tops if "dist-info" not in top} == {
+        "kvps",
+        "kvps_aggregator",
+        "kvps_simulate",
+        "kvps_workers",
+    }
     venv = tmp_path / "venv"
     subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
     install = [str(venv / "bin" / "pip"), "install", "--quiet", f"{wheel}[embedded,demo]"]

@@ -114,6 +114,19 @@ def test_an_aggregator_of_a_removed_job_leaves_the_new_one_alone(store: Store) -
     assert check_chain(new) == 3
 
 
+@pytest.mark.parametrize("what", ["version", "workers", "removed", "config", "layout", "commits", "plan", "pin"])
+@pytest.mark.parametrize("kind", ["string", "zset"])
+def test_a_job_is_removed_whatever_its_keys_hold(store: Store, raw: Any, what: str, kind: str) -> None:
+    job = store.create_job("job", model(), workers=1)
+    key = getattr(job.keys, what)
+    raw.delete(key)
+    raw.execute_command(*{"string": ("SET", key, "x"), "zset": ("ZADD", key, 1, "x")}[kind])
+    store.remove_job("job")
+    assert store.jobs() == []
+    assert list(store.client.scan("*{job*")) == []
+    assert store.create_job("job", model(), workers=1).state().version == 0
+
+
 @pytest.mark.slow
 def test_a_stopped_worker_process_ends_when_its_job_was_made_anew(store: Store, start: Any) -> None:
     """It had the old settings; with those it would have trained the new job."""

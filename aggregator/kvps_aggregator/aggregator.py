@@ -18,14 +18,17 @@ from kvps.connection.client import WAIT_MS
 from kvps.device.base import CPU, Device
 from kvps.errors import CorruptData, InvalidSetting, JobNotFound, KvpsError, LeaseLost, ServerFull
 from kvps.job import Job
+from kvps.parsing import STAGED_NAME, matching
 from kvps.protocol.job_state import Pin
 from kvps.protocol.plan import Plan
 from kvps.protocol.recovery import LOOK_S
 from kvps.protocol.scripts import PlanGone, Planned, ServerRestarted
 from kvps_aggregator.checkpoints import Checkpoints, Saver
+from kvps_aggregator.failover import FailoverGuard, go_back
 from kvps_aggregator.leases import LeaseKeeper, Leases
+from kvps_aggregator.nearness import Near, ShardChoice
 from kvps_aggregator.shard.fetch import BadContribution
-from kvps_aggregator.shard.garbage import sweep
+from kvps_aggregator.shard.garbage import Sweeper
 from kvps_aggregator.shard.opening import open_shard
 from kvps_aggregator.shard.shard import Shard
 
@@ -44,6 +47,7 @@ def serve(
     checkpoints: Checkpoints | None = None,
     device: Device = CPU,
     memory_lost: bool = False,
+    near: Near | None = None,
 ) -> None:
     """Aggregate for `job` until the job is finished or removed, or `stop` is set.
 
@@ -55,16 +59,18 @@ def serve(
 
     `memory_lost` says that the job's present shared memory is lost, because its host or container was restarted or is
     gone. If this process does not see that memory, the job continues in this process's memory, from the version that
-    Redis has.
+    Redis has. `near` names the nodes of a cluster whose shards this process takes before others.
 
     Raises ServerLost, CorruptData; KvpsError if a record cannot be written or the device fails; InvalidSetting for
-    `memory_lost` of a job over Redis.
+    `memory_lost` of a job over Redis, and for `near` without a cluster.
     """
     if memory_lost and job.config.transport == "redis":
         raise InvalidSetting(f"the arrays of job {job.name!r} are in Redis: it has no shared memory to lose")
     if memory_lost and job.transport.seen:
         log.info("job %s: this process sees its shared memory, so it finds out by itself what is lost", job.name)
-    aggregator = Aggregator(job, stop or threading.Event(), None, record, checkpoints, device, memory_lost)
+    if near:
+        near.check(job.client)
+    aggregator = Aggregator(job, stop or threading.Event(), None, record, checkpoints, device, memory_lost, near=near)
     aggregator.run(until_finished)
 
 
@@ -83,7 +89,7 @@ def is_idle(job: Job) -> bool:
 class Aggregator:
     """One aggregator of one job. `shards` are the shards that it may hold; None means all.
 
-    `keeper` renews its leases; without one the aggregator makes its own.
+    `keeper` renews its leases; without one the aggregator makes its own. `near` says which shards it takes first.
     """
 
     def __init__(
@@ -96,6 +102,7 @@ class Aggregator:
         device: Device = CPU,
         memory_lost: bool = False,
         keeper: LeaseKeeper | None = None,
+        near: Near | None = None,
     ) -> None:
         self._job = job
         self._lost_memory = job.config.memory if memory_lost else ""
@@ -103,10 +110,12 @@ class Aggregator:
         self._saver = Saver(job, checkpoints, self._flush) if checkpoints else None
         self._record = record
         self._stop = stop
-        self._eligible = list(range(job.layout.shards) if shards is None else shards)
         self._leases = Leases(job, keeper)
+        eligible = list(range(job.layout.shards) if shards is None else shards)
+        self._choice = ShardChoice(job, self._leases.holder, eligible, near)
         self._shards: dict[int, Shard] = {}
-        self._next_try = self._next_sweep = self._next_look = 0.0
+        self._sweeper = Sweeper(job)
+        self._next_look = 0.0
         self._alone_since = math.inf
         self._planned: Planned | None = None
         self._refused = (0, 0)  # the id of a plan, and how often `ready.lua` did not accept it
@@ -114,7 +123,7 @@ class Aggregator:
 
     def run(self, until_finished: bool, idle_s: float = math.inf) -> None:
         """Serve the job, see `serve`. Return also when it has been idle for `idle_s`, see `is_idle`."""
-        job, stream = self._job, self._job.keys
+        job, stream, guard = self._job, self._job.keys, FailoverGuard(self._job)
         try:
             self._watch_server()
             seen = {stream.inbox: "0-0", stream.commits: job.state().last_entry, stream.leases: "0-0"}
@@ -123,7 +132,8 @@ class Aggregator:
                 try:
                     self.hold(at_once=freed)
                     freed = False
-                    if time.monotonic() >= self._next_sweep:
+                    guard.look(self._shards.values())
+                    if self._sweeper.is_due:
                         self.sweep()
                     commit_id = self.work()
                     if commit_id is None and self._left_alone(idle_s):
@@ -164,10 +174,13 @@ class Aggregator:
     def release(self) -> None:
         """Give up all shards, so that a standby can take them at once."""
         for shard in self._shards.values():
-            with suppress(KvpsError, ServerRestarted):  # the next holder takes the bytes from where they are
-                shard.storage.flush()
-            shard.storage.close()
+            self._close(shard)
         self._leases.release()
+
+    def _close(self, shard: Shard) -> None:
+        with suppress(KvpsError, ServerRestarted):  # the next holder takes the bytes from where they are
+            shard.storage.flush()
+        shard.storage.close()
 
     def _left_alone(self, idle_s: float) -> bool:
         """Return whether the job has been idle for `idle_s`."""
@@ -184,12 +197,12 @@ class Aggregator:
 
     def _finished(self) -> bool:
         """Finish the job. Return False if its server was restarted meanwhile: it may have lost the last commits."""
-        eligible = list(self._eligible)
+        eligible = list(self._choice.eligible)
         try:
             self._finish()
         except ServerRestarted:
             self._watch_server()
-            self._eligible = eligible
+            self._choice.eligible = eligible
             return False
         return True
 
@@ -201,7 +214,7 @@ class Aggregator:
         job, last_entry = self._job, {self._job.keys.leases: "0-0"}
         deadline = time.monotonic() + 1.5 * job.config.lease_ms / 1000
         while not self._stop.is_set():
-            self.hold(at_once=True)
+            self.hold(at_once=True, finishing=True)
             planned = job.scripts.plan()
             self._settle(planned.version, planned.pin)  # another aggregator's call may have committed the last version
             if not job.state().finished(job.config):  # another process began the new history
@@ -215,15 +228,15 @@ class Aggregator:
             for number, shard in list(self._shards.items()):
                 shard.storage.finish()
                 self._leases.give_up(number)
-                self._eligible.remove(number)
-            if not self._eligible or time.monotonic() > deadline:
+                self._choice.eligible.remove(number)
+            if not self._choice.eligible or time.monotonic() > deadline:
                 return
             last_entry |= job.client.wait(last_entry, self._patience_ms())
 
     # -- shards ------------------------------------------------------------------------------------------------
 
-    def hold(self, at_once: bool = False) -> None:
-        """Drop the shards that were lost. Three times a lease, or `at_once`, try to take the missing ones."""
+    def hold(self, at_once: bool = False, finishing: bool = False) -> None:
+        """Drop the shards that were lost. Take the missing ones and give up others as `ShardChoice.look` says."""
         if self._shards and not self._job.transport.here:
             self._job.turn()  # raises JobNotFound if the job was removed; else its memory is lost
             log.warning("job %s: its shared memory is gone", self._job.name)
@@ -232,23 +245,24 @@ class Aggregator:
         held = self._leases.held()
         for number in [n for n, shard in self._shards.items() if held.get(n) != shard.term]:
             self._shards.pop(number).storage.close()
-        missing = [n for n in self._eligible if n not in self._shards]
-        if not missing or (time.monotonic() < self._next_try and not at_once):
-            return
-        self._next_try = time.monotonic() + self._job.config.lease_ms / 1000 / 3
-        self._watch_server()  # first: versions lost with memory are counted from what the server still has
-        for number in missing:
+        wanted, unwanted = self._choice.look(self._shards, at_once, finishing)
+        for number in unwanted:
+            log.info("job %s: gives up shard %d: an aggregator near its bytes has come", self._job.name, number)
+            self._close(self._shards.pop(number))
+            self._leases.give_up(number)
+        if wanted:
+            self._watch_server()  # first: versions lost with memory are counted from what the server still has
+        for number in wanted:
             try:
                 self._take(number)
-                self._next_sweep = 0.0
+                self._sweeper.hasten()
             except LeaseLost:
                 self._leases.drop(number)
-                self._next_try = 0.0
+                self._choice.hasten()
 
     def sweep(self) -> None:
         """Delete the bytes that dead processes have left in the slots of the held shards."""
-        self._next_sweep = time.monotonic() + self._job.config.worker_timeout_ms / 1000
-        sweep(self._job, self._shards.values())
+        self._sweeper.sweep(self._shards.values())
         for shard in list(self._shards.values()):
             if self._free(shard):
                 shard.storage.keep_reserve()
@@ -274,11 +288,14 @@ class Aggregator:
             raise LeaseLost(f"job {self._job.name}: it moved to another shared memory while it was opened")
         shard = open_shard(self._job, number, term, self._record, self._device, memory_lost)
         state = self._job.state()
-        pin = Pin.of(text, self._job.layout.shards) if text else None
+        before = matching(before, f"the version: before:{number}", *STAGED_NAME)
+        pin = self._pinned(text)
         try:
             shard.load(state, before, pin and (pin.version, pin.names[number]))
-        except CorruptData:
+        except CorruptData as damage:
             if self._job.terms()[number] == term:
+                if self._job.client.is_cluster:
+                    go_back(self._job, number, term, damage)
                 raise
             # This process slept after it took the shard, and a later holder has freed the bytes it wanted to read.
             raise LeaseLost(f"job {self._job.name}: shard {number} was taken by another meanwhile") from None
@@ -288,10 +305,10 @@ class Aggregator:
         """Return the streams that wake the loop. Without a shard it waits only for leases that are given up."""
         keys = self._job.keys
         work = [keys.inbox, keys.commits] if self._shards else []
-        return work + ([keys.leases] if len(self._shards) < len(self._eligible) else [])
+        return work + ([keys.leases] if len(self._shards) < len(self._choice.eligible) else [])
 
     def _patience_ms(self) -> int:
-        if len(self._shards) == len(self._eligible):
+        if len(self._shards) == len(self._choice.eligible):
             return WAIT_MS
         return max(10, min(WAIT_MS, self._job.config.lease_ms // 3))
 
@@ -384,16 +401,24 @@ class Aggregator:
                 self._drop(shard)
 
     def _promote(self, shard: Shard, pin: str) -> None:
-        shard.promote(Pin.of(pin, self._job.layout.shards).version if pin else None)
+        pinned = self._pinned(pin)
+        shard.promote(pinned.version if pinned else None)
         if self._saver and shard.number == 0:
             self._saver.committed(shard.version)
-        self._free(shard, some=True)
+        self._free(shard, wait=True)
 
-    def _free(self, shard: Shard, some: bool = False) -> bool:
-        """Delete a shard's dead bytes; with `some`, only if that is worth it. Return False if another aggregator holds
-        the shard by now."""
+    def _pinned(self, text: str | None) -> Pin | None:
+        """Return the pin, or None for text that is none: a reader may write the pin, and must not stop the job."""
         try:
-            shard.free(some)
+            return Pin.of(text, self._job.layout.shards) if text else None
+        except CorruptData as error:
+            self._say(f"{error}: no version is kept for readers until that pin expires")
+            return None
+
+    def _free(self, shard: Shard, wait: bool = False) -> bool:
+        """Delete a shard's dead bytes, see `Storage.free`. Return False if another process holds the shard by now."""
+        try:
+            shard.free(wait)
         except LeaseLost as lost:
             log.warning("%s", lost)
             self._drop(shard)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from kvps.device.base import CPU, Device
 from kvps.errors import JobNotFound, KvpsError, NoServer, ServerError, ServerLost
 from kvps.job import Job, readable
-from kvps.protocol.job_state import State
+from kvps.parsing import NAME
 from kvps.protocol.keys import JOBS, JobKeys
 from kvps.protocol.recovery import LOOK_S, begin_history, file_is_whole
 from kvps.store import Store
@@ -24,10 +24,12 @@ from kvps.transport.base import Transport
 from kvps_aggregator.aggregator import Aggregator, is_idle
 from kvps_aggregator.checkpoints import Checkpoints
 from kvps_aggregator.leases import LeaseKeeper
+from kvps_aggregator.nearness import Near
 
 _LOOK_MS = 500  # between two looks at the list of jobs
 _LINGER_S = 5.0  # a job is served this long after its last worker has gone: one that returns soon finds it in memory
-_AGAIN_S = 5.0  # until a job that could not be read, or whose aggregator failed, is looked at again
+_AGAIN_S = 1.0  # until a job that could not be read, or whose aggregator failed, is tried again; doubles with each try
+_MOST_AGAIN_S = 300.0
 _READ_AT_ONCE = 100  # jobs that are read before the watcher listens to the idle ones again
 
 
@@ -41,11 +43,21 @@ class _Watched(NamedTuple):
     transport: Transport | None
 
 
+class _Aside(NamedTuple):
+    """A job that is neither watched nor served before `until`, because `tries` in a row have failed. `id` is what its
+    key held for an id: a job that is made anew under its name is tried at once."""
+
+    until: float
+    tries: int
+    id: str
+
+
 class JobWatcher:
     """The watcher that serves every job of a server, later ones too. `run` it on one thread; `stop` it from another.
 
     `say` is called with what went wrong with a job, `found` once with each job that is not finished. The other settings
-    are those of `serve`.
+    are those of `serve`. `last_turn` is the time (time.monotonic) at which the server last answered `run`, which asks
+    about twice a second. Raises InvalidSetting for `near` without a cluster.
     """
 
     def __init__(
@@ -56,24 +68,33 @@ class JobWatcher:
         record: Path | None = None,
         checkpoints: Checkpoints | None = None,
         device: Device = CPU,
+        near: Near | None = None,
     ) -> None:
+        if near:
+            near.check(store.client)
         self._store = store
         self._say = say
         self._found = found
         self._stopped = threading.Event()
         keeper = LeaseKeeper(store.client)
         self._aggregator = partial(
-            Aggregator, stop=self._stopped, record=record, checkpoints=checkpoints, device=device, keeper=keeper
+            Aggregator,
+            stop=self._stopped,
+            record=record,
+            checkpoints=checkpoints,
+            device=device,
+            keeper=keeper,
+            near=near,
         )
         self._run_id = ""
         self._watched: dict[str, _Watched] = {}
         self._unread: set[str] = set()  # names of watched jobs that must be read again
-        self._aside: dict[str, float] = {}  # name -> when it is looked at again
+        self._aside: dict[str, _Aside] = {}  # kept until the job was read or served without a fault
         self._threads: dict[str, threading.Thread] = {}
-        self._failed: set[str] = set()  # ids of jobs that are not served again
+        self._failed: dict[str, str] = {}  # names of jobs whose aggregator has failed, and why
         self._known: set[str] = set()  # ids
-        self._said: set[str] = set()
         self._lost: list[ServerLost] = []
+        self.last_turn = time.monotonic()
 
     def stop(self) -> None:
         """Make `run` give up all shards and return."""
@@ -85,6 +106,7 @@ class JobWatcher:
             wait_ms = 1
             while not self._stopped.is_set():
                 arrived, listed = self._listen(wait_ms)
+                self.last_turn = time.monotonic()
                 self._unread |= arrived
                 waiting = self._to_be_read(listed)
                 for name in waiting[:_READ_AT_ONCE]:
@@ -127,20 +149,40 @@ class JobWatcher:
         types = self._store.client.each([("TYPE", JobKeys(name).commits) for name in names])
         damaged = [(name, kind) for name, kind in zip(names, types, strict=True) if kind not in ("stream", "none")]
         for name, kind in damaged:
-            self._lay_aside(name, f"key {JobKeys(name).commits} is a {kind}, not a stream: another program wrote there")
+            self._lay_aside(
+                name, f"passed over: key {JobKeys(name).commits} is a {kind}, not a stream: another program wrote there"
+            )
         return bool(damaged)
 
     def _to_be_read(self, listed: set[str]) -> list[str]:
         """Return the names of new jobs, of jobs with new log entries, and of jobs whose aggregator has ended."""
-        now = time.monotonic()
-        self._threads = {name: thread for name, thread in self._threads.items() if thread.is_alive()}
+        ended = {name for name, thread in self._threads.items() if not thread.is_alive()}
+        for name in ended:
+            del self._threads[name]
+            if why := self._failed.pop(name, ""):
+                self._lay_aside(name, why)
+            else:
+                self._aside.pop(name, None)
         self._watched = {name: job for name, job in self._watched.items() if name in listed}
-        self._aside = {name: at for name, at in self._aside.items() if name in listed and at > now}
+        self._aside = {name: aside for name, aside in self._aside.items() if name in listed}
         self._unread = {
             name for name, job in self._watched.items() if name in self._unread or _memory_is_gone(job.transport)
         }
-        elsewhere = self._watched.keys() - self._unread | self._threads.keys() | self._aside.keys()
+        elsewhere = self._watched.keys() - self._unread | self._threads.keys() | self._resting()
         return sorted(listed - elsewhere)
+
+    def _resting(self) -> set[str]:
+        """Return the names of the jobs aside that are not to be tried yet."""
+        now = time.monotonic()
+        names = [name for name, aside in self._aside.items() if aside.until > now]
+        return {name for name, id in zip(names, self._ids(names), strict=True) if id == self._aside[name].id}
+
+    def _ids(self, names: list[str]) -> list[str]:
+        """Return what jobs, which may be damaged, have for an id."""
+        known = [name for name in names if NAME.fullmatch(name)]
+        found = self._store.client.each([("HGET", JobKeys(name).version, "id") for name in known]) if known else []
+        ids = dict(zip(known, map(str, found), strict=True))
+        return [ids.get(name, "") for name in names]
 
     # -- one job ----------------------------------------------------------------------------------------------
 
@@ -151,59 +193,63 @@ class JobWatcher:
             with readable(name):
                 job = self._store.job(name)
                 state = job.state()
-                if state.id in self._failed:
-                    self._lay_aside(name)
-                    return
                 if state.id not in self._known and not state.finished(job.config):
                     self._found(job)
                 self._known.add(state.id)
                 transport = job.transport if job.transport.seen else None
                 watched = _Watched(state.id, state.last_entry, state.version, transport)
                 if _memory_is_gone(transport) or not is_idle(job):
-                    self._serve(job, state)
+                    self._serve(job)
                     return
-                if state.run_id != self._run_id:  # else a worker that joins now would be cut off later
-                    if not file_is_whole(job.client):
-                        self._aside[name] = time.monotonic() + LOOK_S  # it stays watched and unread
+                run_id = job.server.run_id() if job.client.is_cluster else self._run_id
+                if state.run_id != run_id:  # else a worker that joins now would be cut off later
+                    if not file_is_whole(job.server):
+                        self._aside[name] = _Aside(time.monotonic() + LOOK_S, 0, state.id)  # stays watched and unread
                         return
                     known = before.version if before and before.id == state.id else 0
-                    begin_history(job.client, job.scripts, job.name, known)
+                    begin_history(job.server, job.scripts, job.name, known)
                 self._unread.discard(name)
                 self._watched[name] = watched
+                self._aside.pop(name, None)
         except JobNotFound:
             self._watched.pop(name, None)
         except (NoServer, ServerLost):
             raise
-        except KvpsError as error:
-            self._lay_aside(name, f"{error}")
+        except Exception as error:  # whatever is wrong with one job, the others are served
+            self._lay_aside(name, f"passed over: {_in_words(error)}")
 
-    def _lay_aside(self, name: str, why: str = "") -> None:
-        """Neither watch nor serve a job for `_AGAIN_S`. Say `why` once."""
+    def _lay_aside(self, name: str, why: str) -> None:
+        """Neither watch nor serve a job for a while, which doubles with each try in a row that fails, and say `why`."""
         self._watched.pop(name, None)
-        self._aside[name] = time.monotonic() + _AGAIN_S
-        if why and why not in self._said:
-            self._said.add(why)
-            self._say(f"passed over: {why}")
+        now, before = time.monotonic(), self._aside.get(name)
+        (id,) = self._ids([name])
+        counts = before and before.id == id and now - before.until < _MOST_AGAIN_S  # else it went well for long
+        tries = before.tries + 1 if before and counts else 1
+        rest_s = min(_MOST_AGAIN_S, _AGAIN_S * 2.0 ** min(tries - 1, 20))
+        self._aside[name] = _Aside(now + rest_s, tries, id)
+        self._say(f"{why} (try {tries}, again in {rest_s:g} s)")
 
-    def _serve(self, job: Job, state: State) -> None:
+    def _serve(self, job: Job) -> None:
         self._watched.pop(job.name, None)
-        thread = threading.Thread(target=self._run, args=(job, state.id), name=f"kvps-serve-{job.name}")
+        thread = threading.Thread(target=self._run, args=(job,), name=f"kvps-serve-{job.name}")
         self._threads[job.name] = thread
         thread.start()
 
-    def _run(self, job: Job, id: str) -> None:
-        self._failed.add(id)  # until it has ended well: a job whose aggregator failed is not served again
+    def _run(self, job: Job) -> None:
         try:
             with readable(job.name):
                 self._aggregator(job).run(until_finished=True, idle_s=_LINGER_S)
-            self._failed.discard(id)
         except JobNotFound:
-            self._failed.discard(id)
+            pass
         except ServerLost as error:
             self._lost.append(error)
             self._stopped.set()
-        except KvpsError as error:
-            self._say(f"kvps: error: {error}")
+        except Exception as error:  # whatever is wrong with one job, the others are served
+            self._failed[job.name] = f"kvps: error: {_in_words(error)}"
+
+
+def _in_words(error: Exception) -> str:
+    return f"{error}" if isinstance(error, KvpsError) else f"{type(error).__name__}: {error}"
 
 
 def _memory_is_gone(transport: Transport | None) -> bool:

@@ -18,13 +18,13 @@ from kvps.connection.client import Client
 from kvps.errors import JobNotFound, KvpsError, TooManyClients
 from kvps.job import Job
 from kvps.machine import process
+from kvps.protocol.lua_scripts import Call
 from kvps.protocol.recovery import begin_history, file_is_whole
-from kvps.protocol.scripts import Call, ServerRestarted
+from kvps.protocol.scripts import ServerRestarted
 from kvps_aggregator.script_batch import Ask, in_one_request
 
 log = logging.getLogger("kvps.lease")
 
-_RENEWALS_PER_LEASE = 3
 _LOOKS_PER_TIMEOUT = 5
 _CLOCK_STEP_MS = 1000  # smaller corrections of a clock are not logged
 _EARLY = 0.2  # of an interval: leases due that soon go into the request that is due now
@@ -85,7 +85,7 @@ class LeaseKeeper:
             return []
 
     def _keep(self, due: list[Leases]) -> None:
-        run_id = self._client.run_id()
+        run_id = "" if self._client.is_cluster else self._client.run_id()  # jobs of a cluster are on several servers
         for leases in due:
             with suppress(KvpsError):
                 leases.watch(run_id)
@@ -102,9 +102,7 @@ class Leases:
         config = job.config
         self.newest = 0  # the newest version that this process has seen
         self.holder = f"{process.mark(os.getpid())}:{secrets.token_hex(3)}"
-        self.interval_s = (
-            min(config.lease_ms / _RENEWALS_PER_LEASE, config.worker_timeout_ms / _LOOKS_PER_TIMEOUT) / 1000
-        )
+        self.interval_s = min(config.lease_look_s, config.worker_timeout_ms / 1000 / _LOOKS_PER_TIMEOUT)
         self.renewing = threading.Lock()
         self._job = job
         self._run_id = job.state().run_id
@@ -134,12 +132,12 @@ class Leases:
         and read again. `run_id` is the server's present run id; if it is "", the server is asked. Return False if the
         history cannot begin yet (see `file_is_whole`): call again.
         """
-        job, run_id = self._job, run_id or self._job.client.run_id()
+        job, run_id = self._job, run_id or self._job.server.run_id()
         if run_id == self._run_id:
             return True
-        if not file_is_whole(job.client):
+        if not file_is_whole(job.server):
             return False
-        begin_history(job.client, job.scripts, job.name, self.newest)
+        begin_history(job.server, job.scripts, job.name, self.newest)
         with self._lock:
             if self._run_id != run_id:  # else the other thread was first, and may have taken shards since
                 self._run_id = run_id
@@ -196,5 +194,7 @@ class Leases:
 def _warn_of_clock(job: Job, what: str, future_ms: int) -> None:
     log.warning(
         "job %s: the server's clock was set back: %s lay %.1f s in the future, and counts from now on",
-        *(job.name, what, future_ms / 1000),
+        job.name,
+        what,
+        future_ms / 1000,
     )

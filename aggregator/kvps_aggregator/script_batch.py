@@ -8,7 +8,8 @@ from typing import Any
 
 from kvps.connection.client import Client
 from kvps.errors import KvpsError
-from kvps.protocol.scripts import Call, ServerRestarted
+from kvps.protocol.lua_scripts import Call
+from kvps.protocol.scripts import ServerRestarted
 
 Ask = Callable[[Call], None]
 """A function that runs one script by the given call (see `JobScripts.through`) and acts on the answer.

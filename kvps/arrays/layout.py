@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from kvps.arrays.inputs import check_mapping, shape_of
 from kvps.device.base import flattened
 from kvps.errors import InvalidSetting, LayoutMismatch
-from kvps.parsing import Fields, from_json, refuse, whole
+from kvps.parsing import MOST_TEXT, Fields, refuse, whole
 
 Array = NDArray[np.float32]
 
@@ -35,7 +35,6 @@ MOST_ITEMS = 1 << 33
 _MOST_PARAMETERS = 1 << 20
 _MOST_SHARDS = 1_000
 _MOST_AXES = 64
-_MOST_NAME = 1_024
 
 
 class Parameter(NamedTuple):
@@ -86,9 +85,9 @@ class Layout:
             raise LayoutMismatch("a job needs at least one parameter")
         start, out = 0, []
         for name, value in params.items():
-            if not isinstance(name, str) or not name or len(name) > _MOST_NAME or not name.isprintable():
+            if not isinstance(name, str) or not name or len(name) > MOST_TEXT or not name.isprintable():
                 raise LayoutMismatch(
-                    f"parameter names must be printable strings of 1 to {_MOST_NAME} characters, not {name!r}"
+                    f"parameter names must be printable strings of 1 to {MOST_TEXT} characters, not {name!r}"
                 )
             if name == "__metadata__":
                 raise LayoutMismatch("no parameter may be named '__metadata__': that is no tensor in a checkpoint")
@@ -206,9 +205,9 @@ class Layout:
         )
 
     @classmethod
-    def from_json(cls, value: object) -> Layout:
+    def from_json(cls, text: object) -> Layout:
         """Return the layout that `to_json` wrote: from the text, or what it says. Raises CorruptData for any other."""
-        f = Fields(from_json(value, "the layout") if isinstance(value, str) else value, "the layout")
+        f = Fields.of_json(text, "the layout")
         f.one_of("dtype", (DTYPE.str,))
         f.whole("chunk_bytes", CHUNK_BYTES, CHUNK_BYTES)
         parameters, stop = list[Parameter](), 0
@@ -219,6 +218,6 @@ class Layout:
             parameters.append(Parameter(name, tuple(shape), p.whole("start", stop, stop)))
             stop = whole(parameters[-1].stop, f"the end of {name!r}", 1, MOST_ITEMS)
         if len({parameter.name for parameter in parameters}) != len(parameters):
-            refuse("the layout", "of parameters with different names", value)
+            refuse("the layout", "of parameters with different names", text)
         whole(stop, "the layout: size", 1)
         return cls(tuple(parameters), whole(len(f.sequence("shards", _MOST_SHARDS)), "the layout: shards", 1, stop))

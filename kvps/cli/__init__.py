@@ -12,7 +12,24 @@ from typing import Annotated, Any
 
 import typer
 
-from kvps.cli import aggregator, checkpoint, create, jobs, queue, rm, run, server, status, up, verify, worker
+from kvps.cli import (
+    acl,
+    aggregator,
+    checkpoint,
+    create,
+    host,
+    jobs,
+    queue,
+    rm,
+    run,
+    server,
+    simulate,
+    status,
+    tls,
+    up,
+    verify,
+    worker,
+)
 from kvps.errors import KvpsError, UsageError
 
 
@@ -45,6 +62,7 @@ app.command("run", rich_help_panel="Train", context_settings={"allow_intersperse
 app.command("create", rich_help_panel="Parts, started one by one")(create.create)
 app.add_typer(aggregator.app, name="aggregator", rich_help_panel="Parts, started one by one")
 app.command("worker", rich_help_panel="Parts, started one by one")(worker.worker)
+app.command("host", rich_help_panel="Parts, started one by one")(host.host)
 app.command("submit", rich_help_panel="Queue")(queue.submit)
 app.command("queue", rich_help_panel="Queue")(queue.show)
 app.command("cancel", rich_help_panel="Queue")(queue.cancel)
@@ -54,9 +72,12 @@ app.add_typer(checkpoint.app, name="checkpoint", rich_help_panel="Jobs")
 app.command("verify", rich_help_panel="Jobs")(verify.verify)
 app.command("rm", rich_help_panel="Jobs")(rm.rm)
 app.add_typer(server.app, name="server", rich_help_panel="Server")
+app.command("acl", rich_help_panel="Server")(acl.acl)
 app.command(
     "cli", rich_help_panel="Server", context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
 )(server.cli)
+app.command("simulate", rich_help_panel="Plan")(simulate.simulate)
+tls.add_options(app)
 
 _received: list[int] = []
 

@@ -10,9 +10,10 @@ import typer
 from kvps_aggregator import serve
 from kvps_aggregator.checkpoints import Checkpoints
 from kvps_aggregator.job_watcher import JobWatcher
+from kvps_aggregator.nearness import Near
 from kvps_aggregator.verify.recording import check_directory
 
-from kvps.cli import connect, options
+from kvps.cli import connect, health, options
 from kvps.cli.output import say, start_log
 from kvps.device.base import CPU, Device, open_device
 from kvps.errors import InvalidSetting
@@ -49,6 +50,17 @@ def start(
             "or container whose shared memory held the job's arrays was restarted or is gone.",
         ),
     ] = False,
+    near: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="On a cluster: take the shards whose bytes are on this node first, and others only when nobody else "
+            "holds them. Repeat it for more nodes; auto means the nodes of this host.",
+            show_default="all shards alike",
+        ),
+    ] = None,
+    health_port: health.Port = None,
+    health_host: health.Host = None,
     redis: options.Redis = None,
     listen: options.Listen = None,
     data_dir: options.DataDir = None,
@@ -63,18 +75,23 @@ def start(
         check_name("job", job)
     elif memory_lost:
         raise InvalidSetting("--memory-lost is for one job, whose memory is surely lost: give its name with --job")
+    if job is not None and health_port is not None:
+        raise InvalidSetting("--health-port is for an aggregator that serves every job: leave out --job")
     if record is not None:
         record = check_directory(record)
     saving = options.checkpoints_of(checkpoint_every, checkpoints, keep)
-    device = open_device(gpu)
+    device, nodes = open_device(gpu), Near(near) if near else None
     quiet = start_log(quiet, verbose)
-    with connect.serving_store(redis, listen, data_dir, quiet) as store:
+    with (
+        health.opened(health_port, health_host) as probes,
+        connect.serving_store(redis, listen, data_dir, quiet) as store,
+    ):
         if job is None:
-            _serve_all(store, record, saving, device, quiet)
+            _serve_all(store, record, saving, device, nodes, quiet, probes)
         else:
             found = connect.wait_for_job(store, job, quiet)
             connect.announce(found, quiet)
-            serve(found, record=record, checkpoints=saving, device=device, memory_lost=memory_lost)
+            serve(found, record=record, checkpoints=saving, device=device, memory_lost=memory_lost, near=nodes)
             if not quiet:
                 say(f"job {found.name}: finished")
 
@@ -84,8 +101,13 @@ def _serve_all(
     record: Path | None = None,
     checkpoints: Checkpoints | None = None,
     device: Device = CPU,
+    near: Near | None = None,
     quiet: bool = False,
+    probes: health.Probes | None = None,
 ) -> None:
     if not quiet:
         say("serving every job of this server; Ctrl-C ends it")
-    JobWatcher(store, say, partial(connect.announce, quiet=quiet), record, checkpoints, device).run()
+    watcher = JobWatcher(store, say, partial(connect.announce, quiet=quiet), record, checkpoints, device, near)
+    if probes:
+        probes.answer(lambda: watcher.last_turn)
+    watcher.run()

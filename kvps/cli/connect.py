@@ -71,7 +71,7 @@ def _say_what_goes_on(store: Store) -> None:
 
 def at_work(store: Store) -> list[str]:
     """Return the names of the jobs that have active workers."""
-    found = all_jobs(store, set(), lambda job, state: (job.name, any(m.active for m in state.members.values())))
+    found = all_jobs(store, said_once(), lambda job, state: (job.name, any(m.active for m in state.members.values())))
     return [name for name, works in found if works]
 
 
@@ -99,13 +99,13 @@ def wait_for_job(store: Store, name: str | None, quiet: bool = False) -> Job:
 
     Raises InvalidSetting if several jobs are open.
     """
-    said, passed_over = False, set[str]()
+    said, pass_over = False, said_once()
     while True:
         if name is not None:
             with suppress(JobNotFound):
                 return read_job(store, name)[0]
         else:
-            jobs = all_jobs(store, passed_over, lambda job, state: (job, state))
+            jobs = all_jobs(store, pass_over, lambda job, state: (job, state))
             found = [j for j, state in jobs if j.config.task and not j.launcher and not state.finished(j.config)]
             if len(found) == 1:
                 return found[0]
@@ -120,11 +120,20 @@ def wait_for_job(store: Store, name: str | None, quiet: bool = False) -> Job:
         time.sleep(_LOOK_AGAIN_S)  # a poll: the set of jobs is for listing only, and announces nothing
 
 
-def all_jobs(store: Store, passed_over: set[str], look: Callable[[Job, State], T]) -> Iterator[T]:
-    """Yield `look` of each job and its state.
+def said_once() -> Callable[[str, KvpsError], None]:
+    """Return a function that says why a job is passed over, each reason once."""
+    said = set[str]()
 
-    If a job cannot be read, say why, once, and note that in `passed_over`.
-    """
+    def pass_over(_: str, error: KvpsError) -> None:
+        if str(error) not in said:
+            said.add(str(error))
+            say(f"passed over: {error}")
+
+    return pass_over
+
+
+def all_jobs(store: Store, pass_over: Callable[[str, KvpsError], None], look: Callable[[Job, State], T]) -> Iterator[T]:
+    """Yield `look` of each job and its state. Call `pass_over` with the name of a job that cannot be read, and why."""
     for name in store.jobs():
         try:
             job, state = read_job(store, name)
@@ -135,9 +144,7 @@ def all_jobs(store: Store, passed_over: set[str], look: Callable[[Job, State], T
         except (NoServer, ServerLost):
             raise
         except KvpsError as error:
-            if str(error) not in passed_over:
-                passed_over.add(str(error))
-                say(f"passed over: {error}")
+            pass_over(name, error)
             continue
         yield found
 

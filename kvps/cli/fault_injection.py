@@ -17,6 +17,7 @@ from typing import NamedTuple
 from kvps.cli.supervise import ONE_THREAD, Supervisor
 from kvps.history.commit_log import Log
 from kvps.job import Job
+from kvps.parsing import file_name
 from kvps.store import Store
 
 
@@ -44,7 +45,7 @@ class FaultInjection:
 
     def acks(self, worker: str) -> Path:
         """Return the file to which a worker appends."""
-        return Path(self._folder.name) / worker
+        return Path(self._folder.name) / file_name(worker, "the name of a worker's file")
 
     @contextmanager
     def killing(self, supervisor: Supervisor) -> Iterator[None]:

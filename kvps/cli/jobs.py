@@ -2,29 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from kvps_aggregator.aggregator import is_idle
 
 from kvps.cli import connect, options
 from kvps.cli.output import print_json, print_rows, say
+from kvps.errors import KvpsError
 from kvps.job import Job
 from kvps.protocol.job_state import State
+
+_COLUMNS = ("job", "task", "mode", "workers", "version", "state")
 
 
 def jobs(as_json: options.AsJson = False, redis: options.Redis = None) -> None:
     """List the jobs of the server."""
-    passed_over = set[str]()
+    found = list[dict[str, Any]]()
+
+    def unreadable(name: str, error: KvpsError) -> None:
+        found.append({"job": name, "state": "unreadable", "reason": str(error)})
+
     with connect.existing_store(redis) as store:
-        found = list(connect.all_jobs(store, passed_over, summary))
+        for one in connect.all_jobs(store, unreadable, summary):
+            found.append(one)  # each at once, so that the rows are in the order of names
     if as_json:
         print_json(found)
     elif found:
-        columns = ("job", "task", "mode", "workers", "version", "state")
-        rows = [one | {"task": one["task"] or "-", "workers": f"{one['active']}/{one['workers']}"} for one in found]
-        print_rows(columns, [[str(row[column]) for column in columns] for row in rows])
-    elif not passed_over:
+        print_rows(_COLUMNS, [_row(one) for one in found])
+    else:
         say("no jobs; start one with kvps up digits or kvps create TASK --job NAME")
+
+
+def _row(one: Mapping[str, Any]) -> list[str]:
+    if "reason" in one:
+        return [one["job"], *"-" * (len(_COLUMNS) - 2), f"{one['state']}: {one['reason']}"]
+    shown = {**one, "task": one["task"] or "-", "workers": f"{one['active']}/{one['workers']}"}
+    return [str(shown[column]) for column in _COLUMNS]
 
 
 def summary(job: Job, state: State) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, cast
 from redis.exceptions import AuthenticationError, RedisError
 
 from kvps.connection.resp import packed
-from kvps.connection.sockets import KINDS, ClientRefused, connection_settings, redacted, too_many_clients
+from kvps.connection.sockets import KINDS, ClientRefused, connection_settings, no_server, redacted, too_many_clients
 from kvps.errors import InvalidSetting, KvpsError, NoServer, ServerLost
 
 with suppress(ImportError):
@@ -106,7 +106,7 @@ class _Connection:
         except ClientRefused:
             raise too_many_clients(url) from None
         except RedisError as error:
-            raise NoServer(f"no server answers at {redacted(url)} ({error}): start it, or check the URL") from None
+            raise no_server(url, error) from None
         self._stream: BinaryIO = self._connection._sock.makefile("rb")
 
     def ask(self, *words: str) -> Iterator[Reply]:

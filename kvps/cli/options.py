@@ -51,7 +51,7 @@ Redis = Annotated[
         "--redis",
         envvar="KVPS_REDIS_URL",
         metavar="URL",
-        help="Redis to use (redis://, rediss://, unix://).",
+        help="Redis to use (redis://, rediss://, unix://, redis+sentinel://).",
         show_default="your private server",
         rich_help_panel=SERVER,
     ),
@@ -256,14 +256,14 @@ def _parameter(name: str, kind: Any, default: Any, *option: str, **told: Any) ->
 
 def _settings(kind: type[JobSettings], context: typer.Context, said: Mapping[str, Any]) -> JobSettings:
     """Return the settings; `given` has only those that the user gave. Raises InvalidSetting."""
-    given = {name: _checked(name, value) for name, value in said.items() if name in SPECS and _is_given(context, name)}
+    given = {name: _checked(name, value) for name, value in said.items() if name in SPECS and is_given(context, name)}
     if "optimizer" in given or said["lr"] is not None:
         given["optimizer"] = optimizers.parse(said["optimizer"], said["lr"])
     data = {"data": said["data"]} if "data" in said else {}
     return kind(given=given, optimizer=said["optimizer"], lr=said["lr"], **data)
 
 
-def _is_given(context: typer.Context, name: str) -> bool:
+def is_given(context: typer.Context, name: str) -> bool:
     """Return whether the user gave this option; the task or the script may choose what the user left out."""
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"

@@ -1,4 +1,4 @@
-"""`kvps submit`, `kvps queue` and `kvps cancel`: jobs for the hosts that serve a queue (`kvps.cli.host`)."""
+"""`kvps submit`, `kvps queue` and `kvps cancel`: jobs for the hosts that serve a queue (`kvps.cli.queue_host`)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import typer
 from kvps_workers import load_task
 
 from kvps.cli import connect, options
-from kvps.cli.host import QueueRedis, opened
 from kvps.cli.output import print_json, print_rows, say
+from kvps.cli.queue_host import QueueRedis, opened
 from kvps.errors import KvpsError
 from kvps.protocol.keys import check_name
 

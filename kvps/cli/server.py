@@ -10,6 +10,7 @@ import typer
 from kvps.cli import connect, line_client, options
 from kvps.cli.output import say
 from kvps.connection.client import Client
+from kvps.connection.credentials import password_file
 from kvps.connection.sockets import connection_settings, redacted
 from kvps.errors import KvpsError, NoServer
 from kvps.machine.paths import client_program
@@ -67,13 +68,14 @@ def cli(context: typer.Context, redis: options.Redis = None) -> None:
     """Open redis-cli on the server. It gets all arguments, as in: kvps cli hgetall 'kvps:{digits}:clock'.
 
     A small built-in client takes its place if neither redis-cli nor valkey-cli is on the PATH, and for TLS: they do not
-    check the host name in the server's certificate.
+    check the host name in the server's certificate. It also does for a password that stands in a file, and for a master
+    that Sentinels name.
     """
     url = redis or private_server.running()
     if url is None:
         raise NoServer("no private server runs: start one with kvps up, kvps aggregator start or kvps server start")
     program = client_program()
-    if program is None or url.startswith("rediss:"):
+    if program is None or not url.startswith(("redis:", "unix:")) or password_file(url):
         line_client.run(url, context.args)
         return
     arguments, environment = client_arguments(url)

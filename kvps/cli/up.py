@@ -26,6 +26,7 @@ from kvps.config import JobConfig
 from kvps.errors import InvalidSetting, KvpsError, TaskFailed
 from kvps.job import Job
 from kvps.machine import launcher
+from kvps.machine.files import private
 from kvps.protocol.keys import check_name
 from kvps.server import private_server
 from kvps.store import Store
@@ -211,6 +212,7 @@ def _write(report: Path, job: Job, took: Figures, figures: Mapping[str, float], 
         "weights_sha256": sha256,
     }
     try:
-        report.write_text(json.dumps(result, indent=2) + "\n")
+        with open(report, "w", opener=private) as file:
+            file.write(json.dumps(result, indent=2) + "\n")
     except OSError as error:
         raise KvpsError(f"--report {report} could not be written: {error.strerror}") from error

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from kvps_workers.training_loop import train
 
-from kvps.cli import connect, host, options
+from kvps.cli import connect, options, queue_host
 from kvps.cli.output import say, start_log
 from kvps.device.base import open_device
 from kvps.errors import InvalidSetting
@@ -48,7 +48,7 @@ def worker(
             rich_help_panel="Queue",
         ),
     ] = None,
-    queue_redis: host.QueueRedis = None,
+    queue_redis: queue_host.QueueRedis = None,
     acks: Annotated[Path | None, typer.Option(hidden=True)] = None,
     redis: options.Redis = None,
     listen: options.Listen = None,
@@ -60,7 +60,7 @@ def worker(
     if from_queue:
         _check_for_queue(job=job, id=id, slow=slow != "1x", prefetch=prefetch)
         quiet = start_log(quiet, verbose)
-        host.serve(gpu, burst, allow or [], acks, queue_redis, redis, listen, data_dir, quiet)
+        queue_host.serve(gpu, burst, allow or [], acks, queue_redis, redis, listen, data_dir, quiet)
         return
     if burst or allow:
         raise InvalidSetting(f"{'--burst' if burst else '--allow'} is for kvps worker --queue")

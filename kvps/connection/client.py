@@ -9,27 +9,55 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from copy import copy
 from functools import partial
 from typing import Any, TypeVar
 
 import redis
-from redis.exceptions import AuthenticationError, AuthorizationError, InvalidResponse, ResponseError
+from redis.exceptions import (
+    AskError,
+    AuthenticationError,
+    AuthorizationError,
+    ClusterDownError,
+    InvalidResponse,
+    NoPermissionError,
+    ResponseError,
+    TryAgainError,
+)
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from kvps.arrays.digest import Buffers
+from kvps.connection import sentinel
+from kvps.connection.connections import Connections
+from kvps.connection.queries import Queries
 from kvps.connection.resp import Command
-from kvps.connection.server_info import check_fit, server_name
-from kvps.connection.sockets import ArrayPool, ClientRefused, Stored, connection_settings, redacted, too_many_clients
-from kvps.errors import NoServer, ServerError, ServerFull, ServerLost, ServerUnfit
+from kvps.connection.server_info import check_fit
+from kvps.connection.slots import keys_of
+from kvps.connection.sockets import (
+    ArrayPool,
+    ClientRefused,
+    NotReplicated,
+    Put,
+    Stored,
+    check_replicas,
+    connection_settings,
+    no_server,
+    redacted,
+    too_many_clients,
+    wait_for,
+)
+from kvps.errors import NoServer, NotPermitted, ServerError, ServerFull, ServerLost, ServerUnfit
 from kvps.machine.fork import ProcessOwner
 
 WAIT_MS = 1000  # the longest wait before another look at the state
 _PATIENCE_S = 10.0
+_FAILOVER_S = 60.0  # Sentinels see a dead master after 30 s unless that is set, and vote after that
 _UNLINK_BATCH = 500
 _PREFLIGHT = "kvps:preflight"  # written to see whether this user may write
 _MULTI, _EXEC = ("MULTI",), ("EXEC",)
-_PASSING = ("BUSY ", "MASTERDOWN", "NOREPLICAS", "MISCONF", "CLUSTERDOWN", "TRYAGAIN")
+_PASSING = ("BUSY ", "NOREPLICAS", "MISCONF")
+_PASSING_ERRORS = (ClusterDownError, TryAgainError, AskError)  # a MasterDownError and a MovedError too
 
 _SHAPES: Any = redis.Redis(protocol=2).response_callbacks  # redis-py's functions that shape replies
 _T = TypeVar("_T")
@@ -56,40 +84,78 @@ class Retries:
         return True
 
 
-class Client:
+class Client(Queries):
     """A client of one server. May be used from several threads, but only in the process that made it: see `owner`."""
 
+    is_cluster = False
     small_bytes = 256 << 10  # arrays up to this size travel in one request with their command
 
     def __init__(
-        self, url: str, patience_s: float = _PATIENCE_S, why_lost: Callable[[str], str] = lambda url: ""
+        self, url: str, patience_s: float | None = None, why_lost: Callable[[str], str] = lambda url: ""
     ) -> None:
         settings = connection_settings(url)
         self.url = url
         self.owner = ProcessOwner(f"the connection to {redacted(url)}")
-        self._arrays = ArrayPool(url)
+        self._arrays = self._connections_to(url)  # shared with the clients that `replicating` returns
+        if patience_s is None:
+            patience_s = _FAILOVER_S if sentinel.is_watched(url) else _PATIENCE_S
         self._patience_s = patience_s
-        self._connections = int(settings["max_connections"])
+        self._most_connections = int(settings["max_connections"])
         self._why_lost = why_lost  # for a URL: why no server will ever answer there again, or ""
-        self._closed = False
+        self._replicas = 0  # how many must have what is stored
         self._maxclients: int | None = None  # None until the server says it
         # BLOCK ends well before the socket's timeout: a reply that came just as that expires would be a cut.
         self._block_ms = int(settings["socket_timeout"] * 500)
 
+    def _connections_to(self, url: str) -> Connections:
+        return ArrayPool(url)
+
     def __repr__(self) -> str:
-        return f"Client({redacted(self.url)})"
+        return f"{type(self).__name__}({redacted(self.url)})"
+
+    def replicating(self, replicas: int = 1) -> Client:
+        """Return this client, but one that takes as stored only what so many `replicas` have too, or with IF_ANY one
+        where there is one."""
+        found = copy(self)
+        found._replicas, found.small_bytes = replicas, 0  # WAIT is for what its own connection wrote before
+        return found
+
+    def twin(self, patience_s: float) -> Client:
+        """Return another client of the same server, which gives up after `patience_s`."""
+        return type(self)(self.url, patience_s)
+
+    def node(self, key: str) -> Queries:
+        """Return the server that has a key."""
+        return self
+
+    def on_masters(self, ask: Callable[[Client], _T]) -> list[_T]:
+        """Return the answer of each master; one server is the only one."""
+        return [ask(self)]
+
+    def hosts(self) -> list[str]:
+        """Return the names or addresses of the hosts of all masters; none over a Unix socket."""
+        settings = connection_settings(self.url)
+        if "sentinels" in settings:
+            return [self._repeat(settings["sentinels"].master)[0]]
+        return [] if "path" in settings else [settings.get("host", "localhost")]
+
+    def run_ids(self, keys: Sequence[str]) -> list[str]:
+        """Return for each key the run id of the server that has it."""
+        return [self.run_id()] * len(keys)
+
+    def unevenness(self, keys: Sequence[str]) -> int:
+        """Return how many more of these keys one server has than another."""
+        return 0
 
     def close(self) -> None:
         """Close all connections. A call that uses one on another thread raises ServerLost. Does nothing in a fork."""
         if not self.owner.is_here:
             return
-        self._closed = True
         self._arrays.close()
 
     # -- commands ---------------------------------------------------------------------------------------------
 
     def call(self, *command: Any) -> Any:
-        """Return the reply to one command, which is sent again after a cut. Raises ServerLost, ServerError."""
         return self._repeat(lambda: self._once(*command))
 
     def together(self, commands: Sequence[Command]) -> list[Any]:
@@ -104,6 +170,40 @@ class Client:
             self._refused(reply) if isinstance(reply, ResponseError) else self._shaped([command], [reply])[0]
             for command, reply in zip(commands, replies, strict=True)
         ]
+
+    def call_safely(self, mark: Command | None, *command: Any) -> Any:
+        """Return the reply to a command once the replicas have what it wrote, and what `mark` writes behind it.
+
+        Unless the mark answers OK, return its answer. Raises ServerLost if they do not confirm.
+        """
+
+        def run() -> Any:
+            replicas = self._arrays.replicas_of(keys_of(command)[0], self._replicas)
+            reply, *marked, found = self._ask([command, *([mark] if mark else []), wait_for(replicas)])
+            if marked and marked[0][0] != "OK":
+                return marked[0]
+            check_replicas(found, replicas)
+            return reply
+
+        return self._repeat(run)
+
+    def replicas_with(self, mark: Command, ms: int) -> tuple[Any, int]:
+        """Run `mark`. Return its answer, and how many replicas have its write within `ms`."""
+        answer, found = self._repeat(lambda: self._ask([mark, wait_for(1, ms)]))
+        return answer, int(found)
+
+    def own_replicas(self, key: str) -> int:
+        """Return how many replicas could take the place of the server that has a key, while other keys stay where they
+        are."""
+        return 0
+
+    def gather(self, commands: Sequence[Command]) -> list[Any]:
+        """Return the replies to several reads, each at an instant of its own. Raises ServerLost, ServerError."""
+        replies = self.each(commands)
+        for reply in replies:
+            if isinstance(reply, Exception):
+                raise reply
+        return replies
 
     def _once(self, *command: Any) -> Any:
         return self._shaped([command], self._ask([command]))[0]
@@ -125,7 +225,7 @@ class Client:
         Ends after `timeout_ms` at the latest. A caller that waits longer looks at the state in between, because the
         stream only wakes it, and the hashes are the truth.
         """
-        return _rung(self.call(*self._wait_command(streams, timeout_ms)))
+        return newest_entries(self.call(*self._wait_command(streams, timeout_ms)))
 
     def wait_and_read(
         self,
@@ -141,7 +241,7 @@ class Client:
         def run() -> tuple[dict[str, str], list[Any], bool]:
             replies, filled = self._arrays.exchange(asked, gets)
             arrived, *_, read = _granted(replies)
-            return _rung(self._shaped(asked[:1], [arrived])[0]), self._shaped(commands, read), all(filled)
+            return newest_entries(self._shaped(asked[:1], [arrived])[0]), self._shaped(commands, read), all(filled)
 
         return self._repeat(run)
 
@@ -169,12 +269,12 @@ class Client:
 
     def put(self, items: Sequence[tuple[str, Buffers]], wait_for_room: bool = True) -> None:
         """SET each key to its pieces of memory, and wait for every OK. Raises ServerLost, ServerFull, ServerError."""
-        self._repeat(lambda: self._arrays.put(items), room=wait_for_room)
+        self._repeat(lambda: self._arrays.put(items, None, self._replicas), room=wait_for_room)
 
     def put_once(self, items: Sequence[tuple[str, Buffers]], stored: Stored | None = None) -> None:
         """Like `put`, but leave a cut to the caller: raises redis-py's ConnectionError or TimeoutError. By then,
         `stored` was called with each key that has arrived."""
-        self._repeat(lambda: self._arrays.put(items, stored), cuts=False)
+        self._repeat(lambda: self._arrays.put(items, stored, self._replicas), cuts=False)
 
     def put_and_call(
         self, items: Sequence[tuple[str, Buffers]], *command: Any, cuts: bool = True, wait_for_room: bool = True
@@ -187,17 +287,15 @@ class Client:
         return self._repeat(lambda: _granted(self._ask(asked)[-1])[-1], cuts, wait_for_room)
 
     @contextmanager
-    def putting(
-        self, wait_for_room: bool = True, cuts: bool = True, stored: Stored | None = None
-    ) -> Iterator[Callable[[str, Buffers], None]]:
-        """Yield a function that SETs one (key, value) without waiting, while further values are still being computed.
+    def putting(self, wait_for_room: bool = True, cuts: bool = True, stored: Stored | None = None) -> Iterator[Put]:
+        """Yield a `Put`, for values of which further ones are still being computed.
 
         Values must not change until the block is left; then all are stored. Raises what `put` raises, or without `cuts`
         what `put_once` raises; `stored` is as there.
         """
         items: list[tuple[str, Buffers]] = []
         sending = ExitStack()
-        send = self._repeat(lambda: sending.enter_context(self._arrays.putting(stored)))
+        send = self._repeat(lambda: sending.enter_context(self._arrays.putting(stored, self._replicas)))
 
         def put(key: str, value: Buffers) -> None:
             self.owner.check()
@@ -208,7 +306,7 @@ class Client:
         try:
             with sending:
                 try:
-                    yield put
+                    yield Put(put, send.flush)
                 except BaseException as error:
                     inside = error
                     raise
@@ -217,7 +315,7 @@ class Client:
                 raise
             if isinstance(error, (RedisConnectionError, RedisTimeoutError)) and not cuts:
                 raise
-            self._repeat(lambda: self._arrays.put(items, stored), cuts, wait_for_room)
+            self._repeat(lambda: self._arrays.put(items, stored, self._replicas), cuts, wait_for_room)
 
     def get(self, items: Sequence[tuple[str, memoryview]]) -> None:
         """GET each key into its buffer. Raises ChunkGone, ServerLost, ServerError."""
@@ -260,7 +358,7 @@ class Client:
             try:
                 return run()
             except ValueError:  # what redis-py raises on a socket that another thread has closed
-                if not self._closed:
+                if not self._arrays.closed:
                     raise
                 raise ServerLost(f"the connection to {redacted(self.url)} was closed here") from None
             except (AuthenticationError, AuthorizationError) as error:
@@ -282,12 +380,17 @@ class Client:
 
     def _lost(self, error: Exception) -> ServerLost:
         where, waited = redacted(self.url), f"{self._patience_s:g} s"
+        if isinstance(error, NotReplicated):
+            return ServerLost(
+                f"no replica of a server at {where} has confirmed what was written for {waited}, and durability "
+                f"replicated waits for one: start its replica"
+            )
         if isinstance(error, ClientRefused):
             return too_many_clients(self.url, self._maxclients)
         if str(error) == "Too many connections":  # redis-py before 6.3 has no class for it
             return ServerLost(
-                f"all {self._connections} connections to {where} that max_connections in its URL allows were in use "
-                f"for {waited}: raise that, or have fewer sessions in one process"
+                f"all {self._most_connections} connections to {where} that max_connections in its URL allows were in "
+                f"use for {waited}: raise that, or have fewer sessions in one process"
             )
         return ServerLost(
             f"no answer from {where} for {waited} ({error}): what was acknowledged is as safe as that server's data"
@@ -300,50 +403,55 @@ class Client:
             return ServerFull(
                 f"{redacted(self.url)} is out of memory and refused it: raise its maxmemory, or remove jobs (kvps rm)"
             )
+        if isinstance(error, TryAgainError):
+            return ServerError(
+                f"{redacted(self.url)} is still moving a slot to another node after {self._patience_s:g} s: have that "
+                f"ended (redis-cli --cluster fix)"
+            )
         if _read_only(error):
             return ServerError(f"{redacted(self.url)} is a replica and cannot be written: give the URL of its primary")
+        if _not_permitted(error):
+            return NotPermitted(
+                f"{redacted(self.url)} does not let this user do that ({error}): use a user whose role may (kvps acl)"
+            )
         return ServerError(f"{redacted(self.url)} answers: {error}")
 
     # -- preflight --------------------------------------------------------------------------------------------
 
-    def preflight(self) -> None:
-        """Make sure that kvps can train on this server. Raises NoServer or ServerUnfit, saying what to do."""
+    def preflight(self) -> bool:
+        """Make sure that kvps can train on this server. Return whether it is a node of a cluster. Raises NoServer or
+        ServerUnfit, saying what to do."""
         self.owner.check()
+        retries = self.retries()
+        while True:
+            try:
+                return self._preflight()
+            except (RedisConnectionError, RedisTimeoutError) as error:
+                fails_over = sentinel.is_watched(self.url) and not isinstance(error, sentinel.NoMaster)
+                if not fails_over or not retries.pause():
+                    raise no_server(self.url, error) from None
+
+    def _preflight(self) -> bool:
         where = redacted(self.url)
         refused, advice = "does not let kvps look at it", ""
         try:
             info = self._once("INFO")
             self._maxclients = info.get("maxclients")
             check_fit(where, info)
+            if info.get("cluster_enabled") and not self.is_cluster:
+                return True
             refused, advice = "cannot be written", "; give the URL of a primary with room"
-            self._once("SET", _PREFLIGHT, "ok", "PX", 1000)
+            with suppress(NoPermissionError):  # a role may write its job's keys only, or none
+                self._once("SET", _PREFLIGHT, "ok", "PX", 1000)
+            return self.is_cluster
         except (AuthenticationError, AuthorizationError) as error:
             raise NoServer(f"{where} refuses the login: {error}") from None
         except ClientRefused:
             raise too_many_clients(self.url, self._maxclients) from None
-        except (RedisConnectionError, RedisTimeoutError) as error:
-            raise NoServer(f"no Redis server answers at {where} ({error}): start it, or check the URL") from None
         except ResponseError as error:
             raise ServerUnfit(f"{where} {refused}: {error}{advice}") from None
         except (InvalidResponse, ValueError) as error:  # ValueError: a malformed number or text
             raise NoServer(f"what answers at {where} is no Redis server ({error}): check the URL") from None
-
-    def memory(self) -> tuple[int, int]:
-        """Return the bytes that the server uses, and how many it may use; 0 is no limit."""
-        info = self.call("INFO", "memory")
-        return int(info["used_memory"]), int(info["maxmemory"])
-
-    def port(self) -> int:
-        """Return the TCP port that the server listens on; 0 if it listens on none."""
-        return int(self.call("INFO", "server")["tcp_port"])
-
-    def run_id(self) -> str:
-        """Return the server's run id, Redis's own id of the present run of the server process."""
-        return str(self.call("INFO", "server")["run_id"])
-
-    def server_name(self) -> str:
-        """Return the server's name and version, as in "Valkey 9.1.2"."""
-        return server_name(self.call("INFO", "server"))
 
     def __enter__(self) -> Client:
         return self
@@ -353,7 +461,7 @@ class Client:
             self.close()
 
 
-def _rung(reply: Any) -> dict[str, str]:
+def newest_entries(reply: Any) -> dict[str, str]:
     """Return the newest id of each stream in which an XREAD found entries."""
     pairs = reply.items() if isinstance(reply, dict) else reply or []
     return {stream: entries[-1][0] for stream, entries in pairs if entries}
@@ -369,6 +477,8 @@ def _granted(replies: Sequence[Any]) -> list[Any]:
 
 def _passing(error: ResponseError) -> bool:
     """Return whether the same command may be answered later: when memory is freed, or a failover or a script ends."""
+    if isinstance(error, _PASSING_ERRORS):
+        return True
     return _full(error) or _read_only(error) or str(error).startswith(_PASSING)
 
 
@@ -377,6 +487,10 @@ def _passing(error: ResponseError) -> bool:
 
 def _full(error: ResponseError) -> bool:
     return isinstance(error, redis.exceptions.OutOfMemoryError) or "-OOM " in str(error)
+
+
+def _not_permitted(error: ResponseError) -> bool:
+    return isinstance(error, NoPermissionError) or "The user executing the script can't" in str(error)
 
 
 def _read_only(error: ResponseError) -> bool:

@@ -24,11 +24,10 @@ _CONSTANT = frozenset(["MULTI", "EXEC", "HGETALL", "HGET", "HMGET", "HLEN", "ZRA
 
 def packed(command: Command) -> bytes:
     """Return the bytes of a command as they are sent."""
-    return _packed_once(tuple(command)) if command[0] in _CONSTANT else _packed(command)
+    return _packed_once(*command) if command[0] in _CONSTANT else _packed(*command)
 
 
-def _packed(command: Command) -> bytes:
-    name, *arguments = command
+def _packed(name: str, *arguments: Any) -> bytes:
     data = [word.encode() for word in name.split(" ")]  # as in "SCRIPT LOAD"
     data += [b"".join(word) if isinstance(word, list) else _encoded(str(word)) for word in arguments]
     return b"*%d\r\n" % len(data) + b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in data])
@@ -43,7 +42,7 @@ def _decoded(data: bytes) -> str:
     return data.decode() if data.isascii() else data.decode("utf-8", "surrogateescape")
 
 
-_packed_once = lru_cache(4096)(_packed)
+_packed_once = lru_cache(4096, typed=True)(_packed)  # typed: 1 == True, but they are sent as 1 and True
 
 
 class Replies:

@@ -15,11 +15,11 @@ from __future__ import annotations
 import os
 import re
 import secrets
-import socket
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any, cast
 
 from redis.backoff import NoBackoff
@@ -37,8 +37,10 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
 from kvps.arrays.digest import Buffers
+from kvps.connection import sentinel
+from kvps.connection.credentials import CA, CERTIFICATE, credentials, over_tls
 from kvps.connection.resp import Command, Replies, packed
-from kvps.errors import InvalidSetting, TooManyClients
+from kvps.errors import InvalidSetting, NoServer, TooManyClients
 from kvps.machine import launcher
 
 SOCKET_TIMEOUT_S = 10.0
@@ -46,6 +48,9 @@ CONNECT_TIMEOUT_S = 5.0
 _COALESCE_BYTES = 16 << 10  # smaller pieces are joined: a copy of them is cheaper than a system call each
 _SET_WINDOW = 64  # replies to SET that may wait to be read; each is 5 bytes
 _UNUSED_S = 60.0
+_REPLICA_MS = 1000  # the longest wait for a replica before another try
+IF_ANY = -1
+"""In place of a number of replicas: one, of each server that has a replica which could take its place."""
 _NO_LIMIT = 2**31  # connections: the server has a limit of its own, maxclients
 _GET_WINDOW = 3  # chunks a reader asks for ahead: the server copies all of them before it sends the first
 _REFUSAL = "max number of clients reached"
@@ -63,6 +68,22 @@ _parse_url: Any = parse_url  # untyped in redis-py
 
 Stored = Callable[[str], None]
 """Called with each key that the server has stored."""
+Refused = Callable[[str, ResponseError], bool]
+"""Called with each key that the server has refused; returns whether the caller takes care of it."""
+
+
+@dataclass(frozen=True)
+class Put:
+    """A function that SETs one (key, value) without waiting for the answer.
+
+    flush  waits until all values have left the memory they are in
+    """
+
+    send: Callable[[str, Buffers], None]
+    flush: Callable[[], None] = lambda: None
+
+    def __call__(self, key: str, value: Buffers) -> None:
+        self.send(key, value)
 
 
 class ChunkGone(Exception):
@@ -75,6 +96,10 @@ CONNECTION_CUT = (RedisConnectionError, RedisTimeoutError)
 
 class ClientRefused(RedisConnectionError):
     """The server already has as many clients as it allows."""
+
+
+class NotReplicated(RedisTimeoutError):
+    """What was written may be lost by a failover: no replica has confirmed it in time."""
 
 
 class _Bulk:
@@ -99,8 +124,9 @@ class _Bulk:
     def disconnect(self, *args: Any, **named: Any) -> None:
         """Close it. If the greeting has failed, first read why: a server that refuses a client says so and closes."""
         if self._sock is not None and not self._greeted:
-            with suppress(OSError, ValueError):  # ValueError: TLS, where a server says nothing
-                self._last_words = self._sock.recv(256, socket.MSG_DONTWAIT)
+            with suppress(OSError):
+                self._sock.settimeout(0)  # a server that refuses only the login says no more
+                self._last_words = self._sock.recv(256)
         cast(Any, super()).disconnect(*args, **named)
 
     def write_set(self, key: str, value: Buffers) -> None:
@@ -133,18 +159,32 @@ class _Bulk:
         if end != b"\r\n":
             raise InvalidResponse("a chunk did not end where its length says")
 
+    def getting(self, items: Sequence[tuple[str, memoryview]]) -> Generator[None, None, None]:
+        """GET each key into its buffer, and yield when each is filled. Raises ChunkGone."""
+        asked = 0
+        for number, (_, target) in enumerate(items):
+            while asked < min(len(items), number + _GET_WINDOW):
+                self.write_get(items[asked][0])
+                asked += 1
+            self.read_get(target)
+            yield
+
     def exchange(
         self, commands: Sequence[Command], gets: Sequence[tuple[str, memoryview]]
     ) -> tuple[list[Any], list[bool]]:
         """Send commands and GETs in one piece. Return the replies to the commands (see `Replies`), and for each GET
-        whether it filled its buffer: the value existed and had that length."""
+        whether it filled its buffer: the value existed and had that length. Raises the error of a GET that was refused.
+        """
         asked = [*commands, *(("GET", key) for key, _ in gets)]
         cast(Any, self).send_packed_command([b"".join(map(packed, asked))])
         replies = Replies(self._receive, self._error)
         found = [replies.next() for _ in commands]
-        filled = [replies.fill(target) is True for _, target in gets]
+        got = [replies.fill(target) for _, target in gets]
         replies.end()
-        return found, filled
+        for reply in got:
+            if isinstance(reply, ResponseError):
+                raise reply
+        return found, [reply is True for reply in got]
 
     def _error(self, line: str) -> RedisError:
         """Return the error of an error reply. Raise it if every command gets it now, as while the server loads."""
@@ -199,29 +239,44 @@ class BulkUnix(_Bulk, UnixDomainSocketConnection):
     """A bulk connection over a Unix socket."""
 
 
+class MasterTCP(sentinel.ToMaster, BulkTCP):
+    """A bulk connection over TCP to the master that Sentinels name."""
+
+
+class MasterTLS(sentinel.ToMaster, BulkTLS):
+    """A bulk connection over TLS to the master that Sentinels name."""
+
+
 # Connection classes by the scheme of the URL.
 KINDS: dict[str, type[Connection | UnixDomainSocketConnection]] = {
     "redis": BulkTCP,
     "rediss": BulkTLS,
     "unix": BulkUnix,
+    "redis+sentinel": MasterTCP,
+    "rediss+sentinel": MasterTLS,
 }
 
 
 def connection_settings(url: str) -> dict[str, Any]:
-    """Return the settings of a redis-py connection to `url` (redis, rediss or unix). Raises InvalidSetting.
+    """Return the settings of a redis-py connection to `url`, whose scheme is in KINDS. Raises InvalidSetting.
 
+    The environment may add the files for TLS and the password's file, see `credentials`.
     redis-py's own retries are off, because they repeat what must not be repeated. The caller knows what may be.
     """
+    sentinels = None
     try:
-        settings: dict[str, Any] = dict(_parse_url(url))
+        plain, sentinels = sentinel.split(url) if sentinel.is_watched(url) else (url, None)
+        settings: dict[str, Any] = dict(_parse_url(plain))
     except ValueError as error:
         # Show neither the URL nor urllib's message: where the password of a malformed URL ends is unknown.
         why = f" ({error})" if str(error).startswith("Invalid value for ") else ""
         raise InvalidSetting(
-            f"not a Redis URL{why}: write redis://HOST:PORT, rediss://HOST:PORT or unix:///PATH; "
-            f"percent-encode all characters of a password but letters and digits, as in %40 for @"
+            f"not a Redis URL{why}: write redis://HOST:PORT, rediss://HOST:PORT, unix:///PATH or "
+            f"redis+sentinel://HOST:PORT,HOST:PORT/NAME; percent-encode all characters of a password but letters and "
+            f"digits, as in %40 for @"
         ) from None
     settings.pop("connection_class", None)
+    settings = credentials(url, settings)
     settings.setdefault("client_name", client_name())
     # redis-py's own limit is 100: each session that waits holds a connection, and its heartbeat needs another.
     settings.setdefault("max_connections", _NO_LIMIT)
@@ -232,9 +287,13 @@ def connection_settings(url: str) -> dict[str, Any]:
         raise InvalidSetting(f"{redacted(url)}: socket_timeout must be more than 0 seconds")
     if not url.startswith("unix:"):
         settings.setdefault("socket_connect_timeout", CONNECT_TIMEOUT_S)
-    if url.startswith("rediss:"):
+    if over_tls(url):
         settings.setdefault("ssl_cert_reqs", "required")
         settings.setdefault("ssl_check_hostname", True)
+    if sentinels:
+        settings |= {"sentinels": sentinels, "host": str(sentinels)}  # each connection puts the master's host there
+        if over_tls(url):
+            sentinels.trust(settings)
     settings |= {"protocol": 2, "retry": Retry(NoBackoff(), 0)}
     try:  # redis-py itself checks the options only when it connects, in the middle of a command
         KINDS[url.split(":", 1)[0]](**{name: v for name, v in settings.items() if name != "max_connections"})
@@ -252,6 +311,20 @@ def too_many_clients(url: str, allowed: int | None = None) -> TooManyClients:
         f"{redacted(url)} refused one more connection: it has {has}; raise that (CONFIG SET maxclients N), or end "
         f"processes that use it"
     )
+
+
+def no_server(url: str, error: Exception) -> NoServer:
+    """Return the error that users get if a first connection fails."""
+    where, why = redacted(url), str(error)
+    if untrusted := re.search(r"certificate verify failed: (.*?)\.? \(_ssl", why):
+        return NoServer(
+            f"{where} does not prove that it is this server ({untrusted[1]}): it needs a valid certificate for the "
+            f"host name in the URL, of an authority that this machine or --tls-ca ({CA}) trusts"
+        )
+    advice = "start it, or check the URL"
+    if over_tls(url) and "ssl_certfile" not in connection_settings(url):
+        advice += f"; if it asks for a client certificate, name one with --tls-cert ({CERTIFICATE})"
+    return NoServer(f"no Redis server answers at {where} ({why}): {advice}")
 
 
 def client_name() -> str:
@@ -274,32 +347,59 @@ def redacted(url: str) -> str:
     return re.sub(r"(password=)[^&]*", r"\1***", shown)
 
 
+def wait_for(replicas: int, ms: int = _REPLICA_MS) -> Command:
+    """Return the command that waits until so many replicas have all that was written on its connection."""
+    return ("WAIT", replicas, ms)
+
+
+def check_replicas(reply: Any, replicas: int) -> None:
+    """Raise NotReplicated unless WAIT has found so many replicas."""
+    if isinstance(reply, RedisError):
+        raise reply
+    if reply < replicas:
+        raise NotReplicated("no replica has confirmed what was written")
+
+
 class ArrayPool:
     """Connections that move chunks. Each call takes one of its own, so that threads do not wait for each other."""
 
-    def __init__(self, url: str) -> None:
-        settings = connection_settings(url) | {
-            "parser_class": _PythonParser,
-            "command_packer": PythonRespSerializer(_COALESCE_BYTES, _encode),
-        }
+    def __init__(self, url: str, **others: Any) -> None:
+        """`others` are settings of the connections that go before those of the URL."""
+        settings = (
+            connection_settings(url)
+            | others
+            | {
+                "parser_class": _PythonParser,
+                "command_packer": PythonRespSerializer(_COALESCE_BYTES, _encode),
+            }
+        )
         self._pool = ConnectionPool(connection_class=cast(Any, KINDS[url.split(":", 1)[0]]), **settings)
         self._idle: deque[Any] = deque()  # the last one used is the first one taken
+        self.closed = False
 
-    def put(self, items: Iterable[tuple[str, Buffers]], stored: Stored | None = None) -> None:
+    def put(self, items: Iterable[tuple[str, Buffers]], stored: Stored | None = None, replicas: int = 0) -> None:
         """SET each (key, value) and wait until the server has answered OK to all; `stored` is called for each.
 
         Raises redis-py's ResponseError (OOM, READONLY ...) for the first that was refused, and its ConnectionError or
         TimeoutError after a cut: then any of the values may have been stored.
         """
-        with self.putting(stored) as put:
+        with self.putting(stored, replicas) as put:
             for key, value in items:
                 put(key, value)
 
     @contextmanager
-    def putting(self, stored: Stored | None = None) -> Iterator[Callable[[str, Buffers], None]]:
-        """Yield a function that SETs one (key, value) without waiting and never fails: leaving the block raises."""
+    def putting(
+        self, stored: Stored | None = None, replicas: int = 0, refused: Refused = lambda key, error: False
+    ) -> Iterator[Put]:
+        """Yield a `Put` that never fails: leaving the block raises.
+
+        Values are stored once so many `replicas` have them too. `refused` is called with each key that was refused;
+        leaving the block does not raise what it returns True for.
+        """
         failed: RedisError | None = None
         waiting: deque[str] = deque()
+        confirmed: list[str] = []
+        confirms = confirmed.append if replicas else stored
 
         with self.using() as connection:
 
@@ -309,10 +409,11 @@ class ArrayPool:
                 try:
                     cast(Any, connection).read_response()
                 except ResponseError as error:
-                    failed = failed or error
+                    if not refused(key, error):
+                        failed = failed or error
                 else:
-                    if stored:
-                        stored(key)
+                    if confirms:
+                        confirms(key)
 
             def put(key: str, value: Buffers) -> None:
                 nonlocal failed
@@ -327,11 +428,16 @@ class ArrayPool:
                 except RedisError as error:
                     failed = error
 
-            yield put
+            yield Put(put)
             if failed and not isinstance(failed, ResponseError):
                 raise failed
             while waiting:
                 confirm()
+            if confirmed:
+                check_replicas(connection.exchange([wait_for(replicas)], ())[0][0], replicas)
+        if stored:
+            for key in confirmed:
+                stored(key)
         if failed:
             raise failed
 
@@ -347,13 +453,7 @@ class ArrayPool:
     def getting(self, items: Sequence[tuple[str, memoryview]]) -> Generator[None, None, None]:
         """Like `get`, but yield when each buffer is filled; only then is the next one written to."""
         with self.using() as connection:
-            asked = 0
-            for number, (_, target) in enumerate(items):
-                while asked < min(len(items), number + _GET_WINDOW):
-                    connection.write_get(items[asked][0])
-                    asked += 1
-                connection.read_get(target)
-                yield
+            yield from connection.getting(items)
 
     def exchange(
         self, commands: Sequence[Command], gets: Sequence[tuple[str, memoryview]] = ()
@@ -361,6 +461,10 @@ class ArrayPool:
         """Send several commands in one piece on one connection: see `_Bulk.exchange`."""
         with self.using() as connection:
             return connection.exchange(commands, gets)
+
+    def replicas_of(self, key: str, replicas: int) -> int:
+        """Return how many replicas must have what is stored under a key, where `replicas` may be IF_ANY."""
+        return max(0, replicas)
 
     @contextmanager
     def using(self) -> Iterator[_Bulk]:
@@ -398,6 +502,7 @@ class ArrayPool:
 
     def close(self) -> None:
         """Close all connections."""
+        self.closed = True
         self._pool.disconnect()
 
 

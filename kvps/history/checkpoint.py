@@ -30,7 +30,8 @@ from safetensors.numpy import save_file
 from kvps.arrays.layout import DTYPE, Array, Layout
 from kvps.config import JobConfig
 from kvps.errors import CorruptData, InvalidSetting, KvpsError
-from kvps.parsing import JOB_ID, Fields, name, sequence, whole, word
+from kvps.machine.files import private
+from kvps.parsing import JOB_ID, MOST_JSON, Fields, file_name, name, sequence, whole, word
 from kvps.protocol.job_state import Begin, Member, State
 
 SUFFIX = ".safetensors"
@@ -95,10 +96,19 @@ class Checkpoint:
     ) -> Checkpoint:
         """Return the checkpoint of a job at `state`, with the arrays of that version."""
         return cls(
-            *(job, state.id, state.version, state.head, config, layout, dict(state.clock)),
-            {m.worker: m.skip for m in state.members.values()},
-            {m.worker: json.dumps(m.process) for m in state.members.values()},
-            *(dict(state.units), weights, slots, datetime.now(UTC).isoformat(timespec="seconds")),
+            job=job,
+            id=state.id,
+            version=state.version,
+            head=state.head,
+            config=config,
+            layout=layout,
+            clock=dict(state.clock),
+            skip={m.worker: m.skip for m in state.members.values()},
+            workers={m.worker: json.dumps(m.process) for m in state.members.values()},
+            units=dict(state.units),
+            weights=weights,
+            slots=slots,
+            saved=datetime.now(UTC).isoformat(timespec="seconds"),
         )
 
     @property
@@ -109,7 +119,7 @@ class Checkpoint:
     @property
     def filename(self) -> str:
         """The name of the file. It has the id, so that successive jobs of one name leave each other's files alone."""
-        return f"{self.job}.{self.id}-{self.version:08d}{SUFFIX}"
+        return file_name(f"{self.job}.{self.id}-{self.version:08d}{SUFFIX}", "the name of a checkpoint's file")
 
     # -- what a restored job begins with -------------------------------------------------------------------------
 
@@ -132,6 +142,7 @@ class Checkpoint:
         """Write a file beside `path`, sync it and rename it. Raises KvpsError, and then leaves `path` as it was."""
         aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
         try:
+            open(aside, "xb", opener=private).close()  # save_file would make it with the mode that the umask leaves
             save_file(self._tensors(), aside, self._metadata())
             with aside.open("r+b") as file:
                 at, _, digest = _digests(file)
@@ -180,10 +191,9 @@ class Checkpoint:
                 f = Fields(file.metadata(), str(path))
                 if (format := f.text("kvps")) != _FORMAT:
                     raise CorruptData(f"{path} has format {format}, this kvps reads {_FORMAT}: use a newer kvps")
-                layout = Layout.from_json(f.json("layout"))
-                names = [
-                    word(slot, f"{path}: slots") for slot in sequence(f.json("slots"), f"{path}: slots", _MOST_SLOTS)
-                ]
+                layout = Layout.from_json(f.text("layout", MOST_JSON))
+                where = f"{path}: slots"
+                names = [word(slot, where) for slot in sequence(f.json("slots"), where, _MOST_SLOTS)]
                 if path.stat().st_size < layout.nbytes * (1 + len(names)):
                     raise CorruptData(f"{path} is too short for the {layout.size} items of its layout")
                 slots = {
@@ -192,27 +202,32 @@ class Checkpoint:
                 }
                 clock, skip = _counts(f, "clock"), _counts(f, "skip")
                 return cls(
-                    *(f.name("job"), f.matching("id", *JOB_ID), f.whole("version"), f.word("head")),
-                    JobConfig.from_hash(f.fields_in("config").as_dict(), f"{path}: config"),
-                    layout,
-                    clock,
-                    skip,
-                    _workers(f, clock, skip),
-                    f.fields_in("units").scalars(),
-                    *(_flat(layout, file.get_tensor), slots, f.text("saved")),
+                    job=f.name("job"),
+                    id=f.matching("id", *JOB_ID),
+                    version=f.whole("version"),
+                    head=f.word("head"),
+                    config=JobConfig.from_hash(f.json_fields("config").as_dict(), f"{path}: config"),
+                    layout=layout,
+                    clock=clock,
+                    skip=skip,
+                    workers=_workers(f, clock, skip),
+                    units=f.json_fields("units").scalars(),
+                    weights=_flat(layout, file.get_tensor),
+                    slots=slots,
+                    saved=f.text("saved"),
                 )
         except (SafetensorError, OSError) as error:
             raise CorruptData(f"{path} cannot be read as a checkpoint ({error}): use a newer kvps") from None
 
 
 def _counts(f: Fields, what: str) -> dict[str, int]:
-    counts = f.fields_in(what)
+    counts = f.json_fields(what)
     return {name(worker, what): counts.whole(worker) for worker in counts}
 
 
 def _workers(f: Fields, clock: Mapping[str, int], skip: Mapping[str, int]) -> dict[str, str]:
     """Return the entries of workers, each of which can be read, and has a count of skipped rounds."""
-    entries = f.fields_in("workers").scalars()
+    entries = f.json_fields("workers").scalars()
     for worker, entry in entries.items():
         done = clock.get(worker, 0)
         Member.of(worker, entry, done + whole(skip.get(worker), f"the skipped rounds of worker {worker!r}"), done)

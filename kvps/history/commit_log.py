@@ -19,7 +19,8 @@ from typing import IO, NamedTuple, Protocol
 
 from kvps.errors import CorruptData, KvpsError
 from kvps.history.checkpoint import sync_directory
-from kvps.parsing import JOB_ID, Fields, text
+from kvps.machine.files import private
+from kvps.parsing import JOB_ID, Fields, file_name, text
 from kvps.protocol.job_state import Begin, Commit, Entry, State, first_head
 from kvps.protocol.scripts import JobScripts
 
@@ -41,7 +42,7 @@ class LogFile:
     """The file of one job's log."""
 
     def __init__(self, directory: Path, job: str, id: str) -> None:
-        self.path = directory / f"{job}.{id}.log.jsonl"
+        self.path = directory / file_name(f"{job}.{id}.log.jsonl", "the name of a log's file")
 
     def extend(self, stream: Iterable[Entry]) -> Entry | None:
         """Append those entries of `stream`, given from its first on, that the file lacks; return the stream's last one.
@@ -52,7 +53,7 @@ class LogFile:
         """
         last = None
         try:
-            with self.path.open("a+b") as file:
+            with open(self.path, "a+b", opener=private) as file:
                 fcntl.flock(file, fcntl.LOCK_EX)
                 file.truncate(_whole(file))  # drop what a killed writer left of a line
                 known: Container[bytes] | None = None

@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 from kvps.errors import NoServer, ServerUnfit
+from kvps.machine.files import make_directory
 
 _SERVERS = ("valkey-server", "redis-server")
 _CLIENTS = ("redis-cli", "valkey-cli")
@@ -37,12 +38,35 @@ def runtime_dir() -> Path:
 def private_directory(path: Path, instead: str = "") -> None:
     """Make a directory of mode 0700 if it is missing. Raises ServerUnfit if it is another user's or open to others."""
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_directory(path)
         found = path.lstat()
     except OSError as error:
         raise ServerUnfit(f"{path} cannot be made ({error.strerror}): make it a directory of yours{instead}") from None
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+    if not _is_private(found):
         raise ServerUnfit(f"{path} must be a directory of yours with mode 0700: mend it{instead}")
+
+
+def is_private_below(root: Path, folder: Path) -> bool | None:
+    """Return whether `folder` and all directories between it and `root` are this user's alone; None if one is missing.
+
+    Then nobody else can put a link or another directory in the place of any of them.
+    """
+    at = root
+    for part in folder.relative_to(root).parts:
+        at /= part
+        try:
+            if not _is_private(at.lstat()):
+                return False
+        except FileNotFoundError:
+            return None
+        except OSError:
+            return False
+    return True
+
+
+def _is_private(found: os.stat_result) -> bool:
+    """Return whether it is a directory, no link, that only this user may enter."""
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
 
 
 def socket_path(folder: Path) -> Path:

@@ -13,16 +13,17 @@ from pathlib import Path
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
+_NAMESPACES = ("/proc/self/ns/pid", "/proc/self/ns/time")
 
 
 def identity(device: str = "cpu") -> dict[str, Any]:
-    """Return what identifies this process: host, pid, and what makes the pid unique (boot, namespace, start time)."""
+    """Return what identifies this process: host, pid, and what makes the pid unique (boot, namespaces, start time)."""
     pid = os.getpid()
     return {
         "host": host(),
         "pid": pid,
         "start": _start_time(pid),
-        "space": _space(),
+        "space": space(),
         "device": device,
     }
 
@@ -39,9 +40,9 @@ def host() -> str:
 
 def is_dead(process: Mapping[str, Any]) -> bool:
     """Return whether the process of this identity is certainly gone; False on another machine, where it is unknown."""
-    if not process.get("space") or process["space"] != _space():
+    if not process.get("space") or process["space"] != space():
         return False
-    return _start_time(int(process["pid"])) != str(process["start"])
+    return _start_time(int(process["pid"])) != process.get("start")
 
 
 def runs(pid: int) -> bool:
@@ -75,10 +76,11 @@ def boot() -> str:
         return ""
 
 
-def _space() -> str:
-    """Return the boot and the pid namespace in which pids are valid here; "" where they are unknown."""
+def space() -> str:
+    """Return the boot, and the namespaces in which pids and start times are valid here; "" where they are unknown."""
     try:
-        return f"{boot()}/{os.readlink('/proc/self/ns/pid')}" if boot() else ""
+        names = [os.readlink(link) for link in _NAMESPACES if os.path.lexists(link)]  # an older kernel has none of time
+        return "/".join([boot(), *names]) if boot() and names else ""
     except OSError:
         return ""
 

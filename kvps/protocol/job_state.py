@@ -112,11 +112,18 @@ class Turn:
     joined: int
     me: Member | None
     last_entry: str
+    _version: Fields = field(repr=False, compare=False)
+
+    @property
+    def before(self) -> tuple[str, ...]:
+        """The staged names of the shards one version ago."""
+        return _names(self._version, len(self.names), "before")
 
     @classmethod
     def of(
         cls,
         worker: str,
+        shards: int,
         version: Mapping[str, str],
         lowest: Sequence[str],
         joined: int,
@@ -125,16 +132,23 @@ class Turn:
         committed: str | float | None,
         turns: Any,
     ) -> Turn:
-        """Make a turn from the replies to HGETALL of version, ZRANGE 0 0 WITHSCORES of rounds, HLEN and HGET of
-        workers, HGET of clock, ZSCORE of rounds, and XREVRANGE COUNT 1 of turns."""
+        """Make a turn of a job with so many shards from the replies to HGETALL of version, ZRANGE 0 0 WITHSCORES of
+        rounds, HLEN and HGET of workers, HGET of clock, ZSCORE of rounds, and XREVRANGE COUNT 1 of turns."""
         v, me = Fields(version, "the version"), None
         if entry is not None:
             done = None if committed is None else whole(committed, f"the round of worker {worker!r}")
             me = Member.of(worker, entry, done, whole(clock or 0, f"the clock of worker {worker!r}"))
         return cls(
-            *(v.whole("version"), v.matching("id", *JOB_ID), v.word("history"), v.word("run_id"), _names(v)),
-            *(whole(lowest[1], "the lowest round") if lowest else None, joined, me),
-            turns[0][0] if turns else "0-0",
+            version=v.whole("version"),
+            id=v.matching("id", *JOB_ID),
+            history=v.word("history"),
+            run_id=v.word("run_id"),
+            names=_names(v, shards),
+            lowest=whole(lowest[1], "the lowest round") if lowest else None,
+            joined=joined,
+            me=me,
+            last_entry=turns[0][0] if turns else "0-0",
+            _version=v,
         )
 
     def admits(self, rounds_done: int, staleness: int, workers: int) -> bool:
@@ -177,6 +191,7 @@ class State:
     @classmethod
     def of(
         cls,
+        shards: int,
         version: Mapping[str, str],
         clock: Mapping[str, str],
         skip: Mapping[str, str],
@@ -184,8 +199,8 @@ class State:
         units: Mapping[str, str],
         log: Any,
     ) -> State:
-        """Make a state from the replies to HGETALL of version, clock, skip, workers, units, and XREVRANGE COUNT 1 of
-        commits."""
+        """Make a state of a job with so many shards from the replies to HGETALL of version, clock, skip, workers,
+        units, and XREVRANGE COUNT 1 of commits."""
         v, units_of = Fields(version, "the version"), Fields(units, "units")
         for number in ("next", "done"):
             units_of.whole(number, default=0)
@@ -197,14 +212,22 @@ class State:
             members[worker] = Member.of(worker, text, round_, done)
         id = v.matching("id", *JOB_ID)
         return cls(
-            *(v.whole("version"), v.word("head"), id, v.word("history"), v.word("run_id"), _names(v), counts, members),
-            *(units, log[0][0] if log else "0-0"),
-            Begin(
+            version=v.whole("version"),
+            head=v.word("head"),
+            id=id,
+            history=v.word("history"),
+            run_id=v.word("run_id"),
+            names=_names(v, shards),
+            clock=counts,
+            members=members,
+            units=units,
+            last_entry=log[0][0] if log else "0-0",
+            begin=Begin(
                 v.whole("from_version", default=0),
                 v.word("from_head", default=first_head(id)),
                 v.whole("from_contributions", default=0),
             ),
-            v.whole("moved", default=0),
+            moved=v.whole("moved", default=0),
         )
 
     @property
@@ -254,9 +277,8 @@ class Commit:
         return self.head == chained(head, self.plan_text, self.shards) and self.plan.head == head
 
 
-def _names(version: Fields) -> tuple[str, ...]:
-    shards = sum(1 for field in version if field.startswith("shard:"))
-    return tuple(version.matching(f"shard:{i}", *STAGED_NAME) for i in range(shards))
+def _names(version: Fields, shards: int, what: str = "shard") -> tuple[str, ...]:
+    return tuple(version.matching(f"{what}:{i}", *STAGED_NAME) for i in range(shards))
 
 
 class Mirrored(NamedTuple):

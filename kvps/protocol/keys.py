@@ -1,7 +1,8 @@
 """Every key that kvps uses; no other module spells one.
 
-``{job}`` and ``{job/id/shard}`` are Redis Cluster hash tags: everything that must change together is in the slot of the
-job, and bytes are in the slot of their shard.
+``{job}`` and ``{job/id/shard/}`` are Redis Cluster hash tags: everything that must change together is in the slot of
+the job, and bytes are in the slot of their shard. The last slash is for CRC-16: without it, shards 0 and 1 of any job
+are in the same half of all slots, and so on one of two masters.
 
     key                                    type    written by          what it holds
     kvps:jobs                              set     store               names of jobs, for listing only
@@ -48,6 +49,8 @@ job, and bytes are in the slot of their shard.
                                                    recover.lua
     kvps:{job}:lease:<shard>               string  acquire, renew.lua  the holder; expires, for liveness
     kvps:{job}:term:<shard>                string  acquire.lua         the fencing token; never expires, for safety
+    kvps:{job}:wish:<shard>                string  aggregator          who is near the shard's bytes and waits for its
+                                                                       holder, who gives it up if not near; expires
     kvps:{job}:leases                      stream  acquire, renew.lua  capped: which holder took or gave up which shard
                                                                        under which term; wakes standbys
     kvps:{job}:inbox                       stream  push.lua            accepted contributions that wait: rank, round,
@@ -66,18 +69,23 @@ job, and bytes are in the slot of their shard.
     kvps:{job}:pin                         string  pin.lua             JSON: the version of a slow reader; expires
     kvps:{job}:mirror                      string  mirror.lua          JSON, over shared memory: the newest version
                                                                        that Redis was given, with the job's state then
+    kvps:{job}:sync                        string  sync.lua            nothing: a write that a replica must have
+    kvps:{job}:never                       -       nobody              nothing, ever: see _prelude.lua; there is one in
+                                                                       the slot of each shard, too
     kvps:{job}:removed                     string  remove, forget.lua  the id of a removed job, while its bytes are
                                                                        being unlinked
     kvps:{job}:trace:<who>                 stream  push, leave.lua     capped: the times of each iteration, its loss
-    kvps:{job/id/shard}:owner              string  own.lua             the term that may delete in this slot
-    kvps:{job/id/shard}:w:<name>:<chunk>   string  aggregator          weights, raw little-endian
-    kvps:{job/id/shard}:p:<name>:<chunk>   string  aggregator          weights as workers pull them, in a lossy format
-    kvps:{job/id/shard}:opt.<slot>:<name>:<chunk>  string  aggregator  optimizer state
-    kvps:{job/id/shard}:m:<name>           string  aggregator          JSON manifest, staged last
-    kvps:{job/id/shard}:reserve:<part>     string  aggregator          zeros, as large as a version: deleted when a
+    kvps:{job/id/shard/}:owner              string  own.lua             the term that may delete in this slot
+    kvps:{job/id/shard/}:w:<name>:<chunk>   string  aggregator          weights, raw little-endian
+    kvps:{job/id/shard/}:p:<name>:<chunk>   string  aggregator          weights as workers pull them, in a lossy
+                                                                   format; or the difference to their view
+    kvps:{job/id/shard/}:opt.<slot>:<name>:<chunk>  string  aggregator  optimizer state; in some
+                                                                   versions the view of workers, as slot view
+    kvps:{job/id/shard/}:m:<name>           string  aggregator          JSON manifest, staged last
+    kvps:{job/id/shard/}:reserve:<part>     string  aggregator          zeros, as large as a version: deleted when a
                                                                        full server refuses to stage one
-    kvps:{job/id/shard}:g:<worker>.<incarnation>:<seq>:<chunk>  string  session  a gradient
-    kvps:{job/id/shard}:r:<worker>.<incarnation>:<seq>:<chunk>  string  session  the residual of a worker that left,
+    kvps:{job/id/shard/}:g:<worker>.<incarnation>:<seq>:<chunk>  string  session  a gradient
+    kvps:{job/id/shard/}:r:<worker>.<incarnation>:<seq>:<chunk>  string  session  the residual of a worker that left,
                                                                        up to that sequence number; float32
 
 The id of a job is a nonce, and part of the name of all its bytes: a process that unlinks the bytes of a removed job
@@ -121,6 +129,19 @@ def check_id(id: str) -> str:
     return id
 
 
+def control_keys(jobs: str, what: str = "*") -> str:
+    """Return a control key of a job; or a glob pattern of control keys, if `jobs` or `what` is one."""
+    return f"kvps:{{{jobs}}}:{what}"
+
+
+def bytes_keys(jobs: str, what: str = "*", id: str = "*") -> str:
+    """Return a glob pattern of the keys `what` in the slots of all shards of a job, or of the jobs that `jobs` matches.
+
+    The names of jobs hold no glob characters.
+    """
+    return f"kvps:{{{jobs}/{id}/*/}}:{what}"
+
+
 class _Control:
     """A control key, called like its attribute. It is built once, for it is used in every round."""
 
@@ -143,11 +164,11 @@ class JobKeys:
         check_name("job", self.job)
 
     def _control(self, what: str) -> str:
-        return f"kvps:{{{self.job}}}:{what}"
+        return control_keys(self.job, what)
 
     def _bytes(self, shard: int, what: str) -> str:
         assert self.id, "the keys of bytes hold the id of their job"
-        return f"kvps:{{{self.job}/{self.id}/{shard}}}:{what}"
+        return f"kvps:{{{self.job}/{self.id}/{shard}/}}:{what}"
 
     config = _Control()
     layout = _Control()
@@ -170,6 +191,8 @@ class JobKeys:
     commits = _Control()
     pin = _Control()
     mirror = _Control()
+    sync = _Control()
+    never = _Control()
     removed = _Control()
     leases = _Control()
 
@@ -179,11 +202,18 @@ class JobKeys:
     def term(self, shard: int) -> str:
         return self._control(f"term:{shard}")
 
+    def wish(self, shard: int) -> str:
+        return self._control(f"wish:{shard}")
+
     def trace(self, who: str) -> str:
         return self._control(f"trace:{who}")
 
     def owner(self, shard: int) -> str:
         return self._bytes(shard, "owner")
+
+    def never_in(self, shard: int) -> str:
+        """Return a key of a shard's slot that never exists."""
+        return self._bytes(shard, "never")
 
     def weights(self, shard: int, name: str, chunk: int) -> str:
         return self._bytes(shard, f"w:{name}:{chunk}")
@@ -221,8 +251,8 @@ class JobKeys:
     @property
     def all_bytes(self) -> str:
         """A glob pattern of all keys in the slots of the job's shards; without an id, of all jobs that ever had this
-        name. Names hold no glob characters."""
-        return f"kvps:{{{self.job}/{self.id if _ID.fullmatch(self.id) else '*'}/*}}:*"
+        name."""
+        return bytes_keys(self.job, "*", self.id if _ID.fullmatch(self.id) else "*")
 
 
 def segment_of(key: str) -> str:
@@ -239,3 +269,9 @@ def following(name: str) -> str:
     """Return the name under which the same term stages the next version."""
     version, _, term = name.partition(".")
     return staged_name(int(version) + 1, term)
+
+
+def chain(name: str, first: int) -> list[str]:
+    """Return the names under which the same term staged the versions from `first` to that of `name`."""
+    version, _, term = name.partition(".")
+    return [staged_name(each, term) for each in range(first, int(version) + 1)]

@@ -76,6 +76,12 @@ class Plan:
             return tuple(map(Contribution.from_text, f.sequence(field, _MOST_CONTRIBUTIONS)))
 
         return cls(
-            *(f.whole("id"), f.whole("version"), f.word("head"), f.word("history"), f.whole("divisor", 1)),
-            *(f.whole("progress"), contributions("contributions"), contributions("rejected")),
+            id=f.whole("id"),
+            version=f.whole("version"),
+            head=f.word("head"),
+            history=f.word("history"),
+            divisor=f.whole("divisor", 1),
+            progress=f.whole("progress"),
+            contributions=contributions("contributions"),
+            rejected=contributions("rejected"),
         )

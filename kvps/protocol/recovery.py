@@ -11,7 +11,7 @@ import secrets
 import time
 from typing import Any, Protocol
 
-from kvps.errors import ServerError
+from kvps.errors import NotPermitted, ServerError
 from kvps.protocol.scripts import JobScripts
 
 log = logging.getLogger("kvps.recovery")
@@ -25,6 +25,7 @@ class Server(Protocol):
 
 
 LOOK_S = 0.02  # between two looks at a server that rewrites its file
+_OTHERS_S = 0.2  # between two looks for the history that another process begins
 
 
 def file_is_whole(server: Server) -> bool:
@@ -46,6 +47,8 @@ def file_is_whole(server: Server) -> bool:
             return True
         try:
             server.call("BGREWRITEAOF")
+        except NotPermitted:
+            return False  # another role's process, an aggregator, may
         except ServerError as error:
             told = server.call("INFO", "persistence")
             if not told["aof_rewrite_in_progress"]:  # else another process asked first
@@ -63,7 +66,11 @@ def begin_history(server: Server, scripts: JobScripts, job: str, newest: int) ->
 
 
 def await_history(server: Server, scripts: JobScripts, job: str, newest: int) -> None:
-    """Wait until the server's file is whole, then begin a new history. Raises JobNotFound, ServerLost."""
+    """Wait until the server's file is whole, then begin a new history. If this user may not, give another process the
+    time to do so. Raises JobNotFound, ServerLost."""
     while not file_is_whole(server):
         time.sleep(LOOK_S)
-    begin_history(server, scripts, job, newest)
+    try:
+        begin_history(server, scripts, job, newest)
+    except NotPermitted:
+        time.sleep(_OTHERS_S)

@@ -7,14 +7,10 @@ simply made again (redis-py's own retries are off).
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from importlib import resources
+from functools import partial
 from typing import Any, NamedTuple
-
-from redis.exceptions import NoScriptError
 
 from kvps.arrays.layout import Layout
 from kvps.config import JobConfig
@@ -28,33 +24,12 @@ from kvps.errors import (
     WorkerEvicted,
     WrongOrder,
 )
-from kvps.parsing import Fields
+from kvps.parsing import Fields, whole
 from kvps.protocol.keys import JobKeys
+from kvps.protocol.lua_scripts import Call, evaluate, load_scripts, with_scripts
 from kvps.protocol.plan import Contribution, Plan
 
-Call = Callable[..., Any]
-"""Runs a Redis command and returns its reply; repeats the command while the server cannot be reached."""
-
-
-@dataclass(frozen=True)
-class Script:
-    """The text of one script, and the SHA-1 digest by which the server knows it."""
-
-    name: str
-    text: str
-
-    @property
-    def sha(self) -> str:
-        return hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
-
-
-def _load(name: str) -> Script:
-    folder = resources.files("kvps.protocol") / "lua"
-    prelude = (folder / "_prelude.lua").read_text("utf-8")
-    return Script(name, prelude + (folder / f"{name}.lua").read_text("utf-8"))
-
-
-NAMES = [
+_NAMES = [
     "acquire",
     "create",
     "evict",
@@ -76,11 +51,12 @@ NAMES = [
     "reserve",
     "rollback",
     "next_unit",
+    "sync",
     "trim",
 ]
-SCRIPTS = {name: _load(name) for name in NAMES}
-_SHAS = {name: script.sha for name, script in SCRIPTS.items()}
-_LOADS = 10  # how often one call loads its script; a server that still does not know it then is broken
+Safely = Callable[..., Any]
+"""Runs a mark and a command as `kvps.connection.client.Client.call_safely` does."""
+SCRIPTS = load_scripts("kvps.protocol", _NAMES)
 
 
 class Joined(NamedTuple):
@@ -162,18 +138,39 @@ class JobScripts:
     Methods that write raise ServerRestarted after a restart of the server, until a new history has begun.
     """
 
-    def __init__(self, call: Call, keys: JobKeys, shards: int) -> None:
+    def __init__(
+        self, call: Call, keys: JobKeys, shards: int, safely: Safely | None = None, owns: Safely | None = None
+    ) -> None:
+        """`safely` runs what was acknowledged to a worker, `owns` what makes an aggregator the owner of a slot."""
         self._call = call
         self._keys = keys
         self._shards = shards
+        self._safely = safely
+        self._owns = owns
 
     def through(self, call: Call) -> JobScripts:
         """Return the same scripts, run by another call."""
         return JobScripts(call, self._keys, self._shards)
 
-    def _run(self, script: str, keys: Sequence[str], *args: object) -> list[Any]:
+    def _lasting(self, history: str = "") -> Call:
+        """Return the call for a script whose effect must outlive a failover, where the job asks for that."""
+        return partial(self._safely, self.mark(history)) if self._safely else self._call
+
+    def mark(self, history: str = "") -> tuple[object, ...]:
+        """Return `sync` as a command: once a replica has its write, it has all that was written before."""
+        k = self._keys
+        return ("EVALSHA", SCRIPTS["sync"].sha, 3, k.version, k.sync, k.never, k.id, history)
+
+    def _run(self, script: str, keys: Sequence[str], *args: object, call: Call | None = None) -> list[Any]:
         """Run a script on the version hash and `keys`, for the job of this id."""
-        return self._answered(evaluate(self._call, script, [self._keys.version, *keys], self._keys.id, *args))
+        return self._evaluate(script, [self._keys.version, *keys], self._keys.id, *args, call=call)
+
+    def _evaluate(
+        self, script: str, keys: Sequence[str], *args: object, call: Call | None = None, never: str = ""
+    ) -> list[Any]:
+        """Run a script. `never` is a key that never exists, in the slot of `keys`."""
+        keys, call = [*keys, never or self._keys.never], call or self._call
+        return self._answered(evaluate(call, SCRIPTS, script, keys, *args, load=self._call))
 
     def _answered(self, reply: list[Any]) -> list[Any]:
         if reply[0] == "NOJOB":
@@ -194,7 +191,7 @@ class JobScripts:
         keys = [k.version, k.config, k.layout, k.commits, k.removed, k.clock, k.skip, k.workers, k.units, k.free_units]
         keys += [k.rounds, k.pushed, k.draining, k.finished, k.ranks]
         args = [k.id, layout.to_json(), run_id, name, layout.shards, checkpoint, *fields]
-        reply = self._answered(evaluate(self._call, "create", keys, *args))
+        reply = self._evaluate("create", keys, *args, call=self._lasting())
         if reply[0] == "EXISTS":
             raise job_exists(k.job)
         if reply[0] == "REMOVED":
@@ -207,15 +204,19 @@ class JobScripts:
         keys += [k.pushed, k.draining, k.finished, k.ranks, k.turns]
         reply = self._run("join", keys, worker, nonce, replaces, json.dumps(process))
         if reply[0] == "ALIVE":
-            entry = Fields.of_json(reply[1], f"worker {worker!r}").scalars()
+            entry = Fields.of_json(reply[1], f"worker {worker!r}", deepest=1)
+            pid, host, _ = entry.whole("pid", high=2**31), entry.text("host"), entry.word("incarnation")
             raise WorkerAlive(
-                f"worker {worker!r} of job {k.job!r} lives (process {entry['pid']} on {entry['host']}): "
-                f"choose another id, or stop that one first",
-                entry,
+                f"worker {worker!r} of job {k.job!r} lives (process {pid} on {host}): choose another id, or stop that "
+                f"one first",
+                entry.as_dict(),
             )
         if reply[0] == "COMPLETE":
             raise UsageError(f"job {k.job!r} has all its workers ({_some(sorted(reply[1:]))}): join as one of them")
-        return Joined(*reply[1:])
+        match reply[1:]:
+            case [int(), str(), int(), int(), int(), str()] as joined:
+                return Joined(*joined)
+        raise _damaged(f"{k.workers} (worker {worker!r})")
 
     def reserve(self) -> str:
         """Return an id for a worker that has none; "" if a worker may have to be replaced, or all have joined."""
@@ -250,7 +251,11 @@ class JobScripts:
         reply = self._run(
             "push",
             [k.config, k.workers, k.clock, k.skip, k.heartbeat, k.inbox, k.trace(worker), k.units, k.pushed],
-            *(worker, incarnation, seq, *said),
+            worker,
+            incarnation,
+            seq,
+            *said,
+            call=self._lasting(),
         )
         match reply:
             case ["ACK", clock, round_]:
@@ -273,9 +278,12 @@ class JobScripts:
             [k.config, k.workers, k.inbox, k.plan, k.pin, k.rounds, k.pushed, k.draining, k.finished],
             *((known.id, known.history) if known else ("", "")),
         )
-        code, version, pin, members = reply[:4]
-        plan = known if code == "SAME" else Plan.from_json(reply[4]) if code == "OPEN" else None
-        return Planned(version, pin, members, plan, code == "EARLY")
+        match reply:
+            case ["OPEN", int(version), str(pin), int(members), *text]:
+                return Planned(version, pin, members, Plan.from_json(text[0] if text else None), False)
+            case [str(code), int(version), str(pin), int(members)]:
+                return Planned(version, pin, members, known if code == "SAME" else None, code == "EARLY")
+        raise _damaged(k.version)
 
     def ready(self, shard: int, term: str, plan: Plan, digest: str) -> CommitResult:
         """Note that a shard's part is staged. Raises LeaseLost, and PlanGone if the plan is not open any more."""
@@ -319,7 +327,8 @@ class JobScripts:
 
     def own(self, shard: int, term: str) -> None:
         """Make `term` the one that may delete in the shard's slot. Raises LeaseLost."""
-        reply = self._answered(evaluate(self._call, "own", [self._keys.owner(shard)], term))
+        k, call = self._keys, partial(self._owns, None) if self._owns else self._call
+        reply = self._evaluate("own", [k.owner(shard)], term, call=call, never=k.never_in(shard))
         if reply[0] == "LOST":
             raise lease_lost(shard, self._keys.job, reply[1])
 
@@ -339,18 +348,19 @@ class JobScripts:
         batches += [(dead[:0], reused[i : i + most]) for i in range(0, len(reused), most)]
         for gone, pairs in batches:
             keys = [self._keys.owner(shard), *gone, *(key for pair in pairs for key in pair)]
-            reply = self._answered(evaluate(self._call, "free", keys, term, run_id, len(gone)))
+            reply = self._evaluate("free", keys, term, run_id, len(gone), never=self._keys.never_in(shard))
             if reply[0] == "LOST":
                 raise lease_lost(shard, self._keys.job, reply[1])
 
     def pin(self, ms: int) -> str:
         """Keep the bytes of a version for a slow reader. Return the pin as JSON."""
-        return str(self._run("pin", [self._keys.pin], ms)[1])
+        k = self._keys
+        return str(self._evaluate("pin", [k.pin], k.id, ms, k.version)[1])
 
     def pinning(self, ms: int) -> tuple[object, ...]:
-        """Return `pin` as a command for a MULTI."""
+        """Return `pin` as a command for a MULTI, to be sent within `with_scripts`."""
         k = self._keys
-        return ("EVAL", SCRIPTS["pin"].text, 2, k.version, k.pin, k.id, ms)
+        return ("EVALSHA", SCRIPTS["pin"].sha, 2, k.pin, k.never, k.id, ms, k.version)
 
     def heartbeat(self, worker: str, incarnation: str) -> None:
         """Give a sign of life. Raises WorkerEvicted."""
@@ -368,7 +378,8 @@ class JobScripts:
         k = self._keys
         keys = [k.workers, k.heartbeat, k.commits, k.trace(worker), k.units, k.free_units, k.rounds, k.pushed]
         keys += [k.draining, k.finished, k.turns]
-        reply = self._run("leave", keys, worker, incarnation, int(finished), residual, *trace)
+        said = (worker, incarnation, int(finished), residual, *trace)
+        reply = self._run("leave", keys, *said, call=self._lasting())
         if reply[0] == "EVICTED":
             raise evicted(worker, k.job, reply[1])
 
@@ -378,7 +389,9 @@ class JobScripts:
         reply = self._run("next_unit", [k.config, k.workers, k.units, k.free_units], worker, incarnation)
         if reply[0] == "EVICTED":
             raise evicted(worker, k.job, reply[1])
-        return int(reply[1]) if reply[0] == "OK" else None
+        if reply[0] != "OK":
+            return None
+        return whole(reply[1] if len(reply) > 1 else None, f"the unit of worker {worker!r}")
 
     def evict(self, worker: str = "", incarnation: str = "") -> Evicted:
         """Take silent workers out of the vector clock, and this incarnation, which is known to be dead."""
@@ -393,8 +406,10 @@ class JobScripts:
         shards = range(self._shards)
         keys = [k.workers, k.heartbeat, k.plan, k.ready, k.commits, k.units, k.free_units, k.pin, k.turns, k.rounds]
         keys += [k.lease(i) for i in shards] + [k.term(i) for i in shards]
-        reply = self._run("recover", keys, run_id, history, remembered)
-        return reply[1], reply[2]
+        match self._run("recover", keys, run_id, history, remembered):
+            case [_, int(version), str(now)]:
+                return version, now
+        raise _damaged(k.version)
 
     def mirror(self, term: str, run_id: str, record: str) -> None:
         """Note which version Redis was given, in a job over shared memory. Raises LeaseLost."""
@@ -403,18 +418,31 @@ class JobScripts:
         if reply[0] == "TERM":
             raise lease_lost(0, k.job, reply[1])
 
-    def rollback(self, term: str, history: str, memory: str) -> tuple[int, int] | None:
-        """Continue from the version that `mirror` noted, under a new history, in `memory`. Raises LeaseLost.
+    def rollback(
+        self, term: str, history: str, memory: str, shard: int = 0, record: str = ""
+    ) -> tuple[int, int] | None:
+        """Continue from the version of a `record`, under a new history, in `memory`. Without one continue from what
+        `mirror` noted. Raises LeaseLost.
 
-        Returns that version and how many versions are lost; None if `mirror` noted none.
+        Returns that version and how many versions are lost; None if `mirror` noted none, or if another version than the
+        one that the record replaces is there now.
         """
-        k = self._keys
-        keys = [k.workers, k.heartbeat, k.plan, k.ready, k.commits, k.units, k.pin, k.clock, k.skip, k.inbox]
-        keys += [k.mirror, k.lease(0), k.term(0), k.turns, k.free_units, k.rounds, k.pushed, k.draining, k.finished]
-        reply = self._run("rollback", [*keys, k.ranks, k.config], term, history, memory)
+        k, shards = self._keys, range(self._shards)
+        keys = [k.workers, k.heartbeat, k.plan, k.ready, k.commits, k.units, k.pin, k.clock, k.skip, k.inbox, k.mirror]
+        keys += [k.turns, k.free_units, k.rounds, k.pushed, k.draining, k.finished, k.ranks, k.config]
+        keys += [k.lease(i) for i in shards] + [k.term(i) for i in shards]
+        reply = self._run("rollback", keys, shard, term, history, memory, record)
         if reply[0] == "TERM":
-            raise lease_lost(0, k.job, reply[1])
+            raise lease_lost(shard, k.job, reply[1])
         return (int(reply[1]), int(reply[2])) if reply[0] == "OK" else None
+
+    def replicas(self, ask: Callable[[Sequence[Any]], tuple[Any, int]], history: str) -> int:
+        """Return how many replicas of the job's server have all that it has now, where `ask` runs a mark and counts
+        them. Raises ServerRestarted, also if `history` has ended."""
+        reply, found = with_scripts(self._call, SCRIPTS, lambda: ask(self.mark(history)))
+        if self._answered(reply)[0] == "HISTORY":
+            raise ServerRestarted
+        return found
 
     def trim(self, history: str, entry: str, version: int) -> int:
         """Delete the log before `entry`, the commit of `version`. Return how many entries; none in another history."""
@@ -428,28 +456,27 @@ class JobScripts:
         """
         k = self._keys
         keys = [k.removed, k.workers, k.config, k.layout, k.clock, k.skip, k.heartbeat, k.inbox, k.plan, k.ready]
-        keys += [k.commits, k.pin, k.units, k.free_units, k.leases, k.mirror, k.ranks, k.rounds, k.pushed, k.draining]
+        keys += [
+            k.commits,
+            k.pin,
+            k.units,
+            k.free_units,
+            k.leases,
+            k.mirror,
+            k.sync,
+            k.ranks,
+            k.rounds,
+            k.pushed,
+            k.draining,
+        ]
         keys += [k.finished, k.turns, *(k.trace(worker) for worker in workers)]
         for shard in range(self._shards):
-            keys += [k.lease(shard), k.term(shard)]
+            keys += [k.lease(shard), k.term(shard), k.wish(shard)]
         return bool(self._run("remove", keys, len(workers))[0] == "OK")
 
     def forget(self) -> None:
         """Free the removed job's name, once its bytes are unlinked. Changes nothing if another job has the name."""
-        self._answered(evaluate(self._call, "forget", [self._keys.removed], self._keys.id))
-
-
-def evaluate(call: Call, script: str, keys: Sequence[str], *args: object) -> list[Any]:
-    """Run a script by its digest, and load it first if the server does not know it (a restart forgets all scripts).
-
-    A server that is restarted between the two forgets the script again, so this is tried several times.
-    """
-    for _ in range(_LOADS):
-        try:
-            return list(call("EVALSHA", _SHAS[script], len(keys), *keys, *args))
-        except NoScriptError:
-            call("SCRIPT LOAD", SCRIPTS[script].text)
-    return list(call("EVALSHA", _SHAS[script], len(keys), *keys, *args))
+        self._evaluate("forget", [self._keys.removed], self._keys.id)
 
 
 def job_not_found(job: str) -> JobNotFound:
@@ -478,6 +505,10 @@ def evicted(worker: str, job: str, why: str) -> WorkerEvicted:
     return WorkerEvicted(
         f"worker {worker!r} is no longer in job {job!r} ({why}): what it had acknowledged counts, join again to go on"
     )
+
+
+def _damaged(key: str) -> CorruptData:
+    return CorruptData(f"key {key} is damaged: another program, or another version of kvps, wrote there")
 
 
 def _some(names: Sequence[str]) -> str:

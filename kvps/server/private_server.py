@@ -8,6 +8,7 @@ ends when the process that started it has left and no other process uses it (see
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import re
 import secrets
@@ -17,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,13 +38,18 @@ from kvps.connection.sockets import (
 )
 from kvps.errors import InvalidSetting, NoServer, ServerUnfit
 from kvps.machine import process
+from kvps.machine.address import outward_address
+from kvps.machine.files import make_directory, private
 from kvps.machine.paths import runtime_dir, server_program, socket_path
+from kvps.protocol.acl import rules
 from kvps.transport.shared_memory import folder_of, forget
 
 _START_S = 15.0
 _LOAD_S = 600.0  # a server with data loads it first
 _REPLY_S = 2.0
 _NOTE, _LOCK = "url", "lock"  # files beside the socket
+_JOINING = "kvps"  # the user for TCP
+_EVERYWHERE = {"0.0.0.0": socket.AF_INET, "*": socket.AF_INET, "::": socket.AF_INET6}  # hosts of --listen: their family
 
 
 @dataclass
@@ -188,8 +194,10 @@ def why_lost(url: str) -> str:
 
     Return "" if it runs, if it keeps its data and may be started again, or if the URL is another server's.
     """
-    path = connection_settings(url).get("path")
-    noted = _noted(Path(path).parent) if path else None
+    if not url.startswith("unix:"):
+        return ""
+    path = connection_settings(url)["path"]
+    noted = _noted(Path(path).parent)
     if noted is None or noted.keeps or connection_settings(noted.url)["path"] != path or _listens(url):
         return ""
     return "the private server has ended, by kvps server stop or by a signal, and its jobs with it: start this again"
@@ -201,12 +209,18 @@ def join_line(url: str, listen: str) -> str:
 
 
 def tcp_url(url: str, listen: str) -> str:
-    """Return the URL of the private server at `url` for the TCP port that it was started with."""
+    """Return the URL of the private server at `url` for the TCP port that it was started with, for a user that may not
+    administer it."""
     host, port = _parse_listen(listen)
-    if host in ("0.0.0.0", "::", "*"):
-        host = socket.gethostname()
-    password = quote(connection_settings(url)["password"], safe="")
-    return f"redis://:{password}@{f'[{host}]' if ':' in host else host}:{port}"
+    if host in _EVERYWHERE:
+        host = outward_address(_EVERYWHERE[host])
+    password = _joining_password(connection_settings(url)["password"])
+    return f"redis://{_JOINING}:{password}@{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def _joining_password(administrators: str) -> str:
+    """Return the password of the user for TCP, which does not show the administrator's."""
+    return hashlib.blake2s(administrators.encode(), person=b"join").hexdigest()
 
 
 def _start(listen: str | None, data_dir: Path | None, lasting: bool) -> Server:
@@ -234,6 +248,8 @@ def _start(listen: str | None, data_dir: Path | None, lasting: bool) -> Server:
         host, port = _parse_listen(listen)
         password = secrets.token_urlsafe(24)
         settings |= {"bind": "0.0.0.0" if host == "*" else host, "port": str(port), "requirepass": password}
+        may = " ".join(rules("operator", "*"))
+        settings[f"user {_JOINING}"] = f"{may} >{_joining_password(password)}"
         url += f"?password={password}"
     text = "".join(f"{name} {value}\n" for name, value in settings.items()).encode()
     if not lasting:
@@ -243,11 +259,7 @@ def _start(listen: str | None, data_dir: Path | None, lasting: bool) -> Server:
     guard += [str(socket_path(folder)), str(folder / _LOCK)]
     # The shared memory of a server that keeps nothing is of no use without it: the guard deletes it.
     command = [binary, "-"] if lasting else guard + ([] if data_dir else [str(folder_of(url))])
-    try:
-        with open(log, "w") as said:
-            child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=said, stderr=said, start_new_session=True)
-    except OSError as error:
-        raise NoServer(f"the private server could not be started: {error}") from None
+    child = _launched(command, log)
     assert child.stdin is not None
     try:
         child.stdin.write(text)
@@ -266,6 +278,17 @@ def _start(listen: str | None, data_dir: Path | None, lasting: bool) -> Server:
     words = [word for word, holds in (("lasting", lasting), ("keeps", data_dir)) if holds]
     _write_private(folder / _NOTE, f"{url}\n{' '.join(words)}")
     return Server(url, None if lasting else child, lasting, bool(data_dir))
+
+
+def _launched(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
+    """Start the server or its guard, which says into `log` what goes wrong. Raises NoServer."""
+    try:
+        with open(log, "w", opener=private) as said:
+            streams: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": said, "stderr": said}
+            # The server makes its files with the modes that the umask leaves.
+            return subprocess.Popen(command, **streams, start_new_session=True, umask=0o077)
+    except OSError as error:
+        raise NoServer(f"the private server could not be started: {error}") from None
 
 
 def _hand_over(child: subprocess.Popen[bytes]) -> None:
@@ -304,7 +327,7 @@ def _noted(folder: Path) -> Server | None:
 def _own_directory(path: Path) -> Path:
     """Return the directory for data, made with mode 0700: gradients and weights are private. Raises ServerUnfit."""
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_directory(path)
         with tempfile.TemporaryFile(dir=path):
             return path.resolve()
     except OSError as error:
@@ -390,7 +413,7 @@ def _write_private(path: Path, text: str) -> None:
 @contextmanager
 def alone() -> Iterator[None]:
     """Let one process at a time look for the server and start it, so that two commands begun together share one."""
-    with open(runtime_dir() / _LOCK, "w") as lock:
+    with open(runtime_dir() / _LOCK, "w", opener=private) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         try:
             yield

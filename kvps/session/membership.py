@@ -70,7 +70,7 @@ class Membership:
 
     def server_restarted(self) -> WorkerEvicted:
         """Begin a new history, because the server remembers less than this session. Return the error to raise."""
-        await_history(self._access.client, self._access.scripts, self._access.keys.job, self.version)
+        await_history(self._access.server, self._access.scripts, self._access.keys.job, self.version)
         return self._evicted("its server was restarted, and may have lost its last writes")
 
     @contextmanager

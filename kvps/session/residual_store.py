@@ -6,11 +6,16 @@ after that sequence number. join.lua hands it on. push.lua forgets it: the contr
 
 from __future__ import annotations
 
+import re
+
 from kvps.arrays.digest import fold, shard_digests, view
 from kvps.arrays.layout import Array, Layout
 from kvps.connection.client import Client
 from kvps.errors import CorruptData, ServerFull
+from kvps.parsing import matching
 from kvps.protocol.keys import JobKeys
+
+_NAME = re.compile(r"[A-Za-z0-9-]{1,128}:[0-9]{1,16}:[0-9a-f]{1,64}", re.ASCII)
 
 
 class ResidualStore:
@@ -42,7 +47,8 @@ class ResidualStore:
             )
 
     def keys(self, name: str) -> list[str]:
-        """Return the keys of its chunks."""
+        """Return the keys of its chunks. Raises CorruptData for a name that `save` does not give."""
+        matching(name, f"the residual of worker {self._worker!r}", _NAME, "the name of a stored residual")
         incarnation, seq, _ = name.split(":")
         chunks = [c for shard in self._layout.chunks for c in shard]
         return [self._keys.residual(c.shard, self._worker, incarnation, int(seq), c.number) for c in chunks]

@@ -53,6 +53,8 @@ class GradientUpload:
         for (shard, number), value in zip(whole, self._values(whole), strict=True):
             self.begun = True
             self._digests[shard][number] = self.chunks.send(self._first[shard] + number, value)
+        if not last:  # the user has the arrays again, and the digests are those of the bytes that were sent
+            self.chunks.flush()
 
     def _completed(self, arrays: Mapping[int, Flat]) -> Iterator[tuple[int, int]]:
         """Yield the chunks that these arrays complete, as (shard, number)."""

@@ -7,16 +7,44 @@ from dataclasses import dataclass
 from kvps.arrays.layout import Layout
 from kvps.config import JobConfig
 from kvps.connection.client import Client
+from kvps.connection.queries import Queries
+from kvps.connection.replica_reader import ReplicaReader
+from kvps.connection.sockets import IF_ANY
 from kvps.protocol.keys import JobKeys
 from kvps.protocol.scripts import JobScripts
 
 
 @dataclass(frozen=True)
 class JobAccess:
-    """The connection to an opened job's server, and everything about the job that does not change."""
+    """The connection to an opened job's server, and everything about the job that does not change. Snapshots are read
+    from `replicas` if there is a reader of them."""
 
     client: Client
     keys: JobKeys
     config: JobConfig
     layout: Layout
     scripts: JobScripts
+    storing: Client
+    replicas: ReplicaReader | None = None
+
+    @classmethod
+    def of(cls, client: Client, keys: JobKeys, config: JobConfig, layout: Layout) -> JobAccess:
+        """Return what a job with these settings is worked on with. Its `client` takes as stored what `durability` asks
+        for. Its `storing` is for the bytes of versions, which are on several servers of a cluster: no failover of one
+        may lose a part of a version."""
+        lasts = config.durability == "replicated"
+        client = client.replicating() if lasts else client
+        storing = client.replicating(IF_ANY) if client.is_cluster and not lasts else client
+        scripts = JobScripts(
+            client.call,
+            keys,
+            layout.shards,
+            safely=client.call_safely if lasts else None,
+            owns=storing.call_safely if lasts or client.is_cluster else None,
+        )
+        return cls(client, keys, config, layout, scripts, storing)
+
+    @property
+    def server(self) -> Queries:
+        """The server that has the job's version, clock and log."""
+        return self.client.node(self.keys.version)

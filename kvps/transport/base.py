@@ -12,7 +12,7 @@ from typing import Protocol
 from kvps.arrays.digest import Buffers
 from kvps.arrays.layout import Array
 from kvps.protocol.job_state import Turn
-from kvps.protocol.scripts import Call
+from kvps.protocol.lua_scripts import Call
 from kvps.transport.access import JobAccess
 from kvps.transport.shared_memory import WritableSegment
 from kvps.transport.version_reader import Arrived, VersionReader
@@ -38,6 +38,9 @@ class ChunkUpload(Protocol):
 
     def send(self, number: int, value: Buffers) -> str:
         """Send the `number`-th chunk as soon as it may leave. Return its digest. It must not change until `end`."""
+
+    def flush(self) -> None:
+        """Wait until all sent chunks have left the memory they are in. Does not raise: `end` does."""
 
     def end(self) -> bool:
         """Wait until all sent chunks are stored. Return False if none was sent. Raises redis-py's ConnectionError or

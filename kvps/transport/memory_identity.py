@@ -13,12 +13,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvps.errors import CorruptData, ServerFull, ServerUnfit
+from kvps.errors import ServerFull, ServerUnfit
 from kvps.machine import process
 from kvps.machine.paths import private_directory
+from kvps.parsing import matching
 
 _IDENTITY = "identity"
 _NONCE = re.compile("[0-9a-f]{32}")
+_MEMORY = re.compile(
+    r"([^/]{1,255})/([0-9]{1,10})/([0-9a-f]{16})/([0-9a-f]{32})/([0-9a-f-]{0,36})/([0-9]{1,20}\.[0-9]{1,20})", re.ASCII
+)
 
 
 @dataclass(frozen=True)
@@ -51,10 +55,9 @@ class Memory:
     @classmethod
     def of(cls, text: str) -> Memory:
         """Parse the text that `str` made. Raises CorruptData."""
-        found = re.fullmatch(r"(.+)/(\d{1,10})/([0-9a-f]{16})/([0-9a-f]{32})/([0-9a-f-]{0,36})/(\d+\.\d+)", text)
-        if not found:
-            raise CorruptData(f"{text!r} is no place in shared memory: another program wrote that to Redis")
-        return cls(found[1], int(found[2]), *found.groups()[2:])
+        matching(text, "the memory of a job", _MEMORY, "a place in shared memory")
+        host, user, *others = text.split("/")
+        return cls(host, int(user), *others)
 
     def __str__(self) -> str:
         return "/".join(map(str, (self.host, self.user, self.server, self.nonce, self.boot, self.place)))

@@ -9,15 +9,18 @@ version exists before all workers' rounds are done.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import NamedTuple
 
-from kvps.arrays.formats import format_of
 from kvps.arrays.layout import Array
 from kvps.errors import KvpsError
 from kvps.protocol.job_state import Turn
 from kvps.transport.access import JobAccess
-from kvps.transport.version_reader import VersionReader
+from kvps.transport.version_reader import Arrived, VersionReader
+
+Pull = Callable[[Turn, Array, Arrived | None], int]
+"""A function that reads the weights of a turn, or newer ones, into an array, and returns their version."""
 
 
 class FetchedWeights(NamedTuple):
@@ -31,11 +34,11 @@ class Prefetch:
     """The prefetch of one session, whose thread alone calls it. A fetch is a future on a thread of its own; `take`
     cancels a fetch whose turn has not come."""
 
-    def __init__(self, access: JobAccess, reader: VersionReader, spare: Array) -> None:
-        """`spare`, (size,) float32, receives the first version."""
+    def __init__(self, access: JobAccess, reader: VersionReader, spare: Array, pull: Pull) -> None:
+        """`spare`, (size,) float32, receives the first version that `pull` reads."""
         self._access = access
         self._reader = reader
-        self._format = format_of(access.config.weight_format)
+        self._pull = pull
         self._spare = spare
         self._coming: Future[int] | None = None
 
@@ -69,7 +72,7 @@ class Prefetch:
         try:
             turn = self._await_turn(coming, rounds_done, newer_than)
             if turn and coming.set_running_or_notify_cancel():
-                coming.set_result(self._reader.weights(turn, self._spare, self._format))
+                coming.set_result(self._pull(turn, self._spare, None))
         except BaseException as error:
             if coming.running() or coming.set_running_or_notify_cancel():
                 coming.set_exception(error)

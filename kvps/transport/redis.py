@@ -10,15 +10,18 @@ from functools import partial
 from kvps.arrays.digest import Buffers, digest_of
 from kvps.arrays.formats import format_of
 from kvps.arrays.layout import Array
+from kvps.arrays.weight_view import has_view
 from kvps.connection.client import Client
 from kvps.errors import WrongOrder
 from kvps.protocol.job_state import Turn
-from kvps.protocol.scripts import Call
+from kvps.protocol.lua_scripts import Call
 from kvps.transport.access import JobAccess
 from kvps.transport.base import Transport
-from kvps.transport.prefetch import Prefetch
+from kvps.transport.host_pull import HostPull
+from kvps.transport.prefetch import Prefetch, Pull
 from kvps.transport.shared_memory import WritableSegment
 from kvps.transport.version_reader import Arrived, VersionReader
+from kvps.transport.view_reader import ViewReader
 
 
 class RedisTransport(Transport):
@@ -41,10 +44,11 @@ class RedisWeightSource:
     """Weights received into one array in host memory; with `prefetch` into another too, while the worker computes."""
 
     def __init__(self, access: JobAccess, reader: VersionReader, memory: Callable[[], Array], prefetch: bool) -> None:
-        self._reader = reader
         self._format = format_of(access.config.weight_format)
+        self._shared = HostPull(access, reader, self._format) if HostPull.pays(access, self._format) else None
+        self._pull = self._shared.weights if self._shared else weights_pull(access, reader)
         self._flat = memory()
-        self._prefetch = Prefetch(access, reader, memory()) if prefetch else None
+        self._prefetch = Prefetch(access, reader, memory(), self._pull) if prefetch else None
         if self._prefetch:
             weakref.finalize(self, self._prefetch.close)  # if a session is dropped without leaving
 
@@ -61,7 +65,7 @@ class RedisWeightSource:
         if fetched:
             version, self._flat = fetched
         else:
-            version = self._reader.weights(turn, self._flat, self._format, arrived)
+            version = self._pull(turn, self._flat, arrived)
         if self._prefetch:
             self._prefetch.begin(rounds_done + 1, version)
         return version, self._flat
@@ -69,6 +73,16 @@ class RedisWeightSource:
     def close(self) -> None:
         if self._prefetch:
             self._prefetch.close()
+        if self._shared:
+            self._shared.close()
+
+
+def weights_pull(access: JobAccess, reader: VersionReader) -> Pull:
+    """Return the function that pulls in the job's format, for one session."""
+    format_ = format_of(access.config.weight_format)
+    if has_view(format_):
+        return ViewReader(access, reader).weights
+    return lambda turn, flat, arrived: reader.weights(turn, flat, format_, arrived)
 
 
 class RedisUploads:
@@ -127,6 +141,10 @@ class RedisUpload:
         if self._put:
             self._put(*self._items[-1])
         return self._digests[-1]
+
+    def flush(self) -> None:
+        if self._put:
+            self._put.flush()
 
     def end(self) -> bool:
         self._sending.close()

@@ -20,9 +20,9 @@ import fcntl
 import hashlib
 import mmap
 import os
-import re
 import secrets
 import shutil
+import stat
 import threading
 import weakref
 from collections.abc import Sequence
@@ -33,8 +33,9 @@ import numpy as np
 
 from kvps.arrays.formats import Bytes
 from kvps.connection.sockets import ChunkGone, connection_settings
-from kvps.errors import CorruptData, KvpsError, ServerFull
-from kvps.machine.paths import private_directory
+from kvps.errors import KvpsError, ServerFull, ServerUnfit
+from kvps.machine.paths import is_private_below, private_directory
+from kvps.parsing import JOB_ID, matching
 from kvps.transport.memory_identity import Memory, identify, place_of
 
 ROOT = Path("/dev/shm")
@@ -82,8 +83,11 @@ def sees(memory: str) -> bool:
     return Memory.of(memory).seen(ROOT)
 
 
-def forget(folder: Path) -> None:
-    """Delete a directory of segments, and the directory of its server if that is then empty."""
+def forget(folder: Path, root: Path | None = None) -> None:
+    """Delete a directory of segments, and the directory of its server if that is then empty. Do nothing if they are
+    not this user's alone: another user could have the files of a third one deleted."""
+    if not is_private_below(root or ROOT, folder):
+        return
     gone = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
     with suppress(OSError):
         folder.rename(gone)  # first: no process makes a segment in it while it is emptied
@@ -221,12 +225,12 @@ class Segments:
 
     def __init__(self, memory: str, id: str, root: Path | None = None) -> None:
         """Raises CorruptData if `memory` or `id` is malformed. `root` is /dev/shm unless it is given."""
-        if not re.fullmatch("[0-9a-f]{8}", id):
-            raise CorruptData(f"{id!r} is no job's id: another program wrote to its version")
         self._memory = Memory.of(memory)
-        self._id = id
+        self._id = matching(id, "the id of a job", *JOB_ID)
         self._root = root or ROOT
         self.folder = self._root / f"kvps-{self._memory.user}" / self._memory.server / id
+        self._folder = os.fspath(self.folder)
+        self._ours: tuple[int, int, int, int] | None = None  # the directory that was found to be this user's alone
         self._recognized = False
         self._files: dict[int, _File] = {}
         self._lock = threading.Lock()
@@ -234,7 +238,7 @@ class Segments:
     @property
     def here(self) -> bool:
         """Whether this process sees the memory that the segments are in, and their directory exists."""
-        if self._owner() != os.getuid():
+        if not self._is_ours():
             return False
         if not self._recognized:  # kept: what a process sees at a path stays, and an aggregator asks every round
             self._recognized = self._memory.seen(self._root)
@@ -243,16 +247,26 @@ class Segments:
     @property
     def seen(self) -> bool:
         """Whether this process sees the memory that the segments are or were in, and so can tell if they are lost."""
-        return self._owner() in (os.getuid(), None) and self._memory.seen(self._root)
+        return self._is_ours() is not False and self._memory.seen(self._root)
 
-    def _owner(self) -> int | None:
-        """Return the uid of the directory's owner; None if it surely does not exist, -1 if that cannot be found out."""
-        try:
-            return os.stat(self.folder, follow_symlinks=False).st_uid
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except OSError:
-            return -1
+    def _is_ours(self) -> bool | None:
+        """Return whether the directory is this user's alone; None if it does not exist."""
+        with suppress(OSError):
+            found = os.stat(self._folder, follow_symlinks=False)
+            if (found.st_dev, found.st_ino, found.st_mode, found.st_uid) == self._ours:
+                return True  # asked in every round; nobody else can have changed the directories above it since
+            ours = is_private_below(self._root, self.folder)
+            self._ours = (found.st_dev, found.st_ino, found.st_mode, found.st_uid) if ours else None
+            return ours
+        return is_private_below(self._root, self.folder)
+
+    def check_ours(self) -> None:
+        """Raise ServerUnfit if others may write to the directory: they could cut a file that is mapped here."""
+        if self._is_ours() is False:
+            raise ServerUnfit(
+                f"{self.folder} and the two directories above it must be yours with mode 0700, and no links: mend "
+                f"them, or create the job with --transport redis"
+            )
 
     def moved_to(self, memory: str) -> Segments:
         """Return the segments of the same job in another memory. Raises CorruptData."""
@@ -279,15 +293,17 @@ class Segments:
                 return made
         # Only this process makes a segment of this name, and only now. A file of that name was left by an interrupted
         # call, and no process was told of it.
+        self.check_ours()
         self.unlink([name])
         return WritableSegment(self.folder, name, nbytes)
 
     def open(self, name: str, nbytes: int) -> ReadableSegment:
-        """Open a segment to be read. Raises ChunkGone if there is none of this name and length."""
+        """Open a segment to be read. Raises ChunkGone if there is none of this name and length, ServerUnfit if it or
+        its directory is not this user's alone."""
         path = self.folder / name
         while (inode := _inode(path)) is not None:
             with self._lock:
-                file = self._file(inode, path)
+                file = self._file(inode, path, nbytes)
             if not file:
                 continue
             if not file.enter():  # it is being renamed
@@ -296,15 +312,16 @@ class Segments:
                 if file.data.size == nbytes:
                     return ReadableSegment(file)
                 file.leave()
-                raise ChunkGone(f"segment {name} has {file.data.size} bytes, not {nbytes}")
+                raise _wrong_size(name, file.data.size, nbytes)
             file.leave()
         raise ChunkGone(f"segment {name} is gone")
 
-    def _file(self, inode: int, path: Path) -> _File | None:
+    def _file(self, inode: int, path: Path, nbytes: int) -> _File | None:
         if inode not in self._files:
             self._files = {number: file for number, file in self._files.items() if not file.forgotten}
+            self.check_ours()
             try:
-                file = _File(path)
+                file = _File(path, nbytes)
             except FileNotFoundError:
                 return None
             self._files[file.inode] = file
@@ -313,7 +330,7 @@ class Segments:
     def names(self) -> list[str]:
         """Return the names of all segments."""
         with suppress(FileNotFoundError):
-            return sorted(os.listdir(self.folder))
+            return sorted(os.listdir(self.folder)) if self._is_ours() else []
         return []
 
     def unlink(self, names: Sequence[str]) -> None:
@@ -323,28 +340,42 @@ class Segments:
                 os.unlink(self.folder / name)
 
     def remove(self) -> None:
-        """Delete all segments, and their directory."""
-        forget(self.folder)
+        """Delete all segments, and their directory, see `forget`."""
+        forget(self.folder, self._root)
 
 
 def _inode(path: Path) -> int | None:
     try:
-        return os.stat(path).st_ino
+        return os.stat(path, follow_symlinks=False).st_ino
     except FileNotFoundError:
         return None
+
+
+def _wrong_size(name: str, size: int, nbytes: int) -> ChunkGone:
+    return ChunkGone(f"segment {name} has {size} bytes, not {nbytes}")
 
 
 class _File:
     """A file that is mapped here for reading, however often it is renamed; locked while it has a reader."""
 
-    def __init__(self, path: Path) -> None:
-        self._fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    def __init__(self, path: Path, nbytes: int) -> None:
+        """Raises FileNotFoundError, ChunkGone for another size, ServerUnfit if it is no file of this user's.
+
+        Nothing of another size is mapped: who reads behind the end of a file is ended by SIGBUS.
+        """
+        try:
+            self._fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as error:
+            if isinstance(error, FileNotFoundError):
+                raise
+            raise ServerUnfit(f"{path} cannot be opened ({error.strerror}): delete it") from None
         found = os.fstat(self._fd)
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+            raise ServerUnfit(f"{path} is not a file of yours: delete it")
+        if found.st_size != nbytes:
+            raise _wrong_size(path.name, found.st_size, nbytes)
         self.inode = found.st_ino
-        size = found.st_size
-        self.data: Bytes = (
-            np.frombuffer(mmap.mmap(self._fd, size, _MAP, mmap.PROT_READ), np.uint8) if size else np.empty(0, np.uint8)
-        )
+        self.data: Bytes = np.frombuffer(mmap.mmap(self._fd, nbytes, _MAP, mmap.PROT_READ), np.uint8)
         self._readers = 0
         self._lock = threading.Lock()
         self._pid = os.getpid()

@@ -14,11 +14,12 @@ from kvps.arrays.layout import DTYPE, Array
 from kvps.errors import UsageError
 from kvps.protocol.job_state import Turn
 from kvps.protocol.keys import segment_of
-from kvps.protocol.scripts import Call
+from kvps.protocol.lua_scripts import Call
 from kvps.transport.access import JobAccess
 from kvps.transport.base import Transport
 from kvps.transport.shared_memory import Segments, SharedMemoryLost, WritableSegment
-from kvps.transport.version_reader import Arrived, ShmVersionReader
+from kvps.transport.shm_version_reader import ShmVersionReader
+from kvps.transport.version_reader import Arrived
 
 
 class ShmTransport(Transport):
@@ -44,6 +45,7 @@ class ShmTransport(Transport):
 
     def check_here(self, why: str) -> None:
         if not self.segments.here:
+            self.segments.check_ours()
             keys, config = self._access.keys, self._access.config
             raise UsageError(f"the arrays of job {keys.job!r} are in the shared memory of {config.host}{why}")
 
@@ -161,6 +163,9 @@ class ShmUpload:
             self._items.append((number, value))
             return digest_of(value)
         return digest_of([self._copied(self._data, number, value)])
+
+    def flush(self) -> None:
+        pass
 
     def _copied(self, data: Bytes, number: int, value: Buffers) -> memoryview:
         end = self._ends[number]

@@ -8,31 +8,38 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from itertools import islice
 from typing import Any
 
 import numpy as np
 
 from kvps.arrays.digest import shard_digests, view
-from kvps.arrays.formats import FP32, Bytes, Format
+from kvps.arrays.formats import FP32, Bytes, Format, format_of
 from kvps.arrays.layout import DTYPE, Array, Chunk
+from kvps.arrays.weight_view import VIEW
+from kvps.connection.client import WAIT_MS
+from kvps.connection.replica_reader import Part
 from kvps.connection.resp import Command
 from kvps.connection.sockets import ChunkGone
-from kvps.errors import CorruptData, KvpsError
-from kvps.protocol.job_state import Mirrored, Pin, State, Turn, digests_in
+from kvps.errors import CorruptData, NotPermitted
+from kvps.protocol.job_state import Pin, State, Turn, digests_in
 from kvps.protocol.keys import following
-from kvps.protocol.scripts import job_not_found, made_anew
+from kvps.protocol.lua_scripts import with_scripts
+from kvps.protocol.scripts import SCRIPTS, job_not_found, made_anew
 from kvps.transport.access import JobAccess
+from kvps.transport.host_copy import HostCopy, Progress
 from kvps.transport.read_ahead import read_ahead
-from kvps.transport.shared_memory import ReadableSegment, Segments
+from kvps.transport.stored_view import StoredView
 
 Arrived = Callable[[int, Array], None]
 
 _PIN_MS = 5_000
 _MOST_PIN_MS = 600_000
-_TRIES = 10
 _MOST_MISSED, _QUICK, _PAUSE_S = 40, 8, 0.05  # reads that found their version gone: after 8, there is a growing pause
+SHARED_BYTES = 1 << 20  # a smaller model is read faster than a copy of it is found
+_SAME_MS = 200  # after this time the same version is read again at once
 _FEW = 4  # chunks, for which a second thread is not worth it
+_CHECKED_BYTES = 256 << 20  # a smaller model is allocated without a look at what Redis has of it
 _SLOW_BYTES_PER_MS = 50_000  # a pin outlives a read at 50 MB/s
 
 
@@ -48,25 +55,64 @@ class VersionReader:
         self._keys = access.keys
         self._layout = access.layout
         self._scripts = access.scripts
+        self._view = StoredView(access.client, access.keys, access.layout, format_of(access.config.weight_format))
+        self._replicas = access.replicas
+        self._copy = HostCopy(self._keys.id, self._layout.size)
+        self._shown: tuple[Turn, int] | None = None  # the newest that was read, and when, by `time.monotonic_ns`
         self.reads = 0
         self.restarts = 0
+
+    @property
+    def fetched(self) -> int:
+        """How often this process has read the weights from Redis for all processes of its host."""
+        return self._copy.reads
 
     def state(self) -> State:
         """Return the job's state at one instant, with every member. Raises JobNotFound."""
         return self._state()
 
+    def check_stored(self) -> None:
+        """Raise CorruptData unless Redis has as many bytes of a large model's weights as its layout says.
+
+        A process that opens a job asks once, so that no layout of a few bytes has it allocate gigabytes.
+        """
+        if self._layout.nbytes <= _CHECKED_BYTES:
+            return
+        chunks = [c for shard in self._layout.chunks for c in shard]
+        names: tuple[str, ...] = ()
+        while names != (now := self._stored_names(self.turn())):  # else a commit may have freed what was looked for
+            names = now
+            lengths = self._client.each(
+                [("STRLEN", self._keys.weights(c.shard, names[c.shard], c.number)) for c in chunks]
+            )
+            if lengths == [(c.stop - c.start) * DTYPE.itemsize for c in chunks]:
+                return
+        raise CorruptData(
+            f"Redis does not have the {self._layout.nbytes:,} bytes of weights that the layout of job "
+            f"{self._keys.job!r} says: another program wrote it, or deleted the bytes"
+        )
+
+    def _stored_names(self, turn: Turn) -> tuple[str, ...]:
+        """Return the staged names, one for each shard, of the newest version that Redis has."""
+        return turn.names
+
     def held(self, arrays: int) -> State:
         """Return the job's state at one instant, and pin its version at that instant, for long enough to read `arrays`
-        arrays of its size; unless another reader's pin holds another version. Raises JobNotFound."""
-        return self._state(self._scripts.pinning(self._patience_ms(arrays)))
+        arrays of its size; unless another reader's pin holds another version, or this user may not pin. Raises
+        JobNotFound."""
+        pin = self._scripts.pinning(self._patience_ms(arrays))
+        try:
+            return with_scripts(self._client.call, SCRIPTS, lambda: self._state(pin))
+        except NotPermitted:
+            return self._state()
 
     def turn(self, worker: str = "") -> Turn:
         """Return what a worker, or a reader, must know of the job, at one instant. Raises JobNotFound."""
         newest = ("XREVRANGE", self._keys.turns, "+", "-", "COUNT", 1)
         return self._turn(worker, self._client.together([*self._asked(worker), newest]))
 
-    def next_turn(self, worker: str, turn: Turn, flat: Array | None) -> tuple[Turn, bool]:
-        """Return the next turn after `turn`, at the instant when it begins, or in a second at the latest.
+    def next_turn(self, worker: str, turn: Turn, flat: Array | None, timeout_ms: int = WAIT_MS) -> tuple[Turn, bool]:
+        """Return the next turn after `turn`, at the instant when it begins, or after `timeout_ms` at the latest.
 
         If the model is small, the weights of the version after `turn` are read into `flat` in the same request. Returns
         also whether that worked and that version is the present one. Raises JobNotFound.
@@ -75,7 +121,9 @@ class VersionReader:
         small = flat is not None and self._layout.nbytes <= self._client.small_bytes
         gets = self._gets(names, flat) if flat is not None and small else []
         turns = self._keys.turns
-        arrived, asked, came = self._client.wait_and_read({turns: turn.last_entry}, self._asked(worker), gets)
+        arrived, asked, came = self._client.wait_and_read(
+            {turns: turn.last_entry}, self._asked(worker), gets, timeout_ms
+        )
         now = self._turn(worker, [*asked, [(arrived.get(turns, turn.last_entry), {})]])
         return now, small and came and now.names == names
 
@@ -92,7 +140,7 @@ class VersionReader:
 
     def _turn(self, worker: str, replies: Sequence[Any]) -> Turn:
         self._check_found(replies[0])
-        return Turn.of(worker, *replies)
+        return Turn.of(worker, self._layout.shards, *replies)
 
     def _state(self, *before: Command) -> State:
         k = self._keys
@@ -100,7 +148,7 @@ class VersionReader:
         newest = ("XREVRANGE", k.commits, "+", "-", "COUNT", 1)
         replies = self._client.together([*before, *hashes, newest])[len(before) :]
         self._check_found(replies[0])
-        return State.of(*replies)
+        return State.of(self._layout.shards, *replies)
 
     def _check_found(self, version: Mapping[str, str]) -> None:
         """Raise JobNotFound unless the job exists and has the id that is meant."""
@@ -119,33 +167,115 @@ class VersionReader:
         `arrived` is called with the first item and the array of each part of `flat` once it is filled, and again if the
         part is read again in another version. Raises CorruptData if bytes are missing that must exist.
         """
+        return self.named_weights(state, flat, format, arrived)[0]
+
+    def named_weights(
+        self, state: State | Turn, flat: Array, format: Format = FP32, arrived: Arrived | None = None
+    ) -> tuple[int, tuple[str, ...]]:
+        """Do what `weights` does. Return the version and its names, one for each shard."""
+
+        def read(names: tuple[str, ...]) -> None:
+            if format.lossy:
+                self._pull(names, flat, format, arrived)
+            elif arrived:
+                self._stream(names, flat, arrived)
+            else:
+                self._read(names, flat)
+
+        return self._until_whole(state, read)
+
+    def view(self, state: Turn, flat: Array, arrived: Arrived | None) -> tuple[int, tuple[str, ...]]:
+        """Read the whole view of `state`, or of a newer version, as `weights` does. Return that version and its names,
+        one for each shard. Raises as `weights` does."""
+
+        def read(names: tuple[str, ...]) -> None:
+            self._view.read(dict(enumerate(names)), flat)
+            if arrived:
+                arrived(0, flat)
+
+        return self._until_whole(state, read)
+
+    def _until_whole(self, state: State | Turn, read: Callable[[tuple[str, ...]], None]) -> tuple[int, tuple[str, ...]]:
+        """Call `read` with the names of `state`, or of newer versions, until no chunk is gone. Return the version that
+        it has read, and its names. Raises CorruptData if bytes are missing that must exist."""
         self.reads += 1
         version, names, patience_ms = state.version, state.names, self._patience_ms()
         missed = 0
         while True:
             try:
-                if format.lossy:
-                    self._pull(names, flat, format, arrived)
-                elif arrived:
-                    self._stream(names, flat, arrived)
-                else:
-                    self._read(names, flat)
-                return version
+                read(names)
+                return version, names
             except ChunkGone as gone:
                 self.restarts += 1
                 missed += 1
                 now = self.turn()
-                # The present version is never freed. A version that is missing again and again was never there: the
-                # pin that names it is not a reader's.
-                if now.version == version or missed > _MOST_MISSED:
+                # The present version is never freed. A failover in a cluster may lose it: its holder stores it again. A
+                # version that is missing again and again was never there: the pin that names it is not a reader's.
+                if (now.version == version and not self._client.is_cluster) or missed > _MOST_MISSED:
                     raise CorruptData(f"version {version} of job {self._keys.job!r}: {gone}") from None
             time.sleep(_PAUSE_S * max(0, missed - _QUICK))
-            pin = Pin.of(self._scripts.pin(patience_ms), self._layout.shards)
+            pin = self._pin(patience_ms)
             patience_ms = min(2 * patience_ms, _MOST_PIN_MS)  # the link may be slower than assumed
-            if pin.version >= state.version:
+            if pin and pin.version >= state.version:
                 version, names = pin
-            else:  # another reader's pin, too old for this reader
+            else:  # another reader's pin, too old for this reader; or none
                 version, names = now.version, now.names
+
+    def newest(self) -> tuple[int, Array]:
+        """Return the newest version and its weights, (size,) float32 that must not be written to.
+
+        Processes of one host share one copy. If the version is the one that the last call returned, a moment before,
+        the call waits for the next one, for `_SAME_MS` at the most: who reads in a loop leaves the processor to those
+        who train. Raises as `weights` does.
+        """
+        since, last = time.monotonic_ns(), self._shown
+        wait_ms = round(_SAME_MS - (since - last[1]) / 1e6) if last else 0
+        turn = self.next_turn("", last[0], None, wait_ms)[0] if last and wait_ms > 0 else self.turn()
+        found = self._newest(turn, since)
+        self._shown = turn, time.monotonic_ns()
+        return found
+
+    def _newest(self, turn: Turn, since: int) -> tuple[int, Array]:
+        def read(flat: Array, progress: Progress) -> tuple[int, str]:
+            version, names = self._snapshot(self.turn(), flat, progress)
+            return version, ",".join(names)
+
+        if self._layout.nbytes >= SHARED_BYTES and (found := self._copy.weights(",".join(turn.names), since, read)):
+            return found
+        return self._alone(turn)
+
+    def _alone(self, turn: Turn) -> tuple[int, Array]:
+        """Read the weights into memory of this process."""
+        flat: Array = np.empty(self._layout.size, DTYPE)
+        return self._snapshot(turn, flat, lambda: None)[0], flat
+
+    def _snapshot(self, turn: Turn, flat: Array, progress: Progress) -> tuple[int, tuple[str, ...]]:
+        """Read as `named_weights` does, but take from replicas what they have. `progress` is called now and then."""
+        replicas = self._replicas
+        if not replicas:
+            return self.named_weights(turn, flat, arrived=lambda *_: progress())
+
+        def read(names: tuple[str, ...]) -> None:
+            items = replicas.read(self._parts(names, flat), progress)
+            for _ in self._client.getting(items):
+                progress()
+
+        return self._until_whole(turn, read)
+
+    def _parts(self, names: Sequence[str], flat: Array) -> list[Part]:
+        """Return what to read of each shard. Its manifest is stored last; version 0 has none, and its names are new."""
+        gets = iter(self._gets(names, flat))
+        marks = [self._keys.manifest(i, name) if int(name.partition(".")[0]) else "" for i, name in enumerate(names)]
+        return [
+            Part(mark, list(islice(gets, len(chunks)))) for mark, chunks in zip(marks, self._layout.chunks, strict=True)
+        ]
+
+    def _pin(self, ms: int) -> Pin | None:
+        """Pin a version and return the pin; None if this user may not, as a reader on Redis 6.2 (see `kvps acl`)."""
+        try:
+            return Pin.of(self._scripts.pin(ms), self._layout.shards)
+        except NotPermitted:
+            return None
 
     def whole(self, state: State) -> tuple[Array, dict[str, Array]]:
         """Read the weights of exactly this version, and its optimizer state (slot name -> array); all (size,) float32.
@@ -153,7 +283,7 @@ class VersionReader:
         Raises ChunkGone if any of the bytes are gone, CorruptData if they are not the bytes that were committed.
         """
         keys, layout = self._keys, self._layout
-        texts = self._client.together([("GET", keys.manifest(i, name)) for i, name in enumerate(state.names)])
+        texts = self._client.gather([("GET", keys.manifest(i, name)) for i, name in enumerate(state.names)])
         if state.version and not all(texts):
             raise ChunkGone("a manifest is gone")
         logged = [digests_in(text) if text else {} for text in texts]
@@ -161,7 +291,10 @@ class VersionReader:
         self._read(state.names, weights)
         slots = {slot: np.empty(layout.size, DTYPE) for slot in logged[0] if slot != "w"}
         for slot, flat in slots.items():
-            self._read(state.names, flat, slot)
+            if slot == VIEW:
+                self._view.read(dict(enumerate(state.names)), flat)
+            else:
+                self._read(state.names, flat, slot)
         for what, flat in {"w": weights, **slots}.items():
             for shard, digest in enumerate(shard_digests(layout, flat)):
                 if logged[shard].get(what, digest) != digest:
@@ -184,7 +317,18 @@ class VersionReader:
             arrived(c.start, flat[c.start : c.stop])
 
     def _pull(self, names: Sequence[str], flat: Array, format: Format, arrived: Arrived | None) -> None:
-        """Read the weights that were staged for workers. Each chunk is decoded while the next ones arrive."""
+        """Read the weights that were staged for workers."""
+
+        def take(c: Chunk, part: Bytes) -> None:
+            format.decode(part, flat[c.start : c.stop])
+            if arrived:
+                arrived(c.start, flat[c.start : c.stop])
+
+        self.pull(names, format, take)
+
+    def pull(self, names: Sequence[str], format: Format, take: Callable[[Chunk, Bytes], None]) -> None:
+        """Read what was staged for workers in `format`, and call `take` with each chunk and its bytes, while the next
+        ones arrive. Raises ChunkGone."""
         chunks = [c for shard in self._layout.chunks for c in shard]
         whole: Bytes = np.empty(sum(format.nbytes(c.stop - c.start) for c in chunks), np.uint8)
         parts, at = [], 0
@@ -197,63 +341,6 @@ class VersionReader:
         if len(chunks) > _FEW:
             coming = read_ahead(coming, slots=len(chunks), held=0)
         for c, part, _ in zip(chunks, parts, coming, strict=False):
-            format.decode(part, flat[c.start : c.stop])
-            if arrived:
-                arrived(c.start, flat[c.start : c.stop])
+            take(c, part)
         for _ in coming:  # gives its connection back
             pass
-
-
-class ShmVersionReader(VersionReader):
-    """A reader of a job over shared memory: it reads there, or the version that Redis was last given."""
-
-    def __init__(self, access: JobAccess, segments: Segments) -> None:
-        super().__init__(access)
-        self._segments = segments
-
-    def weights(self, state: State | Turn, flat: Array, format: Format = FP32, arrived: Arrived | None = None) -> int:
-        """Like `VersionReader.weights`; if this process does not see the memory, read the newest weights in Redis."""
-        if self._segments.here:
-            return super().weights(state, flat, format, arrived)
-        self.reads += 1
-        return self._weights_given(state, flat)
-
-    def mapped(self, state: State | Turn) -> ReadableSegment | None:
-        """Return the weights of exactly this version, in memory that its writer shares with this process; None if this
-        process does not see that memory, or another version has replaced them."""
-        with suppress(ChunkGone):
-            return self._segments.open(self._keys.segment("w", state.names[0]), self._layout.nbytes)
-        return None
-
-    def given(self, state: State | Turn) -> Array | None:
-        """Return the weights of exactly this version if Redis has them, else None."""
-        flat: Array = np.empty(self._layout.size, DTYPE)
-        with suppress(ChunkGone):
-            self._client.get(self._gets(state.names, flat))
-            return flat
-        return None
-
-    def mirrored(self) -> Mirrored | None:
-        """Return the version that Redis was last given; None if it has only the one the job was created with."""
-        text = self._client.call("GET", self._keys.mirror)
-        return Mirrored.of(text) if text else None
-
-    def _weights_given(self, state: State | Turn, flat: Array) -> int:
-        """Read the newest weights that Redis was given, where memory is not shared. Return their version."""
-        for _ in range(_TRIES):
-            record = self.mirrored() or Mirrored(state.version, state.names[0])
-            with suppress(ChunkGone):
-                self._client.get(self._gets((record.name,), flat))
-                return record.version
-            self.restarts += 1
-        raise KvpsError(
-            f"the weights of job {self._keys.job!r} were replaced {_TRIES} times while they were read: "
-            f"have Redis given them less often (--mirror-every)"
-        )
-
-    def _read(self, names: Sequence[str], flat: Array, what: str = "w") -> None:
-        segment = self._keys.segment(what, names[0])
-        with suppress(ChunkGone), self._segments.open(segment, flat.nbytes) as data:
-            np.copyto(flat, data.view(DTYPE))
-            return
-        super()._read(names, flat, what)

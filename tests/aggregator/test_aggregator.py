@@ -11,6 +11,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -231,3 +232,16 @@ def test_the_judge_sees_what_is_lost_and_what_counts_twice(store: Store, tmp_pat
     commit = next(fields for _, fields in entries if fields["kind"] == "commit")
     store.client.call("XADD", job.keys.commits, "*", *[part for pair in commit.items() for part in pair])
     assert judge([file], job).twice == 1
+
+
+@pytest.mark.parametrize("before", [None, "../../x", "0.x y"])
+def test_an_aggregator_deletes_only_what_has_the_name_of_a_version(store: Store, raw: Any, before: str | None) -> None:
+    """The name of the version before is that of bytes which it deletes."""
+    job = store.create_job("a", {"x": np.ones(2, np.float32)})
+    raw.hdel(job.keys.version, "before:0") if before is None else raw.hset(job.keys.version, "before:0", before)
+    aggregator = Aggregator(job, threading.Event())
+    try:
+        with pytest.raises(kvps.CorruptData, match="before:0 must be the staged name of a version"):
+            aggregator.hold()
+    finally:
+        aggregator.release()

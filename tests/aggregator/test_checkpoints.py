@@ -66,9 +66,9 @@ def test_a_restored_bsp_job_ends_with_the_samebits(
 
 def test_a_restored_bsp_job_waits_for_all_that_were_at_work(store: Store, tmp_path: Path) -> None:
     """Else the first to come back would go on alone, and to other bits. Nobody is evicted for not being there yet."""
-    whole = store.create_job("whole", model(), workers=2, worker_timeout_ms=100)
+    whole = store.create_job("whole", model(), workers=2, worker_timeout_ms=20_000)
     train_to(whole, STOP + 3)
-    job = store.create_job("job", model(), workers=2, worker_timeout_ms=100)
+    job = store.create_job("job", model(), workers=2, worker_timeout_ms=20_000)
     with aggregating(job):
         sessions = [job.join(f"w{i}") for i in range(2)]
         for _ in range(STOP):

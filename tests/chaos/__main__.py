@@ -16,6 +16,7 @@ from functools import partial
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from chaos import (
+    clusters,
     controls,
     full,
     kills,
@@ -29,6 +30,7 @@ from chaos import (
     servers,
     sleepers,
     times,
+    watched,
 )
 from chaos.arena import Arena, arena
 from chaos.report import Result
@@ -43,6 +45,11 @@ FULL: dict[str, Scenario] = {
     "redis": servers.redis_is_killed,
     "cuts": servers.file_is_cut,
     "replica": replica.replicas_are_promoted,
+    "failover": clusters.masters_fail_over,
+    "failover-memory": partial(clusters.masters_fail_over, durability="memory"),
+    "slots": clusters.slots_move,
+    "roles": clusters.roles_change,
+    "sentinel": watched.sentinels_fail_over,
     "replies": replies.replies_are_lost,
     "flush": replies.scripts_are_flushed,
     "full": full.memory_is_filled,
@@ -61,6 +68,11 @@ SHORT: dict[str, Scenario] = {
     "redis": partial(servers.redis_is_killed, kills=4, pause_s=0.2),
     "cuts": partial(servers.file_is_cut, cuts=30),
     "replica": partial(replica.replicas_are_promoted, promotions=1, lag_s=0.2),
+    "failover": partial(clusters.masters_fail_over, kills=3),
+    "failover-memory": partial(clusters.masters_fail_over, kills=3, durability="memory"),
+    "slots": partial(clusters.slots_move, moves=6),
+    "roles": partial(clusters.roles_change, changes=3),
+    "sentinel": partial(watched.sentinels_fail_over, kills=6),
     "replies": partial(replies.replies_are_lost, faults=8, units=45),
     "flush": partial(replies.scripts_are_flushed, seconds=1.0),
     "full": partial(full.memory_is_filled, fills=2, hold_s=0.5, modes=("BSP", "ASP")),

@@ -26,6 +26,18 @@ MODES = {"BSP": 0, "SSP": 2, "ASP": -1}
 TIMEOUTS = {"lease_ms": 300, "worker_timeout_ms": 600}
 
 
+def share_of(mode: int, faults: int) -> int:
+    """Return how many of all faults the mode of this number gets."""
+    return faults // len(MODES) + (mode < faults % len(MODES))
+
+
+def shared_out(faults: int) -> Iterator[tuple[str, int, int]]:
+    """Yield each mode that gets any of this many faults, with its staleness and its share of them."""
+    for number, (mode, staleness) in enumerate(MODES.items()):
+        if share := share_of(number, faults):
+            yield mode, staleness, share
+
+
 class Arena:
     """One scenario's surroundings. `say` prints its progress."""
 

@@ -18,7 +18,8 @@ from redis.retry import Retry
 
 from kvps.connection import client
 from kvps.protocol import scripts
-from kvps.protocol.scripts import JobScripts, Script
+from kvps.protocol.lua_scripts import Script
+from kvps.protocol.scripts import JobScripts
 from kvps.transport.shared_memory import WritableSegment
 
 
@@ -37,7 +38,6 @@ class Mutant:
             text = scripts.SCRIPTS[name].text
             assert text.count(old) == 1, f"{name}.lua must hold exactly once: {old}"
             scripts.SCRIPTS[name] = Script(name, text.replace(old, new))
-            scripts._SHAS[name] = scripts.SCRIPTS[name].sha
         if self.patch:
             self.patch()
 
@@ -67,14 +67,13 @@ def _split_commit() -> None:
     )
     for name, half in (("ready", first), ("second", second)):
         scripts.SCRIPTS[name] = Script(name, half)
-        scripts._SHAS[name] = scripts.SCRIPTS[name].sha
     real = scripts.evaluate
 
-    def evaluate(call: Any, script: str, keys: Any, *args: object) -> list[Any]:
-        reply = real(call, script, keys, *args)
-        return real(call, "second", keys, *args, *reply[1:]) if reply[0] == "HALF" else reply
+    def evaluate(call: Any, known: Any, script: str, keys: Any, *args: object) -> list[Any]:
+        reply = real(call, known, script, keys, *args)
+        return real(call, known, "second", keys, *args, *reply[1:]) if reply[0] == "HALF" else reply
 
-    scripts.evaluate = evaluate
+    scripts.evaluate = evaluate  # type: ignore[attr-defined]
 
 
 def _blind_retries() -> None:

@@ -88,7 +88,7 @@ def _sent(*words: str, script: str = "") -> Install:
 
     def install(fuse: Callable[[], None]) -> None:
         real = AbstractConnection.send_packed_command
-        wanted = [word.encode() for word in words] + ([scripts._SHAS[script].encode()] if script else [])
+        wanted = [word.encode() for word in words] + ([scripts.SCRIPTS[script].sha.encode()] if script else [])
 
         def wrapped(self: Any, command: Any, check_health: bool = True) -> None:
             real(self, command, check_health)

@@ -40,7 +40,7 @@ class Proxy:
         self.limit = spec.get("limit", 0)
         self._one_in, self._timeout_s = spec.get("one_in", 0), spec.get("timeout_s", 1.5)
         self._random = random.Random(spec.get("seed", 0))
-        self._shas = [scripts._SHAS[name].encode() for name in spec.get("scripts", ("push", "ready"))]
+        self._shas = [scripts.SCRIPTS[name].sha.encode() for name in spec.get("scripts", ("push", "ready"))]
 
     async def run(self) -> None:
         server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, backlog=512)
@@ -136,10 +136,3 @@ class _Link:
         sock = self._to_client.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._to_client.transport.abort()
-
-
-def free_port() -> int:
-    """Return a free port of this machine."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])

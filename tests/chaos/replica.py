@@ -7,10 +7,9 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from helpers.faults import MortalServer
-from helpers.servers import private_directory
+from helpers.servers import free_port, private_directory
 
-from chaos.arena import BINARY, MODES, Arena
-from chaos.proxy import free_port
+from chaos.arena import BINARY, Arena, shared_out
 from chaos.report import Result
 from chaos.servers import PATIENT, Losses, state_in
 from chaos.zygote import Zygote
@@ -22,10 +21,7 @@ def replicas_are_promoted(arena: Arena, promotions: int = 20, lag_s: float = 0.3
     """Cut the link to the replica, let the primary run for a moment, kill it, and promote the replica."""
     result = Result("replica", "a lagging replica promoted", arena.seed, needed=promotions)
     rolled_back = 0
-    for number, (mode, staleness) in enumerate(MODES.items()):
-        share = promotions // 3 + (number < promotions % 3)
-        if not share:
-            continue
+    for mode, staleness, share in shared_out(promotions):
         door = free_port()
         with ExitStack() as servers, Store(Client(f"redis://127.0.0.1:{door}")) as store:
             primary = _Server(arena.zygote, servers)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import suppress
 
+from helpers.servers import free_port
+
 from chaos.arena import MODES, Arena
-from chaos.proxy import free_port
 from chaos.report import Result
 
 TIMEOUT_S = 1.5  # longer than any wait on the stream `turns`

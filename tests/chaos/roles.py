@@ -23,6 +23,7 @@ from kvps.arrays import layout
 from kvps.arrays.formats import Bytes
 from kvps.arrays.layout import Array
 from kvps.connection.client import Client
+from kvps.connection.cluster import open_client
 from kvps.errors import ServerError, WorkerEvicted
 from kvps.job import Job
 from kvps.machine import process
@@ -64,8 +65,8 @@ def play(spec: dict[str, Any]) -> NoReturn:
 
 
 def _job(spec: dict[str, Any]) -> Job:
-    patience = {"patience_s": spec["patience_s"]} if "patience_s" in spec else {}
-    return Job(Client(spec["url"], **patience), spec["job"])
+    client = open_client(spec["url"])
+    return Job(client.twin(spec["patience_s"]) if "patience_s" in spec else client, spec["job"])
 
 
 def _set(where: object, name: str, value: int) -> None:

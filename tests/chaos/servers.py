@@ -19,7 +19,7 @@ from helpers.servers import private_directory
 from kvps_aggregator import Aggregator
 
 import kvps
-from chaos.arena import BINARY, MODES, Arena
+from chaos.arena import BINARY, Arena, shared_out
 from chaos.crew import Crew
 from chaos.report import Result
 from chaos.verdict import Ack, acknowledged
@@ -41,10 +41,7 @@ def redis_is_killed(arena: Arena, kills: int = 40, pause_s: float = 0.4, **setti
         with ExitStack() as stack:
             server = stack.enter_context(MortalServer(BINARY, stack.enter_context(private_directory()), fsync=fsync))
             store = stack.enter_context(Store(Client(server.url)))
-            for number, (mode, staleness) in enumerate(MODES.items()):
-                share = kills // 2 // 3 + (number < kills // 2 % 3)
-                if not share:
-                    continue
+            for mode, staleness, share in shared_out(kills // 2):
                 job = arena.job(store, staleness=staleness, **PATIENT | settings)
                 losses = Losses(job, synced=not cuts)
                 with arena.crew(job, at_once=True) as crew:

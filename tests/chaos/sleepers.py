@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from chaos import points
-from chaos.arena import MODES, Arena
+from chaos.arena import MODES, Arena, share_of, shared_out
 from chaos.crew import Child, Crew
 from chaos.report import Result
 from kvps.arrays.layout import DTYPE
@@ -36,7 +36,7 @@ def holders_sleep(
     compared: list[int] = []
     with arena.server() as store:
         for number, (mode, staleness) in enumerate(MODES.items()):
-            naps, fights = _share(sleeps, number), _share(duels, number)
+            naps, fights = share_of(number, sleeps), share_of(number, duels)
             if not naps + fights:
                 continue
             job = arena.job(store, staleness=staleness, lease_ms=LEASE_MS, worker_timeout_ms=60_000, **settings)
@@ -52,10 +52,6 @@ def holders_sleep(
             arena.say(f"{mode}: {naps} sleeps, {woken} with the plan still open")
     result.figures["versions whose bytes were compared before and after a sleeper woke"] = len(compared)
     return result.close()
-
-
-def _share(total: int, number: int) -> int:
-    return total // len(MODES) + (number < total % len(MODES))
 
 
 def _holder(crew: Crew, shard: int) -> Child:
@@ -144,9 +140,8 @@ def workers_sleep(arena: Arena, sleeps: int = 24, mutants: tuple[str, ...] = ())
     """Put a worker to sleep between pull and push while another takes its id; wake it: its push must be refused."""
     result = Result("impostors", "a worker asleep while another took its id", arena.seed, needed=sleeps)
     with arena.server() as store:
-        for number, (mode, staleness) in enumerate(MODES.items()):
+        for mode, staleness, naps in shared_out(sleeps):
             job = arena.job(store, staleness=staleness, workers=2, worker_timeout_ms=60_000)
-            naps = _share(sleeps, number)
             with arena.crew(job, mutants=mutants) as crew:
                 crew.start_all(1, 2)
                 for nap in range(naps):

@@ -121,7 +121,7 @@ def remains(store: Store, job: Job) -> list[str]:
     held = list(aggregator._shards.values())
     limited = store.client.memory()[1] > 0  # where memory is limited, a holder keeps room for its next version
     for shard in held:
-        kinds = {"owner"} | {f"{kind}:{name}" for name in shard.storage.live_names() for kind in ("w", "m")}
+        kinds = {"owner"} | {f"{kind}:{name}" for name in shard.storage.live_names() for kind in ("w", "p", "m")}
         for key in store.client.scan(job.keys.slot(shard.number).replace("[", "\\[") + "*"):
             kind, *name = key.split(":")[2:]
             if kind == "reserve" and limited:

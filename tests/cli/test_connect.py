@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers.commands import TINY, kvps_run
+from helpers.servers import free_port
 from helpers.waiting import processes_of
 
 import kvps
@@ -27,9 +27,7 @@ def test_other_errors_are_one_line_and_exit_1(home: Path) -> None:
 
 def test_workers_join_from_elsewhere_over_tcp(home: Path, start: Any) -> None:
     """--listen opens a port behind a password, and prints the line to type elsewhere."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     aggregator = start("aggregator", "start", "--listen", f"127.0.0.1:{port}")
     line = aggregator.until("join from elsewhere").splitlines()[-1].partition(": ")[2]
     url = line.split()[0].removeprefix("KVPS_REDIS_URL=")

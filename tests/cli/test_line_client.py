@@ -144,7 +144,7 @@ def test_a_user_and_a_password(store: Store) -> None:
 def test_nobody_there(tmp_path: Path) -> None:
     done = _cli(f"unix://{tmp_path}/none", "ping")
     assert (done.returncode, done.stderr.count(b"\n")) == (1, 1)
-    assert b"no server answers" in done.stderr
+    assert b"no Redis server answers" in done.stderr
 
 
 def test_a_terminal_has_a_prompt(filled: Store) -> None:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
-from helpers.commands import TINY, kvps_run
+from helpers.commands import TINY, kvps_forked, kvps_run
 
-pytestmark = pytest.mark.slow  # each starts whole commands
+from kvps.cli import output
+from kvps.store import Store
+
+slow = pytest.mark.slow  # each starts whole commands
 
 RESULT = re.compile(
     r"60 contributions in 20 versions, [\d.]+ s, \d+ contributions/s, test loss [\d.]+\ntest accuracy 0\.\d+\n"
@@ -16,18 +22,21 @@ RESULT = re.compile(
 LOGGED = re.compile(r"(?:\w+: )?\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (DEBUG|INFO|WARNING) kvps\.\w+: .*")
 
 
+@slow
 def test_quiet_prints_the_results_and_nothing_else(home: Path) -> None:
     done = kvps_run("up", "digits", *TINY, "--quiet")
     assert (done.returncode, done.stderr) == (0, "")
     assert RESULT.fullmatch(done.stdout)
 
 
+@slow
 def test_quiet_prints_errors(home: Path) -> None:
     done = kvps_run("worker", "--quiet", "--redis", "redis://127.0.0.1:1")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
     assert done.stderr.startswith("kvps: error: no Redis server answers")
 
 
+@slow
 def test_usually_what_happens_is_told_on_stderr(home: Path) -> None:
     done = kvps_run("up", "digits", *TINY)
     assert RESULT.fullmatch(done.stdout), "and stdout has the results"
@@ -36,6 +45,7 @@ def test_usually_what_happens_is_told_on_stderr(home: Path) -> None:
     assert not [line for line in done.stderr.splitlines() if LOGGED.fullmatch(line)]
 
 
+@slow
 def test_verbose_adds_the_log_of_every_process_with_times(home: Path) -> None:
     done = kvps_run("up", "digits", *TINY, "-v")
     assert RESULT.fullmatch(done.stdout)
@@ -46,6 +56,57 @@ def test_verbose_adds_the_log_of_every_process_with_times(home: Path) -> None:
     assert " DEBUG kvps.supervise: w0 (process " in kvps_run("up", "digits", *TINY, "-vv").stderr
 
 
+@slow
 def test_quiet_and_verbose_exclude_each_other(home: Path) -> None:
     done = kvps_run("worker", "-q", "-v")
     assert (done.returncode, done.stderr) == (2, "kvps: error: --quiet and --verbose exclude each other\n")
+
+
+# -- what others wrote ---------------------------------------------------------------------------------------------
+
+EVIL = "\x1b[2J\udcff\ud800\r\u202e\x07\x9b31m"
+SHOWN = r"\x1b[2J\udcff\ud800\r\u202e\x07\x9b31m"
+
+
+def test_every_way_to_print_shows_what_a_terminal_would_obey(capsys: pytest.CaptureFixture[str]) -> None:
+    output.say(f"a{EVIL}b")
+    output.print_rows(["one", "two"], [[f"a{EVIL}b", "c\nd"]])
+    output.plain_console().print(f"shard 0  a{EVIL}b\nshard 1  made up")
+    log = logging.getLogger("kvps")
+    before = log.handlers[:], log.level, log.propagate
+    try:
+        output.start_log(quiet=False, verbose=1)
+        logging.getLogger("kvps.any").warning("lost %s", f"a{EVIL}b")
+    finally:
+        log.handlers, log.propagate = before[0], before[2]
+        log.setLevel(before[1])
+    printed = capsys.readouterr()
+    assert printed.err.splitlines()[0] == f"a{SHOWN}b"
+    assert printed.err.endswith(f"WARNING kvps.any: lost a{SHOWN}b\n")
+    header, row, line = printed.out.splitlines()
+    assert header.split() == ["one", "two"]
+    assert row.split() == [f"a{SHOWN}b", r"c\nd"]
+    assert line == rf"shard 0  a{SHOWN}b\nshard 1  made up"
+
+
+def test_commands_show_what_others_wrote_as_text(store: Store, tmp_path: Path) -> None:
+    """Where no parser refuses it first: who holds a shard, and names of files."""
+    job = store.create_job("job", {"x": np.ones(2, np.float32)})
+    store.client.call("SET", job.keys.lease(0), "host\x1b[2J\udcff\nshard 1:1:abc")
+    (tmp_path / "a\x1b]0;b\udcff\n.safetensors").write_bytes(b"x")
+    store.client.call("RPUSH", "rq:queue:kvps", "\x1b[2J")
+    store.client.call("HSET", "rq:job:\x1b[2J", "kvps_why", "\x1b[2J")
+    known = {"KVPS_REDIS_URL": store.url, "PYTHONIOENCODING": "ascii"}
+    for command, seen in (
+        (["status", "job"], r"shard 0  host\x1b[2J\udcff\nshard 1:1:abc"),
+        (["checkpoint", "ls", str(tmp_path)], r"a\x1b]0;b\udcff\n.safetensors"),
+        (["queue"], "?[2J"),
+        (["jobs"], "job"),
+        (["status", "job", "--json"], r"\u001b"),
+        (["checkpoint", "ls", str(tmp_path), "--json"], r"\u001b"),
+    ):
+        done = kvps_forked(*command, **known)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert seen in done.stdout
+        assert "\x1b" not in done.stdout
+        assert os.linesep + "shard 1" not in done.stdout

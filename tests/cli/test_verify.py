@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.commands import Started, kvps_run
+from helpers.commands import KVPS, Started, kvps_run
 from helpers.waiting import eventually
 
 import kvps
@@ -91,12 +91,15 @@ def test_a_record_is_whole_though_its_aggregator_was_killed(lasting: kvps.Store,
     options = ["--job", "job", "--workers", "2", "--epochs", "30", "--batch-size", "48"]
     assert kvps_run("create", "digits", *options).returncode == 0
     job, serve = lasting.job("job"), ["aggregator", "start", "--job", "job", "--record", str(tmp_path / "kept")]
-    started = [Started(*serve), *(Started("worker", "--job", "job", "--id", f"w{i}") for i in range(2))]
+    started = [
+        Started([*KVPS, *serve]),
+        *(Started([*KVPS, "worker", "--job", "job", "--id", f"w{i}"]) for i in range(2)),
+    ]
     try:
         assert eventually(lambda: job.state().version > 20)
         assert started[0].end(signal.SIGKILL) == -signal.SIGKILL
         killed_at = job.state().version
-        started.append(Started(*serve))
+        started.append(Started([*KVPS, *serve]))
         assert [each.wait() for each in started[1:]] == [0, 0, 0]
     finally:
         for each in started:

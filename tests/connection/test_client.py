@@ -13,7 +13,7 @@ import pytest
 import redis
 from helpers.commands import kvps_run
 from helpers.harness import Params, aggregating, work
-from helpers.servers import BINARY, running_server
+from helpers.servers import BINARY, free_port, running_server
 from helpers.waiting import eventually
 from kvps_aggregator import Aggregator
 from kvps_aggregator.job_watcher import JobWatcher
@@ -119,9 +119,7 @@ class SmallServer:
 
 @pytest.fixture
 def small() -> Iterator[SmallServer]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
+    port = free_port()
     with running_server(BINARY, "--maxclients", str(ALLOWED), "--port", str(port)) as url:
         server = SmallServer(url, port)
         yield server

@@ -444,6 +444,22 @@ def test_weights_arrive_on_the_device(store: Store, cupy: None, settings: dict[s
     assert len(used) == 3
 
 
+def test_a_view_has_the_same_bits_on_a_device(store: Store, cupy: None) -> None:
+    """An aggregator with a device makes the view of one without, and a worker's device has what a CPU has."""
+    views: dict[str, list[bytes]] = {}
+    for name, device in {"cpu": device_base.CPU, "gpu": Cuda(hostcupy, 0)}.items():
+        job = store.create_job(name, large_model(), workers=2, shards=2, weight_format="int8", transport="redis")
+        there = job.join("w1", device=Cuda(hostcupy, 0))
+        with aggregating(job, device=device), job.join("w0") as here, there:
+            for round_ in range(4):
+                view, uploaded = here.pull(), there.pull()
+                for parameter, array in view.items():
+                    np.testing.assert_array_equal(uploaded[parameter].values, array)
+                views.setdefault(name, []).append(b"".join(array.tobytes() for array in view.values()))
+                here.push(large_model(round_)), there.push(large_model(-round_ - 1 & 7))
+    assert views["cpu"] == views["gpu"]
+
+
 def test_weights_that_were_fetched_ahead_arrive_at_once(store: Store, cupy: None) -> None:
     job = store.create_job("job", large_model(), optimizer=SGD(lr=1.0), staleness=1, transport="redis")
     made = [large_model()]

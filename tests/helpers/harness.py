@@ -6,15 +6,17 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
 from kvps_aggregator import Aggregator
 from kvps_aggregator.checkpoints import Checkpoints
+from kvps_aggregator.nearness import Near
 
 import kvps
 from kvps.arrays.layout import CHUNK_ITEMS
+from kvps.connection.sockets import connection_settings
 from kvps.device.base import CPU, Device
 from kvps.history.commit_log import Log
 from kvps.job import Job
@@ -40,26 +42,43 @@ def aggregating(
     checkpoints: Checkpoints | None = None,
     device: Device = CPU,
     memory_lost: bool = False,
-) -> Iterator[None]:
+    near: Near | None = None,
+) -> Iterator[Aggregator]:
     """Serve the job with an aggregator inside the block; raise the aggregator's error after it."""
     stop, failures = threading.Event(), []
+    aggregator = Aggregator(
+        job, stop, shards, checkpoints=checkpoints, device=device, memory_lost=memory_lost, near=near
+    )
 
     def run() -> None:
         try:
-            options = {"checkpoints": checkpoints, "device": device, "memory_lost": memory_lost}
-            Aggregator(job, stop, shards, **options).run(until_finished=False)  # type: ignore[arg-type]
+            aggregator.run(until_finished=False)
         except BaseException as error:
             failures.append(error)
 
     thread = threading.Thread(target=run)
     thread.start()
     try:
-        yield
+        yield aggregator
     finally:
         stop.set()
-        thread.join()
+        while thread.is_alive():
+            _unblock(job)
+            thread.join(0.2)
     if failures:
         raise failures[0]
+
+
+def _unblock(job: Job) -> None:
+    """End all waits at the job's server, as if their time were over: a loop that waits sees only then that it is to
+    stop. A user with fewer rights may not do that."""
+    if connection_settings(job.client.url).get("username"):
+        return
+    with suppress(kvps.KvpsError), job.client.twin(0.1) as other:
+        server = other.node(job.keys.version)
+        for client in server.call("CLIENT LIST"):
+            if "b" in client["flags"]:
+                server.call("CLIENT UNBLOCK", client["id"])
 
 
 class _Abandoned(Aggregator):
@@ -73,9 +92,9 @@ class _Abandoned(Aggregator):
         self._leases._keeper.remove(self._leases)
 
 
-def abandoned(job: Job) -> _Abandoned:
+def abandoned(job: Job, near: Near | None = None) -> _Abandoned:
     """Return an aggregator that ends with its `with` block as if its process had been killed."""
-    return _Abandoned(job, threading.Event())
+    return _Abandoned(job, threading.Event(), near=near)
 
 
 def work(job: Job, rounds: int, step: Callable[[Session, Params, int], Params], workers: int) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvps_aggregator import Aggregator
+
 from kvps.errors import ServerLost
 from kvps.job import Job
 from kvps.session.membership import Membership
@@ -11,11 +13,17 @@ from kvps.session.push import Push
 from kvps.session.session import Session
 from kvps.transport.shared_memory import Segments
 from kvps.transport.shm import ShmTransport
+from kvps.transport.view_reader import ViewReader
 
 
 def segments_of(job: Job) -> Segments | None:
     """Return the segments of a job over shared memory; None for a job over Redis."""
     return job.transport.segments if isinstance(job.transport, ShmTransport) else None
+
+
+def held_by(aggregator: Aggregator) -> set[int]:
+    """Return the shards that an aggregator holds."""
+    return set(aggregator._shards)
 
 
 def membership_of(session: Session) -> Membership:
@@ -52,3 +60,8 @@ def fall_silent(session: Session) -> None:
 def abandon(session: Session) -> None:
     """Let the session's `with` block end without a leave."""
     session._membership.closed = True
+
+
+def view_of(session: Session) -> ViewReader:
+    """Return the reader of the view that the session follows."""
+    return session._weights._source._pull.__self__  # type: ignore[attr-defined, no-any-return]

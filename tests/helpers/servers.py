@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket as socket_module
 import subprocess
 import tempfile
 import time
@@ -42,6 +43,13 @@ def private_directory() -> Iterator[Path]:
         yield path
     finally:
         shutil.rmtree(path)
+
+
+def free_port() -> int:
+    """Return a TCP port of 127.0.0.1 that nothing listens on."""
+    with socket_module.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import random
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +48,12 @@ def _refused(path: Path) -> None:
     with pytest.raises(kvps.CorruptData) as error:
         Checkpoint.load(path)
     assert str(path) in str(error.value)
+
+
+def test_no_name_of_a_job_leads_a_file_out_of_its_directory(store: Store) -> None:
+    made = store.create_job("job", model()).checkpoint()
+    with pytest.raises(kvps.CorruptData, match="the name of a checkpoint's file"):
+        _ = replace(made, job="../../job").filename
 
 
 WRITER = """

@@ -201,3 +201,9 @@ def test_entries_that_a_server_lost_are_no_part_of_the_log(tmp_path: Path, ahead
         kinds = [fields["kind"] for _, fields in LogFile(tmp_path, "job", job.state().id).entries()]
         assert "recover" in kinds
         assert kinds.count("commit") > job.state().moved, "what was lost stands there too"
+
+
+@pytest.mark.parametrize(("job", "id"), [("../x", "0" * 8), ("x", "/../../0"), ("x", "..\0")])
+def test_no_name_of_a_job_leads_a_log_out_of_its_directory(job: str, id: str, tmp_path: Path) -> None:
+    with pytest.raises(kvps.CorruptData, match="the name of a log's file"):
+        LogFile(tmp_path, job, id)

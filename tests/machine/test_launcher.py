@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 from helpers.commands import LONG, TINY, kvps_run
 from helpers.harness import model
+from helpers.servers import free_port
 from helpers.waiting import eventually
 
 import kvps
@@ -76,9 +76,7 @@ def test_where_units_are_handed_out_others_may_join_under_other_ids(lasting: kvp
 
 
 def test_what_is_typed_elsewhere_finds_work(home: Path, start: Any) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        listen = f"127.0.0.1:{probe.getsockname()[1]}"
+    listen = f"127.0.0.1:{free_port()}"
     done = kvps_run("up", "digits", "--listen", listen, *TINY)
     assert done.returncode == 0
     assert "join from elsewhere" not in done.stderr

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from helpers.paths import ROOT, TESTS
 
-SOURCES = ("kvps", "aggregator/kvps_aggregator", "workers/kvps_workers")
+SOURCES = ("kvps", "aggregator/kvps_aggregator", "workers/kvps_workers", "simulate/kvps_simulate")
 MODULES = {str(p.relative_to(ROOT)): ast.parse(p.read_text()) for s in SOURCES for p in (ROOT / s).rglob("*.py")}
 
 LINES = 350
 LONG = {  # file: why it is longer
     "aggregator/kvps_aggregator/aggregator.py": "one loop, whose steps are read together",
+    "kvps/config.py": "the one table of settings",
     "kvps/connection/client.py": "retries, pools and commands of one connection",
     "kvps/connection/sockets.py": "the bytes of one connection",
     "kvps/device/base.py": "the only module that knows CuPy",
@@ -30,11 +32,13 @@ MANY_ATTRIBUTES = {"ShmStorage": "a storage, and the segments that it reuses"}
 PARAMETERS = 6
 MANY_PARAMETERS = {
     "Aggregator": "its settings are those of the command",
+    "JobWatcher": "its settings are those of the command",
     "ContributionFetch": "what it fetches, from where, and what becomes of it",
 }
 LATE_IMPORTS = {  # file: why it imports inside a function
     "kvps/local_job.py": "an aggregator beside the job, for who asks for one",
-    "kvps/cli/host.py": "RQ takes its time to load",
+    "kvps/cli/queue_host.py": "RQ takes its time to load",
+    "kvps/cli/simulate.py": "SimPy is an extra",
     "kvps/cli/queue.py": "RQ takes its time to load",
     "workers/kvps_workers/digits.py": "scikit-learn is an extra",
 }
@@ -44,9 +48,15 @@ ONLY = {  # library: rooms that may know it
         "kvps/connection/",
         "kvps/server/",
         "kvps/cli/line_client.py",
-        "kvps/protocol/scripts.py",
+        "kvps/protocol/lua_scripts.py",
         "workers/kvps_workers/queue/",
     ),
+}
+
+WALL_CLOCK = {  # who reads this machine's date and time: why, as clocks of hosts are never compared
+    "kvps/history/checkpoint.py": "when a file was saved, for people",
+    "kvps/transport/locked_file.py": "how old a file of this host is",
+    "workers/kvps_workers/queue/queue.py": "when a task began, for RQ's own commands",
 }
 
 
@@ -107,9 +117,22 @@ def test_only_these_rooms_know_a_library(library: str) -> None:
             assert not knows or name.startswith(ONLY[library]), f"{name} imports {library}"
 
 
+def test_clocks_of_hosts_are_never_compared() -> None:
+    """What lasts how long, this process's own clock says; what is older, or has expired, the server's."""
+    asked = {
+        name
+        for name, tree in MODULES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and re.fullmatch(r"time\.(time|time_ns|clock_gettime)|(\w+\.)*(now|utcnow|today)", ast.unparse(node.func))
+    }
+    assert asked == set(WALL_CLOCK)
+
+
 def test_tests_stand_where_the_code_does_and_import_no_test() -> None:
     rooms = {str(Path(name).parent).removeprefix("aggregator/kvps_").removeprefix("workers/kvps_") for name in MODULES}
-    rooms = {room.removeprefix("kvps/") for room in rooms} | {"kvps", "bench", "chaos", "helpers", "project"}
+    rooms = {room.removeprefix("simulate/kvps_") for room in rooms}
+    rooms = {room.removeprefix("kvps/") for room in rooms} | {"kvps", "bench", "chaos", "helpers", "hostile", "project"}
     for path in TESTS.rglob("*.py"):
         room = str(path.relative_to(TESTS).parent)
         assert room in rooms | {".", "chaos/peers"}, f"{path}: no room of the code has this name"

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from helpers.servers import BINARIES, running_server
+from helpers.clusters import running
+from helpers.servers import BINARIES
 
 
 @pytest.fixture(scope="session", params=list(BINARIES))
 def server_url(request: pytest.FixtureRequest) -> Iterator[str]:
     """The URL of a server of each kind."""
-    with running_server(BINARIES[request.param]) as url:
+    with running(request.param) as url:
         yield url

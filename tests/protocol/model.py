@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from protocol.model_scripts import (
     ACTIVE,
     AGGREGATORS,
+    CONTROL,
     DONE,
     FREE,
     GONE,
@@ -74,7 +75,12 @@ class Model:
 
     def __post_init__(self) -> None:
         limit = JobConfig(staleness=self.staleness, max_pending=self.max_pending).max_pending
-        object.__setattr__(self, "scripts", Scripts(self.staleness, limit, self.without))
+        object.__setattr__(self, "scripts", Scripts(self.staleness, limit, self.without, self.clustered))
+
+    @property
+    def clustered(self) -> bool:
+        """Whether control and each shard's bytes are on servers of their own, which fail over alone."""
+        return self.faults.failovers > 0
 
     def start(self) -> State:
         """The aggregators hold the shards in turn, each under its first term."""
@@ -84,7 +90,8 @@ class Model:
             *(tuple(shard % 2 for shard in range(self.shards)), *((1,) * self.shards,) * 2, (0,) * self.shards),
             frozenset(Staged(shard, 0, 0, ()) for shard in range(self.shards)),
             *((FREE,) * self.units, 0, frozenset(), frozenset(), 1, 0, 0, None, False),
-            *((None,) * self.workers, None, tuple(map(tuple, holders)), None, (), None, self.faults, ""),
+            *((None,) * self.workers, None, tuple(map(tuple, holders)), None, (), None, None, frozenset()),
+            *(self.faults, ""),
         )
         for worker in range(self.workers if self.joined else 0):
             s = next(step.state for step in self._membership(s, worker))
@@ -130,8 +137,18 @@ class Model:
             yield Step("the server is killed, and restarted", s.reborn(), sure=False)
         elif t := s.spending("losses"):
             yield Step("the disk has all that is written", t.saved(), sure=False)
+        yield from self._failovers(s)
         if s.history != s.life and self._may_recover(s):
             yield Step("somebody sees the restart", self.scripts.recover(s)[1])
+
+    def _failovers(self, s: State) -> Iterator[Step]:
+        """A replica lags, catches up, or takes the place of its master without the last writes."""
+        if s.replica:
+            yield Step("the replica catches up", s._replace(replica=None))
+            yield Step(f"the server of {s.replica[0]} fails over", s.failed_over(), sure=False)
+        elif t := s.spending("failovers"):
+            for place in (CONTROL, *range(self.shards)):
+                yield Step(f"the replica of {place} has all that is written", t.lagging(place), sure=False)
 
     # -- removal ----------------------------------------------------------------------------------------------
 
@@ -259,7 +276,10 @@ class Model:
             if answer[0] == "ACK" and session.does == "push" and entry and entry.accepted > session.seq:
                 t = t._replace(wrong="a gradient is acknowledged in the place of another")
             match answer:
+                case ("ACK", _) if not self._is_safe(t, CONTROL, "push-synced"):
+                    yield Step(f"{who} pushes, and waits for the replica", then(t, session._replace(does="ask")))
                 case ("ACK", round_):
+                    t = self._promised(t, worker, session)
                     after = Session(session.incarnation, session.seq + 1, round_, "take" if self.units else "pull")
                     yield Step(f"{who} pushes round {round_}", then(t, after))
                 case ("SEQUENCE",) if s.life == 0:
@@ -274,6 +294,11 @@ class Model:
                 answer, _ = self.scripts.push(s, worker, session, ask=True)
                 if answer == ("NEW",):
                     yield Step(f"{who} asks: {answer[0]}", then(s, session._replace(does="push")))
+
+    def _promised(self, s: State, worker: int, session: Session) -> State:
+        """The worker knows that its contribution counts."""
+        told = {(worker, session.incarnation, session.seq + 1)} if self.clustered else frozenset[tuple[int, int, int]]()
+        return s._replace(promised=s.promised | told)
 
     def _is_in(self, entry: Entry | None, session: Session) -> bool:
         """Whether the session finds itself in the clock, with all that it was told was accepted."""
@@ -315,13 +340,20 @@ class Model:
         holder, who = s.holders[a][shard], f"a{a}/s{shard}"
         if holder is None:
             term, t, sure = self._take(s, a, shard)
+            if term and not self._is_safe(t, shard, "own-synced"):
+                yield Step(f"{who} takes term {term}, and waits for the replica", t, sure)
+                return
             found = [b.weights for b in s.bytes if b[:3] == (shard, s.version, s.names[shard]) and b.job == s.job]
             if term and found:  # if they are not there, `broken` says so
                 yield Step(f"{who} takes term {term}", self._held(t, a, shard, Holder(term, found[0], s.history)), sure)
             return
         _, t = self.scripts.free(s, shard, holder)
-        if t != s and (holder.term, holder.history) != (s.owners[shard], s.life):
+        if t != s and (self.clustered or (holder.term, holder.history) != (s.owners[shard], s.life)):
             yield Step(f"{who} frees what it does not know", t)
+        version = len(holder.weights)
+        if self.clustered and holder.synced < version <= s.version and holder.history == s.life and s.synced(CONTROL):
+            t = self._held(s, a, shard, holder._replace(synced=version))
+            yield Step(f"{who} sees that the replica of control has version {version}", t)
         if holder.history != s.history:
             yield Step(f"{who} sees the restart", self._held(s, a, shard, None))
         if holder.does == "look":
@@ -337,6 +369,8 @@ class Model:
                 yield from self._stage(s, a, shard, settled, s.plan)
         elif holder.does == "retake" and holder.plan:
             term, t, sure = self._take(s, a, shard)
+            if term and not self._is_safe(t, shard, "own-synced"):
+                term = 0
             if not term or not sure:
                 yield Step(f"{who} has lost the lease", self._held(s, a, shard, None))
             known = any(
@@ -377,6 +411,9 @@ class Model:
         staged = Staged(shard, plan.version, holder.term, (*holder.weights, plan.mark), s.job)
         t = self._held(s.stored(staged), a, shard, holder._replace(staged=plan, does="say", plan=None))
         label = f"a{a}/s{shard} stages {plan} as {staged.version}.{staged.term}"
+        if not self._is_safe(t, shard, "stage-synced"):
+            yield Step(f"{label}, and waits for the replica", s.stored(staged))
+            return
         yield Step(label, t)
         if not s.late and (t := t.spending("late")):
             yield Step(f"{label}, twice since its link is cut", t._replace(late=staged), sure=False)
@@ -404,6 +441,10 @@ class Model:
         if t != s and (t := t.spending("lost")):
             yield Step(f"{label}, the reply is lost", t, sure=False)
 
+    def _is_safe(self, s: State, place: int, check: str) -> bool:
+        """Whether a failover of a place would lose nothing that is there now, or nobody asks."""
+        return s.synced(place) or check in self.without
+
     def _held(self, s: State, a: int, shard: int, holder: Holder | None) -> State:
         return s._replace(holders=put(s.holders, a, put(s.holders[a], shard, holder)))
 
@@ -415,6 +456,8 @@ class Model:
             return s.wrong
         committed = [c for plan in s.log for c in plan.contributions]
         places = [*committed, *s.inbox, *s.rejected]
+        if not s.promised.issubset(c[:3] for c in places):
+            return "a failover has lost a contribution whose worker was told"
         if not s.accepted.issubset(places):
             return "an acknowledged contribution is lost"
         if len({c[:3] for c in places}) < len(places):

@@ -71,6 +71,10 @@ MUTANTS = {
     "acquire-clears": "acquire: what the last holder said stays said",
     "free-owner": "free: any term may delete",
     "free-restart": "free: also after a restart of the server",
+    "free-synced": "free: though a failover may bring back the version whose bytes these are",
+    "stage-synced": "stage: goes on though a failover may lose the bytes",
+    "own-synced": "own: goes on though a failover may bring back the owner before",
+    "push-synced": "push: is acknowledged though a failover may lose it",
     "recover-whole": "recover: also before the server has written its file anew",
     "recover-keeps": "recover: the open plan is dropped, with what was rejected from it",
     "recover-plan": "recover: the open plan stays one of the earlier history",
@@ -176,6 +180,7 @@ class Holder(NamedTuple):
     does: str = "look"
     plan: Plan | None = None
     bad: Contribution | None = None
+    synced: int = -1  # the version that the replica of control was seen to have, while this holder had that version
 
 
 class Staged(NamedTuple):
@@ -207,6 +212,7 @@ class Faults(NamedTuple):
     """How many of each may still happen. `bad` is not a fault of the protocol, but not its choice either.
 
     `losses` are new lives of the server, each without its last writes; `removals` are processes that remove the job.
+    `failovers` are those of a cluster, where control and each shard's bytes are on servers of their own.
     """
 
     kills: int = 1
@@ -218,9 +224,11 @@ class Faults(NamedTuple):
     losses: int = 0
     removals: int = 0
     forks: int = 0
+    failovers: int = 0
 
 
-NO_FAULTS = Faults(*(0,) * 9)
+NO_FAULTS = Faults(*(0,) * 10)
+CONTROL = -1
 
 
 class State(NamedTuple):
@@ -257,6 +265,8 @@ class State(NamedTuple):
     late: Staged | None  # a copy of a write, on its way on a connection that was given up
     removers: tuple[Remover, ...]
     stale: Stale | None
+    replica: tuple[int, Any] | None  # of control, or of a shard's server: it has only what was there then
+    promised: frozenset[tuple[int, int, int]]  # contributions whose workers were told, where servers may fail over
     faults: Faults
     wrong: str
 
@@ -293,6 +303,7 @@ class State(NamedTuple):
             units=(FREE,) * len(self.units),
             accepted=frozenset(),
             rejected=frozenset(),
+            promised=frozenset(),
             job=0,
         )
 
@@ -312,6 +323,29 @@ class State(NamedTuple):
         """The server is killed and started again: it has what is on the disk, and connections are cut."""
         assert self.disk
         return State(*self.disk, *self[_KEPT:])._replace(life=self.life + 1, disk=None, torn=True, late=None)
+
+    def lagging(self, place: int) -> State:
+        """The replica of a place has what is there now, and no more from here on."""
+        mine = frozenset(b for b in self.bytes if b.shard == place)
+        return self._replace(replica=(place, self[:_KEPT] if place == CONTROL else (mine, self.owners[place])))
+
+    def synced(self, place: int) -> bool:
+        """Whether the replica of a place has all that is there, as WAIT tells."""
+        if not self.replica or self.replica[0] != place:
+            return True
+        return self.lagging(place).replica == self.replica
+
+    def failed_over(self) -> State:
+        """The replica takes the place of its master, and the connections to that are cut."""
+        assert self.replica
+        place, kept = self.replica
+        if place == CONTROL:
+            t = State(*kept, *self[_KEPT:])._replace(life=self.life + 1, bytes=self.bytes, owners=self.owners)
+        else:
+            found, owner = kept
+            others = frozenset(b for b in self.bytes if b.shard != place)
+            t = self._replace(bytes=others | found, owners=put(self.owners, place, owner))
+        return t._replace(replica=None, late=None)
 
     def stored(self, new: Staged) -> State:
         return self._replace(bytes=frozenset(b for b in self.bytes if b[:3] != new[:3]) | {new})
@@ -360,6 +394,7 @@ class Scripts:
     staleness: int
     max_pending: int
     without: frozenset[str]
+    clustered: bool = False
 
     def has(self, check: str) -> bool:
         return check not in self.without
@@ -547,9 +582,8 @@ class Scripts:
             plan=None,
             ready=(None,) * len(s.ready),
             names=tuple(said[0] if said else 0 for said in s.ready),
-            bytes=frozenset(
-                b for b in s.bytes if b.version > s.version or b.job != s.job
-            ),  # nothing looks at older ones
+            # Nothing looks at older ones, unless a failover brings back what named them.
+            bytes=frozenset(b for b in s.bytes if b.version > s.version or b.job != s.job or self.clustered),
         )
         return ("FLIPPED",), flipped
 
@@ -602,7 +636,10 @@ class Scripts:
         """Deletes all that the caller does not know as its own."""
         if s.owners[shard] != holder.term and self.has("free-owner"):
             return ("LOST",), s
-        if holder.history != s.life and self.has("free-restart"):
+        if self.clustered:
+            if holder.synced != len(holder.weights) and self.has("free-synced"):
+                return ("BEHIND",), s
+        elif holder.history != s.life and self.has("free-restart"):
             return ("RESTARTED",), s
         mine = (len(holder.weights), holder.weights), (len(holder.weights) + 1, holder.term)
         others = (b for b in s.bytes if b.shard != shard or b.job != s.job)

@@ -31,7 +31,7 @@ def _sessions(job: Job, number: int) -> Iterator[list[Session]]:
 
 
 def _bytes_sent(store: Store) -> int:
-    return int(store.client.call("INFO", "stats")["total_net_output_bytes"])
+    return sum(store.client.on_masters(lambda server: int(server.call("INFO", "stats")["total_net_output_bytes"])))
 
 
 def _bytes_a_contribution(store: Store, workers: int, staleness: int) -> float:

@@ -22,9 +22,9 @@ def _bounds(shards: int, staleness: int, slow: bool = False, **settings: Any) ->
 SMALL = [
     _bounds(1, 0, kills=1, evictions=1, joined=False),
     _bounds(1, 0, kills=1, evictions=1, lost=1, slow=True),
-    _bounds(1, 0, kills=1, takeovers=1, lost=1),
+    _bounds(1, 0, kills=1, takeovers=1, lost=1, slow=True),
     _bounds(1, 0, evictions=1, workers=3),
-    _bounds(1, 1, evictions=1),
+    _bounds(1, 1, evictions=1, slow=True),
     _bounds(1, ASP, evictions=1, lost=1, max_pending=1, slow=True),
     _bounds(2, 0, kills=1, lost=1),
     _bounds(2, 0, takeovers=1),
@@ -52,8 +52,17 @@ SMALL = [
     _bounds(1, 0, removals=1, rounds=1),
     _bounds(1, 0, workers=1, removals=2, rounds=1, units=1),
     _bounds(1, 0, forks=1, kills=1, lost=1),
+    _bounds(1, 0, workers=1, failovers=1, slow=True),
 ]
 LARGE = [
+    _bounds(1, 0, workers=1, failovers=2),
+    _bounds(1, 0, failovers=1),
+    _bounds(1, 1, failovers=1, rounds=1),
+    _bounds(1, 0, workers=1, failovers=1, takeovers=1, rounds=1),
+    _bounds(2, 0, workers=1, failovers=1, rounds=1),
+    _bounds(2, 0, workers=1, failovers=1),
+    _bounds(1, 0, workers=1, failovers=1, bad=1, kills=1),
+    _bounds(1, 0, workers=1, failovers=1, units=1),
     _bounds(1, 0, kills=1, evictions=1, takeovers=1, lost=1, bad=1),
     _bounds(1, 1, kills=1, evictions=1, lost=1),
     _bounds(1, 1, evictions=1, rounds=3),
@@ -88,6 +97,7 @@ def _holds(sizes: tuple[int, int], settings: dict[str, Any], without: frozenset[
     assert result.found == {}
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(("sizes", "settings"), SMALL)
 def test_nothing_is_broken_and_the_job_can_always_end(sizes: tuple[int, int], settings: dict[str, Any]) -> None:
     _holds(sizes, settings, frozenset())
@@ -104,7 +114,12 @@ def test_nothing_is_broken_at_larger_bounds(sizes: tuple[int, int], settings: di
 
 LOSSES = {"workers": 1, "losses": 1, "rounds": 1}
 REMOVALS = {"workers": 1, "removals": 2, "rounds": 1}
+FAILOVERS = {"workers": 1, "failovers": 1}
 SEEN = {  # the mutant, and where it shows
+    "free-synced": ((1, 0), FAILOVERS),
+    "stage-synced": ((1, 0), FAILOVERS),
+    "push-synced": ((1, 0), FAILOVERS),
+    "own-synced": ((1, 0), FAILOVERS | {"takeovers": 1, "rounds": 1}),
     "push-repeat": ((1, 0), {"lost": 1}),
     "push-sequence": ((1, 0), {"lost": 1}),
     "push-incarnation": ((1, 0), {"evictions": 1}),

@@ -206,6 +206,7 @@ def test_a_file_that_ended_in_a_transaction_is_written_anew(mortal: MortalServer
         assert check_chain(job) == job.state().clock["w0"] == 4
 
 
+@pytest.mark.slow
 def test_nothing_is_written_behind_half_a_transaction(mortal: MortalServer) -> None:
     """The server is killed again while it writes its file anew. What stood behind the half would have run it: the clock
     would be ahead of the version."""

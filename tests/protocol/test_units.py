@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from helpers.harness import aggregating, check_chain
+from helpers.internals import fall_silent
 from kvps_aggregator import Aggregator
 from kvps_workers.training_loop import Batches, train
 
@@ -164,3 +165,15 @@ def test_the_digits_by_units(store: Store) -> None:
             done.result()
     assert used(job) == dict.fromkeys(range(job_units), 1)
     assert task.evaluate(job.snapshot()[1], np)["accuracy"] > 0.5
+
+
+@pytest.mark.parametrize("unit", ["x", "-1", "1e300", ""])
+def test_a_free_unit_that_is_no_number_is_corrupt(store: Store, unit: str) -> None:
+    """The script answered with nothing where the unit should be, and a worker raised IndexError."""
+    job = store.create_job("a", ZERO, units=4)
+    store.client.call("ZADD", job.keys.free_units, 0, unit)
+    session = job.join("w0")
+    for _ in range(2):
+        with pytest.raises(kvps.CorruptData, match="the unit of worker 'w0'"):
+            session.next_unit()
+    fall_silent(session)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 from helpers.commands import LONG, TINY, kvps_run
 from helpers.harness import model
+from helpers.servers import free_port
 from helpers.waiting import eventually, processes_of
 
 import kvps
@@ -83,9 +83,7 @@ def test_a_program_that_started_it_takes_it_from_nobody(home: Path, start: Any, 
 
 
 def test_a_server_with_a_password_is_handed_over_too(home: Path, start: Any) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     first = start("aggregator", "start", "--listen", f"127.0.0.1:{port}")
     first.until("serving")
     with kvps.connect() as store:

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from chaos.proxy import Proxy, free_port
+from chaos.proxy import Proxy
 from helpers.harness import aggregating
+from helpers.servers import free_port
 from helpers.waiting import eventually
 from kvps_aggregator import Aggregator
 from kvps_workers import wait_reporter

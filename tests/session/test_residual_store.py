@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -65,6 +66,16 @@ def _evict(job: Job, session: Session) -> None:
     job.scripts.evict(session.worker, session.incarnation)
     with pytest.raises(kvps.WorkerEvicted):
         session.leave(finished=False)
+
+
+@pytest.mark.parametrize("name", ["x", "1-a:x:0", "1-a:1:0:0", "1-a:" + "9" * 5000 + ":0", "a*:1:0"])
+def test_a_name_that_another_program_wrote_is_refused_in_a_line(store: Store, name: str) -> None:
+    job = store.create_job("job", ONE, gradient_format="int8", **PATIENT)
+    job.join("w0").leave(finished=False)
+    entry = json.loads(store.client.call("HGET", job.keys.workers, "w0"))
+    store.client.call("HSET", job.keys.workers, "w0", json.dumps(entry | {"residual": name}))
+    with pytest.raises(kvps.CorruptData, match=r"residual.* must be"), job.join("w0") as session, aggregating(job):
+        _push(session)
 
 
 # -- training goes on as if nothing had been -------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import kvps_aggregator
 import numpy as np
@@ -286,18 +287,24 @@ def test_weights_fetched_ahead_keep_the_bound(store: Store, staleness: int, weig
 
 def test_what_was_fetched_ahead_is_used(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     job = store.create_job("job", model(), workers=1, staleness=-1, **PATIENT)
-    reads = []
+    ahead, here = set[int](), list[int]()
     weights = VersionReader.weights
-    monkeypatch.setattr(
-        VersionReader, "weights", lambda *a: (reads.append(threading.current_thread().name), weights(*a))[1]
-    )
+
+    def read(*arguments: Any) -> int:
+        version = weights(*arguments)
+        if threading.current_thread().name.startswith("kvps-prefetch"):
+            ahead.add(version)
+        else:
+            here.append(version)
+        return version
+
+    monkeypatch.setattr(VersionReader, "weights", read)
     with aggregating(job), job.join("w0", prefetch=True) as session:
         for round_ in range(20):
             session.push(gradient(session.pull(), 0, round_))
-            assert eventually(lambda round_=round_: job.state().version > round_)
-    ahead = sum(name.startswith("kvps-prefetch") for name in reads)
-    assert ahead >= 15, reads
-    assert len(reads) - ahead <= 5
+            # The next pull finds what was fetched ahead, once it is there.
+            assert eventually(lambda round_=round_: round_ + 1 in ahead), (ahead, here)
+    assert here == [0], "only the first pull read by itself"
 
 
 def test_there_is_nothing_to_fetch_ahead_in_bsp(store: Store) -> None:
@@ -342,7 +349,7 @@ def test_what_waits_for_others_is_fetched_early(
                 session.push(grads[session.rank])
                 assert session is sessions[1] or eventually(lambda: fetched.count(session.worker) == 2)  # noqa: B023
             assert eventually(lambda round_=round_: job.state().version == round_)
-            assert set(fetched) == {sessions[0].worker}
+            assert fetched[:2] == 2 * [sessions[0].worker], "the second may follow before the plan is made"
             fetched.clear()
             coding = Coding(layout, format_of(gradient_format))
             sent = [
@@ -391,7 +398,7 @@ def test_no_other_may_rename(store: Store) -> None:
     old, new, newer = (job.keys.gradient(0, "w0", "1-a", seq, 0) for seq in (1, 2, 3))
     for key in (old, new):
         store.client.call("SET", key, key)
-    run_id = job.state().run_id
+    run_id = store.client.node(job.keys.owner(0)).run_id()
     with pytest.raises(kvps.errors.LeaseLost):
         job.scripts.free(0, "another", run_id, [], [(old, newer)])
     with pytest.raises(ServerRestarted):

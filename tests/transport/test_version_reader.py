@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
+import subprocess
+import sys
 from multiprocessing.synchronize import Event
 from typing import Any
 
@@ -12,7 +15,9 @@ import pytest
 from helpers.harness import aggregating
 
 import kvps
+from kvps.arrays.layout import MOST_ITEMS
 from kvps.store import Store
+from kvps.transport import version_reader
 
 READERS = 8
 READS = 200
@@ -39,10 +44,10 @@ def _read(url: str, begun: Event, results: Any) -> None:
     with kvps.connect(url) as store:
         job = store.job("storm")
         begun.wait()
-        torn, versions = 0, set()
+        torn, versions, flat = 0, set(), np.empty(job.layout.size, np.float32)
         for _ in range(READS):
-            version, weights = job.snapshot()
-            torn += any((value != version).any() for value in weights.values())
+            version = job.reader.weights(job.turn(), flat)  # not `snapshot`, which spares the writer
+            torn += bool((flat != version).any())
             versions.add(version)
         results.put((torn, len(versions), job.reader.reads, job.reader.restarts))
 
@@ -69,3 +74,75 @@ def test_a_pull_during_a_storm_of_commits_is_one_version(store: Store, size: int
     assert all(done == READS for _, _, done, _ in got), "no reader starves"
     assert max(seen for _, seen, *_ in got) > READS / 10, "there was a storm"
     assert restarts <= 0.05 * reads, f"{restarts} restarts of {reads} reads"
+
+
+# -- what a layout claims ------------------------------------------------------------------------------------------
+
+_WITH_2_GIB = "import resource, sys; resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30)); "
+_CALLS = """
+import numpy as np
+import kvps
+from kvps_aggregator import serve
+for call in (
+    lambda job: job.snapshot(),
+    lambda job: job.join("w0").pull(),
+    lambda job: serve(job),
+    lambda job: job.checkpoint(),
+):
+    try:
+        with kvps.connect(sys.argv[1]) as store:
+            call(store.job("job"))
+    except kvps.CorruptData as error:
+        print(error)
+"""
+_COMMAND = "import kvps.cli; kvps.cli.main()"
+
+
+def _claim(store: Store, **settings: Any) -> None:
+    """A job of eight bytes whose layout claims 32 GiB."""
+    job = store.create_job("job", {"x": np.ones(2, np.float32)}, **settings)
+    layout = json.loads(job.layout.to_json())
+    layout["parameters"][0]["shape"] = [MOST_ITEMS]
+    store.client.call("SET", job.keys.layout, json.dumps(layout))
+
+
+@pytest.mark.parametrize("transport", ["redis", "shm"])
+def test_no_layout_has_a_process_allocate_what_redis_has_not(store: Store, transport: str) -> None:
+    """In a process that gets 2 GiB."""
+    _claim(store, transport=transport)
+    done = subprocess.run([sys.executable, "-c", _WITH_2_GIB + _CALLS, store.url], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    refusal = "Redis does not have the 34,359,738,368 bytes of weights that the layout of job 'job' says"
+    assert done.stdout.count(refusal) == 4
+    store.remove_job("job")
+    assert not list(store.client.scan("kvps:{*"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["status job", "worker --job job", "aggregator start --job job", "verify job"])
+def test_no_layout_has_a_command_allocate_what_redis_has_not(store: Store, command: str) -> None:
+    _claim(store, task="digits")
+    arguments = [sys.executable, "-c", _WITH_2_GIB + _COMMAND, *command.split(), "--redis", store.url]
+    done = subprocess.run(arguments, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, "")
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("kvps: error: ")
+    assert "Redis does not have the 34,359,738,368 bytes" in last
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("transport", ["redis", "shm"])
+def test_a_large_job_is_opened_while_versions_fly_by(
+    store: Store, monkeypatch: pytest.MonkeyPatch, transport: str
+) -> None:
+    """A commit may free what is being looked for; that is not what another program wrote."""
+    monkeypatch.setattr(version_reader, "_CHECKED_BYTES", 0)
+    job = store.create_job("job", {"x": np.ones(600_000, np.float32)}, transport=transport, mirror_every="1")
+    with aggregating(job), job.join("w0") as session:
+        for _ in range(40):
+            session.pull()
+            session.push({"x": np.ones(600_000, np.float32)})
+            store.job("job")
+    store.client.unlink(list(store.client.scan(f"{job.keys.slot(0)}w:*")))
+    with pytest.raises(kvps.CorruptData, match="Redis does not have the"):
+        store.job("job")

@@ -21,6 +21,7 @@ from kvps.config import JobConfig
 from kvps.device.base import Device
 from kvps.errors import InvalidSetting, InvalidTask, ServerFull, WorkerEvicted
 from kvps.job import Job
+from kvps.machine.files import private
 from kvps.protocol.plan import Contribution
 from kvps.session.session import Session
 from kvps_workers.task import Task, blamed, load_task
@@ -85,7 +86,7 @@ def _work(job: Job, session: Session, task: Task, device: Device, slow: float, a
             with patience.waiting():
                 _push(session, grads, loss)
             if acks:
-                with acks.open("a") as file:  # one write a line: a kill cuts the last line at most
+                with open(acks, "a", opener=private) as file:  # one write a line: a kill cuts the last line at most
                     file.write(f"{session.worker} {session.incarnation} {session.sequence}\n")
             if slow > 1:
                 # This is the slowness itself, of computing and sending alike.

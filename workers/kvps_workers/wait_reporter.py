@@ -51,7 +51,7 @@ class WaitReporter:
 
     def _watch(self) -> None:
         # Less patient than the worker's own client, so that it reports before that client gives up.
-        with Client(self._job.client.url, _PATIENCE_S) as client:
+        with self._job.client.twin(_PATIENCE_S) as client:
             while not self._stopped.wait(_PATIENCE_S / 4):
                 since = self._since
                 if since is None or time.monotonic() - since < _PATIENCE_S:

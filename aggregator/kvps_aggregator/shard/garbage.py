@@ -4,62 +4,116 @@ A worker killed while it pushes leaves chunks that were never accepted. A holder
 that is never committed. Bytes that a dead process's connection still held may arrive at any later time. A residual that
 a worker stored when it left is dead once the worker has come back and pushed. So the holder of a shard looks now and
 then at all keys in its slot. Names are never used twice, so dead bytes stay dead.
+
+A key in the slot whose name kvps does not write is another program's. It is left there, and goes with the job.
 """
 
 from __future__ import annotations
 
+import logging
+import re
+import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from kvps.job import Job
 from kvps.protocol.job_state import Member
 from kvps_aggregator.shard.shard import Shard
 
+log = logging.getLogger("kvps.commit")
 
-def sweep(job: Job, shards: Iterable[Shard]) -> None:
-    """Bury the dead keys and segments of these shards, for their next `free`."""
-    keys = sorted(job.client.scan(job.keys.all_bytes))
-    segments = job.transport.names()
-    if not keys and not segments:
-        return
-    # Read after the keys: every live gradient among them is in the inbox now, or may still be accepted.
-    state = job.state()
-    over = job.config.units > 0 and state.units_done == job.config.units  # no more contributions can come
-    members = {} if over else state.members
-    waiting = {(c.worker, c.incarnation, c.seq) for c in job.inbox()}
-    for shard in shards:
-        mine = [key for key in keys if key.startswith(job.keys.slot(shard.number))]
-        slot, live = job.keys.slot(shard.number), shard.storage.live_names()
-        shard.storage.bury(list(dead(mine, live, members, waiting)))
-        gone = dead([slot + name for name in segments], live, members, waiting)
-        shard.storage.bury_segments([key.removeprefix(slot) for key in gone if not _may_be_reused(key, members)])
+_OF_WORKER = re.compile(
+    r"(?P<kind>[gr]):(?P<worker>[A-Za-z0-9_-]{1,64})\.(?P<incarnation>[A-Za-z0-9-]{1,128}):(?P<seq>[0-9]{1,16})"
+    r"(:[0-9]{1,16})?",
+    re.ASCII,
+)
+_OF_VERSION = re.compile(
+    r"([wpm]|opt\.[a-z0-9_]{1,32}):(?P<name>[0-9]{1,16}\.[A-Za-z0-9-]{1,110})(:[0-9]{1,16})?", re.ASCII
+)
+_KEPT = re.compile(r"owner|reserve:[0-9]{1,16}", re.ASCII)
+_SHOWN = 80  # characters of a name in a message
 
 
-def _may_be_reused(key: str, members: Mapping[str, Member]) -> bool:
+class Sweeper:
+    """The sweep of one job's shards, which is due once in the time after which a silent worker is evicted."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._said = False
+        self._next = 0.0
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time for a sweep."""
+        return time.monotonic() >= self._next
+
+    def hasten(self) -> None:
+        """Have a sweep be due at once."""
+        self._next = 0.0
+
+    def sweep(self, shards: Iterable[Shard]) -> None:
+        """Bury the dead keys and segments of these shards, for their next `free`."""
+        job = self._job
+        self._next = time.monotonic() + job.config.worker_timeout_ms / 1000
+        keys = sorted(job.client.scan(job.keys.all_bytes))
+        segments = job.transport.names()
+        if not keys and not segments:
+            return
+        # Read after the keys: every live gradient among them is in the inbox now, or may still be accepted.
+        state = job.state()
+        over = job.config.units > 0 and state.units_done == job.config.units  # no more contributions can come
+        members = {} if over else state.members
+        waiting = {(c.worker, c.incarnation, c.seq) for c in job.inbox()}
+        for shard in shards:
+            slot, live = job.keys.slot(shard.number), shard.storage.live_names()
+            mine = [key.removeprefix(slot) for key in keys if key.startswith(slot)]
+            self._say_strays(slot, mine)
+            shard.storage.bury([slot + name for name in dead(mine, live, members, waiting)])
+            gone = dead(segments, live, members, waiting)
+            shard.storage.bury_segments([name for name in gone if not _may_be_reused(name, members)])
+
+    def _say_strays(self, slot: str, names: Iterable[str]) -> None:
+        """Say once that keys are left which kvps has not written."""
+        strays = [] if self._said else [name for name in names if is_stray(name)]
+        if strays:
+            self._said = True
+            log.warning(
+                "job %s: another program wrote %d keys among its arrays, the first %r: they are left until the job "
+                "is removed",
+                self._job.name,
+                len(strays),
+                (slot + strays[0])[:_SHOWN],
+            )
+
+
+def is_stray(name: str) -> bool:
+    """Return whether kvps gives no key in a slot this name, which is the key without the prefix of the slot."""
+    return not any(known.fullmatch(name) for known in (_OF_WORKER, _OF_VERSION, _KEPT))
+
+
+def _may_be_reused(name: str, members: Mapping[str, Member]) -> bool:
     """Return whether a segment is an active worker's gradient: workers write their dead segments anew."""
-    kind, name = key.split(":")[2:4]
-    worker, _, incarnation = name.partition(".")
-    member = members.get(worker)
-    return bool(kind == "g" and member and member.incarnation == incarnation and member.active)
+    found = _OF_WORKER.fullmatch(name)
+    member = members.get(found["worker"]) if found and found["kind"] == "g" else None
+    return bool(found and member and member.incarnation == found["incarnation"] and member.active)
 
 
 def dead(
-    keys: Iterable[str],
+    names: Iterable[str],
     live_names: Collection[str],
     members: Mapping[str, Member],
     waiting: Collection[tuple[str, str, int]],
 ) -> Iterator[str]:
-    """Yield the keys of a slot that belong to no live version, no contribution that waits or may still come, and no
-    residual that an incarnation may still take over. Pure."""
-    for key in keys:
-        kind, *rest = key.split(":")[2:]
-        if kind in ("g", "r"):
-            worker, _, incarnation = rest[0].partition(".")
-            seq, member = int(rest[1]), members.get(worker)
+    """Yield the names of keys or segments in a slot that belong to no live version, no contribution that waits or may
+    still come, and no residual that an incarnation may still take over. Pure."""
+    for name in names:
+        if found := _OF_WORKER.fullmatch(name):
+            kind, worker, incarnation, seq = found["kind"], found["worker"], found["incarnation"], int(found["seq"])
+            member = members.get(worker)
             alive = _may_come(kind, incarnation, seq, member) if member else False
             if not alive and not (kind == "g" and (worker, incarnation, seq) in waiting):
-                yield key
-        elif kind not in ("owner", "reserve") and rest[0] not in live_names:
-            yield key
+                yield name
+        elif (version := _OF_VERSION.fullmatch(name)) and version["name"] not in live_names:
+            yield name
 
 
 def _may_come(kind: str, incarnation: str, seq: int, member: Member) -> bool:

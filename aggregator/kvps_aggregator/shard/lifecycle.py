@@ -7,9 +7,11 @@ from contextlib import suppress
 
 from kvps.errors import ServerFull
 from kvps.job import Job
+from kvps.protocol.job_state import State
 
 _LINGER_BYTES = 32 << 20  # of all kept versions of a small job together; of a large job two are kept
 _LINGER_VERSIONS = 64
+_CONFIRM_MS = 200  # the longest wait for a replica before dead bytes are kept for the next time
 _RESERVE_PART = 64 << 20  # Redis fills this much in some ten milliseconds
 
 
@@ -49,10 +51,15 @@ class DeadKeys:
         self._term = term
         self._dead: list[str] = []
         self._reused: list[tuple[str, str]] = []
-        self.run_id = ""  # the server's run id when the committed version was read
+        self._run_id = self._history = ""
 
     def __len__(self) -> int:
         return len(self._dead)
+
+    def begin(self, state: State) -> None:
+        """Note in which run of the server, and in which history, the committed version was read."""
+        # On a cluster the run that counts is not that of the slot's own server: see `_may_be_freed`.
+        self._run_id, self._history = "" if self._job.client.is_cluster else state.run_id, state.history
 
     def bury(self, keys: Iterable[str]) -> None:
         """Delete these keys with the next `free`."""
@@ -68,9 +75,22 @@ class DeadKeys:
 
     def free(self) -> None:
         """Free the dead keys. Raises LeaseLost after a change of holder, ServerRestarted if they may be live again."""
+        if not (self._dead or self._reused) or not self._may_be_freed():
+            return
         dead, reused = self._dead, self._reused
         self._dead, self._reused = [], []
-        self._job.scripts.free(self._number, self._term, self.run_id, dead, reused)
+        self._job.scripts.free(self._number, self._term, self._run_id, dead, reused)
+
+    def _may_be_freed(self) -> bool:
+        """Return whether no failover can bring back a version, or a contribution, whose bytes these are.
+
+        In a cluster what names them is on another server than they are. So the replica of that server must first know
+        that they are dead. A server without a replica that could take its place needs no such care.
+        """
+        job = self._job
+        if not job.client.own_replicas(job.keys.version):
+            return True
+        return job.scripts.replicas(lambda mark: job.client.replicas_with(mark, _CONFIRM_MS), self._history) > 0
 
 
 class Reserve:

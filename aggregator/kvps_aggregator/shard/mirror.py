@@ -178,6 +178,7 @@ class Mirror:
             "version": str(state.version),
             "head": state.head,
             "name": state.names[0],
+            "names": state.names,
             "entry": state.last_entry,
             "clock": {worker: str(count) for worker, count in state.clock.items()},
             "skip": {worker: str(member.skip) for worker, member in state.members.items()},

@@ -50,6 +50,7 @@ class Shard:
         self._record = record
         self._recorder: Recorder | None = None
         self._unsent: list[tuple[str, Buffers]] = []
+        self._manifests: dict[int, tuple[str, Buffers]] = {}  # version -> key and text: of the present, and the next
 
     def load(self, state: State, before: str, pinned: tuple[int, str] | None) -> None:
         """Read the committed weights and optimizer state. Raises CorruptData if they are not what was committed.
@@ -79,12 +80,14 @@ class Shard:
         self.begun = self.staged = None
 
     def _check_manifest(self, name: str) -> None:
-        text = self._job.client.call("GET", self._job.keys.manifest(self.number, name))
+        key = self._job.keys.manifest(self.number, name)
+        text = self._job.client.call("GET", key)
         if not text or digests_in(text) != self._digests():
             raise CorruptData(
                 f"version {self.version} of job {self._job.name!r}, shard {self.number}: the bytes differ from what "
                 f"was committed; something else wrote under {self._job.keys.weights(self.number, name, 0)}"
             )
+        self._manifests = {self.version: (key, [memoryview(text.encode())])}
 
     def _digests(self) -> dict[str, str]:
         """Return the digests of the present version, as its manifest must have them."""
@@ -100,7 +103,7 @@ class Shard:
         are being received and the last results sent. Raises BadContribution, LeaseLost, ServerFull.
         """
         self.begun = plan
-        client, storage, name = self._job.client, self.storage, staged_name(plan.version, self.term)
+        client, storage, name = self._job.storing, self.storage, staged_name(plan.version, self.term)
         digests: dict[str, list[str]] = {}
         items: list[tuple[str, Buffers]] = []
         try:
@@ -119,6 +122,7 @@ class Shard:
                 fetch.check()
                 folded = {what: fold(each) for what, each in digests.items()}
                 items.append((self._job.keys.manifest(self.number, name), [self._manifest(plan, folded)]))
+                self._manifests[plan.version] = items[-1]
                 put(*items[-1])
         except ServerFull:
             if not items:
@@ -143,6 +147,7 @@ class Shard:
     def _manifest(self, plan: Plan, digests: Mapping[str, str]) -> memoryview:
         about = {"plan": plan.id, "version": plan.version, "head": plan.head}
         about |= {"bytes": self._arrays.size * DTYPE.itemsize, "digests": digests}
+        about |= self.storage.about()
         return memoryview(json.dumps(about).encode())
 
     def commit(self, plan: Plan, digest: str) -> CommitResult:
@@ -176,17 +181,27 @@ class Shard:
         assert plan is not None
         self._arrays.promote()
         self.version, self.begun, self.staged = plan.version, None, None
+        self._manifests = {plan.version: self._manifests[plan.version]}
         self.storage.promote(plan, name, pinned)
 
-    def free(self, some: bool = False) -> None:
-        """Delete the buried bytes; with `some`, only if they are many or large.
+    def mend(self) -> int:
+        """Store again what Redis lacks of the present version, under its own names. Return how many keys that was.
 
-        Raises LeaseLost after a change of holder, ServerRestarted if they may be live.
+        The server of the slot may have failed over to a replica that never got them. Raises ServerLost, ServerFull.
         """
-        if some:
-            self.storage.free_some()
-        else:
-            self.storage.free()
+        items = [*self.storage.present(), *self._manifests.values()]
+        lengths = self._job.client.gather([("STRLEN", key) for key, _ in items])
+        lost = [
+            (key, value)
+            for (key, value), length in zip(items, lengths, strict=True)
+            if length != sum(piece.nbytes for piece in value)
+        ]
+        self._job.storing.put(lost, wait_for_room=False)
+        return len(lost)
+
+    def free(self, wait: bool = False) -> None:
+        """Delete the buried bytes as `Storage.free` does, and raise what it raises."""
+        self.storage.free(wait)
         if not self.begun:  # before new gradients take the room
             self.storage.restore_reserve()
 

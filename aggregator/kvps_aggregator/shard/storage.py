@@ -86,6 +86,15 @@ class Storage(ABC):
         """Yield the keys and values that Redis is given of a chunk of the next version."""
         return iter(())
 
+    def present(self) -> Iterator[tuple[str, Buffers]]:
+        """Yield the keys and values that Redis has of the present version, without its manifest, and without the
+        differences that a view has: who misses them reads the view."""
+        return iter(())
+
+    def about(self) -> dict[str, int]:
+        """Return what the manifest of the next version says of its storage."""
+        return {}
+
     def live_names(self) -> set[str]:
         """Return the staged names that may still be read or committed."""
         return {*self._versions.names.values(), self._next_name}
@@ -101,7 +110,8 @@ class Storage(ABC):
 
     def _read_from_redis(self, version: int, name: str) -> None:
         """Read the bytes of a version from Redis into the arrays. Raises ChunkGone."""
-        for what, target in {"w": self._arrays.weights, **self._arrays.state}.items():
+        for what in self._whats:
+            target = self._arrays.weights if what == "w" else self._arrays.state[what]
             if what != "w" and not version:
                 target.fill(0)
             else:
@@ -117,13 +127,12 @@ class Storage(ABC):
     def bury_segments(self, names: Iterable[str]) -> None:
         """Delete these segments with the next `free`."""
 
-    def free(self) -> None:
-        """Delete the buried bytes. Raises LeaseLost after a change of holder, ServerRestarted if they may be live."""
-        self._dead.free()
+    def free(self, wait: bool = False) -> None:
+        """Delete the buried bytes; with `wait`, only once they are worth a request.
 
-    def free_some(self) -> None:
-        """Delete the buried bytes if that is worth a request. Raises what `free` raises."""
-        self.free()
+        Raises LeaseLost after a change of holder, ServerRestarted if they may be live.
+        """
+        self._dead.free()
 
     def restore_reserve(self) -> None:
         """Reserve again the room that `make_room` gave up."""

@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterator, Sequence
 from kvps.arrays.digest import Buffers
 from kvps.arrays.formats import Bytes, encoded, format_of
 from kvps.arrays.layout import CHUNK_BYTES, DTYPE, Chunk
+from kvps.arrays.weight_view import VIEW
 from kvps.job import Job
 from kvps.protocol.job_state import State
 from kvps.protocol.plan import Contribution, Plan
 from kvps_aggregator.shard.eager_fetch import EagerFetch
 from kvps_aggregator.shard.lifecycle import Reserve, Versions
 from kvps_aggregator.shard.storage import Storage
+from kvps_aggregator.shard.view_storage import ViewStorage
 from kvps_aggregator.step.shard_arrays import ShardArrays
 
 _FEW_KEYS = 16  # of a small model; to delete them takes a tenth of the time of its round
@@ -27,6 +29,8 @@ class RedisStorage(Storage):
         pulled = self._weight_format.nbytes(job.layout.size) if self._weight_format.lossy else 0
         nbytes = job.layout.nbytes * (1 + len(arrays.slots)) + pulled
         super().__init__(job, number, term, arrays, Versions(nbytes))
+        self._view = ViewStorage(job, number, term, arrays) if VIEW in arrays.slots else None
+        self._whats = ("w", *job.config.optimizer.slots)
         gradient_format = format_of(job.config.gradient_format)
         sizes = [gradient_format.nbytes(chunk.stop - chunk.start) for chunk in arrays.chunks]
         self._early = EagerFetch(job.client, job.layout.shards, sizes, self.gradient_keys)
@@ -38,25 +42,54 @@ class RedisStorage(Storage):
 
     def load(self, state: State, before: str, pinned: tuple[int, str] | None) -> None:
         name = state.names[self._number]
-        self._version, self._dead.run_id = state.version, state.run_id
+        self._version = state.version
+        self._dead.begin(state)
         self._read_from_redis(state.version, name)
         self._versions.begin(state.version, name, before, pinned)
+        if self._view:
+            self._view.load(state.version, name, self._versions.names.values())
+
+    def about(self) -> dict[str, int]:
+        return {VIEW: self._view.begins} if self._view else {}
+
+    def live_names(self) -> set[str]:
+        return super().live_names() | (self._view.names if self._view else set())
 
     def items(self, name: str, chunk: Chunk) -> Iterator[tuple[str, Buffers]]:
-        for what, made in self._arrays.made(chunk).items():
-            yield self._job.keys.array(self._number, what, name, chunk.number), [made]
-        if self._weight_format.lossy:
+        made = self._arrays.made(chunk)
+        for what in self._whats:
+            yield self._job.keys.array(self._number, what, name, chunk.number), [made[what]]
+        if self._view:
+            yield from self._view.items(name, chunk, made[VIEW])
+        elif self._weight_format.lossy:
             shorter = encoded(self._weight_format, self._arrays.stretch(self._arrays.next_weights, chunk))
             yield self._job.keys.pulled(self._number, name, chunk.number), [shorter.data]
+
+    def present(self) -> Iterator[tuple[str, Buffers]]:
+        name, arrays = self._versions.names[self._version], self._arrays
+        for what in (*self._whats, *([VIEW] if self._view else [])):
+            array = arrays.weights if what == "w" else arrays.state[what]
+            if what not in ("w", VIEW) and not self._version:
+                continue  # zeros, which are not stored
+            for key, stretch in zip(self._keys(what, name), arrays.stretches(array), strict=True):
+                yield key, [stretch]
+        if self._weight_format.lossy and not self._view:
+            for chunk in arrays.chunks:
+                shorter = encoded(self._weight_format, arrays.stretch(arrays.weights, chunk))
+                yield self._job.keys.pulled(self._number, name, chunk.number), [shorter.data]
 
     def promote(self, plan: Plan, name: str, pinned: int | None) -> None:
         self._version = plan.version
         self._versions.names[plan.version] = name
+        if self._view:
+            self._view.promote(name)
+        reuses = self._reuses
         for contribution in plan.contributions + plan.rejected:
             if contribution.weight:
-                self._bury_contribution(contribution)
+                self._bury_contribution(contribution, reuses)
         for _, old in self._versions.expired(plan.version, pinned):
-            self._bury_version(old, self._reuses)
+            self._bury_version(old, reuses)
+        self._bury_view()
 
     # -- contributions -------------------------------------------------------------------------------------------
 
@@ -70,12 +103,18 @@ class RedisStorage(Storage):
 
     @property
     def _reuses(self) -> bool:
-        """Whether dead keys are renamed to the next keys. A server that is short of memory is better off without."""
-        return self._arrays.size * DTYPE.itemsize >= _REUSED_BYTES and not self._reserve.limited
+        """Whether dead keys are renamed to the next keys. A server that is short of memory is better off without.
 
-    def _bury_contribution(self, c: Contribution) -> None:
+        A commit waits until one replica has the version. If another could take over, it must not have dead bytes of the
+        same length in their place: nobody would miss them.
+        """
+        if self._arrays.size * DTYPE.itemsize < _REUSED_BYTES or self._reserve.limited:
+            return False
+        return self._job.client.own_replicas(self._job.keys.owner(self._number)) < 2
+
+    def _bury_contribution(self, c: Contribution, reuses: bool) -> None:
         keys = self.gradient_keys(c)
-        if self._reuses:  # at most `max_pending` wait, so the name behind them cannot have been sent yet
+        if reuses:  # at most `max_pending` wait, so the name behind them cannot have been sent yet
             self._dead.reuse(keys, self.gradient_keys(c._replace(seq=c.seq + self._job.config.max_pending)))
         else:
             self._dead.bury(keys)
@@ -88,19 +127,25 @@ class RedisStorage(Storage):
         else:
             self._dead.bury(keys)
 
-    def free_some(self) -> None:
-        if len(self._dead) >= _FEW_KEYS or self._reserve.limited or not self.stores_with_ready:
-            self.free()
+    def _bury_view(self) -> None:
+        if self._view:
+            self._dead.bury(self._view.unneeded(self._versions.names.values()))
+
+    def free(self, wait: bool = False) -> None:
+        few_and_small = len(self._dead) < _FEW_KEYS and self.stores_with_ready
+        if not (wait and few_and_small and not self._reserve.limited):
+            super().free()
 
     def make_room(self) -> None:
         for _, name in self._versions.before(self._version):
             self._bury_version(name)
+        self._bury_view()
         self._dead.bury(self._reserve.keys)
         self._dead.free()
         self._reserve.is_given_up = True
 
     def retire(self) -> None:
-        self._dead.bury(self._version_keys(self._next_name))
+        self._dead.bury(self._version_keys(self._next_name) + (self._view.next_keys() if self._view else []))
 
     def keep_reserve(self) -> None:
         self._reserve.keep()
@@ -112,8 +157,8 @@ class RedisStorage(Storage):
     # -- keys ----------------------------------------------------------------------------------------------------
 
     def _version_keys(self, name: str) -> list[str]:
-        """Return the keys of all chunks of a version, without its manifest."""
+        """Return the keys of all chunks of a version, without its manifest, and without a view."""
         keys = [key for what in self._whats for key in self._keys(what, name)]
-        if self._weight_format.lossy:
+        if self._weight_format.lossy and not self._view:
             keys += [self._job.keys.pulled(self._number, name, chunk.number) for chunk in self._arrays.chunks]
         return keys

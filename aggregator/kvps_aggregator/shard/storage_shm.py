@@ -84,7 +84,8 @@ class ShmStorage(Storage):
 
     def load(self, state: State, before: str, pinned: tuple[int, str] | None) -> None:
         name = state.names[0]
-        self._version, self._dead.run_id = state.version, state.run_id
+        self._version = state.version
+        self._dead.begin(state)
         self._mirror.begin(state.version, name)  # first: a rollback goes to what it notes
         try:
             if self._memory_lost and not self._segments.seen:
@@ -148,7 +149,9 @@ class ShmStorage(Storage):
         log.warning(
             "job %s: shared memory was lost: goes on from version %d, which Redis has; the last %d versions are lost "
             "and will be computed again",
-            *(self._job.name, version, lost),
+            self._job.name,
+            version,
+            lost,
         )
         raise LeaseLost(f"shard 0 of job {self._job.name!r} has to be taken anew")
 
@@ -244,7 +247,7 @@ class ShmStorage(Storage):
             self._gone += [spare.name for spare in self._spares[what]]
             self._spares[what] = []
 
-    def free(self) -> None:
+    def free(self, wait: bool = False) -> None:
         super().free()
         gone, self._gone = self._gone, []
         self._segments.unlink(gone)

@@ -26,15 +26,18 @@ class DeviceStep(ShardArrays):
 
     def loaded(self) -> None:
         self._there.weights = self._device.upload(self.weights)
-        self._there.state = {slot: self._device.upload(array) for slot, array in self.state.items()}
+        self._there.state = {slot: self._device.upload(self.state[slot]) for slot in self._there.slots}
 
     def step(self, plan: Plan, chunk: Chunk, gradients: Iterable[Array]) -> bool:
         there = self._there
         with self._device.current():
             finite = there.step(plan, chunk, map(self._device.upload, gradients))
             self._device.download(self.stretch(there.next_weights, chunk), self.stretch(self.next_weights, chunk))
-            for slot, array in self.next_state.items():
-                self._device.download(self.stretch(there.next_state[slot], chunk), self.stretch(array, chunk))
+            for slot in there.slots:
+                self._device.download(
+                    self.stretch(there.next_state[slot], chunk), self.stretch(self.next_state[slot], chunk)
+                )
+        self.advance_view(chunk)
         return finite
 
     def promote(self) -> None:

@@ -13,14 +13,17 @@ from typing import Any
 import numpy as np
 
 from kvps.arrays.digest import digest_of, finite, fold, view
+from kvps.arrays.formats import Bytes, format_of
 from kvps.arrays.layout import CHUNK_ITEMS, DTYPE, Array, Chunk, Layout
+from kvps.arrays.weight_view import VIEW, advance
 from kvps.config import JobConfig
 from kvps.protocol.plan import Plan
 from kvps_aggregator.step import optimizers, reduce
 
 
 class ShardArrays:
-    """Shard `number` of a job. Arrays are (size,) float32; `state` is slot name -> array, zeros at first.
+    """Shard `number` of a job. Arrays are (size,) float32; `state` is slot name -> array, zeros at first. In host
+    memory one of them is the view, if workers pull differences.
 
     They are arrays of `xp`: NumPy, or a device's `exact`. Methods that return memory or digests are for NumPy alone.
     `step` makes the next version, a chunk a call, on any threads; the present version stays as it is until `promote`.
@@ -30,11 +33,16 @@ class ShardArrays:
         self.chunks = layout.chunks[number]
         self.low, self.high = layout.shard_range(number)
         self.size = self.high - self.low
-        self.slots = config.optimizer.slots
+        self.slots = config.slots if xp is np else config.optimizer.slots
         self._xp = xp
         self.weights, self.next_weights = self._empty(), self._empty()
         self.state = {slot: xp.zeros(self.size, DTYPE) for slot in self.slots}
         self.next_state = {slot: self._empty() for slot in self.slots}
+        format_ = format_of(config.weight_format)
+        self._pull_format = format_ if VIEW in self.slots else None
+        self._differences = {
+            c.number: _bytes(format_.nbytes(c.stop - c.start)) for c in self.chunks if self._pull_format
+        }
         self._scratch = threading.local()
         self._config = config
 
@@ -56,6 +64,7 @@ class ShardArrays:
             self.next_weights[part_of] = self.weights[part_of]
             for slot in self.slots:
                 self.next_state[slot][part_of] = self.state[slot][part_of]
+            self.advance_view(chunk)
             return True
         total = self._total(chunk.stop - chunk.start)
         reduce.total(gradients, total, self._xp)
@@ -64,13 +73,31 @@ class ShardArrays:
         lr = config.optimizer.lr_at(plan.progress / config.workers)
         reduce.finish(total, config.reduction, plan.divisor, self._xp)
         optimizers.update(
-            *(config.optimizer, lr, plan.version, self.weights[part_of], total),
+            config.optimizer,
+            lr,
+            plan.version,
+            self.weights[part_of],
+            total,
             {slot: array[part_of] for slot, array in self.state.items()},
             self.next_weights[part_of],
             {slot: array[part_of] for slot, array in self.next_state.items()},
             self._xp,
         )
+        self.advance_view(chunk)
         return is_finite
+
+    def advance_view(self, chunk: Chunk) -> None:
+        """Make a chunk of the next view, if there is one, from the next weights."""
+        if self._pull_format:
+            weights, view, out = (
+                self.stretch(array, chunk) for array in (self.next_weights, self.state[VIEW], self.next_state[VIEW])
+            )
+            advance(self._pull_format, weights, view, out, self._total(out.size), self._differences[chunk.number])
+
+    def pulled(self, chunk: Chunk) -> Bytes:
+        """Return what workers pull of a chunk of the next version, if that is the difference to their view; it is valid
+        until the chunk is made again."""
+        return self._differences[chunk.number]
 
     def _total(self, items: int) -> Array:
         """Return this thread's own buffer for sums, because chunks may be made on several threads."""
@@ -102,3 +129,7 @@ class ShardArrays:
     def digest(self, array: Array) -> str:
         """Return the digest of an array of this shard, as contributions and commits log it."""
         return fold(digest_of([stretch]) for stretch in self.stretches(array))
+
+
+def _bytes(count: int) -> Bytes:
+    return np.empty(count, np.uint8)

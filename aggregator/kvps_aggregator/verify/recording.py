@@ -23,6 +23,8 @@ from kvps.arrays.digest import shard_digests, view
 from kvps.arrays.formats import Bytes, format_of
 from kvps.arrays.layout import DTYPE, Array, Layout
 from kvps.errors import InvalidSetting, KvpsError
+from kvps.machine.files import make_directory, private
+from kvps.parsing import file_name
 from kvps.protocol.plan import Contribution
 from kvps_aggregator.verify.chain import Unproved
 from kvps_aggregator.verify.contribution import Coding
@@ -32,7 +34,7 @@ from kvps_aggregator.verify.replay import Encode
 def check_directory(directory: Path, option: str = "--record") -> Path:
     """Return the directory that an option names, and make it if missing. Raises InvalidSetting if not writable."""
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        make_directory(directory)
     except OSError as error:
         raise InvalidSetting(f"{option} {directory}: {error.strerror}") from None
     if not os.access(directory, os.W_OK | os.X_OK):
@@ -61,7 +63,7 @@ class Recorder:
         while self._begun:
             name, aside = self._begun.popitem()
             with self._may_fail(name, aside):
-                aside.rename(self._folder / name)
+                aside.rename(_within(self._folder, name))
 
     def forget(self) -> None:
         """Delete the files that were written and not kept."""
@@ -73,11 +75,11 @@ class Recorder:
         # Another holder may write the same file at the same time, so each has a temporary file of its own. It is opened
         # for each chunk, because a plan may hold more contributions than a process may have files open.
         if name not in self._begun:
-            self._begun[name] = self._folder / f".{name}.{secrets.token_hex(4)}"
+            self._begun[name] = _within(self._folder, f".{name}.{secrets.token_hex(4)}")
         aside = self._begun[name]
         with self._may_fail(name, aside):
-            self._folder.mkdir(parents=True, exist_ok=True)
-            with aside.open("ab") as file:
+            make_directory(self._folder)
+            with open(aside, "ab", opener=private) as file:
                 file.write(memory)
 
     @contextmanager
@@ -87,7 +89,7 @@ class Recorder:
         except OSError as error:
             with suppress(OSError):
                 aside.unlink()
-            raise KvpsError(f"could not keep {self._folder / name}: {error.strerror}") from None
+            raise KvpsError(f"could not keep {_within(self._folder, name)}: {error.strerror}") from None
 
 
 class Recorded:
@@ -113,12 +115,12 @@ class Recorded:
 
     def contribution(self, contribution: Contribution, weights: Array | None, encode: Encode) -> Bytes:
         """Return the contribution as it was on the wire. Raises Unproved."""
-        paths = [folder / _name(contribution) for folder in self._folders]
+        paths = [_within(folder, _name(contribution)) for folder in self._folders]
         return _joined(paths, [self._coding.nbytes(shard) for shard in range(len(paths))])
 
     def otherwise(self, contribution: Contribution, shard: int) -> str:
         """Return why a shard's part of a contribution has another digest than the logged one."""
-        return _damaged(self._folders[shard] / _name(contribution))
+        return _damaged(_within(self._folders[shard], _name(contribution)))
 
 
 def _joined(paths: list[Path], sizes: list[int]) -> Bytes:
@@ -137,7 +139,11 @@ def _joined(paths: list[Path], sizes: list[int]) -> Bytes:
 
 
 def _folder(directory: Path, job: str, id: str, shard: int) -> Path:
-    return directory / f"{job}.{id}" / f"shard{shard}"
+    return _within(_within(directory, f"{job}.{id}"), f"shard{shard}")
+
+
+def _within(folder: Path, name: str) -> Path:
+    return folder / file_name(name, "the name of a recorded file")
 
 
 def _name(c: Contribution) -> str:

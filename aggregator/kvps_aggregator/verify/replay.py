@@ -17,6 +17,7 @@ from kvps.arrays.digest import shard_digests, weights_sha256
 from kvps.arrays.error_feedback import Residual
 from kvps.arrays.formats import Bytes, encoded, format_of
 from kvps.arrays.layout import DTYPE, Array, Layout
+from kvps.arrays.weight_view import VIEW
 from kvps.config import JobConfig
 from kvps.errors import CorruptData
 from kvps.history.checkpoint import Checkpoint
@@ -121,8 +122,16 @@ def prove(
         differs = str(unreadable)
     since = start.version if start else 0
     return Proof(
-        *(log.begin.version, chain.version, chain.contributions, chain.head, source.proof if source else ""),
-        *(since, replay.version - since if replay else 0, version, weights_sha256(flat), differs),
+        since=log.begin.version,
+        commits=chain.version,
+        contributions=chain.contributions,
+        head=chain.head,
+        by=source.proof if source else "",
+        replayed_since=since,
+        replayed=replay.version - since if replay else 0,
+        weights_version=version,
+        weights_sha256=weights_sha256(flat),
+        differs=differs,
     )
 
 
@@ -180,6 +189,8 @@ class Replay:
         self._parts = [ShardArrays(self._config, layout, shard) for shard in range(layout.shards)]
         for part in self._parts:
             np.copyto(part.weights, weights[part.low : part.high])
+            if VIEW in part.slots:
+                np.copyto(part.state[VIEW], part.weights)
             for slot, array in slots.items():
                 np.copyto(part.state[slot], array[part.low : part.high])
 
@@ -255,11 +266,13 @@ class Replay:
     def _keep(self) -> None:
         self._kept = {base: flat for base, flat in self._kept.items() if self._uses[base] > self.version}
         if self.version in self._uses:
-            self._kept[self.version] = self._pulled(self.weights())
+            self._kept[self.version] = self._pulled()
 
-    def _pulled(self, weights: Array) -> Array:
-        """Return these weights as workers pulled them, (size,) float32. May overwrite `weights`."""
-        format_ = format_of(self._config.weight_format)
+    def _pulled(self) -> Array:
+        """Return the present weights as workers pulled them, (size,) float32."""
+        if VIEW in self._config.slots:
+            return np.concatenate([part.state[VIEW] for part in self._parts])
+        weights, format_ = self.weights(), format_of(self._config.weight_format)
         if format_.lossy:
             format_.decode(encoded(format_, weights), weights)
         return weights

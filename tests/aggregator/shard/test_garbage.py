@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import threading
+from typing import Any
 
 import kvps_aggregator
 import numpy as np
@@ -67,6 +68,42 @@ def test_what_dead_processes_left_is_swept_and_nothing_else(store: Store) -> Non
     aggregator.sweep()
     assert _gradients(job) == set(), "w0 has left: what it sent and did not have accepted is nobody's"
     aggregator.release()
+
+
+@pytest.mark.parametrize("transport", ["redis", "shm"])
+def test_keys_of_another_program_in_a_jobs_slots_stay_and_stop_nothing(
+    store: Store, raw: Any, transport: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are said once, and go when the job is removed."""
+    job = store.create_job("job", ONE, worker_timeout_ms=200, transport=transport)
+    slot = job.keys.slot(0).encode()
+    odd = [b"junk", b"", b":", b"g", b"g:", b"g:w0", b"g:w0.1-a", b"g:w0.1-a:x:0", b"g:w0.1-a:1:x", b"r:w0.1-a:-1:0"]
+    odd += [b"w", b"w:", b"w:1.t:x", b"w:x.t:0", b"m:nonsense", b"opt.:1.t:0", b"reserve:x", b"owner:", b"\xff\xfe"]
+    odd += [b"g:w0.1-a:" + b"9" * 5000 + b":0", b"g:" + b"w" * 300 + b".1-a:1:0", b"w:1.t:0\n", "w:\u0661.t:0".encode()]
+    strays = {slot + name for name in odd}
+    for key in strays:
+        raw.set(key, 1)
+    elsewhere = [b"kvps:{job/0}:junk", b"kvps:{job/%s/x/}:w:1.t:0" % job.id.encode(), b"kvps:{job}:junk"]
+    for key in elsewhere:
+        raw.hset(key, "a", 1)
+    if transport == "shm":
+        segments = job.transport.segments.folder
+        (segments / "junk").write_text("")
+        (segments / "g:w0.1-a:x").write_text("")
+    aggregator = Aggregator(job, threading.Event())
+    with job.join("w0") as session:
+        for version in range(1, 4):
+            session.pull()
+            session.push(ONE)
+            aggregator.hold()
+            aggregator.sweep()
+            aggregator.work()
+            assert job.state().version == version
+    aggregator.release()
+    assert strays <= set(raw.keys("*"))
+    assert caplog.text.count("another program wrote") == 1
+    store.remove_job("job")
+    assert not [key for key in raw.keys("*") if key.startswith(b"kvps:{job/" + job.id.encode())]
 
 
 @pytest.mark.parametrize("limited", [False, True])

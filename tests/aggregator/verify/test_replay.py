@@ -13,6 +13,7 @@ import pytest
 from helpers.digits_job import ROUNDS, WORKERS, digits_job, proved, run_workers, task_gradient, training
 from helpers.internals import fall_silent
 from kvps_aggregator import Aggregator, serve
+from kvps_aggregator.verify.recording import Recorder
 
 import kvps
 from kvps.arrays.digest import weights_sha256
@@ -275,3 +276,15 @@ def test_what_cannot_be_kept_is_not_committed(store: Store, tmp_path: Path) -> N
     in_the_way.rmdir()
     serve(job, record=tmp_path)
     assert proved(job, tmp_path).replayed == 1
+
+
+def test_no_name_leads_a_record_out_of_its_directory(tmp_path: Path) -> None:
+    inside = tmp_path / "records"
+    inside.mkdir()
+    for job, id in (("../job", "0" * 8), ("job", "/../../0")):
+        with pytest.raises(kvps.CorruptData, match="the name of a recorded file"):
+            Recorder(inside, job, id, 0)
+    recorder = Recorder(inside, "job", "0" * 8, 0)
+    with pytest.raises(kvps.CorruptData, match="the name of a recorded file"):
+        recorder.extend(Contribution("../../../w", "1-a", 1, 1, 0, 1, "-"), np.zeros(8, np.uint8))
+    assert [path.name for path in tmp_path.rglob("*")] == ["records"]

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from helpers import waiting as waiting_for
 from helpers.commands import TINY, Started, kvps_run
 from helpers.harness import check_chain
 from helpers.paths import ROOT
-from helpers.servers import BINARIES, BINARY, ONE_AND_SLOWLY_ALL, running_server
+from helpers.servers import BINARIES, BINARY, ONE_AND_SLOWLY_ALL, free_port, running_server
 from kvps_workers import load_task
 from kvps_workers.queue.queue import TaskQueue
 
@@ -224,10 +223,7 @@ def test_usage_errors_are_one_line_and_exit_2(home: Path, arguments: list[str], 
 
 
 def test_the_password_stands_in_no_command_line_and_no_environment(home: Path, start: Start) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    host = start("worker", "--queue", "--listen", f"127.0.0.1:{port}")
+    host = start("worker", "--queue", "--listen", f"127.0.0.1:{free_port()}")
     url = re.findall(r"KVPS_REDIS_URL=(\S+)", host.until("join from elsewhere"))[0]
     password = url.split("@")[0].rpartition(":")[2]
     assert len(password) > 20

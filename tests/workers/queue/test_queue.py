@@ -190,12 +190,49 @@ def test_who_is_silent_is_lost_but_not_because_the_looker_was_away() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["[" * 400, "{}", "1", '{"pid": 1e999, "host": "h", "space": "", "start": ""}', "\x1b"]
+    "noted",
+    [
+        "[" * 400,
+        "{}",
+        "1",
+        "\x1b",
+        '{"pid": 1e999, "host": "h", "space": "", "start": ""}',
+        {"pid": float("inf")},
+        {"pid": -1},
+        {"pid": 10**100},
+        {"pid": {"deep": [1]}},
+        {"host": "\x1b[2J"},
+        {"host": "\ud800"},
+        {"start": "\ud800"},
+        {"space": "\n"},
+    ],
 )
-def test_a_process_that_another_program_noted_is_unknown(store: Store, queue: TaskQueue, raw: Any, text: str) -> None:
+def test_a_process_that_another_program_noted_is_unknown(
+    store: Store, queue: TaskQueue, raw: Any, noted: str | dict[str, Any]
+) -> None:
     queue.submit(store.create_job("job", model(), workers=1))
     found = queue.take("one")
     assert found
-    for noted in (text, json.dumps(process.identity() | {"host": "\x1b[2J"})):
-        raw.hset(f"rq:job:{found[0]}", "kvps_process", noted)
-        assert queue.look()[1][0].host == "?"
+    text = noted if isinstance(noted, str) else json.dumps(process.identity() | noted)
+    raw.hset(f"rq:job:{found[0]}", "kvps_process", text)
+    (row,) = queue.look()[1]
+    assert (row.process, row.host) == ({}, "?")
+    LivenessTracker().lost([row])
+
+
+@pytest.mark.parametrize("id", ["x" * 5000, "\x1b[2J", b"\xff\xfe", "a:b", "\u202e"])
+def test_ids_that_another_program_wrote_are_cut_shown_plainly_and_dropped(
+    store: Store, queue: TaskQueue, raw: Any, id: str | bytes
+) -> None:
+    """Also as a task that is said to run: nobody could release it under the id that is shown."""
+    name = id if isinstance(id, bytes) else id.encode()
+    raw.zadd("rq:wip:kvps", {name + b":one": 1, b"task:" + name: 1})
+    raw.hset(b"rq:job:" + name, "data", '["kvps.train", null, [], {}]')
+    raw.rpush("rq:queue:kvps", name)
+    (row,) = queue.look()[1]
+    assert row.state == "waits"
+    assert len(row.id) <= 200
+    assert row.id.isprintable()
+    found = queue.take("two")
+    assert found
+    assert (found[0], found[1]) == (row.id, None)

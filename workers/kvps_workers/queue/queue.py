@@ -15,7 +15,6 @@ import json
 import os
 import time
 from collections.abc import Mapping
-from importlib import resources
 from typing import Any, NamedTuple
 
 from rq.defaults import RQ_KEY_PREFIX
@@ -28,11 +27,13 @@ from rq.version import VERSION
 from rq.worker_registration import REDIS_WORKER_KEYS, WORKERS_BY_QUEUE_KEY
 
 from kvps.connection.client import Client
-from kvps.connection.sockets import client_name
-from kvps.errors import CorruptData, InvalidTask, NoServer, ServerError, ServerLost
+from kvps.connection.sockets import client_name, redacted
+from kvps.errors import CorruptData, InvalidTask, NoServer, ServerError, ServerLost, ServerUnfit
 from kvps.job import Job
 from kvps.machine import process
+from kvps.parsing import Fields
 from kvps.protocol.keys import check_name
+from kvps.protocol.lua_scripts import evaluate, load_scripts
 from kvps.server import private_server
 from kvps_workers.queue.worker_task import WorkerTask
 
@@ -45,6 +46,7 @@ _TOO_MANY_LOSSES = 5
 _KEPT_S = 24 * 3600  # how long ended tasks are kept
 _HOST_S = 15  # a host that is silent for so long is no longer counted
 _FAILURES_SHOWN = 10
+_MOST_PID = 2**31 - 1
 
 
 class QueueRow(NamedTuple):
@@ -88,7 +90,11 @@ class TaskQueue:
         self._born, self._ended = utcformat(now()), {"finished": 0, "failed": 0}
         self._client = Client(url, why_lost=private_server.why_lost)
         try:
-            self._client.preflight()
+            if self._client.preflight():
+                raise ServerUnfit(
+                    f"{redacted(url)} is a node of a cluster, and RQ's queues need a single server: start each worker "
+                    f"with kvps worker JOB, or use a single server"
+                )
         except BaseException:
             self._client.close()
             raise
@@ -214,19 +220,14 @@ class TaskQueue:
         self.close()
 
     def _run(self, script: str, keys: list[str], *arguments: Any) -> list[Any]:
-        reply = list(self._client.call("EVAL", SCRIPTS[script], len(keys), *keys, *arguments))
+        reply = evaluate(self._client.call, SCRIPTS, script, keys, *arguments)
         if reply[0] == "WRONGTYPE":
             _, key, found, want = reply
             raise CorruptData(f"key {key} is a {found}, not a {want}: another program wrote there; delete or rename it")
         return reply
 
 
-def _load(name: str) -> str:
-    folder = resources.files("kvps_workers.queue") / "lua"
-    return (folder / "_prelude.lua").read_text("utf-8") + (folder / f"{name}.lua").read_text("utf-8")
-
-
-SCRIPTS = {name: _load(name) for name in ("submit", "take", "release", "cancel", "look")}
+SCRIPTS = load_scripts("kvps_workers.queue", ("submit", "take", "release", "cancel", "look"))
 
 
 def _row(id: str, state: str, payload: str, execution: str, cancelled: int, who: str, beat: str, why: str) -> QueueRow:
@@ -240,14 +241,12 @@ def _row(id: str, state: str, payload: str, execution: str, cancelled: int, who:
 
 def _process(text: str) -> dict[str, Any]:
     """Return the identity of a process as `take` noted it; {} if another program wrote there."""
-    kinds = {"host": str, "space": str, "start": str, "pid": int}
     try:
-        found = json.loads(text)
-        known = {name: found[name] for name in kinds}
-    except (ValueError, LookupError, TypeError, RecursionError):
+        f = Fields.of_json(text, "a process")
+        known = {name: f.text(name) for name in ("host", "space", "start")}
+        return known | {"pid": f.whole("pid", 1, _MOST_PID)}
+    except CorruptData:
         return {}
-    fits = all(type(known[name]) is kind for name, kind in kinds.items()) and known["host"].isprintable()
-    return known if fits else {}
 
 
 def _flat(fields: Mapping[str, Any]) -> list[Any]:

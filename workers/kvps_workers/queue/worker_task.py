@@ -10,7 +10,8 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from kvps.errors import InvalidName, InvalidTask
+from kvps.errors import CorruptData, InvalidName, InvalidTask
+from kvps.parsing import MOST_TEXT, from_json
 from kvps.protocol.keys import check_name
 
 FUNCTION = "kvps.train"  # nothing imports it: RQ's own worker fails on it, and loses nothing
@@ -38,8 +39,8 @@ class WorkerTask:
     def of(cls, payload: str) -> WorkerTask:
         """Read a payload, which anybody may have written. Raises InvalidTask."""
         try:
-            function, instance, args, kwargs = json.loads(payload)
-        except (ValueError, RecursionError, TypeError):
+            function, instance, args, kwargs = from_json(payload, "its payload", MOST_TEXT)
+        except (CorruptData, ValueError, TypeError):  # no JSON, or not four items
             raise InvalidTask("its payload is no JSON of a call") from None
         if function != FUNCTION or instance is not None:
             raise InvalidTask(f"it asks for {_clipped(function)}, and only {FUNCTION} is on the list")

@@ -15,6 +15,9 @@ local function is_hash(key) return redis.call('TYPE', key).ok == 'hash' end
 -- Return a value, which anybody may have written, as at most `most` characters of printable ASCII, like every reply.
 local function plain(value, most) return ((value or ''):sub(1, most):gsub('[^\32-\126]', '?')) end
 
+-- Return whether a task may have this id. A longer one would be cut in replies, and then name no task.
+local function is_id(id) return #id <= 200 and id:find('^[%w_-]+$') end
+
 -- Return fields of a hash as such text; '' for each if the key holds no hash.
 local function fields(key, ...)
   local out = {}
@@ -47,8 +50,8 @@ end
 local function started(registry)
   local out = {}
   for _, entry in ipairs(redis.call('ZRANGE', registry, 0, -1)) do
-    local id, execution = entry:match('^([%w_-]+):([%w_-]+)$')
-    if id then out[#out + 1] = { id, execution } end
+    local id, execution = entry:match('^([^:]+):([^:]+)$')
+    if id and is_id(id) and is_id(execution) then out[#out + 1] = { id, execution } end
   end
   return out
 end

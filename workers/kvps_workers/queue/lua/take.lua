@@ -13,7 +13,7 @@ local id = redis.call('EXISTS', KEYS[3]) == 0 and redis.call('LPOP', KEYS[1])
 if not id then return { 'EMPTY' } end
 local key = ARGV[1] .. id
 local status, description, version, losses = fields(key, 'status', 'description', 'kvps_version', 'kvps_losses')
-if not id:find('^[%w_-]+$') or not is_hash(key) or status == 'canceled' then return { 'DROPPED', plain(id, 200) } end
+if not is_id(id) or not is_hash(key) or status == 'canceled' then return { 'DROPPED', plain(id, 200) } end
 local data = payload(key)
 redis.call('DEL', key) -- RQ's tools would import or unpickle its other fields, such as callbacks
 redis.call('HSET', key, 'data', data, 'description', description, 'kvps_version', version, 'kvps_losses', losses)

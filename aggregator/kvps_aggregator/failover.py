@@ -1,0 +1,122 @@
+"""Finds out what a failover of a shard's server has lost of the present version, and makes it good.
+
+In a cluster the version and its bytes are on servers of their own. A replica that takes its master's place may lack the
+last bytes, though the version that names them is committed. The holder still has them, and stores them again. If it is
+gone too, the job goes back to the version before.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+import time
+from collections import Counter
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import replace
+from typing import NoReturn
+
+from kvps.connection.sockets import ChunkGone
+from kvps.errors import CorruptData, LeaseLost, ServerFull
+from kvps.history.checkpoint import units_anew, workers_anew
+from kvps.job import Job
+from kvps.parsing import STAGED_NAME, matching
+from kvps.protocol.job_state import Commit, State
+from kvps_aggregator.shard.shard import Shard
+
+log = logging.getLogger("kvps.failover")
+
+_MOST_ENTRIES = 10_000  # joins and leaves since the last commit
+
+
+class FailoverGuard:
+    """The looks at the servers of one aggregator's shards. Does nothing but on a cluster."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._run_ids: dict[int, str] = {}
+        self._next = 0.0
+
+    def look(self, shards: Iterable[Shard]) -> None:
+        """Look now and then whether a shard's bytes are on another server than before; if so, store what it lacks.
+
+        A full server is tried again with the next look. Raises ServerLost.
+        """
+        job, held = self._job, list(shards)
+        if not job.client.is_cluster or time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + job.config.lease_look_s
+        run_ids = job.client.run_ids([job.keys.slot(shard.number) for shard in held])
+        for shard, run_id in zip(held, run_ids, strict=True):
+            if self._run_ids.get(shard.number) == run_id:
+                continue
+            with suppress(ServerFull):
+                lost = shard.mend()
+                self._run_ids[shard.number] = run_id  # last: if it is cut off, the next look mends
+                if lost:
+                    log.warning(
+                        "job %s: the server of shard %d has lost %d keys of version %d: stored again",
+                        job.name,
+                        shard.number,
+                        lost,
+                        shard.version,
+                    )
+
+
+def go_back(job: Job, shard: int, term: str, damage: CorruptData) -> NoReturn:
+    """Have the job continue from the version before, because of `damage` to the present one: a server of the cluster
+    failed over, and the holder who still had the bytes is gone too.
+
+    Raises `damage` if the version before is not whole either; LeaseLost afterwards, for all terms end.
+    """
+    state = job.state()
+    commit, behind = _last_commit(job)
+    if commit is None or commit.plan.version != state.version:
+        raise damage
+    fields = job.client.call("HMGET", job.keys.version, *(f"before:{i}" for i in range(job.layout.shards)))
+    names = tuple(matching(name, f"the version: before:{i}", *STAGED_NAME) for i, name in enumerate(fields))
+    before = replace(state, version=state.version - 1, names=names)
+    try:
+        job.reader.whole(before)
+    except (ChunkGone, CorruptData):
+        raise damage from None
+    record = json.dumps(_undone(state, commit, names) | {"entry": behind})
+    found = job.scripts.rollback(term, secrets.token_hex(4), job.config.memory, shard, record)
+    if found:
+        log.warning("job %s: %s: goes on from version %d; the last %d versions are lost", job.name, damage, *found)
+    raise LeaseLost(f"shard {shard} of job {job.name!r} has to be taken anew")
+
+
+def _last_commit(job: Job) -> tuple[Commit | None, str]:
+    """Return the newest commit in the log, and the id of the entry before it."""
+    commit: Commit | None = None
+    for entry, fields in job.client.call("XREVRANGE", job.keys.commits, "+", "-", "COUNT", _MOST_ENTRIES):
+        if commit:
+            return commit, str(entry)
+        if fields.get("kind") == "commit":
+            commit = Commit.of(fields)
+    return commit, "0-0"
+
+
+def _undone(state: State, commit: Commit, names: tuple[str, ...]) -> dict[str, object]:
+    """Return the job as it was before a commit, for `rollback`."""
+    plan = commit.plan
+    counted, over = Counter(c.worker for c in plan.contributions), Counter(c.worker for c in plan.rejected)
+    clock = {worker: count - counted[worker] for worker, count in state.clock.items()}
+    skip = {worker: member.skip - over[worker] for worker, member in state.members.items()}
+    units = dict(state.units)
+    for unit in (c.unit for c in plan.contributions if c.unit is not None):
+        units |= {str(unit): "free", "done": str(int(units["done"]) - 1)}
+    entries = {worker: json.dumps(member.process) for worker, member in state.members.items()}
+    rounds = {worker: clock.get(worker, 0) + skip[worker] for worker in entries}
+    return {
+        "version": str(plan.version - 1),
+        "head": plan.head,
+        "replaces": commit.head,
+        "names": names,
+        "clock": {worker: str(count) for worker, count in clock.items()},
+        "skip": {worker: str(count) for worker, count in skip.items()},
+        "workers": workers_anew(entries, rounds, awaited=False),
+        "units": units_anew(units),
+    }

@@ -1,0 +1,114 @@
+"""Which shards an aggregator takes: first those whose bytes are on a node of the cluster near it.
+
+An aggregator without a near node takes every shard that nobody holds. One with near nodes takes their shards at once,
+and the others only when nobody has held them for a lease time, so that a job never stands still because the aggregator
+near a shard is missing. When that one comes, it says so with a wish, a key that expires, and the holder gives the shard
+up. Wishes and nearness only choose who works (liveness): terms make commits safe, whoever holds a shard.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Collection, Sequence
+
+from kvps.connection.client import Client
+from kvps.connection.cluster import ClusterClient
+from kvps.connection.slots import Address, slot_of
+from kvps.errors import InvalidSetting
+from kvps.job import Job
+from kvps.machine.address import addresses_of, is_of_this_host
+
+log = logging.getLogger("kvps.lease")
+
+AUTO = "auto"
+
+
+class Near:
+    """Nodes of a cluster that are near this process. `nodes` are their HOST:PORT; "auto" stands for all nodes at an
+    address of this host. Raises InvalidSetting for text that is neither."""
+
+    def __init__(self, nodes: Sequence[str]) -> None:
+        self._auto = AUTO in nodes
+        self._nodes = [_address(text) for text in nodes if text != AUTO]
+
+    def check(self, client: Client) -> None:
+        """Make sure that the server is a cluster, and warn if no node of it is near. Raises InvalidSetting."""
+        if not isinstance(client, ClusterClient):
+            raise InvalidSetting("--near is for a cluster: this server has the bytes of all shards")
+        if not any(map(self._has, client.slot_map().nodes)):  # it may be down, and come back
+            log.warning("no node of the cluster is near now: --near names none that serves it")
+
+    def shards(self, job: Job) -> set[int]:
+        """Return the shards of a job whose bytes are on a near master now, as the cluster says."""
+        assert isinstance(job.client, ClusterClient)
+        found = job.client.slot_map()
+        near = {master for master in found.masters if self._has(master)}
+        return {n for n in range(job.layout.shards) if found.master_of(slot_of(job.keys.slot(n))) in near}
+
+    def _has(self, node: Address) -> bool:
+        if node in self._nodes or (self._auto and is_of_this_host(node.host)):
+            return True
+        return any(mine.port == node.port and addresses_of(mine.host) & addresses_of(node.host) for mine in self._nodes)
+
+
+def _address(text: str) -> Address:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536 or any(c.isspace() for c in host):
+        raise InvalidSetting(f"--near wants HOST:PORT of a node, or {AUTO}, not {text!r}")
+    return Address(host.strip("[]"), int(port))
+
+
+class ShardChoice:
+    """Which shards an aggregator of a job tries to take, and which it gives up. `holder` is its name in leases.
+
+    `eligible` are the shards that it may hold. Without `near`, and over shared memory, no shard is nearer than another.
+    """
+
+    def __init__(self, job: Job, holder: str, eligible: list[int], near: Near | None) -> None:
+        self.eligible = eligible
+        self._job = job
+        self._holder = holder
+        self._near = near if job.config.transport == "redis" else None
+        self._lease_s = job.config.lease_ms / 1000
+        self._next_look = 0.0
+        self._free_since: dict[int, float] = {}
+
+    def hasten(self) -> None:
+        """Have the next look at once."""
+        self._next_look = 0.0
+
+    def look(
+        self, held: Collection[int], at_once: bool = False, finishing: bool = False
+    ) -> tuple[list[int], list[int]]:
+        """Return the shards to try to take, and those of the `held` ones to give up: none but three times a lease, or
+        `at_once`. Who is `finishing` the job takes what is free, wherever it is."""
+        missing = [number for number in self.eligible if number not in held]
+        now = time.monotonic()
+        if not (missing or self._near) or (now < self._next_look and not at_once):
+            return [], []
+        self._next_look = now + self._job.config.lease_look_s
+        if self._near is None or finishing:
+            return missing, []
+        return self._by_nearness(self._near.shards(self._job), missing, list(held), now)
+
+    def _by_nearness(
+        self, near: set[int], missing: list[int], held: list[int], now: float
+    ) -> tuple[list[int], list[int]]:
+        keys, ask = self._job.keys, [*missing, *held]
+        leases, wishes = self._job.client.gather([("MGET", *map(keys.lease, ask)), ("MGET", *map(keys.wish, ask))])
+        holder, wish = dict(zip(ask, leases, strict=True)), dict(zip(ask, wishes, strict=True))
+        others = [number for number in ask if wish[number] not in (None, self._holder)]
+        taken = [number for number in missing if holder[number]]
+        self._wish([number for number in taken if number in near])
+        self._free_since = {n: self._free_since.get(n, now) for n in missing if n not in taken and n not in others}
+        take = [n for n in missing if n in near or now - self._free_since.get(n, math.inf) >= self._lease_s]
+        return take, [number for number in held if number in others and number not in near]
+
+    def _wish(self, shards: list[int]) -> None:
+        """Ask the holders of these shards to give them up, unless they are near them too."""
+        lease_ms = self._job.config.lease_ms
+        asked = [("SET", self._job.keys.wish(number), self._holder, "PX", lease_ms) for number in shards]
+        if asked:
+            self._job.client.each(asked)  # a full server refuses, and the next look wishes again

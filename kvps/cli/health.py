@@ -1,0 +1,142 @@
+"""The HTTP server of `kvps aggregator start --health-port`, which answers the probes of Kubernetes and its like.
+
+It knows one time: when Redis last answered the loop that watches all jobs. The loop asks about twice a second. The
+answers are fixed words and a number of seconds, so that whoever reaches the port learns nothing about jobs.
+"""
+
+from __future__ import annotations
+
+import socket
+import socketserver
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Annotated
+
+import typer
+
+from kvps.errors import InvalidSetting, KvpsError
+
+READY_S = 5.0
+"""/ready answers 503 if Redis has not answered for so long."""
+LIVE_S = 30.0
+"""/live answers 503 if the loop has made no turn for so long. A loop that waits for Redis gives up after 10 s, and the
+command ends: a longer silence is a hang, which nothing but a restart ends."""
+LOOPBACK = "127.0.0.1"
+_REQUEST_S = 2.0  # a probe that sends or reads nothing for so long is cut off
+
+_PANEL = "Health"
+Port = Annotated[
+    int | None,
+    typer.Option(
+        "--health-port",
+        metavar="N",
+        min=1,
+        max=65535,
+        help="Answer HTTP probes on this TCP port: /live with 200 while jobs are watched, /ready with 200 while Redis "
+        "answers; with 503 otherwise.",
+        show_default="no probes",
+        rich_help_panel=_PANEL,
+    ),
+]
+Host = Annotated[
+    str | None,
+    typer.Option(
+        "--health-host",
+        metavar="HOST",
+        help="The address of --health-port. By default only this machine reaches it. The probes of Kubernetes come to "
+        "the address of the pod: give that one there.",
+        show_default=LOOPBACK,
+        rich_help_panel=_PANEL,
+    ),
+]
+
+
+class Probes(ThreadingHTTPServer):
+    """The HTTP server. It has its port when it is made, and answers after `answer`. Raises OSError for a port that
+    cannot be had."""
+
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 16
+
+    def __init__(self, host: str, port: int) -> None:
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._last_turn: Callable[[], float] = time.monotonic
+        self._answering = False
+        super().__init__((host, port), _Probe)
+
+    def server_bind(self) -> None:
+        socketserver.TCPServer.server_bind(self)  # without HTTPServer's search for the name of the host
+
+    def answer(self, last_turn: Callable[[], float]) -> None:
+        """Begin to answer on a thread. `last_turn` returns the time (time.monotonic) of the loop's last turn."""
+        self._last_turn, self._answering = last_turn, True
+        threading.Thread(target=self.serve_forever, name="kvps-health", daemon=True).start()
+
+    def server_close(self) -> None:
+        if self._answering:
+            self.shutdown()
+        super().server_close()
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Print nothing: the probe has closed its connection."""
+
+    def state(self, path: str) -> tuple[int, str]:
+        """Return the HTTP status of a path, and one line of text."""
+        silent_s = time.monotonic() - self._last_turn()
+        if path == "/live":
+            return (200, "live") if silent_s < LIVE_S else (503, f"no turn of the loop for {silent_s:.0f} s")
+        if path == "/ready":
+            return (200, "ready") if silent_s < READY_S else (503, f"no answer from Redis for {silent_s:.0f} s")
+        return 404, "there are /live and /ready"
+
+
+class _Probe(BaseHTTPRequestHandler):
+    """One request."""
+
+    server: Probes
+    timeout = _REQUEST_S
+
+    def do_GET(self) -> None:
+        status, text = self.server.state(self.path)
+        body = f"{text}\n".encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "text/plain")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def version_string(self) -> str:
+        """Return what the header Server says, without the version of Python."""
+        return "kvps"
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Print nothing: probes come every few seconds."""
+
+
+@contextmanager
+def opened(port: int | None, host: str | None = None) -> Iterator[Probes | None]:
+    """Open the port for probes, and close it behind the block; yield None without a port.
+
+    Raises KvpsError for a port that cannot be had, InvalidSetting for a host without a port.
+    """
+    if port is None:
+        if host is not None:
+            raise InvalidSetting("--health-host is the address of --health-port: give that too")
+        yield None
+        return
+    host = host or LOOPBACK
+    try:
+        probes = Probes(host, port)
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise KvpsError(f"--health-port: port {port} of {host} cannot be opened: {why}") from None
+    with probes:
+        yield probes

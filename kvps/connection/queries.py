@@ -1,0 +1,41 @@
+"""What a server says of itself: its version, its memory, its run id."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+from kvps.connection.server_info import server_name, version_of
+
+
+class Queries(ABC):
+    """Questions to one server, asked by `call`. All raise what that raises."""
+
+    @abstractmethod
+    def call(self, *command: Any) -> Any:
+        """Return the reply to one command, which is sent again after a cut. Raises ServerLost, ServerError."""
+
+    def memory(self) -> tuple[int, int]:
+        """Return the bytes that the server uses, and how many it may use; 0 is no limit."""
+        info = self.call("INFO", "memory")
+        return int(info["used_memory"]), int(info["maxmemory"])
+
+    def port(self) -> int:
+        """Return the TCP port that the server listens on; 0 if it listens on none."""
+        return int(self.call("INFO", "server")["tcp_port"])
+
+    def run_id(self) -> str:
+        """Return the server's run id, Redis's own id of the present run of the server process."""
+        return str(self.call("INFO", "server")["run_id"])
+
+    def replicas(self) -> int:
+        """Return how many replicas are connected to the server; of a cluster, to the master with the fewest."""
+        return int(self.call("INFO", "replication")["connected_slaves"])
+
+    def redis_version(self) -> tuple[int, int]:
+        """Return the version of Redis whose commands the server has, as (7, 2)."""
+        return version_of(str(self.call("INFO", "server").get("redis_version", "")))
+
+    def server_name(self) -> str:
+        """Return the server's name and version, as in "Valkey 9.1.2"."""
+        return server_name(self.call("INFO", "server"))

@@ -1,0 +1,45 @@
+"""The addresses of machines: the one at which others reach this one, and whose an address is."""
+
+from __future__ import annotations
+
+import socket
+
+_ELSEWHERE = {
+    socket.AF_INET: "192.0.2.1",
+    socket.AF_INET6: "2001:db8::1",
+}  # kept for documentation: no machine has them
+
+
+def outward_address(family: socket.AddressFamily = socket.AF_INET) -> str:
+    """Return this machine's address on the way to other networks; its name if no way leads there.
+
+    The kernel is asked for the way, and nothing is sent. A name is only the second choice: others may not know it.
+    """
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((_ELSEWHERE[family], 9))
+            return str(probe.getsockname()[0])
+    except OSError:
+        return socket.gethostname()
+
+
+def addresses_of(host: str) -> set[str]:
+    """Return the IP addresses of a host's name, or of an IP address itself; none for a name that is unknown."""
+    try:
+        return {str(found[4][0]) for found in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+    except (OSError, UnicodeError):
+        return set()
+
+
+def is_of_this_host(host: str) -> bool:
+    """Return whether a name or an IP address is this host's: whether the kernel lets a socket listen there."""
+    return any(map(_is_bindable, addresses_of(host)))
+
+
+def _is_bindable(address: str) -> bool:
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.bind((address, 0))
+            return True
+    except OSError:
+        return False

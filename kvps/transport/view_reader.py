@@ -1,0 +1,90 @@
+"""Reads the view of one session: the differences to what it has, or all of it if it has missed too many versions."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kvps.arrays.formats import Bytes, format_of
+from kvps.arrays.layout import CHUNK_ITEMS, DTYPE, Array, Chunk
+from kvps.arrays.weight_view import follow
+from kvps.connection.sockets import ChunkGone
+from kvps.protocol.job_state import Turn
+from kvps.protocol.keys import following
+from kvps.transport.access import JobAccess
+from kvps.transport.stored_view import damaged, most_differences
+from kvps.transport.version_reader import Arrived, VersionReader
+
+
+class ViewReader:
+    """The view of one session. One thread at a time uses it. What it has read last must not be written to.
+
+    followed  how many differences were read
+    whole     how many views were read whole
+    """
+
+    def __init__(self, access: JobAccess, reader: VersionReader) -> None:
+        self._keys = access.keys
+        self._format = format_of(access.config.weight_format)
+        self._most = most_differences(self._format)
+        self._reader = reader
+        self._held: Array = np.empty(0, DTYPE)
+        self._names: tuple[str, ...] = ()  # of the version in `_held`: no other version ever has them
+        self.followed = self.whole = 0
+
+    def weights(self, turn: Turn, flat: Array, arrived: Arrived | None = None) -> int:
+        """Read the view of `turn`, or of a newer version, into `flat`, (size,) float32. Return that version.
+
+        `flat` may be the array of the last call. `arrived` is as for `VersionReader.weights`. Raises CorruptData.
+        """
+        missing = self._missing(turn)
+        held, self._names = self._held, ()  # until all of it is there
+        self._held = flat
+        if missing is not None:
+            try:
+                self._follow(missing, held, flat, arrived)
+                self._names = turn.names
+                return turn.version
+            except ChunkGone:
+                pass
+        version, self._names = self._reader.view(turn, flat, arrived)
+        self.whole += 1
+        return version
+
+    def _missing(self, turn: Turn) -> list[tuple[str, ...]] | None:
+        """Return the names of the versions after the held one, up to that of `turn`; None if they are not known, or
+        take more bytes than a whole view.
+
+        A term makes all versions between two of its own. From one term to the next, Redis has the name before.
+        """
+        if not self._names:
+            return None
+        if self._names == turn.before != turn.names:
+            return [turn.names]
+        names, out = self._names, list[tuple[str, ...]]()
+        while names != turn.names and len(out) < self._most:
+            names = tuple(following(name) for name in names)
+            out.append(names)
+        return out if names == turn.names else None
+
+    def _follow(self, missing: list[tuple[str, ...]], held: Array, flat: Array, arrived: Arrived | None) -> None:
+        """Add the differences of these versions to what is held. Raises ChunkGone, CorruptData."""
+        scratch: Array = np.empty(min(flat.size, CHUNK_ITEMS), DTYPE)
+        for number, names in enumerate(missing, 1):
+            last = number == len(missing)
+
+            def add(c: Chunk, sent: Bytes, base: Array = held, last: bool = last) -> None:
+                part = slice(c.start, c.stop)
+                follow(self._format, sent, base[part], flat[part], scratch[: c.stop - c.start])
+                if arrived and last:
+                    arrived(c.start, flat[part])
+
+            try:
+                self._reader.pull(names, self._format, add)
+            except ValueError as error:
+                raise damaged(self._keys, error) from None
+            held = flat
+            self.followed += 1
+        if held is not flat:
+            np.copyto(flat, held)
+        if arrived and not missing:
+            arrived(0, flat)

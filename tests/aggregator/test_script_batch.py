@@ -1,0 +1,25 @@
+"""Scripts of many jobs in one request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from kvps_aggregator.script_batch import in_one_request
+
+from kvps.protocol.scripts import SCRIPTS
+from kvps.store import Store
+
+
+def test_scripts_that_the_server_lost_are_loaded_once_for_the_whole_request(store: Store, raw: Any) -> None:
+    jobs = [store.create_job(f"job{number}", {"w": np.zeros(2, np.float32)}) for number in range(20)]
+    evicted = []
+    raw.script_flush()
+    raw.config_resetstat()
+    in_one_request(
+        store.client, [lambda call, job=job: evicted.append(job.scripts.through(call).evict()) for job in jobs]
+    )
+    assert evicted == [([], 0)] * 20
+    stats = raw.info("commandstats")
+    loads = sum(stats[name]["calls"] for name in ("cmdstat_script|load", "cmdstat_script") if name in stats)
+    assert loads == len(SCRIPTS)

@@ -1,0 +1,198 @@
+"""`kvps acl`, and runs of commands that each have the user of their role."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.commands import Started, kvps_forked, kvps_run
+from helpers.digits_job import proved
+from helpers.harness import aggregating, await_version, work_on
+from helpers.servers import free_port
+
+import kvps
+from kvps.protocol.acl import ROLES
+from kvps.server import private_server
+from kvps.store import Store
+
+Start = Callable[..., Started]
+ONE = {"w": np.zeros(8, np.float32)}
+
+
+@pytest.fixture
+def users(store: Store, raw: Any, home: Path) -> Any:
+    """A function that makes a user with `kvps acl --apply` and returns its URL."""
+
+    def url(job: str, role: str) -> str:
+        done = kvps_forked("acl", job, "--role", role, "--apply", "--redis", store.url)
+        assert done.returncode == 0, done.stderr
+        name, _, found = done.stdout.rstrip("\n").partition("=")
+        assert name == "KVPS_REDIS_URL"
+        return found
+
+    yield url
+    names = [name for name in raw.acl_users() if name != "default"]
+    raw.acl_deluser(*names)
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_the_printed_line_is_a_command_that_makes_the_user(store: Store, raw: Any, home: Path, role: str) -> None:
+    done = kvps_forked("acl", "mine", "--role", role, "--redis", store.url)
+    assert done.returncode == 0, done.stderr
+    words = done.stdout.split()
+    assert words[:4] == ["ACL", "SETUSER", f"kvps-mine-{role}", "reset"]
+    assert raw.acl_users() == ["default"], "nothing was changed"
+    raw.execute_command(*words)
+    assert raw.acl_deluser(f"kvps-mine-{role}") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["mine", "--role", "admin"], "worker, reader, aggregator"),
+        (["a b", "--role", "worker"], "job name 'a b'"),
+        (["a*b", "--role", "worker"], "* at the end"),
+        (["mine", "--role", "worker", "--user", "a b"], "without spaces"),
+        (["mine", "--role", "worker", "--user", ""], "without spaces"),
+        (["mine", "--role", "worker", "--user", "default"], "choose another name"),
+        (["mine", "--role", "worker", "--password-file", "open"], "chmod 600"),
+        (["mine", "--role", "worker", "--password-file", "none"], "cannot be read"),
+        (["mine", "--role", "worker", "--password-file", "empty"], "one line of 1 to"),
+        (["mine"], "--role"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_usage_errors(store: Store, raw: Any, home: Path, arguments: list[str], words: str) -> None:
+    Path("open").write_text("x\n")
+    Path("open").chmod(0o644)
+    Path("empty").touch(0o600)
+    done = kvps_forked("acl", *arguments, "--redis", store.url, "--apply")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert words in done.stderr.splitlines()[-1]
+    assert raw.acl_users() == ["default"]
+
+
+def test_a_password_of_ones_own_and_a_user_who_may_not_set_users(store: Store, users: Any) -> None:
+    store.create_job("mine", ONE)
+    Path("secret").write_text("s3cret@:/\n")
+    Path("secret").chmod(0o600)
+    done = kvps_forked(
+        *("acl", "mine", "--role", "reader", "--user", "ann", "--password-file", "secret", "--apply"),
+        KVPS_REDIS_URL=store.url,
+    )
+    url = done.stdout.rstrip().partition("=")[2]
+    assert "ann:s3cret%40%3A%2F@" in url
+    with kvps.connect(url) as theirs:
+        assert theirs.job("mine").state().version == 0
+    done = kvps_forked("acl", "mine", "--role", "operator", "--apply", "--redis", url)
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "does not let this user do that" in done.stderr
+    assert "s3cret" not in done.stderr
+
+
+def test_what_a_reader_may_not_do_is_said_in_one_line(store: Store, users: Any) -> None:
+    store.create_job("mine", ONE)
+    store.create_job("other", ONE)
+    url = users("mine", "reader")
+    for arguments in (["status", "other"], ["rm", "mine", "--yes"], ["jobs"], ["create", "digits", "--job", "new"]):
+        done = kvps_run(*arguments, "--redis", url)
+        assert done.returncode == 1
+        assert done.stderr.splitlines()[-1].startswith("kvps: error: ")
+        assert "does not let this user do that" in done.stderr, arguments
+        assert "Traceback" not in done.stderr
+    assert kvps_run("status", "mine", "--redis", url).returncode == 0
+    assert store.jobs() == ["mine", "other"]
+
+
+@pytest.mark.slow
+def test_an_ssp_run_with_kills_with_every_process_under_its_own_role(store: Store, users: Any, start: Start) -> None:
+    submitter, aggregator = users("mine", "submitter"), users("mine", "aggregator")
+    worker, reader = users("mine", "worker"), users("mine", "reader")
+    settings = ["--workers", "2", "--staleness", "2", "--epochs", "60", "--worker-timeout", "2", "--lease", "1"]
+    done = kvps_run("create", "digits", "--job", "mine", *settings, "--redis", submitter)
+    assert done.returncode == 0, done.stderr
+
+    def aggregate() -> Started:
+        return start("aggregator", "start", "--job", "mine", "--redis", aggregator)
+
+    def train(name: str) -> Started:
+        return start("worker", "--job", "mine", "--id", name, "--redis", worker)
+
+    job = store.job("mine")
+    serving, workers = aggregate(), [train("w0"), train("w1")]
+    await_version(job, 20)
+    serving.end(signal.SIGKILL)
+    serving = aggregate()
+    await_version(job, 60)
+    workers[1].end(signal.SIGKILL)
+    workers[1] = train("w1")
+    saved = kvps_run("checkpoint", "save", "mine", "--redis", reader)
+    assert saved.returncode == 0, saved.stderr
+    assert [one.wait() for one in workers] == [0, 0]
+    assert serving.wait() == 0
+    proved(job)
+    done = kvps_run("status", "mine", "--redis", reader)
+    assert "finished" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_queue_run_with_every_process_under_its_own_role(store: Store, users: Any, start: Start) -> None:
+    submitter, host, aggregator = users("team-*", "submitter"), users("team-*", "host"), users("team-*", "aggregator")
+    serving = start("aggregator", "start", "--redis", aggregator)
+    hosts = [start("worker", "--queue", "--redis", host) for _ in range(2)]
+    for each in hosts:
+        each.until("serving the queue")
+    settings = ["--workers", "2", "--epochs", "2", "--job", "team-a"]
+    done = kvps_run("submit", "digits", *settings, "--redis", submitter)
+    assert done.returncode == 0, done.stderr
+    refused = kvps_run("submit", "digits", "--workers", "2", "--job", "mine", "--redis", submitter)
+    assert refused.returncode == 1
+    assert "does not let this user do that" in refused.stderr
+    job = store.job("team-a")
+    while not (state := job.state()).finished(job.config):
+        job.client.wait({job.keys.commits: state.last_entry})
+    for each in [*hosts, serving]:
+        each.end()
+    proved(job)
+    assert store.jobs() == ["team-a"]
+
+
+def test_who_joins_from_elsewhere_cannot_administer_the_server(home: Path) -> None:
+    """The user of --listen trains, but writes no file and runs no script of its own; the administrator's password is
+    not in the line."""
+    address = f"127.0.0.1:{free_port()}"
+    assert kvps_run("server", "start", "--listen", address).returncode == 0
+    url = private_server.running()
+    assert url
+    try:
+        joining = private_server.tcp_url(url, address)
+        with kvps.connect(url) as ours, kvps.connect(joining) as theirs:
+            assert ours.url.partition("password=")[2] not in joining
+            for command in (
+                ("CONFIG SET", "dir", "/tmp"),
+                ("CONFIG GET", "*"),
+                ("SAVE",),
+                ("BGSAVE",),
+                ("FLUSHALL",),
+                ("KEYS", "*"),
+                ("EVAL", "return 1", 0),
+                ("SHUTDOWN", "NOSAVE"),
+                ("ACL", "LIST"),
+                ("CLIENT", "LIST"),
+                ("GET", "another"),
+            ):
+                with pytest.raises(kvps.errors.NotPermitted):
+                    theirs.client.call(*command)
+            job = theirs.create_job("mine", ONE, transport="redis")
+            with aggregating(job):
+                assert work_on(job, "w0", 3) == [1, 2, 3]
+                await_version(job, 3)
+            theirs.remove_job("mine")
+            assert ours.jobs() == []
+    finally:
+        private_server.stop()

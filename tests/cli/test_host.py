@@ -1,0 +1,242 @@
+"""`kvps host`: hosts come into a cluster and leave it while a job trains, and what is refused in one line."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+import redis
+from helpers.commands import kvps_run
+from helpers.data_hosts import READY, DataHosts, data_hosts, processes_with
+from helpers.harness import await_version, check_chain, gradient, plain_loop
+from helpers.waiting import eventually
+
+import kvps
+from kvps.connection.slots import SLOTS, slot_of
+from kvps.job import Job
+from kvps.machine.address import outward_address
+from kvps.machine.paths import server_program
+from kvps.server.cluster_members import Members
+
+pytestmark = pytest.mark.slow
+ROUNDS, WORKERS, RATE = 400, 2, 0.05
+MODEL = {"w": np.linspace(-1, 1, 60_000, dtype=np.float32)}
+
+
+@pytest.fixture
+def hosts(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DataHosts]:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with data_hosts() as found:
+        yield found
+
+
+def _slots(hosts: DataHosts, seed: int = 1) -> list[int]:
+    return sorted(len(member.slots) for member in hosts.members(seed=seed))
+
+
+def _temporary(folder: Path) -> list[Path]:
+    """The directories of nodes."""
+    return list(folder.glob("kvps-host-*"))
+
+
+# -- hosts come and go --------------------------------------------------------------------------------------------
+
+
+def test_hosts_join_and_leave_while_a_bsp_job_trains(hosts: DataHosts, tmp_path: Path) -> None:
+    """The weights are those of the plain loop, and nothing is left of a host that has left."""
+    first = hosts.start(1)
+    assert _temporary(tmp_path)
+    with kvps.connect(hosts.url()) as store, ThreadPoolExecutor(WORKERS) as pool:
+        job = store.create_job("spread", MODEL, workers=WORKERS, shards=3, optimizer=kvps.SGD(lr=RATE))
+        training = [pool.submit(_train, job, f"w{number}") for number in range(WORKERS)]
+        await_version(job, 5)
+        second = hosts.start(2)
+        assert _slots(hosts) == [SLOTS // 2] * 2
+        third = hosts.start(3)
+        assert _slots(hosts) == [5461, 5461, 5462]
+        shards = [slot_of(job.keys.slot(shard)) for shard in range(3)]
+        assert all(len(set(shards) & set(member.slots)) == 1 for member in hosts.members()), "each host has a shard"
+        assert second.end(signal.SIGINT) == 130
+        assert 5 < job.state().version < ROUNDS, "the job has trained all the time"
+        assert _slots(hosts) == [SLOTS // 2] * 2
+        for seed in (1, 3):
+            with Members(hosts.address(seed), None) as members:
+                assert len(members.all()) == 2, "the host that has left is forgotten"
+        for worker in training:
+            worker.result()
+        check_chain(job)
+        version, params = job.snapshot()
+        want = plain_loop(MODEL, WORKERS, ROUNDS, RATE)
+        assert version == ROUNDS
+        assert all(np.array_equal(params[name], want[name]) for name in want)
+    assert third.end(signal.SIGTERM) == 143
+    assert _slots(hosts) == [SLOTS]
+    assert first.end(signal.SIGTERM) == 143
+    assert not processes_with(str(hosts.port))
+    assert not _temporary(tmp_path)
+
+
+def _train(job: Job, worker: str) -> None:
+    """Do all rounds as one worker, which joins again when the job's own slot has moved."""
+    while True:
+        try:
+            with job.join(worker) as session:
+                while session.round < ROUNDS:
+                    time.sleep(0.04)  # hosts take seconds to join
+                    session.push(gradient(session.pull(), session.rank, session.round))
+                return
+        except kvps.WorkerEvicted:
+            continue
+
+
+def test_a_host_that_was_killed_comes_back_with_its_slots(hosts: DataHosts, tmp_path: Path) -> None:
+    hosts.start(1)
+    second = hosts.start(2, "--data-dir", str(tmp_path / "data"))
+    with kvps.connect(hosts.url()) as store:
+        job = store.create_job("kept", MODEL, shards=2)
+        [mine] = [member for member in hosts.members() if member.address == hosts.address(2)]
+        second.process.kill()
+        second.wait()
+        assert eventually(lambda: not processes_with(hosts.at(2))), "node and aggregator end with it"
+        again = hosts.start(2, "--data-dir", str(tmp_path / "data"))
+        assert {member.id: member.slots for member in hosts.members()}[mine.id] == mine.slots
+        assert job.snapshot()[0] == 0
+        assert again.end() == 143
+        assert _slots(hosts) == [SLOTS]
+        assert job.snapshot()[0] == 0
+    third = hosts.start(2, "--data-dir", str(tmp_path / "data"))
+    assert _slots(hosts) == [SLOTS // 2] * 2, "a host that has left begins anew"
+    assert third.end() == 143
+
+
+def test_hosts_that_join_at_once_take_turns(hosts: DataHosts) -> None:
+    hosts.start(1)
+    joining = [hosts.start(number, ready=False) for number in (2, 3, 4)]
+    for host in joining:
+        host.until(READY)
+    assert _slots(hosts) == [SLOTS // 4] * 4
+    for host in joining:
+        host.process.send_signal(signal.SIGTERM)
+    assert [host.wait() for host in joining] == [143] * 3
+    assert _slots(hosts) == [SLOTS]
+
+
+def test_a_host_that_is_interrupted_while_it_takes_slots_gives_them_back(hosts: DataHosts) -> None:
+    hosts.start(1)
+    with kvps.connect(hosts.url()) as store:
+        for number in range(3000):
+            store.client.call("SET", f"key:{number}", "x" * 10_000)
+        second = hosts.start(2, ready=False)
+        second.until("takes its share")
+        assert eventually(lambda: sum(bool(member.slots) for member in hosts.members()) == 2)
+        assert second.end(signal.SIGINT) == 130
+        assert _slots(hosts) == [SLOTS]
+        [only] = hosts.members()
+        assert not only.migrating
+        assert not only.importing
+        assert all(store.client.call("GET", f"key:{number}") for number in range(3000))
+
+
+# -- the password -------------------------------------------------------------------------------------------------
+
+
+def test_a_password_is_asked_for_and_is_in_no_process_list(
+    hosts: DataHosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "password"
+    secret = 'quite"secret\\word#'
+    file.touch(0o600)
+    file.write_text(secret + "\n")
+    server, seen = tmp_path / "server", tmp_path / "arguments"  # a server hides its arguments soon after it has begun
+    server.write_text(f'#!/bin/sh\necho "$@" >> {seen}\nexec {server_program()} "$@"\n')
+    server.chmod(0o700)
+    monkeypatch.setenv("KVPS_SERVER", str(server))
+    hosts.start(1, "--password-file", str(file))
+    second = hosts.start(2, "--password-file", str(file))
+    assert sorted(len(member.slots) for member in hosts.members(secret)) == [SLOTS // 2] * 2
+    assert len(processes_with(str(hosts.port))) >= 4
+    assert not processes_with("quite")
+    assert seen.read_text() == "-\n-\n"
+    environment = {"KVPS_REDIS_PASSWORD_FILE": str(file), "KVPS_REDIS_URL": hosts.url()}
+    done = kvps_run("jobs", **environment)
+    assert done.returncode == 0, done.stderr
+    refused = kvps_run("host", "--join", hosts.url(), "--listen", hosts.at(3))
+    assert refused.returncode == 1
+    assert re.fullmatch(r"kvps: error: [^\n]*(NOAUTH|refuses the login|Authentication)[^\n]*\n", refused.stderr)
+    second.process.send_signal(signal.SIGTERM)
+    printed = second.process.communicate(timeout=60)[0]
+    assert "quite" not in printed
+
+
+# -- what is refused ----------------------------------------------------------------------------------------------
+
+
+def _refused(*options: str, says: str) -> None:
+    done = kvps_run("host", *options)
+    assert done.returncode in (1, 2)
+    assert re.fullmatch(rf"kvps: error: [^\n]*{says}[^\n]*\n", done.stderr), done.stderr
+    assert not done.stdout
+
+
+def test_what_is_wrong_is_said_in_one_line(hosts: DataHosts, tmp_path: Path) -> None:
+    own = f"{outward_address()}:{hosts.port}"
+    _refused(says="the first host needs --listen HOST:PORT")
+    _refused("--listen", "nonsense", says="--listen wants HOST:PORT")
+    _refused("--listen", "127.0.0.1:60000", says="a port from 1 to 55535")
+    _refused("--listen", "0.0.0.0:6379", says="by which other hosts reach this one")
+    _refused("--listen", "192.0.2.9:6379", "--password-file", str(_password(tmp_path)), says="nothing can listen at")
+    _refused("--listen", own, says="is open to the network: give all hosts the same password")
+    _refused("--join", f"redis://127.0.0.1:{hosts.port}", says="no Redis server answers at")
+    _refused("--join", "redis+sentinel://a,b/c", says="--join wants redis://HOST:PORT of a node")
+    _refused("--join", "redis://no-such-host.invalid:1", says="the host no-such-host.invalid is unknown")
+    assert not _temporary(tmp_path)
+
+
+def _password(folder: Path) -> Path:
+    file = folder / "password"
+    file.touch(0o600)
+    file.write_text("secret\n")
+    return file
+
+
+def test_a_server_of_its_own_is_no_cluster(hosts: DataHosts) -> None:
+    command = [server_program(), "--port", str(hosts.port), "--bind", "127.0.0.1", "--save", ""]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=tempfile.gettempdir()) as server:
+        try:
+            assert eventually(lambda: "PONG" in _ping(hosts.port))
+            _refused(
+                "--join", f"redis://127.0.0.1:{hosts.port}", says="is a server of its own and no node of a cluster"
+            )
+        finally:
+            server.terminate()
+
+
+def _ping(port: int) -> str:
+    with suppress(redis.RedisError), redis.Redis(port=port, protocol=2, retry=None) as client:
+        return "PONG" if client.ping() else ""
+    return ""
+
+
+def test_a_port_in_use_and_a_node_that_is_away(hosts: DataHosts) -> None:
+    first = hosts.start(1)
+    second = hosts.start(2)
+    _refused("--join", hosts.url(), "--listen", hosts.at(2), says="the port 10,000 above: address already in use")
+    second.process.kill()
+    second.wait()
+    assert eventually(lambda: not processes_with(hosts.at(2)))
+    _refused("--join", hosts.url(), "--listen", hosts.at(3), says=r"(no answer from|the node at) \S*127\.78\.3\.2")
+    first.process.send_signal(signal.SIGTERM)
+    printed, _ = first.process.communicate(timeout=120)
+    assert re.search(
+        r"^kvps: error: the node at \S+ ends, and could not give its slots back: .*$", printed, re.MULTILINE
+    )
+    assert first.process.returncode == 1

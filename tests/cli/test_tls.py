@@ -1,0 +1,112 @@
+"""The options for TLS, on a real server with a private authority, and what is refused in one line."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from helpers.certificates import STRANGER, authority_file, issued, tls_server
+from helpers.commands import TINY, Started, kvps_forked, kvps_run
+
+from kvps.cli import app
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of all certificates here."""
+    return tmp_path_factory.mktemp("certificates")
+
+
+@pytest.fixture(scope="module")
+def url(folder: Path) -> Iterator[str]:
+    """The URL of a server that asks for a client certificate."""
+    with tls_server(folder) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def options(folder: Path) -> dict[str, str]:
+    """The three options with files that this server and this client accept."""
+    certificate, key = issued(folder, "client")
+    return {"--tls-ca": str(authority_file(folder)), "--tls-cert": str(certificate), "--tls-key": str(key)}
+
+
+def _words(url: str, options: dict[str, str]) -> list[str]:
+    return ["--redis", url, *(word for pair in options.items() for word in pair)]
+
+
+def _commands(app: typer.Typer) -> Iterator[Any]:
+    yield from (command.callback for command in app.registered_commands)
+    for group in app.registered_groups:
+        assert group.typer_instance
+        yield from _commands(group.typer_instance)
+
+
+def test_every_command_that_has_a_url_has_the_options_for_tls() -> None:
+    names = {"redis", "tls_ca", "tls_cert", "tls_key"}
+    has = [names & inspect.signature(command).parameters.keys() for command in _commands(app)]
+    assert names in has
+    assert all(found in (names, set()) for found in has)
+
+
+def test_a_command_with_all_three(url: str, options: dict[str, str]) -> None:
+    done = kvps_forked("jobs", "--json", *_words(url, options))
+    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
+    done = kvps_forked("cli", *_words(url, options), "ping")
+    assert (done.returncode, done.stdout) == (0, "PONG\n"), done.stderr
+
+
+@pytest.mark.parametrize("command", [("jobs",), ("cli", "ping")])
+@pytest.mark.parametrize("wrong", ["authority", "host name", "no certificate"])
+def test_what_is_refused(url: str, options: dict[str, str], folder: Path, command: tuple[str, ...], wrong: str) -> None:
+    given, says = dict(options), "a client certificate, name one with --tls-cert"
+    if wrong == "authority":
+        given["--tls-ca"] = str(authority_file(folder, STRANGER))
+        says = "does not prove that it is this server"
+    elif wrong == "host name":
+        url, says = url.replace("localhost", "127.0.0.1"), "certificate is not valid for '127.0.0.1'"
+    else:
+        del given["--tls-cert"], given["--tls-key"]
+    _refused(1, says, command[0], *_words(url, given), *command[1:])
+
+
+def test_an_expired_certificate_is_refused(options: dict[str, str], tmp_path: Path) -> None:
+    with tls_server(tmp_path, expired=True) as url:
+        for command in (("jobs",), ("cli", "ping")):
+            _refused(1, "certificate has expired", command[0], *_words(url, options), *command[1:])
+
+
+def test_options_that_cannot_be_used(options: dict[str, str], tmp_path: Path) -> None:
+    away = str(tmp_path / "away.pem")
+    _refused(2, f"{away}, cannot be read: No such file", "jobs", *_words("rediss://h", options | {"--tls-ca": away}))
+    _refused(2, "--tls-ca is for a server with TLS", "jobs", *_words("redis://h", options))
+    _refused(2, "--tls-ca is for a server with TLS", "jobs", "--tls-ca", options["--tls-ca"])
+
+
+def _refused(code: int, says: str, *arguments: str) -> None:
+    done = kvps_forked(*arguments)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (code, "", 1), done.stderr
+    assert says in done.stderr
+
+
+@pytest.mark.slow
+def test_a_job_from_its_creation_to_its_last_snapshot(url: str, options: dict[str, str], start: Any) -> None:
+    words = _words(url, options)
+    assert kvps_run("create", "digits", "--job", "mine", "-w", "1", *TINY, *words).returncode == 0
+    aggregator: Started = start("aggregator", "start", "--job", "mine", *words)
+    assert kvps_run("worker", "--job", "mine", *words).returncode == 0
+    assert aggregator.wait() == 0
+    assert '"state": "finished"' in kvps_run("status", "mine", "--json", *words).stdout
+    verified = kvps_run("verify", "mine", *words)
+    assert verified.returncode == 0, verified.stderr
+
+
+@pytest.mark.slow
+def test_the_processes_of_a_command_have_the_files_too(url: str, options: dict[str, str]) -> None:
+    done = kvps_run("up", "digits", "-w", "2", *TINY, *_words(url, options))
+    assert done.returncode == 0, done.stderr
+    assert "test loss" in done.stdout

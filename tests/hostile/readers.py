@@ -1,0 +1,316 @@
+"""The readers: everything of kvps that reads what others may have written, each as one call on a scene."""
+
+from __future__ import annotations
+
+import io
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+from helpers.harness import gradient
+from kvps_aggregator import Aggregator
+from kvps_aggregator.aggregator import is_idle
+from kvps_aggregator.job_watcher import JobWatcher
+from kvps_workers.queue.host import Host
+from kvps_workers.queue.queue import CPU, TaskQueue
+from kvps_workers.queue.task_runner import HostResources
+
+from hostile.scene import JOB, NEIGHBOUR, HurriedClient, Scene
+from kvps import store as store_module
+from kvps.cli import checkpoint, jobs, queue, status, verify
+from kvps.cli.connect import all_jobs
+from kvps.errors import KvpsError, WorkerAlive
+from kvps.history.checkpoint import Checkpoint, listed
+from kvps.history.commit_log import Log, LogFile
+from kvps.job import Job
+from kvps.store import Store
+from kvps.transport import version_reader
+
+_MOST = 10_000  # entries of a log that are read: a log of a neighbour has far fewer
+_MOST_LOOKS = 12
+
+Open = Callable[[], Job]
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A reader. `run` gets the scene, and a function that returns the job.
+
+    writes     whether it may change keys; one that may not is held to that
+    seconds    when it hangs
+    every      it is run on one of so many mutations
+    of         "keys", "files", or the name of the only scene that it concerns
+    """
+
+    run: Callable[[Scene, Open], Any]
+    writes: bool = False
+    seconds: float = 5.0
+    every: int = 1
+    of: str = "keys"
+
+
+class Steps(threading.Event):
+    """An event that is set once it was asked about often enough: an aggregator ends after so many steps."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._left = most
+
+    def is_set(self) -> bool:
+        self._left -= 1
+        return self._left < 0
+
+    def wait(self, timeout: float | None = None) -> bool:
+        return self.is_set()
+
+
+def hurry() -> None:
+    """Have a read that finds its version gone again and again pause as briefly as this process can."""
+    version_reader._PAUSE_S = 0.0
+    store_module._SETTLE_S = 0.0
+
+
+# -- a program that uses the library ------------------------------------------------------------------------------
+
+
+def _log(scene: Scene, job: Open) -> None:
+    list(islice(job().log(), _MOST))
+
+
+def _state(scene: Scene, job: Open) -> None:
+    found = job()
+    state = found.state()
+    state.finished(found.config)
+    found.clock()
+    repr(found)
+    str(found.config.optimizer)
+
+
+def _looks(scene: Scene, job: Open) -> None:
+    found = job()
+    for look in (found.holders, found.terms, found.training_seconds, lambda: found.behind(1), lambda: is_idle(found)):
+        with suppress(KvpsError):
+            look()
+    str(found.launcher)
+
+
+def _list(scene: Scene, job: Open) -> None:
+    scene.store.jobs()
+    scene.store.free_name("job")
+    with redirect_stderr(io.StringIO()):
+        names = list(all_jobs(scene.store, lambda *_: None, lambda job, state: job.name))
+    assert NEIGHBOUR in names, "it hides the neighbour"
+
+
+def _session(scene: Scene, job: Open, worker: str | None, takeover: bool = False) -> None:
+    found = job()
+    with found.join(worker, takeover=takeover) as session:
+        if found.config.units:
+            session.next_unit()
+        params = session.pull()
+        session.push(gradient(params, session.rank, session.round), loss=1.0)
+        session.pull()
+
+
+def _refused_join(scene: Scene, job: Open) -> None:
+    with suppress(WorkerAlive):
+        _session(scene, job, "w0")
+
+
+def _waits(scene: Scene, job: Open) -> None:
+    found = job()
+    (found.await_unit if found.config.units else found.await_finished)()
+
+
+# -- the aggregator -----------------------------------------------------------------------------------------------
+
+
+def _aggregator(scene: Scene, job: Open) -> None:
+    Aggregator(job(), Steps(_MOST_LOOKS)).run(until_finished=False)
+
+
+def _serve_all(scene: Scene, job: Open) -> None:
+    """The neighbour has a contribution that waits: it must be committed, whatever the job holds."""
+    store = Store(HurriedClient(scene.url))
+    try:
+        neighbour = store.job(NEIGHBOUR)
+        before = neighbour.state().version
+        watcher = JobWatcher(store, lambda said: None, lambda job: None)
+        raised: list[BaseException] = []
+        thread = threading.Thread(target=_noted(watcher.run, raised))
+        thread.start()
+        deadline = time.monotonic() + 3
+        while neighbour.state().version == before and thread.is_alive() and time.monotonic() < deadline:
+            time.sleep(0.005)  # a poll: it must not depend on what it judges
+        committed = neighbour.state().version > before
+        watcher.stop()
+        thread.join(8)
+        if raised:
+            raise raised[0]
+        assert committed, "the neighbour's contribution was not committed"
+        assert not thread.is_alive(), "it did not stop"
+    finally:
+        store.close()
+
+
+def _noted(run: Callable[[], None], raised: list[BaseException]) -> Callable[[], None]:
+    def noted() -> None:
+        try:
+            run()
+        except BaseException as error:
+            raised.append(error)
+
+    return noted
+
+
+# -- commands -----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _said() -> Iterator[None]:
+    """Judge what a command prints: nothing in it is obeyed by a terminal."""
+    out = io.StringIO()
+    with redirect_stdout(out), redirect_stderr(out):
+        yield
+    odd = {c for c in out.getvalue() if not c.isprintable() and c != "\n"}
+    assert not odd, f"a command printed {odd}"
+
+
+def _command(run: Callable[[Scene], Any]) -> Callable[[Scene, Open], None]:
+    def command(scene: Scene, job: Open) -> None:
+        with _said():
+            run(scene)
+
+    return command
+
+
+def _save(scene: Scene) -> None:
+    checkpoint.save(JOB, scene.folder, scene.url)
+
+
+def _verify(scene: Scene, job: Open) -> None:
+    verify.proof_of(job(), checkpoints=scene.folder)
+
+
+def _checkpoint(scene: Scene, job: Open) -> None:
+    job().checkpoint().begin  # noqa: B018 - reading it adds up the clocks
+
+
+# -- files --------------------------------------------------------------------------------------------------------
+
+
+def _files(scene: Scene) -> tuple[Any, Any]:
+    files = [scene.folder / name for name in scene.files]
+    saved = next(path for path in files if path.suffix == ".safetensors")
+    return saved, next(path for path in files if path.suffix == ".jsonl")
+
+
+def _load(scene: Scene, job: Open) -> None:
+    found = Checkpoint.load(_files(scene)[0])
+    found.workers_anew()
+    found.units_anew()
+    str(found.config)
+    list(listed(scene.folder))
+
+
+def _restore(scene: Scene, job: Open) -> None:
+    made = scene.store.restore_job(Checkpoint.load(_files(scene)[0]), "restored")
+    made.state()
+    made.snapshot()
+    for worker in islice(made.state().members, 1):
+        with suppress(KvpsError):
+            made.join(worker).leave(finished=False)
+
+
+def _log_file(scene: Scene, job: Open) -> None:
+    found = job()
+    list(islice(Log(found, found.state(), scene.folder).commits(), _MOST))
+    list(LogFile(scene.folder, JOB, _files(scene)[1].name.split(".")[1]).entries())
+
+
+def _verify_from(scene: Scene, job: Open) -> None:
+    verify.proof_of(job(), checkpoints=scene.folder, start=Checkpoint.load(_files(scene)[0]))
+
+
+# -- the queue ----------------------------------------------------------------------------------------------------
+
+
+def _look(scene: Scene, job: Open) -> None:
+    with TaskQueue(scene.url, CPU) as found:
+        for row in found.look()[1]:
+            _ = row.host, row.held, str(row.task)
+        found.hosts()
+
+
+def _take(scene: Scene, job: Open) -> None:
+    with TaskQueue(scene.url, CPU) as found:
+        if taken := found.take("mine"):
+            found.release(taken[0], "mine", "queued", "lost", "3")
+        for row in found.look()[1]:
+            found.release(*row.held, "failed", "\x1b why")
+        found.cancel(JOB)
+        found.submit(job())
+        found.beat(busy=False)
+        found.depart()
+
+
+def _host(scene: Scene, job: Open) -> None:
+    """A host judges each task as if its own process had run it, or another host had been lost with it."""
+    with TaskQueue(scene.url, CPU) as found:
+        host = Host(found, scene.store, HostResources({}))
+        rows = host._look()
+        for row in rows:
+            if row.state == "runs":
+                host._put_back(row)
+            if row.task:
+                host._held = row.held
+                host._verdict(row.task, rows)
+                host._makes_way(row.task, rows[0].id)
+                host._judge(row.task, 1, "\x1b why")
+        host._leave()
+
+
+QUEUE = "queue"
+READERS = {
+    "store.job": Reader(lambda scene, job: scene.opened(), every=3),
+    "state": Reader(_state, every=3),
+    "turn": Reader(lambda scene, job: job().turn(), every=3),
+    "log": Reader(_log, every=3),
+    "entries": Reader(lambda scene, job: list(islice(job().entries(), _MOST)), every=3),
+    "traces": Reader(lambda scene, job: job().traces(), every=3),
+    "inbox": Reader(lambda scene, job: job().inbox(), every=3),
+    "holders and others": Reader(_looks, every=3),
+    "list of jobs": Reader(_list, every=8),
+    "snapshot": Reader(lambda scene, job: _used(job().snapshot()), writes=True, every=6),
+    "checkpoint": Reader(_checkpoint, writes=True, every=6),
+    "waits": Reader(_waits, every=8),
+    "session of w0": Reader(lambda scene, job: _session(scene, job, "w0", takeover=True), writes=True, every=6),
+    "session of a living worker": Reader(_refused_join, writes=True, every=20),
+    "session of any": Reader(lambda scene, job: _session(scene, job, None), writes=True, every=12),
+    "aggregator": Reader(_aggregator, writes=True, every=6),
+    "aggregator of all": Reader(_serve_all, writes=True, seconds=20, every=100),
+    "verify": Reader(_verify, writes=True, every=10),
+    "remove": Reader(lambda scene, job: scene.store.remove_job(JOB), writes=True, every=40),
+    "kvps status": Reader(_command(lambda scene: status.status(JOB, False, scene.url)), every=40),
+    "kvps status --json": Reader(_command(lambda scene: status.status(JOB, True, scene.url)), every=40),
+    "kvps jobs": Reader(_command(lambda scene: jobs.jobs(False, scene.url)), every=40),
+    "kvps checkpoint save": Reader(_command(_save), writes=True, every=40),
+    "kvps queue": Reader(_command(lambda scene: queue.show(False, None, scene.url)), every=4, of=QUEUE),
+    "queue: look": Reader(_look, every=2, of=QUEUE),
+    "queue: take, release, cancel, submit": Reader(_take, writes=True, every=2, of=QUEUE),
+    "host": Reader(_host, writes=True, every=2, of=QUEUE),
+    "Checkpoint.load": Reader(_load, of="files"),
+    "restore": Reader(_restore, writes=True, of="files"),
+    "log in files": Reader(_log_file, of="files"),
+    "verify --from": Reader(_verify_from, writes=True, of="files"),
+}
+
+
+def _used(found: tuple[int, dict[str, Any]]) -> None:
+    for array in found[1].values():
+        np.sum(array)

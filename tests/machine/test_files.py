@@ -1,0 +1,76 @@
+"""Files and directories that are their owner's only, though the umask would let others read them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.commands import TINY, kvps_run
+from helpers.harness import model
+from kvps_aggregator.verify.recording import Recorder
+
+from kvps.history import commit_log
+from kvps.machine.files import make_directory, private
+from kvps.store import Store
+
+
+@pytest.fixture(autouse=True)
+def no_umask() -> Iterator[None]:
+    """A umask that takes nothing away."""
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+def _open_to_others(folder: Path) -> list[str]:
+    """Return what others may read or enter in a folder that exists."""
+    found = sorted(folder.rglob("*"))
+    assert found
+    return [f"{path.relative_to(folder)} {path.stat().st_mode:o}" for path in found if path.stat().st_mode & 0o077]
+
+
+def test_a_directory_and_those_above_it(tmp_path: Path) -> None:
+    make_directory(tmp_path / "a" / "b" / "c")
+    make_directory(tmp_path / "a" / "b" / "c")
+    assert (tmp_path / "a" / "b" / "c").is_dir()
+    assert _open_to_others(tmp_path) == []
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError):
+        make_directory(tmp_path / "file" / "a")
+    with pytest.raises(FileExistsError):
+        make_directory(tmp_path / "file")
+
+
+@pytest.mark.parametrize("mode", ["w", "xb", "ab", "a+b"])
+def test_a_new_file(tmp_path: Path, mode: str) -> None:
+    open(tmp_path / "new", mode, opener=private).close()
+    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o600
+
+
+def test_checkpoints_logs_and_records(store: Store, tmp_path: Path) -> None:
+    job = store.create_job("mine", model())
+    found = job.checkpoint()
+    found.write(tmp_path / found.filename)
+    commit_log.LogFile(tmp_path, "mine", job.id).extend(job.entries())
+    Recorder(tmp_path / "records" / "deep", "mine", job.id, 0).initial(np.zeros(4, np.float32), "0")
+    assert len(list(tmp_path.rglob("*"))) == 7
+    assert _open_to_others(tmp_path) == []
+
+
+@pytest.mark.slow
+def test_all_that_a_run_writes(home: Path, tmp_path: Path) -> None:
+    """Also what the private server writes, into a directory that was there before and that others may enter."""
+    (tmp_path / "data").mkdir(mode=0o755)
+    done = kvps_run(
+        *("up", "digits", *TINY, "--report", "report.json", "--data-dir", "data", "--record", "records/deep"),
+        *("--checkpoint-every", "5", "--checkpoints", "saved/deep", "--kill-every", "1000"),
+    )
+    assert done.returncode == 0, done.stderr
+    (tmp_path / "data").chmod(0o700)
+    assert {path.name for path in tmp_path.iterdir()} == {"report.json", "data", "records", "saved"}
+    assert any((tmp_path / "data").rglob("*.aof"))
+    assert _open_to_others(tmp_path) == []
+    assert _open_to_others(home) == []
