@@ -15,8 +15,9 @@ from rich.table import Table
 from kvps import optimizers
 from kvps.cli.output import say
 from kvps.errors import InvalidSetting
-from kvps_bench import idle, peer, result, round, scale, straggler, transport, wake, workers
+from kvps_bench import idle, links, peer, readers, result, round, scale, straggler, transport, wake, workers
 from kvps_bench.crew import Place, place
+from kvps_bench.layouts import LAYOUTS
 from kvps_bench.roles import LR
 
 app = typer.Typer(
@@ -31,6 +32,8 @@ app = typer.Typer(
 _TURNS, _QUICK_TURNS = 7, 2
 _FEW_TURNS = 3  # of a bench that takes minutes
 
+_LAYOUTS = ",".join(LAYOUTS)
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
 Turns = Annotated[
     int | None, typer.Option("--turns", metavar="N", help=f"Turns that each case has.  (default: {_TURNS})")
@@ -39,7 +42,9 @@ Quick = Annotated[bool, typer.Option("--quick", help="Few and small turns: a che
 Transports = Annotated[
     str | None,
     typer.Option(
-        "--transport", metavar="NAME,...", help="tcp or unix; round and scale know shm too.  (default: all of them)"
+        "--transport",
+        metavar="NAME,...",
+        help="tcp or unix; round, scale and readers know shm too.  (default: all of them)",
     ),
 ]
 Workers = Annotated[str, typer.Option("--workers", "-w", metavar="N,...", help="Numbers of workers.")]
@@ -148,11 +153,38 @@ def scale_(
     as_json: AsJson = False,
     redis: Redis = None,
 ) -> None:
-    """Measure many tensors, Adam, large models and their memory, and many readers."""
+    """Measure many tensors, Adam, and large models and their memory."""
     chosen = _names("--parts", parts, scale.PARTS)
 
     def run(where: Place, names: list[str], turns: int) -> result.Result:
         return scale.measure(where, names, turns, quick, chosen, say)
+
+    _measure(run, redis, transports, turns, quick, as_json, ("tcp", "unix", "shm"))
+
+
+@app.command("readers")
+def readers_(
+    mb: Annotated[float, typer.Option(metavar="MB", help="Size of the model.")] = 40,
+    count: Annotated[int, typer.Option("--readers", metavar="N", help="Processes that read.")] = 16,
+    replicas: Annotated[
+        int,
+        typer.Option("--replicas", metavar="N", help="Measure over tcp also beside N replicas, and read from them."),
+    ] = 0,
+    transports: Transports = None,
+    turns: Turns = None,
+    quick: Quick = False,
+    as_json: AsJson = False,
+    redis: Redis = None,
+) -> None:
+    """Measure a BSP round while many processes of this host read the model again and again, and how old it is."""
+    number, setting = _positive("--readers", count), round.Setting(_bytes_of(mb), 2)
+    if replicas < 0:
+        raise InvalidSetting(f"--replicas must be 0 or more, not {replicas}")
+    if replicas and redis:
+        raise InvalidSetting("--replicas starts replicas of the bench's own server: leave out --redis")
+
+    def run(where: Place, names: list[str], turns: int) -> result.Result:
+        return readers.measure(where, names, setting, number, turns, quick, say, replicas)
 
     _measure(run, redis, transports, turns, quick, as_json, ("tcp", "unix", "shm"))
 
@@ -223,6 +255,40 @@ def workers_(
         return workers.measure(where, settings, turns, say)
 
     _measure(run, None, "unix", (1 if quick else _FEW_TURNS) if turns is None else turns, quick, as_json)
+
+
+@app.command("links")
+def links_(
+    mb: Annotated[float, typer.Option(metavar="MB", help="Size of the model.")] = 40,
+    workers: Workers = "2,4",
+    gbit: Annotated[str, typer.Option(metavar="RATE,...", help="Rates of the links, in Gbit/s, each way.")] = "1",
+    layouts: Annotated[
+        str, typer.Option("--layouts", metavar="NAME,...", help=f"Where servers and aggregators are. Of: {_LAYOUTS}.")
+    ] = _LAYOUTS,
+    peers: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Take PyTorch from DIR/torch.  (default: this Python's, if it has it)"),
+    ] = None,
+    turns: Turns = None,
+    quick: Quick = False,
+    as_json: AsJson = False,
+) -> None:
+    """Measure rounds over hosts whose links have a given rate, against an all-reduce on the same links.
+
+    The hosts are namespaces of this machine: this needs root, or the right to make user namespaces.
+    """
+    nbytes, counts, rates = _bytes_of(mb), _counts("--workers", workers), _numbers("--gbit", gbit)
+    for rate in rates:
+        if not 0.001 <= rate <= 1000:
+            raise InvalidSetting(f"--gbit must be from 0.001 to 1000, not {rate:g}")
+    if max(counts) > links.MOST_WORKERS:
+        raise InvalidSetting(f"--workers must be at most {links.MOST_WORKERS}: each has a host of its own")
+    chosen, folder = _names("--layouts", layouts, tuple(LAYOUTS)), peer.checked(peers)
+
+    def run(where: Place, names: list[str], turns: int) -> result.Result:
+        return links.measure(where, nbytes, counts, rates, chosen, turns, quick, folder, say)
+
+    _measure(run, None, "tcp", turns, quick, as_json)
 
 
 def _measure(

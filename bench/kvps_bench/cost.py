@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import redis
 
+from kvps.connection.client import Client
 from kvps.job import Job
 from kvps.protocol.scripts import SCRIPTS
 
@@ -42,35 +43,41 @@ class Cost:
     workers_s: float
 
     @classmethod
-    def so_far(cls, job: Job, at_s: float, aggregator: int, workers: Iterable[int]) -> Cost:
-        """Return the counters now; `aggregator` and `workers` are ids of processes of this machine (Linux)."""
+    def so_far(cls, job: Job, at_s: float, aggregators: Iterable[int], workers: Iterable[int]) -> Cost:
+        """Return the counters now, those of a cluster's masters together; `aggregators` and `workers` are ids of
+        processes of this machine (Linux)."""
         keys = job.keys
-        stats, cpu, commands, clock, version = job.client.together(
-            [
-                ("INFO", "stats"),
-                ("INFO", "cpu"),
-                ("INFO", "commandstats"),
-                ("HVALS", keys.clock),
-                ("HGET", keys.version, "version"),
-            ]
-        )
-        scripts = [commands[name] for name in ("cmdstat_eval", "cmdstat_evalsha") if name in commands]
+        clock, version = job.client.together([("HVALS", keys.clock), ("HGET", keys.version, "version")])
+        received, sent, script_s, calls, server_s = map(sum, zip(*job.client.on_masters(_server), strict=True))
         return cls(
             at_s,
             sum(map(int, clock)),
             int(version),
-            int(stats["total_net_input_bytes"]),
-            int(stats["total_net_output_bytes"]),
-            sum(int(script["usec"]) for script in scripts) / 1e6,
-            sum(int(script["calls"]) for script in scripts),
-            float(cpu["used_cpu_user"]) + float(cpu["used_cpu_sys"]),
-            _cpu_seconds(aggregator),
+            received,
+            sent,
+            script_s,
+            calls,
+            server_s,
+            sum(map(_cpu_seconds, aggregators)),
             sum(map(_cpu_seconds, workers)),
         )
 
     def __sub__(self, before: Cost) -> Cost:
         pairs = zip(astuple(self), astuple(before), strict=True)
         return Cost(*(now - then for now, then in pairs))
+
+
+def _server(client: Client) -> tuple[float, ...]:
+    """Return the counters of one server: from `received_bytes` to `server_s`."""
+    stats, cpu, commands = client.gather([("INFO", "stats"), ("INFO", "cpu"), ("INFO", "commandstats")])
+    scripts = [commands[name] for name in ("cmdstat_eval", "cmdstat_evalsha") if name in commands]
+    return (
+        int(stats["total_net_input_bytes"]),
+        int(stats["total_net_output_bytes"]),
+        sum(int(script["usec"]) for script in scripts) / 1e6,
+        sum(int(script["calls"]) for script in scripts),
+        float(cpu["used_cpu_user"]) + float(cpu["used_cpu_sys"]),
+    )
 
 
 def _cpu_seconds(pid: int) -> float:

@@ -5,17 +5,20 @@ from __future__ import annotations
 import multiprocessing
 import os
 import socket
+import subprocess
+import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
+from kvps.connection.sockets import connection_settings
 from kvps.errors import KvpsError
-from kvps.server import private_server
 from kvps.store import Store, connect
+from kvps_bench.hosts import Host
 
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 spawning = multiprocessing.get_context("forkserver")  # as clean as new processes, without a second of imports each
@@ -39,9 +42,11 @@ def place(url: str | None) -> Iterator[Place]:
             yield Place(store, {"unix": url, "shm": url} if url.startswith("unix:") else {"tcp": url})
         return
     with tempfile.TemporaryDirectory(prefix="kvps-bench-") as folder, _environment(KVPS_RUNTIME_DIR=folder):
-        listen = f"127.0.0.1:{_free_port()}"
+        listen = f"127.0.0.1:{free_port()}"
         with connect(listen=listen) as store:
-            yield Place(store, {"tcp": private_server.tcp_url(store.url, listen), "unix": store.url, "shm": store.url})
+            # The administrator's URL: bare sockets and other systems use keys of their own.
+            tcp = f"redis://:{connection_settings(store.url)['password']}@{listen}"
+            yield Place(store, {"tcp": tcp, "unix": store.url, "shm": store.url})
 
 
 @contextmanager
@@ -55,10 +60,13 @@ def _environment(**values: str) -> Iterator[None]:
             os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def free_port(most: int = 65_535) -> int:
+    """Return a port of the loopback that nobody has, up to `most`."""
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            if (port := int(probe.getsockname()[1])) <= most:
+                return port
 
 
 class Member:
@@ -97,7 +105,10 @@ class Member:
         return value
 
     def _died(self) -> KvpsError:
-        return KvpsError(f"a process of the benchmark died (exit code {self.process.exitcode})")
+        return KvpsError(f"a process of the benchmark died (exit code {self._exit_code()})")
+
+    def _exit_code(self) -> int | None:
+        return self.process.exitcode
 
     def dismiss(self) -> None:
         """Tell the process that no more calls come."""
@@ -112,13 +123,34 @@ class Member:
             self.process.join()
 
 
+class HostMember(Member):
+    """A member whose process runs on a host."""
+
+    def __init__(self, host: Host, make: Callable[..., Any], *arguments: Any) -> None:
+        self._pipe, other = multiprocessing.Pipe()
+        command = [sys.executable, "-m", __name__, str(other.fileno())]
+        self._started = host.start(*command, pass_fds=[other.fileno()], env=os.environ | ONE_THREAD)
+        other.close()
+        self._pipe.send((make, arguments))
+        self._answer()
+
+    def _exit_code(self) -> int:
+        return self._started.wait()
+
+    def close(self) -> None:
+        """Wait until the process has ended; after 10 s leave it to the end of its host."""
+        self.dismiss()
+        with suppress(subprocess.TimeoutExpired):
+            self._started.wait(10)
+
+
 @contextmanager
 def crew(*makers: tuple[Any, ...]) -> Iterator[list[Member]]:
-    """Yield a member for each ``(make, *arguments)``; they end with the block."""
+    """Yield a member for each ``(make, *arguments)``, or ``(host, make, *arguments)``; they end with the block."""
     members: list[Member] = []
     try:
         for make, *arguments in makers:
-            members.append(Member(make, *arguments))
+            members.append(HostMember(make, *arguments) if isinstance(make, Host) else Member(make, *arguments))
         yield members
     finally:
         for member in members:
@@ -149,3 +181,9 @@ def _obey(pipe: Connection, make: Callable[..., Any], *arguments: Any) -> None:
     finally:
         if made is not None and hasattr(made, "close"):
             made.close()
+
+
+if __name__ == "__main__":
+    _pipe = Connection(int(sys.argv[1]))
+    _make, _arguments = _pipe.recv()
+    _obey(_pipe, _make, *_arguments)

@@ -16,15 +16,17 @@ from kvps_bench import digits
 from kvps_bench.charts import Bar, chart
 from kvps_bench.result import Table, bars_table, rows_tables
 
-BENCHES = ("transport", "round", "straggler", "scale", "workers", "wake", "idle", "digits")
+BENCHES = ("transport", "round", "straggler", "scale", "readers", "workers", "wake", "idle", "links", "digits")
 _TITLES = {
     "transport": "Moving arrays",
     "round": "A round",
     "straggler": "Slow workers",
-    "scale": "Many tensors, Adam, large models, many readers",
+    "scale": "Many tensors, Adam, large models",
+    "readers": "Many readers",
     "workers": "Many workers",
     "wake": "From a commit to the next pull",
     "idle": "Idle jobs",
+    "links": "Hosts and their links",
     "digits": "Digits in every mode",
 }
 _HEAD = """# Performance
@@ -44,7 +46,7 @@ def main() -> None:
     for bench in [name for name in options.only.split(",") if name]:
         command = ["kvps_bench", bench, "--json", *(["--quick"] if options.quick else [])]
         command += ["--turns", str(options.turns)] if options.turns else []
-        if bench == "round" and options.peers:
+        if bench in ("round", "links") and options.peers:
             command += ["--peers", str(options.peers)]
         print(bench, flush=True)
         found = digits.measure(options.turns or (1 if options.quick else 7)) if bench == "digits" else _run(command)

@@ -12,11 +12,13 @@ from typing import Any
 
 import kvps_aggregator
 import numpy as np
+from kvps_aggregator.nearness import Near
 
 from kvps.arrays.layout import DTYPE
 from kvps.errors import JobNotFound
 from kvps.job import Job
 from kvps.store import connect
+from kvps.transport import host_pull
 from kvps_bench.crew import Place
 
 LR = 2.0**-10  # a power of two: the weights after any number of rounds are exact, and can be checked
@@ -58,8 +60,8 @@ def peak_mb() -> dict[str, float]:
 class Role:
     """The base of all roles: a process with a store, and its memory."""
 
-    def __init__(self, url: str) -> None:
-        self.store = connect(url)
+    def __init__(self, url: str, read_replicas: bool = False) -> None:
+        self.store = connect(url, read_replicas=read_replicas)
 
     def memory(self) -> dict[str, float]:
         """See `peak_mb`."""
@@ -70,20 +72,23 @@ class Role:
 
 
 class Aggregator(Role):
-    """An aggregator that serves one job after another."""
+    """An aggregator that serves one job after another: all shards, or those of `shards`; those of the cluster's node at
+    `near` first."""
 
-    def __init__(self, url: str, job: str = "") -> None:
+    def __init__(self, url: str, job: str = "", shards: list[int] | None = None, near: str = "") -> None:
         super().__init__(url)
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
+        self._shards = shards
+        self._near = Near([near]) if near else None
         if job:
             self.serve(job)
 
     def serve(self, name: str) -> None:
         """Serve this job until `rest`."""
         self._stop.clear()
-        arguments = {"stop": self._stop, "until_finished": False}
-        self._thread = threading.Thread(target=kvps_aggregator.serve, args=(self._find(name),), kwargs=arguments)
+        serving = kvps_aggregator.Aggregator(self._find(name), self._stop, self._shards, near=self._near)
+        self._thread = threading.Thread(target=serving.run, kwargs={"until_finished": False})
         self._thread.start()
 
     def _find(self, name: str) -> Job:
@@ -112,9 +117,13 @@ class Worker(Role):
         self._gradients = {p.name: np.full(p.shape, rank + 1, DTYPE) for p in found.layout.parameters}
 
     def rounds(self, number: int) -> list[float]:
-        """Return the seconds of each of `number` rounds."""
-        took = []
+        """Pull, then return the seconds of each of `number` rounds."""
         self._session.pull()
+        return self.more_rounds(number)
+
+    def more_rounds(self, number: int) -> list[float]:
+        """Return the seconds of each of `number` rounds, without the pull that must come before the first of all."""
+        took = []
         for _ in range(number):
             began = time.perf_counter()
             self._session.push(self._computed() if self._lent else self._gradients)
@@ -137,3 +146,14 @@ class Worker(Role):
         with suppress(JobNotFound):
             self._session.leave()
         super().close()
+
+
+class Alone(Worker):
+    """A worker that pulls for itself, as if its server were on its own host."""
+
+    def __init__(self, url: str, job: str, rank: int) -> None:
+        far, host_pull.is_far = host_pull.is_far, lambda client: False
+        try:
+            super().__init__(url, job, rank)
+        finally:
+            host_pull.is_far = far

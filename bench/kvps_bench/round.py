@@ -174,7 +174,7 @@ def kvps(
             yield _case(members, rounds)
             if isinstance(setting.optimizer, SGD):
                 near = 2.0**-8 if settings.get("weight_format") == "bf16" else 0.0  # bf16 keeps 8 bits
-                _check_weights(together(members, "weights"), setting.optimizer, setting.workers, near)
+                check_weights(together(members, "weights"), setting.optimizer, setting.workers, near)
 
 
 def _case(members: list[Member], rounds: int) -> Case:
@@ -182,7 +182,8 @@ def _case(members: list[Member], rounds: int) -> Case:
     return lambda: together(members, "rounds", rounds)[0]
 
 
-def _check_weights(found: Iterable[tuple[int, float, float]], optimizer: SGD, workers: int, near: float) -> None:
+def check_weights(found: Iterable[tuple[int, float, float]], optimizer: SGD, workers: int, near: float) -> None:
+    """Assert that the (version, least, greatest) weight of each worker is what its versions make, within `near`."""
     assert isinstance(optimizer.lr, float)
     for version, least, greatest in found:
         wanted = -version * optimizer.lr * (workers + 1) / 2
@@ -236,7 +237,7 @@ def _measured(
                 cases[name, transport] = stack.enter_context(kvps(place, transport, setting, rounds, **more))
         others = stack.enter_context(peers.opened(folder, setting.workers, setting.nbytes, setting.tensors))
         cases |= {(p.kind.name, p.kind.transport): _peer_case(p, rounds) for p in others if not p.why}
-        found = _named(cases, turns)
+        found = in_turns(cases, turns)
         for other in others:
             other.finish()
         why = {(p.kind.name, p.kind.transport): p.why for p in others if p.why}
@@ -245,11 +246,6 @@ def _measured(
 
 def _peer_case(other: peers.Peer, rounds: int) -> Case:
     return lambda: other.rounds(rounds)
-
-
-def _named(cases: Mapping[Key, Case], turns: int) -> dict[Key, Times]:
-    names = {"/".join(key): key for key in cases}
-    return {names[name]: times for name, times in in_turns({n: cases[k] for n, k in names.items()}, turns).items()}
 
 
 def _rows(setting: Setting, transports: Sequence[str], found: Mapping[Key, Times], why: Mapping[Key, str]) -> list[Row]:

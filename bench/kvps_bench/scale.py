@@ -1,14 +1,13 @@
-"""`kvps_bench scale`: what many tensors, a heavier optimizer, large models and many readers cost a round.
+"""`kvps_bench scale`: what many tensors, a heavier optimizer and large models cost a round.
 
-Each part compares two cases in turns: 160 tensors with one of the same bytes, Adam with SGD, large models with a small
-one by bytes per second, and a job that many readers read with one that nothing reads.
+Each part compares two cases in turns: 160 tensors with one of the same bytes, Adam with SGD, and large models with a
+small one by bytes per second.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -18,15 +17,14 @@ from typing import Any
 from kvps.optimizers import Adam
 from kvps.transport.shm import ShmTransport
 from kvps_bench import round as rounds
-from kvps_bench.crew import Member, Place, crew, together
+from kvps_bench.crew import Place, crew
 from kvps_bench.result import Bar, Figures, Result, Row, machine
 from kvps_bench.roles import Aggregator, Role, Worker, model, temporary_job
 from kvps_bench.round import Setting
 from kvps_bench.turns import Ratio, Times, in_turns
 
-PARTS = ("tensors", "optimizer", "sizes", "readers")
+PARTS = ("tensors", "optimizer", "sizes")
 _TENSORS = 160
-_READERS = 16
 _WORKERS = 2
 _WEIGHED_ROUNDS = 4  # after two rounds the server holds as many versions as it ever will
 _WATCH_EVERY_S = 0.005
@@ -44,7 +42,7 @@ def measure(
     """Measure the parts asked for, over each transport."""
     rows: list[Row] = []
     bars: list[Bar] = []
-    run = {"tensors": _tensors, "optimizer": _optimizers, "sizes": _sizes, "readers": _readers}
+    run = {"tensors": _tensors, "optimizer": _optimizers, "sizes": _sizes}
     for transport in transports:
         for part in parts:
             say(f"{part}, {transport}")
@@ -234,98 +232,3 @@ def free_bytes() -> int:
             if line.startswith("MemAvailable:"):
                 return int(_FREE_SHARE * 1024 * int(line.split()[1]))
     return int(_FREE_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES"))
-
-
-# -- readers ------------------------------------------------------------------------------------------------------
-
-
-class ModelReader(Role):
-    """A reader of a job's whole model, again and again, on its own thread."""
-
-    def __init__(self, url: str, name: str) -> None:
-        super().__init__(url)
-        self._job = self.store.job(name)
-        self._over = threading.Event()
-        self._took: list[float] = []
-        self._thread: threading.Thread | None = None
-
-    def begin_reading(self) -> None:
-        """Read until `end_reading`."""
-        self._over.clear()
-        self._took = []
-        self._thread = threading.Thread(target=self._read)
-        self._thread.start()
-
-    def _read(self) -> None:
-        while not self._over.is_set():
-            began = time.perf_counter()
-            self._job.snapshot()
-            self._took.append(time.perf_counter() - began)
-
-    def end_reading(self) -> tuple[list[float], int]:
-        """Return the seconds of each read, and how often a read has found bytes gone and begun again."""
-        self._over.set()
-        if self._thread:
-            self._thread.join()
-        return self._took, self._job.reader.restarts
-
-    def close(self) -> None:
-        self.end_reading()
-        super().close()
-
-
-def _readers(place: Place, transport: str, turns: int, quick: bool) -> Found:
-    url, setting = place.urls[transport], Setting(_mb(40, quick), _WORKERS)
-    count = 4 if quick else _READERS
-    with temporary_job(place, transport, model(setting.nbytes), workers=_WORKERS) as job:
-        makers = [(Worker, url, job.name, rank) for rank in range(_WORKERS)]
-        readers = [(ModelReader, url, job.name) for _ in range(count)]
-        with crew((Aggregator, url, job.name), *makers, *readers) as (_, *members):
-            read = _Read(members[:_WORKERS], members[_WORKERS:], setting.rounds(quick))
-            times = in_turns({"alone": read.alone, "read": read.by_all}, turns)
-    rows = [
-        _row("readers", "job alone", transport, setting, times["alone"], readers=0),
-        _row("readers", "job, while it is read", transport, setting, times["read"], readers=count),
-        read.row(transport, setting, turns),
-    ]
-    ratio = times["read"].over(times["alone"])
-    fewest = Ratio(*([float(read.fewest())] * 3))
-    return rows, [
-        Bar(10, f"a round with {count} readers over one without, {transport}", True, None, ratio),
-        Bar(10, f"reads that the slowest of {count} readers got, {transport}", False, 1, fewest),
-    ]
-
-
-class _Read:
-    """The two cases, without readers and with them, and the readers' times."""
-
-    def __init__(self, workers: list[Member], readers: list[Member], rounds: int) -> None:
-        self._workers, self._readers, self._rounds = workers, readers, rounds
-        self._turns: list[list[list[float]]] = []
-        self._restarts = 0
-
-    def alone(self) -> Sequence[float]:
-        return together(self._workers, "rounds", self._rounds)[0]  # type: ignore[no-any-return]
-
-    def by_all(self) -> Sequence[float]:
-        together(self._readers, "begin_reading")
-        try:
-            return self.alone()
-        finally:
-            got = together(self._readers, "end_reading")
-            self._turns.append([took for took, _ in got])
-            self._restarts = sum(restarts for _, restarts in got)
-
-    def fewest(self) -> int:
-        """Return the number of reads of the slowest reader, over all turns."""
-        return min(sum(len(turn[i]) for turn in self._turns) for i in range(len(self._readers)))
-
-    def row(self, transport: str, setting: Setting, turns: int) -> Row:
-        times = Times(tuple(tuple(s for took in turn for s in took) for turn in self._turns[1:]))
-        counts = [sum(len(turn[i]) for turn in self._turns[1:]) for i in range(len(self._readers))]
-        more: Figures = {
-            "readers": len(self._readers),
-            "reads_each": f"{min(counts)} to {max(counts)}",
-            "restarts": self._restarts,
-        }
-        return Row("a read, while the job trains", transport, _figures("readers", setting), times, more)

@@ -167,8 +167,7 @@ def _measured(url: str, nbytes: int, turns: int) -> dict[Key, Times]:
     with crew(*makers.values()) as found:
         members = dict(zip(makers, found, strict=True))
         keys = [(move, name) for move, name in _KEYS if name in members]
-        times = in_turns({"/".join(key): _case(members[key[1]], key[0]) for key in keys}, turns)
-    return {key: times["/".join(key)] for key in keys}
+        return in_turns({key: _case(members[key[1]], key[0]) for key in keys}, turns)
 
 
 def _case(member: Member, move: str) -> Case:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from kvps.errors import KvpsError
 
 Case = Callable[[], Sequence[float]]
 """Runs one turn; returns the seconds of each of its repetitions."""
+Key = TypeVar("Key", bound=Hashable)
 
 
 class CaseFailed(KvpsError):
@@ -71,22 +73,22 @@ class Times:
         return {"n": len(self.seconds), **quantiles}
 
 
-def in_turns(cases: Mapping[str, Case], turns: int, warm_up: bool = True) -> dict[str, Times]:
+def in_turns(cases: Mapping[Key, Case], turns: int, warm_up: bool = True) -> dict[Key, Times]:
     """Run every case `turns` times, one after another, so that all cases meet the same disturbances.
 
     With `warm_up` each case first runs one more turn, which is not counted. A case that raises CaseFailed has no more
     turns, and is not in the result.
     """
-    seconds: dict[str, list[tuple[float, ...]]] = {name: [] for name in cases}
+    seconds: dict[Key, list[tuple[float, ...]]] = {key: [] for key in cases}
     for turn in range(0 if warm_up else 1, turns + 1):
-        for name, case in cases.items():
-            if name not in seconds:
+        for key, case in cases.items():
+            if key not in seconds:
                 continue
             try:
                 took = tuple(case())
             except CaseFailed:
-                del seconds[name]
+                del seconds[key]
                 continue
             if turn:
-                seconds[name].append(took)
-    return {name: Times(tuple(values)) for name, values in seconds.items()}
+                seconds[key].append(took)
+    return {key: Times(tuple(values)) for key, values in seconds.items()}

@@ -201,7 +201,9 @@ class _Both:
         self._sleeper.begin("wakes", self._number)
         self._waker("pushes", self._number)
         woken = self._sleeper.end()
-        spans = self._committer("spans")
+        last = max(version for version, _, _ in woken)
+        while len(spans := self._committer("spans")) < last:  # the worker is woken before the committer notes its time
+            time.sleep(0.001)
         began = {version: spans[version - 1] for version, _, _ in woken}
         self._note(_CALL, [began[version][1] - began[version][0] for version, _, _ in woken])
         self._note(_XREAD, [at - began[version][0] for version, at, _ in woken])

@@ -252,7 +252,7 @@ class _Case:
 
     def _now(self, job: Job) -> Cost:
         pids = [process.process.pid or 0 for process in (self._aggregator, *self._processes)]
-        return Cost.so_far(job, time.monotonic(), pids[0], pids[1:])
+        return Cost.so_far(job, time.monotonic(), pids[:1], pids[1:])
 
     def _time_scripts(self, job: Job) -> None:
         times = ScriptTimes(job.client.url)

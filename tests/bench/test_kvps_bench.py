@@ -99,10 +99,41 @@ def test_straggler(home: Path) -> None:
 def test_scale(home: Path) -> None:
     found = bench("scale", "--quick", "--turns", "1", "--transport", "unix")
     rows = found["rows"]
-    assert {row["part"] for row in rows} == {"tensors", "optimizer", "sizes", "readers"}
+    assert {row["part"] for row in rows} == {"tensors", "optimizer", "sizes"}
     assert {row["tensors"] for row in rows if row["part"] == "tensors"} == {1, 160}
     assert all({"aggregator_x", "worker_x", "server_x"} <= set(row) for row in rows if row["part"] == "sizes")
-    assert [bar["bar"] for bar in found["bars"]] == [6, 7, 8, 10, 10]
+    assert [bar["bar"] for bar in found["bars"]] == [6, 7, 8]
+
+
+def test_readers(home: Path) -> None:
+    found = bench("readers", "--mb", "2", "--readers", "3", "--quick", "--turns", "1")
+    rows = {(row["transport"], row["case"]): row for row in found["rows"]}
+    assert {case for _, case in rows} == {"job alone", "job, read by 3", "a read meanwhile"}
+    assert rows["tcp", "a read meanwhile"]["fetches"] >= 1
+    assert rows["shm", "a read meanwhile"]["fetches"] == 0
+    assert [bar["bar"] for bar in found["bars"]] == [10, 10, 10]
+
+
+def test_readers_of_replicas(home: Path) -> None:
+    asked = (
+        "readers",
+        "--mb",
+        "2",
+        "--readers",
+        "2",
+        "--replicas",
+        "2",
+        "--transport",
+        "tcp",
+        "--quick",
+        "--turns",
+        "1",
+    )
+    found = bench(*asked)
+    cases = {row["case"]: row for row in found["rows"]}
+    assert {"job alone beside 2 replicas", "job, read by 2 from 2 replicas"} <= set(cases)
+    assert cases["a read meanwhile from 2 replicas"]["fetches"] >= 1
+    assert found["bars"][1]["what"] == "a round with 2 readers over one without, tcp, 2 replicas"
 
 
 def test_workers(home: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from lockstep import LR, Crowd, answer, free_port, options, right, sizes
+from lockstep import LR, Crowd, answer, free_port, options, right, sizes, timed
 
 BUCKET_ITEMS = (25 << 20) // 4
 
@@ -19,8 +19,9 @@ def buckets(items):
     return out
 
 
-def work(rank, worker, asked, port):
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+def joined(asked, rank, address, port, interface):
+    """Join the others; return a function that does a round, and one that checks the weights after so many rounds."""
+    os.environ |= {"MASTER_ADDR": address, "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": interface}
     import torch
     import torch.distributed as dist
 
@@ -38,12 +39,38 @@ def work(rank, worker, asked, port):
             bucket /= asked["workers"]  # the mean; so is the next round's mean of these, and no gradient needs a refill
         torch._foreach_add_(weights, grads, alpha=-LR)
 
-    worker.obey(step, lambda rounds: right([float(w[i]) for w in weights for i in (0, -1)], asked["workers"], rounds))
+    return step, lambda rounds: right([float(w[i]) for w in weights for i in (0, -1)], asked["workers"], rounds)
+
+
+def end():
+    import torch.distributed as dist
+
     dist.barrier()
     dist.destroy_process_group()
 
 
+def work(rank, worker, asked, port):
+    worker.obey(*joined(asked, rank, "127.0.0.1", port, "lo"))
+    end()
+
+
+def work_on_a_host(asked):
+    """Be the rank that `asked` names, with the others on other hosts: all are asked for rounds at the same time."""
+    step, check = joined(asked, asked["rank"], asked["address"], asked["port"], asked["interface"])
+    done = []
+
+    def rounds(number):
+        done.append(number)
+        return timed(number, step)
+
+    answer(rounds, lambda: check(sum(done)))
+    end()
+
+
 if __name__ == "__main__":
     asked = options()
-    crowd = Crowd(work, asked["workers"], asked["workers"], asked, free_port())
-    answer(crowd.rounds, crowd.check)
+    if "rank" in asked:
+        work_on_a_host(asked)
+    else:
+        crowd = Crowd(work, asked["workers"], asked["workers"], asked, free_port())
+        answer(crowd.rounds, crowd.check)

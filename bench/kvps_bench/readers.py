@@ -1,0 +1,223 @@
+"""`kvps_bench readers`: what a BSP round costs while processes of its host read the model, and how old it is then.
+
+Each reader calls `Job.snapshot` again and again, as fast as it returns.
+"""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from bisect import bisect
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from kvps_bench.crew import Member, Place, crew, together
+from kvps_bench.replicas import running_replicas
+from kvps_bench.result import Bar, Figures, Result, Row, machine
+from kvps_bench.roles import Aggregator, Role, Worker, model, temporary_job
+from kvps_bench.round import Setting
+from kvps_bench.turns import Times, in_turns
+
+_LOOKED_AT = 64  # items of each version that a reader compares: all weights of a version are equal
+_MOST_RATIO = 1.5
+
+
+class Read(NamedTuple):
+    """One read: the version, when it was there by this host's monotonic clock, and how many seconds it took."""
+
+    version: int
+    at: float
+    took: float
+
+
+class Trainer(Worker):
+    """A worker that notes when it got which version."""
+
+    def __init__(self, url: str, job: str, rank: int) -> None:
+        super().__init__(url, job, rank)
+        self._pulled: list[tuple[float, int]] = []
+
+    def rounds(self, number: int) -> list[float]:
+        took = []
+        self._session.pull()
+        self._pulled = [(time.monotonic(), self._session.version)]
+        for _ in range(number):
+            began = time.monotonic()
+            self._session.push(self._gradients)
+            self._session.pull()
+            self._pulled.append((time.monotonic(), self._session.version))
+            took.append(self._pulled[-1][0] - began)
+        return took
+
+    def pulled(self) -> list[tuple[float, int]]:
+        """Return when which version was pulled in the last turn."""
+        return self._pulled
+
+
+class Reader(Role):
+    """A reader of a job's whole model, again and again, on its own thread."""
+
+    def __init__(self, url: str, name: str, read_replicas: bool = False) -> None:
+        super().__init__(url, read_replicas)
+        self._job = self.store.job(name)
+        self._over = threading.Event()
+        self._reads: list[Read] = []
+        self._torn = 0
+        self._thread: threading.Thread | None = None
+
+    def begin_reading(self) -> None:
+        """Read until `end_reading`."""
+        self._over.clear()
+        self._reads, self._torn = [], 0
+        self._thread = threading.Thread(target=self._read)
+        self._thread.start()
+
+    def _read(self) -> None:
+        weights: dict[str, Any] = {}
+        while not self._over.is_set():
+            began = time.monotonic()
+            version, weights = self._job.snapshot()  # the last one is in use until this one is there
+            now = time.monotonic()
+            self._reads.append(Read(version, now, now - began))
+            (array,) = weights.values()
+            looked_at = array[:: max(1, array.size // _LOOKED_AT)]
+            self._torn += bool((looked_at != looked_at[0]).any())
+
+    def end_reading(self) -> tuple[list[Read], int, int]:
+        """Return the reads, how many were of no whole version, and how often this process has read Redis so far."""
+        self._over.set()
+        if self._thread:
+            self._thread.join()
+        return self._reads, self._torn, self._job.reader.fetched
+
+    def close(self) -> None:
+        self.end_reading()
+        super().close()
+
+
+def measure(
+    place: Place,
+    transports: Sequence[str],
+    setting: Setting,
+    count: int,
+    turns: int,
+    quick: bool = False,
+    say: Callable[[str], None] = lambda _: None,
+    replicas: int = 0,
+) -> Result:
+    """Measure rounds without and with `count` readers over each transport, and over TCP from `replicas` too."""
+    rows: list[Row] = []
+    bars: list[Bar] = []
+    for transport in transports:
+        say(f"{count} readers, {setting.nbytes / 1e6:g} MB, {transport}")
+        crowd = _Crowd(place, transport, setting, count)
+        more, bar = _measured(crowd, turns, quick)
+        rows += more
+        bars.append(bar)
+        if replicas and transport == "tcp":
+            say(f"{count} readers, {setting.nbytes / 1e6:g} MB, {transport}, {replicas} replicas")
+            with running_replicas(place.urls[transport], replicas):
+                more, bar = _measured(crowd._replace(replicas=replicas), turns, quick)
+            rows += more
+            bars.append(bar)
+    return Result("readers", turns, rows, bars, machine(place.store.client), (*_NOTES, *([_REPLICAS] * bool(replicas))))
+
+
+_NOTES = (
+    "Each reader calls job.snapshot() again and again. `lag` is how many versions a worker had pulled beyond the one "
+    "that a read returned, when it returned: median, 90th percentile and greatest.",
+    "`fetches` is how often a reader has read the arrays from Redis, all readers and turns together, the warm-up "
+    "included. Over shm none does.",
+    "Every version that was read was whole: the bench fails if the weights of one differ.",
+)
+_REPLICAS = (
+    "The replicas run on this machine, and get all that is written, gradients too: compare the cases beside replicas "
+    "with each other."
+)
+
+
+class _Crowd(NamedTuple):
+    """Who reads, and over what: `readers`, beside so many `replicas`."""
+
+    place: Place
+    transport: str
+    setting: Setting
+    readers: int
+    replicas: int = 0
+
+
+def _measured(crowd: _Crowd, turns: int, quick: bool) -> tuple[list[Row], Bar]:
+    place, transport, setting, count, replicas = crowd
+    url, sources = place.urls[transport], [False, True] if replicas else [False]
+    with temporary_job(place, transport, model(setting.nbytes), workers=setting.workers) as job:
+        trainers = [(Trainer, url, job.name, rank) for rank in range(setting.workers)]
+        readers = [(Reader, url, job.name, source) for source in sources for _ in range(count)]
+        with crew((Aggregator, url, job.name), *trainers, *readers) as (_, *members):
+            workers, members = members[: setting.workers], members[setting.workers :]
+            groups = [members[i : i + count] for i in range(0, len(members), count)]
+            reads = [_Reading(workers, group, setting.rounds(quick)) for group in groups]
+            cases = {"alone": reads[0].alone, **{f"read {i}": read.by_all for i, read in enumerate(reads)}}
+            times = in_turns(cases, turns)
+    beside = f" beside {replicas} replicas" if replicas else ""
+    rows = [_row(f"job alone{beside}", crowd, times["alone"], 0)]
+    for i, (read, source) in enumerate(zip(reads, sources, strict=True)):
+        from_ = f" from {replicas} replicas" if source else beside
+        rows.append(_row(f"job, read by {count}{from_}", crowd, times[f"read {i}"], count))
+        rows.append(Row(f"a read meanwhile{from_}", transport, setting.figures(), read.times, read.figures))
+    ratio = times[f"read {len(reads) - 1}"].over(times["alone"])
+    where = f"{transport}, {replicas} replicas" if replicas else transport
+    return rows, Bar(10, f"a round with {count} readers over one without, {where}", True, _MOST_RATIO, ratio)
+
+
+def _row(case: str, crowd: _Crowd, times: Times, readers: int) -> Row:
+    more = {"readers": readers, "mean_ms": round(1000 * statistics.mean(times.seconds), 1)}
+    return Row(case, crowd.transport, crowd.setting.figures(), times, more)
+
+
+class _Reading:
+    """The two cases, without readers and with them, and what the readers saw."""
+
+    def __init__(self, workers: list[Member], readers: list[Member], rounds: int) -> None:
+        self._workers, self._readers, self._rounds = workers, readers, rounds
+        self._turns: list[list[list[Read]]] = []
+        self._lags: list[int] = []
+        self._fetches = 0
+
+    def alone(self) -> list[float]:
+        return together(self._workers, "rounds", self._rounds)[0]  # type: ignore[no-any-return]
+
+    def by_all(self) -> list[float]:
+        together(self._readers, "begin_reading")
+        try:
+            took = self.alone()
+        finally:
+            got = together(self._readers, "end_reading")
+        assert not any(torn for _, torn, _ in got), "a reader saw half of a version"
+        self._turns.append([reads for reads, _, _ in got])
+        self._fetches = sum(fetches for _, _, fetches in got)
+        pulled = self._workers[0]("pulled")
+        self._lags += [_lag(read, pulled) for reads, _, _ in got for read in reads]
+        return took
+
+    @property
+    def times(self) -> Times:
+        return Times(tuple(tuple(read.took for reads in turn for read in reads) for turn in self._turns[1:]))
+
+    @property
+    def figures(self) -> Figures:
+        counts = [sum(len(turn[i]) for turn in self._turns[1:]) for i in range(len(self._readers))]
+        ordered = sorted(self._lags)
+        lags = (ordered[len(ordered) // 2], ordered[len(ordered) * 9 // 10], ordered[-1])
+        return {
+            "readers": len(self._readers),
+            "reads_each": f"{min(counts)} to {max(counts)}",
+            "lag": "{} ({}, {})".format(*lags),
+            "fetches": self._fetches,
+        }
+
+
+def _lag(read: Read, pulled: Sequence[tuple[float, int]]) -> int:
+    """Return how many versions newer the last one was that a worker had pulled when the read returned."""
+    at = bisect(pulled, (read.at, 1 << 62))
+    return max(0, pulled[at - 1][1] - read.version) if at else 0

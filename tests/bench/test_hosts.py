@@ -1,0 +1,126 @@
+"""Hosts made of namespaces: what each has of its own, its link, and that none outlives its maker."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from helpers.waiting import eventually
+from kvps_bench import hosts
+from kvps_bench.hosts import Host, Network, NoHosts
+
+from kvps.machine import process
+
+_RECEIVE = """
+import socket
+listening = socket.create_server(("0.0.0.0", 5000))
+print("listens", flush=True)
+came, _ = listening.accept()
+got = 0
+while data := came.recv(1 << 20):
+    got += len(data)
+print(got)
+"""
+_SEND = """
+import socket, sys
+with socket.create_connection((sys.argv[1], 5000), timeout=float(sys.argv[3])) as to:
+    to.sendall(bytes(int(sys.argv[2])))
+"""
+
+
+@pytest.fixture
+def two() -> Iterator[Sequence[Host]]:
+    try:
+        with Network(2, 80e6) as made:
+            yield made
+    except NoHosts as why:
+        pytest.skip(str(why))
+
+
+def test_a_host_has_its_own_name_processes_network_and_memory(two: Sequence[Host]) -> None:
+    here = f"/dev/shm/kvps-hosts-{os.getpid()}"
+    names = [host.run("hostname").strip() for host in two]
+    assert names == [host.name for host in two] == ["kvps0", "kvps1"]
+    two[0].run("touch", here)
+    assert two[0].run("ls", "/dev/shm").strip() == Path(here).name
+    assert two[1].run("ls", "/dev/shm").strip() == ""
+    assert not Path(here).exists()
+    assert len(two[0].run("sh", "-c", "echo /proc/[0-9]*").split()) == 2, "its first process, and sh"
+
+
+def test_a_link_holds_its_rate_and_counts_what_passes(two: Sequence[Host]) -> None:
+    sent = 4_000_000
+    receiver = two[1].start(sys.executable, "-c", _RECEIVE, stdout=subprocess.PIPE, text=True)
+    assert receiver.stdout
+    assert receiver.stdout.readline() == "listens\n"
+    before, began = two[1].counted(), time.monotonic()
+    two[0].run(sys.executable, "-c", _SEND, two[1].address, str(sent), "10")
+    assert receiver.communicate(timeout=30)[0].strip() == str(sent)
+    took = time.monotonic() - began
+    assert took > 0.8 * 8 * sent / 80e6, "faster than 80 Mbit/s"
+    assert sent < two[1].counted()[1] - before[1] < 1.1 * sent
+    assert two[1].counted()[0] - before[0] < 0.1 * sent
+
+
+def test_what_is_sent_over_a_link_that_is_down_arrives_when_it_is_up(two: Sequence[Host]) -> None:
+    receiver = two[1].start(sys.executable, "-c", _RECEIVE, stdout=subprocess.PIPE, text=True)
+    assert receiver.stdout
+    assert receiver.stdout.readline() == "listens\n"
+    two[0].link_down()
+    with pytest.raises(NoHosts, match=r"No route|timed out|unreachable"):
+        two[0].run(sys.executable, "-c", _SEND, two[1].address, "1", "1")
+    two[0].link_up()
+    two[0].run(sys.executable, "-c", _SEND, two[1].address, "1000", "10")
+    assert receiver.communicate(timeout=30)[0].strip() == "1000"
+
+
+def test_processes_are_signalled_one_by_one_or_all_killed(two: Sequence[Host]) -> None:
+    sleepers = [two[0].start("sleep", "1000") for _ in range(3)]
+    assert eventually(lambda: two[0].run("sh", "-c", "cat /proc/[0-9]*/comm").split().count("sleep") == 3)
+    two[0].signal(sleepers[0], signal.SIGTERM)
+    assert sleepers[0].wait(30) == -signal.SIGTERM
+    assert sleepers[1].poll() is None
+    two[0].kill()
+    assert [sleeper.wait(30) for sleeper in sleepers[1:]] == [-signal.SIGKILL] * 2
+    assert two[0].run("hostname").strip() == "kvps0", "the host itself goes on"
+
+
+_MAKE = """
+import time
+from kvps_bench.hosts import Network
+with Network(1) as [host]:
+    sleeper = host.start("sleep", "1000")
+    print(sleeper.pid, host._first.pid, flush=True)
+    time.sleep(1000)
+"""
+
+
+def test_nothing_is_left_when_the_process_that_made_hosts_is_killed(two: Sequence[Host]) -> None:
+    maker = subprocess.Popen([sys.executable, "-c", _MAKE], stdout=subprocess.PIPE, text=True)
+    assert maker.stdout
+    pids = [int(word) for word in maker.stdout.readline().split()]
+    assert all(process.runs(pid) for pid in pids)
+    maker.kill()
+    maker.communicate()
+    assert eventually(lambda: not any(process.runs(pid) for pid in pids), 30)
+
+
+def test_hosts_that_cannot_be_made_are_one_line_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hosts, "_PATH", "/nowhere")
+    with pytest.raises(NoHosts, match=r"these programs, which are not there: ip, tc, unshare, nsenter"):
+        Network(1)
+
+
+def test_who_may_make_no_namespaces_is_told_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = tmp_path / "unshare"
+    refused.write_text("#!/bin/sh\necho 'unshare: unshare failed: Operation not permitted' >&2\nexit 1\n")
+    refused.chmod(0o755)
+    monkeypatch.setattr(hosts, "_PATH", f"{tmp_path}:{hosts._PATH}")
+    with pytest.raises(NoHosts, match="hosts may not be made here: unshare: unshare failed: Operation not permitted"):
+        Network(1)

@@ -1,0 +1,83 @@
+"""kvps_bench links: a tiny run over hosts, what must pass over a link at least, and what is said without the right."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.commands import bench_run
+from kvps_bench import links
+from kvps_bench.hosts import Network, NoHosts
+from kvps_bench.layouts import LAYOUTS
+from kvps_bench.peer import GLOO
+
+TINY = ["links", "--mb", "0.4", "--workers", "2", "--quick", "--turns", "1", "--json"]
+CASES = {(f"kvps, {case}", layout) for case in links.SETTINGS for layout in LAYOUTS} | {(GLOO.name, "ring")}
+
+
+def measured(**environment: str) -> dict[str, Any]:
+    done = bench_run(*TINY, **environment)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    assert {(row["case"], row["layout"]) for row in found["rows"]} == CASES
+    assert len(found["bars"]) == len(CASES) - 1
+    assert {bar["wanted"] for bar in found["bars"]} == {"stated", "<= 1.3", "<= 0.7", "<= 0.4"}
+    return found
+
+
+@pytest.mark.slow  # it starts many processes
+def test_each_case_is_measured_and_its_bytes_are_counted(home: Path) -> None:
+    try:
+        Network(1).__exit__()
+    except NoHosts as why:
+        pytest.skip(str(why))
+    for row in measured()["rows"]:
+        if (row["case"], row.get("not_measured")) == (GLOO.name, "not installed"):
+            continue
+        assert row["p50_ms"] > 0
+        for way in ("in", "out"):  # at these sizes chunks' names and the protocol's own commands show
+            assert 0.9 * row[f"least_{way}_mb"] <= row[f"{way}_mb"] <= 1.5 * row[f"least_{way}_mb"] + 0.3, row
+
+
+@pytest.mark.slow  # it starts whole commands
+def test_where_hosts_may_not_be_made_each_case_says_why(home: Path, tmp_path: Path) -> None:
+    refused = tmp_path / "unshare"
+    refused.write_text("#!/bin/sh\necho 'unshare: unshare failed: Operation not permitted' >&2\nexit 1\n")
+    refused.chmod(0o755)
+    found = measured(PATH=f"{tmp_path}:{os.environ['PATH']}")
+    for each in [*found["rows"], *found["bars"]]:
+        assert each["not_measured"] == "hosts may not be made here: unshare: unshare failed: Operation not permitted"
+
+
+@pytest.mark.parametrize(
+    ("layout", "workers", "least"),
+    [
+        ("apart", 2, (80, 80)),
+        ("apart", 4, (160, 160)),
+        ("beside", 2, (80, 80)),  # at the other host: half of two gradients and the weights; its gradient and a part
+        ("cluster", 2, (40, 40)),  # half of a gradient and of the weights comes, and half goes: as in a ring
+        ("cluster", 4, (60, 60)),
+        ("beside", 4, (150, 240)),  # at the server: three gradients and three parts; to three hosts 4 parts and weights
+    ],
+)
+def test_the_least_that_must_pass_over_a_link(layout: str, workers: int, least: tuple[float, float]) -> None:
+    assert LAYOUTS[layout].least(workers, 40, 40) == least
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "why"),
+    [
+        ("--gbit", "0", "--gbit must be from 0.001 to 1000, not 0"),
+        ("--workers", "1000", "--workers must be at most 100"),
+        ("--layouts", "round", "--layouts must be of apart, beside, cluster, not 'round'"),
+    ],
+)
+@pytest.mark.slow  # it starts whole commands
+def test_what_cannot_be_measured_is_one_line(option: str, value: str, why: str) -> None:
+    done = bench_run("links", option, value)
+    assert done.returncode == 2, done.stderr
+    assert why in done.stderr
+    assert "Traceback" not in done.stderr
