@@ -1,6 +1,6 @@
 """Builds the site into build/docs/site. Run by `make docs`.
 
-Pages are copied into build/docs/pages first. README.md becomes the start page; CHANGELOG.md and CONTRIBUTING.md come
+Pages are copied into build/docs/pages first. README.md becomes the start page; the other pages of the root come
 along. A link to a source file becomes a link to a page that shows that file, so that the site is whole by itself. A
 link that leads nowhere fails the build, and so does a built page that would load anything from another server.
 """
@@ -20,7 +20,12 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 BUILD = ROOT / "build" / "docs"
 PAGES, SITE = BUILD / "pages", BUILD / "site"
-FROM_ROOT = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
+FROM_ROOT = {
+    "README.md": "index.md",
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "vulnerabilities.md",
+}
 
 _LINK = re.compile(r"(!?\[(?:[^\]\\]|\\.)*\]\()([^)\s]+)(\))")
 _FENCE = re.compile(r"^(```.*?^```$)", re.MULTILINE | re.DOTALL)
