@@ -9,6 +9,7 @@ with job.join("w0") as session:
 
 from kvps.config import JobConfig
 from kvps.errors import (
+    ContributionLate,
     CorruptData,
     DeviceFailed,
     InvalidName,
@@ -50,6 +51,7 @@ __all__ = [
     "Adam",
     "AdamW",
     "Checkpoint",
+    "ContributionLate",
     "CorruptData",
     "DeviceFailed",
     "InvalidName",

@@ -181,6 +181,30 @@ class JobConfig:
         option=("--nonfinite",),
         group="Failures",
     )
+    quorum: int = _setting(
+        0,
+        "With staleness 0 or -1: how many contributions a version waits for. 0 is all workers in BSP, one in ASP. With "
+        "fewer workers left it waits for as many as these.",
+        bounds=(0, 4_096),
+        option=("--quorum",),
+        group="Training",
+    )
+    grace_ms: int = _setting(
+        0,
+        "How much longer a version waits for the other workers once its quorum is there.",
+        bounds=(0, 86_400_000),
+        option=("--grace",),
+        metavar="SECONDS",
+        group="Training",
+    )
+    late: str = _setting(
+        "next",
+        "What becomes of a contribution that comes after its version was made of a quorum: next counts it in the next "
+        "version; drop refuses it, and its worker computes anew on the new weights.",
+        choices=("next", "drop"),
+        option=("--late",),
+        group="Training",
+    )
     max_pending: int = _setting(
         0,
         "How many accepted contributions of one worker may wait for their commit. 0 chooses 1 in BSP, N + 1 in SSP, "
@@ -270,6 +294,19 @@ class JobConfig:
                 f"min_workers must be a whole number from 0 to {self.workers}, the number of workers, "
                 f"not {self.min_workers}"
             )
+        if self.quorum > self.workers:
+            raise InvalidSetting(
+                f"quorum must be a whole number from 0 to {self.workers}, the number of workers, not {self.quorum}"
+            )
+        if self.quorum and self.staleness > 0:
+            raise InvalidSetting(
+                "quorum is for staleness 0, whose rounds it closes, and for staleness -1, where it collects: the bound "
+                "of SSP waits for every worker"
+            )
+        if self.grace_ms and not self.quorum:
+            raise InvalidSetting("grace is the time after a quorum: set quorum too")
+        if self.late == "drop" and not self.partial_rounds:
+            raise InvalidSetting("late drop is for rounds that a quorum closes: set quorum and staleness 0")
         if self.transport == "shm" and self.durability == "replicated":
             raise InvalidSetting("durability replicated is for transport redis: shared memory has no replica")
         if self.transport == "shm" and (self.shards > 1 or self.weight_format != "fp32"):
@@ -296,6 +333,11 @@ class JobConfig:
     def mirror_s(self) -> float:
         """`mirror_every` in seconds; 0 if it is a number of versions."""
         return float(self.mirror_every[:-1]) if self.mirror_every.endswith("s") else 0.0
+
+    @property
+    def partial_rounds(self) -> bool:
+        """Whether a round may be committed without some of the workers."""
+        return self.quorum > 0 and self.staleness == 0
 
     @property
     def slots(self) -> tuple[str, ...]:

@@ -265,7 +265,8 @@ class Store:
             return replace(config, transport="redis")
         # Versions: the present one, the one before, the one being staged, and one that a slow reader holds.
         gradients = config.workers * (config.max_pending + 1) * format_of(config.gradient_format).nbytes(layout.size)
-        held = config.workers * layout.nbytes if config.staleness else 0  # a slow worker may hold a version of its own
+        slow = config.workers if config.staleness or config.quorum else 0  # each may hold a version of its own
+        held = slow * layout.nbytes
         needs = 4 * layout.nbytes * (1 + len(config.slots)) + gradients + held
         if config.transport == "auto":
             if layout.nbytes < _WORTH_SHARING or not self._is_local():

@@ -22,7 +22,7 @@ import numpy as np
 from kvps.arrays.inputs import one_number
 from kvps.arrays.layout import DTYPE, Array
 from kvps.device.base import CPU, Device
-from kvps.errors import JobNotFound, KvpsError, LayoutMismatch, WrongOrder
+from kvps.errors import ContributionLate, JobNotFound, KvpsError, LayoutMismatch, WrongOrder
 from kvps.protocol.job_state import Turn
 from kvps.protocol.scripts import Joined, ServerRestarted
 from kvps.session.buffers import GradientBuffers
@@ -120,7 +120,7 @@ class Session:
         """Wait for the turn that admits this worker's next round. Return it, and whether its weights came with it."""
         config = self._access.config
         turn, inline = self._wait_behind or self._membership.look(), False
-        while self._wait_behind or not turn.admits(self.round, config.staleness, config.workers):
+        while self._wait_behind or not turn.admits(self.round, config, self._membership.past):
             turn, inline = self._reader.next_turn(self.worker, turn, self._weights.inline_buffer)
             self._wait_behind = None
             self._membership.check(turn)
@@ -186,7 +186,8 @@ class Session:
         `grads` maps every parameter's name, except those that were `put` before, to a float32 array of its shape, in
         host or CUDA memory. `loss`, a number or an array or tensor with one item, is shown while the job runs. Raises
         LayoutMismatch, NotFinite (unless the job counts those as zeros), WrongOrder, and UsageError for a loss that is
-        not one number; after these nothing has changed and the push may be repeated. Raises WorkerEvicted. After any
+        not one number; after these nothing has changed and the push may be repeated. Raises WorkerEvicted, and
+        ContributionLate if the job drops late ones and this is one: then pull, and compute the round anew. After any
         other error the push may have counted: push the same gradients again (put them again too), and they count once.
         If the error came while a device was computing them, that second push raises WrongOrder.
         """
@@ -199,7 +200,11 @@ class Session:
         push = self._push
         rest = self._access.layout.rest({} if grads is None else grads, "gradient", push.has)
         header = Header(self.version, self._turn.history, self._unit, self._timer.trace)
-        self.clock, self.round = push.send(self._encoder.flat(rest, buffers), header, buffers, withdraws)
+        try:
+            self.clock, self.round = push.send(self._encoder.flat(rest, buffers), header, buffers, withdraws)
+        except ContributionLate:
+            self._turn = None
+            raise
         self._wait_behind = None if self._access.config.staleness else self._turn
         self._turn = self._unit = None
         self._timer.pushed(began, self.round, self.version, shown)

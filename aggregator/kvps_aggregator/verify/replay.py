@@ -178,6 +178,7 @@ class Replay:
         self._inherited = inherited
         self._remainders: dict[str, Residual] = {}
         self._seqs: dict[str, tuple[str, int]] = {}
+        self._is_late_start = start is not None
         with at("version 0"):
             weights = start.weights if start else source.initial()
         self._cut(layout, weights, start.slots if start else {})
@@ -218,6 +219,9 @@ class Replay:
     def _total(self, plan: Plan) -> Array | None:
         """Return the sum of a plan's contributions, added one by one as its aggregators did; None if none counts."""
         total: Array | None = None
+        for contribution in plan.rejected if self._format.lossy else ():
+            self._seqs[contribution.worker] = contribution.incarnation, contribution.seq
+            self._remainders.pop(contribution.worker, None)  # the log does not tell what it left out
         for contribution in plan.contributions:
             if self._format.lossy:
                 self._follow(contribution)
@@ -230,13 +234,18 @@ class Replay:
     def _follow(self, c: Contribution) -> None:
         """Keep the worker's residual only if it is known to be the one before this contribution.
 
-        A contribution that counts as zeros keeps it. An incarnation inherits a stored residual, or begins with zeros.
+        A contribution that counts as zeros keeps it, and so does a dropped one, which is in no log. An incarnation
+        inherits a stored residual, or begins with zeros.
         """
         before, self._seqs[c.worker] = self._seqs.get(c.worker), (c.incarnation, c.seq)
-        behind = f"{c.incarnation}:{c.seq - 1}:" if c.seq > 1 else self._inherited.get((c.worker, c.incarnation))
+        drops = self._config.late == "drop"
+        first = c.seq == 1 or (drops and not self._is_late_start and (before is None or before[0] != c.incarnation))
+        behind: str | None = f"{c.incarnation}:{c.seq - 1}:"
+        if first:
+            behind = self._inherited.get((c.worker, c.incarnation))
         if behind == "":
             self._remainders[c.worker] = Residual(self._format, np.zeros(self._layout.size, DTYPE))
-        elif behind is None or before is None or not behind.startswith(f"{before[0]}:{before[1]}:"):
+        elif behind is None or before is None or not _comes_next(before, behind, drops):
             self._remainders.pop(c.worker, None)
 
     def _values(self, c: Contribution) -> Array:
@@ -276,3 +285,12 @@ class Replay:
         if format_.lossy:
             format_.decode(encoded(format_, weights), weights)
         return weights
+
+
+def _comes_next(before: tuple[str, int], behind: str, drops: bool) -> bool:
+    """Return whether a residual named `behind` is that after the contribution `before`: its incarnation and number.
+
+    If the job `drops` late contributions, such may have come in between, and left the residual as it was.
+    """
+    incarnation, seq, *_ = behind.split(":")
+    return incarnation == before[0] and (int(seq) == before[1] or (drops and int(seq) > before[1]))
