@@ -38,7 +38,7 @@ from kvps.history.checkpoint import Checkpoint
 from kvps.job import Job
 from kvps.launch import RunContext, from_env
 from kvps.local_job import LocalJob, local
-from kvps.optimizers import SGD, Adagrad, Adam, AdamW
+from kvps.optimizers import SGD, Adagrad, Adam, AdamW, ParameterGroup
 from kvps.session.session import Session
 from kvps.store import Store, connect
 
@@ -66,6 +66,7 @@ __all__ = [
     "LocalJob",
     "NoServer",
     "NotFinite",
+    "ParameterGroup",
     "RunContext",
     "ServerError",
     "ServerFull",

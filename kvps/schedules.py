@@ -10,9 +10,11 @@ import dataclasses
 import math
 import sys
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from kvps.errors import InvalidSetting
+
+_T = TypeVar("_T", bound="Setting")
 
 
 def require(ok: bool, message: str) -> None:
@@ -35,7 +37,7 @@ class Setting:
             value = getattr(self, field.name)
             if field.type == "bool":
                 require(isinstance(value, bool), f"{self.kind}: {field.name} must be true or false, not {value!r}")
-            elif not isinstance(value, Schedule):
+            elif "float" in field.type and not ("Schedule" in field.type and isinstance(value, Schedule)):
                 require(_is_number(value), f"{self.kind}: {field.name} must be a finite number, not {value!r}")
 
     def to_json(self) -> dict[str, Any]:
@@ -43,11 +45,14 @@ class Setting:
         return {"kind": self.kind} | {k: v.to_json() if isinstance(v, Setting) else v for k, v in values.items()}
 
     def __str__(self) -> str:
+        return f"{self.kind}({', '.join(self.in_words())})"
+
+    def in_words(self) -> list[str]:
+        """Return NAME=VALUE of each setting that is not at its default, and of the learning rate."""
         fields = dataclasses.fields(self)  # type: ignore[arg-type]
-        said = [
+        return [
             f"{f.name}={getattr(self, f.name)}" for f in fields if f.name == "lr" or getattr(self, f.name) != f.default
         ]
-        return f"{self.kind}({', '.join(said)})"
 
 
 class Schedule(Setting):
@@ -147,3 +152,25 @@ def _grown(initial: float, factor: float, steps: float) -> float:
 
 
 SCHEDULES: dict[str, type[Schedule]] = {c.kind: c for c in (StepLR, ExponentialLR, LinearLR, CosineAnnealingLR)}
+
+
+def from_json(value: Any) -> Schedule:
+    """Return the schedule that `to_json` wrote. Raises InvalidSetting."""
+    require(isinstance(value, dict), "a schedule must be an object with a kind")
+    known = dict(value)
+    kind = known.pop("kind", None)
+    if not isinstance(kind, str) or kind not in SCHEDULES:
+        raise InvalidSetting(f"schedule {kind!r} is unknown: use one of {', '.join(SCHEDULES)}")
+    return build(SCHEDULES[kind], known)
+
+
+def build(kind: type[_T], values: dict[str, Any]) -> _T:
+    """Return a setting of this kind. Raises InvalidSetting for a field that it does not have, or that is missing."""
+    fields = dataclasses.fields(kind)  # type: ignore[arg-type]
+    allowed = [f.name for f in fields]
+    for name in values:
+        if name not in allowed:
+            raise InvalidSetting(f"{kind.kind} has no setting {name!r}: it has {', '.join(allowed)}")
+    if missing := [f.name for f in fields if f.default is dataclasses.MISSING and f.name not in values]:
+        raise InvalidSetting(f"{kind.kind} needs {', '.join(missing)}")
+    return kind(**values)

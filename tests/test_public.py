@@ -19,9 +19,9 @@ from kvps.server import private_server
 
 PUBLIC = """
 Adagrad Adam AdamW Checkpoint CorruptData DeviceFailed InvalidName InvalidSetting InvalidTask Job JobConfig
-JobError JobExists JobNotFound KvpsError LayoutMismatch LeaseLost LocalJob NoServer NotFinite RunContext SGD
-ServerError ServerFull ServerLost ServerUnfit Session Store TaskFailed TooManyClients UsageError WorkerAlive
-WorkerError WorkerEvicted WrongOrder connect from_env local
+JobError JobExists JobNotFound KvpsError LayoutMismatch LeaseLost LocalJob NoServer NotFinite ParameterGroup
+RunContext SGD ServerError ServerFull ServerLost ServerUnfit Session Store TaskFailed TooManyClients
+UsageError WorkerAlive WorkerError WorkerEvicted WrongOrder connect from_env local
 """
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,21 +21,23 @@ def optimizer(
 ) -> optimizers.Optimizer:
     """Return the job's optimizer that steps as `optimizer` would, which is needed no more: the aggregator steps.
 
-    `optimizer` is an SGD, Adagrad, Adam or AdamW of torch.optim, has not stepped yet, and has the same settings for all
-    parameters of `model`. `scheduler` changes its learning rate: a StepLR, ExponentialLR, LinearLR or CosineAnnealingLR
-    that steps after each `every` rounds. Raises InvalidSetting for what kvps does not support, LayoutMismatch.
+    `optimizer` is an SGD, Adagrad, Adam or AdamW of torch.optim, and has not stepped yet. Each of its parameter groups
+    may have settings of its own; parameters that require no gradient are passed over. `scheduler` changes the learning
+    rates: a StepLR, ExponentialLR, LinearLR or CosineAnnealingLR that steps after each `every` rounds. Raises
+    InvalidSetting for what kvps does not support, LayoutMismatch.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise InvalidSetting(f"optimizer must be one of torch.optim, not {type(optimizer).__name__}")
-    _check_begins_with(optimizer, trained(model))
+    params = trained(model)
+    _check_begins_with(optimizer, params)
     if scheduler is not None:
-        return _settings(optimizer, _schedule(optimizer, scheduler, every))
+        return _settings(optimizer, params, _schedules(optimizer, scheduler, every))
     if "initial_lr" in optimizer.param_groups[0]:
         raise InvalidSetting(
             "a scheduler changes this optimizer's learning rate, of which the aggregator would not know: give it too, "
             "as optimizer(model, optimizer, scheduler)"
         )
-    return _settings(optimizer, None)
+    return _settings(optimizer, params, [float(_number(group["lr"])) for group in optimizer.param_groups])
 
 
 def _check_begins_with(optimizer: torch.optim.Optimizer, params: Parameters) -> None:
@@ -55,10 +57,10 @@ def _check_begins_with(optimizer: torch.optim.Optimizer, params: Parameters) -> 
         )
 
 
-_SAME = {"lr", "momentum", "nesterov", "eps", "weight_decay"}
+_SAME = {"momentum", "nesterov", "eps", "weight_decay"}
 """Settings that have the same name in kvps."""
-_PASSED_OVER = {"params", "param_names", "initial_lr", "foreach", "fused", "capturable", "differentiable"}
-"""Settings that do not change the result."""
+_PASSED_OVER = {"params", "param_names", "name", "lr", "initial_lr", "foreach", "fused", "capturable", "differentiable"}
+"""Settings that do not change the result, and the learning rate, which a scheduler may change."""
 _NEUTRAL = {"maximize": False, "dampening": 0, "lr_decay": 0, "initial_accumulator_value": 0, "amsgrad": False}
 """Settings that kvps does not have, with the value at which each has no effect."""
 _KINDS: dict[type[torch.optim.Optimizer], tuple[type[optimizers.Optimizer], dict[str, Any]]] = {
@@ -69,14 +71,32 @@ _KINDS: dict[type[torch.optim.Optimizer], tuple[type[optimizers.Optimizer], dict
 }
 
 
-def _settings(optimizer: torch.optim.Optimizer, schedule: schedules.Schedule | None) -> optimizers.Optimizer:
-    said = type(optimizer).__name__
+def _settings(
+    optimizer: torch.optim.Optimizer, params: Parameters, rates: Sequence[float | schedules.Schedule]
+) -> optimizers.Optimizer:
+    """Return the settings: those of the first group, and what others have different. `rates` has one of each group."""
     if type(optimizer) not in _KINDS:
-        raise InvalidSetting(f"kvps has no {said}: it has SGD, Adagrad, Adam and AdamW")
-    kind, neutral = _KINDS[type(optimizer)]
-    group = _of_all_groups(optimizer)
+        raise InvalidSetting(f"kvps has no {type(optimizer).__name__}: it has SGD, Adagrad, Adam and AdamW")
+    kind, _ = _KINDS[type(optimizer)]
+    names = {id(parameter): name for name, parameter in params.items()}
+    first: dict[str, Any] = {}
+    others: dict[Any, list[str]] = {}  # names of parameters, by what their group has different
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        if found := [names[id(p)] for p in group["params"] if id(p) in names]:
+            settings = {"lr": rate} | _of_group(optimizer, group)
+            first = first or settings
+            different = tuple((name, value) for name, value in settings.items() if value != first[name])
+            others.setdefault(different, []).extend(found)
+    others.pop(())
+    groups = [optimizers.ParameterGroup(found, **dict(different)) for different, found in others.items()]
+    return kind(**first, groups=tuple(groups))
+
+
+def _of_group(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a parameter group, without its learning rate. Raises InvalidSetting."""
+    said, (_, neutral) = type(optimizer).__name__, _KINDS[type(optimizer)]
     settings: dict[str, Any] = {}
-    for name, value in group.items():
+    for name, value in ((name, _number(value)) for name, value in group.items() if name not in _PASSED_OVER):
         if name == "betas":
             settings["beta1"], settings["beta2"] = map(_number, value)
         elif name in _SAME:
@@ -85,25 +105,7 @@ def _settings(optimizer: torch.optim.Optimizer, schedule: schedules.Schedule | N
             raise InvalidSetting(f"{said} has {name}={value}, a setting that kvps does not know: leave it out")
         elif value != neutral[name]:
             raise InvalidSetting(f"{said} with {name}={value} is not in kvps: leave it at {neutral[name]}")
-    if schedule:
-        settings["lr"] = schedule
-    return kind(**settings)
-
-
-def _of_all_groups(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Return the settings of its parameter groups. Raises InvalidSetting unless they are the same."""
-    first, *rest = (
-        {name: _number(value) for name, value in group.items() if name not in _PASSED_OVER}
-        for group in optimizer.param_groups
-    )
-    for number, group in enumerate(rest, 1):
-        for name in first | group:
-            if group.get(name) != first.get(name):
-                raise InvalidSetting(
-                    f"parameter group {number} has {name}={group.get(name)} and group 0 {first.get(name)}: a job steps "
-                    f"all parameters alike, so give them the same"
-                )
-    return first
+    return settings
 
 
 def _number(value: Any) -> Any:
@@ -121,7 +123,10 @@ _SCHEDULES: dict[type[lr_scheduler.LRScheduler], Callable[[Any, float, int], sch
 }
 
 
-def _schedule(optimizer: torch.optim.Optimizer, scheduler: lr_scheduler.LRScheduler, every: int) -> schedules.Schedule:
+def _schedules(
+    optimizer: torch.optim.Optimizer, scheduler: lr_scheduler.LRScheduler, every: int
+) -> list[schedules.Schedule]:
+    """Return the schedule of each parameter group. Raises InvalidSetting."""
     if type(scheduler) not in _SCHEDULES:
         raise InvalidSetting(
             f"kvps has no {type(scheduler).__name__}: it has StepLR, ExponentialLR, LinearLR and CosineAnnealingLR; or "
@@ -133,4 +138,5 @@ def _schedule(optimizer: torch.optim.Optimizer, scheduler: lr_scheduler.LRSchedu
         raise InvalidSetting("the scheduler is another optimizer's: give the one that changes this one's learning rate")
     if scheduler.last_epoch > 0:
         raise InvalidSetting("the scheduler has stepped already, and a job begins at its first step: make a new one")
-    return _SCHEDULES[type(scheduler)](scheduler, float(_number(scheduler.base_lrs[0])), every)
+    convert = _SCHEDULES[type(scheduler)]
+    return [convert(scheduler, float(_number(rate)), every) for rate in scheduler.base_lrs]

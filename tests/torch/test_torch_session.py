@@ -559,9 +559,6 @@ def optimizer_refusals() -> Iterator[Any]:
         sgd = o.SGD(m.parameters(), lr=0.1)
         return sgd, s.StepLR(sgd, 3), 0
 
-    def groups(m: nn.Module) -> o.Optimizer:
-        return o.SGD([{"params": m[0].parameters()}, {"params": [*m[1:].parameters()], "lr": 0.01}], lr=0.1)
-
     yield lambda m: "sgd", "one of torch.optim, not str"
     yield lambda m: o.RMSprop(m.parameters()), "kvps has no RMSprop: it has SGD"
     yield lambda m: o.SGD(m.parameters(), dampening=0.5), "SGD with dampening=0.5 is not in kvps: leave it at 0"
@@ -569,7 +566,6 @@ def optimizer_refusals() -> Iterator[Any]:
     yield lambda m: o.SGD(m.parameters(), momentum=1.5), r"momentum must be in \[0, 1\)"
     yield lambda m: o.Adam(m.parameters(), amsgrad=True), "Adam with amsgrad=True"
     yield lambda m: o.Adagrad(m.parameters(), lr_decay=0.1), "Adagrad with lr_decay=0.1"
-    yield groups, "group 1 has lr=0.01 and group 0 0.1"
     yield lambda m: o.SGD([{"params": m.parameters(), "scale": 3}]), "scale=3, a setting that kvps does not know"
     yield lambda m: o.SGD(m[0].parameters()), r"does not step '1.weight'"
     yield lambda m: o.SGD([*m.parameters(), nn.Parameter(torch.ones(1))]), "no parameters of the model"

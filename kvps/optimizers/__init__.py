@@ -1,0 +1,10 @@
+"""Optimizers as settings, which are stored with the job as JSON.
+
+This room has only what a user chooses; `kvps_aggregator.step.optimizers` computes the steps.
+"""
+
+from kvps.optimizers.base import Optimizer, ParameterGroup
+from kvps.optimizers.reading import from_json, parse
+from kvps.optimizers.rules import OPTIMIZERS, SGD, Adagrad, Adam, AdamW
+
+__all__ = ["OPTIMIZERS", "SGD", "Adagrad", "Adam", "AdamW", "Optimizer", "ParameterGroup", "from_json", "parse"]
