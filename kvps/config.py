@@ -53,7 +53,11 @@ def _not_an_optimizer(value: object) -> str:
     if isinstance(value, optimizers.Optimizer):
         size = len(_as_text(value))
         fits = size <= _MOST_OPTIMIZER
-        return "" if fits else f"is {size} characters as JSON, at most {_MOST_OPTIMIZER} are allowed: name fewer groups"
+        return (
+            ""
+            if fits
+            else f"is {size} characters as JSON, at most {_MOST_OPTIMIZER} are allowed: shorten groups or tables"
+        )
     kind = type(value)
     return (
         f"must be a kvps optimizer such as kvps.SGD(...), not a {kind.__module__}.{kind.__name__}; "

@@ -11,7 +11,8 @@ from typing import Any
 
 from kvps.errors import InvalidSetting
 from kvps.parsing import MOST_TEXT
-from kvps.schedules import Schedule, Setting, require
+from kvps.schedules import Schedule
+from kvps.schedules.base import Setting, require, shown
 
 MOST_GROUPS = 1_024
 MOST_NAMES = 1 << 16
@@ -31,7 +32,7 @@ class ParameterGroup:
 
     def __init__(self, names: str | Iterable[str], /, **settings: float | Schedule) -> None:
         """Raises InvalidSetting for names that are none."""
-        require(isinstance(names, Iterable), f"a parameter group has names of parameters, not {names!r}")
+        require(isinstance(names, Iterable), f"a parameter group has names of parameters, not {shown(names)}")
         found = (names,) if isinstance(names, str) else tuple(names)
         require(0 < len(found) <= MOST_NAMES, f"a parameter group has 1 to {MOST_NAMES} names, not {len(found)}")
         for name in found:
@@ -106,7 +107,7 @@ class Optimizer(Setting):
             for name in group.names:
                 if not _matching(name, parameters):
                     raise InvalidSetting(
-                        f"no parameter is called {name!r}, which a parameter group names: the job has "
+                        f"no parameter is called {shown(name)}, which a parameter group names: the job has "
                         f"{', '.join(list(parameters)[:5])}{', ...' if len(parameters) > 5 else ''}"
                     )
 
@@ -128,6 +129,6 @@ class Optimizer(Setting):
         found = []
         for group in self.groups:
             for name, _ in group.settings:
-                require(name in own, f"{self.kind} has no setting {name!r} for a group: it has {', '.join(own)}")
+                require(name in own, f"{self.kind} has no setting {shown(name)} for a group: it has {', '.join(own)}")
             found.append(dataclasses.replace(self, groups=(), **dict(group.settings)))
         return tuple(found)

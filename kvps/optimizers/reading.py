@@ -9,7 +9,7 @@ from kvps import schedules
 from kvps.errors import InvalidSetting
 from kvps.optimizers.base import MOST_GROUPS, Optimizer, ParameterGroup
 from kvps.optimizers.rules import OPTIMIZERS
-from kvps.schedules import build, require
+from kvps.schedules.base import build, require, shown
 
 
 def from_json(value: dict[str, Any]) -> Optimizer:
@@ -53,5 +53,5 @@ def parse(text: str, lr: float | None = None) -> Optimizer:
 
 def _optimizer(kind: object) -> type[Optimizer]:
     if not isinstance(kind, str) or kind not in OPTIMIZERS:
-        raise InvalidSetting(f"optimizer {kind!r} is unknown: use one of {', '.join(OPTIMIZERS)}")
+        raise InvalidSetting(f"optimizer {shown(kind)} is unknown: use one of {', '.join(OPTIMIZERS)}")
     return OPTIMIZERS[kind]

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from kvps.optimizers.base import Optimizer
-from kvps.schedules import Schedule, require
+from kvps.schedules import Schedule
+from kvps.schedules.base import require
 
 
 @dataclass(frozen=True)

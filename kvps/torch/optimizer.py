@@ -1,8 +1,8 @@
-"""The conversion of PyTorch's optimizers and schedulers to a job's settings."""
+"""The conversion of PyTorch's optimizers to a job's settings."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch.optim import lr_scheduler
 from kvps import optimizers, schedules
 from kvps.errors import InvalidSetting
 from kvps.torch.model import Parameters, trained
+from kvps.torch.scheduler import OF_SCHEDULERS, number, rates_of
 
 
 def optimizer(
@@ -18,26 +19,28 @@ def optimizer(
     optimizer: torch.optim.Optimizer,
     scheduler: lr_scheduler.LRScheduler | None = None,
     every: int = 1,
+    steps: int | None = None,
 ) -> optimizers.Optimizer:
     """Return the job's optimizer that steps as `optimizer` would, which is needed no more: the aggregator steps.
 
     `optimizer` is an SGD, Adagrad, Adam or AdamW of torch.optim, and has not stepped yet. Each of its parameter groups
     may have settings of its own; parameters that require no gradient are passed over. `scheduler` changes the learning
-    rates: a StepLR, ExponentialLR, LinearLR or CosineAnnealingLR that steps after each `every` rounds. Raises
-    InvalidSetting for what kvps does not support, LayoutMismatch.
+    rates, and steps after each `every` rounds. It is a StepLR, ExponentialLR, LinearLR or CosineAnnealingLR; or any
+    other that depends on its step alone, which is evaluated here for so many `steps`, and whose last learning rate then
+    stays. Raises InvalidSetting for what kvps does not support, LayoutMismatch.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise InvalidSetting(f"optimizer must be one of torch.optim, not {type(optimizer).__name__}")
     params = trained(model)
     _check_begins_with(optimizer, params)
     if scheduler is not None:
-        return _settings(optimizer, params, _schedules(optimizer, scheduler, every))
+        return _settings(optimizer, params, rates_of(optimizer, scheduler, every, steps))
     if "initial_lr" in optimizer.param_groups[0]:
         raise InvalidSetting(
             "a scheduler changes this optimizer's learning rate, of which the aggregator would not know: give it too, "
             "as optimizer(model, optimizer, scheduler)"
         )
-    return _settings(optimizer, params, [float(_number(group["lr"])) for group in optimizer.param_groups])
+    return _settings(optimizer, params, [float(number(group["lr"])) for group in optimizer.param_groups])
 
 
 def _check_begins_with(optimizer: torch.optim.Optimizer, params: Parameters) -> None:
@@ -59,8 +62,8 @@ def _check_begins_with(optimizer: torch.optim.Optimizer, params: Parameters) -> 
 
 _SAME = {"momentum", "nesterov", "eps", "weight_decay"}
 """Settings that have the same name in kvps."""
-_PASSED_OVER = {"params", "param_names", "name", "lr", "initial_lr", "foreach", "fused", "capturable", "differentiable"}
-"""Settings that do not change the result, and the learning rate, which a scheduler may change."""
+_PASSED_OVER = {"params", "param_names", "name", "foreach", "fused", "capturable", "differentiable"} | OF_SCHEDULERS
+"""Settings that do not change the result, and what schedulers change or remember in a group."""
 _NEUTRAL = {"maximize": False, "dampening": 0, "lr_decay": 0, "initial_accumulator_value": 0, "amsgrad": False}
 """Settings that kvps does not have, with the value at which each has no effect."""
 _KINDS: dict[type[torch.optim.Optimizer], tuple[type[optimizers.Optimizer], dict[str, Any]]] = {
@@ -96,9 +99,9 @@ def _of_group(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> dict[s
     """Return the settings of a parameter group, without its learning rate. Raises InvalidSetting."""
     said, (_, neutral) = type(optimizer).__name__, _KINDS[type(optimizer)]
     settings: dict[str, Any] = {}
-    for name, value in ((name, _number(value)) for name, value in group.items() if name not in _PASSED_OVER):
+    for name, value in ((name, number(value)) for name, value in group.items() if name not in _PASSED_OVER):
         if name == "betas":
-            settings["beta1"], settings["beta2"] = map(_number, value)
+            settings["beta1"], settings["beta2"] = map(number, value)
         elif name in _SAME:
             settings[name] = value
         elif name not in neutral:
@@ -106,37 +109,3 @@ def _of_group(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> dict[s
         elif value != neutral[name]:
             raise InvalidSetting(f"{said} with {name}={value} is not in kvps: leave it at {neutral[name]}")
     return settings
-
-
-def _number(value: Any) -> Any:
-    """Return the number in a one-item tensor, as a learning rate may be; anything else unchanged."""
-    return value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
-
-
-_SCHEDULES: dict[type[lr_scheduler.LRScheduler], Callable[[Any, float, int], schedules.Schedule]] = {
-    lr_scheduler.StepLR: lambda s, lr, every: schedules.StepLR(lr, s.step_size * every, s.gamma),
-    lr_scheduler.ExponentialLR: lambda s, lr, every: schedules.StepLR(lr, every, s.gamma),
-    lr_scheduler.LinearLR: lambda s, lr, every: schedules.LinearLR(
-        lr * s.start_factor, lr * s.end_factor, s.total_iters * every
-    ),
-    lr_scheduler.CosineAnnealingLR: lambda s, lr, every: schedules.CosineAnnealingLR(lr, s.T_max * every, s.eta_min),
-}
-
-
-def _schedules(
-    optimizer: torch.optim.Optimizer, scheduler: lr_scheduler.LRScheduler, every: int
-) -> list[schedules.Schedule]:
-    """Return the schedule of each parameter group. Raises InvalidSetting."""
-    if type(scheduler) not in _SCHEDULES:
-        raise InvalidSetting(
-            f"kvps has no {type(scheduler).__name__}: it has StepLR, ExponentialLR, LinearLR and CosineAnnealingLR; or "
-            f"write a kvps optimizer with a schedule of kvps.schedules, as kvps.SGD(lr=kvps.schedules.StepLR(...))"
-        )
-    if not isinstance(every, int) or every < 1:
-        raise InvalidSetting(f"every must be a whole number of rounds from 1, not {every!r}")
-    if scheduler.optimizer is not optimizer:
-        raise InvalidSetting("the scheduler is another optimizer's: give the one that changes this one's learning rate")
-    if scheduler.last_epoch > 0:
-        raise InvalidSetting("the scheduler has stepped already, and a job begins at its first step: make a new one")
-    convert = _SCHEDULES[type(scheduler)]
-    return [convert(scheduler, float(_number(rate)), every) for rate in scheduler.base_lrs]
