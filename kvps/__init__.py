@@ -38,7 +38,7 @@ from kvps.history.checkpoint import Checkpoint
 from kvps.job import Job
 from kvps.launch import RunContext, from_env
 from kvps.local_job import LocalJob, local
-from kvps.optimizers import SGD, Adagrad, Adam, AdamW, ParameterGroup
+from kvps.optimizers import SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, Lion, NAdam, ParameterGroup, RMSprop
 from kvps.session.session import Session
 from kvps.store import Store, connect
 
@@ -46,9 +46,11 @@ __version__ = "0.1.0"
 
 __all__ = [
     "SGD",
+    "Adadelta",
     "Adagrad",
     "Adam",
     "AdamW",
+    "Adamax",
     "Checkpoint",
     "CorruptData",
     "DeviceFailed",
@@ -63,10 +65,13 @@ __all__ = [
     "KvpsError",
     "LayoutMismatch",
     "LeaseLost",
+    "Lion",
     "LocalJob",
+    "NAdam",
     "NoServer",
     "NotFinite",
     "ParameterGroup",
+    "RMSprop",
     "RunContext",
     "ServerError",
     "ServerFull",

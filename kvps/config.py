@@ -134,7 +134,7 @@ class JobConfig:
         default_factory=optimizers.SGD,
         metadata={
             "spec": Spec(
-                "How the aggregator updates the weights: sgd, adagrad, adam or adamw, as in "
+                f"How the aggregator updates the weights: {', '.join(optimizers.OPTIMIZERS)}; as in "
                 "sgd:momentum=0.9,nesterov=true.",
                 why_not=_not_an_optimizer,
                 option=("--optimizer",),
@@ -381,7 +381,7 @@ def _shown(value: object) -> str:
 def _instead(name: str, value: object) -> str:
     """Return a hint at what the user may have meant by an unknown setting."""
     rate = "lr" if name == "learning_rate" else name
-    for kind in (optimizers.SGD, optimizers.Adagrad, optimizers.Adam):
+    for kind in optimizers.OPTIMIZERS.values():
         if rate in {f.name for f in fields(kind)}:
             return f"give optimizer=kvps.{kind.__name__}({rate}={value if isinstance(value, int | float) else '...'})"
     choices = [name for name in SPECS if name != "memory"]

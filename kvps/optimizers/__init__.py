@@ -5,6 +5,21 @@ This room has only what a user chooses; `kvps_aggregator.step.optimizers` comput
 
 from kvps.optimizers.base import Optimizer, ParameterGroup
 from kvps.optimizers.reading import from_json, parse
-from kvps.optimizers.rules import OPTIMIZERS, SGD, Adagrad, Adam, AdamW
+from kvps.optimizers.rules import OPTIMIZERS, SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, Lion, NAdam, RMSprop
 
-__all__ = ["OPTIMIZERS", "SGD", "Adagrad", "Adam", "AdamW", "Optimizer", "ParameterGroup", "from_json", "parse"]
+__all__ = [
+    "OPTIMIZERS",
+    "SGD",
+    "Adadelta",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "Adamax",
+    "Lion",
+    "NAdam",
+    "Optimizer",
+    "ParameterGroup",
+    "RMSprop",
+    "from_json",
+    "parse",
+]

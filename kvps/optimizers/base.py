@@ -59,11 +59,13 @@ def _matching(name: str, parameters: Collection[str]) -> list[str]:
 class Optimizer(Setting):
     """The rule by which the aggregator steps on a reduced gradient.
 
-    lr      a number or a `Schedule`
-    groups  parameters with other settings; of several groups that match a parameter, the first one has it
+    lr        a number or a `Schedule`
+    maximize  step up the gradient instead of down
+    groups    parameters with other settings; of several groups that match a parameter, the first one has it
     """
 
     lr: float | Schedule
+    maximize: bool = field(default=False, kw_only=True)
     groups: tuple[ParameterGroup, ...] = field(default=(), kw_only=True)
 
     def __post_init__(self) -> None:
@@ -130,5 +132,6 @@ class Optimizer(Setting):
         for group in self.groups:
             for name, _ in group.settings:
                 require(name in own, f"{self.kind} has no setting {shown(name)} for a group: it has {', '.join(own)}")
-            found.append(dataclasses.replace(self, groups=(), **dict(group.settings)))
+            changes: dict[str, Any] = dict(group.settings)
+            found.append(dataclasses.replace(self, groups=(), **changes))
         return tuple(found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ def optimizer(
 ) -> optimizers.Optimizer:
     """Return the job's optimizer that steps as `optimizer` would, which is needed no more: the aggregator steps.
 
-    `optimizer` is an SGD, Adagrad, Adam or AdamW of torch.optim, and has not stepped yet. Each of its parameter groups
+    `optimizer` is one of torch.optim that `kvps` has too, and has not stepped yet. Each of its parameter groups
     may have settings of its own; parameters that require no gradient are passed over. `scheduler` changes the learning
     rates, and steps after each `every` rounds. It is a StepLR, ExponentialLR, LinearLR or CosineAnnealingLR; or any
     other that depends on its step alone, which is evaluated here for so many `steps`, and whose last learning rate then
@@ -60,18 +61,20 @@ def _check_begins_with(optimizer: torch.optim.Optimizer, params: Parameters) -> 
         )
 
 
-_SAME = {"momentum", "nesterov", "eps", "weight_decay"}
-"""Settings that have the same name in kvps."""
 _PASSED_OVER = {"params", "param_names", "name", "foreach", "fused", "capturable", "differentiable"} | OF_SCHEDULERS
 """Settings that do not change the result, and what schedulers change or remember in a group."""
-_NEUTRAL = {"maximize": False, "dampening": 0, "lr_decay": 0, "initial_accumulator_value": 0, "amsgrad": False}
-"""Settings that kvps does not have, with the value at which each has no effect."""
 _KINDS: dict[type[torch.optim.Optimizer], tuple[type[optimizers.Optimizer], dict[str, Any]]] = {
-    torch.optim.SGD: (optimizers.SGD, _NEUTRAL),
-    torch.optim.Adagrad: (optimizers.Adagrad, _NEUTRAL),
-    torch.optim.Adam: (optimizers.Adam, _NEUTRAL | {"decoupled_weight_decay": False}),
-    torch.optim.AdamW: (optimizers.AdamW, _NEUTRAL | {"decoupled_weight_decay": True}),
+    torch.optim.SGD: (optimizers.SGD, {}),
+    torch.optim.Adagrad: (optimizers.Adagrad, {"initial_accumulator_value": 0}),
+    torch.optim.Adadelta: (optimizers.Adadelta, {}),
+    torch.optim.RMSprop: (optimizers.RMSprop, {}),
+    torch.optim.Adam: (optimizers.Adam, {"decoupled_weight_decay": False}),
+    torch.optim.AdamW: (optimizers.AdamW, {"decoupled_weight_decay": True}),
+    torch.optim.NAdam: (optimizers.NAdam, {}),
+    torch.optim.Adamax: (optimizers.Adamax, {}),
 }
+"""The rule of kvps, and settings that it does not have, with the value at which each has no effect. All other settings
+have the same names, but for betas."""
 
 
 def _settings(
@@ -79,7 +82,8 @@ def _settings(
 ) -> optimizers.Optimizer:
     """Return the settings: those of the first group, and what others have different. `rates` has one of each group."""
     if type(optimizer) not in _KINDS:
-        raise InvalidSetting(f"kvps has no {type(optimizer).__name__}: it has SGD, Adagrad, Adam and AdamW")
+        has = ", ".join(kind.__name__ for kind in _KINDS)
+        raise InvalidSetting(f"kvps has no {type(optimizer).__name__}: of torch.optim it has {has}")
     kind, _ = _KINDS[type(optimizer)]
     names = {id(parameter): name for name, parameter in params.items()}
     first: dict[str, Any] = {}
@@ -97,15 +101,17 @@ def _settings(
 
 def _of_group(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> dict[str, Any]:
     """Return the settings of a parameter group, without its learning rate. Raises InvalidSetting."""
-    said, (_, neutral) = type(optimizer).__name__, _KINDS[type(optimizer)]
+    said, (kind, neutral) = type(optimizer).__name__, _KINDS[type(optimizer)]
+    known = {field.name for field in fields(kind)}
     settings: dict[str, Any] = {}
     for name, value in ((name, number(value)) for name, value in group.items() if name not in _PASSED_OVER):
         if name == "betas":
             settings["beta1"], settings["beta2"] = map(number, value)
-        elif name in _SAME:
+        elif name in neutral:
+            if value != neutral[name]:
+                raise InvalidSetting(f"{said} with {name}={value} is not in kvps: leave it at {neutral[name]}")
+        elif name in known:
             settings[name] = value
-        elif name not in neutral:
+        else:
             raise InvalidSetting(f"{said} has {name}={value}, a setting that kvps does not know: leave it out")
-        elif value != neutral[name]:
-            raise InvalidSetting(f"{said} with {name}={value} is not in kvps: leave it at {neutral[name]}")
     return settings

@@ -90,7 +90,7 @@ def test_a_name_that_no_parameter_has_is_refused_before_there_is_a_job(store: St
 @pytest.mark.parametrize(
     ("group", "words"),
     [
-        ({"names": ["b"], "beta1": 0.5}, "sgd has no setting 'beta1' for a group: it has lr, momentum"),
+        ({"names": ["b"], "beta1": 0.5}, "sgd has no setting 'beta1' for a group: it has lr, maximize, momentum"),
         ({"names": ["b"], "groups": []}, "sgd has no setting 'groups' for a group"),
         ({"names": ["b"], "self": 1}, "sgd has no setting 'self' for a group"),
         ({"names": ["b"], "momentum": 2}, "momentum must be in [0, 1), it is 2"),
