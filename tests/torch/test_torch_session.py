@@ -473,12 +473,13 @@ def test_ssp_and_asp_with_prefetch(store: Store, staleness: int) -> None:
 def refusals() -> Iterator[Any]:
     """Model, and what is said of it."""
     mixed = net()
-    mixed[3].half()
+    mixed[3].double()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that lazy modules are new
         lazy = nn.LazyLinear(3)
-    yield pytest.param(nn.Linear(2, 2).bfloat16(), "'weight' is bfloat16: kvps moves float32", id="bfloat16")
-    yield pytest.param(mixed, "'3.weight' is float16: kvps moves float32", id="mixed")
+    yield pytest.param(nn.Linear(2, 2).double(), "'weight' is float64: a job's weights are float32", id="float64")
+    yield pytest.param(nn.Linear(2, 2, dtype=torch.complex64), "'weight' is complex64", id="complex64")
+    yield pytest.param(mixed, "'3.weight' is float64: a job's weights are float32", id="mixed")
     yield pytest.param(lazy, "'weight' has no shape yet", id="lazy")
     yield pytest.param(nn.Linear(2, 2, device="meta"), "'weight' is on the device meta", id="meta")
     yield pytest.param(nn.ReLU(), "no parameter that requires a gradient", id="none")
