@@ -20,8 +20,9 @@ from kvps.connection.sockets import connection_settings
 from kvps.device.base import CPU, Device
 from kvps.history.commit_log import Log
 from kvps.job import Job
-from kvps.optimizers import SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, Lion, NAdam, RMSprop
+from kvps.optimizers import SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, Lion, NAdam, ParameterGroup, RMSprop
 from kvps.protocol.plan import Contribution, Plan
+from kvps.schedules import TableLR
 from kvps.session.session import Session
 
 Params = dict[str, np.ndarray]
@@ -42,6 +43,14 @@ OPTIMIZERS = [
     Lion(lr=0.01, weight_decay=0.1),
 ]
 """Each rule, and each way in which it steps."""
+GROUPED = Adam(
+    lr=0.1,
+    groups=(
+        ParameterGroup(["b", "s*"], weight_decay=0.1, amsgrad=True),
+        ParameterGroup("V", lr=TableLR([0.1, 0.01]), maximize=True),
+    ),
+)
+"""Groups of the parameters of `large_model`, which need different state."""
 
 
 @contextmanager
