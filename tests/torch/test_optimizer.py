@@ -149,11 +149,16 @@ def test_groups_with_the_same_settings_are_one_and_names_stand_for_themselves() 
 
 @pytest.mark.parametrize(
     "scheduled",
-    [lambda o: lr_scheduler.CosineAnnealingLR(o, T_max=STEPS), lambda o: lr_scheduler.StepLR(o, 50, 0.3)],
+    [
+        lambda o: lr_scheduler.CosineAnnealingLR(o, T_max=STEPS),
+        lambda o: lr_scheduler.StepLR(o, 50, 0.3),
+        lambda o: lr_scheduler.LambdaLR(o, lambda step: min(1.0, step / 20) * 0.99**step),
+        lambda o: lr_scheduler.OneCycleLR(o, [0.01, 0.003], total_steps=STEPS + 1, cycle_momentum=False),
+    ],
 )
 def test_a_schedule_changes_each_groups_own_rate(scheduled: Callable[[Any], Any]) -> None:
     model = net()
     optimizer = two_groups(model, RULES["adamw"], lr=0.003)
     scheduler = scheduled(optimizer)
-    ended = by_kvps(model, kvps.torch.optimizer(model, optimizer, scheduler))
+    ended = by_kvps(model, kvps.torch.optimizer(model, optimizer, scheduler, steps=STEPS))
     assert_near(ended, by_pytorch(model, optimizer, scheduler))

@@ -72,6 +72,28 @@ def test_a_scheduler_is_evaluated_to_the_last_bit(name: str, every: int) -> None
     assert first.lr_at(10 * STEPS * every) == optimizer.param_groups[0]["lr"], "the last one stays"
 
 
+@pytest.mark.parametrize(
+    "scheduled",
+    [
+        lambda o: lr_scheduler.StepLR(o, step_size=30, gamma=0.5),
+        lambda o: lr_scheduler.ExponentialLR(o, gamma=0.98),
+        lambda o: lr_scheduler.LinearLR(o, start_factor=0.25, end_factor=0.9, total_iters=150),
+        lambda o: lr_scheduler.CosineAnnealingLR(o, T_max=STEPS, eta_min=0.001),
+    ],
+)
+def test_a_formula_is_pytorchs_up_to_its_rounding(scheduled: Callable[[Any], Any]) -> None:
+    """PyTorch makes each learning rate of the one before, so that its roundings add up."""
+    model = net()
+    optimizer = two_groups(model)
+    scheduler = scheduled(optimizer)
+    first, *_, last = kvps.torch.optimizer(model, optimizer, scheduler).of_each(list(kvps.torch.parameters(model)))
+    for step in range(STEPS):
+        wanted = [group["lr"] for group in optimizer.param_groups]
+        assert [settings.lr_at(step) for settings in (first, last)] == pytest.approx(wanted, rel=1e-12, abs=1e-15), step
+        optimizer.step()
+        scheduler.step()
+
+
 def test_a_table_ends_where_the_rate_changes_no_more() -> None:
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
