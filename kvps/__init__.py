@@ -39,7 +39,7 @@ from kvps.history.checkpoint import Checkpoint
 from kvps.job import Job
 from kvps.launch import RunContext, from_env
 from kvps.local_job import LocalJob, local
-from kvps.optimizers import SGD, Adagrad, Adam, AdamW
+from kvps.optimizers import SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, Lion, NAdam, ParameterGroup, RMSprop
 from kvps.session.session import Session
 from kvps.store import Store, connect
 
@@ -47,9 +47,11 @@ __version__ = "0.1.0"
 
 __all__ = [
     "SGD",
+    "Adadelta",
     "Adagrad",
     "Adam",
     "AdamW",
+    "Adamax",
     "Checkpoint",
     "ContributionLate",
     "CorruptData",
@@ -65,9 +67,13 @@ __all__ = [
     "KvpsError",
     "LayoutMismatch",
     "LeaseLost",
+    "Lion",
     "LocalJob",
+    "NAdam",
     "NoServer",
     "NotFinite",
+    "ParameterGroup",
+    "RMSprop",
     "RunContext",
     "ServerError",
     "ServerFull",

@@ -22,6 +22,7 @@ from kvps.staleness import ASP, mode_name
 _ASP_PENDING = 2  # one contribution waits while the next is computed; more of them would only be staler
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
 _EVERY = re.compile(r"[0-9]{1,9}|[0-9]{1,6}(\.[0-9]{1,6})?s")
+_MOST_OPTIMIZER = 1 << 22  # characters of JSON: thousands of names in groups, and tables of learning rates
 _SHOWN = 80  # a message quotes at most so many characters of a value
 
 
@@ -50,12 +51,22 @@ class Spec:
 
 def _not_an_optimizer(value: object) -> str:
     if isinstance(value, optimizers.Optimizer):
-        return ""
+        size = len(_as_text(value))
+        fits = size <= _MOST_OPTIMIZER
+        return (
+            ""
+            if fits
+            else f"is {size} characters as JSON, at most {_MOST_OPTIMIZER} are allowed: shorten groups or tables"
+        )
     kind = type(value)
     return (
         f"must be a kvps optimizer such as kvps.SGD(...), not a {kind.__module__}.{kind.__name__}; "
         f"kvps.torch.optimizer(...) converts a PyTorch optimizer"
     )
+
+
+def _as_text(optimizer: optimizers.Optimizer) -> str:
+    return json.dumps(optimizer.to_json())
 
 
 def _not_a_format(value: object) -> str:
@@ -123,7 +134,7 @@ class JobConfig:
         default_factory=optimizers.SGD,
         metadata={
             "spec": Spec(
-                "How the aggregator updates the weights: sgd, adagrad, adam or adamw, as in "
+                f"How the aggregator updates the weights: {', '.join(optimizers.OPTIMIZERS)}; as in "
                 "sgd:momentum=0.9,nesterov=true.",
                 why_not=_not_an_optimizer,
                 option=("--optimizer",),
@@ -357,7 +368,7 @@ class JobConfig:
     def to_hash(self) -> dict[str, str]:
         """Return the fields of the job's config hash."""
         out = {name: str(getattr(self, name)) for name in SPECS}
-        out["optimizer"] = json.dumps(self.optimizer.to_json())
+        out["optimizer"] = _as_text(self.optimizer)
         return out
 
     @classmethod
@@ -395,7 +406,7 @@ def _read(name: str, stored: Mapping[str, str]) -> Any:
         raise InvalidSetting(f"{name} {'is missing' if text is None else f'is no text: {_shown(text)}'}")
     if name == "optimizer":
         try:
-            return optimizers.from_json(Fields.of_json(text, "it", MOST_TEXT).as_dict())
+            return optimizers.from_json(Fields.of_json(text, "it", _MOST_OPTIMIZER).as_dict())
         except (CorruptData, InvalidSetting, TypeError) as error:
             raise InvalidSetting(f"optimizer holds {_shown(text)}: {error}") from None
     value = int(text) if SPECS[name].bounds and _WHOLE.fullmatch(text) else text
@@ -412,7 +423,7 @@ def _shown(value: object) -> str:
 def _instead(name: str, value: object) -> str:
     """Return a hint at what the user may have meant by an unknown setting."""
     rate = "lr" if name == "learning_rate" else name
-    for kind in (optimizers.SGD, optimizers.Adagrad, optimizers.Adam):
+    for kind in optimizers.OPTIMIZERS.values():
         if rate in {f.name for f in fields(kind)}:
             return f"give optimizer=kvps.{kind.__name__}({rate}={value if isinstance(value, int | float) else '...'})"
     choices = [name for name in SPECS if name != "memory"]

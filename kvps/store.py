@@ -141,6 +141,7 @@ class Store:
         config = JobConfig.of("create_job", config, settings)
         id = self._spread_id(name, config.shards) if id is None else check_id(id)
         layout = Layout.of(params, config.shards)
+        config.optimizer.check_groups(layout.numbers)
         arrays = layout.hosted(params, "parameter")
         for parameter, array in zip(layout.parameters, arrays, strict=True):
             if not finite(array):

@@ -86,7 +86,7 @@ def test_what_is_stored_is_read_back() -> None:
         ("mirror_every", "often", "must be a number of versions"),
         ("optimizer", "nonsense", "holds 'nonsense'"),
         ("optimizer", "[]", "holds '[]'"),
-        ("optimizer", '{"kind": "lion", "lr": 0.1}', "optimizer 'lion' is unknown"),
+        ("optimizer", '{"kind": "rprop", "lr": 0.1}', "optimizer 'rprop' is unknown"),
         ("optimizer", '{"kind": "sgd", "lr": {"kind": "warp"}}', "schedule 'warp' is unknown"),
         ("optimizer", '{"kind": "sgd", "lr": [1]}', "lr must be a finite number"),
         ("optimizer", "[" * 100_000, "holds '[[["),

@@ -17,8 +17,10 @@ from kvps.arrays.formats import Bytes, format_of
 from kvps.arrays.layout import CHUNK_ITEMS, DTYPE, Array, Chunk, Layout
 from kvps.arrays.weight_view import VIEW, advance
 from kvps.config import JobConfig
+from kvps.optimizers import Optimizer
 from kvps.protocol.plan import Plan
 from kvps_aggregator.step import optimizers, reduce
+from kvps_aggregator.step.stretches import stretches
 
 
 class ShardArrays:
@@ -45,6 +47,7 @@ class ShardArrays:
         }
         self._scratch = threading.local()
         self._config = config
+        self._stretches = stretches(config.optimizer, layout, number)
 
     def _empty(self) -> Array:
         array: Array = self._xp.empty(self.size, DTYPE)
@@ -70,21 +73,23 @@ class ShardArrays:
         reduce.total(gradients, total, self._xp)
         is_finite = finite(total)
         config = self._config
-        lr = config.optimizer.lr_at(plan.progress / config.workers)
         reduce.finish(total, config.reduction, plan.divisor, self._xp)
-        optimizers.update(
-            config.optimizer,
-            lr,
-            plan.version,
-            self.weights[part_of],
-            total,
-            {slot: array[part_of] for slot, array in self.state.items()},
-            self.next_weights[part_of],
-            {slot: array[part_of] for slot, array in self.next_state.items()},
-            self._xp,
-        )
+        for settings, start, stop in self._stretches[chunk.number]:
+            self._update(settings, plan, slice(start, stop), total[start - part_of.start : stop - part_of.start])
         self.advance_view(chunk)
         return is_finite
+
+    def _update(self, settings: Optimizer, plan: Plan, part_of: slice, gradient: Array) -> None:
+        """Step parameters of the same settings: `part_of` this shard. `gradient` is overwritten."""
+        state, state_out = (
+            {slot: arrays[slot][part_of] for slot in settings.own_slots} for arrays in (self.state, self.next_state)
+        )
+        lr = settings.lr_at(plan.progress / self._config.workers)
+        weights, out = self.weights[part_of], self.next_weights[part_of]
+        optimizers.update(settings, lr, plan.version, weights, gradient, state, out, state_out, self._xp)
+        for slot in self._config.optimizer.slots:
+            if slot not in state:  # only other groups need it
+                self.next_state[slot][part_of].fill(0)
 
     def advance_view(self, chunk: Chunk) -> None:
         """Make a chunk of the next view, if there is one, from the next weights."""
