@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from kvps import optimizers
+from kvps import optimizers, reductions
 from kvps.arrays.formats import format_of
 from kvps.arrays.inputs import in_words
 from kvps.arrays.weight_view import VIEW, has_view
@@ -67,6 +67,14 @@ def _not_an_optimizer(value: object) -> str:
 
 def _as_text(optimizer: optimizers.Optimizer) -> str:
     return json.dumps(optimizer.to_json())
+
+
+def _not_a_reduction(value: object) -> str:
+    try:
+        reductions.parse(value)
+    except InvalidSetting as error:
+        return str(error).removeprefix("reduction ")
+    return ""
 
 
 def _not_a_format(value: object) -> str:
@@ -145,9 +153,12 @@ class JobConfig:
     )
     reduction: str = _setting(
         "mean",
-        "mean divides the sum of the contributions by the number of members; sum does not.",
-        choices=("mean", "sum"),
+        "How contributions become one gradient: mean divides their sum by the number of members, sum does not; "
+        "weighted is their mean by the weights that workers push, as the number of samples; median and trimmed:PART "
+        "are of each item, and bear some bad workers.",
+        why_not=_not_a_reduction,
         option=("--reduction",),
+        metavar="NAME",
         group="Training",
     )
     gradient_format: str = _setting(

@@ -41,7 +41,10 @@ def test_the_table_in_the_docs_is_that_of_the_code() -> None:
         ({"workers": True}, "workers must be a whole number from 1 to 4096, not True"),
         ({"seed": 2**32}, "seed must be a whole number from 0 to 4294967295"),
         ({"lease_ms": 99.5}, "lease_ms must be a whole number from 100 to 86400000, not 99.5"),
-        ({"reduction": "median"}, "reduction must be one of mean, sum, not 'median'"),
+        (
+            {"reduction": "mode"},
+            "reduction must be one of mean, sum, weighted, median, or trimmed:PART with a PART above 0",
+        ),
         ({"transport": ["shm"]}, "transport must be one of auto, redis, shm"),
         ({"optimizer": "sgd"}, "optimizer must be a kvps optimizer such as kvps.SGD(...), not a builtins.str"),
         ({"gradient_format": "fp8"}, "gradient_format must be one of fp32, bf16"),

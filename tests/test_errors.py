@@ -66,7 +66,7 @@ def test_names(store: Store, name: str) -> None:
         {"workers": 0},
         {"shards": 0},
         {"shards": 10},
-        {"reduction": "median"},
+        {"reduction": "mode"},
         {"nonfinite": "ignore"},
         {"optimizer": "sgd"},
         {"no_such_setting": 1},

@@ -121,7 +121,8 @@ class Exact:
         self._cupy = cupy
         for name, ptx in {"add": "add.rn", "subtract": "sub.rn", "multiply": "mul.rn", "divide": "div.rn"}.items():
             setattr(self, name, self._operation(name, ptx, "a", "b"))
-        self.maximum = self._operation("maximum", "max", "a", "b")  # of numbers: that of NaN and a number is the number
+        for name, ptx in {"minimum": "min", "maximum": "max"}.items():  # of NaN and a number it is the number
+            setattr(self, name, self._operation(name, ptx, "a", "b"))
         self.sqrt = self._operation("sqrt", "sqrt.rn", "a")
         self.absolute = self._operation("absolute", "abs", "a")
 

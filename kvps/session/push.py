@@ -49,12 +49,14 @@ class Header(NamedTuple):
     version  the version of the weights that it was computed on, in this `history`
     unit     the unit of data that it has used, if the job hands out units
     trace    the trace of the worker's iteration before this one
+    weight   how much it weighs in a weighted reduction, else 1
     """
 
     version: int
     history: str
     unit: int | None
     trace: list[object]
+    weight: int
 
 
 class Push:
@@ -276,7 +278,7 @@ class Push:
         """Have the chunks accepted, which are stored already or by these `scripts`, as soon as the inbox has room."""
         me, access = self._membership, self._access
         digests = upload.digests if counts else "-"
-        said = (me.worker, me.incarnation, self.seq, header.version, int(counts), digests)
+        said = (me.worker, me.incarnation, self.seq, header.version, header.weight if counts else 0, digests)
         while True:
             try:
                 return scripts.push(*said, header.history, header.unit, header.trace)

@@ -25,6 +25,7 @@ from kvps.device.base import CPU, Device
 from kvps.errors import ContributionLate, JobNotFound, KvpsError, LayoutMismatch, WrongOrder
 from kvps.protocol.job_state import Turn
 from kvps.protocol.scripts import Joined, ServerRestarted
+from kvps.reductions import check_weight
 from kvps.session.buffers import GradientBuffers
 from kvps.session.encoder import Encoder
 from kvps.session.iteration import IterationTimer
@@ -180,26 +181,29 @@ class Session:
         buffers = self._buffers_now
         push.put(number, self._encoder.flat({number: grad}, buffers)[number], buffers)
 
-    def push(self, grads: Mapping[str, Any] | None = None, loss: Any = None) -> int:
+    def push(self, grads: Mapping[str, Any] | None = None, loss: Any = None, weight: int | None = None) -> int:
         """Hand over the gradient of the weights last pulled. Return the clock as which it was acknowledged.
 
         `grads` maps every parameter's name, except those that were `put` before, to a float32 array of its shape, in
-        host or CUDA memory. `loss`, a number or an array or tensor with one item, is shown while the job runs. Raises
-        LayoutMismatch, NotFinite (unless the job counts those as zeros), WrongOrder, and UsageError for a loss that is
-        not one number; after these nothing has changed and the push may be repeated. Raises WorkerEvicted, and
-        ContributionLate if the job drops late ones and this is one: then pull, and compute the round anew. After any
-        other error the push may have counted: push the same gradients again (put them again too), and they count once.
-        If the error came while a device was computing them, that second push raises WrongOrder.
+        host or CUDA memory. `loss`, a number or an array or tensor with one item, is shown while the job runs. `weight`
+        is for a job whose reduction is weighted, as the number of samples: a whole number from 1 to 2**31; left out, it
+        is 1. Raises LayoutMismatch, NotFinite (unless the job counts those as zeros), WrongOrder, InvalidSetting for a
+        weight that the job does not take, and UsageError for a loss that is not one number; after these nothing has
+        changed and the push may be repeated. Raises WorkerEvicted, and ContributionLate if the job drops late ones and
+        this is one: then pull, and compute the round anew. After any other error the push may have counted: push the
+        same gradients again (put them again too), and they count once. If the error came while a device was computing
+        them, that second push raises WrongOrder.
         """
         self._check_may_push()
         assert self._turn is not None
         buffers = self._buffers_now
         withdraws = buffers is not None and buffers.may_be_written(grads)
         shown = None if loss is None else one_number(loss, "the loss")
+        weight = check_weight(weight, self._access.config.reduction)
         began = time.perf_counter()
         push = self._push
         rest = self._access.layout.rest({} if grads is None else grads, "gradient", push.has)
-        header = Header(self.version, self._turn.history, self._unit, self._timer.trace)
+        header = Header(self.version, self._turn.history, self._unit, self._timer.trace, weight)
         try:
             self.clock, self.round = push.send(self._encoder.flat(rest, buffers), header, buffers, withdraws)
         except ContributionLate:

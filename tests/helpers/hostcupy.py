@@ -218,9 +218,9 @@ class ElementwiseKernel:
     """A kernel of one PTX instruction that rounds to nearest, if it rounds, and flushes nothing."""
 
     def __init__(self, inputs: str, outputs: str, code: str, name: str) -> None:
-        (instruction,) = re.findall(r'asm\("((?:add|sub|mul|div|sqrt)\.rn|max|abs)\.f32 [%0-9, ]+;"', code)
+        (instruction,) = re.findall(r'asm\("((?:add|sub|mul|div|sqrt)\.rn|min|max|abs)\.f32 [%0-9, ]+;"', code)
         names = {"add.rn": "add", "sub.rn": "subtract", "mul.rn": "multiply", "div.rn": "divide", "sqrt.rn": "sqrt"}
-        names |= {"max": "maximum", "abs": "absolute"}
+        names |= {"min": "minimum", "max": "maximum", "abs": "absolute"}
         self._function, self._inputs = getattr(np, names[instruction]), inputs.count("float32 ")
         assert outputs == "float32 c"
 

@@ -24,6 +24,29 @@ Arrival = tuple[int, int, Params]
 """The rank of a worker, the version it computed on, and its gradient."""
 
 
+def reduced(reduction: str, ranks: list[int], rows: list[np.ndarray]) -> np.ndarray:
+    """The textbook's formula, in the order that kvps promises. A worker's weight is its rank + 1."""
+    one = np.float32
+    if reduction in ("mean", "sum"):
+        total = rows[0].copy()
+        for row in rows[1:]:
+            total = total + row
+        return total / one(len(rows)) if reduction == "mean" else total
+    if reduction == "weighted":
+        total = rows[0] * one(ranks[0] + 1)
+        for rank, row in zip(ranks[1:], rows[1:], strict=True):
+            total = total + row * one(rank + 1)
+        return total / one(sum(ranks) + len(ranks))
+    if reduction == "median":
+        return np.median(np.stack(rows), axis=0)
+    cut = int(float(reduction.partition(":")[2]) * len(rows))
+    middle = np.sort(np.stack(rows), axis=0)[cut : len(rows) - cut]
+    total = middle[0].copy()
+    for row in middle[1:]:
+        total = total + row
+    return total / one(len(middle))
+
+
 @dataclass
 class Simulation:
     """A job in one process. `made` has, of each version, the ranks and bases of what it is made of."""
@@ -55,15 +78,13 @@ class Simulation:
         return bool(self.planned)
 
     def commit(self) -> None:
-        """Make all versions that are due: plain SGD on the mean, added by rank."""
+        """Make all versions that are due, by plain SGD."""
         while self.plan():
+            ranks, reduction = [rank for rank, *_ in self.planned], self.config.reduction
             after = {}
             for name, value in self.weights[-1].items():
-                total = self.planned[0][2][name].copy()
-                for _, _, grads in self.planned[1:]:
-                    total = total + grads[name]
-                count = len(self.planned)
-                after[name] = value - np.float32(LR) * (total / np.float32(count) if count > 1 else total)
+                gradient = reduced(reduction, ranks, [grads[name] for *_, grads in self.planned])
+                after[name] = value - np.float32(LR) * gradient
             self.weights.append(after)
             self.made.append([(rank, base) for rank, base, _ in self.planned])
             self.planned = []
@@ -81,15 +102,16 @@ class Actor:
 
 @pytest.mark.parametrize("late", ["next", "drop"])
 @pytest.mark.parametrize(("workers", "quorum"), [(3, 2), (4, 1), (3, 3)])
-@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize(
+    ("shards", "reduction"), [(1, "mean"), (2, "sum"), (1, "weighted"), (1, "median"), (2, "trimmed:0.3")]
+)
 def test_versions_are_those_of_a_sequential_simulation(
-    store: Store, late: str, workers: int, quorum: int, shards: int
+    store: Store, late: str, workers: int, quorum: int, shards: int, reduction: str
 ) -> None:
     """In a random order that is the same each time, workers pull and push, and an aggregator plans and commits."""
     rng = np.random.default_rng((workers, quorum, shards))
-    job = store.create_job(
-        "job", model(), workers=workers, quorum=quorum, late=late, shards=shards, optimizer=kvps.SGD(lr=LR)
-    )
+    settings = {"workers": workers, "quorum": quorum, "late": late, "shards": shards, "reduction": reduction}
+    job = store.create_job("job", model(), optimizer=kvps.SGD(lr=LR), **settings)
     simulation = Simulation([model()], job.config)
     aggregator = Aggregator(job, threading.Event())
     actors = [Actor(job.join(f"w{rank}")) for rank in range(workers)]
@@ -129,11 +151,12 @@ def _acts(actor: Actor, simulation: Simulation, rank: int) -> bool:
             actor.grads = gradient(params, rank, simulation.version)
         return True
     base, actor.base = actor.base, None
+    weight = rank + 1 if simulation.config.reduction == "weighted" else None
     if simulation.push((rank, base, actor.grads)):
-        actor.session.push(actor.grads)
+        actor.session.push(actor.grads, weight=weight)
         return True
     with pytest.raises(kvps.ContributionLate, match="pull, and compute it on the new weights"):
-        actor.session.push(actor.grads)
+        actor.session.push(actor.grads, weight=weight)
     actor.past = base
     return False
 
@@ -246,10 +269,12 @@ def test_a_unit_that_came_late_is_computed_again(store: Store) -> None:
     assert [c.unit for commit in job.log() for c in commit.plan.contributions] == [0, 1, 2]
 
 
-@pytest.mark.parametrize("format", ["int8", "topk:0.1", "fp32"])
-def test_a_run_that_dropped_contributions_is_replayed(store: Store, format: str) -> None:
+@pytest.mark.parametrize(
+    ("format", "reduction"), [("int8", "mean"), ("topk:0.1", "weighted"), ("fp32", "median"), ("fp32", "trimmed:0.4")]
+)
+def test_a_run_that_dropped_contributions_is_replayed(store: Store, format: str, reduction: str) -> None:
     """A lossy format's residual stays as it was when a contribution is dropped, and when the worker comes back."""
-    job = digits_job(store, workers=2, quorum=1, late="drop", gradient_format=format)
+    job = digits_job(store, workers=2, quorum=1, late="drop", gradient_format=format, reduction=reduction)
     with aggregating(job), job.join("w0") as first:
         second = job.join("w1")
         for round_ in range(6):
