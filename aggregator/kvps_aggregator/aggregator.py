@@ -10,9 +10,12 @@ import logging
 import math
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
+
+import numpy as np
 
 from kvps.connection.client import WAIT_MS
 from kvps.device.base import CPU, Device
@@ -31,6 +34,7 @@ from kvps_aggregator.shard.fetch import BadContribution
 from kvps_aggregator.shard.garbage import Sweeper
 from kvps_aggregator.shard.opening import open_shard
 from kvps_aggregator.shard.shard import Shard
+from kvps_aggregator.step.clipping import scale_of
 
 log = logging.getLogger("kvps.commit")
 
@@ -126,7 +130,8 @@ class Aggregator:
         job, stream, guard = self._job, self._job.keys, FailoverGuard(self._job)
         try:
             self._watch_server()
-            seen = {stream.inbox: "0-0", stream.commits: job.state().last_entry, stream.leases: "0-0"}
+            seen = dict.fromkeys([stream.inbox, stream.leases, stream.norms], "0-0")
+            seen[stream.commits] = job.state().last_entry
             changed = freed = True
             while not self._stop.is_set():
                 try:
@@ -305,6 +310,8 @@ class Aggregator:
         """Return the streams that wake the loop. Without a shard it waits only for leases that are given up."""
         keys = self._job.keys
         work = [keys.inbox, keys.commits] if self._shards else []
+        if self._shards and self._job.config.optimizer.clip_norm:
+            work.append(keys.norms)
         return work + ([keys.leases] if len(self._shards) < len(self._choice.eligible) else [])
 
     def _patience_ms(self) -> int:
@@ -326,10 +333,36 @@ class Aggregator:
         todo = [s for s in self._shards.values() if plan and s.staged != plan]
         if plan is None or not todo:
             return None
+        if not self._job.config.optimizer.clip_norm or not plan.contributions:
+            return self._each(todo, plan, self._advance)
+        self._each([shard for shard in todo if not _has_measured(shard, plan)], plan, self._measure)
+        if not all(_has_measured(shard, plan) for shard in todo):
+            return ""
+        scale = self._scale(plan)
+        return None if scale is None else self._each(todo, plan, partial(self._advance, scale=scale))
+
+    def _measure(self, shard: Shard, plan: Plan) -> str:
+        shard.measure(plan)
+        return ""
+
+    def _scale(self, plan: Plan) -> np.float32 | None:
+        """Return what clips the plan's gradient; None as long as another aggregator has not measured its shards."""
+        measured = {number: shard.measured for number, shard in self._shards.items()}
+        sums = {number: found.square_sum for number, found in measured.items() if found and found.plan == plan}
+        shards = range(self._job.layout.shards)
+        if len(sums) < len(shards):
+            with suppress(PlanGone):
+                sums = self._job.scripts.norm(plan, sums)
+        if any(number not in sums for number in shards):
+            return None
+        return scale_of(self._job.config.optimizer.clip_norm, [sums[number] for number in shards])
+
+    def _each(self, todo: list[Shard], plan: Plan, work: Callable[[Shard, Plan], str]) -> str:
+        """Do `work` on each shard, until the plan changes. Return the id of the commit that it made, or ""."""
         done = ""
         for shard in todo:
             try:
-                done = self._advance(shard, plan) or done
+                done = work(shard, plan) or done
             except LeaseLost as lost:
                 log.warning("%s", lost)
                 self._drop(shard)
@@ -362,7 +395,7 @@ class Aggregator:
         """Return whether all workers are gone: only then may it be finished, and all members are worth a read."""
         return self._planned is not None and self._planned.members == 0
 
-    def _advance(self, shard: Shard, plan: Plan) -> str:
+    def _advance(self, shard: Shard, plan: Plan, scale: np.float32 | None = None) -> str:
         """Stage a shard's part of the plan and call ready. Return the id of the commit if that made one, else ""."""
         if shard.begun not in (None, plan):
             # This term has staged this version, or a part of it, for a plan that was replaced. A late write of those
@@ -371,7 +404,7 @@ class Aggregator:
             self._shards.pop(shard.number).storage.close()
             self._take(shard.number)
             return ""
-        digest = shard.make(plan)
+        digest = shard.make(plan, scale)
         flip = shard.commit(plan, digest)
         if flip.flipped:
             for held in [s for s in self._shards.values() if s.staged == plan]:
@@ -447,3 +480,7 @@ class Aggregator:
         if message != self._said:
             log.info("job %s: %s", self._job.name, message)
             self._said = message
+
+
+def _has_measured(shard: Shard, plan: Plan) -> bool:
+    return shard.measured is not None and shard.measured.plan == plan

@@ -61,11 +61,14 @@ class Optimizer(Setting):
 
     lr        a number or a `Schedule`
     maximize  step up the gradient instead of down
+    clip_norm  if above 0, the most that the norm of the reduced gradient of all parameters may have: one that has more
+               is scaled down to it, before the rule is applied
     groups    parameters with other settings; of several groups that match a parameter, the first one has it
     """
 
     lr: float | Schedule
     maximize: bool = field(default=False, kw_only=True)
+    clip_norm: float = field(default=0.0, kw_only=True)
     groups: tuple[ParameterGroup, ...] = field(default=(), kw_only=True)
 
     def __post_init__(self) -> None:
@@ -74,6 +77,7 @@ class Optimizer(Setting):
             require(self.lr >= 0, f"{self.kind}: lr must not be negative, it is {self.lr}")
         if hasattr(self, "weight_decay"):
             require(self.weight_decay >= 0, f"{self.kind}: weight_decay must not be negative")
+        require(self.clip_norm >= 0, f"{self.kind}: clip_norm must not be negative, it is {self.clip_norm}")
         are_groups = isinstance(self.groups, tuple | list) and all(isinstance(g, ParameterGroup) for g in self.groups)
         require(are_groups, f"{self.kind}: groups must be a tuple of kvps.ParameterGroup(...)")
         object.__setattr__(self, "groups", tuple(self.groups))
@@ -114,9 +118,11 @@ class Optimizer(Setting):
                     )
 
     def to_json(self) -> dict[str, Any]:
-        """Return what is stored; without groups it has no field for them."""
+        """Return what is stored; without groups or clipping it has no field for these."""
         own = super().to_json()
         own.pop("groups")
+        if not self.clip_norm:
+            own.pop("clip_norm")
         return own | ({"groups": [group.to_json() for group in self.groups]} if self.groups else {})
 
     def in_words(self) -> list[str]:
@@ -127,7 +133,7 @@ class Optimizer(Setting):
     @cached_property
     def _of_groups(self) -> tuple[Optimizer, ...]:
         """The settings of each group. Raises InvalidSetting for those that this rule does not have."""
-        own = [f.name for f in dataclasses.fields(self) if f.name != "groups"]
+        own = [f.name for f in dataclasses.fields(self) if f.name not in ("groups", "clip_norm")]
         found = []
         for group in self.groups:
             for name, _ in group.settings:

@@ -66,7 +66,20 @@ _WORKER = Role(
 )
 _AGGREGATOR = Role(
     scripts=(
-        *("plan", "ready", "reject", "acquire", "renew", "own", "free", "evict", "recover", "mirror", "rollback"),
+        *(
+            "plan",
+            "norm",
+            "ready",
+            "reject",
+            "acquire",
+            "renew",
+            "own",
+            "free",
+            "evict",
+            "recover",
+            "mirror",
+            "rollback",
+        ),
         *("trim", "pin", "sync"),
     ),
     commands=("SET", "SETRANGE", "UNLINK", "SCAN", "WAIT", "BGREWRITEAOF"),

@@ -8,6 +8,7 @@ simply made again (redis-py's own retries are off).
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -40,6 +41,7 @@ _NAMES = [
     "join",
     "leave",
     "mirror",
+    "norm",
     "own",
     "pin",
     "plan",
@@ -57,6 +59,8 @@ _NAMES = [
 ]
 Safely = Callable[..., Any]
 """Runs a mark and a command as `kvps.connection.client.Client.call_safely` does."""
+_SHARD = re.compile(r"[0-9]{1,4}")
+_FLOAT = re.compile(r"[0-9]{1,309}(\.[0-9]{1,30})?(e[+-]?[0-9]{1,3})?|inf|nan")
 SCRIPTS = load_scripts("kvps.protocol", _NAMES)
 
 
@@ -315,6 +319,22 @@ class JobScripts:
                 raise PlanGone
         raise CorruptData(f"shard {shard} of job {k.job!r} was staged twice by one term: {reply}")
 
+    def norm(self, plan: Plan, square_sums: Mapping[int, float]) -> dict[int, float]:
+        """Note the sums of squares of these shards' parts of the gradient; return those of all that are known.
+
+        Raises PlanGone, CorruptData.
+        """
+        k = self._keys
+        said = [word for shard, total in square_sums.items() for word in (shard, repr(total))]
+        reply = self._run("norm", [k.plan, k.norms], plan.id, plan.history, self._shards, *said)
+        if reply[0] == "PLAN":
+            raise PlanGone
+        found = list(map(str, reply[1:]))
+        shards, totals = found[::2], found[1::2]
+        if not all(map(_SHARD.fullmatch, shards)) or not all(map(_FLOAT.fullmatch, totals)):
+            raise _damaged(k.norms)
+        return {int(shard): float(total) for shard, total in zip(shards, totals, strict=True)}
+
     def reject(self, shard: int, term: str, plan: Plan, contribution: Contribution, reason: str) -> None:
         """Take a damaged contribution out of the plan, and log the reason. Raises LeaseLost, PlanGone."""
         k = self._keys
@@ -474,6 +494,7 @@ class JobScripts:
             k.units,
             k.free_units,
             k.leases,
+            k.norms,
             k.mirror,
             k.sync,
             k.ranks,

@@ -11,6 +11,9 @@ from collections.abc import Mapping
 from contextlib import closing, nullcontext
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
 
 from kvps.arrays.digest import Buffers, digest_of, fold
 from kvps.arrays.formats import format_of
@@ -24,8 +27,17 @@ from kvps.protocol.plan import Plan
 from kvps.protocol.scripts import CommitResult
 from kvps_aggregator.shard.fetch import ContributionFetch
 from kvps_aggregator.shard.storage import Storage
+from kvps_aggregator.step.clipping import square_sum
 from kvps_aggregator.step.shard_arrays import ShardArrays
 from kvps_aggregator.verify.recording import Recorder
+
+
+class Measured(NamedTuple):
+    """A shard's part of a plan's reduced gradient, (size,) float32, and the sum of its squares."""
+
+    plan: Plan
+    gradient: Array
+    square_sum: float
 
 
 class Shard:
@@ -33,6 +45,7 @@ class Shard:
 
     begun    the plan for which bytes of the next version may have been stored; None if there is none
     staged   that plan, once all of these bytes are stored
+    measured  the reduced gradient of a plan, if it is to be clipped
     """
 
     def __init__(
@@ -44,6 +57,7 @@ class Shard:
         self.version = 0
         self.begun: Plan | None = None
         self.staged: Plan | None = None
+        self.measured: Measured | None = None
         self._job = job
         self._arrays = arrays
         self._format = format_of(job.config.gradient_format)
@@ -77,7 +91,7 @@ class Shard:
         except BaseException:
             self.storage.close()
             raise
-        self.begun = self.staged = None
+        self.begun = self.staged = self.measured = None
 
     def _check_manifest(self, name: str) -> None:
         key = self._job.keys.manifest(self.number, name)
@@ -96,11 +110,29 @@ class Shard:
 
     # -- the next version --------------------------------------------------------------------------------------
 
-    def make(self, plan: Plan) -> str:
+    def measure(self, plan: Plan) -> None:
+        """Reduce this part of the plan's gradient, and keep it as `measured` for `make`.
+
+        Raises BadContribution, LeaseLost.
+        """
+        arrays, total = self._arrays, 0.0
+        gradient = self.measured.gradient if self.measured else np.empty(arrays.size, DTYPE)
+        self.measured = None
+        with self._fetch(plan) as fetch:
+            for chunk in arrays.chunks:
+                reduced = arrays.stretch(gradient, chunk)
+                if not arrays.reduce(plan, fetch.parts(chunk), reduced):
+                    fetch.suspect(chunk)
+                total += square_sum(reduced)
+            fetch.check()
+        self.measured = Measured(plan, gradient, total)
+
+    def make(self, plan: Plan, scale: np.float32 | None = None) -> str:
         """Compute the next version and store it under this term's name, manifest last. Return its weights' digest.
 
-        A small version is stored by `commit` instead. While one chunk is reduced and stepped, the next contributions
-        are being received and the last results sent. Raises BadContribution, LeaseLost, ServerFull.
+        With a `scale`, it is made from the `measured` gradient. A small version is stored by `commit` instead.
+        While one chunk is reduced and stepped, the next contributions are being received and the last results sent.
+        Raises BadContribution, LeaseLost, ServerFull.
         """
         self.begun = plan
         client, storage, name = self._job.storing, self.storage, staged_name(plan.version, self.term)
@@ -109,17 +141,18 @@ class Shard:
         try:
             with (
                 storage.staging(name),
-                self._fetch(plan) as fetch,
+                self._fetch(plan) if scale is None else nullcontext() as fetch,
                 nullcontext(_later) if storage.stores_with_ready else client.putting(wait_for_room=False) as put,
             ):
-                with closing(storage.each_chunk(lambda chunk: self._step(plan, chunk, fetch))) as steps:
+                with closing(storage.each_chunk(lambda chunk: self._step(plan, chunk, fetch, scale))) as steps:
                     for chunk, made in zip(self._arrays.chunks, steps, strict=True):
                         for what, digest in made.items():
                             digests.setdefault(what, []).append(digest)
                         for item in storage.items(name, chunk):
                             items.append(item)
                             put(*item)
-                fetch.check()
+                if fetch:
+                    fetch.check()
                 folded = {what: fold(each) for what, each in digests.items()}
                 items.append((self._job.keys.manifest(self.number, name), [self._manifest(plan, folded)]))
                 self._manifests[plan.version] = items[-1]
@@ -138,9 +171,14 @@ class Shard:
         client, chunks = self._job.client, self._arrays.chunks
         return ContributionFetch(client, self.number, chunks, counted, here, self._format, self._recorder)
 
-    def _step(self, plan: Plan, chunk: Chunk, fetch: ContributionFetch) -> dict[str, str]:
+    def _step(
+        self, plan: Plan, chunk: Chunk, fetch: ContributionFetch | None, scale: np.float32 | None
+    ) -> dict[str, str]:
         """Make a chunk of the next version. Return the digest of each of its arrays."""
-        if not self._arrays.step(plan, chunk, fetch.parts(chunk)):
+        if scale is not None and self.measured:
+            gradient = self._arrays.stretch(self.measured.gradient, chunk)
+            self._arrays.apply_scaled(plan, chunk, gradient, scale)
+        elif fetch and not self._arrays.step(plan, chunk, fetch.parts(chunk)):
             fetch.suspect(chunk)
         return {what: digest_of([made]) for what, made in self._arrays.made(chunk).items()}
 

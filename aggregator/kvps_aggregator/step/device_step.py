@@ -29,16 +29,33 @@ class DeviceStep(ShardArrays):
         self._there.state = {slot: self._device.upload(self.state[slot]) for slot in self._there.slots}
 
     def step(self, plan: Plan, chunk: Chunk, gradients: Iterable[Array]) -> bool:
+        with self._device.current():
+            finite = self._there.step(plan, chunk, map(self._device.upload, gradients))
+        self._bring(chunk)
+        return finite
+
+    def reduce(self, plan: Plan, gradients: Iterable[Array], out: Array) -> bool:
+        with self._device.current():
+            total = self._there.scratch(out.size)
+            is_finite = self._there.reduce(plan, map(self._device.upload, gradients), total)
+            self._device.download(total, out)
+        return is_finite
+
+    def apply(self, plan: Plan, chunk: Chunk, gradient: Array) -> None:
+        with self._device.current():
+            self._there.apply(plan, chunk, self._device.upload(gradient))
+        self._bring(chunk)
+
+    def _bring(self, chunk: Chunk) -> None:
+        """Download a chunk of the next version, and make that of the view."""
         there = self._there
         with self._device.current():
-            finite = there.step(plan, chunk, map(self._device.upload, gradients))
             self._device.download(self.stretch(there.next_weights, chunk), self.stretch(self.next_weights, chunk))
             for slot in there.slots:
                 self._device.download(
                     self.stretch(there.next_state[slot], chunk), self.stretch(self.next_state[slot], chunk)
                 )
         self.advance_view(chunk)
-        return finite
 
     def promote(self) -> None:
         super().promote()

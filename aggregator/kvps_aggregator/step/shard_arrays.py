@@ -71,11 +71,19 @@ class ShardArrays:
                 self.next_state[slot][part_of] = self.state[slot][part_of]
             self.advance_view(chunk)
             return True
-        total = self._total(chunk.stop - chunk.start)
-        weights = [c.weight for c in plan.contributions if c.weight]
-        is_finite = reduce.reduce(self._reduction, gradients, weights, plan.divisor, total, self._xp)
+        total = self.scratch(chunk.stop - chunk.start)
+        is_finite = self.reduce(plan, gradients, total)
         self.apply(plan, chunk, total)
         return is_finite
+
+    def reduce(self, plan: Plan, gradients: Iterable[Array], out: Array) -> bool:
+        """Write the gradient that a chunk of the plan's contributions make into `out`; see `step`."""
+        weights = [c.weight for c in plan.contributions if c.weight]
+        return reduce.reduce(self._reduction, gradients, weights, plan.divisor, out, self._xp)
+
+    def apply_scaled(self, plan: Plan, chunk: Chunk, gradient: Array, scale: np.float32) -> None:
+        """Make a chunk of the plan's version from the reduced gradient times `scale`."""
+        self.apply(plan, chunk, np.multiply(gradient, scale, out=self.scratch(gradient.size)))
 
     def apply(self, plan: Plan, chunk: Chunk, gradient: Array) -> None:
         """Make a chunk of the plan's version from the reduced gradient, (chunk's items,), which is overwritten."""
@@ -102,14 +110,14 @@ class ShardArrays:
             weights, view, out = (
                 self.stretch(array, chunk) for array in (self.next_weights, self.state[VIEW], self.next_state[VIEW])
             )
-            advance(self._pull_format, weights, view, out, self._total(out.size), self._differences[chunk.number])
+            advance(self._pull_format, weights, view, out, self.scratch(out.size), self._differences[chunk.number])
 
     def pulled(self, chunk: Chunk) -> Bytes:
         """Return what workers pull of a chunk of the next version, if that is the difference to their view; it is valid
         until the chunk is made again."""
         return self._differences[chunk.number]
 
-    def _total(self, items: int) -> Array:
+    def scratch(self, items: int) -> Array:
         """Return this thread's own buffer for sums, because chunks may be made on several threads."""
         if not hasattr(self._scratch, "total"):
             self._scratch.total = self._xp.empty(min(self.size, CHUNK_ITEMS), DTYPE)

@@ -25,6 +25,7 @@ from kvps.history.commit_log import Log
 from kvps.protocol.job_state import Commit, State
 from kvps.protocol.plan import Contribution, Plan
 from kvps.reductions import parse
+from kvps_aggregator.step.clipping import scale_of, square_sum
 from kvps_aggregator.step.reduce import reduce
 from kvps_aggregator.step.shard_arrays import ShardArrays
 from kvps_aggregator.verify.chain import Chain, Unproved, at, digest_of
@@ -208,6 +209,7 @@ class Replay:
             self._cut(Layout(self._layout.parameters, len(commit.shards)), self.weights(), slots)
         with at(f"commit {commit.version}"):
             gradient = self._gradient(commit.plan)
+            self._clip(gradient)
             for shard, part in enumerate(self._parts):
                 for chunk in part.chunks:
                     if commit.plan.contributions:
@@ -227,6 +229,12 @@ class Replay:
         weights = [c.weight for c in plan.contributions if c.weight]
         reduce(parse(self._config.reduction), self._counting(plan), weights, plan.divisor, gradient)
         return gradient
+
+    def _clip(self, gradient: Array) -> None:
+        """Clip a gradient, (size,) float32, in place, if the job does."""
+        if clip_norm := self._config.optimizer.clip_norm:
+            sums = [sum(square_sum(gradient[c.start : c.stop]) for c in part.chunks) for part in self._parts]
+            np.multiply(gradient, scale_of(clip_norm, sums), out=gradient)
 
     def _counting(self, plan: Plan) -> Iterator[Array]:
         """Yield the values of a plan's contributions that count, in its order."""

@@ -1,0 +1,142 @@
+"""Clipping by the global norm: PyTorch's factor, whoever holds the shards, in a replay, and with nonsense in Redis."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+from helpers import hostcupy
+from helpers.digits_job import digits_job, proved, run_workers, training
+from helpers.harness import a_plan, aggregating, any_floats, gradient, large_model, model, work
+from kvps_aggregator import Aggregator
+from kvps_aggregator.step.clipping import scale_of, square_sum
+from kvps_aggregator.step.device_step import DeviceStep
+from kvps_aggregator.step.shard_arrays import ShardArrays
+
+import kvps
+from kvps.arrays.layout import Layout
+from kvps.config import JobConfig
+from kvps.device.base import Cuda
+from kvps.optimizers import from_json
+from kvps.store import Store
+
+CLIPPED = kvps.SGD(lr=0.1, momentum=0.9, clip_norm=0.7)
+
+
+@pytest.mark.parametrize("items", [0, 1, 2, 3, 7, 1000, 262_144])
+def test_the_sum_of_squares(items: int) -> None:
+    array = any_floats(items, items)
+    want = float(np.sum(array.astype(np.float64) ** 2))
+    assert square_sum(array) == pytest.approx(want, rel=1e-12)
+
+
+def test_a_gradient_is_scaled_only_if_it_is_too_long() -> None:
+    assert scale_of(5.0, [9.0, 7.0]) == 1
+    assert scale_of(2.0, [9.0, 7.0]) == np.float32(2 / (4 + 1e-6))
+    assert scale_of(2.0, [float("inf")]) == 0
+    assert scale_of(1.0, []) == 1
+
+
+@pytest.mark.parametrize(("shards", "aggregators"), [(1, 1), (3, 1), (3, 2), (3, 3)])
+def test_all_shards_are_clipped_alike_whoever_holds_them(store: Store, shards: int, aggregators: int) -> None:
+    """Against a loop in NumPy, and within its rounding against torch.nn.utils.clip_grad_norm_."""
+    torch = pytest.importorskip("torch")
+    job = store.create_job("job", model(), workers=2, shards=shards, optimizer=CLIPPED)
+    with ExitStack() as stack:
+        for number in range(aggregators):
+            stack.enter_context(aggregating(job, shards=list(range(number, shards, aggregators))))
+        work(job, 6, lambda session, params, round_: gradient(params, session.rank, round_), workers=2)
+        job.await_finished()
+    params = [torch.tensor(np.asarray(value)).requires_grad_() for value in model().values()]
+    optimizer = torch.optim.SGD(params, lr=0.1, momentum=0.9)
+    names = list(model())
+    for round_ in range(6):
+        now = {name: p.detach().numpy() for name, p in zip(names, params, strict=True)}
+        both = [gradient(now, rank, round_) for rank in range(2)]
+        for name, p in zip(names, params, strict=True):
+            p.grad = torch.tensor(np.asarray((both[0][name] + both[1][name]) / np.float32(2)))
+        assert torch.nn.utils.clip_grad_norm_(params, 0.7) > 0.7
+        optimizer.step()
+    for name, p in zip(names, params, strict=True):
+        np.testing.assert_allclose(job.snapshot()[1][name], p.detach().numpy(), rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_clipped_run_is_replayed(store: Store, shards: int) -> None:
+    job = digits_job(store, shards=shards, optimizer=kvps.AdamW(0.01, clip_norm=0.05), epochs=1)
+    run_workers(job, *training(job, "w0", "w1", "w2"))
+    assert proved(job).by == "recomputed"
+
+
+def test_a_clipped_model_of_many_chunks_is_that_of_a_loop(store: Store) -> None:
+    job = store.create_job("job", large_model(), optimizer=kvps.SGD(lr=0.5, clip_norm=3.0))
+    with aggregating(job), job.join("w0") as session:
+        params = session.pull()
+        grads = {name: np.asarray(value * np.float32(0.5), np.float32) for name, value in params.items()}
+        before = {name: value.copy() for name, value in params.items()}
+        session.push(grads)
+        after = session.pull()
+        norm = np.sqrt(sum(float(np.sum(g.astype(np.float64) ** 2)) for g in grads.values()))
+        scale = np.float32(3.0 / (norm + 1e-6))
+        for name, grad in grads.items():
+            np.testing.assert_array_equal(after[name], before[name] - grad * scale * np.float32(0.5))
+
+
+def test_a_device_clips_to_the_same_bits() -> None:
+    layout, config = Layout.of(large_model()), JobConfig(optimizer=CLIPPED)
+    here, there = ShardArrays(config, layout, 0), DeviceStep(config, layout, 0, Cuda(hostcupy, 0))
+    for arrays in (here, there):
+        arrays.weights[:] = any_floats(1, layout.size)
+        for state in arrays.state.values():
+            state[:] = 0
+        arrays.loaded()
+    for chunk in layout.chunks[0]:
+        parts = [any_floats(seed, layout.size)[chunk.start : chunk.stop] for seed in (2, 3)]
+        for arrays in (here, there):
+            gradient = np.empty(chunk.stop - chunk.start, np.float32)
+            assert arrays.reduce(a_plan(1), parts, gradient)
+            arrays.apply_scaled(a_plan(1), chunk, gradient, np.float32(0.3))
+    assert here.next_weights.tobytes() == there.next_weights.tobytes()
+    assert here.next_state["momentum"].tobytes() == there.next_state["momentum"].tobytes()
+
+
+def test_a_bad_contribution_of_a_clipped_job_is_rejected(store: Store) -> None:
+    """One of two shards finds it; the other has measured the plan that had it."""
+    job = store.create_job("job", model(), workers=2, shards=2, optimizer=CLIPPED)
+    with job.join("w0") as first, job.join("w1") as second:
+        for session in (first, second):
+            session.pull()
+            session.push(gradient(model(), session.rank, 0))
+        job.client.call("SETRANGE", job.keys.gradient(1, "w1", second.incarnation, 1, 0), 0, "bad!")
+        with aggregating(job, shards=[0]), aggregating(job, shards=[1]):
+            first.pull()
+    (commit,) = job.log()
+    assert [c.worker for c in commit.plan.contributions] == ["w0"]
+    assert [c.worker for c in commit.plan.rejected] == ["w1"]
+
+
+def test_nonsense_among_the_norms_is_one_line(store: Store) -> None:
+    job = store.create_job("job", model(), shards=2, optimizer=CLIPPED)
+    with job.join("w0") as session:
+        session.pull()
+        session.push(model())
+        plan = job.scripts.plan().plan
+        assert plan
+        mark = f"{plan.history}:{plan.id}"
+        job.client.call("XADD", job.keys.norms, "*", "plan", mark, "shard", "1", "adds", "nonsense")
+        aggregator = Aggregator(job, threading.Event(), [0])
+        aggregator.hold()
+        with pytest.raises(kvps.CorruptData, match=r"kvps:\{job\}:norms"):
+            aggregator.work()
+        aggregator.release()
+
+
+def test_clipping_is_stored_only_where_it_is_asked_for() -> None:
+    assert "clip_norm" not in kvps.SGD().to_json()
+    assert from_json(CLIPPED.to_json()) == CLIPPED
+    with pytest.raises(kvps.InvalidSetting, match="clip_norm must not be negative"):
+        kvps.SGD(clip_norm=-1.0)
+    with pytest.raises(kvps.InvalidSetting, match="no setting 'clip_norm' for a group"):
+        kvps.SGD(groups=(kvps.ParameterGroup("W", clip_norm=1.0),))
