@@ -84,7 +84,7 @@ class Optimizer(Setting):
         require(len(self.groups) <= MOST_GROUPS, f"{self.kind}: there may be at most {MOST_GROUPS} groups")
         _ = self._of_groups
 
-    @property
+    @cached_property
     def slots(self) -> tuple[str, ...]:
         """The names of the state arrays that any parameter needs. Each is as large as the weights and begins as
         zeros."""

@@ -19,7 +19,7 @@ from helpers.commands import kvps_forked, kvps_run
         (["up", "digits", "--workers", "0"], "workers"),
         (["up", "digits", "--workers", "many"], "--workers"),
         (["up", "digits", "--epochs", "0"], "--epochs"),
-        (["up", "digits", "--optimizer", "sdg"], "sgd, adagrad, adam, adamw"),
+        (["up", "digits", "--optimizer", "sdg"], "sgd, adagrad, adadelta, rmsprop, adam, adamw, nadam"),
         (["up", "digits", "--optimizer", "sgd:momentum"], "name=number"),
         (["up", "digits", "--optimizer", "sgd:momentun=0.9"], "momentun"),
         (["up", "digits", "--optimizer", "adam", "--lr", "-1"], "lr"),

@@ -273,7 +273,7 @@ def test_what_script_and_command_both_say_must_be_the_same(here: Path) -> None:
         (["--", "no-such-program", "x"], "no program 'no-such-program'"),
         (["--", "train.py"], "kvps run -- python train.py"),
         (["-s", "-2", "--", "true"], "staleness"),
-        (["--optimizer", "sdg", "--", "true"], "sgd, adagrad, adam, adamw"),
+        (["--optimizer", "sdg", "--", "true"], "sgd, adagrad, adadelta, rmsprop, adam, adamw, nadam"),
         (["--min-workers", "9", "--", "true"], "min_workers"),
         (["--epochs", "3", "--", "true"], "--epochs"),
     ],

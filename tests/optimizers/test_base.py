@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from helpers.harness import aggregating, check_chain, large_model, model, work
+from helpers.harness import a_plan, aggregating, check_chain, large_model, model, work
 from helpers.stepping import Params, stepped
+from kvps_aggregator.step.shard_arrays import ShardArrays
 
 import kvps
 from kvps import ParameterGroup, optimizers
+from kvps.arrays.layout import Layout
 from kvps.config import JobConfig
 from kvps.schedules import CosineAnnealingLR, StepLR
 from kvps.store import Store
@@ -40,6 +42,25 @@ def test_a_job_has_the_state_that_any_group_needs() -> None:
     assert kvps.SGD(groups=(ParameterGroup("b", momentum=0.5),)).slots == ("momentum",)
     assert kvps.SGD(momentum=0.5, groups=(ParameterGroup("b", momentum=0.0),)).slots == ("momentum",)
     assert kvps.SGD(groups=(ParameterGroup("b", lr=0.5),)).slots == ()
+
+
+def test_state_that_only_another_group_needs_is_zero() -> None:
+    """Not what happens to be in memory: a replay must find the same."""
+    config = JobConfig(optimizer=kvps.SGD(momentum=0.5, groups=(ParameterGroup("b", momentum=0.0),)))
+    layout = Layout.of(model())
+    arrays = ShardArrays(config, layout, 0)
+    arrays.weights.fill(0)
+    for version in (1, 2):
+        arrays.next_state["momentum"].fill(np.nan)
+        (chunk,) = arrays.chunks
+        arrays.step(a_plan(version), chunk, [np.ones(layout.size, np.float32)] * 2)
+        arrays.promote()
+    momentum = layout.cut(arrays.state["momentum"])
+    assert {name: set(array.reshape(-1).tolist()) for name, array in momentum.items()} == {
+        "W": {1.5},
+        "b": {0.0},
+        "scale": {1.5},
+    }
 
 
 @pytest.mark.parametrize("shards", [1, 2, 7])
