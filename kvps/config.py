@@ -161,6 +161,14 @@ class JobConfig:
         metavar="NAME",
         group="Training",
     )
+    staleness_scaling: str = _setting(
+        "none",
+        "What a contribution is multiplied by that was computed on a version s versions old: none, inverse is 1/(1+s), "
+        "inverse-sqrt is 1/sqrt(1+s).",
+        choices=tuple(reductions.SCALINGS),
+        option=("--staleness-scaling",),
+        group="Training",
+    )
     gradient_format: str = _setting(
         "fp32",
         "How gradients are sent: fp32 as they are, or shorter: bf16, fp16, int8, topk:PART. What a shorter format "

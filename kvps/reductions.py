@@ -5,7 +5,9 @@ This module has only what a user chooses; `kvps_aggregator.step.reduce` computes
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Callable
 from operator import index
 from typing import NamedTuple, SupportsIndex
 
@@ -41,6 +43,14 @@ def parse(text: object) -> Reduction:
         f"reduction must be one of {', '.join(PLAIN)}, or trimmed:PART with a PART above 0 and below 0.5, "
         f"not {text!r:.80}"
     )
+
+
+SCALINGS: dict[str, Callable[[int], float]] = {
+    "none": lambda staleness: 1.0,
+    "inverse": lambda staleness: 1 / (1 + staleness),
+    "inverse-sqrt": lambda staleness: 1 / math.sqrt(1 + staleness),
+}
+"""What a contribution is multiplied by, if so many versions were made since the one that it was computed on."""
 
 
 def check_weight(weight: object, reduction: str) -> int:

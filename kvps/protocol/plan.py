@@ -67,6 +67,11 @@ class Plan:
     contributions: tuple[Contribution, ...]
     rejected: tuple[Contribution, ...]
 
+    @property
+    def counting(self) -> list[Contribution]:
+        """The contributions that do not count as zeros."""
+        return [c for c in self.contributions if c.weight]
+
     @classmethod
     def from_json(cls, text: object) -> Plan:
         """Parse the JSON that `plan.lua` writes. Raises CorruptData."""

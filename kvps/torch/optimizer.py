@@ -21,6 +21,7 @@ def optimizer(
     scheduler: lr_scheduler.LRScheduler | None = None,
     every: int = 1,
     steps: int | None = None,
+    clip_norm: float = 0.0,
 ) -> optimizers.Optimizer:
     """Return the job's optimizer that steps as `optimizer` would, which is needed no more: the aggregator steps.
 
@@ -28,20 +29,22 @@ def optimizer(
     may have settings of its own; parameters that require no gradient are passed over. `scheduler` changes the learning
     rates, and steps after each `every` rounds. It is a StepLR, ExponentialLR, LinearLR or CosineAnnealingLR; or any
     other that depends on its step alone, which is evaluated here for so many `steps`, and whose last learning rate then
-    stays. Raises InvalidSetting for what kvps does not support, LayoutMismatch.
+    stays. With `clip_norm` above 0 the averaged gradient is clipped, as torch.nn.utils.clip_grad_norm_ does with that
+    `max_norm`. Raises InvalidSetting for what kvps does not support, LayoutMismatch.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise InvalidSetting(f"optimizer must be one of torch.optim, not {type(optimizer).__name__}")
     params = trained(model)
     _check_begins_with(optimizer, params)
     if scheduler is not None:
-        return _settings(optimizer, params, rates_of(optimizer, scheduler, every, steps))
+        return _settings(optimizer, params, rates_of(optimizer, scheduler, every, steps), clip_norm)
     if "initial_lr" in optimizer.param_groups[0]:
         raise InvalidSetting(
             "a scheduler changes this optimizer's learning rate, of which the aggregator would not know: give it too, "
             "as optimizer(model, optimizer, scheduler)"
         )
-    return _settings(optimizer, params, [float(number(group["lr"])) for group in optimizer.param_groups])
+    rates = [float(number(group["lr"])) for group in optimizer.param_groups]
+    return _settings(optimizer, params, rates, clip_norm)
 
 
 def _check_begins_with(optimizer: torch.optim.Optimizer, params: Parameters) -> None:
@@ -78,7 +81,7 @@ have the same names, but for betas."""
 
 
 def _settings(
-    optimizer: torch.optim.Optimizer, params: Parameters, rates: Sequence[float | schedules.Schedule]
+    optimizer: torch.optim.Optimizer, params: Parameters, rates: Sequence[float | schedules.Schedule], clip_norm: float
 ) -> optimizers.Optimizer:
     """Return the settings: those of the first group, and what others have different. `rates` has one of each group."""
     if type(optimizer) not in _KINDS:
@@ -96,7 +99,7 @@ def _settings(
             others.setdefault(different, []).extend(found)
     others.pop(())
     groups = [optimizers.ParameterGroup(found, **dict(different)) for different, found in others.items()]
-    return kind(**first, groups=tuple(groups))
+    return kind(**first, groups=tuple(groups), clip_norm=clip_norm)
 
 
 def _of_group(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> dict[str, Any]:

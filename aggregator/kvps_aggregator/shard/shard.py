@@ -166,7 +166,7 @@ class Shard:
         return folded["w"]
 
     def _fetch(self, plan: Plan) -> ContributionFetch:
-        counted = [(c, self.storage.gradient_keys(c)) for c in plan.contributions if c.weight]
+        counted = [(c, self.storage.gradient_keys(c)) for c in plan.counting]
         here = [self.storage.contribution(c) for c, _ in counted]
         client, chunks = self._job.client, self._arrays.chunks
         return ContributionFetch(client, self.number, chunks, counted, here, self._format, self._recorder)

@@ -9,14 +9,33 @@ bits.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from kvps.arrays.digest import finite
 from kvps.arrays.layout import Array
-from kvps.reductions import Reduction
+from kvps.config import JobConfig
+from kvps.protocol.plan import Plan
+from kvps.reductions import SCALINGS, Reduction, parse
+
+
+def reduce_plan(config: JobConfig, plan: Plan, contributions: Iterable[Array], out: Array, xp: Any = np) -> bool:
+    """Write the gradient that a plan's counting `contributions` make into `out`; see `reduce`. Stale ones are scaled
+    first, if the job says so."""
+    counting, scaling = plan.counting, SCALINGS[config.staleness_scaling]
+    factors = [scaling(max(0, plan.version - 1 - c.base)) for c in counting]
+    if any(factor != 1 for factor in factors):
+        contributions = _scaled(contributions, factors, out, xp)
+    return reduce(parse(config.reduction), contributions, [c.weight for c in counting], plan.divisor, out, xp)
+
+
+def _scaled(contributions: Iterable[Array], factors: Sequence[float], like: Array, xp: Any) -> Iterator[Array]:
+    """Yield each contribution times its factor, in one of two buffers."""
+    buffers = [xp.empty(like.shape, like.dtype) for _ in range(2)]
+    for number, (contribution, factor) in enumerate(zip(contributions, factors, strict=True)):
+        yield xp.multiply(contribution, np.float32(factor), out=buffers[number % 2])
 
 
 def reduce(

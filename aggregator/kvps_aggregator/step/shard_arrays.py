@@ -19,7 +19,6 @@ from kvps.arrays.weight_view import VIEW, advance
 from kvps.config import JobConfig
 from kvps.optimizers import Optimizer
 from kvps.protocol.plan import Plan
-from kvps.reductions import parse
 from kvps_aggregator.step import optimizers, reduce
 from kvps_aggregator.step.stretches import stretches
 
@@ -48,7 +47,6 @@ class ShardArrays:
         }
         self._scratch = threading.local()
         self._config = config
-        self._reduction = parse(config.reduction)
         self._stretches = stretches(config.optimizer, layout, number)
 
     def _empty(self) -> Array:
@@ -78,8 +76,7 @@ class ShardArrays:
 
     def reduce(self, plan: Plan, gradients: Iterable[Array], out: Array) -> bool:
         """Write the gradient that a chunk of the plan's contributions make into `out`; see `step`."""
-        weights = [c.weight for c in plan.contributions if c.weight]
-        return reduce.reduce(self._reduction, gradients, weights, plan.divisor, out, self._xp)
+        return reduce.reduce_plan(self._config, plan, gradients, out, self._xp)
 
     def apply_scaled(self, plan: Plan, chunk: Chunk, gradient: Array, scale: np.float32) -> None:
         """Make a chunk of the plan's version from the reduced gradient times `scale`."""

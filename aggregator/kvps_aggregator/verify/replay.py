@@ -24,9 +24,8 @@ from kvps.history.checkpoint import Checkpoint
 from kvps.history.commit_log import Log
 from kvps.protocol.job_state import Commit, State
 from kvps.protocol.plan import Contribution, Plan
-from kvps.reductions import parse
 from kvps_aggregator.step.clipping import scale_of, square_sum
-from kvps_aggregator.step.reduce import reduce
+from kvps_aggregator.step.reduce import reduce_plan
 from kvps_aggregator.step.shard_arrays import ShardArrays
 from kvps_aggregator.verify.chain import Chain, Unproved, at, digest_of
 from kvps_aggregator.verify.contribution import Coding
@@ -226,8 +225,7 @@ class Replay:
     def _gradient(self, plan: Plan) -> Array:
         """Return the gradient that a plan's contributions make, (size,) float32, reduced as its aggregators did."""
         gradient: Array = np.empty(self._layout.size, DTYPE)
-        weights = [c.weight for c in plan.contributions if c.weight]
-        reduce(parse(self._config.reduction), self._counting(plan), weights, plan.divisor, gradient)
+        reduce_plan(self._config, plan, self._counting(plan), gradient)
         return gradient
 
     def _clip(self, gradient: Array) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from helpers import hostcupy
-from helpers.harness import any_floats
-from kvps_aggregator.step.reduce import reduce
+from helpers.digits_job import digits_job, proved, task_gradient
+from helpers.harness import aggregating, any_floats, await_version
+from kvps_aggregator.step.reduce import reduce, reduce_plan
 
 import kvps
 from kvps import reductions
 from kvps.device.base import Exact
+from kvps.protocol.plan import Contribution, Plan
 from kvps.store import Store
 
 KINDS = ["mean", "sum", "weighted", "median", "trimmed:0.1", "trimmed:0.34", "trimmed:.49"]
@@ -101,3 +103,36 @@ def test_weights_are_for_jobs_that_take_them(store: Store) -> None:
                 session.push(params, weight=weight)  # type: ignore[arg-type]
         assert session.push(params, weight=np.int64(2**31)) == 1
         assert [c.weight for c in job.inbox()] == [2**31]
+
+
+def _plan_on(*bases: int) -> Plan:
+    """A plan of version 6, of contributions computed on these versions; one more counts as zeros."""
+    counted = [Contribution(f"w{i}", "1-0", 1, 1, base, 1, "", None) for i, base in enumerate(bases)]
+    return Plan(1, 6, "", "", 4, 5, (*counted, Contribution("w9", "1-0", 1, 1, 0, 0, "-", None)), ())
+
+
+@pytest.mark.parametrize("scaling", ["none", "inverse", "inverse-sqrt"])
+@pytest.mark.parametrize("kind", ["mean", "sum", "weighted", "median"])
+def test_stale_contributions_count_for_less(kind: str, scaling: str) -> None:
+    rows = np.random.default_rng(3).standard_normal((3, ITEMS), np.float32)
+    config = kvps.JobConfig(workers=4, staleness=-1, reduction=kind, staleness_scaling=scaling)
+    out = np.empty(ITEMS, np.float32)
+    assert reduce_plan(config, _plan_on(5, 4, 1), iter(rows), out)
+    stale = np.array([0, 1, 4])
+    factor = {"none": np.ones(3), "inverse": 1 / (1 + stale), "inverse-sqrt": (1 + stale) ** -0.5}[scaling]
+    scaled = rows * factor.astype(np.float32)[:, None]
+    want = {"mean": scaled.sum(0) / 4, "sum": scaled.sum(0), "weighted": scaled.mean(0), "median": np.median(scaled, 0)}
+    np.testing.assert_allclose(out, want[kind], rtol=1e-5, atol=1e-6)
+
+
+def test_an_asynchronous_run_with_scaling_is_replayed(store: Store) -> None:
+    job = digits_job(store, staleness=-1, staleness_scaling="inverse", workers=2)
+    with aggregating(job), job.join("w0") as first, job.join("w1") as second:
+        old = task_gradient(job, second)
+        for version in range(1, 4):
+            first.push(task_gradient(job, first))
+            await_version(job, version)
+        second.push(old)
+        await_version(job, 4)
+    assert list(job.log())[-1].plan.contributions[0].base == 0
+    assert proved(job).by == "recomputed"
