@@ -23,6 +23,7 @@ _ASP_PENDING = 2  # one contribution waits while the next is computed; more of t
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
 _EVERY = re.compile(r"[0-9]{1,9}|[0-9]{1,6}(\.[0-9]{1,6})?s")
 _MOST_OPTIMIZER = 1 << 22  # characters of JSON: thousands of names in groups, and tables of learning rates
+_FACTOR = re.compile(r"[0-9]{1,9}(\.[0-9]{1,6})?")
 _SHOWN = 80  # a message quotes at most so many characters of a value
 
 
@@ -96,6 +97,11 @@ def _not_a_weight_format(value: object) -> str:
 def _not_a_period(value: str) -> str:
     fits = _EVERY.fullmatch(value) and float(value.rstrip("s"))
     return "" if fits else f"must be a number of versions, as 10, or of seconds, as 0.5s, not {_shown(value)}"
+
+
+def _not_a_factor(value: str) -> str:
+    fits = not value or (_FACTOR.fullmatch(value) and float(value) >= 1)
+    return "" if fits else f"must be a number from 1, as 10 or 2.5, not {_shown(value)}"
 
 
 def _not_a_launcher(value: str) -> str:
@@ -235,6 +241,15 @@ class JobConfig:
         option=("--late",),
         group="Training",
     )
+    reject_norm: str = _setting(
+        "",
+        "Rejects a contribution whose norm is more than so many times the median norm of its version's contributions, "
+        "of which there must be three; the reason is logged.",
+        why_not=_not_a_factor,
+        option=("--reject-norm",),
+        metavar="TIMES",
+        group="Failures",
+    )
     max_pending: int = _setting(
         0,
         "How many accepted contributions of one worker may wait for their commit. 0 chooses 1 in BSP, N + 1 in SSP, "
@@ -315,7 +330,8 @@ class JobConfig:
         return config
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "mirror_every", str(self.mirror_every))  # a number of versions may be given as an int
+        for name in ("mirror_every", "reject_norm"):  # they may be given as numbers
+            object.__setattr__(self, name, str(getattr(self, name)))
         for name, spec in SPECS.items():
             if why := _why_not(spec, getattr(self, name)):
                 raise InvalidSetting(f"{name} {why}")
@@ -353,6 +369,11 @@ class JobConfig:
     def host(self) -> str:
         """Over shared memory, the host of that memory."""
         return self.memory.partition("/")[0]
+
+    @property
+    def measures_gradients(self) -> bool:
+        """Whether a version's whole gradient is measured before any of it is stepped on."""
+        return self.optimizer.clip_norm > 0 or bool(self.reject_norm)
 
     @property
     def mirror_versions(self) -> int:

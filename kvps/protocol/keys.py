@@ -63,9 +63,9 @@ are in the same half of all slots, and so on one of two masters.
     kvps:{job}:plan                        hash    plan, reject,       the one open plan: id, version, head, history,
                                                    recover.lua         through (the last inbox id it takes), and text,
                                                                        the JSON that is logged
-    kvps:{job}:norms                       stream  norm.lua            capped: what each shard adds to the square of
-                                                                       the gradient's norm, if it is clipped and
-                                                                       several aggregators hold the shards
+    kvps:{job}:norms                       stream  norm.lua            capped: sums of squares of each shard's part of
+                                                                       the open plan's gradient and contributions, if
+                                                                       several aggregators measure them
     kvps:{job}:ready                       hash    ready.lua           shard -> term and digest that are staged for it
     kvps:{job}:commits                     stream  ready.lua (commit), the commit log, with joins and leaves; wakes
                                                    join, leave, evict  aggregators and watchers
