@@ -39,6 +39,7 @@ from kvps.job import Job
 from kvps.launch import RunContext, from_env
 from kvps.local_job import LocalJob, local
 from kvps.optimizers import SGD, Adagrad, Adam, AdamW
+from kvps.partitions import partition
 from kvps.session.session import Session
 from kvps.store import Store, connect
 
@@ -83,4 +84,5 @@ __all__ = [
     "connect",
     "from_env",
     "local",
+    "partition",
 ]
