@@ -17,11 +17,16 @@ from kvps.arrays.weight_view import VIEW, has_view
 from kvps.errors import CorruptData, InvalidSetting
 from kvps.machine.launcher import Launcher
 from kvps.parsing import MOST_TEXT, Fields
+from kvps.partitions import SCHEMES
 from kvps.staleness import ASP, mode_name
+
+OWN_PARTITION = "task"
+"""The partition of a job whose task divides its samples itself."""
 
 _ASP_PENDING = 2  # one contribution waits while the next is computed; more of them would only be staler
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
 _EVERY = re.compile(r"[0-9]{1,9}|[0-9]{1,6}(\.[0-9]{1,6})?s")
+_BATCHES = re.compile(r"[0-9]{1,9}")
 _SHOWN = 80  # a message quotes at most so many characters of a value
 
 
@@ -77,6 +82,11 @@ def _not_a_weight_format(value: object) -> str:
 def _not_a_period(value: str) -> str:
     fits = _EVERY.fullmatch(value) and float(value.rstrip("s"))
     return "" if fits else f"must be a number of versions, as 10, or of seconds, as 0.5s, not {_shown(value)}"
+
+
+def _not_a_push_period(value: str) -> str:
+    fits = value == "epoch" or (_BATCHES.fullmatch(value) and int(value))
+    return "" if fits else f"must be a number of batches from 1, or epoch, not {_shown(value)}"
 
 
 def _not_a_launcher(value: str) -> str:
@@ -222,8 +232,8 @@ class JobConfig:
     )
     units: int = _setting(
         0,
-        "How many batches are handed out to the workers, each to be counted once; --data units sets it. With 0 each "
-        "worker has its own part of the data.",
+        "How many units of data are handed out to the workers, each to be counted once; --data units sets it, to one "
+        "for each push. With 0 each worker has its own part of the data.",
         bounds=(0, 2**50),
     )
     task: str = _setting("", "The task that kvps worker trains. A job that was created in Python has none.")
@@ -239,6 +249,23 @@ class JobConfig:
     )
     epochs: int = _setting(
         0, "How many passes over the data.", bounds=(0, 2**31), option=("--epochs",), group="Training"
+    )
+    partition: str = _setting(
+        OWN_PARTITION,
+        "Which samples a worker has: task, those that the task gives to its rank; or a part of all samples: "
+        "contiguous, round-robin, random (drawn anew in each epoch), or overlap, where each worker has all of them.",
+        choices=(OWN_PARTITION, *SCHEMES),
+        option=("--partition",),
+        group="Training",
+    )
+    push_every: str = _setting(
+        "1",
+        "After how many batches a worker pushes: N, or epoch for all of an epoch. The gradients of these batches are "
+        "computed on the same weights, and their mean is pushed.",
+        why_not=_not_a_push_period,
+        option=("--push-every",),
+        metavar="N|epoch",
+        group="Training",
     )
     launched_by: str = _setting(
         "",
@@ -261,7 +288,8 @@ class JobConfig:
         return config
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "mirror_every", str(self.mirror_every))  # a number of versions may be given as an int
+        for name in ("mirror_every", "push_every"):  # a number may be given as an int
+            object.__setattr__(self, name, str(getattr(self, name)))
         for name, spec in SPECS.items():
             if why := _why_not(spec, getattr(self, name)):
                 raise InvalidSetting(f"{name} {why}")
@@ -269,6 +297,11 @@ class JobConfig:
             raise InvalidSetting(
                 f"min_workers must be a whole number from 0 to {self.workers}, the number of workers, "
                 f"not {self.min_workers}"
+            )
+        if self.units and self.partition != OWN_PARTITION:
+            raise InvalidSetting(
+                f"partition {self.partition} is for data that is divided among the workers: units are handed out one "
+                f"by one, so leave one of the two out"
             )
         if self.transport == "shm" and self.durability == "replicated":
             raise InvalidSetting("durability replicated is for transport redis: shared memory has no replica")
@@ -296,6 +329,11 @@ class JobConfig:
     def mirror_s(self) -> float:
         """`mirror_every` in seconds; 0 if it is a number of versions."""
         return float(self.mirror_every[:-1]) if self.mirror_every.endswith("s") else 0.0
+
+    @property
+    def batches_per_round(self) -> int:
+        """How many batches a worker computes between a pull and its push; 0 for all of an epoch."""
+        return 0 if self.push_every == "epoch" else int(self.push_every)
 
     @property
     def slots(self) -> tuple[str, ...]:

@@ -34,6 +34,12 @@ def python_in(page: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", (HERE / page).read_text(), re.DOTALL)
 
 
+def test_the_rows_of_a_worker() -> None:
+    namespace: dict[str, Any] = {}
+    exec(python_in("docs/data-and-groups.md")[0], namespace)
+    assert len(namespace["rows"]) == 15_000
+
+
 def test_the_readmes_five_lines(home: Path) -> None:
     assert kvps_run("server", "start").returncode == 0
     try:
