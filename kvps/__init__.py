@@ -11,6 +11,7 @@ from kvps.config import JobConfig
 from kvps.errors import (
     CorruptData,
     DeviceFailed,
+    GroupLost,
     InvalidName,
     InvalidSetting,
     InvalidTask,
@@ -53,6 +54,7 @@ __all__ = [
     "Checkpoint",
     "CorruptData",
     "DeviceFailed",
+    "GroupLost",
     "InvalidName",
     "InvalidSetting",
     "InvalidTask",
