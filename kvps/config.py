@@ -267,6 +267,14 @@ class JobConfig:
         metavar="N|epoch",
         group="Training",
     )
+    procs: int = _setting(
+        1,
+        "How many processes of its host compute each contribution of a worker: each takes an even part of every batch, "
+        "and one of them speaks to Redis.",
+        bounds=(1, 256),
+        option=("--procs",),
+        group="Training",
+    )
     launched_by: str = _setting(
         "",
         "The kvps up or kvps run that launched the workers. If it is empty, any process may join.",

@@ -23,7 +23,7 @@ from kvps.errors import InvalidSetting
 WORKERS = 3
 """The number of workers of a job that is created from a command line without --workers."""
 _OF_TASK = ("batch_size", "epochs")  # a task chooses defaults for these
-_TASKS_ONLY = (*_OF_TASK, "partition", "push_every")  # `kvps run` has no option for these: a script has its own loop
+_TASKS_ONLY = (*_OF_TASK, "partition", "push_every", "procs")  # a script has its own loop, so `kvps run` lacks these
 FILES, SERVER = "Files", "Server"  # option groups of a help text, beside those of `Spec.group`
 
 TaskName = Annotated[

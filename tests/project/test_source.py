@@ -41,6 +41,7 @@ STARTS = {  # who starts processes: what
     "kvps/server/cluster_node.py": "the server program of this machine",
     "kvps/server/private_server.py": "this Python, on the watchdog",
     "kvps/server/watchdog.py": "the server program of this machine",
+    "workers/kvps_workers/helper_processes.py": "this Python, on the module of the helper process",
     "workers/kvps_workers/queue/task_runner.py": "this Python, on the module of the task process",
 }
 LOADS = {  # who calls C: what

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvps.arrays.layout import Layout
+from kvps.arrays.layout import Array, Layout
 from kvps_workers.rounds import Rounds
 from kvps_workers.task import Task
 
@@ -28,14 +28,41 @@ def round_gradient(
 ) -> Gradient:
     """Return the mean loss and gradient over all rows of a round, all on the same weights.
 
+    It is the sum of the shares of `rounds.procs` processes, whether these compute them or this process does alone.
     Raises TaskFailed, and LayoutMismatch if there are several gradients and one of them does not fit the job.
+    """
+    shares = (share_of(task, layout, rounds, number, params, xp, part) for part in range(rounds.procs))
+    return sum_of_shares(layout, shares)
+
+
+def share_of(
+    task: Task, layout: Layout, rounds: Rounds, number: int, params: Mapping[str, Any], xp: ModuleType, part: int
+) -> Gradient | None:
+    """Return what process `part` adds to a round's gradient; None if there are fewer rows than processes.
+
+    It is the sum of rows / all rows of the round * gradient, over the process's part of each batch. Raises as
+    `round_gradient` does.
     """
     batches = rounds.batches(number)
     total = sum(map(len, batches))
-    gradients = (Gradient(*task.gradient(params, rounds.samples(rows), xp)) for rows in batches)
-    if len(batches) == 1:
+    parts = [rows for batch in batches if len(rows := np.array_split(batch, rounds.procs)[part])]
+    gradients = (Gradient(*task.gradient(params, rounds.samples(rows), xp)) for rows in parts)
+    if not parts:
+        return None
+    if len(parts[0]) == total:
         return next(gradients)
-    return _weighted_sum(layout, zip(gradients, (len(rows) / total for rows in batches), strict=True), xp)
+    return _weighted_sum(layout, zip(gradients, (len(rows) / total for rows in parts), strict=True), xp)
+
+
+def sum_of_shares(layout: Layout, shares: Iterable[Gradient | None]) -> Gradient:
+    """Return the sum of the shares of a round, added in float32 in the order of the processes."""
+    first, *rest = (share for share in shares if share is not None)
+    if not rest:
+        return first
+    total: Array = np.concatenate(layout.hosted(first.grads, "gradient"))
+    for share in rest:
+        np.add(total, np.concatenate(layout.hosted(share.grads, "gradient")), out=total)
+    return Gradient(first.loss + sum(share.loss for share in rest), layout.views(total))
 
 
 def _weighted_sum(layout: Layout, terms: Iterable[tuple[Gradient, float]], xp: ModuleType) -> Gradient:

@@ -48,6 +48,7 @@ class Rounds:
         if not config.batch_size:
             raise InvalidSetting(f"task {config.task!r} needs a batch_size from 1, and its job has 0")
         self._config, self._rank, self._xp = config, rank, xp
+        self.procs = config.procs
         self._samples = len(self._data[0])
         self._order = lru_cache(1)(self._order_of)
         samples = len(self._own(0))

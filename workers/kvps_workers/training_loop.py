@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from kvps.config import JobConfig
-from kvps.device.base import Device
+from kvps.device.base import CPU, Device
 from kvps.errors import InvalidSetting, InvalidTask, ServerFull, WorkerEvicted
 from kvps.job import Job
 from kvps.machine.files import private
 from kvps.session.session import Session
-from kvps_workers.gradient import round_gradient
+from kvps_workers.helper_processes import computing
 from kvps_workers.rounds import Rounds
 from kvps_workers.task import Task, load_task
 from kvps_workers.wait_reporter import WaitReporter
@@ -44,6 +44,11 @@ def train(
     config = job.config
     if not config.task:
         raise InvalidTask(f"job {job.name!r} has no task: it was made in Python, and its workers join from there")
+    if config.procs > 1 and device is not CPU:
+        raise InvalidSetting(
+            f"procs={config.procs} is for workers on the CPU, and this one is on {device.name}: create the job with "
+            f"procs=1"
+        )
     if slow < 1:
         raise InvalidSetting(f"slow must be 1 or more, not {slow:g}")
     task = load_task(config.task)
@@ -71,12 +76,12 @@ def train(
 def _work(job: Job, session: Session, task: Task, device: Device, slow: float, acks: Path | None) -> None:
     """Pull, compute and push until no batch is left for this worker."""
     rounds = Rounds(task, job.config, session.rank, device.xp)
-    with WaitReporter(job, session) as patience:
+    with WaitReporter(job, session) as patience, computing(task, job, rounds, session.rank, device.xp) as gradient:
         while (number := _next(session, rounds, job.config)) is not None:
             with patience.waiting():
                 params = session.pull()
             began = time.perf_counter()
-            loss, grads = round_gradient(task, job.layout, rounds, number, params, device.xp)
+            loss, grads = gradient(number, params)
             with patience.waiting():
                 _push(session, grads, loss)
             if acks:
