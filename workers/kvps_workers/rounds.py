@@ -35,38 +35,32 @@ def round_number(contribution: Contribution) -> int:
     return contribution.round - 1 if contribution.unit is None else contribution.unit
 
 
-class Rounds:
-    """The rounds of one worker, counted from 0 over all epochs; of a job with units, the units.
+class Batches:
+    """The batches of one worker, numbered from 0 over all epochs; of a job with units, those of all its data.
 
-    Each epoch has each of the worker's rows once, in an order of its own. A round has `config.batches_per_round`
-    batches, the last one of an epoch may have fewer. Raises TaskFailed if a worker gets no rows.
+    Each epoch has each row once, in an order of its own. Raises InvalidSetting, and TaskFailed if a worker has no rows.
     """
 
     def __init__(self, task: Task, config: JobConfig, rank: int, xp: ModuleType) -> None:
-        whole = config.units or config.partition != OWN_PARTITION
-        self._data = task.data(0, 1, xp) if whole else task.data(rank, config.workers, xp)
         if not config.batch_size:
             raise InvalidSetting(f"task {config.task!r} needs a batch_size from 1, and its job has 0")
+        whole = config.units or config.partition != OWN_PARTITION
+        self._data = task.data(0, 1, xp) if whole else task.data(rank, config.workers, xp)
         self._config, self._rank, self._xp = config, rank, xp
-        self.procs = config.procs
-        self._samples = len(self._data[0])
         self._order = lru_cache(1)(self._order_of)
-        samples = len(self._own(0))
-        if not samples:
+        self.rows = len(self._own(0))
+        if not self.rows:
             raise TaskFailed(
-                f"task {config.task!r} has {self._samples} samples, and {config.workers} workers need one each: take "
-                f"fewer workers"
+                f"task {config.task!r} has {len(self._data[0])} samples, and {config.workers} workers need one each: "
+                f"take fewer workers"
             )
-        self.per_epoch = _rounds_of_epoch(samples, config)
-        self.total = rounds_of(samples, config)
+        self.per_epoch = math.ceil(self.rows / config.batch_size)
 
-    def batches(self, number: int) -> list[Rows]:
-        """Return the rows of each batch of a round."""
-        epoch, number = divmod(number, self.per_epoch)
-        order, size = self._order(epoch), self._config.batch_size
-        rows = size * (self._config.batches_per_round or len(order))
-        end = min(len(order), rows * (number + 1))
-        return [order[start : min(start + size, end)] for start in range(rows * number, end, size)]
+    def __getitem__(self, number: int) -> Rows:
+        """Return the rows of a batch, for `samples`."""
+        epoch, batch = divmod(number, self.per_epoch)
+        size = self._config.batch_size
+        return self._order(epoch)[batch * size : (batch + 1) * size]
 
     def samples(self, rows: Rows) -> tuple[Any, ...]:
         """Return these rows of each array of the data."""
@@ -76,15 +70,38 @@ class Rounds:
 
     def _own(self, epoch: int) -> Rows:
         """Return the worker's rows of the data in an epoch."""
-        config = self._config
+        config, samples = self._config, len(self._data[0])
         if config.units or config.partition == OWN_PARTITION:
-            return np.arange(self._samples)
-        return partition(
-            self._samples, config.workers, self._rank, scheme=config.partition, seed=config.seed, epoch=epoch
-        )
+            return np.arange(samples)
+        return partition(samples, config.workers, self._rank, scheme=config.partition, seed=config.seed, epoch=epoch)
 
     def _order_of(self, epoch: int) -> Rows:
         """Return the worker's rows in the order of an epoch."""
         own = self._own(epoch)
         seed = (self._config.seed,) if self._config.units else (self._config.seed, self._rank)
         return own[np.random.default_rng((*seed, epoch)).permutation(len(own))]
+
+
+class Rounds:
+    """The rounds of one worker, numbered from 0 over all epochs; of a job with units, the units.
+
+    A round has `config.batches_per_round` batches; the last one of an epoch may have fewer. Raises as `Batches` does.
+    """
+
+    def __init__(self, task: Task, config: JobConfig, rank: int, xp: ModuleType) -> None:
+        self._batches = Batches(task, config, rank, xp)
+        self._length = config.batches_per_round or self._batches.per_epoch
+        self.procs = config.procs
+        self.total = rounds_of(self._batches.rows, config)
+        self.per_epoch = _rounds_of_epoch(self._batches.rows, config)
+
+    def batches(self, number: int) -> list[Rows]:
+        """Return the rows of each batch of a round."""
+        epoch, round_ = divmod(number, self.per_epoch)
+        begin, end = (each * self._batches.per_epoch for each in (epoch, epoch + 1))
+        first = begin + round_ * self._length
+        return [self._batches[batch] for batch in range(first, min(first + self._length, end))]
+
+    def samples(self, rows: Rows) -> tuple[Any, ...]:
+        """Return these rows of each array of the data."""
+        return self._batches.samples(rows)
