@@ -256,6 +256,7 @@ class JobConfig:
         "contiguous, round-robin, random (drawn anew in each epoch), or overlap, where each worker has all of them.",
         choices=(OWN_PARTITION, *SCHEMES),
         option=("--partition",),
+        metavar="SCHEME",
         group="Training",
     )
     push_every: str = _setting(

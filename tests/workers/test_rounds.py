@@ -95,7 +95,8 @@ def test_units_are_the_pushes_of_all_data() -> None:
     config = JobConfig(batch_size=4, epochs=2, push_every="3")
     rounds = _rounds(50, rank=1, workers=2, units=rounds_of(50, config), push_every="3")
     assert rounds.total == rounds_of(50, config) == 2 * 5
-    assert sorted(row for batch in _rows(rounds, 1) for row in batch) == list(range(50))
+    for epoch in range(3):
+        assert sorted(row for batch in _rows(rounds, epoch) for row in batch) == list(range(50))
 
 
 def test_a_worker_without_a_sample_is_told_of() -> None:
