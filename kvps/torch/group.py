@@ -33,7 +33,7 @@ Message = dict[str, Any]
 
 _OVER = "the process group is lost: make a new one, and join again with takeover=True"
 _MESSAGE_BYTES = 4096
-_MOST_WORDS = 600  # characters of an error's message; JSON writes each in 6 bytes at most
+_MOST_WORDS = 900  # characters of an error's message, each of 4 bytes at most
 
 
 def join_as_group(
@@ -47,9 +47,11 @@ def join_as_group(
         raise InvalidSetting(
             "group must be a process group, such as torch.distributed.group.WORLD after init_process_group('gloo')"
         )
-    if (backend := dist.get_backend(group)) != "gloo":
+    backends = dist.get_backend_config(group)  # as in "cpu:gloo,cuda:nccl"
+    if "cpu:gloo" not in backends:
         raise InvalidSetting(
-            f"group has the backend {backend}: make one with torch.distributed.new_group(backend='gloo')"
+            f"group has the backends {backends}, and its arrays in host memory need gloo: make a group with "
+            f"torch.distributed.new_group(backend='gloo')"
         )
     channel = _Channel(group)
     channel.check_equal({"job": job.name, "id": job.id, "worker": worker})
@@ -244,7 +246,7 @@ class _Channel:
 
 def _packed(message: Message) -> torch.Tensor:
     packed = torch.zeros(_MESSAGE_BYTES, dtype=torch.uint8)
-    text = json.dumps(message).encode()
+    text = json.dumps(message, ensure_ascii=False).encode()
     packed[: len(text)] = torch.tensor(list(text), dtype=torch.uint8)
     return packed
 

@@ -18,11 +18,13 @@ import kvps_aggregator
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from helpers.ddp import loss_of, net, weights_of
 from helpers.group_member import POINTS, Member
 from helpers.harness import check_chain
 from helpers.paths import TESTS
 from torch import nn
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import kvps
 import kvps.torch
@@ -277,4 +279,15 @@ def test_what_is_no_group_is_refused_in_one_line(store: Store) -> None:
         kvps.torch.join(job, net(), "w0", group="all")  # type: ignore[arg-type]
     with pytest.raises(kvps.InvalidSetting, match="leave it out"):
         kvps.torch.join(job, net(), "w0", group="all", overlap=True)  # type: ignore[arg-type]
+    assert job.state().members == {}
+
+
+def test_a_group_without_gloo_is_refused_in_one_line(store: Store) -> None:
+    job = _create(store, "job")
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        with pytest.raises(kvps.InvalidSetting, match=r"cpu:fake.*new_group\(backend='gloo'\)$"):
+            kvps.torch.join(job, net(), "w0", group=dist.group.WORLD)
+    finally:
+        dist.destroy_process_group()
     assert job.state().members == {}
