@@ -9,6 +9,7 @@ with job.join("w0") as session:
 
 from kvps.config import JobConfig
 from kvps.errors import (
+    ContributionLate,
     CorruptData,
     DeviceFailed,
     GroupLost,
@@ -39,7 +40,7 @@ from kvps.history.checkpoint import Checkpoint
 from kvps.job import Job
 from kvps.launch import RunContext, from_env
 from kvps.local_job import LocalJob, local
-from kvps.optimizers import SGD, Adagrad, Adam, AdamW
+from kvps.optimizers import SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, Lion, NAdam, ParameterGroup, RMSprop
 from kvps.partitions import partition
 from kvps.session.session import Session
 from kvps.store import Store, connect
@@ -48,10 +49,13 @@ __version__ = "0.1.0"
 
 __all__ = [
     "SGD",
+    "Adadelta",
     "Adagrad",
     "Adam",
     "AdamW",
+    "Adamax",
     "Checkpoint",
+    "ContributionLate",
     "CorruptData",
     "DeviceFailed",
     "GroupLost",
@@ -66,9 +70,13 @@ __all__ = [
     "KvpsError",
     "LayoutMismatch",
     "LeaseLost",
+    "Lion",
     "LocalJob",
+    "NAdam",
     "NoServer",
     "NotFinite",
+    "ParameterGroup",
+    "RMSprop",
     "RunContext",
     "ServerError",
     "ServerFull",

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from kvps import optimizers
+from kvps import optimizers, reductions
 from kvps.arrays.formats import format_of
 from kvps.arrays.inputs import in_words
 from kvps.arrays.weight_view import VIEW, has_view
@@ -27,6 +27,7 @@ _ASP_PENDING = 2  # one contribution waits while the next is computed; more of t
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
 _EVERY = re.compile(r"[0-9]{1,9}|[0-9]{1,6}(\.[0-9]{1,6})?s")
 _BATCHES = re.compile(r"[0-9]{1,9}")
+_MOST_OPTIMIZER = 1 << 22  # characters of JSON: thousands of names in groups, and tables of learning rates
 _SHOWN = 80  # a message quotes at most so many characters of a value
 
 
@@ -55,12 +56,30 @@ class Spec:
 
 def _not_an_optimizer(value: object) -> str:
     if isinstance(value, optimizers.Optimizer):
-        return ""
+        size = len(_as_text(value))
+        fits = size <= _MOST_OPTIMIZER
+        return (
+            ""
+            if fits
+            else f"is {size} characters as JSON, at most {_MOST_OPTIMIZER} are allowed: shorten groups or tables"
+        )
     kind = type(value)
     return (
         f"must be a kvps optimizer such as kvps.SGD(...), not a {kind.__module__}.{kind.__name__}; "
         f"kvps.torch.optimizer(...) converts a PyTorch optimizer"
     )
+
+
+def _as_text(optimizer: optimizers.Optimizer) -> str:
+    return json.dumps(optimizer.to_json())
+
+
+def _not_a_reduction(value: object) -> str:
+    try:
+        reductions.parse(value)
+    except InvalidSetting as error:
+        return str(error).removeprefix("reduction ")
+    return ""
 
 
 def _not_a_format(value: object) -> str:
@@ -133,7 +152,7 @@ class JobConfig:
         default_factory=optimizers.SGD,
         metadata={
             "spec": Spec(
-                "How the aggregator updates the weights: sgd, adagrad, adam or adamw, as in "
+                f"How the aggregator updates the weights: {', '.join(optimizers.OPTIMIZERS)}; as in "
                 "sgd:momentum=0.9,nesterov=true.",
                 why_not=_not_an_optimizer,
                 option=("--optimizer",),
@@ -144,9 +163,12 @@ class JobConfig:
     )
     reduction: str = _setting(
         "mean",
-        "mean divides the sum of the contributions by the number of members; sum does not.",
-        choices=("mean", "sum"),
+        "How contributions become one gradient: mean divides their sum by the number of members, sum does not; "
+        "weighted is their mean by the weights that workers push, as the number of samples; median and trimmed:PART "
+        "are of each item, and bear some bad workers.",
+        why_not=_not_a_reduction,
         option=("--reduction",),
+        metavar="NAME",
         group="Training",
     )
     gradient_format: str = _setting(
@@ -190,6 +212,30 @@ class JobConfig:
         choices=("reject", "skip"),
         option=("--nonfinite",),
         group="Failures",
+    )
+    quorum: int = _setting(
+        0,
+        "With staleness 0 or -1: how many contributions a version waits for. 0 is all workers in BSP, one in ASP. With "
+        "fewer workers left it waits for as many as these.",
+        bounds=(0, 4_096),
+        option=("--quorum",),
+        group="Training",
+    )
+    grace_ms: int = _setting(
+        0,
+        "How much longer a version waits for the other workers once its quorum is there.",
+        bounds=(0, 86_400_000),
+        option=("--grace",),
+        metavar="SECONDS",
+        group="Training",
+    )
+    late: str = _setting(
+        "next",
+        "What becomes of a contribution that comes after its version was made of a quorum: next counts it in the next "
+        "version; drop refuses it, and its worker computes anew on the new weights.",
+        choices=("next", "drop"),
+        option=("--late",),
+        group="Training",
     )
     max_pending: int = _setting(
         0,
@@ -312,6 +358,19 @@ class JobConfig:
                 f"partition {self.partition} is for data that is divided among the workers: units are handed out one "
                 f"by one, so leave one of the two out"
             )
+        if self.quorum > self.workers:
+            raise InvalidSetting(
+                f"quorum must be a whole number from 0 to {self.workers}, the number of workers, not {self.quorum}"
+            )
+        if self.quorum and self.staleness > 0:
+            raise InvalidSetting(
+                "quorum is for staleness 0, whose rounds it closes, and for staleness -1, where it collects: the bound "
+                "of SSP waits for every worker"
+            )
+        if self.grace_ms and not self.quorum:
+            raise InvalidSetting("grace is the time after a quorum: set quorum too")
+        if self.late == "drop" and not self.partial_rounds:
+            raise InvalidSetting("late drop is for rounds that a quorum closes: set quorum and staleness 0")
         if self.transport == "shm" and self.durability == "replicated":
             raise InvalidSetting("durability replicated is for transport redis: shared memory has no replica")
         if self.transport == "shm" and (self.shards > 1 or self.weight_format != "fp32"):
@@ -345,6 +404,11 @@ class JobConfig:
         return 0 if self.push_every == "epoch" else int(self.push_every)
 
     @property
+    def partial_rounds(self) -> bool:
+        """Whether a round may be committed without some of the workers."""
+        return self.quorum > 0 and self.staleness == 0
+
+    @property
     def slots(self) -> tuple[str, ...]:
         """The names of the arrays that each version has beside its weights: the optimizer's state, and the view."""
         return self.optimizer.slots + ((VIEW,) if has_view(format_of(self.weight_format)) else ())
@@ -362,7 +426,7 @@ class JobConfig:
     def to_hash(self) -> dict[str, str]:
         """Return the fields of the job's config hash."""
         out = {name: str(getattr(self, name)) for name in SPECS}
-        out["optimizer"] = json.dumps(self.optimizer.to_json())
+        out["optimizer"] = _as_text(self.optimizer)
         return out
 
     @classmethod
@@ -400,7 +464,7 @@ def _read(name: str, stored: Mapping[str, str]) -> Any:
         raise InvalidSetting(f"{name} {'is missing' if text is None else f'is no text: {_shown(text)}'}")
     if name == "optimizer":
         try:
-            return optimizers.from_json(Fields.of_json(text, "it", MOST_TEXT).as_dict())
+            return optimizers.from_json(Fields.of_json(text, "it", _MOST_OPTIMIZER).as_dict())
         except (CorruptData, InvalidSetting, TypeError) as error:
             raise InvalidSetting(f"optimizer holds {_shown(text)}: {error}") from None
     value = int(text) if SPECS[name].bounds and _WHOLE.fullmatch(text) else text
@@ -417,7 +481,7 @@ def _shown(value: object) -> str:
 def _instead(name: str, value: object) -> str:
     """Return a hint at what the user may have meant by an unknown setting."""
     rate = "lr" if name == "learning_rate" else name
-    for kind in (optimizers.SGD, optimizers.Adagrad, optimizers.Adam):
+    for kind in optimizers.OPTIMIZERS.values():
         if rate in {f.name for f in fields(kind)}:
             return f"give optimizer=kvps.{kind.__name__}({rate}={value if isinstance(value, int | float) else '...'})"
     choices = [name for name in SPECS if name != "memory"]

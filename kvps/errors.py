@@ -20,6 +20,7 @@ KvpsError
 │   └── CorruptData       bytes in Redis are missing or do not match their digest
 ├── WorkerError
 │   ├── TaskFailed        the user's task raised an error, or returned an invalid value
+│   ├── ContributionLate  its round was committed without it, and the job drops late ones
 │   ├── WorkerAlive       the id belongs to a living worker
 │   ├── WorkerEvicted     this incarnation was evicted or replaced; it must join again
 │   └── GroupLost         a member of the worker's process group has died; make a new group, and join again
@@ -128,6 +129,10 @@ class WorkerError(KvpsError):
 
 class TaskFailed(WorkerError):
     """A task raised an error, which is the ``__cause__`` of this one, or returned an invalid value."""
+
+
+class ContributionLate(WorkerError):
+    """The round was committed without this contribution, and the job drops late ones: pull, and compute anew."""
 
 
 class WorkerAlive(WorkerError):

@@ -37,7 +37,6 @@ from kvps.transport.version_reader import VersionReader
 T = TypeVar("T")
 
 _LOG_PAGE = 500
-_CHECKPOINT_ARRAYS = 3  # the weights, and at most two slots of an optimizer
 
 
 @dataclass(frozen=True)
@@ -282,7 +281,7 @@ class Job:
         """
         self.find_transport().check_here(": do it there")
         while True:
-            state = self.reader.held(_CHECKPOINT_ARRAYS)
+            state = self.reader.held(1 + len(self.config.slots))
             try:
                 return self.checkpoint_of(state)
             except ChunkGone as gone:  # another reader has pinned another version

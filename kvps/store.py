@@ -141,6 +141,7 @@ class Store:
         config = JobConfig.of("create_job", config, settings)
         id = self._spread_id(name, config.shards) if id is None else check_id(id)
         layout = Layout.of(params, config.shards)
+        config.optimizer.check_groups(layout.numbers)
         arrays = layout.hosted(params, "parameter")
         for parameter, array in zip(layout.parameters, arrays, strict=True):
             if not finite(array):
@@ -265,7 +266,8 @@ class Store:
             return replace(config, transport="redis")
         # Versions: the present one, the one before, the one being staged, and one that a slow reader holds.
         gradients = config.workers * (config.max_pending + 1) * format_of(config.gradient_format).nbytes(layout.size)
-        held = config.workers * layout.nbytes if config.staleness else 0  # a slow worker may hold a version of its own
+        slow = config.workers if config.staleness or config.quorum else 0  # each may hold a version of its own
+        held = slow * layout.nbytes
         needs = 4 * layout.nbytes * (1 + len(config.slots)) + gradients + held
         if config.transport == "auto":
             if layout.nbytes < _WORTH_SHARING or not self._is_local():

@@ -66,7 +66,7 @@ def test_names(store: Store, name: str) -> None:
         {"workers": 0},
         {"shards": 0},
         {"shards": 10},
-        {"reduction": "median"},
+        {"reduction": "mode"},
         {"nonfinite": "ignore"},
         {"optimizer": "sgd"},
         {"no_such_setting": 1},
@@ -134,7 +134,7 @@ def test_a_learning_rate_is_given_once() -> None:
 
 def test_stored_optimizers_that_this_kvps_cannot_read() -> None:
     for stored, words in [
-        ({"kind": "lion", "lr": 0.1}, "'lion' is unknown"),
+        ({"kind": "rprop", "lr": 0.1}, "'rprop' is unknown"),
         ({"kind": ["sgd"]}, "unknown"),
         ({"lr": 0.1}, "None is unknown"),
         ({"kind": "sgd", "lr": {"kind": "weekly"}}, "schedule 'weekly' is unknown"),

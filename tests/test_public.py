@@ -18,11 +18,11 @@ from kvps.machine.paths import bundled_server, server_program
 from kvps.server import private_server
 
 PUBLIC = """
-Adagrad Adam AdamW Checkpoint CorruptData DeviceFailed GroupLost InvalidName InvalidSetting InvalidTask Job JobConfig
-JobError JobExists JobNotFound KvpsError LayoutMismatch LeaseLost LocalJob NoServer NotFinite RunContext SGD
-ServerError ServerFull ServerLost ServerUnfit Session Store TaskFailed TooManyClients UsageError WorkerAlive
-WorkerError WorkerEvicted WrongOrder connect from_env local
-partition
+Adadelta Adagrad Adam AdamW Adamax Checkpoint ContributionLate CorruptData DeviceFailed GroupLost InvalidName
+InvalidSetting InvalidTask Job JobConfig JobError JobExists JobNotFound KvpsError LayoutMismatch LeaseLost Lion
+LocalJob NAdam NoServer NotFinite ParameterGroup RMSprop RunContext SGD ServerError ServerFull ServerLost ServerUnfit
+Session Store TaskFailed TooManyClients UsageError WorkerAlive WorkerError WorkerEvicted WrongOrder connect from_env
+local partition
 """
 
 

@@ -308,9 +308,11 @@ class Aggregator:
         return work + ([keys.leases] if len(self._shards) < len(self._choice.eligible) else [])
 
     def _patience_ms(self) -> int:
-        if len(self._shards) == len(self._choice.eligible):
-            return WAIT_MS
-        return max(10, min(WAIT_MS, self._job.config.lease_ms // 3))
+        patience = WAIT_MS
+        if len(self._shards) < len(self._choice.eligible):
+            patience = max(10, min(WAIT_MS, self._job.config.lease_ms // 3))
+        grace = self._planned.grace_ms if self._planned else 0
+        return min(patience, grace) if grace else patience
 
     # -- versions ----------------------------------------------------------------------------------------------
 

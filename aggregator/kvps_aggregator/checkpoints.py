@@ -25,8 +25,6 @@ from kvps.protocol.scripts import ServerRestarted
 
 _log = logging.getLogger("kvps.checkpoint")
 
-_ARRAYS = 3  # the weights, and at the most two slots of an optimizer
-
 
 class Checkpoints(NamedTuple):
     """The settings of checkpoints: their directory, a checkpoint every how many versions, and how many are kept."""
@@ -58,11 +56,14 @@ class Saver:
             if self._writing:
                 return
             self._writing = True
-        self._pool.submit(self._save, self._job.reader.held(_ARRAYS))
+        self._pool.submit(self._save, self._held())
 
     def finish(self) -> None:
         """Write the last version of a finished job now, because its server may end with the job."""
-        self._pool.submit(self._try, self._job.reader.held(_ARRAYS)).result()
+        self._pool.submit(self._try, self._held()).result()
+
+    def _held(self) -> State:
+        return self._job.reader.held(1 + len(self._job.config.slots))
 
     def close(self) -> None:
         """Wait until the checkpoint that was begun is written."""
@@ -80,7 +81,7 @@ class Saver:
 
     def _try(self, state: State | None) -> None:
         try:
-            self._write(state or self._job.reader.held(_ARRAYS))
+            self._write(state or self._held())
         except JobNotFound:
             return
         except KvpsError as error:  # training goes on, and the next checkpoint may succeed

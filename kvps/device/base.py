@@ -119,9 +119,12 @@ class Exact:
 
     def __init__(self, cupy: ModuleType) -> None:
         self._cupy = cupy
-        for name, ptx in {"add": "add", "subtract": "sub", "multiply": "mul", "divide": "div"}.items():
+        for name, ptx in {"add": "add.rn", "subtract": "sub.rn", "multiply": "mul.rn", "divide": "div.rn"}.items():
             setattr(self, name, self._operation(name, ptx, "a", "b"))
-        self.sqrt = self._operation("sqrt", "sqrt", "a")
+        for name, ptx in {"minimum": "min", "maximum": "max"}.items():  # of NaN and a number it is the number
+            setattr(self, name, self._operation(name, ptx, "a", "b"))
+        self.sqrt = self._operation("sqrt", "sqrt.rn", "a")
+        self.absolute = self._operation("absolute", "abs", "a")
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._cupy, name)
@@ -129,7 +132,7 @@ class Exact:
     def _operation(self, name: str, ptx: str, *inputs: str) -> Callable[..., Any]:
         places = ", ".join(f"%{number}" for number in range(1 + len(inputs)))
         values = ", ".join(f'"f"((float){each})' for each in inputs)
-        code = f'float r; asm("{ptx}.rn.f32 {places};" : "=f"(r) : {values}); c = r'
+        code = f'float r; asm("{ptx}.f32 {places};" : "=f"(r) : {values}); c = r'
         arguments = ", ".join(f"float32 {each}" for each in inputs)
         kernel = self._cupy.ElementwiseKernel(arguments, "float32 c", code, f"kvps_{name}")
         return lambda *arrays, out=None: kernel(*arrays) if out is None else kernel(*arrays, out)

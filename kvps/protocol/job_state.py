@@ -151,15 +151,18 @@ class Turn:
             _version=v,
         )
 
-    def admits(self, rounds_done: int, staleness: int, workers: int) -> bool:
+    def admits(self, rounds_done: int, config: JobConfig, past: int = -1) -> bool:
         """Return whether a worker that has done `rounds_done` rounds may compute on these weights.
 
-        Until all `workers` have joined once, nothing is committed and no worker goes past its first round. Otherwise
-        gradients of version 0 would pile up and be applied all at once.
+        Until all workers have joined once, nothing is committed and no worker goes past its first round. Otherwise
+        gradients of version 0 would pile up and be applied all at once. `past` is the version on which the worker
+        computed what was dropped.
         """
-        if rounds_done > 0 and self.joined < workers:
+        if rounds_done > 0 and self.joined < config.workers:
             return False
-        return admits(rounds_done, () if self.lowest is None else (self.lowest,), staleness)
+        if config.partial_rounds:
+            return self.version > past and (self.me is None or not self.me.pending)
+        return admits(rounds_done, () if self.lowest is None else (self.lowest,), config.staleness)
 
 
 @dataclass(frozen=True)

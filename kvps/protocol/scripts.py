@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from kvps.arrays.layout import Layout
 from kvps.config import JobConfig
 from kvps.errors import (
+    ContributionLate,
     CorruptData,
     JobExists,
     JobNotFound,
@@ -81,7 +82,8 @@ class Accepted(NamedTuple):
 class Planned(NamedTuple):
     """The committed version, the pin as JSON or "", and the open plan if there is one.
 
-    `members` is the number of workers that are not gone: in the clock, or with contributions that still wait.
+    `members` is the number of workers that are not gone: in the clock, or with contributions that still wait. After
+    `grace_ms` a plan may be due though nothing more has come; 0 if that is not so.
     """
 
     version: int
@@ -89,6 +91,7 @@ class Planned(NamedTuple):
     members: int
     plan: Plan | None
     waits_for_workers: bool
+    grace_ms: int = 0
 
 
 class Acquired(NamedTuple):
@@ -236,21 +239,23 @@ class JobScripts:
         unit: int | None = None,
         trace: Sequence[object] = (),
     ) -> Accepted:
-        """Accept a contribution whose bytes are stored; note `trace`. Raises WorkerEvicted, InboxFull, WrongOrder."""
+        """Accept a contribution whose bytes are stored; note `trace`. Raises WorkerEvicted, WrongOrder, InboxFull,
+        ContributionLate."""
         said = (base, weight, digest, history, "" if unit is None else unit)
         accepted = self._push(worker, incarnation, seq, *said, "", *trace)
         assert accepted is not None
         return accepted
 
     def ask(self, worker: str, incarnation: str, seq: int) -> Accepted | None:
-        """Return the acceptance of a push whose reply was lost; None if it was not accepted. Changes nothing."""
+        """Return the acceptance of a push whose reply was lost; None if it was not accepted. Changes nothing. Raises
+        ContributionLate if it was dropped."""
         return self._push(worker, incarnation, seq, 0, 0, "-", "", "", "ask")
 
     def _push(self, worker: str, incarnation: str, seq: int, *said: object) -> Accepted | None:
         k = self._keys
         reply = self._run(
             "push",
-            [k.config, k.workers, k.clock, k.skip, k.heartbeat, k.inbox, k.trace(worker), k.units, k.pushed],
+            [k.config, k.workers, k.clock, k.skip, k.heartbeat, k.inbox, k.trace(worker), k.units, k.pushed, k.plan],
             worker,
             incarnation,
             seq,
@@ -260,6 +265,11 @@ class JobScripts:
         match reply:
             case ["ACK", clock, round_]:
                 return Accepted(clock, round_)
+            case ["LATE", _]:
+                raise ContributionLate(
+                    f"a contribution of worker {worker!r} came late: job {k.job!r} has closed its round without it, "
+                    f"and drops what is late; pull, and compute it on the new weights"
+                )
             case ["NEW"]:
                 return None
             case ["FULL", *_]:
@@ -281,6 +291,8 @@ class JobScripts:
         match reply:
             case ["OPEN", int(version), str(pin), int(members), *text]:
                 return Planned(version, pin, members, Plan.from_json(text[0] if text else None), False)
+            case ["GRACE", int(version), str(pin), int(members), int(grace_ms)]:
+                return Planned(version, pin, members, None, False, grace_ms)
             case [str(code), int(version), str(pin), int(members)]:
                 return Planned(version, pin, members, known if code == "SAME" else None, code == "EARLY")
         raise _damaged(k.version)

@@ -24,6 +24,7 @@ class Membership:
     sequence  how many contributions of this incarnation have been acknowledged
     settled   contributions up to this number wait no more: they are committed, or rejected
     version   the version of the weights that the last pull returned
+    past      the version on which it computed the contribution that was dropped last, because it came late; else -1
     """
 
     def __init__(self, access: JobAccess, reader: VersionReader, worker: str, joined: Joined) -> None:
@@ -32,6 +33,7 @@ class Membership:
         self.owner = ProcessOwner(f"the session of worker {worker!r}")
         self.closed = False
         self.sequence = self.settled = self.version = 0
+        self.past = -1
         self._access = access
         self._reader = reader
         self._thread = threading.get_ident()

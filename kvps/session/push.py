@@ -15,7 +15,7 @@ from typing import NamedTuple
 from kvps.arrays.digest import finite
 from kvps.connection.sockets import CONNECTION_CUT, redacted
 from kvps.device.base import Flat
-from kvps.errors import JobNotFound, NotFinite, ServerLost, WrongOrder
+from kvps.errors import ContributionLate, JobNotFound, NotFinite, ServerLost, WrongOrder
 from kvps.protocol.scripts import Accepted, InboxFull, JobScripts, ServerRestarted
 from kvps.session.buffers import GradientBuffers
 from kvps.session.encoder import Encoder
@@ -33,12 +33,14 @@ class PushState(Enum):
     SENDING   `send` is running
     UNKNOWN   a try failed, and it is not known whether it was accepted or whether its bytes still arrive
     ACCEPTED  the contribution is acknowledged
+    DROPPED   it came late, and will never count
     """
 
     OPEN = auto()
     SENDING = auto()
     UNKNOWN = auto()
     ACCEPTED = auto()
+    DROPPED = auto()
 
 
 class Header(NamedTuple):
@@ -47,12 +49,14 @@ class Header(NamedTuple):
     version  the version of the weights that it was computed on, in this `history`
     unit     the unit of data that it has used, if the job hands out units
     trace    the trace of the worker's iteration before this one
+    weight   how much it weighs in a weighted reduction, else 1
     """
 
     version: int
     history: str
     unit: int | None
     trace: list[object]
+    weight: int
 
 
 class Push:
@@ -116,7 +120,7 @@ class Push:
         `buffers` first, because other code may still write to it.
 
         Raises NotFinite, and WrongOrder if an earlier try with an unknown result had other gradients; then nothing has
-        changed. Raises WorkerEvicted, ServerLost, JobNotFound.
+        changed. Raises ContributionLate; then it will never count. Raises WorkerEvicted, ServerLost, JobNotFound.
         """
         counts = self._upload is None or self._upload.counts
         looks = self._upload is None and self._looks_on_the_way
@@ -146,6 +150,13 @@ class Push:
             self._membership.sequence += 1  # last: an interrupt before this leaves the result unknown
             self.state, self._upload = PushState.ACCEPTED, None  # lets go of the gradients
             return accepted
+        except ContributionLate:
+            self._membership.past = header.version
+            self._membership.sequence += 1  # it is used, so that nothing else is stored under these names
+            self.state, self._upload = PushState.DROPPED, None
+            self._access.client.unlink(upload.chunks.keys)
+            upload.chunks.drop()
+            raise
         except NotFinite:
             self.state = before
             self.forget()
@@ -267,7 +278,7 @@ class Push:
         """Have the chunks accepted, which are stored already or by these `scripts`, as soon as the inbox has room."""
         me, access = self._membership, self._access
         digests = upload.digests if counts else "-"
-        said = (me.worker, me.incarnation, self.seq, header.version, int(counts), digests)
+        said = (me.worker, me.incarnation, self.seq, header.version, header.weight if counts else 0, digests)
         while True:
             try:
                 return scripts.push(*said, header.history, header.unit, header.trace)

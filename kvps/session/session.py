@@ -22,9 +22,10 @@ import numpy as np
 from kvps.arrays.inputs import one_number
 from kvps.arrays.layout import DTYPE, Array
 from kvps.device.base import CPU, Device
-from kvps.errors import JobNotFound, KvpsError, LayoutMismatch, WrongOrder
+from kvps.errors import ContributionLate, JobNotFound, KvpsError, LayoutMismatch, WrongOrder
 from kvps.protocol.job_state import Turn
 from kvps.protocol.scripts import Joined, ServerRestarted
+from kvps.reductions import check_weight
 from kvps.session.buffers import GradientBuffers
 from kvps.session.encoder import Encoder
 from kvps.session.iteration import IterationTimer
@@ -120,7 +121,7 @@ class Session:
         """Wait for the turn that admits this worker's next round. Return it, and whether its weights came with it."""
         config = self._access.config
         turn, inline = self._wait_behind or self._membership.look(), False
-        while self._wait_behind or not turn.admits(self.round, config.staleness, config.workers):
+        while self._wait_behind or not turn.admits(self.round, config, self._membership.past):
             turn, inline = self._reader.next_turn(self.worker, turn, self._weights.inline_buffer)
             self._wait_behind = None
             self._membership.check(turn)
@@ -180,26 +181,34 @@ class Session:
         buffers = self._buffers_now
         push.put(number, self._encoder.flat({number: grad}, buffers)[number], buffers)
 
-    def push(self, grads: Mapping[str, Any] | None = None, loss: Any = None) -> int:
+    def push(self, grads: Mapping[str, Any] | None = None, loss: Any = None, weight: int | None = None) -> int:
         """Hand over the gradient of the weights last pulled. Return the clock as which it was acknowledged.
 
         `grads` maps every parameter's name, except those that were `put` before, to a float32 array of its shape, in
-        host or CUDA memory. `loss`, a number or an array or tensor with one item, is shown while the job runs. Raises
-        LayoutMismatch, NotFinite (unless the job counts those as zeros), WrongOrder, and UsageError for a loss that is
-        not one number; after these nothing has changed and the push may be repeated. Raises WorkerEvicted. After any
-        other error the push may have counted: push the same gradients again (put them again too), and they count once.
-        If the error came while a device was computing them, that second push raises WrongOrder.
+        host or CUDA memory. `loss`, a number or an array or tensor with one item, is shown while the job runs. `weight`
+        is for a job whose reduction is weighted, as the number of samples: a whole number from 1 to 2**31; left out, it
+        is 1. Raises LayoutMismatch, NotFinite (unless the job counts those as zeros), WrongOrder, InvalidSetting for a
+        weight that the job does not take, and UsageError for a loss that is not one number; after these nothing has
+        changed and the push may be repeated. Raises WorkerEvicted, and ContributionLate if the job drops late ones and
+        this is one: then pull, and compute the round anew. After any other error the push may have counted: push the
+        same gradients again (put them again too), and they count once. If the error came while a device was computing
+        them, that second push raises WrongOrder.
         """
         self._check_may_push()
         assert self._turn is not None
         buffers = self._buffers_now
         withdraws = buffers is not None and buffers.may_be_written(grads)
         shown = None if loss is None else one_number(loss, "the loss")
+        weight = check_weight(weight, self._access.config.reduction)
         began = time.perf_counter()
         push = self._push
         rest = self._access.layout.rest({} if grads is None else grads, "gradient", push.has)
-        header = Header(self.version, self._turn.history, self._unit, self._timer.trace)
-        self.clock, self.round = push.send(self._encoder.flat(rest, buffers), header, buffers, withdraws)
+        header = Header(self.version, self._turn.history, self._unit, self._timer.trace, weight)
+        try:
+            self.clock, self.round = push.send(self._encoder.flat(rest, buffers), header, buffers, withdraws)
+        except ContributionLate:
+            self._turn = None
+            raise
         self._wait_behind = None if self._access.config.staleness else self._turn
         self._turn = self._unit = None
         self._timer.pushed(began, self.round, self.version, shown)

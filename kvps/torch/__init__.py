@@ -9,8 +9,8 @@
             loss.backward()
             worker.step(loss)               # gradients to the aggregator, which steps
 
-Only parameters that require a gradient are sent, tied ones once. Each worker keeps its own buffers (BatchNorm's running
-statistics).
+Only parameters that require a gradient are sent, tied ones once. A model may be in bfloat16 or float16, as a whole or
+in parts; the job's weights are float32. Each worker keeps its own buffers (BatchNorm's running statistics).
 """
 
 try:

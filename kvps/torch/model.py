@@ -13,15 +13,18 @@ from kvps.errors import LayoutMismatch
 from kvps.job import Job
 
 Parameters = dict[str, torch.nn.Parameter]
+_TRAINED = (torch.float32, torch.bfloat16, torch.float16)
+"""The dtypes that float32 holds exactly."""
 
 
 def parameters(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Return what a job of this model begins with: name -> float32 tensor, of all parameters that require a gradient.
 
-    The tensors are the model's own memory, on any device; tied ones are there once, under the first of their names.
-    Raises LayoutMismatch for a parameter that is not float32, or has no values yet.
+    The tensors are the model's own memory, on any device, or float32 copies of parameters in bfloat16 or float16; tied
+    ones are there once, under the first of their names. Raises LayoutMismatch for a parameter of another dtype, or one
+    that has no values yet.
     """
-    return {name: parameter.detach() for name, parameter in trained(model).items()}
+    return {name: parameter.detach().float() for name, parameter in trained(model).items()}
 
 
 def load(job: Job, model: torch.nn.Module) -> int:
@@ -47,23 +50,24 @@ def trained(model: torch.nn.Module) -> Parameters:
             raise LayoutMismatch(f"parameter {name!r} has no shape yet: put one batch through the model first")
         if parameter.is_meta:
             raise LayoutMismatch(f"parameter {name!r} is on the device meta and has no values: give it some first")
-        if parameter.dtype != torch.float32:
+        if parameter.dtype not in _TRAINED:
             dtype = str(parameter.dtype).removeprefix("torch.")
             raise LayoutMismatch(
-                f"parameter {name!r} is {dtype}: kvps moves float32, call model.float(); autocast computes in less"
+                f"parameter {name!r} is {dtype}: a job's weights are float32, which a model may hold in float32, "
+                f"bfloat16 or float16; call model.float()"
             )
     return found
 
 
 def fitting(job: Job, model: torch.nn.Module) -> Parameters:
     """Return the model's trained parameters. Raises LayoutMismatch if they are not the job's."""
-    found = trained(model)
-    job.layout.hosted(found, "parameter")
-    return found
+    job.layout.hosted(parameters(model), "parameter")
+    return trained(model)
 
 
 def fill(params: Parameters, weights: Mapping[str, Array]) -> None:
-    """Copy received weights into the model's parameters, on their device: the only copy of a pull."""
+    """Copy received weights into the model's parameters, on their device and in their dtype: the only copy of a
+    pull."""
     with torch.no_grad():
         for name, parameter in params.items():
             parameter.copy_(torch.from_numpy(np.asarray(_Exposed(weights[name]))))

@@ -1,8 +1,9 @@
-"""The conversion of PyTorch's optimizers and schedulers to a job's settings."""
+"""The conversion of PyTorch's optimizers to a job's settings."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch.optim import lr_scheduler
 from kvps import optimizers, schedules
 from kvps.errors import InvalidSetting
 from kvps.torch.model import Parameters, trained
+from kvps.torch.scheduler import OF_SCHEDULERS, number, rates_of
 
 
 def optimizer(
@@ -18,24 +20,28 @@ def optimizer(
     optimizer: torch.optim.Optimizer,
     scheduler: lr_scheduler.LRScheduler | None = None,
     every: int = 1,
+    steps: int | None = None,
 ) -> optimizers.Optimizer:
     """Return the job's optimizer that steps as `optimizer` would, which is needed no more: the aggregator steps.
 
-    `optimizer` is an SGD, Adagrad, Adam or AdamW of torch.optim, has not stepped yet, and has the same settings for all
-    parameters of `model`. `scheduler` changes its learning rate: a StepLR, ExponentialLR, LinearLR or CosineAnnealingLR
-    that steps after each `every` rounds. Raises InvalidSetting for what kvps does not support, LayoutMismatch.
+    `optimizer` is one of torch.optim that `kvps` has too, and has not stepped yet. Each of its parameter groups
+    may have settings of its own; parameters that require no gradient are passed over. `scheduler` changes the learning
+    rates, and steps after each `every` rounds. It is a StepLR, ExponentialLR, LinearLR or CosineAnnealingLR; or any
+    other that depends on its step alone, which is evaluated here for so many `steps`, and whose last learning rate then
+    stays. Raises InvalidSetting for what kvps does not support, LayoutMismatch.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise InvalidSetting(f"optimizer must be one of torch.optim, not {type(optimizer).__name__}")
-    _check_begins_with(optimizer, trained(model))
+    params = trained(model)
+    _check_begins_with(optimizer, params)
     if scheduler is not None:
-        return _settings(optimizer, _schedule(optimizer, scheduler, every))
+        return _settings(optimizer, params, rates_of(optimizer, scheduler, every, steps))
     if "initial_lr" in optimizer.param_groups[0]:
         raise InvalidSetting(
             "a scheduler changes this optimizer's learning rate, of which the aggregator would not know: give it too, "
             "as optimizer(model, optimizer, scheduler)"
         )
-    return _settings(optimizer, None)
+    return _settings(optimizer, params, [float(number(group["lr"])) for group in optimizer.param_groups])
 
 
 def _check_begins_with(optimizer: torch.optim.Optimizer, params: Parameters) -> None:
@@ -55,82 +61,57 @@ def _check_begins_with(optimizer: torch.optim.Optimizer, params: Parameters) -> 
         )
 
 
-_SAME = {"lr", "momentum", "nesterov", "eps", "weight_decay"}
-"""Settings that have the same name in kvps."""
-_PASSED_OVER = {"params", "param_names", "initial_lr", "foreach", "fused", "capturable", "differentiable"}
-"""Settings that do not change the result."""
-_NEUTRAL = {"maximize": False, "dampening": 0, "lr_decay": 0, "initial_accumulator_value": 0, "amsgrad": False}
-"""Settings that kvps does not have, with the value at which each has no effect."""
+_PASSED_OVER = {"params", "param_names", "name", "foreach", "fused", "capturable", "differentiable"} | OF_SCHEDULERS
+"""Settings that do not change the result, and what schedulers change or remember in a group."""
 _KINDS: dict[type[torch.optim.Optimizer], tuple[type[optimizers.Optimizer], dict[str, Any]]] = {
-    torch.optim.SGD: (optimizers.SGD, _NEUTRAL),
-    torch.optim.Adagrad: (optimizers.Adagrad, _NEUTRAL),
-    torch.optim.Adam: (optimizers.Adam, _NEUTRAL | {"decoupled_weight_decay": False}),
-    torch.optim.AdamW: (optimizers.AdamW, _NEUTRAL | {"decoupled_weight_decay": True}),
+    torch.optim.SGD: (optimizers.SGD, {}),
+    torch.optim.Adagrad: (optimizers.Adagrad, {"initial_accumulator_value": 0}),
+    torch.optim.Adadelta: (optimizers.Adadelta, {}),
+    torch.optim.RMSprop: (optimizers.RMSprop, {}),
+    torch.optim.Adam: (optimizers.Adam, {"decoupled_weight_decay": False}),
+    torch.optim.AdamW: (optimizers.AdamW, {"decoupled_weight_decay": True}),
+    torch.optim.NAdam: (optimizers.NAdam, {}),
+    torch.optim.Adamax: (optimizers.Adamax, {}),
 }
+"""The rule of kvps, and settings that it does not have, with the value at which each has no effect. All other settings
+have the same names, but for betas."""
 
 
-def _settings(optimizer: torch.optim.Optimizer, schedule: schedules.Schedule | None) -> optimizers.Optimizer:
-    said = type(optimizer).__name__
+def _settings(
+    optimizer: torch.optim.Optimizer, params: Parameters, rates: Sequence[float | schedules.Schedule]
+) -> optimizers.Optimizer:
+    """Return the settings: those of the first group, and what others have different. `rates` has one of each group."""
     if type(optimizer) not in _KINDS:
-        raise InvalidSetting(f"kvps has no {said}: it has SGD, Adagrad, Adam and AdamW")
-    kind, neutral = _KINDS[type(optimizer)]
-    group = _of_all_groups(optimizer)
+        has = ", ".join(kind.__name__ for kind in _KINDS)
+        raise InvalidSetting(f"kvps has no {type(optimizer).__name__}: of torch.optim it has {has}")
+    kind, _ = _KINDS[type(optimizer)]
+    names = {id(parameter): name for name, parameter in params.items()}
+    first: dict[str, Any] = {}
+    others: dict[Any, list[str]] = {}  # names of parameters, by what their group has different
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        if found := [names[id(p)] for p in group["params"] if id(p) in names]:
+            settings = {"lr": rate} | _of_group(optimizer, group)
+            first = first or settings
+            different = tuple((name, value) for name, value in settings.items() if value != first[name])
+            others.setdefault(different, []).extend(found)
+    others.pop(())
+    groups = [optimizers.ParameterGroup(found, **dict(different)) for different, found in others.items()]
+    return kind(**first, groups=tuple(groups))
+
+
+def _of_group(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a parameter group, without its learning rate. Raises InvalidSetting."""
+    said, (kind, neutral) = type(optimizer).__name__, _KINDS[type(optimizer)]
+    known = {field.name for field in fields(kind)}
     settings: dict[str, Any] = {}
-    for name, value in group.items():
+    for name, value in ((name, number(value)) for name, value in group.items() if name not in _PASSED_OVER):
         if name == "betas":
-            settings["beta1"], settings["beta2"] = map(_number, value)
-        elif name in _SAME:
+            settings["beta1"], settings["beta2"] = map(number, value)
+        elif name in neutral:
+            if value != neutral[name]:
+                raise InvalidSetting(f"{said} with {name}={value} is not in kvps: leave it at {neutral[name]}")
+        elif name in known:
             settings[name] = value
-        elif name not in neutral:
+        else:
             raise InvalidSetting(f"{said} has {name}={value}, a setting that kvps does not know: leave it out")
-        elif value != neutral[name]:
-            raise InvalidSetting(f"{said} with {name}={value} is not in kvps: leave it at {neutral[name]}")
-    if schedule:
-        settings["lr"] = schedule
-    return kind(**settings)
-
-
-def _of_all_groups(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Return the settings of its parameter groups. Raises InvalidSetting unless they are the same."""
-    first, *rest = (
-        {name: _number(value) for name, value in group.items() if name not in _PASSED_OVER}
-        for group in optimizer.param_groups
-    )
-    for number, group in enumerate(rest, 1):
-        for name in first | group:
-            if group.get(name) != first.get(name):
-                raise InvalidSetting(
-                    f"parameter group {number} has {name}={group.get(name)} and group 0 {first.get(name)}: a job steps "
-                    f"all parameters alike, so give them the same"
-                )
-    return first
-
-
-def _number(value: Any) -> Any:
-    """Return the number in a one-item tensor, as a learning rate may be; anything else unchanged."""
-    return value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
-
-
-_SCHEDULES: dict[type[lr_scheduler.LRScheduler], Callable[[Any, float, int], schedules.Schedule]] = {
-    lr_scheduler.StepLR: lambda s, lr, every: schedules.StepLR(lr, s.step_size * every, s.gamma),
-    lr_scheduler.ExponentialLR: lambda s, lr, every: schedules.StepLR(lr, every, s.gamma),
-    lr_scheduler.LinearLR: lambda s, lr, every: schedules.LinearLR(
-        lr * s.start_factor, lr * s.end_factor, s.total_iters * every
-    ),
-    lr_scheduler.CosineAnnealingLR: lambda s, lr, every: schedules.CosineAnnealingLR(lr, s.T_max * every, s.eta_min),
-}
-
-
-def _schedule(optimizer: torch.optim.Optimizer, scheduler: lr_scheduler.LRScheduler, every: int) -> schedules.Schedule:
-    if type(scheduler) not in _SCHEDULES:
-        raise InvalidSetting(
-            f"kvps has no {type(scheduler).__name__}: it has StepLR, ExponentialLR, LinearLR and CosineAnnealingLR; or "
-            f"write a kvps optimizer with a schedule of kvps.schedules, as kvps.SGD(lr=kvps.schedules.StepLR(...))"
-        )
-    if not isinstance(every, int) or every < 1:
-        raise InvalidSetting(f"every must be a whole number of rounds from 1, not {every!r}")
-    if scheduler.optimizer is not optimizer:
-        raise InvalidSetting("the scheduler is another optimizer's: give the one that changes this one's learning rate")
-    if scheduler.last_epoch > 0:
-        raise InvalidSetting("the scheduler has stepped already, and a job begins at its first step: make a new one")
-    return _SCHEDULES[type(scheduler)](scheduler, float(_number(scheduler.base_lrs[0])), every)
+    return settings

@@ -125,7 +125,7 @@ class TorchSession:
         grad = _dense(name, parameter.grad)
         assert isinstance(self.session, Session)  # a group sends nothing early
         try:
-            self.session.put(name, grad)
+            self.session.put(name, grad.float())
         except UsageError:
             raise
         except BaseException:
@@ -143,7 +143,7 @@ class TorchSession:
         if all(p.grad is None for p in self._params.values()):
             raise WrongOrder("no parameter has a gradient: call loss.backward() between pull() and step()")
         return {
-            name: np.zeros(tuple(p.shape), DTYPE) if p.grad is None else _dense(name, p.grad)
+            name: np.zeros(tuple(p.shape), DTYPE) if p.grad is None else _dense(name, p.grad).float()
             for name, p in self._params.items()
             if name not in self._put
         }

@@ -82,7 +82,7 @@ class Prefetch:
         config, keys = self._access.config, self._access.keys
         while not coming.cancelled():
             turn = self._reader.turn()
-            if turn.version > newer_than and turn.admits(rounds_done, config.staleness, config.workers):
+            if turn.version > newer_than and turn.admits(rounds_done, config):
                 return turn
             self._access.client.wait({keys.turns: turn.last_entry})
         return None

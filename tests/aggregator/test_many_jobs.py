@@ -96,7 +96,7 @@ def test_a_job_that_nobody_is_in_is_not_said_to_lack_an_aggregator(store: Store)
 def _spoil(store: Store) -> dict[str, str]:
     """Jobs that cannot be read: name -> why."""
     wanted = {
-        "newer": "optimizer 'lion' is unknown",
+        "newer": "optimizer 'rprop' is unknown",
         "config": "job 'config': config field workers must be a whole number from 1 to 4096, not 'several'",
         "layout": "the layout must be JSON, not '{'",
         "huge": "the shape of 'x' must be a whole number from 1 to 8589934592, not 1000000000000000000",
@@ -110,7 +110,7 @@ def _spoil(store: Store) -> dict[str, str]:
         "binary": r"version: history must be 1 to 128 letters, digits, dots and -, not '\udcff'",
     }
     jobs = {name: store.create_job(name, ONE) for name in wanted}
-    store.client.call("HSET", jobs["newer"].keys.config, "optimizer", '{"kind": "lion", "lr": 0.1}')
+    store.client.call("HSET", jobs["newer"].keys.config, "optimizer", '{"kind": "rprop", "lr": 0.1}')
     store.client.call("HSET", jobs["config"].keys.config, "workers", "several")
     store.client.call("SET", jobs["layout"].keys.layout, "{")
     store.client.call("DEL", jobs["foreign"].keys.clock)

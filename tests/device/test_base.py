@@ -12,6 +12,7 @@ import torch
 from helpers import hostcupy
 from helpers.commands import kvps_run
 from helpers.harness import (
+    GROUPED,
     OPTIMIZERS,
     Params,
     a_plan,
@@ -524,7 +525,7 @@ def test_who_computes_on_the_cpu_never_asks_for_cupy(store: Store, monkeypatch: 
 # -- the aggregator ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda each: type(each).__name__)
+@pytest.mark.parametrize("optimizer", [*OPTIMIZERS, GROUPED], ids=str)
 def test_a_twin_makes_what_a_part_makes(cupy: None, optimizer: kvps.Optimizer) -> None:
     config, layout = JobConfig(workers=2, optimizer=optimizer), Layout.of(large_model(), shards=2)
     parts = [ShardArrays(config, layout, 1), DeviceStep(config, layout, 1, Cuda(hostcupy, 0))]

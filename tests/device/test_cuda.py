@@ -14,6 +14,7 @@ import kvps_aggregator
 import numpy as np
 import pytest
 from helpers.harness import (
+    GROUPED,
     OPTIMIZERS,
     Params,
     a_plan,
@@ -207,7 +208,7 @@ def test_nan_is_refused_and_the_next_push_counts(store: Store, cupy: ModuleType)
 # -- the aggregator ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda each: type(each).__name__)
+@pytest.mark.parametrize("optimizer", [*OPTIMIZERS, GROUPED], ids=str)
 def test_a_device_steps_to_the_same_bits(gpu: Device, optimizer: kvps.Optimizer) -> None:
     """Of all magnitudes, subnormal ones and those whose squares overflow too."""
     config, layout = JobConfig(workers=3, optimizer=optimizer), Layout.of(large_model(), shards=2)

@@ -20,19 +20,37 @@ from kvps.connection.sockets import connection_settings
 from kvps.device.base import CPU, Device
 from kvps.history.commit_log import Log
 from kvps.job import Job
-from kvps.optimizers import SGD, Adagrad, Adam, AdamW
+from kvps.optimizers import SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, Lion, NAdam, ParameterGroup, RMSprop
 from kvps.protocol.plan import Contribution, Plan
+from kvps.schedules import TableLR
 from kvps.session.session import Session
 
 Params = dict[str, np.ndarray]
 
 OPTIMIZERS = [
     SGD(lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
-    Adagrad(lr=0.1, weight_decay=0.01),
+    SGD(lr=0.1, momentum=0.9, dampening=0.25, maximize=True),
+    Adagrad(lr=0.1, weight_decay=0.01, lr_decay=0.1),
+    Adadelta(lr=0.5, weight_decay=0.01),
+    RMSprop(lr=0.01, weight_decay=0.01),
+    RMSprop(lr=0.01, momentum=0.9, centered=True),
     Adam(lr=0.1, weight_decay=0.01),
+    Adam(lr=0.1, amsgrad=True),
     AdamW(lr=0.1),
+    NAdam(lr=0.1, weight_decay=0.01),
+    NAdam(lr=0.1, weight_decay=0.01, decoupled_weight_decay=True),
+    Adamax(lr=0.1, weight_decay=0.01),
+    Lion(lr=0.01, weight_decay=0.1),
 ]
-"""One optimizer of each rule."""
+"""Each rule, and each way in which it steps."""
+GROUPED = Adam(
+    lr=0.1,
+    groups=(
+        ParameterGroup(["b", "s*"], weight_decay=0.1, amsgrad=True),
+        ParameterGroup("V", lr=TableLR([0.1, 0.01]), maximize=True),
+    ),
+)
+"""Groups of the parameters of `large_model`, which need different state."""
 
 
 @contextmanager

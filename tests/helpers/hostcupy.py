@@ -215,11 +215,12 @@ def _flushed(value: object) -> object:
 
 
 class ElementwiseKernel:
-    """A kernel of one PTX instruction that rounds to nearest and flushes nothing."""
+    """A kernel of one PTX instruction that rounds to nearest, if it rounds, and flushes nothing."""
 
     def __init__(self, inputs: str, outputs: str, code: str, name: str) -> None:
-        (instruction,) = re.findall(r'asm\("(add|sub|mul|div|sqrt)\.rn\.f32 [%0-9, ]+;"', code)
-        names = {"add": "add", "sub": "subtract", "mul": "multiply", "div": "divide", "sqrt": "sqrt"}
+        (instruction,) = re.findall(r'asm\("((?:add|sub|mul|div|sqrt)\.rn|min|max|abs)\.f32 [%0-9, ]+;"', code)
+        names = {"add.rn": "add", "sub.rn": "subtract", "mul.rn": "multiply", "div.rn": "divide", "sqrt.rn": "sqrt"}
+        names |= {"min": "minimum", "max": "maximum", "abs": "absolute"}
         self._function, self._inputs = getattr(np, names[instruction]), inputs.count("float32 ")
         assert outputs == "float32 c"
 

@@ -232,8 +232,15 @@ def _slow_reader(store: Store, folder: Path) -> Job:
     return job
 
 
+def _grouped() -> kvps.SGD:
+    rates = kvps.schedules.TableLR([0.1, 0.2, 0.3])
+    warmed = kvps.schedules.SequentialLR([kvps.schedules.LinearLR(0, 1, 2), kvps.schedules.StepLR(1, 2)], [2])
+    return kvps.SGD(lr=warmed, groups=(kvps.ParameterGroup("?", momentum=0.5, lr=rates),))
+
+
 SCENES: dict[str, Callable[[Store, Path], Job]] = {
     "BSP, two workers, Adam": lambda store, folder: _trained(store, folder, optimizer=kvps.Adam(lr=0.1)),
+    "groups and a table": lambda store, folder: _trained(store, folder, optimizer=_grouped()),
     "SSP, topk and bf16, a pin": _slow_reader,
     "units": lambda store, folder: _trained(store, folder, units=12),
     "two shards": lambda store, folder: _trained(store, folder, shards=2, optimizer=kvps.SGD(lr=0.1, momentum=0.9)),

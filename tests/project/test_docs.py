@@ -254,7 +254,7 @@ def walk(step: Step, page: Page, terminals: Terminals) -> None:
     if step.terminal != 1 and step.commands:
         terminals.start(step.terminal, step.commands)
     waits = step.looks or step.terminal != 1
-    assert eventually(as_shown, 20 if waits else 0), (
+    assert eventually(as_shown, 120 if waits else 0), (
         f"{PAGE.name}, line {step.line}\n{step.commands}-- shown:\n{step.shown}-- printed, exit {code}:\n{printed}"
     )
     if step.terminal != 1:

@@ -146,7 +146,7 @@ def test_the_lag_of_the_modes_page(home: Path, capsys: pytest.CaptureFixture[str
 def test_the_loops_of_the_torch_page_and_the_readme(home: Path) -> None:
     assert kvps_run("server", "start").returncode == 0
     try:
-        create, loop = python_in("docs/torch.md")
+        create, loop, scheduled = python_in("docs/torch.md")
         _, readmes, _ = python_in("README.md")
         exec(create, names := {})
         batches = [(x := torch.randn(16, 20), x[:, :5].argmax(1)) for _ in range(30)]
@@ -159,9 +159,20 @@ def test_the_loops_of_the_torch_page_and_the_readme(home: Path) -> None:
                 end.result(60)
         assert names["job"].clock() == {"w0": 30, "w1": 30}
         assert names["job"].traces()["w1"].loss < 1.2  # ln 5 at first
+        exec(scheduled, names)
+        assert names["optimizer"].lr_at(50) == 0.05
         names["store"].close()
     finally:
         assert kvps_run("server", "stop").returncode == 0
+
+
+def test_the_groups_and_the_warm_up_of_the_optimizers_page() -> None:
+    groups, warm_up = python_in("docs/optimizers.md")
+    exec(groups, names := {})
+    bias, head, weight = names["optimizer"].of_each(["norm.bias", "head.weight", "body.weight"])
+    assert (bias.weight_decay, head.lr, weight.weight_decay) == (0.0, 1e-3, 0.1)
+    exec(warm_up, names)
+    assert names["optimizer"].lr_at(100) == 3e-4
 
 
 @pytest.mark.parametrize(("staleness", "mode"), [("0", "BSP"), ("2", "SSP(2)")])

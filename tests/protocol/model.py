@@ -71,11 +71,14 @@ class Model:
     max_pending: int = 0
     joined: bool = True
     units: int = 0
+    quorum: int = 0
+    drops: bool = False
     scripts: Scripts = field(init=False)
 
     def __post_init__(self) -> None:
         limit = JobConfig(staleness=self.staleness, max_pending=self.max_pending).max_pending
-        object.__setattr__(self, "scripts", Scripts(self.staleness, limit, self.without, self.clustered))
+        scripts = Scripts(self.staleness, limit, self.without, self.clustered, self.quorum, self.drops)
+        object.__setattr__(self, "scripts", scripts)
 
     @property
     def clustered(self) -> bool:
@@ -119,7 +122,9 @@ class Model:
         if not s.job:
             return
         _, t = self.scripts.plan(s)
-        if t != s:
+        if t != s and t.plan:
+            if self.quorum and len(t.plan.contributions) < self.scripts.wanted(s):
+                t = t._replace(wrong="a version is made of less than its quorum")
             yield Step(f"{t.plan} of version {s.version + 1} is opened", t)
         for worker in range(self.workers):
             yield from self._membership(s, worker)
@@ -262,10 +267,10 @@ class Model:
         elif session.does == "pull" and not self._is_in(entry, session):
             yield Step(f"{who} sees that it is out", then(s, None))
         elif session.does == "pull":
-            committed = [s.clock[w] + e.skip for w, e in enumerate(s.entries) if e and e.state != GONE]
-            if admits(session.round, committed, self.staleness) or "session-bound" in self.without:
-                read = session._replace(does="push", history=s.history, base=s.version if self.faults.losses else 0)
-                t = then(s, read)._replace(wrong=self._judged(s, session.round))
+            if self._admits(s, worker, session):
+                base = s.version if self.faults.losses or self.drops else 0
+                read = session._replace(does="push", history=s.history, base=base, past=-1)
+                t = then(s, read)._replace(wrong=self._judged(s, worker, session))
                 yield Step(f"{who} pulls version {s.version} for round {session.round + 1}", t)
         else:
             answer, t = self.scripts.push(s, worker, session)
@@ -275,6 +280,9 @@ class Model:
                 t = t._replace(wrong="a contribution is accepted as of another unit than it was computed on")
             if answer[0] == "ACK" and session.does == "push" and entry and entry.accepted > session.seq:
                 t = t._replace(wrong="a gradient is acknowledged in the place of another")
+            counts = (worker, session.incarnation, session.seq + 1) in {c[:3] for c in t.accepted}
+            if self.drops and answer[0] in ("ACK", "LATE") and counts != (answer[0] == "ACK"):
+                t = t._replace(wrong="a worker is not told the truth about a contribution that came late")
             match answer:
                 case ("ACK", _) if not self._is_safe(t, CONTROL, "push-synced"):
                     yield Step(f"{who} pushes, and waits for the replica", then(t, session._replace(does="ask")))
@@ -282,6 +290,10 @@ class Model:
                     t = self._promised(t, worker, session)
                     after = Session(session.incarnation, session.seq + 1, round_, "take" if self.units else "pull")
                     yield Step(f"{who} pushes round {round_}", then(t, after))
+                case ("LATE",):
+                    past = session.base if s.version == session.base else -1
+                    after = Session(session.incarnation, session.seq + 1, session.round, unit=session.unit, past=past)
+                    yield Step(f"{who} pushes too late", then(t, after))
                 case ("SEQUENCE",) if s.life == 0:
                     yield Step(f"{who} pushes", s._replace(wrong="a worker in order is told SEQUENCE"))
                 case ("UNIT" | "HISTORY" | "BASE",) if s.life == 0:
@@ -319,8 +331,21 @@ class Model:
         done = s.clock[worker] + entry.skip + entry.pending
         return not self.units and done < self.rounds and entry.incarnation <= session.incarnation
 
-    def _judged(self, s: State, done: int) -> str:
-        """What is wrong if a worker with so many rounds done computes the next on these weights."""
+    def _admits(self, s: State, worker: int, session: Session) -> bool:
+        """Whether the session may compute its next round on the present version."""
+        if self.quorum and self.staleness == 0:
+            committed = not entry_of(s, worker).pending or "session-own" in self.without
+            return committed and (s.version > session.past or "session-dropped" in self.without)
+        committed_rounds = [s.clock[w] + e.skip for w, e in enumerate(s.entries) if e and e.state != GONE]
+        return admits(session.round, committed_rounds, self.staleness) or "session-bound" in self.without
+
+    def _judged(self, s: State, worker: int, session: Session) -> str:
+        """What is wrong if a worker computes its next round on these weights."""
+        done = session.round
+        if self.quorum and self.staleness == 0:
+            if any(c.worker == worker for c in s.inbox):
+                return "a round is computed on weights without the worker's own last round"
+            return "a round is computed again on the version it came too late for" if s.version <= session.past else ""
         if self.staleness == 0 and s.version != done:
             return "BSP: a round is computed on another version than that of the last round"
         for worker, entry in enumerate(s.entries):
@@ -489,6 +514,8 @@ class Model:
             return "a worker was put out though no fault did it"
         if s.log and None in s.entries:
             return "a version is committed before all workers have joined"
+        if self.drops and any(c.base != plan.version - 1 for plan in s.log for c in plan.contributions):
+            return "a contribution counts that came late"
         if any(after.head != plan.mark for plan, after in zip(s.log, s.log[1:], strict=False)):
             return "the log is no chain"
         decided = tuple(plan.mark for plan in s.log)
@@ -567,15 +594,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("staleness", type=int, help="-1 is ASP, 0 BSP, N SSP")
     parser.add_argument("mutants", nargs="*", metavar="mutant", help="checks to leave out: " + ", ".join(MUTANTS))
     parser.add_argument("--joining", action="store_true", help="begin before anybody has joined")
+    parser.add_argument("--drops", action="store_true", help="late contributions are dropped")
     parser.add_argument("--limit", type=int, default=5_000_000, help="states to visit at most")
-    counts = {"rounds": 2, "workers": 2, "max_pending": 0, "units": 0} | Faults()._asdict()
+    counts = {"rounds": 2, "workers": 2, "max_pending": 0, "units": 0, "quorum": 0} | Faults()._asdict()
     for name, default in counts.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default)
     got = parser.parse_args(arguments)
     if unknown := set(got.mutants) - set(MUTANTS):
         parser.error(f"no such mutant: {', '.join(sorted(unknown))}")
     faults = Faults(*(getattr(got, name) for name in Faults._fields))
-    sizes = (got.rounds, got.workers, got.max_pending, not got.joining, got.units)
+    sizes = (got.rounds, got.workers, got.max_pending, not got.joining, got.units, got.quorum, got.drops)
     began = time.perf_counter()
     result = explore(Model(got.shards, got.staleness, faults, frozenset(got.mutants), *sizes), got.limit)
     whole = "" if result.complete else ", not all there are"

@@ -23,6 +23,10 @@ MUTANTS = {
     "push-history": "push: also what was computed in an earlier history",
     "push-base": "push: also what was computed on a version that is no more",
     "push-full": "push: as many may wait as like",
+    "push-late": "push: late contributions, too, in a job that drops them",
+    "push-late-plan": "push: also while the plan without it is open",
+    "push-late-repeat": "push: a repeat of what was dropped is told that it counts",
+    "push-late-first": "push: a repeat is told that it comes late, though it was accepted",
     "join-own": "join: admits at the others' round though this worker was further",
     "join-others": "join: admits at the worker's own round, whatever the others did meanwhile",
     "join-plan": "join: does not count the rounds that the open plan will end",
@@ -48,6 +52,8 @@ MUTANTS = {
     "plan-early": "plan: does not wait until all workers have joined once",
     "plan-due": "plan: BSP takes whatever round is there",
     "plan-waits": "plan: BSP does not wait for all active workers",
+    "plan-quorum": "plan: does not wait for the quorum",
+    "plan-present": "plan: waits for the whole quorum, though there are fewer workers by now",
     "ready-restart": "ready: also after a restart of the server",
     "ready-history": "ready: also for a plan of an earlier history",
     "ready-already": "ready: does not say that the version is past",
@@ -99,17 +105,22 @@ MUTANTS = {
     "remove-bytes": "remove: unlinks the bytes of all jobs that ever had the name",
     "forget-id": "forget: frees the name though another job that had it is being removed",
     "session-bound": "session: does not wait for the others' rounds",
+    "session-own": "session: with a quorum, does not wait until its own last round is committed",
+    "session-dropped": "session: with a quorum, does not wait for the version that came without it",
     "session-forgotten": "session: goes on though the server knows of less than it was told",
     "session-fork": "session: a fork of its process goes on with it too",
 }
 
 
 class Contribution(NamedTuple):
+    """`base` is noted only where late ones are dropped."""
+
     worker: int
     incarnation: int
     seq: int
     round: int
     unit: int | None
+    base: int = 0
 
 
 class Plan(NamedTuple):
@@ -135,7 +146,8 @@ class Plan(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A worker in the workers hash. `round` is that of its last accepted contribution, `unit` what it computes."""
+    """A worker in the workers hash. `round` is that of its last accepted contribution, `unit` what it computes, `late`
+    the number of the contribution that was dropped last."""
 
     incarnation: int
     state: str
@@ -145,6 +157,7 @@ class Entry(NamedTuple):
     round: int
     finished: bool
     unit: int | None
+    late: int = 0
 
     @property
     def counts(self) -> bool:
@@ -154,7 +167,8 @@ class Entry(NamedTuple):
 class Session(NamedTuple):
     """A worker's process: it will pull, push, or ask whether a push had been accepted before its link was cut.
 
-    Where data is handed out it will take a unit before, or leave. `history` and version `base` are what it has pulled.
+    Where data is handed out it will take a unit before, or leave. `history` and version `base` are what it has pulled;
+    `past` is the version that it waits to see the end of, because its contribution to the next one came too late.
     """
 
     incarnation: int
@@ -164,6 +178,7 @@ class Session(NamedTuple):
     unit: int | None = None
     history: int = 0
     base: int = 0
+    past: int = -1
 
 
 class Holder(NamedTuple):
@@ -395,6 +410,18 @@ class Scripts:
     max_pending: int
     without: frozenset[str]
     clustered: bool = False
+    quorum: int = 0
+    drops: bool = False
+
+    @property
+    def in_step(self) -> bool:
+        """Whether a version is one round of all workers."""
+        return self.staleness == 0 and not self.quorum
+
+    def wanted(self, s: State) -> int:
+        """How many contributions a version waits for, where there is a quorum."""
+        active = sum(e is not None and e.counts for e in s.entries)
+        return max(1, min(self.quorum, active if self.has("plan-present") else self.quorum))
 
     def has(self, check: str) -> bool:
         return check not in self.without
@@ -429,7 +456,7 @@ class Scripts:
         pending = entry.pending if entry and self.has("join-pending") else 0
         own = clock + entry.skip + pending if entry else 0
         due = 0
-        if self.staleness == 0:
+        if self.in_step:
             due = s.version + bool(s.plan and self.has("join-plan"))
         elif self.staleness > 0:
             due = min(others, default=furthest) - self.staleness - 1
@@ -465,8 +492,11 @@ class Scripts:
         entry, seq = s.entries[worker], session.seq + 1
         if not entry or (entry.incarnation != session.incarnation and self.has("push-incarnation")):
             return ("EVICTED",), s
+        late = self.drops and (session.base < s.version or (s.plan is not None and self.has("push-late-plan")))
+        if late and not ask and not self.has("push-late-first"):
+            return ("LATE",), s
         if seq == entry.accepted and self.has("push-repeat") and self.has("push-sequence"):
-            return ("ACK", entry.round), s
+            return ("LATE",) if entry.late == seq and self.has("push-late-repeat") else ("ACK", entry.round), s
         if entry.state != ACTIVE and self.has("push-state"):
             return ("EVICTED",), s
         if ask:
@@ -481,12 +511,14 @@ class Scripts:
             return ("BASE",), s
         if session.unit != entry.unit and self.has("push-unit"):
             return ("UNIT",), s
+        if late and self.has("push-late"):
+            return ("LATE",), s.entered(worker, entry._replace(accepted=seq, late=seq))
         if entry.pending >= self.max_pending and self.has("push-full"):
             return ("FULL",), s
         unit, keeps = entry.unit, not self.has("push-pushed")
         entry = entry._replace(accepted=seq, pending=entry.pending + 1, unit=unit if keeps else None)
         entry = entry._replace(round=s.clock[worker] + entry.pending + entry.skip)
-        c = Contribution(worker, entry.incarnation, seq, entry.round, unit)
+        c = Contribution(worker, entry.incarnation, seq, entry.round, unit, session.base if self.drops else 0)
         s = s.entered(worker, entry).united(unit, PUSHED)._replace(accepted=s.accepted | {c})
         return ("ACK", entry.round), s._replace(inbox=tuple(sorted((*s.inbox, c))))  # a plan sorts them so anyway
 
@@ -530,13 +562,15 @@ class Scripts:
             return ("OPEN",), s
         if None in s.entries and self.has("plan-early"):
             return ("EARLY",), s
-        loose = self.staleness != 0 or not self.has("plan-due")
+        if self.quorum and len(s.inbox) < self.wanted(s) and self.has("plan-quorum"):
+            return ("IDLE",), s  # once they are there, how long it waits for the others is chance
+        loose = not self.in_step or not self.has("plan-due")
         chosen = tuple(c for c in s.inbox if loose or c.round == s.version + 1)
         if not chosen:
             return ("IDLE",), s
         there = {c.worker for c in chosen}
         absent = any(e and e.counts and w not in there for w, e in enumerate(s.entries))
-        if self.staleness == 0 and absent and self.has("plan-waits"):
+        if self.in_step and absent and self.has("plan-waits"):
             return ("IDLE",), s
         opened = Plan(s.plan_id + 1, s.version + 1, chosen, s.head, s.history, s.life)
         return ("OPEN",), s._replace(plan_id=opened.id, plan=opened)

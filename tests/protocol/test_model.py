@@ -53,6 +53,14 @@ SMALL = [
     _bounds(1, 0, workers=1, removals=2, rounds=1, units=1),
     _bounds(1, 0, forks=1, kills=1, lost=1),
     _bounds(1, 0, workers=1, failovers=1, slow=True),
+    _bounds(1, 0, quorum=1, evictions=1),
+    _bounds(1, 0, quorum=1, kills=1, evictions=1, lost=1, slow=True),
+    _bounds(1, 0, quorum=1, drops=True, evictions=1),
+    _bounds(1, 0, quorum=1, drops=True, evictions=1, lost=1, slow=True),
+    _bounds(1, 0, quorum=2, drops=True, workers=3, kills=1, rounds=1),
+    _bounds(1, 0, quorum=1, drops=True, units=2, kills=1, lost=1),
+    _bounds(1, ASP, quorum=2, evictions=1, lost=1, slow=True),
+    _bounds(2, 0, quorum=1, drops=True, bad=1, rounds=1),
 ]
 LARGE = [
     _bounds(1, 0, workers=1, failovers=2),
@@ -88,6 +96,11 @@ LARGE = [
     _bounds(1, 0, workers=1, removals=3, rounds=1, kills=1),
     _bounds(1, ASP, removals=2, rounds=1, late=1),
     _bounds(2, 0, removals=1, rounds=1, takeovers=1),
+    _bounds(1, 0, quorum=1, losses=1, rounds=1),
+    _bounds(1, 0, quorum=1, drops=True, losses=1, rounds=1),
+    _bounds(1, 0, quorum=1, drops=True, kills=1, bad=1, takeovers=1),
+    _bounds(2, 0, quorum=1, takeovers=1),
+    _bounds(1, 0, quorum=2, workers=3, kills=1, evictions=1, rounds=1),
 ]
 
 
@@ -116,6 +129,7 @@ def test_nothing_is_broken_at_larger_bounds(sizes: tuple[int, int], settings: di
 LOSSES = {"workers": 1, "losses": 1, "rounds": 1}
 REMOVALS = {"workers": 1, "removals": 2, "rounds": 1}
 FAILOVERS = {"workers": 1, "failovers": 1}
+DROPS = {"quorum": 1, "drops": True}
 SEEN = {  # the mutant, and where it shows
     "free-synced": ((1, 0), FAILOVERS),
     "stage-synced": ((1, 0), FAILOVERS),
@@ -130,6 +144,14 @@ SEEN = {  # the mutant, and where it shows
     "join-others": ((1, 0), {"evictions": 1}),
     "join-plan": ((1, 0), {"evictions": 1}),
     "join-pending": ((1, 0), {"evictions": 1}),
+    "push-late": ((1, 0), DROPS),
+    "push-late-plan": ((1, 0), DROPS),
+    "push-late-repeat": ((1, 0), DROPS | {"lost": 1}),
+    "push-late-first": ((1, 0), DROPS | {"lost": 1}),
+    "plan-quorum": ((1, 0), {"quorum": 2}),
+    "plan-present": ((1, 0), {"quorum": 2, "kills": 1}),
+    "session-own": ((1, 0), {"quorum": 1, "max_pending": 2}),
+    "session-dropped": ((1, 0), DROPS),
     "join-waits": ((1, 1), {"evictions": 2, "rounds": 4}),
     "leave-incarnation": ((1, 0), {"evictions": 1}),
     "leave-drains": ((1, 0), {}),

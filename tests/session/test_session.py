@@ -370,7 +370,7 @@ def test_who_joins_behind_is_waited_for_with_prefetch_too(store: Store) -> None:
         assert eventually(lambda: prefetch_of(w0)._coming.done())
         w2 = job.join("w2")
         w0.push(_of(SMALL, 1))
-        assert not job.turn().admits(w0.round, 1, 2)
+        assert not job.turn().admits(w0.round, job.config)
         pulled = threading.Event()
 
         def pull() -> None:

@@ -125,6 +125,12 @@ OPTIONS: list[Callable[[Any], torch.optim.Optimizer]] = [
     lambda p: torch.optim.Adagrad(p, lr=0.05, weight_decay=0.01),
     lambda p: torch.optim.Adam(p, lr=0.01, betas=(0.8, 0.99), weight_decay=0.01),
     lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1, eps=1e-6),
+    lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True),
+    lambda p: torch.optim.RMSprop(p, lr=0.001, momentum=0.9, centered=True),
+    lambda p: torch.optim.NAdam(p, lr=0.01, weight_decay=0.01),
+    lambda p: torch.optim.Adamax(p, lr=0.01),
+    lambda p: torch.optim.Adadelta(p),
+    lambda p: torch.optim.AdamW([{"params": each, "weight_decay": 0.1 * each.ndim} for each in p], lr=0.01),
 ]
 
 
@@ -467,12 +473,13 @@ def test_ssp_and_asp_with_prefetch(store: Store, staleness: int) -> None:
 def refusals() -> Iterator[Any]:
     """Model, and what is said of it."""
     mixed = net()
-    mixed[3].half()
+    mixed[3].double()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that lazy modules are new
         lazy = nn.LazyLinear(3)
-    yield pytest.param(nn.Linear(2, 2).bfloat16(), "'weight' is bfloat16: kvps moves float32", id="bfloat16")
-    yield pytest.param(mixed, "'3.weight' is float16: kvps moves float32", id="mixed")
+    yield pytest.param(nn.Linear(2, 2).double(), "'weight' is float64: a job's weights are float32", id="float64")
+    yield pytest.param(nn.Linear(2, 2, dtype=torch.complex64), "'weight' is complex64", id="complex64")
+    yield pytest.param(mixed, "'3.weight' is float64: a job's weights are float32", id="mixed")
     yield pytest.param(lazy, "'weight' has no shape yet", id="lazy")
     yield pytest.param(nn.Linear(2, 2, device="meta"), "'weight' is on the device meta", id="meta")
     yield pytest.param(nn.ReLU(), "no parameter that requires a gradient", id="none")
@@ -559,23 +566,17 @@ def optimizer_refusals() -> Iterator[Any]:
         sgd = o.SGD(m.parameters(), lr=0.1)
         return sgd, s.StepLR(sgd, 3), 0
 
-    def groups(m: nn.Module) -> o.Optimizer:
-        return o.SGD([{"params": m[0].parameters()}, {"params": [*m[1:].parameters()], "lr": 0.01}], lr=0.1)
-
     yield lambda m: "sgd", "one of torch.optim, not str"
-    yield lambda m: o.RMSprop(m.parameters()), "kvps has no RMSprop: it has SGD"
-    yield lambda m: o.SGD(m.parameters(), dampening=0.5), "SGD with dampening=0.5 is not in kvps: leave it at 0"
-    yield lambda m: o.SGD(m.parameters(), maximize=True), "SGD with maximize=True"
+    yield lambda m: o.Rprop(m.parameters()), "kvps has no Rprop: of torch.optim it has SGD, Adagrad, Adadelta"
+    yield lambda m: o.Adam(m.parameters(), eps=0.0), "adam: eps must be above 0"
     yield lambda m: o.SGD(m.parameters(), momentum=1.5), r"momentum must be in \[0, 1\)"
-    yield lambda m: o.Adam(m.parameters(), amsgrad=True), "Adam with amsgrad=True"
-    yield lambda m: o.Adagrad(m.parameters(), lr_decay=0.1), "Adagrad with lr_decay=0.1"
-    yield groups, "group 1 has lr=0.01 and group 0 0.1"
+    yield lambda m: o.Adagrad(m.parameters(), initial_accumulator_value=0.1), "Adagrad with initial_accumulator_value"
     yield lambda m: o.SGD([{"params": m.parameters(), "scale": 3}]), "scale=3, a setting that kvps does not know"
     yield lambda m: o.SGD(m[0].parameters()), r"does not step '1.weight'"
     yield lambda m: o.SGD([*m.parameters(), nn.Parameter(torch.ones(1))]), "no parameters of the model"
     yield stepped, "has stepped already"
     yield scheduled, r"give it too, as optimizer\(model, optimizer, scheduler\)"
-    yield with_plateau, "kvps has no ReduceLROnPlateau: .*kvps.schedules.StepLR"
+    yield with_plateau, "ReduceLROnPlateau depends on a loss"
     yield begun, "the scheduler has stepped already"
     yield anothers, "another optimizer's"
     yield every, "every must be a whole number of rounds from 1, not 0"

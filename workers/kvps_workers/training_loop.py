@@ -14,7 +14,7 @@ from typing import Any
 
 from kvps.config import JobConfig
 from kvps.device.base import CPU, Device
-from kvps.errors import InvalidSetting, InvalidTask, ServerFull, WorkerEvicted
+from kvps.errors import ContributionLate, InvalidSetting, InvalidTask, ServerFull, WorkerEvicted
 from kvps.job import Job
 from kvps.machine.files import private
 from kvps.session.session import Session
@@ -83,8 +83,8 @@ def _work(job: Job, session: Session, task: Task, device: Device, slow: float, a
             began = time.perf_counter()
             loss, grads = gradient(number, params)
             with patience.waiting():
-                _push(session, grads, loss)
-            if acks:
+                counts = _push(session, grads, loss)
+            if counts and acks:
                 with open(acks, "a", opener=private) as file:  # one write a line: a kill cuts the last line at most
                     file.write(f"{session.worker} {session.incarnation} {session.sequence}\n")
             if slow > 1:
@@ -92,12 +92,16 @@ def _work(job: Job, session: Session, task: Task, device: Device, slow: float, a
                 time.sleep((slow - 1) * (time.perf_counter() - began))
 
 
-def _push(session: Session, grads: Mapping[str, Any], loss: float) -> None:
-    """Push, and try again while the server's memory is full: commits of others, or an operator, make room."""
+def _push(session: Session, grads: Mapping[str, Any], loss: float) -> bool:
+    """Push, and try again while the server's memory is full: commits of others, or an operator, make room. Return False
+    if it came late and was dropped: then the same batch is next again."""
     while True:
         try:
             session.push(grads, loss)
-            return
+            return True
+        except ContributionLate as late:
+            log.debug("%s", late)
+            return False
         except ServerFull as full:
             log.warning("%s; tries again", full)
 

@@ -83,7 +83,10 @@ class WaitReporter:
         if turn.joined < config.workers:
             start = "" if config.launched_by else f": kvps worker --job {job.name}"
             reasons.append(f"{turn.joined} of {config.workers} workers have joined{start}")
-        late, number = ([], 0) if config.staleness == ASP else job.behind(me.round - config.staleness)
+        if config.partial_rounds:
+            reasons.append(f"its round waits for a quorum of {config.quorum}")
+        waits_for_all = config.staleness != ASP and not config.partial_rounds
+        late, number = job.behind(me.round - config.staleness) if waits_for_all else ([], 0)
         if number:
             others = f" and {number - len(late)} others" if number > len(late) else ""
             reasons.append(f"{', '.join(late)}{others} {'are' if number > 1 else 'is'} behind")

@@ -12,13 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from kvps.arrays.digest import digest_of, finite, fold, view
+from kvps.arrays.digest import digest_of, fold, view
 from kvps.arrays.formats import Bytes, format_of
 from kvps.arrays.layout import CHUNK_ITEMS, DTYPE, Array, Chunk, Layout
 from kvps.arrays.weight_view import VIEW, advance
 from kvps.config import JobConfig
+from kvps.optimizers import Optimizer
 from kvps.protocol.plan import Plan
+from kvps.reductions import parse
 from kvps_aggregator.step import optimizers, reduce
+from kvps_aggregator.step.stretches import stretches
 
 
 class ShardArrays:
@@ -45,6 +48,8 @@ class ShardArrays:
         }
         self._scratch = threading.local()
         self._config = config
+        self._reduction = parse(config.reduction)
+        self._stretches = stretches(config.optimizer, layout, number)
 
     def _empty(self) -> Array:
         array: Array = self._xp.empty(self.size, DTYPE)
@@ -57,7 +62,7 @@ class ShardArrays:
         """Make a chunk of the plan's version from `gradients`: its part of each counting contribution, in plan order.
 
         Each has shape (chunk's items,), is not written to, and is no longer used when the second one after it is
-        requested. Return False if their sum is not finite.
+        requested. Return False if one of them, or their sum, is not finite.
         """
         part_of = slice(chunk.start - self.low, chunk.stop - self.low)
         if not plan.contributions:  # all were rejected: a version without a step
@@ -67,24 +72,29 @@ class ShardArrays:
             self.advance_view(chunk)
             return True
         total = self._total(chunk.stop - chunk.start)
-        reduce.total(gradients, total, self._xp)
-        is_finite = finite(total)
-        config = self._config
-        lr = config.optimizer.lr_at(plan.progress / config.workers)
-        reduce.finish(total, config.reduction, plan.divisor, self._xp)
-        optimizers.update(
-            config.optimizer,
-            lr,
-            plan.version,
-            self.weights[part_of],
-            total,
-            {slot: array[part_of] for slot, array in self.state.items()},
-            self.next_weights[part_of],
-            {slot: array[part_of] for slot, array in self.next_state.items()},
-            self._xp,
-        )
-        self.advance_view(chunk)
+        weights = [c.weight for c in plan.contributions if c.weight]
+        is_finite = reduce.reduce(self._reduction, gradients, weights, plan.divisor, total, self._xp)
+        self.apply(plan, chunk, total)
         return is_finite
+
+    def apply(self, plan: Plan, chunk: Chunk, gradient: Array) -> None:
+        """Make a chunk of the plan's version from the reduced gradient, (chunk's items,), which is overwritten."""
+        part_of = slice(chunk.start - self.low, chunk.stop - self.low)
+        for settings, start, stop in self._stretches[chunk.number]:
+            self._update(settings, plan, slice(start, stop), gradient[start - part_of.start : stop - part_of.start])
+        self.advance_view(chunk)
+
+    def _update(self, settings: Optimizer, plan: Plan, part_of: slice, gradient: Array) -> None:
+        """Step parameters of the same settings: `part_of` this shard. `gradient` is overwritten."""
+        state, state_out = (
+            {slot: arrays[slot][part_of] for slot in settings.own_slots} for arrays in (self.state, self.next_state)
+        )
+        lr = settings.lr_at(plan.progress / self._config.workers)
+        weights, out = self.weights[part_of], self.next_weights[part_of]
+        optimizers.update(settings, lr, plan.version, weights, gradient, state, out, state_out, self._xp)
+        for slot in self._config.optimizer.slots:
+            if slot not in state:  # only other groups need it
+                self.next_state[slot][part_of].fill(0)
 
     def advance_view(self, chunk: Chunk) -> None:
         """Make a chunk of the next view, if there is one, from the next weights."""

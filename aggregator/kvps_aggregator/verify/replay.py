@@ -24,6 +24,8 @@ from kvps.history.checkpoint import Checkpoint
 from kvps.history.commit_log import Log
 from kvps.protocol.job_state import Commit, State
 from kvps.protocol.plan import Contribution, Plan
+from kvps.reductions import parse
+from kvps_aggregator.step.reduce import reduce
 from kvps_aggregator.step.shard_arrays import ShardArrays
 from kvps_aggregator.verify.chain import Chain, Unproved, at, digest_of
 from kvps_aggregator.verify.contribution import Coding
@@ -178,6 +180,7 @@ class Replay:
         self._inherited = inherited
         self._remainders: dict[str, Residual] = {}
         self._seqs: dict[str, tuple[str, int]] = {}
+        self._is_late_start = start is not None
         with at("version 0"):
             weights = start.weights if start else source.initial()
         self._cut(layout, weights, start.slots if start else {})
@@ -204,10 +207,13 @@ class Replay:
             slots = {slot: np.concatenate([part.state[slot] for part in self._parts]) for slot in self._parts[0].slots}
             self._cut(Layout(self._layout.parameters, len(commit.shards)), self.weights(), slots)
         with at(f"commit {commit.version}"):
-            total = self._total(commit.plan)
+            gradient = self._gradient(commit.plan)
             for shard, part in enumerate(self._parts):
                 for chunk in part.chunks:
-                    part.step(commit.plan, chunk, [] if total is None else [total[chunk.start : chunk.stop]])
+                    if commit.plan.contributions:
+                        part.apply(commit.plan, chunk, gradient[chunk.start : chunk.stop])
+                    else:
+                        part.step(commit.plan, chunk, ())
                 if part.digest(part.next_weights) != digest_of(commit.shards[shard]):
                     raise Unproved(f"its contributions make other weights of shard {shard} than those logged")
         for part in self._parts:
@@ -215,28 +221,39 @@ class Replay:
         self.version = commit.version
         self._keep()
 
-    def _total(self, plan: Plan) -> Array | None:
-        """Return the sum of a plan's contributions, added one by one as its aggregators did; None if none counts."""
-        total: Array | None = None
+    def _gradient(self, plan: Plan) -> Array:
+        """Return the gradient that a plan's contributions make, (size,) float32, reduced as its aggregators did."""
+        gradient: Array = np.empty(self._layout.size, DTYPE)
+        weights = [c.weight for c in plan.contributions if c.weight]
+        reduce(parse(self._config.reduction), self._counting(plan), weights, plan.divisor, gradient)
+        return gradient
+
+    def _counting(self, plan: Plan) -> Iterator[Array]:
+        """Yield the values of a plan's contributions that count, in its order."""
+        for contribution in plan.rejected if self._format.lossy else ():
+            self._seqs[contribution.worker] = contribution.incarnation, contribution.seq
+            self._remainders.pop(contribution.worker, None)  # the log does not tell what it left out
         for contribution in plan.contributions:
             if self._format.lossy:
                 self._follow(contribution)
             if contribution.weight:
-                values = self._values(contribution)
-                # A copy, because the source may return the same memory again.
-                total = values.copy() if total is None else np.add(total, values, out=total)
-        return total
+                yield self._values(contribution).copy()  # the source may return the same memory again
 
     def _follow(self, c: Contribution) -> None:
         """Keep the worker's residual only if it is known to be the one before this contribution.
 
-        A contribution that counts as zeros keeps it. An incarnation inherits a stored residual, or begins with zeros.
+        A contribution that counts as zeros keeps it, and so does a dropped one, which is in no log. An incarnation
+        inherits a stored residual, or begins with zeros.
         """
         before, self._seqs[c.worker] = self._seqs.get(c.worker), (c.incarnation, c.seq)
-        behind = f"{c.incarnation}:{c.seq - 1}:" if c.seq > 1 else self._inherited.get((c.worker, c.incarnation))
+        drops = self._config.late == "drop"
+        first = c.seq == 1 or (drops and not self._is_late_start and (before is None or before[0] != c.incarnation))
+        behind: str | None = f"{c.incarnation}:{c.seq - 1}:"
+        if first:
+            behind = self._inherited.get((c.worker, c.incarnation))
         if behind == "":
             self._remainders[c.worker] = Residual(self._format, np.zeros(self._layout.size, DTYPE))
-        elif behind is None or before is None or not behind.startswith(f"{before[0]}:{before[1]}:"):
+        elif behind is None or before is None or not _comes_next(before, behind, drops):
             self._remainders.pop(c.worker, None)
 
     def _values(self, c: Contribution) -> Array:
@@ -276,3 +293,12 @@ class Replay:
         if format_.lossy:
             format_.decode(encoded(format_, weights), weights)
         return weights
+
+
+def _comes_next(before: tuple[str, int], behind: str, drops: bool) -> bool:
+    """Return whether a residual named `behind` is that after the contribution `before`: its incarnation and number.
+
+    If the job `drops` late contributions, such may have come in between, and left the residual as it was.
+    """
+    incarnation, seq, *_ = behind.split(":")
+    return incarnation == before[0] and (int(seq) == before[1] or (drops and int(seq) > before[1]))

@@ -13,7 +13,8 @@ if bad then return bad end
 local at = redis.call('HMGET', KEYS[1], 'id', 'version', 'furthest', 'free_rank', 'run_id')
 local refused = another_job(at[1]) or restarted(at[5])
 if refused then return refused end
-local config = redis.call('HMGET', KEYS[2], 'worker_timeout_ms', 'workers', 'staleness', 'task', 'units')
+local config = redis.call('HMGET', KEYS[2], 'worker_timeout_ms', 'workers', 'staleness', 'task', 'units',
+  'quorum')
 local worker, now, wanted = ARGV[2], now_ms(), whole(config[2])
 local entry = worker_entry(KEYS[3], worker)
 local clock = tonumber(redis.call('HGET', KEYS[4], worker) or '0')
@@ -37,9 +38,9 @@ if not entry and config[4] ~= '' and config[5] == '0' and joined >= wanted then
 end
 
 -- In BSP, the rounds that the others have finished, including the open plan's, are closed, and this worker skips them.
--- SSP closes no round, but a worker may not come back further behind than the bound allows. ASP never waits.
+-- SSP closes no round, but a worker may not come back further behind than the bound allows. Others never wait for it.
 local staleness, due = tonumber(config[3]), 0
-if staleness == 0 then
+if staleness == 0 and config[6] == '0' then
   due = whole(at[2]) + redis.call('EXISTS', KEYS[7])
 elseif staleness > 0 then
   local two = redis.call('ZRANGE', KEYS[11], 0, 1, 'WITHSCORES')

@@ -4,7 +4,8 @@
 --     [7] rounds zset, [8] pushed zset, [9] draining zset, [10] finished set
 -- ARGV[1] job id   [2] the id of the plan that the caller knows, or ''   [3] the history of that plan
 -- Returns {OPEN, version, pin, members, plan JSON} | {SAME, version, pin, members}: the caller's plan is open
---     | {IDLE, version, pin, members} | {EARLY, version, pin, members}: fewer than `workers` have ever joined, or fewer
+--     | {IDLE, version, pin, members} | {GRACE, version, pin, members, ms}: the quorum is there, and the others have so
+--     much time left | {EARLY, version, pin, members}: fewer than `workers` have ever joined, or fewer
 --     than `min_workers` are left; members is the number of workers that are not gone | {NOJOB} | {ANOTHER}
 --     | {RESTARTED} | {WRONGTYPE, key, is, want}
 local bad = wrong_type({ 'hash', 'hash', 'hash', 'stream', 'hash', 'string', 'zset', 'zset', 'zset', 'set' })
@@ -17,20 +18,35 @@ local function answer(code) return { code, version, pin, present } end
 local open = redis.call('HMGET', KEYS[5], 'id', 'history', 'text')
 if open[1] and open[1] == ARGV[2] and open[2] == ARGV[3] then return answer('SAME') end
 if open[1] then return { 'OPEN', version, pin, present, open[3] } end
-local config = redis.call('HMGET', KEYS[2], 'staleness', 'workers', 'min_workers')
+local config = redis.call('HMGET', KEYS[2], 'staleness', 'workers', 'min_workers', 'quorum', 'grace_ms')
 if redis.call('HLEN', KEYS[3]) < whole(config[2]) then return answer('EARLY') end
--- In BSP the round is due when every worker in the vector clock has pushed it.
-local bsp = config[1] == '0'
+-- In BSP without a quorum the round is due when every worker in the vector clock has pushed it.
+local quorum = whole(config[4])
+local bsp = config[1] == '0' and quorum == 0
 local slowest = redis.call('ZRANGE', KEYS[8], 0, 0, 'WITHSCORES')[2]
 if bsp and slowest and tonumber(slowest) <= version then return answer('IDLE') end
 -- Workers that have done all their rounds still count in the divisor, or a run's last contributions would weigh more.
 local divisor = redis.call('ZCARD', KEYS[8]) + redis.call('SCARD', KEYS[10])
 if divisor < tonumber(config[3] or '0') then return answer(redis.call('XLEN', KEYS[4]) > 0 and 'EARLY' or 'IDLE') end
 
+-- A quorum waits for no worker that is gone, and gives the others their time from when it is there. The ids of the inbox
+-- are times; if the server's clock was set back since, the time is over.
+if quorum > 0 then
+  local waiting, active, grace = redis.call('XLEN', KEYS[4]), redis.call('ZCARD', KEYS[8]), whole(config[5])
+  local wanted = math.max(1, math.min(quorum, active))
+  if waiting < wanted then return answer('IDLE') end
+  if grace > 0 and waiting - redis.call('ZCARD', KEYS[9]) < active then
+    local last = redis.call('XRANGE', KEYS[4], '-', '+', 'COUNT', wanted)[wanted][1]
+    local since = now_ms() - tonumber(last:match('^%d+'))
+    if since >= 0 and since < grace then return { 'GRACE', version, pin, present, grace - since } end
+  end
+end
+
 -- BSP takes the one round that is due. SSP and ASP take what waits, oldest first, up to a limit that keeps the commit
--- from blocking the server for long.
+-- from blocking the server for long. With a quorum a version takes all that waits: if late ones are dropped, nothing
+-- may be left for the next version.
 local texts, order, through = {}, {}, nil
-for i, item in ipairs(redis.call('XRANGE', KEYS[4], '-', '+', 'COUNT', bsp and 1048575 or 512)) do
+for i, item in ipairs(redis.call('XRANGE', KEYS[4], '-', '+', 'COUNT', (bsp or quorum > 0) and 1048575 or 512)) do
   local rank, round, text = item[2][2], item[2][4], item[2][6]
   if bsp and tonumber(round) ~= version + 1 then break end
   texts[i], order[i], through = text, tonumber(rank) * 1048576 + i, item[1]
@@ -45,6 +61,7 @@ for i, key in ipairs(order) do
     and redis.call('SISMEMBER', KEYS[10], worker) == 0 then divisor = divisor + 1 end
   if worker then seen[worker] = true end
 end
+if quorum > 0 then divisor = #chosen end
 redis.call('DEL', KEYS[5]) -- allowed when memory is full, and lets the script write: only commits free memory
 local id = redis.call('HINCRBY', KEYS[1], 'plan_id', 1)
 local text = plan_encode({ id = id, version = version + 1, head = at[3], history = at[4], divisor = divisor,

@@ -1,24 +1,28 @@
--- push: accept a contribution whose bytes the server has confirmed; a repeat gets the first answer.
+-- push: accept a contribution whose bytes the server has confirmed; a repeat gets the first answer. A late one may be
+-- dropped: its sequence number is used up all the same, so that nothing else is ever stored under its names.
 -- KEYS[1] version hash, [2] config hash, [3] workers hash, [4] clock hash, [5] skip hash, [6] heartbeat zset,
---     [7] inbox stream, [8] trace stream, [9] units hash, [10] pushed zset
--- ARGV[1] job id   [2] worker   [3] incarnation   [4] seq   [5] base version   [6] weight (1, or 0: counts as zeros)
+--     [7] inbox stream, [8] trace stream, [9] units hash, [10] pushed zset, [11] plan hash
+-- ARGV[1] job id   [2] worker   [3] incarnation   [4] seq   [5] base version   [6] weight (0: counts as zeros)
 --     [7] digests, one a shard, or '-'   [8] history   [9] the unit it used, or ''
 --     [10] 'ask': change nothing, and only say whether it was accepted before
 --     [11...] field, value, ... of the trace of the worker's iteration before this one
--- Returns {ACK, clock, round} | {NEW} (to 'ask') | {FULL, pending} | {EVICTED, state} | {SEQUENCE, accepted}
+-- Returns {ACK, clock, round} | {LATE, version}: dropped | {NEW} (to 'ask') | {FULL, pending} | {EVICTED, state} | {SEQUENCE, accepted}
 --     | {BASE, version} | {HISTORY, history} | {RESTARTED} | {UNIT, unit that the worker has}
 --     | {BAD}: a malformed digest or weight | {NOJOB} | {ANOTHER} | {WRONGTYPE, key, is, want}
-local bad = wrong_type({ 'hash', 'hash', 'hash', 'hash', 'hash', 'zset', 'stream', 'stream', 'hash', 'zset' })
+local bad = wrong_type({ 'hash', 'hash', 'hash', 'hash', 'hash', 'zset', 'stream', 'stream', 'hash', 'zset',
+  'hash' })
 if bad then return bad end
 local at = redis.call('HMGET', KEYS[1], 'id', 'version', 'history', 'run_id')
 local another = another_job(at[1])
 if another then return another end
-local config = redis.call('HMGET', KEYS[2], 'max_pending', 'units')
+local config = redis.call('HMGET', KEYS[2], 'max_pending', 'units', 'late', 'reduction')
 local worker, seq, base = ARGV[2], whole(ARGV[4]), whole(ARGV[5])
 local entry = worker_entry(KEYS[3], worker)
 if not entry or entry.incarnation ~= ARGV[3] then return { 'EVICTED', entry and 'replaced' or 'unknown' } end
 -- Checked before the state: an accepted contribution stays acknowledged, also to a worker that was evicted since.
-if seq and seq == entry.accepted and seq > 0 then return { 'ACK', entry.acked, entry.round } end
+if seq and seq == entry.accepted and seq > 0 then
+  return seq == entry.late and { 'LATE', at[2] } or { 'ACK', entry.acked, entry.round }
+end
 if entry.state ~= 'active' then return { 'EVICTED', entry.state } end
 local lost = restarted(at[4])
 if lost then return lost end
@@ -26,8 +30,16 @@ if ARGV[10] == 'ask' then return { 'NEW' } end
 if seq ~= entry.accepted + 1 then return { 'SEQUENCE', entry.accepted } end
 if at[3] ~= ARGV[8] then return { 'HISTORY', at[3] } end
 if not base or base > whole(at[2]) then return { 'BASE', at[2] } end
-if not ARGV[7]:find('^[%x,-]+$') or not ARGV[6]:find('^[01]$') then return { 'BAD' } end
+local weight = whole(ARGV[6])
+if not ARGV[7]:find('^[%x,-]+$') or not weight or (weight > 1 and config[4] ~= 'weighted') then return { 'BAD' } end
 if ARGV[9] ~= (entry.unit or '') or (config[2] ~= '0' and not entry.unit) then return { 'UNIT', entry.unit or '' } end
+-- An open plan has closed the round, too: what it does not have would wait for the next one.
+if config[3] == 'drop' and (base < whole(at[2]) or redis.call('EXISTS', KEYS[11]) == 1) then
+  entry.accepted, entry.late, entry.dropped = seq, seq, (entry.dropped or 0) + 1
+  redis.call('HSET', KEYS[3], worker, cjson.encode(entry))
+  redis.call('ZADD', KEYS[6], now_ms(), worker)
+  return { 'LATE', at[2] }
+end
 local clock = tonumber(redis.call('HGET', KEYS[4], worker) or '0')
 local pending = entry.round - clock - tonumber(redis.call('HGET', KEYS[5], worker) or '0')
 if pending >= whole(config[1]) then return { 'FULL', pending } end

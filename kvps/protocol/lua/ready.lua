@@ -72,9 +72,9 @@ local head = redis.sha1hex(ARGV[6] .. '\n' .. text .. '\n' .. said)
 redis.call('HSET', KEYS[1], 'version', ARGV[5], 'head', head, 'furthest', count(furthest))
 redis.call('HINCRBY', KEYS[1], 'contributions', #decided.contributions)
 local id = redis.call('XADD', KEYS[8], '*', 'kind', 'commit', 'version', ARGV[5], 'head', head, 'plan', text, 'shards', said)
--- In ASP, and if max_pending is not above the bound, a worker may wait for room in the inbox and not for the others.
-local config, after = redis.call('HMGET', KEYS[2], 'staleness', 'max_pending'), lowest_round(KEYS[12])
-if after ~= lowest or freed or tonumber(config[1]) < 0 or tonumber(config[2]) <= tonumber(config[1]) then
+-- A worker may also wait for its own commit: with a quorum, in ASP, and if max_pending is not above the bound.
+local config, after = redis.call('HMGET', KEYS[2], 'staleness', 'max_pending', 'quorum'), lowest_round(KEYS[12])
+if after ~= lowest or freed or config[3] ~= '0' or tonumber(config[1]) < 0 or tonumber(config[2]) <= tonumber(config[1]) then
   wake(KEYS[14], after)
 end
 return { 'FLIPPED', version, redis.call('GET', KEYS[9]) or '', id }

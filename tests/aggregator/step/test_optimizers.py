@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
+from helpers.harness import OPTIMIZERS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kvps_aggregator.step import optimizers
@@ -20,26 +22,56 @@ from kvps.config import JobConfig
 STEPS = 25
 
 
-def _reference(o: optim.Optimizer, lr: float, t: int, p: float, g: float, s: dict[str, float]) -> float:
-    """The textbook's formula for one number, in float64."""
-    wd = getattr(o, "weight_decay", 0.0)
-    if isinstance(o, kvps.AdamW):
-        p *= 1 - lr * wd
+def _reference(o: Any, lr: float, t: int, p: float, g: float, s: dict[str, float]) -> float:
+    """The textbook's formula for one number, in float64; `o` is the optimizer, `s` its state."""
+    g = -g if o.maximize else g
+    if isinstance(o, kvps.AdamW | kvps.Lion) or getattr(o, "decoupled_weight_decay", False):
+        p *= 1 - lr * o.weight_decay
     else:
-        g += wd * p
-    if isinstance(o, kvps.SGD):
-        if o.momentum:
-            s["momentum"] = o.momentum * s["momentum"] + g
-            g = g + o.momentum * s["momentum"] if o.nesterov else s["momentum"]
-        return p - lr * g
-    if isinstance(o, kvps.Adagrad):
-        s["sum"] += g * g
-        return p - lr * g / (math.sqrt(s["sum"]) + o.eps)
-    assert isinstance(o, kvps.Adam)
-    s["m"] = o.beta1 * s["m"] + (1 - o.beta1) * g
+        g += o.weight_decay * p
+    return p - lr * _change(o, t, g, s)
+
+
+def _change(o: Any, t: int, g: float, s: dict[str, float]) -> float:
+    """By how much to step, up to the learning rate."""
+    match o:
+        case kvps.SGD():
+            if o.momentum:
+                s["momentum"] = o.momentum * s["momentum"] + (1 - (o.dampening if t > 1 else 0)) * g
+                g = g + o.momentum * s["momentum"] if o.nesterov else s["momentum"]
+            return g
+        case kvps.Adagrad():
+            s["sum"] += g * g
+            return g / (math.sqrt(s["sum"]) + o.eps) / (1 + (t - 1) * o.lr_decay)
+        case kvps.Adadelta():
+            s["square"] = o.rho * s["square"] + (1 - o.rho) * g * g
+            change = math.sqrt((s["delta"] + o.eps) / (s["square"] + o.eps)) * g
+            s["delta"] = o.rho * s["delta"] + (1 - o.rho) * change**2
+            return change
+        case kvps.RMSprop():
+            s["square"] = o.alpha * s["square"] + (1 - o.alpha) * g * g
+            if o.centered:
+                s["mean"] = o.alpha * s["mean"] + (1 - o.alpha) * g
+            change = g / (math.sqrt(s["square"] - s.get("mean", 0.0) ** 2) + o.eps)
+            if o.momentum:
+                change = s["momentum"] = o.momentum * s["momentum"] + change
+            return change
+    sign_of = o.beta1 * s["m"] + (1 - o.beta1) * g
+    s["m"] = (o.beta2 if isinstance(o, kvps.Lion) else o.beta1) * s["m"]
+    s["m"] += (1 - (o.beta2 if isinstance(o, kvps.Lion) else o.beta1)) * g
+    if isinstance(o, kvps.Lion):
+        return math.copysign(1, sign_of) if sign_of else 0.0
+    if isinstance(o, kvps.Adamax):
+        s["u"] = max(o.beta2 * s["u"], abs(g) + o.eps)
+        return s["m"] / (1 - o.beta1**t) / s["u"]
     s["v"] = o.beta2 * s["v"] + (1 - o.beta2) * g * g
-    m, v = s["m"] / (1 - o.beta1**t), s["v"] / (1 - o.beta2**t)
-    return p - lr * m / (math.sqrt(v) + o.eps)
+    v = s["vmax"] = max(s.get("vmax", 0.0), s["v"])
+    v = (v if getattr(o, "amsgrad", False) else s["v"]) / (1 - o.beta2**t)
+    if isinstance(o, kvps.NAdam):
+        mu = [o.beta1 * (1 - 0.96 ** (i * o.momentum_decay) / 2) for i in range(1, t + 2)]
+        ahead = mu[t] * s["m"] / (1 - math.prod(mu)) + (1 - mu[t - 1]) * g / (1 - math.prod(mu[:t]))
+        return ahead / (math.sqrt(v) + o.eps)
+    return s["m"] / (1 - o.beta1**t) / (math.sqrt(v) + o.eps)
 
 
 @pytest.mark.parametrize(
@@ -54,6 +86,7 @@ def _reference(o: optim.Optimizer, lr: float, t: int, p: float, g: float, s: dic
         kvps.Adam(0.01),
         kvps.Adam(0.01, weight_decay=0.01, beta1=0.8),
         kvps.AdamW(0.01, weight_decay=0.1),
+        *OPTIMIZERS,
     ],
     ids=str,
 )
@@ -76,7 +109,30 @@ def test_each_optimizer_is_its_formula(optimizer: optim.Optimizer) -> None:
     np.testing.assert_allclose(weights, want, rtol=2e-5, atol=2e-6)
 
 
-@pytest.mark.parametrize("optimizer", [kvps.SGD(0.1, 0.9, True, 0.1), kvps.Adagrad(), kvps.Adam(), kvps.AdamW()])
+def test_a_constant_gradient_has_no_variance_and_makes_no_nan() -> None:
+    """The mean of its squares is the square of its mean, but for rounding, which may go either way."""
+    rmsprop = kvps.RMSprop(0.01, alpha=0.5, centered=True)
+    gradient = np.random.default_rng(0).normal(size=1000).astype(np.float32)
+    weights, state = np.zeros(1000, np.float32), {slot: np.zeros(1000, np.float32) for slot in rmsprop.slots}
+    for step in range(1, 60):
+        out, state_out = np.empty_like(weights), {slot: np.empty_like(array) for slot, array in state.items()}
+        optimizers.update(rmsprop, 0.01, step, weights, gradient.copy(), state, out, state_out)
+        weights, state = out, state_out
+    assert (state["square"] < state["mean"] * state["mean"]).any()
+    assert np.isfinite(weights).all()
+
+
+def test_a_zero_gradient_leaves_lion_where_it_is() -> None:
+    """Its sign is 0. The smallest number has a sign, on every device."""
+    smallest = np.finfo(np.float32).smallest_subnormal
+    gradient = np.array([0.0, -0.0, smallest, -smallest, 1e38, -1e-38], np.float32)
+    out, state = np.empty(6, np.float32), {"m": np.zeros(6, np.float32)}
+    lion = kvps.Lion(1.0, beta1=0.0)
+    optimizers.update(lion, 1.0, 1, np.zeros(6, np.float32), gradient, state, out, {"m": np.empty(6, np.float32)})
+    np.testing.assert_array_equal(out, [0, 0, -1, 1, -1, 1])
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
 def test_cutting_a_shard_changes_no_bit(optimizer: optim.Optimizer) -> None:
     rng = np.random.default_rng(1)
     weights, gradient = rng.normal(size=(2, 1001)).astype(np.float32)

@@ -21,7 +21,13 @@ from kvps.cli.verify import proof_of
 from kvps.job import Job
 from kvps.protocol.job_state import chained, first_head
 from kvps.protocol.plan import Contribution
+from kvps.schedules import InverseSquareRootLR, LinearLR, SequentialLR, TableLR
 from kvps.store import Store
+
+GROUPED = kvps.AdamW(
+    lr=SequentialLR([LinearLR(0.0, 0.02, over=3), InverseSquareRootLR(0.02, over=3)], milestones=[3]),
+    groups=(kvps.ParameterGroup("b*", weight_decay=0.0, lr=TableLR([0.01, 0.02, 0.003], every=4)),),
+)
 
 # -- what is proved ------------------------------------------------------------------------------------------------
 
@@ -35,6 +41,11 @@ from kvps.store import Store
         (1, 2, {"optimizer": kvps.SGD(0.05, momentum=0.5, weight_decay=0.01), "reduction": "sum"}),
         (-1, 1, {"optimizer": kvps.SGD(0.1), "reduction": "sum"}),
         (-1, 2, {"optimizer": kvps.AdamW(kvps.schedules.LinearLR(0.0, 0.01, over=8))}),
+        (0, 2, {"optimizer": kvps.RMSprop(0.001, momentum=0.5, centered=True)}),
+        (1, 2, {"optimizer": kvps.NAdam(0.01)}),
+        (-1, 1, {"optimizer": kvps.Lion(0.001, weight_decay=0.1)}),
+        (0, 2, {"optimizer": GROUPED}),
+        (1, 1, {"optimizer": GROUPED}),
     ],
 )
 def test_every_mode_can_be_recomputed(

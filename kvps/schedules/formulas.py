@@ -1,61 +1,12 @@
-"""Learning-rate schedules, named as PyTorch names them.
-
-They run over *progress*: committed contributions per worker (the sum of the vector clock / workers), so that a schedule
-means the same in BSP, SSP and ASP.
-"""
+"""Schedules that are a formula of progress."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
-import sys
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from kvps.errors import InvalidSetting
-
-
-def require(ok: bool, message: str) -> None:
-    if not ok:
-        raise InvalidSetting(message)
-
-
-def _is_number(value: object) -> bool:
-    # Not math.isfinite: it raises OverflowError for an int that is too large for a float.
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
-
-
-class Setting:
-    """The base of optimizers and schedules: a `kind`, a check of every number, and conversion to JSON."""
-
-    kind: ClassVar[str]
-
-    def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):  # type: ignore[arg-type]
-            value = getattr(self, field.name)
-            if field.type == "bool":
-                require(isinstance(value, bool), f"{self.kind}: {field.name} must be true or false, not {value!r}")
-            elif not isinstance(value, Schedule):
-                require(_is_number(value), f"{self.kind}: {field.name} must be a finite number, not {value!r}")
-
-    def to_json(self) -> dict[str, Any]:
-        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
-        return {"kind": self.kind} | {k: v.to_json() if isinstance(v, Setting) else v for k, v in values.items()}
-
-    def __str__(self) -> str:
-        fields = dataclasses.fields(self)  # type: ignore[arg-type]
-        said = [
-            f"{f.name}={getattr(self, f.name)}" for f in fields if f.name == "lr" or getattr(self, f.name) != f.default
-        ]
-        return f"{self.kind}({', '.join(said)})"
-
-
-class Schedule(Setting):
-    """A learning rate that changes with progress."""
-
-    def at(self, progress: float) -> float:
-        """Return the learning rate after `progress` committed contributions per worker."""
-        raise NotImplementedError
+from kvps.schedules.base import Schedule, require
 
 
 @dataclass(frozen=True)
@@ -137,6 +88,65 @@ class CosineAnnealingLR(Schedule):
         return self.final + (self.initial - self.final) * (1 + math.cos(math.pi * done)) / 2
 
 
+@dataclass(frozen=True)
+class PolynomialLR(Schedule):
+    """``final + (initial - final) * (1 - progress / over) ** power``, then `final`.
+
+    `power` is 1 for a straight line. With ``final=0`` it is PyTorch's PolynomialLR.
+    """
+
+    initial: float
+    over: float
+    power: float = 1.0
+    final: float = 0.0
+    kind: ClassVar[str] = "polynomial"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.over > 0, "polynomial: over must be above 0 contributions per worker")
+        require(self.power > 0, "polynomial: power must be above 0")
+
+    def at(self, progress: float) -> float:
+        left = 1.0 - min(progress / self.over, 1.0)
+        return self.final + (self.initial - self.final) * math.pow(left, self.power)
+
+
+@dataclass(frozen=True)
+class InverseSquareRootLR(Schedule):
+    """``initial / sqrt(1 + progress / over)``.
+
+    Behind a warm-up of `over` contributions this is the schedule of Vaswani et al., "Attention Is All You Need", 2017:
+    ``SequentialLR([LinearLR(0, lr, over), InverseSquareRootLR(lr, over)], milestones=[over])``.
+    """
+
+    initial: float
+    over: float
+    kind: ClassVar[str] = "inverse_square_root"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.over > 0, "inverse_square_root: over must be above 0 contributions per worker")
+
+    def at(self, progress: float) -> float:
+        return self.initial / math.sqrt(1 + progress / self.over)
+
+
+@dataclass(frozen=True)
+class InverseTimeLR(Schedule):
+    """``initial / (1 + progress / over)``: Robbins and Monro, "A Stochastic Approximation Method", 1951."""
+
+    initial: float
+    over: float
+    kind: ClassVar[str] = "inverse_time"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.over > 0, "inverse_time: over must be above 0 contributions per worker")
+
+    def at(self, progress: float) -> float:
+        return self.initial / (1 + progress / self.over)
+
+
 def _grown(initial: float, factor: float, steps: float) -> float:
     """Return ``initial * factor ** steps``; what is too large for a float is infinite."""
     try:
@@ -144,6 +154,3 @@ def _grown(initial: float, factor: float, steps: float) -> float:
     except OverflowError:
         grown = math.inf
     return float(initial) * grown if initial else 0.0
-
-
-SCHEDULES: dict[str, type[Schedule]] = {c.kind: c for c in (StepLR, ExponentialLR, LinearLR, CosineAnnealingLR)}

@@ -1,0 +1,137 @@
+"""What all optimizers have: a learning rate, and groups of parameters with settings of their own."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from kvps.errors import InvalidSetting
+from kvps.parsing import MOST_TEXT
+from kvps.schedules import Schedule
+from kvps.schedules.base import Setting, require, shown
+
+MOST_GROUPS = 1_024
+MOST_NAMES = 1 << 16
+"""The most names and patterns of a group."""
+
+
+@dataclass(frozen=True, init=False)
+class ParameterGroup:
+    """Parameters with settings of their own: ``ParameterGroup(["*.bias", "norm.*"], weight_decay=0.0)``.
+
+    `names` are names of parameters, or patterns of them with ``*``, ``?`` and ``[...]`` as in a shell. What is the name
+    of a parameter stands for this one alone. A setting that a group does not have is the optimizer's.
+    """
+
+    names: tuple[str, ...]
+    settings: tuple[tuple[str, float | Schedule], ...]
+
+    def __init__(self, names: str | Iterable[str], /, **settings: float | Schedule) -> None:
+        """Raises InvalidSetting for names that are none."""
+        require(isinstance(names, Iterable), f"a parameter group has names of parameters, not {shown(names)}")
+        found = (names,) if isinstance(names, str) else tuple(names)
+        require(0 < len(found) <= MOST_NAMES, f"a parameter group has 1 to {MOST_NAMES} names, not {len(found)}")
+        for name in found:
+            fits = isinstance(name, str) and 0 < len(name) <= MOST_TEXT and name.isprintable()
+            require(fits, f"a name in a parameter group must be printable text of 1 to {MOST_TEXT} characters")
+        object.__setattr__(self, "names", found)
+        object.__setattr__(self, "settings", tuple(settings.items()))
+
+    def matching(self, parameters: Collection[str]) -> Iterable[str]:
+        """Yield those of the parameters' names that are in this group."""
+        for name in self.names:
+            yield from _matching(name, parameters)
+
+    def to_json(self) -> dict[str, Any]:
+        own = {name: value.to_json() if isinstance(value, Schedule) else value for name, value in self.settings}
+        return {"names": list(self.names)} | own
+
+
+def _matching(name: str, parameters: Collection[str]) -> list[str]:
+    return [name] if name in parameters else fnmatch.filter(parameters, name)
+
+
+@dataclass(frozen=True)
+class Optimizer(Setting):
+    """The rule by which the aggregator steps on a reduced gradient.
+
+    lr        a number or a `Schedule`
+    maximize  step up the gradient instead of down
+    groups    parameters with other settings; of several groups that match a parameter, the first one has it
+    """
+
+    lr: float | Schedule
+    maximize: bool = field(default=False, kw_only=True)
+    groups: tuple[ParameterGroup, ...] = field(default=(), kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.lr, Schedule):
+            require(self.lr >= 0, f"{self.kind}: lr must not be negative, it is {self.lr}")
+        if hasattr(self, "weight_decay"):
+            require(self.weight_decay >= 0, f"{self.kind}: weight_decay must not be negative")
+        are_groups = isinstance(self.groups, tuple | list) and all(isinstance(g, ParameterGroup) for g in self.groups)
+        require(are_groups, f"{self.kind}: groups must be a tuple of kvps.ParameterGroup(...)")
+        object.__setattr__(self, "groups", tuple(self.groups))
+        require(len(self.groups) <= MOST_GROUPS, f"{self.kind}: there may be at most {MOST_GROUPS} groups")
+        _ = self._of_groups
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """The names of the state arrays that any parameter needs. Each is as large as the weights and begins as
+        zeros."""
+        return tuple(dict.fromkeys(slot for each in (self, *self._of_groups) for slot in each.own_slots))
+
+    @property
+    def own_slots(self) -> tuple[str, ...]:
+        """The names of the state arrays that parameters in no group need."""
+        raise NotImplementedError
+
+    def lr_at(self, progress: float) -> float:
+        """Return the learning rate after `progress` committed contributions per worker."""
+        return self.lr.at(progress) if isinstance(self.lr, Schedule) else float(self.lr)
+
+    def of_each(self, parameters: Sequence[str]) -> list[Optimizer]:
+        """Return the settings of each of the parameters: those of its group, or this optimizer's."""
+        names = dict.fromkeys(parameters)
+        found: dict[str, Optimizer] = {}
+        for group, settings in zip(reversed(self.groups), reversed(self._of_groups), strict=True):
+            found |= dict.fromkeys(group.matching(names), settings)
+        return [found.get(name, self) for name in parameters]
+
+    def check_groups(self, parameters: Collection[str]) -> None:
+        """Raise InvalidSetting for a name or a pattern in a group that matches no parameter."""
+        for group in self.groups:
+            for name in group.names:
+                if not _matching(name, parameters):
+                    raise InvalidSetting(
+                        f"no parameter is called {shown(name)}, which a parameter group names: the job has "
+                        f"{', '.join(list(parameters)[:5])}{', ...' if len(parameters) > 5 else ''}"
+                    )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what is stored; without groups it has no field for them."""
+        own = super().to_json()
+        own.pop("groups")
+        return own | ({"groups": [group.to_json() for group in self.groups]} if self.groups else {})
+
+    def in_words(self) -> list[str]:
+        """Return the settings for a message. Groups are only counted, because it is one short line."""
+        own = [word for word in super().in_words() if not word.startswith("groups=")]
+        return own + ([f"groups={len(self.groups)}"] if self.groups else [])
+
+    @cached_property
+    def _of_groups(self) -> tuple[Optimizer, ...]:
+        """The settings of each group. Raises InvalidSetting for those that this rule does not have."""
+        own = [f.name for f in dataclasses.fields(self) if f.name != "groups"]
+        found = []
+        for group in self.groups:
+            for name, _ in group.settings:
+                require(name in own, f"{self.kind} has no setting {shown(name)} for a group: it has {', '.join(own)}")
+            changes: dict[str, Any] = dict(group.settings)
+            found.append(dataclasses.replace(self, groups=(), **changes))
+        return tuple(found)

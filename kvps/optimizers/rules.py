@@ -1,0 +1,202 @@
+"""The rules by which weights step: PyTorch's names, defaults and formulas."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from kvps.optimizers.base import Optimizer
+from kvps.schedules import Schedule
+from kvps.schedules.base import require
+
+
+class _TwoMoments(Optimizer):
+    """What the rules with two moments check."""
+
+    beta1: float
+    beta2: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("beta1", "beta2"):
+            require(0 <= getattr(self, name) < 1, f"{self.kind}: {name} must be in [0, 1)")
+        require(getattr(self, "eps", 1) > 0, f"{self.kind}: eps must be above 0")
+
+    @property
+    def own_slots(self) -> tuple[str, ...]:
+        return ("m", "v")
+
+
+@dataclass(frozen=True)
+class SGD(Optimizer):
+    """Stochastic gradient descent, with momentum, Nesterov's momentum and L2 weight decay as in PyTorch.
+
+    `dampening` weakens what each gradient adds to the momentum, but for that of version 1.
+    """
+
+    lr: float | Schedule = 0.1
+    momentum: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+    dampening: float = 0.0
+    kind: ClassVar[str] = "sgd"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(0 <= self.momentum < 1, f"sgd: momentum must be in [0, 1), it is {self.momentum}")
+        require(self.momentum > 0 or not self.nesterov, "sgd: nesterov needs a momentum above 0")
+        require(self.dampening == 0 or not self.nesterov, "sgd: nesterov needs a dampening of 0")
+
+    @property
+    def own_slots(self) -> tuple[str, ...]:
+        return ("momentum",) if self.momentum else ()
+
+
+@dataclass(frozen=True)
+class Adagrad(Optimizer):
+    """Adagrad as in PyTorch: Duchi, Hazan and Singer, "Adaptive Subgradient Methods", JMLR 2011."""
+
+    lr: float | Schedule = 0.01
+    eps: float = 1e-10
+    weight_decay: float = 0.0
+    lr_decay: float = 0.0
+    kind: ClassVar[str] = "adagrad"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.eps > 0, "adagrad: eps must be above 0")
+        require(self.lr_decay >= 0, "adagrad: lr_decay must not be negative")
+
+    @property
+    def own_slots(self) -> tuple[str, ...]:
+        return ("sum",)
+
+
+@dataclass(frozen=True)
+class Adadelta(Optimizer):
+    """Adadelta as in PyTorch: Zeiler, "ADADELTA: An Adaptive Learning Rate Method", 2012."""
+
+    lr: float | Schedule = 1.0
+    rho: float = 0.9
+    eps: float = 1e-6
+    weight_decay: float = 0.0
+    kind: ClassVar[str] = "adadelta"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(0 <= self.rho <= 1, f"adadelta: rho must be in [0, 1], it is {self.rho}")
+        require(self.eps > 0, "adadelta: eps must be above 0")
+
+    @property
+    def own_slots(self) -> tuple[str, ...]:
+        return ("square", "delta")
+
+
+@dataclass(frozen=True)
+class RMSprop(Optimizer):
+    """RMSprop as in PyTorch: Tieleman and Hinton, "Lecture 6.5: RMSprop", 2012.
+
+    `centered` divides by the variance of the gradient: Graves, "Generating Sequences with RNNs", 2013.
+    """
+
+    lr: float | Schedule = 0.01
+    alpha: float = 0.99
+    eps: float = 1e-8
+    momentum: float = 0.0
+    centered: bool = False
+    weight_decay: float = 0.0
+    kind: ClassVar[str] = "rmsprop"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(0 <= self.alpha < 1, f"rmsprop: alpha must be in [0, 1), it is {self.alpha}")
+        require(0 <= self.momentum < 1, f"rmsprop: momentum must be in [0, 1), it is {self.momentum}")
+        require(self.eps > 0, "rmsprop: eps must be above 0")
+
+    @property
+    def own_slots(self) -> tuple[str, ...]:
+        return ("square", *["mean"] * self.centered, *["momentum"] * (self.momentum > 0))
+
+
+@dataclass(frozen=True)
+class Adam(_TwoMoments):
+    """Adam: Kingma and Ba, "Adam: A Method for Stochastic Optimization", 2015; weight decay adds to the gradient.
+
+    `amsgrad` divides by the largest second moment so far: Reddi et al., "On the Convergence of Adam and Beyond", 2018.
+    """
+
+    lr: float | Schedule = 0.001
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    amsgrad: bool = False
+    kind: ClassVar[str] = "adam"
+
+    @property
+    def own_slots(self) -> tuple[str, ...]:
+        return ("m", "v", *["vmax"] * self.amsgrad)
+
+
+@dataclass(frozen=True)
+class AdamW(Adam):
+    """AdamW: Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019."""
+
+    weight_decay: float = 0.01
+    kind: ClassVar[str] = "adamw"
+
+
+@dataclass(frozen=True)
+class NAdam(_TwoMoments):
+    """NAdam as in PyTorch: Dozat, "Incorporating Nesterov Momentum into Adam", 2016."""
+
+    lr: float | Schedule = 0.002
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    momentum_decay: float = 0.004
+    decoupled_weight_decay: bool = False
+    kind: ClassVar[str] = "nadam"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.momentum_decay >= 0, "nadam: momentum_decay must not be negative")
+
+
+@dataclass(frozen=True)
+class Adamax(_TwoMoments):
+    """Adamax, which divides by the largest gradient: Kingma and Ba, 2015, algorithm 2."""
+
+    lr: float | Schedule = 0.002
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    kind: ClassVar[str] = "adamax"
+
+    @property
+    def own_slots(self) -> tuple[str, ...]:
+        return ("m", "u")
+
+
+@dataclass(frozen=True)
+class Lion(_TwoMoments):
+    """Lion, which steps by the sign of a momentum: Chen et al., "Symbolic Discovery of Optimization Algorithms", 2023.
+
+    Its weight decay is decoupled, as that of AdamW.
+    """
+
+    lr: float | Schedule = 0.0001
+    beta1: float = 0.9
+    beta2: float = 0.99
+    weight_decay: float = 0.0
+    kind: ClassVar[str] = "lion"
+
+    @property
+    def own_slots(self) -> tuple[str, ...]:
+        return ("m",)
+
+
+_ALL = (SGD, Adagrad, Adadelta, RMSprop, Adam, AdamW, NAdam, Adamax, Lion)
+OPTIMIZERS: dict[str, type[Optimizer]] = {c.kind: c for c in _ALL}

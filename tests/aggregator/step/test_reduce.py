@@ -1,0 +1,103 @@
+"""Reductions of contributions, held against their formulas, and the same bits on every device."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from helpers import hostcupy
+from helpers.harness import any_floats
+from kvps_aggregator.step.reduce import reduce
+
+import kvps
+from kvps import reductions
+from kvps.device.base import Exact
+from kvps.store import Store
+
+KINDS = ["mean", "sum", "weighted", "median", "trimmed:0.1", "trimmed:0.34", "trimmed:.49"]
+ITEMS = 1001
+
+
+def _reduced(kind: str, rows: np.ndarray, xp: object = np) -> np.ndarray:
+    out = np.full(rows.shape[1], np.nan, np.float32)
+    weights = list(range(1, len(rows) + 1))
+    assert reduce(reductions.parse(kind), rows, weights, max(1, len(rows)), out)
+    return out
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 7, 12])
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_reduction_is_its_formula(kind: str, count: int) -> None:
+    rows = np.random.default_rng(count).standard_normal((count, ITEMS), np.float32)
+    before, ordered = rows.copy(), np.sort(rows.astype(np.float64), axis=0)
+    if kind.startswith("trimmed"):
+        cut = int(reductions.parse(kind).part * count)
+        want = ordered[cut : count - cut].mean(axis=0)
+    else:
+        weights = np.arange(1.0, count + 1)
+        plain = rows.astype(np.float64)
+        want = {
+            "mean": plain.mean(axis=0),
+            "sum": plain.sum(axis=0),
+            "weighted": weights @ plain / weights.sum(),
+            "median": np.median(plain, axis=0),
+        }[kind]
+    np.testing.assert_allclose(_reduced(kind, rows), want, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(rows, before, "contributions are only read")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_device_gives_the_same_bits(kind: str) -> None:
+    """Also for subnormal numbers and zeros of both signs."""
+    rows = np.stack([any_floats(seed, ITEMS) for seed in range(5)])
+    rows[:, :7] = np.float32([[0.0], [-0.0], [1e-45], [-1e-45], [-0.0]])
+    there = [hostcupy.asarray(row) for row in rows]
+    out = hostcupy.empty(ITEMS, np.float32)
+    reduce(reductions.parse(kind), there, [1, 2, 3, 4, 5], 5, out, Exact(hostcupy))
+    hostcupy.get_current_stream().synchronize()
+    assert out.values.tobytes() == _reduced(kind, rows).tobytes()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_cutting_a_shard_changes_no_bit(kind: str) -> None:
+    rows = np.stack([any_floats(seed, ITEMS) for seed in range(4)])
+    parts = [_reduced(kind, rows[:, low:high]) for low, high in [(0, 1), (1, 500), (500, ITEMS)]]
+    assert np.concatenate(parts).tobytes() == _reduced(kind, rows).tobytes()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_is_seen(kind: str, bad: float) -> None:
+    """By the median too, which would not show it."""
+    rows = np.ones((3, ITEMS), np.float32)
+    rows[1, 17] = bad
+    assert not reduce(reductions.parse(kind), rows, [1, 1, 1], 3, np.empty(ITEMS, np.float32))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_contributions_the_gradient_is_zeros(kind: str) -> None:
+    assert not _reduced(kind, np.empty((0, 5), np.float32)).any()
+
+
+@pytest.mark.parametrize(
+    "text", ["trimmed", "trimmed:0.5", "trimmed:0", "trimmed:-1", "trimmed:nan", "Mean", "", 3, None]
+)
+def test_a_reduction_that_is_none_is_one_line(text: object) -> None:
+    with pytest.raises(kvps.InvalidSetting, match=r"^reduction must be one of mean, sum, weighted, median, or trimmed"):
+        kvps.JobConfig(reduction=text)  # type: ignore[arg-type]
+
+
+def test_weights_are_for_jobs_that_take_them(store: Store) -> None:
+    params = {"x": np.zeros(2, np.float32)}
+    with store.create_job("plain", params).join("w0") as session:
+        session.pull()
+        with pytest.raises(kvps.InvalidSetting, match="this job's is mean: leave it out, or create the job with"):
+            session.push(params, weight=3)
+        assert session.push(params) == 1
+    job = store.create_job("weighted", params, reduction="weighted")
+    with job.join("w0") as session:
+        session.pull()
+        for weight in (0, -1, 2**31 + 1, 1.5, True, "3", float("nan")):
+            with pytest.raises(kvps.InvalidSetting, match="weight must be a whole number from 1 to 2147483648, not"):
+                session.push(params, weight=weight)  # type: ignore[arg-type]
+        assert session.push(params, weight=np.int64(2**31)) == 1
+        assert [c.weight for c in job.inbox()] == [2**31]

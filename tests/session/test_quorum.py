@@ -1,0 +1,310 @@
+"""Rounds that close with a quorum: what is in each version, who waits for whom, and what becomes of late ones."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from helpers.digits_job import digits_job, proved, task_gradient
+from helpers.harness import Params, aggregating, await_version, gradient, model
+from helpers.waiting import eventually
+from kvps_aggregator import Aggregator
+
+import kvps
+from kvps.config import JobConfig
+from kvps.session.session import Session
+from kvps.store import Store
+
+LR = 0.1
+
+
+Arrival = tuple[int, int, Params]
+"""The rank of a worker, the version it computed on, and its gradient."""
+
+
+def reduced(reduction: str, ranks: list[int], rows: list[np.ndarray]) -> np.ndarray:
+    """The textbook's formula, in the order that kvps promises. A worker's weight is its rank + 1."""
+    one = np.float32
+    if reduction in ("mean", "sum"):
+        total = rows[0].copy()
+        for row in rows[1:]:
+            total = total + row
+        return total / one(len(rows)) if reduction == "mean" else total
+    if reduction == "weighted":
+        total = rows[0] * one(ranks[0] + 1)
+        for rank, row in zip(ranks[1:], rows[1:], strict=True):
+            total = total + row * one(rank + 1)
+        return total / one(sum(ranks) + len(ranks))
+    if reduction == "median":
+        return np.median(np.stack(rows), axis=0)
+    cut = int(float(reduction.partition(":")[2]) * len(rows))
+    middle = np.sort(np.stack(rows), axis=0)[cut : len(rows) - cut]
+    total = middle[0].copy()
+    for row in middle[1:]:
+        total = total + row
+    return total / one(len(middle))
+
+
+@dataclass
+class Simulation:
+    """A job in one process. `made` has, of each version, the ranks and bases of what it is made of."""
+
+    weights: list[Params]
+    config: JobConfig
+    inbox: list[Arrival] = field(default_factory=list)
+    planned: list[Arrival] = field(default_factory=list)
+    made: list[list[tuple[int, int]]] = field(default_factory=list)
+
+    @property
+    def version(self) -> int:
+        return len(self.made)
+
+    def waits(self, rank: int) -> bool:
+        return any(waiting == rank for waiting, *_ in self.inbox + self.planned)
+
+    def push(self, arrival: Arrival) -> bool:
+        """Take a contribution, or return False for one that is late and dropped."""
+        if self.config.late == "drop" and (arrival[1] < self.version or self.planned):
+            return False
+        self.inbox.append(arrival)
+        return True
+
+    def plan(self) -> bool:
+        """Close the round if it is due: what comes from here on is late. Return whether it is closed."""
+        if not self.planned and len(self.inbox) >= self.config.quorum:
+            self.planned, self.inbox = sorted(self.inbox, key=lambda arrival: arrival[0]), []
+        return bool(self.planned)
+
+    def commit(self) -> None:
+        """Make all versions that are due, by plain SGD."""
+        while self.plan():
+            ranks, reduction = [rank for rank, *_ in self.planned], self.config.reduction
+            after = {}
+            for name, value in self.weights[-1].items():
+                gradient = reduced(reduction, ranks, [grads[name] for *_, grads in self.planned])
+                after[name] = value - np.float32(LR) * gradient
+            self.weights.append(after)
+            self.made.append([(rank, base) for rank, base, _ in self.planned])
+            self.planned = []
+
+
+@dataclass
+class Actor:
+    """A worker that is told when to pull and when to push."""
+
+    session: Session
+    base: int | None = None
+    past: int = -1
+    grads: Params = field(default_factory=dict)
+
+
+@pytest.mark.parametrize("late", ["next", "drop"])
+@pytest.mark.parametrize(("workers", "quorum"), [(3, 2), (4, 1), (3, 3)])
+@pytest.mark.parametrize(
+    ("shards", "reduction"), [(1, "mean"), (2, "sum"), (1, "weighted"), (1, "median"), (2, "trimmed:0.3")]
+)
+def test_versions_are_those_of_a_sequential_simulation(
+    store: Store, late: str, workers: int, quorum: int, shards: int, reduction: str
+) -> None:
+    """In a random order that is the same each time, workers pull and push, and an aggregator plans and commits."""
+    rng = np.random.default_rng((workers, quorum, shards))
+    settings = {"workers": workers, "quorum": quorum, "late": late, "shards": shards, "reduction": reduction}
+    job = store.create_job("job", model(), optimizer=kvps.SGD(lr=LR), **settings)
+    simulation = Simulation([model()], job.config)
+    aggregator = Aggregator(job, threading.Event())
+    actors = [Actor(job.join(f"w{rank}")) for rank in range(workers)]
+    aggregator.hold()
+    dropped = 0
+    for _ in range(200):
+        rank = int(rng.integers(workers + 2))
+        if rank == workers:
+            job.scripts.plan()
+            simulation.plan()
+        elif rank > workers:
+            while aggregator.work() is not None:
+                pass
+            simulation.commit()
+        else:
+            dropped += not _acts(actors[rank], simulation, rank)
+    assert simulation.version > 5
+    assert (dropped > 0) == (late == "drop" and quorum < workers)
+    commits = list(job.log())
+    assert [[(int(c.worker[1:]), c.base) for c in commit.plan.contributions] for commit in commits] == simulation.made
+    assert all(commit.plan.divisor == len(commit.plan.contributions) for commit in commits)
+    version, weights = job.snapshot()
+    for name, expected in simulation.weights[version].items():
+        np.testing.assert_array_equal(weights[name], expected)
+    for actor in actors:
+        actor.session.leave(finished=False)
+    aggregator.release()
+
+
+def _acts(actor: Actor, simulation: Simulation, rank: int) -> bool:
+    """Let a worker push what it has computed, or pull if its bound lets it. Return False if what it pushed was late."""
+    if actor.base is None:
+        if not simulation.waits(rank) and simulation.version > actor.past:
+            params = actor.session.pull()
+            actor.base = actor.session.version
+            assert actor.base == simulation.version
+            actor.grads = gradient(params, rank, simulation.version)
+        return True
+    base, actor.base = actor.base, None
+    weight = rank + 1 if simulation.config.reduction == "weighted" else None
+    if simulation.push((rank, base, actor.grads)):
+        actor.session.push(actor.grads, weight=weight)
+        return True
+    with pytest.raises(kvps.ContributionLate, match="pull, and compute it on the new weights"):
+        actor.session.push(actor.grads, weight=weight)
+    actor.past = base
+    return False
+
+
+def _round(session: Session) -> None:
+    session.push(gradient(session.pull(), session.rank, session.round))
+
+
+def test_who_is_missing_holds_nobody_up(store: Store) -> None:
+    job = store.create_job("job", model(), workers=3, quorum=2)
+    with aggregating(job), job.join("w0") as first, job.join("w1") as second, job.join("w2") as third:
+        third.pull()
+        for _ in range(3):
+            for session in (first, second):
+                session.pull()
+            for session in (first, second):
+                session.push(model())
+            await_version(job, first.version + 1)
+        third.push(model())
+        _round(first)
+        await_version(job, 4)
+        assert [(c.worker, c.base) for c in list(job.log())[-1].plan.contributions] == [("w0", 3), ("w2", 0)]
+        assert third.pull()["W"].shape == (37, 11)
+        assert third.version == 4
+
+
+def test_a_quorum_gives_the_others_their_grace_and_no_more(store: Store) -> None:
+    job = store.create_job("job", model(), workers=2, quorum=1, grace_ms=3_600_000)
+    with job.join("w0") as first, job.join("w1") as second:
+        _round(first)
+        planned = job.scripts.plan()
+        assert planned.plan is None
+        assert 3_500_000 < planned.grace_ms <= 3_600_000
+        _round(second)
+        assert len((job.scripts.plan().plan or pytest.fail("nobody is missing")).contributions) == 2
+
+
+def test_after_its_grace_a_version_is_made_though_nobody_else_pushes(store: Store) -> None:
+    job = store.create_job("job", model(), workers=2, quorum=1, grace_ms=300)
+    with aggregating(job), job.join("w0") as first, job.join("w1"):
+        _round(first)
+        await_version(job, 1)
+        assert [c.worker for c in next(job.log()).plan.contributions] == ["w0"]
+
+
+def test_a_quorum_waits_for_nobody_who_is_gone(store: Store) -> None:
+    """Also if it is of all workers: one leaves, another is evicted, and a third has left what still counts."""
+    job = store.create_job("job", model(), workers=4, quorum=4, worker_timeout_ms=500)
+    with aggregating(job), job.join("w0") as first:
+        job.join("w1").leave(finished=False)
+        with job.join("w2") as third:
+            _round(third)
+        job.join("w3")  # and falls silent, because nobody holds it
+        assert eventually(lambda: [job.scripts.evict(), job.client.call("ZCARD", job.keys.pushed)][1] == 1)
+        for version in range(1, 4):
+            _round(first)
+            await_version(job, version)
+
+
+def test_a_quorum_collects_in_asp(store: Store) -> None:
+    """FedBuff's buffer: each version is made of as many contributions, whoever made them."""
+    job = store.create_job("job", model(), workers=3, staleness=-1, quorum=3, optimizer=kvps.SGD(lr=LR))
+    with aggregating(job), job.join("w0") as fast, job.join("w1") as slow, job.join("w2"):
+        _round(fast)
+        _round(fast)
+        assert job.scripts.plan().plan is None
+        _round(slow)
+        await_version(job, 1)
+    plan = next(job.log()).plan
+    assert [(c.worker, c.round) for c in plan.contributions] == [("w0", 1), ("w0", 2), ("w1", 1)]
+    assert plan.divisor == 3
+
+
+def test_a_late_push_gets_the_same_answer_again_and_leaves_nothing(store: Store) -> None:
+    job = store.create_job("job", model(), workers=2, quorum=1, late="drop")
+    with aggregating(job), job.join("w0") as first, job.join("w1") as second:
+        second.pull()
+        _round(first)
+        await_version(job, 1)
+        with pytest.raises(kvps.ContributionLate):
+            second.push(model())
+        assert (second.clock, second.round, second.sequence) == (0, 0, 1)
+        with pytest.raises(kvps.ContributionLate):
+            job.scripts.ask("w1", second.incarnation, 1)
+        with pytest.raises(kvps.ContributionLate):
+            job.scripts.push("w1", second.incarnation, 1, 1, 1, "00", job.state().history)
+        assert job.state().members["w1"].pending == 0
+        assert not list(job.client.scan(job.keys.gradient(0, "w1", second.incarnation, 1, 0)))
+        with pytest.raises(kvps.WrongOrder):
+            second.push(model())
+        _round(second)
+        assert second.clock == 1
+
+
+def test_a_unit_that_came_late_is_computed_again(store: Store) -> None:
+    job = store.create_job("job", model(), workers=2, quorum=1, late="drop", units=3)
+    with aggregating(job), job.join("w0") as first, job.join("w1") as second:
+        assert (first.next_unit(), second.next_unit()) == (0, 1)
+        second.pull()
+        _round(first)
+        await_version(job, 1)
+        with pytest.raises(kvps.ContributionLate):
+            second.push(model())
+        assert second.next_unit() == 1
+        _round(second)
+        await_version(job, 2)
+        assert first.next_unit() == 2
+        _round(first)
+        assert eventually(lambda: job.state().version == 3)
+    assert [c.unit for commit in job.log() for c in commit.plan.contributions] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("format", "reduction"), [("int8", "mean"), ("topk:0.1", "weighted"), ("fp32", "median"), ("fp32", "trimmed:0.4")]
+)
+def test_a_run_that_dropped_contributions_is_replayed(store: Store, format: str, reduction: str) -> None:
+    """A lossy format's residual stays as it was when a contribution is dropped, and when the worker comes back."""
+    job = digits_job(store, workers=2, quorum=1, late="drop", gradient_format=format, reduction=reduction)
+    with aggregating(job), job.join("w0") as first:
+        second = job.join("w1")
+        for round_ in range(6):
+            late = task_gradient(job, second)
+            first.push(task_gradient(job, first))
+            await_version(job, first.clock + second.clock)
+            with pytest.raises(kvps.ContributionLate):
+                second.push(late)
+            if round_ % 2:
+                second.push(task_gradient(job, second))
+                await_version(job, first.clock + second.clock)
+            if round_ == 3:
+                second.leave(finished=False)
+                second = job.join("w1")
+        second.leave()
+    proof = proved(job)
+    assert (proof.differs, proof.by, proof.replayed) == ("", "recomputed", 9)
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"quorum": 3}, "quorum must be a whole number from 0 to 2, the number of workers, not 3"),
+        ({"quorum": 2, "staleness": 1}, "the bound of SSP waits for every worker"),
+        ({"grace_ms": 5}, "grace is the time after a quorum: set quorum too"),
+        ({"late": "drop"}, "late drop is for rounds that a quorum closes"),
+        ({"late": "drop", "quorum": 2, "staleness": -1}, "late drop is for rounds that a quorum closes"),
+        ({"late": "never"}, "late must be one of next, drop, not 'never'"),
+    ],
+)
+def test_settings_that_do_not_fit_are_one_line(settings: dict[str, object], why: str) -> None:
+    with pytest.raises(kvps.InvalidSetting, match=why):
+        JobConfig(workers=2, **settings)  # type: ignore[arg-type]
