@@ -165,14 +165,15 @@ class GroupSession:
             try:
                 answer = call()
             except KvpsError as error:
-                failed, answer = error, _as_message(error)
+                failed, answer = error, _as_message(error) | (self._here() if self._session else {})
         with self._or_lost():
             answer = self._channel.tell(answer)
+        if "round" in answer:  # an error may have ended the round
+            self.round, self.clock, self.version = answer["round"], answer["clock"], answer["version"]
         if failed:
             raise failed
         if "error" in answer:
             raise _error_of(answer)
-        self.round, self.clock, self.version = answer["round"], answer["clock"], answer["version"]
         return answer
 
     @contextmanager

@@ -236,26 +236,72 @@ os._exit(0)
 """
 
 
+LATE = """
+import json, os, sys, torch.distributed as dist
+import kvps, kvps.torch
+from helpers.ddp import loss_of, net
+from helpers.harness import await_version
+
+url, meet, rank = sys.argv[1], sys.argv[2], int(sys.argv[3])
+dist.init_process_group("gloo", "file://" + meet, rank=rank, world_size=2)
+job, model, said = kvps.connect(url).job("job"), net(), []
+other = job.join("w1") if rank == 0 else None
+with kvps.torch.join(job, model, "w0", group=dist.group.WORLD) as worker:
+    for number in range(3):
+        worker.pull()
+        if other and number == 1:  # its round closes while the group computes
+            weights = other.pull()
+            other.push({name: 0 * array for name, array in weights.items()})
+            await_version(job, 2)
+        loss_of(model, rank, number).backward()
+        try:
+            worker.step()
+        except kvps.ContributionLate as late:
+            said.append("late")
+        said.append([worker.session.round, worker.session.clock])
+if other:
+    other.leave()
+print(json.dumps(said))
+os._exit(0)
+"""
+
+
+def _pair(code: str, url: str, folder: Path) -> list[Any]:
+    """What two processes print in JSON that are the members 0 and 1 of a group."""
+    both = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, url, str(folder / "meet"), str(rank)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        printed = [process.communicate(timeout=100) for process in both]
+    finally:
+        for process in both:
+            process.kill()
+            process.communicate()
+    return [json.loads(out) if out else error for out, error in printed]
+
+
+@pytest.mark.slow
+def test_a_round_that_was_closed_without_a_group_is_late_in_all_members(
+    store: Store, server_url: str, tmp_path: Path
+) -> None:
+    job = _create(store, "job", quorum=1, late="drop")
+    with _serving(job):
+        said = _pair(LATE, server_url, tmp_path)
+    assert said == [[[1, 1], "late", [1, 1], [2, 2]]] * 2
+    assert job.clock() == {"w0": 2, "w1": 1}
+
+
 @pytest.mark.slow
 def test_an_error_of_one_member_or_of_redis_is_raised_in_all(store: Store, server_url: str, tmp_path: Path) -> None:
     job = _create(store, "job", workers=1, worker_timeout_ms=60_000)
     with _serving(job):
-        both = [
-            subprocess.Popen(
-                [sys.executable, "-c", TOLD, server_url, str(tmp_path / "meet"), str(rank)],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for rank in range(2)
-        ]
-        try:
-            printed = [process.communicate(timeout=100) for process in both]
-        finally:
-            for process in both:
-                process.kill()
-                process.communicate()
-    said = [json.loads(out) if out else error for out, error in printed]
+        said = _pair(TOLD, server_url, tmp_path)
     for each in said:
         assert each["disagree"].startswith("InvalidSetting: all members of a group join the same job under the same id")
         assert each["id"] == ["w0", 0, 0]

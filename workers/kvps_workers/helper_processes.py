@@ -72,8 +72,8 @@ class HelperProcesses:
         return sum_of_shares(self._layout, [own, *self._shares_of_helpers(number)])
 
     def _shares_of_helpers(self, number: int) -> Iterator[Gradient | None]:
-        for part, share in enumerate(self._shares, 1):
-            answer = self._answer(part, number)
+        answers = [self._answer(part, number) for part in range(1, self._config.procs)]
+        for answer, share in zip(answers, self._shares, strict=True):
             if "error" in answer:
                 raise TaskFailed(answer["error"])
             loss = answer["loss"]
