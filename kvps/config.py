@@ -17,11 +17,16 @@ from kvps.arrays.weight_view import VIEW, has_view
 from kvps.errors import CorruptData, InvalidSetting
 from kvps.machine.launcher import Launcher
 from kvps.parsing import MOST_TEXT, Fields
+from kvps.partitions import SCHEMES
 from kvps.staleness import ASP, mode_name
+
+OWN_PARTITION = "task"
+"""The partition of a job whose task divides its samples itself."""
 
 _ASP_PENDING = 2  # one contribution waits while the next is computed; more of them would only be staler
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
 _EVERY = re.compile(r"[0-9]{1,9}|[0-9]{1,6}(\.[0-9]{1,6})?s")
+_BATCHES = re.compile(r"[0-9]{1,9}")
 _MOST_OPTIMIZER = 1 << 22  # characters of JSON: thousands of names in groups, and tables of learning rates
 _FACTOR = re.compile(r"[0-9]{1,9}(\.[0-9]{1,6})?")
 _SHOWN = 80  # a message quotes at most so many characters of a value
@@ -104,6 +109,11 @@ def _not_a_factor(value: str) -> str:
     return "" if fits else f"must be a number from 1, as 10 or 2.5, not {_shown(value)}"
 
 
+def _not_a_push_period(value: str) -> str:
+    fits = value == "epoch" or (_BATCHES.fullmatch(value) and int(value))
+    return "" if fits else f"must be a number of batches from 1, or epoch, not {_shown(value)}"
+
+
 def _not_a_launcher(value: str) -> str:
     try:
         _ = value and Launcher.of(value)
@@ -173,6 +183,7 @@ class JobConfig:
         "inverse-sqrt is 1/sqrt(1+s).",
         choices=tuple(reductions.SCALINGS),
         option=("--staleness-scaling",),
+        metavar="NAME",
         group="Training",
     )
     gradient_format: str = _setting(
@@ -291,8 +302,8 @@ class JobConfig:
     )
     units: int = _setting(
         0,
-        "How many batches are handed out to the workers, each to be counted once; --data units sets it. With 0 each "
-        "worker has its own part of the data.",
+        "How many units of data are handed out to the workers, each to be counted once; --data units sets it, to one "
+        "for each push. With 0 each worker has its own part of the data.",
         bounds=(0, 2**50),
     )
     task: str = _setting("", "The task that kvps worker trains. A job that was created in Python has none.")
@@ -308,6 +319,32 @@ class JobConfig:
     )
     epochs: int = _setting(
         0, "How many passes over the data.", bounds=(0, 2**31), option=("--epochs",), group="Training"
+    )
+    partition: str = _setting(
+        OWN_PARTITION,
+        "Which samples a worker has: task, those that the task gives to its rank; or a part of all samples: "
+        "contiguous, round-robin, random (drawn anew in each epoch), or overlap, where each worker has all of them.",
+        choices=(OWN_PARTITION, *SCHEMES),
+        option=("--partition",),
+        metavar="SCHEME",
+        group="Training",
+    )
+    push_every: str = _setting(
+        "1",
+        "After how many batches a worker pushes: N, or epoch for all of an epoch. The gradients of these batches are "
+        "computed on the same weights, and their mean is pushed.",
+        why_not=_not_a_push_period,
+        option=("--push-every",),
+        metavar="N|epoch",
+        group="Training",
+    )
+    procs: int = _setting(
+        1,
+        "How many processes of its host compute each contribution of a worker: each takes an even part of every batch, "
+        "and one of them speaks to Redis.",
+        bounds=(1, 256),
+        option=("--procs",),
+        group="Training",
     )
     launched_by: str = _setting(
         "",
@@ -330,7 +367,7 @@ class JobConfig:
         return config
 
     def __post_init__(self) -> None:
-        for name in ("mirror_every", "reject_norm"):  # they may be given as numbers
+        for name in ("mirror_every", "push_every", "reject_norm"):  # they may be given as numbers
             object.__setattr__(self, name, str(getattr(self, name)))
         for name, spec in SPECS.items():
             if why := _why_not(spec, getattr(self, name)):
@@ -339,6 +376,11 @@ class JobConfig:
             raise InvalidSetting(
                 f"min_workers must be a whole number from 0 to {self.workers}, the number of workers, "
                 f"not {self.min_workers}"
+            )
+        if self.units and self.partition != OWN_PARTITION:
+            raise InvalidSetting(
+                f"partition {self.partition} is for data that is divided among the workers: units are handed out one "
+                f"by one, so leave one of the two out"
             )
         if self.quorum > self.workers:
             raise InvalidSetting(
@@ -384,6 +426,11 @@ class JobConfig:
     def mirror_s(self) -> float:
         """`mirror_every` in seconds; 0 if it is a number of versions."""
         return float(self.mirror_every[:-1]) if self.mirror_every.endswith("s") else 0.0
+
+    @property
+    def batches_per_round(self) -> int:
+        """How many batches a worker computes between a pull and its push; 0 for all of an epoch."""
+        return 0 if self.push_every == "epoch" else int(self.push_every)
 
     @property
     def partial_rounds(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, Field, dataclass, fields
+from dataclasses import MISSING, Field, dataclass, fields, replace
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
@@ -14,7 +14,7 @@ import typer
 from kvps_aggregator.checkpoints import Checkpoints
 from kvps_aggregator.verify.recording import check_directory
 from kvps_workers import Task
-from kvps_workers.training_loop import rounds_of
+from kvps_workers.rounds import rounds_of
 
 from kvps import optimizers
 from kvps.config import SPECS, JobConfig
@@ -22,7 +22,8 @@ from kvps.errors import InvalidSetting
 
 WORKERS = 3
 """The number of workers of a job that is created from a command line without --workers."""
-_OF_TASK = ("batch_size", "epochs")  # a task chooses defaults for these; `kvps run` has no option for them
+_OF_TASK = ("batch_size", "epochs")  # a task chooses defaults for these
+_TASKS_ONLY = (*_OF_TASK, "partition", "push_every", "procs")  # a script has its own loop, so `kvps run` lacks these
 FILES, SERVER = "Files", "Server"  # option groups of a help text, beside those of `Spec.group`
 
 TaskName = Annotated[
@@ -192,9 +193,8 @@ class Settings(JobSettings):
         if self.lr is None and self.optimizer.startswith("sgd") and "lr=" not in self.optimizer:
             # The task has a good rate for plain SGD; the other optimizers have rates of their own.
             chosen["optimizer"] = optimizers.parse(self.optimizer, task.lr)
-        if self.data == "units":
-            chosen["units"] = rounds_of(len(task.data(0, 1, np)[0]), chosen["batch_size"], chosen["epochs"])
-        return JobConfig(task=name, **chosen)
+        config = JobConfig(task=name, **chosen)
+        return replace(config, units=rounds_of(len(task.data(0, 1, np)[0]), config)) if self.data == "units" else config
 
 
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:
@@ -220,7 +220,7 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
 def _options(kind: type[JobSettings]) -> list[Parameter]:
     """Return an option for each setting that has one, and --lr and --data, which only a command line has."""
     of_task = issubclass(kind, Settings)
-    chosen = [f for f in fields(JobConfig) if SPECS[f.name].option and (of_task or f.name not in _OF_TASK)]
+    chosen = [f for f in fields(JobConfig) if SPECS[f.name].option and (of_task or f.name not in _TASKS_ONLY)]
     options = sorted(map(_option, chosen), key=lambda option: option.name != "workers")
     rate = "the task's for sgd, else the optimizer's" if of_task else "the optimizer's"
     options.append(_parameter("lr", float | None, None, "--lr", help="Learning rate.", show_default=rate))

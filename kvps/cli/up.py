@@ -14,7 +14,7 @@ from typing import Annotated
 import numpy as np
 import typer
 from kvps_workers import Task, load_task
-from kvps_workers.training_loop import rounds_of
+from kvps_workers.rounds import Rounds
 
 from kvps.arrays.digest import weights_sha256
 from kvps.cli import connect, options
@@ -124,8 +124,7 @@ def _rounds(task: Task, config: JobConfig) -> dict[str, int]:
     """Return worker -> how many rounds it will do; with units, about how many."""
     if config.units:
         return {f"w{rank}": -(-config.units // config.workers) for rank in range(config.workers)}
-    samples = [len(task.data(rank, config.workers, np)[0]) for rank in range(config.workers)]
-    return {f"w{rank}": rounds_of(n, config.batch_size, config.epochs) for rank, n in enumerate(samples)}
+    return {f"w{rank}": Rounds(task, config, rank, np).total for rank in range(config.workers)}
 
 
 def _train(

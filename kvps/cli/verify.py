@@ -17,8 +17,9 @@ from kvps_aggregator.verify.chain import Unproved
 from kvps_aggregator.verify.recording import Recorded
 from kvps_aggregator.verify.replay import Encode, Proof, Source, prove
 from kvps_workers import Task, load_task
+from kvps_workers.gradient import round_gradient
+from kvps_workers.rounds import Rounds, round_number
 from kvps_workers.task import blamed
-from kvps_workers.training_loop import Batches, batch_number, batches_of
 
 from kvps.arrays.formats import Bytes
 from kvps.arrays.layout import DTYPE, Array
@@ -115,8 +116,8 @@ class Recomputed:
         return load_task(self._config.task)
 
     @cached_property
-    def _batches(self) -> Callable[[int], Batches]:
-        return lru_cache(None)(lambda rank: batches_of(self._task, self._config, rank, np))
+    def _rounds(self) -> Callable[[int], Rounds]:
+        return lru_cache(None)(lambda rank: Rounds(self._task, self._config, rank, np))
 
     def initial(self) -> Array:
         """Return version 0, (size,) float32. Raises Unproved."""
@@ -130,9 +131,9 @@ class Recomputed:
         """Return the contribution as it was on the wire. Raises Unproved."""
         assert weights is not None
         with _unproved():
-            batches = self._batches(self._members[contribution.worker].rank)
-            with blamed(self._config.task):
-                _, grads = self._task.gradient(self._layout.views(weights), batches[batch_number(contribution)], np)
+            rounds = self._rounds(self._members[contribution.worker].rank)
+            params = self._layout.views(weights)
+            _, grads = round_gradient(self._task, self._layout, rounds, round_number(contribution), params, np)
             return encode(np.concatenate(self._layout.hosted(grads, "gradient")))
 
     def otherwise(self, contribution: Contribution, shard: int) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch.utils.hooks import RemovableHandle
 
 from kvps.arrays.layout import DTYPE
@@ -16,6 +17,7 @@ from kvps.errors import InvalidSetting, LayoutMismatch, UsageError, WrongOrder
 from kvps.job import Job
 from kvps.machine.fork import ProcessOwner
 from kvps.session.session import Session
+from kvps.torch.group import GroupSession, join_as_group
 from kvps.torch.model import Parameters, fill, fitting
 
 
@@ -27,12 +29,15 @@ def join(
     overlap: bool = False,
     takeover: bool = False,
     prefetch: bool = False,
+    group: dist.ProcessGroup | None = None,
 ) -> TorchSession:
     """Become a worker that trains `model`, as `Job.join` does; the first pull replaces the model's own weights.
 
     With `overlap` each gradient is sent while backward computes the next: for parameters on the CPU, one backward() per
-    round, and gradients that nothing changes before step(). Raises LayoutMismatch, InvalidSetting, and what `Job.join`
-    raises; nothing was changed then.
+    round, and gradients that nothing changes before step(). With `group`, all members of that gloo group are one
+    worker: each joins with a model of its own, calls pull() and step() as often as the others, and the mean of their
+    gradients is pushed once. If a member dies, the calls of the others raise GroupLost. Raises LayoutMismatch,
+    InvalidSetting, and what `Job.join` raises; nothing was changed then.
     """
     params = fitting(job, model)
     device = str(next(iter(params.values())).device)
@@ -41,6 +46,10 @@ def join(
             f"overlap=True is for parameters on the CPU, these are on {device}, where backward runs on other threads: "
             f"leave it out"
         )
+    if group is not None:
+        if overlap:
+            raise InvalidSetting("overlap=True sends gradients before a group has added them up: leave it out")
+        return TorchSession(join_as_group(job, group, worker, device, takeover, prefetch), params, overlap)
     return TorchSession(job.join(worker, device=device, takeover=takeover, prefetch=prefetch), params, overlap)
 
 
@@ -50,7 +59,7 @@ class TorchSession:
     session   the worker's session: rank, round, clock, version, and next_unit() for units
     """
 
-    def __init__(self, session: Session, params: Parameters, overlap: bool) -> None:
+    def __init__(self, session: Session | GroupSession, params: Parameters, overlap: bool) -> None:
         self._owner = ProcessOwner(f"the session of worker {session.worker!r}")
         self.session = session
         self._params = params
@@ -114,6 +123,7 @@ class TorchSession:
                 f"gradient {name!r} was sent, and is added to again: join with overlap=False for several backward()"
             )
         grad = _dense(name, parameter.grad)
+        assert isinstance(self.session, Session)  # a group sends nothing early
         try:
             self.session.put(name, grad.float())
         except UsageError:

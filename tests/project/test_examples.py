@@ -19,10 +19,13 @@ import torch
 from helpers.commands import TINY, kvps_run
 from helpers.harness import check_chain
 from helpers.paths import ROOT
+from helpers.servers import free_port
 from helpers.waiting import eventually
 
 import kvps
+import kvps.torch
 from kvps.protocol.keys import JobKeys
+from kvps.store import Store
 
 pytestmark = pytest.mark.slow  # each starts whole commands
 
@@ -32,6 +35,33 @@ HERE = ROOT
 def python_in(page: str) -> list[str]:
     """The Python blocks of a page."""
     return re.findall(r"```python\n(.*?)```", (HERE / page).read_text(), re.DOTALL)
+
+
+def test_the_rows_of_a_worker() -> None:
+    namespace: dict[str, Any] = {}
+    exec(python_in("docs/data-and-groups.md")[0], namespace)
+    assert len(namespace["rows"]) == 15_000
+
+
+def test_a_process_group_as_one_worker(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop of a member, whose group is this process alone."""
+    environment = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    model = torch.nn.Linear(4, 2)
+    job = store.create_job("job", kvps.torch.parameters(model))
+    batch = torch.ones(3, 4), torch.zeros(3, dtype=torch.long)
+    served = threading.Thread(target=kvps_aggregator.serve, args=(job,))
+    served.start()
+    try:
+        exec(
+            python_in("docs/data-and-groups.md")[1],
+            {"kvps": kvps, "torch": torch, "job": job, "model": model, "batch_of": lambda round_, rank: batch},
+        )
+    finally:
+        torch.distributed.destroy_process_group()
+    served.join(30)
+    assert job.clock() == {"w0": 100}
 
 
 def test_the_readmes_five_lines(home: Path) -> None:
