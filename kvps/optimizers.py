@@ -1,6 +1,6 @@
 """Optimizers as settings, which are stored with the job as JSON.
 
-This module has only what a user chooses; `kvps_aggregator.step.optimizers` computes the steps.
+This module has only what a user chooses; `kvps.update_rules` computes the steps.
 """
 
 from __future__ import annotations

@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 
+from kvps import update_rules
 from kvps.arrays.digest import digest_of, finite, fold, view
 from kvps.arrays.formats import Bytes, format_of
 from kvps.arrays.layout import CHUNK_ITEMS, DTYPE, Array, Chunk, Layout
 from kvps.arrays.weight_view import VIEW, advance
 from kvps.config import JobConfig
 from kvps.protocol.plan import Plan
-from kvps_aggregator.step import optimizers, reduce
+from kvps_aggregator.step import reduce
 
 
 class ShardArrays:
@@ -72,7 +73,7 @@ class ShardArrays:
         config = self._config
         lr = config.optimizer.lr_at(plan.progress / config.workers)
         reduce.finish(total, config.reduction, plan.divisor, self._xp)
-        optimizers.update(
+        update_rules.update(
             config.optimizer,
             lr,
             plan.version,

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kvps_aggregator.step import optimizers
 
 import kvps
 from kvps import optimizers as optim
+from kvps import update_rules
 from kvps.arrays.digest import chunked, weights_sha256
 from kvps.arrays.layout import CHUNK_ITEMS, Layout
 from kvps.config import JobConfig
@@ -69,7 +69,7 @@ def test_each_optimizer_is_its_formula(optimizer: optim.Optimizer) -> None:
             want[i] = _reference(optimizer, optimizer.lr_at(0), step, want[i], g, memory[i])
         before, out = weights.copy(), np.empty_like(weights)
         state_out = {slot: np.empty_like(array) for slot, array in state.items()}
-        optimizers.update(optimizer, optimizer.lr_at(0), step, weights, gradient, state, out, state_out)
+        update_rules.update(optimizer, optimizer.lr_at(0), step, weights, gradient, state, out, state_out)
         np.testing.assert_array_equal(weights, before, "the present weights are only read")
         assert out.dtype == np.float32
         weights, state = out, state_out
@@ -88,7 +88,7 @@ def test_cutting_a_shard_changes_no_bit(optimizer: optim.Optimizer) -> None:
         for low, high in zip([0, *cuts], [*cuts, 1001], strict=True):
             parts = ({k: v[low:high] for k, v in s.items()} for s in (state, state_out))
             old, new = parts
-            optimizers.update(optimizer, 0.1, 3, weights[low:high], grad[low:high], old, out[low:high], new)
+            update_rules.update(optimizer, 0.1, 3, weights[low:high], grad[low:high], old, out[low:high], new)
         return out.tobytes() + b"".join(v.tobytes() for v in state_out.values())
 
     assert stepped([]) == stepped([1, 7, 500, 999])
