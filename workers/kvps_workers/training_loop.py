@@ -1,7 +1,8 @@
-"""A worker's training loop: join, then for every batch pull, compute, push; leave when all rounds are done.
+"""A worker's training loop: join, then for every round pull, compute, push; leave when all rounds are done.
 
-The samples of a contribution follow from the seed and its unit, or from seed, rank and round. So a run can be repeated,
-and a worker that joins again continues where its id had stopped.
+A round is one batch, or as many as the worker takes local steps. The samples of a contribution follow from the seed and
+its unit, or from seed, rank and round. So a run can be repeated, and a worker that joins again continues where its id
+had stopped.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
@@ -24,6 +25,7 @@ from kvps.job import Job
 from kvps.machine.files import private
 from kvps.protocol.plan import Contribution
 from kvps.session.session import Session
+from kvps_workers.local_steps import LocalSteps
 from kvps_workers.task import Task, blamed, load_task
 from kvps_workers.wait_reporter import WaitReporter
 
@@ -74,15 +76,13 @@ def train(
 
 def _work(job: Job, session: Session, task: Task, device: Device, slow: float, acks: Path | None) -> None:
     """Pull, compute and push until no batch is left for this worker."""
-    batches = batches_of(task, job.config, session.rank, device.xp)
+    contributions = Contributions(job, task, session.rank, device)
     with WaitReporter(job, session) as patience:
-        while (number := _next(session, batches, job.config)) is not None:
+        while (number := _next(session, contributions, job.config)) is not None:
             with patience.waiting():
                 params = session.pull()
             began = time.perf_counter()
-            with blamed(job.config.task):  # the task's arrays may not allow taking rows
-                batch = batches[number]
-            loss, grads = task.gradient(params, batch, device.xp)
+            loss, grads = contributions.compute(params, number)
             with patience.waiting():
                 _push(session, grads, loss)
             if acks:
@@ -103,29 +103,69 @@ def _push(session: Session, grads: Mapping[str, Any], loss: float) -> None:
             log.warning("%s; tries again", full)
 
 
-def _next(session: Session, batches: Batches, config: JobConfig) -> int | None:
+def _next(session: Session, contributions: Contributions, config: JobConfig) -> int | None:
     if config.units:
         return session.next_unit()
-    return session.round if session.round < config.epochs * batches.per_epoch else None
+    return session.round if session.round < contributions.rounds else None
+
+
+class Contributions:
+    """The contributions of the worker of one rank, by their numbers. Training and `kvps verify` both compute here.
+
+    rounds  how many rounds the worker does, if the job hands out no units
+    """
+
+    def __init__(self, job: Job, task: Task, rank: int, device: Device) -> None:
+        self._config = job.config
+        self._task = task
+        self._xp = device.xp
+        self._batches = batches_of(task, self._config, rank, device.xp)
+        self._local = LocalSteps(task, self._config, job.layout, device) if self._config.local_steps > 1 else None
+        self.rounds = -(-self._last // self._config.local_steps)
+
+    @property
+    def _last(self) -> int:
+        """The number of batches in all epochs."""
+        return self._config.epochs * self._batches.per_epoch
+
+    def compute(self, params: Mapping[str, Any], number: int) -> tuple[float, Mapping[str, Any]]:
+        """Return the loss of contribution `number`, counted from 0, and its gradient or, after local steps, its
+        pseudo-gradient: name -> float32 array. Raises TaskFailed, LayoutMismatch, NotFinite."""
+        if self._local:
+            return self._local.pseudo_gradient(params, self._numbered(number))
+        return self._task.gradient(params, self._batch(number), self._xp)
+
+    def _numbered(self, number: int) -> Iterator[tuple[float, tuple[Any, ...]]]:
+        """Yield the batches of a contribution, each with how many its worker has had before, as if all workers of a job
+        with units had the same number."""
+        first, steps = number * self._config.local_steps, self._config.local_steps
+        if first < self._last:  # a job made in Python may have units beyond its epochs
+            steps = min(steps, self._last - first)
+        for batch in range(first, first + steps):
+            yield batch / (self._config.workers if self._config.units else 1), self._batch(batch)
+
+    def _batch(self, number: int) -> tuple[Any, ...]:
+        with blamed(self._config.task):  # the task's arrays may not allow taking rows
+            return self._batches[number]
 
 
 def batches_of(task: Task, config: JobConfig, rank: int, xp: ModuleType) -> Batches:
     """Return the batches of the worker of that rank, numbered by units if the job has any, else by its rounds.
 
-    Training and `kvps verify` both call this. Raises TaskFailed.
+    Raises TaskFailed.
     """
     if config.units:
         return Batches(task.data(0, 1, xp), config.batch_size, (config.seed,), xp)
     return Batches(task.data(rank, config.workers, xp), config.batch_size, (config.seed, rank), xp)
 
 
-def rounds_of(samples: int, batch_size: int, epochs: int) -> int:
-    """Return how many rounds a worker with so many samples does."""
-    return epochs * math.ceil(samples / batch_size)
+def rounds_of(samples: int, batch_size: int, epochs: int, local_steps: int = 1) -> int:
+    """Return how many rounds a worker with so many samples does; the last may have fewer batches than the others."""
+    return -(-epochs * math.ceil(samples / batch_size) // local_steps)
 
 
-def batch_number(contribution: Contribution) -> int:
-    """Return which of its worker's batches a contribution was computed on."""
+def number_of(contribution: Contribution) -> int:
+    """Return the number by which `Contributions` computes a contribution again."""
     return contribution.round - 1 if contribution.unit is None else contribution.unit
 
 

@@ -1,0 +1,97 @@
+"""Local steps of a task's worker: an inner optimizer steps on batch after batch, and the worker pushes how far it came.
+
+The pseudo-gradient is the weights that were pulled minus the weights now (arXiv 2311.08105). All arithmetic on weights
+is that of `kvps.update_rules`, so a replay gets the same bits from the same gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from kvps import update_rules
+from kvps.arrays.digest import finite
+from kvps.arrays.layout import DTYPE, Layout
+from kvps.config import JobConfig
+from kvps.device.base import Device
+from kvps.errors import NotFinite
+from kvps_workers.task import Task
+
+Batch = tuple[Any, ...]
+
+
+class LocalSteps:
+    """The weights and the inner optimizer of one worker, (size,) float32 arrays on its device. The optimizer's state
+    begins as zeros, and goes on from round to round."""
+
+    def __init__(self, task: Task, config: JobConfig, layout: Layout, device: Device) -> None:
+        self._task = task
+        self._config = config
+        self._layout = layout
+        self._device = device
+        self._weights, self._next, self._gradient = (self._zeros() for _ in range(3))
+        slots = config.inner_optimizer.slots
+        self._state = {slot: self._zeros() for slot in slots}
+        self._next_state = {slot: self._zeros() for slot in slots}
+        self._taken = 0  # steps since the state was zeros
+
+    def _zeros(self) -> Any:
+        return self._device.xp.zeros(self._layout.size, DTYPE)
+
+    def pseudo_gradient(
+        self, params: Mapping[str, Any], batches: Iterable[tuple[float, Batch]]
+    ) -> tuple[float, dict[str, Any]]:
+        """Take a step on each batch, beginning with the weights `params`. Return the mean loss and the pseudo-gradient.
+
+        Each batch comes with the progress at which a schedule gives its learning rate. Mappings are name -> float32
+        array; the one returned is valid until the next call. Raises TaskFailed, LayoutMismatch and NotFinite.
+        """
+        xp, exact = self._device.xp, self._device.exact
+        for p in self._layout.parameters:
+            self._weights[p.start : p.stop] = self._device.flat(params[p.name])
+        losses = []
+        for progress, batch in batches:
+            loss, grads = self._task.gradient(self._shown(), batch, xp)
+            losses.append(loss)
+            if self._take(grads):
+                self._step(self._config.inner_optimizer.lr_at(progress))
+        for p in self._layout.parameters:
+            part = slice(p.start, p.stop)
+            exact.subtract(self._device.flat(params[p.name]), self._weights[part], out=self._gradient[part])
+        return sum(losses) / len(losses), self._layout.cut(self._gradient)
+
+    def _shown(self) -> dict[str, Any]:
+        """Return the weights for the task, which may only read them."""
+        return (self._layout.views if self._device.xp is np else self._layout.cut)(self._weights)
+
+    def _take(self, grads: Mapping[str, Any]) -> bool:
+        """Copy a gradient, which a step overwrites. Return whether it counts; raises NotFinite unless the job skips it.
+        One with NaN or Inf would stay in the optimizer's state for good."""
+        for number, grad in self._layout.rest(grads, "gradient", lambda _: False).items():
+            p = self._layout.parameters[number]
+            self._gradient[p.start : p.stop] = self._device.flat(grad)
+        counts = finite(self._gradient)
+        if not counts and self._config.nonfinite == "reject":
+            raise NotFinite(
+                "the gradient of a local step holds NaN or Inf: lower the inner learning rate, or create the job with "
+                "nonfinite='skip' to leave out such steps"
+            )
+        return counts
+
+    def _step(self, lr: float) -> None:
+        self._taken += 1
+        update_rules.update(
+            self._config.inner_optimizer,
+            lr,
+            self._taken,
+            self._weights,
+            self._gradient,
+            self._state,
+            self._next,
+            self._next_state,
+            self._device.exact,
+        )
+        self._weights, self._next = self._next, self._weights
+        self._state, self._next_state = self._next_state, self._state
