@@ -1,0 +1,117 @@
+"""Local steps: a worker's own optimizer steps several times between two pulls, and the worker pushes how far it came.
+
+The pseudo-gradient is the weights that were pulled minus the weights now. The job's optimizer, the outer one, steps by
+the mean of them: Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models",
+arXiv 2311.08105, 2023.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from kvps.config import JobConfig
+from kvps.errors import InvalidSetting, NotFinite, WrongOrder
+from kvps.torch.model import Parameters
+
+MOST_STEPS = 1_000_000
+
+
+class LocalSteps:
+    """The steps of one worker's present round: `steps` of them, each by `inner` on the parameters `params`.
+
+    It keeps one copy of the parameters, as pulled, in float32. Raises InvalidSetting unless `inner` steps exactly these
+    parameters.
+    """
+
+    def __init__(self, params: Parameters, inner: torch.optim.Optimizer, steps: int, config: JobConfig) -> None:
+        if isinstance(steps, bool) or not isinstance(steps, int) or not 1 <= steps <= MOST_STEPS:
+            raise InvalidSetting(f"local_steps must be a whole number from 1 to {MOST_STEPS}, not {steps!r}")
+        _check_inner(inner, params)
+        self._params = params
+        self._inner = inner
+        self._steps = steps
+        self._skips = config.nonfinite == "skip"
+        self._units = config.units > 0
+        self._pulled: dict[str, torch.Tensor] = {}
+        self._pseudo: dict[str, torch.Tensor] = {}
+        self._cleared = False  # whether a pull has cleared the gradients since the last step
+        self._taken = 0
+
+    @property
+    def under_way(self) -> bool:
+        """Whether some steps of the round are taken, and not all."""
+        return 0 < self._taken < self._steps
+
+    @property
+    def to_push(self) -> bool:
+        """Whether a worker that leaves now has steps to push. A part of a unit does not count: another worker gets the
+        whole unit."""
+        return self._taken == self._steps or (self._taken > 0 and not self._units)
+
+    def begin(self, anew: bool) -> None:
+        """Begin the next step, whose gradients are cleared; or a round `anew`, from what the parameters hold now."""
+        if anew:
+            self._taken = 0
+            self._pseudo.clear()
+            for name, parameter in self._params.items():
+                self._pulled[name] = parameter.detach().to(torch.float32, copy=True)
+        self._cleared = True
+
+    def take(self) -> bool:
+        """Take one step, unless all were taken. Return whether all are taken now.
+
+        Raises WrongOrder, NotFinite; then nothing has changed.
+        """
+        if self._taken < self._steps:
+            counts = self._counts()
+            self._cleared = False
+            if counts:
+                self._inner.step()
+            self._taken += 1
+        return self._taken == self._steps
+
+    def _counts(self) -> bool:
+        """Return whether the step is to be taken: a gradient with NaN would stay in the state of `inner` for good."""
+        if not self._cleared:
+            raise WrongOrder("step() needs a pull() before it: between local steps that clears the gradients")
+        grads = {name: p.grad for name, p in self._params.items() if p.grad is not None}
+        if not grads:
+            raise WrongOrder("no parameter has a gradient: call loss.backward() between pull() and step()")
+        for name, grad in grads.items():
+            if not torch.isfinite(grad.coalesce().values() if grad.is_sparse else grad).all():
+                if self._skips:
+                    return False
+                raise NotFinite(
+                    f"gradient {name!r} holds NaN or Inf, and no step was taken: mend it, or leave this batch out and "
+                    f"pull()"
+                )
+        return True
+
+    def pseudo_gradient(self) -> dict[str, torch.Tensor]:
+        """Return name -> weights pulled minus weights now, float32, in the copy's memory; the same if called again."""
+        while self._pulled:
+            name, pulled = self._pulled.popitem()  # an interrupt loses an array, and the push then says which
+            self._pseudo[name] = pulled.sub_(self._params[name].detach())
+        return dict(self._pseudo)
+
+    def pushed(self) -> None:
+        """Note that the pseudo-gradient was accepted."""
+        self._taken = 0
+        self._pseudo.clear()
+
+
+def _check_inner(inner: object, params: Parameters) -> None:
+    """Raise InvalidSetting unless `inner` is an optimizer that steps the trained parameters and nothing else."""
+    if not isinstance(inner, torch.optim.Optimizer):
+        raise InvalidSetting(f"inner must be an optimizer of torch.optim, not {type(inner).__name__}")
+    if isinstance(inner, torch.optim.LBFGS):
+        raise InvalidSetting("inner must step without a closure, and LBFGS needs one: take another optimizer")
+    stepped = {id(p) for group in inner.param_groups for p in group["params"] if p.requires_grad}
+    for name, parameter in params.items():
+        if id(parameter) not in stepped:
+            raise InvalidSetting(
+                f"inner does not step {name!r}, which requires a gradient: give it that, or freeze it with "
+                f"requires_grad_(False)"
+            )
+    if len(stepped) > len(params):
+        raise InvalidSetting("inner steps tensors that are no parameters of the model: make them parameters")
