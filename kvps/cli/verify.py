@@ -184,9 +184,10 @@ def _show(state: State, proof: Proof, config: JobConfig) -> None:
             f"the rest was moved, or --from FILE, a checkpoint of that version or a later one"
         )
     elif config.inner_state:
+        inner = config.inner_optimizer.kind
         print(
-            f"replayed    nothing: the state of the inner {config.inner_optimizer.kind} goes on from round to round, and "
-            f"no round can be computed alone; give --record DIR, as to kvps aggregator start"
+            f"replayed    nothing: the state of the inner {inner} goes on from round to round, so no round can be computed "
+            f"alone; give --record DIR, as to kvps aggregator start"
         )
     else:
         print("replayed    nothing: no task computes its gradients again, and no --record DIR was given")

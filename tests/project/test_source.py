@@ -69,6 +69,7 @@ JOINS = {  # where a path is joined to a name that the source does not say: why 
     "kvps/machine/process.py: _start_time": "a number",
     "kvps/protocol/lua_scripts.py: load_scripts": "a name in the source",
     "workers/kvps_workers/digits.py: _softmax": "no path: numbers",
+    "workers/kvps_workers/training_loop.py: Contributions._numbered": "no path: numbers",
     "workers/kvps_workers/training_loop.py: rounds_of": "no path: numbers",
     "kvps/transport/host_copy.py: HostCopy._mapped": "numbers, below /proc",
     "kvps/transport/shared_memory.py: folder_of": "a digest in hexadecimal digits",

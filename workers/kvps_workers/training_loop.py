@@ -141,8 +141,9 @@ class Contributions:
         first, steps = number * self._config.local_steps, self._config.local_steps
         if first < self._last:  # a job made in Python may have units beyond its epochs
             steps = min(steps, self._last - first)
+        sharing = self._config.workers if self._config.units else 1
         for batch in range(first, first + steps):
-            yield batch / (self._config.workers if self._config.units else 1), self._batch(batch)
+            yield batch / sharing, self._batch(batch)
 
     def _batch(self, number: int) -> tuple[Any, ...]:
         with blamed(self._config.task):  # the task's arrays may not allow taking rows
