@@ -186,8 +186,8 @@ def _show(state: State, proof: Proof, config: JobConfig) -> None:
     elif config.inner_state:
         inner = config.inner_optimizer.kind
         print(
-            f"replayed    nothing: the state of the inner {inner} goes on from round to round, so no round can be computed "
-            f"alone; give --record DIR, as to kvps aggregator start"
+            f"replayed    nothing: the state of the inner {inner} goes on from round to round, so no round can be "
+            f"computed alone; give --record DIR, as to kvps aggregator start"
         )
     else:
         print("replayed    nothing: no task computes its gradients again, and no --record DIR was given")
