@@ -7,10 +7,14 @@ arXiv 2311.08105, 2023.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
+from numpy.typing import NDArray
 
 from kvps.config import JobConfig
-from kvps.errors import InvalidSetting, NotFinite, WrongOrder
+from kvps.errors import CorruptData, InvalidSetting, NotFinite, WrongOrder
 from kvps.torch.model import Parameters
 
 MOST_STEPS = 1_000_000
@@ -94,10 +98,67 @@ class LocalSteps:
             self._pseudo[name] = pulled.sub_(self._params[name].detach())
         return dict(self._pseudo)
 
+    @property
+    def kind(self) -> str:
+        """The name of the inner optimizer's class."""
+        return type(self._inner).__name__
+
+    @property
+    def is_new(self) -> bool:
+        """Whether the inner optimizer has no state yet."""
+        return not self._inner.state
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Return the inner optimizer's state in host memory: "<its class>:<name>:<parameter>" -> array.
+
+        {} between the steps of a round, because only what all accepted rounds have made of it may go on. {} also for a
+        state that is neither numbers nor arrays of the parameters' shapes.
+        """
+        found = {
+            f"{self.kind}:{name}:{parameter}": value
+            for parameter, p in self._params.items()
+            for name, value in self._inner.state.get(p, {}).items()
+            if value is not None
+        }
+        fits = all(_fits(value, self._params[name.split(":", 2)[2]]) for name, value in found.items())
+        return {name: _hosted(value) for name, value in found.items()} if fits and not self._taken else {}
+
+    def restore(self, state: Mapping[str, NDArray[Any]]) -> bool:
+        """Give the inner optimizer the state that `state` returned. Return False for {}, and for that of another class.
+
+        Raises CorruptData for what fits no parameter.
+        """
+        numbers = {id(p): n for n, p in enumerate(p for g in self._inner.param_groups for p in g["params"])}
+        found: dict[int, dict[str, torch.Tensor]] = {}
+        for whole, array in state.items():
+            kind, _, rest = whole.partition(":")
+            name, _, parameter = rest.partition(":")
+            value = torch.from_numpy(array.copy())
+            if parameter not in self._params or not _fits(value, self._params[parameter]):
+                raise CorruptData(f"the stored state of the inner optimizer has {whole!r}, which fits no parameter")
+            if kind == self.kind:
+                found.setdefault(numbers[id(self._params[parameter])], {})[name] = value
+        if found:
+            self._inner.load_state_dict(self._inner.state_dict() | {"state": found})
+        return bool(found)
+
     def pushed(self) -> None:
         """Note that the pseudo-gradient was accepted."""
         self._taken = 0
         self._pseudo.clear()
+
+
+def _fits(value: Any, parameter: torch.Tensor) -> bool:
+    """Return whether a value of a state is a number, or an array of its parameter's shape."""
+    return isinstance(value, int | float) or (
+        isinstance(value, torch.Tensor) and value.shape in (torch.Size(), parameter.shape)
+    )
+
+
+def _hosted(value: Any) -> NDArray[Any]:
+    """Return a number or tensor in host memory; float32 for shorter floats, which loses nothing."""
+    tensor = torch.as_tensor(value).detach().cpu()
+    return (tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor).numpy()
 
 
 def _check_inner(inner: object, params: Parameters) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
 from functools import partial
 from types import TracebackType
@@ -18,6 +19,8 @@ from kvps.machine.fork import ProcessOwner
 from kvps.session.session import Session
 from kvps.torch.local_steps import LocalSteps
 from kvps.torch.model import Parameters, fill, fitting
+
+log = logging.getLogger("kvps.session")
 
 
 def join(
@@ -53,7 +56,26 @@ def join(
             f"leave it out"
         )
     session = job.join(worker, device=device, takeover=takeover, prefetch=prefetch)
+    if local:
+        try:
+            _resume(session, local)
+        except BaseException:
+            session.leave(finished=False)
+            raise
     return TorchSession(session, params, overlap, local)
+
+
+def _resume(session: Session, local: LocalSteps) -> None:
+    """Have the inner optimizer go on from the state that the worker left, and say if it cannot. Raises CorruptData."""
+    if local.restore(session.inherited_state()):
+        log.info("worker %s: its inner %s goes on from the state that it left", session.worker, local.kind)
+    elif session.clock and local.is_new:
+        log.warning(
+            "worker %s: its inner %s starts anew, because the last process did not leave its state: it was killed or "
+            "evicted, failed, or had another optimizer",
+            session.worker,
+            local.kind,
+        )
 
 
 def _local(
@@ -140,13 +162,15 @@ class TorchSession:
         """Leave as `Session.leave` does; the end of a with block does this too.
 
         First push the local steps that were taken and not pushed. They count as one contribution, as whole rounds do.
-        In a job that hands out units they are dropped, and the unit goes to another worker. Raises what `step` raises.
+        In a job that hands out units they are dropped, and the unit goes to another worker. A worker that is not
+        `finished` stores the state of its inner optimizer, with which the next `join` under its id goes on. Raises what
+        `step` raises.
         """
         self._owner.check()
         if self._local and self._local.to_push:
             self._push(self._local.pseudo_gradient())
         self._unhook()
-        self.session.leave(finished)
+        self.session.leave(finished, self._local.state() if self._local else None)
 
     def _leaves(self, name: str, parameter: torch.Tensor) -> None:
         """Send a gradient that autograd has added up; not in a fork, where another session may train the model."""

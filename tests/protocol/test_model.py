@@ -103,6 +103,7 @@ def test_nothing_is_broken_and_the_job_can_always_end(sizes: tuple[int, int], se
     _holds(sizes, settings, frozenset())
 
 
+@pytest.mark.slow
 @pytest.mark.exhaustive
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("sizes", "settings"), LARGE)

@@ -451,3 +451,83 @@ def test_a_grad_scaler_takes_the_worker_for_an_optimizer(store: Store) -> None:
     assert job.state().version == 1
     assert scaler.get_scale() == 512
     assert_close(ours, plain(1, sgd, lambda p: torch.optim.SGD(p, lr=1.0), 2, steps=2), 3e-7)
+
+
+# -- a worker that comes back --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "make", [adamw, lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), torch.optim.Adadelta, torch.optim.NAdam]
+)
+@pytest.mark.parametrize("gradient_format", ["fp32", "int8"])
+def test_the_inner_state_survives_a_clean_leave(
+    store: Store, caplog: pytest.LogCaptureFixture, make: Inner, gradient_format: str
+) -> None:
+    """With a new model and a new optimizer, as in a new process; the residual of a lossy format too."""
+    ends = []
+    for leaves in (False, True):
+        job = store.create_job(
+            f"job-{leaves}", kvps.torch.parameters(net()), optimizer=MEAN, gradient_format=gradient_format
+        )
+        model = net()
+        with aggregating(job):
+            worker = kvps.torch.join(job, model, "w0", inner=make(model.parameters()), local_steps=2)
+            for number in range(8):
+                if leaves and number in (2, 6):
+                    worker.leave(finished=False)
+                    model = net()
+                    with caplog.at_level("INFO", "kvps.session"):
+                        worker = kvps.torch.join(job, model, "w0", inner=make(model.parameters()), local_steps=2)
+                    assert "goes on from the state that it left" in caplog.text
+                batch(worker, model, number)
+            worker.leave()
+            job.await_finished()
+        kvps.torch.load(job, model)
+        ends.append(weights_of(model))
+    for name, array in ends[0].items():
+        np.testing.assert_array_equal(array, ends[1][name], name)
+
+
+def test_after_a_kill_the_inner_state_starts_anew_and_that_is_said(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = net()
+    job = create(store, model)
+    with aggregating(job):
+        first = kvps.torch.join(job, model, "w0", inner=adamw(model.parameters()), local_steps=1)
+        batch(first, model, 0)
+        first.leave(finished=False)
+        second = kvps.torch.join(job, model, "w0", inner=adamw(model.parameters()), local_steps=1)
+        assert "starts anew" not in caplog.text
+        batch(second, model, 1)  # from here on the stored state is not that of what was accepted last
+        inner = adamw(model.parameters())
+        with kvps.torch.join(job, model, "w0", inner=inner, local_steps=1, takeover=True):
+            assert caplog.text.count("its inner AdamW starts anew") == 1
+            assert not inner.state
+
+
+def test_a_state_of_another_optimizer_is_not_taken(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    model = net()
+    job = create(store, model)
+    with aggregating(job):
+        worker = kvps.torch.join(job, model, "w0", inner=adamw(model.parameters()), local_steps=1)
+        batch(worker, model, 0)
+        worker.leave(finished=False)
+        inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        with kvps.torch.join(job, model, "w0", inner=inner, local_steps=1) as worker:
+            assert "its inner SGD starts anew" in caplog.text
+            batch(worker, model, 1)
+
+
+@pytest.mark.parametrize("harm", ["SETRANGE", "DEL"])
+def test_a_stored_state_that_is_damaged_or_gone_is_an_error(store: Store, harm: str) -> None:
+    model = net()
+    job = create(store, model)
+    with aggregating(job):
+        worker = kvps.torch.join(job, model, "w0", inner=adamw(model.parameters()), local_steps=1)
+        batch(worker, model, 0)
+        worker.leave(finished=False)
+        key = job.keys.residual(0, "w0", worker.session.incarnation, 1, len(job.layout.chunks[0]))
+        store.client.call(harm, key, *((3, "bad!") if harm == "SETRANGE" else ()))
+        with pytest.raises(kvps.CorruptData, match=r"'w0'.* stored when it left is (damaged|not there)"):
+            kvps.torch.join(job, model, "w0", inner=adamw(model.parameters()), local_steps=1)
