@@ -13,12 +13,12 @@ import re
 from kvps.arrays.digest import digest_of, fold, shard_digests, view
 from kvps.arrays.layout import CHUNK_BYTES, Array, Layout
 from kvps.connection.client import Client
-from kvps.errors import CorruptData, ServerFull
+from kvps.errors import CorruptData, ServerFull, UsageError
 from kvps.parsing import matching, whole
 from kvps.protocol.keys import JobKeys
 
 _NAME = re.compile(r"[A-Za-z0-9-]{1,128}:[0-9]{1,16}:(-|[0-9a-f]{1,64})(:[0-9a-f]{1,64}:[0-9]{1,12})?", re.ASCII)
-_MOST_STATE = 1 << 36
+_STATES = 16  # a state is at most so many times as large as the weights, and 64 MiB for its names
 
 
 class ResidualStore:
@@ -32,7 +32,9 @@ class ResidualStore:
 
     def save(self, incarnation: str, seq: int, values: Array | None, state: bytes = b"") -> str:
         """Store the residual and the state after an incarnation's contribution `seq`. Return their name. Raises
-        ServerFull."""
+        ServerFull, and UsageError for a state that is too large."""
+        if len(state) > self._most_state:
+            raise UsageError(f"a state of {len(state)} bytes is not stored: it may have {self._most_state}")
         name = f"{incarnation}:{seq}:{'-' if values is None else self._digest(values)}"
         if state:
             name = f"{name}:{digest_of([memoryview(state)])}:{len(state)}"
@@ -51,10 +53,14 @@ class ResidualStore:
         if self._digest(values) != self._parts(name)[2]:
             raise self._damaged("residual", self.keys(name)[0])
 
+    @property
+    def _most_state(self) -> int:
+        return _STATES * self._layout.nbytes + (64 << 20)
+
     def load_state(self, name: str) -> bytearray:
         """Return the state that is stored under a name, empty if it has none. Raises ChunkGone, CorruptData."""
         digest, nbytes = (self._parts(name)[3:] or ["", "0"])[:2]
-        data = bytearray(whole(int(nbytes), f"the state of worker {self._worker!r}", 0, _MOST_STATE))
+        data = bytearray(whole(int(nbytes), f"the state of worker {self._worker!r}", 0, self._most_state))
         items = self._state_items(name, memoryview(data))
         self._client.get(items)
         if data and digest_of([memoryview(data)]) != digest:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -180,3 +180,75 @@ def test_a_gradient_that_does_not_fit_is_refused() -> None:
 
     with pytest.raises(kvps.LayoutMismatch, match=r"gradient 'x' has shape \(3,\), the job's has \(2,\)"):
         _local(Wrong()).pseudo_gradient({"x": np.ones(2, np.float32)}, [(0.0, (np.arange(3),))])
+
+
+# -- a worker that comes back --------------------------------------------------------------------------------------
+
+
+class Failing(Seen):
+    """Stops its worker once, in the middle of a round."""
+
+    def __init__(self, after: int) -> None:
+        super().__init__(samples=60)
+        self._after = after
+
+    def gradient(self, params: Mapping[str, Any], batch: Any, xp: ModuleType) -> Any:
+        if len(self.batches) == self._after:
+            self._after = -1
+            raise kvps.TaskFailed("stopped")
+        self.batches.append(batch[0].tolist())
+        return 0.0, {"x": np.full(2, batch[0].mean(), np.float32) + params["x"]}
+
+
+@pytest.mark.parametrize("inner", [kvps.SGD(lr=0.01, momentum=0.5), kvps.Adam(lr=0.01)])
+@pytest.mark.parametrize("after", [0, 5, 7, 8])
+def test_the_inner_state_of_what_was_accepted_survives(
+    store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, inner: Any, after: int
+) -> None:
+    """Who is stopped between or within rounds goes on, and ends with the same bits."""
+    ends = []
+    for stopped in (-1, after):
+        task = Failing(stopped)
+        monkeypatch.setattr("kvps_workers.training_loop.load_task", lambda name, task=task: task)
+        settings = {"task": "mine", "batch_size": 4, "epochs": 1, "local_steps": 4, "optimizer": MEAN}
+        job = store.create_job(f"job-{stopped}", task.parameters(0), inner_optimizer=inner, **settings)
+        (train,) = training(job, "w0")
+
+        def work(train: Callable[[], None] = train, stopped: int = stopped) -> None:
+            if stopped >= 0:
+                with pytest.raises(kvps.TaskFailed, match="stopped"):
+                    train()
+            train()
+
+        run_workers(job, work)
+        ends.append(job.snapshot()[1]["x"])
+    np.testing.assert_array_equal(*ends)
+    assert "starts anew" not in caplog.text
+
+
+def test_after_an_eviction_the_inner_state_starts_anew_and_that_is_said(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = digits_job(store, workers=1, **_settings(inner_optimizer=kvps.Adam(lr=0.01)))
+    session = job.join("w0")
+    session.pull()
+    session.push({p.name: np.zeros(p.shape, np.float32) for p in job.layout.parameters})
+    job.scripts.evict("w0", session.incarnation)
+    run_workers(job, *training(job, "w0"))
+    assert caplog.text.count("its inner adam starts anew") == 1
+
+
+def test_a_state_of_another_model_is_refused() -> None:
+    local = _local(Seen(), inner_optimizer=kvps.Adam())
+    good = {"m": np.ones(2, np.float32), "v": np.ones(2, np.float32), "taken": np.array(3, np.int64)}
+    assert local.restore(good)
+    np.testing.assert_array_equal(local.state(0)["m"], good["m"])
+    for wrong in (
+        {"m": np.ones(3, np.float32)},
+        {"taken": np.array(0, np.int64)},
+        {"taken": np.array([3], np.int64)},
+        {"v": np.ones(2, np.float64)},
+        {"other": np.ones(2, np.float32)},
+    ):
+        with pytest.raises(kvps.CorruptData, match="fits another optimizer or model"):
+            local.restore(good | wrong)

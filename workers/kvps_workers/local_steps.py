@@ -10,16 +10,18 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvps import update_rules
 from kvps.arrays.digest import finite
 from kvps.arrays.layout import DTYPE, Layout
 from kvps.config import JobConfig
-from kvps.device.base import Device
-from kvps.errors import NotFinite
+from kvps.device.base import Device, flattened
+from kvps.errors import CorruptData, NotFinite
 from kvps_workers.task import Task
 
 Batch = tuple[Any, ...]
+_TAKEN = "taken"
 
 
 class LocalSteps:
@@ -36,6 +38,7 @@ class LocalSteps:
         self._state = {slot: self._zeros() for slot in slots}
         self._next_state = {slot: self._zeros() for slot in slots}
         self._taken = 0  # steps since the state was zeros
+        self._before: tuple[int, dict[str, Any]] = (0, {})  # the last contribution's number, and the state before it
 
     def _zeros(self) -> Any:
         return self._device.xp.zeros(self._layout.size, DTYPE)
@@ -49,6 +52,7 @@ class LocalSteps:
         array; the one returned is valid until the next call. Raises TaskFailed, LayoutMismatch and NotFinite.
         """
         xp, exact = self._device.xp, self._device.exact
+        self._before = self._before[0] + 1, self._copied()  # at once: an interrupt finds the one state or the other
         for p in self._layout.parameters:
             self._weights[p.start : p.stop] = self._device.flat(params[p.name])
         losses = []
@@ -61,6 +65,28 @@ class LocalSteps:
             part = slice(p.start, p.stop)
             exact.subtract(self._device.flat(params[p.name]), self._weights[part], out=self._gradient[part])
         return sum(losses) / len(losses), self._layout.cut(self._gradient)
+
+    def state(self, contributions: int) -> dict[str, NDArray[Any]]:
+        """Return the optimizer's state in host memory after so many contributions: all that were computed, or all but
+        the last. Slot -> (size,) float32, and "taken", the steps since they were zeros; {} if there were none."""
+        number, before = self._before
+        state = before if number > contributions else self._copied()
+        hosted = {name: flattened(array) for name, array in state.items() if name != _TAKEN}
+        return {**hosted, _TAKEN: np.array(state[_TAKEN], np.int64)} if hosted and state[_TAKEN] else {}
+
+    def _copied(self) -> dict[str, Any]:
+        return {_TAKEN: self._taken} | {slot: array.copy() for slot, array in self._state.items()}
+
+    def restore(self, state: Mapping[str, NDArray[Any]]) -> bool:
+        """Go on from what `state` returned. Return False for {}. Raises CorruptData if it is another model's."""
+        if not state:
+            return False
+        shapes = {_TAKEN: ((), np.int64)} | dict.fromkeys(self._state, ((self._layout.size,), DTYPE))
+        if {name: (array.shape, array.dtype) for name, array in state.items()} != shapes or state[_TAKEN] < 1:
+            raise CorruptData("the stored state of the inner optimizer fits another optimizer or model")
+        self._taken = int(state[_TAKEN])
+        self._state = {slot: self._device.upload(state[slot].copy()) for slot in self._state}
+        return True
 
     def _shown(self) -> dict[str, Any]:
         """Return the weights for the task, which may only read them."""

@@ -11,16 +11,18 @@ import logging
 import math
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvps.config import JobConfig
 from kvps.device.base import Device
-from kvps.errors import InvalidSetting, InvalidTask, ServerFull, WorkerEvicted
+from kvps.errors import InvalidSetting, InvalidTask, KvpsError, ServerFull, WorkerEvicted
 from kvps.job import Job
 from kvps.machine.files import private
 from kvps.protocol.plan import Contribution
@@ -75,8 +77,19 @@ def train(
 
 
 def _work(job: Job, session: Session, task: Task, device: Device, slow: float, acks: Path | None) -> None:
-    """Pull, compute and push until no batch is left for this worker."""
+    """Pull, compute and push until no batch is left for this worker; then leave."""
     contributions = Contributions(job, task, session.rank, device)
+    contributions.resume(session)
+    try:
+        _do_rounds(job, session, contributions, slow, acks)
+    except BaseException:
+        with suppress(KvpsError):  # the user must see the first error
+            session.leave(finished=False, state=contributions.state(session.sequence))
+        raise
+    session.leave(state=contributions.state(session.sequence))
+
+
+def _do_rounds(job: Job, session: Session, contributions: Contributions, slow: float, acks: Path | None) -> None:
     with WaitReporter(job, session) as patience:
         while (number := _next(session, contributions, job.config)) is not None:
             with patience.waiting():
@@ -134,6 +147,26 @@ class Contributions:
         if self._local:
             return self._local.pseudo_gradient(params, self._numbered(number))
         return self._task.gradient(params, self._batch(number), self._xp)
+
+    def resume(self, session: Session) -> None:
+        """Go on from the state of the inner optimizer that the worker left, and say if there is none. Raises
+        CorruptData."""
+        if self._local and self._config.inner_state:
+            kind = self._config.inner_optimizer.kind
+            if self._local.restore(session.inherited_state()):
+                log.info("worker %s: its inner %s goes on from the state that it left", session.worker, kind)
+            elif session.clock:
+                log.warning(
+                    "worker %s: its inner %s starts anew, because the last process did not leave its state: it was "
+                    "killed or evicted",
+                    session.worker,
+                    kind,
+                )
+
+    def state(self, sequence: int) -> dict[str, NDArray[Any]]:
+        """Return the state of the inner optimizer after so many computed contributions, all but the last of them or
+        all; {} if it has none."""
+        return self._local.state(sequence) if self._local else {}
 
     def _numbered(self, number: int) -> Iterator[tuple[float, tuple[Any, ...]]]:
         """Yield the batches of a contribution, each with how many its worker has had before, as if all workers of a job
