@@ -339,6 +339,15 @@ def test_a_gradient_with_nan_reaches_no_optimizer(store: Store, nonfinite: str) 
     assert all(bool(torch.isfinite(s["exp_avg"]).all()) for s in inner.state.values())
 
 
+def test_a_large_gradient_whose_sum_overflows_counts() -> None:
+    x = nn.Parameter(torch.zeros(4))
+    local = LocalSteps({"x": x}, torch.optim.SGD([x], lr=1e-38), 1, JobConfig())
+    local.begin(anew=True)
+    x.grad = torch.full((4,), 3e38)
+    assert local.take()
+    assert (x < -2).all()
+
+
 def test_a_wrong_loop_is_told(store: Store) -> None:
     model = net()
     job = create(store, model)
