@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import struct
 
 import numpy as np
@@ -76,3 +77,24 @@ def test_a_session_that_comes_back_has_the_state_that_it_left(store: Store, shar
         assert job.state().members["w0"].residual == "", "who has done all its rounds does not come back"
     store.remove_job("job")
     assert not list(store.client.scan("kvps:{job*"))
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("1-a:1:-:ab:999999999999", "must be a whole number from 0 to"),
+        ("1-a:1:-:ab:-5", "the name of a stored residual"),
+        ("1-a:1:-:ab", "the name of a stored residual"),
+        ("1-a:1:-:ab:7", "is not there"),
+    ],
+)
+def test_a_name_that_another_program_wrote_is_refused_in_a_line(store: Store, name: str, words: str) -> None:
+    job = store.create_job("job", ONE, worker_timeout_ms=60_000)
+    job.join("w0").leave(finished=False)
+    key, field = job.keys.workers, "w0"
+    entry = json.loads(store.client.call("HGET", key, field))
+    store.client.call("HSET", key, field, json.dumps(entry | {"residual": name}))
+    with job.join("w0") as session:
+        with pytest.raises(kvps.CorruptData, match=words) as caught:
+            session.inherited_state()
+        assert "\n" not in str(caught.value)
