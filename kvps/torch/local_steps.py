@@ -40,6 +40,7 @@ class LocalSteps:
         self._pseudo: dict[str, torch.Tensor] = {}
         self._cleared = False  # whether a pull has cleared the gradients since the last step
         self._taken = 0
+        self._accepted = False  # whether all steps so far are in accepted contributions
 
     @property
     def under_way(self) -> bool:
@@ -68,7 +69,7 @@ class LocalSteps:
         """
         if self._taken < self._steps:
             counts = self._counts()
-            self._cleared = False
+            self._cleared = self._accepted = False
             if counts:
                 self._inner.step()
             self._taken += 1
@@ -109,7 +110,7 @@ class LocalSteps:
     def state(self) -> dict[str, NDArray[Any]]:
         """Return the inner optimizer's state in host memory: "<its class>:<name>:<parameter>" -> array.
 
-        {} between the steps of a round, because only what all accepted rounds have made of it may go on. {} also for a
+        {} if a step is in no accepted contribution, because only what those have made of it may go on. {} also for a
         state that is neither numbers nor arrays of the parameters' shapes.
         """
         found = {
@@ -119,7 +120,7 @@ class LocalSteps:
             if value is not None
         }
         fits = all(_fits(value, self._params[name.split(":", 2)[2]]) for name, value in found.items())
-        return {name: _hosted(value) for name, value in found.items()} if fits and not self._taken else {}
+        return {name: _hosted(value) for name, value in found.items()} if fits and self._accepted else {}
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> bool:
         """Give the inner optimizer the state that `state` returned. Return False for {}, and for that of another class.
@@ -143,6 +144,7 @@ class LocalSteps:
     def pushed(self) -> None:
         """Note that the pseudo-gradient was accepted."""
         self._taken = 0
+        self._accepted = True
         self._pseudo.clear()
 
 

@@ -515,6 +515,30 @@ def test_after_a_kill_the_inner_state_starts_anew_and_that_is_said(
             assert not inner.state
 
 
+@FULL
+def test_a_round_that_was_given_up_is_in_no_stored_state(store: Store) -> None:
+    model = net()
+    job = create(store, model)
+    patience = store.client._patience_s
+    with aggregating(job):
+        worker = kvps.torch.join(job, model, "w0", inner=adamw(model.parameters()), local_steps=1)
+        batch(worker, model, 0)
+        worker.pull()
+        loss_of(model, 0, 1).backward()
+    store.client._patience_s = 0.3
+    store.client.call("CONFIG", "SET", "maxmemory", 1)
+    try:
+        with pytest.raises(kvps.ServerFull):
+            worker.step()
+    finally:
+        store.client.call("CONFIG", "SET", "maxmemory", 0)
+        store.client._patience_s = patience
+    worker.pull()
+    worker.leave(finished=False)
+    with kvps.torch.join(job, model, "w0", inner=adamw(model.parameters()), local_steps=1) as worker:
+        assert worker.session.inherited_state() == {}
+
+
 def test_a_state_of_another_optimizer_is_not_taken(store: Store, caplog: pytest.LogCaptureFixture) -> None:
     model = net()
     job = create(store, model)

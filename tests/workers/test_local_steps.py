@@ -156,7 +156,7 @@ def test_the_loss_is_the_mean_and_the_weights_pulled_stay() -> None:
     task, pulled = Seen(), {"x": np.ones(2, np.float32)}
     batches = [(float(n), (np.arange(3),)) for n in range(3)]
     local = _local(task, inner_optimizer=kvps.SGD(lr=LinearLR(0.25, 0.75, 2)))
-    loss, pseudo = local.pseudo_gradient(pulled, batches)
+    loss, pseudo = local.pseudo_gradient(pulled, batches, 0)
     assert loss == 2.0
     np.testing.assert_array_equal(pseudo["x"], 0.25 + 0.5 + 0.75)
     np.testing.assert_array_equal(pulled["x"], 1)
@@ -167,9 +167,9 @@ def test_a_gradient_with_nan_reaches_no_optimizer() -> None:
     batches = [(0.0, (np.arange(3),)) for _ in range(3)]
     momentum = kvps.SGD(lr=0.5, momentum=0.5)
     with pytest.raises(kvps.NotFinite, match="lower the inner learning rate"):
-        _local(Seen(spoilt=1), inner_optimizer=momentum).pseudo_gradient(pulled, batches)
+        _local(Seen(spoilt=1), inner_optimizer=momentum).pseudo_gradient(pulled, batches, 0)
     local = _local(Seen(spoilt=1), inner_optimizer=momentum, nonfinite="skip")
-    _, pseudo = local.pseudo_gradient(pulled, batches)
+    _, pseudo = local.pseudo_gradient(pulled, batches, 0)
     np.testing.assert_array_equal(pseudo["x"], 0.5 + 0.75)
 
 
@@ -179,7 +179,7 @@ def test_a_gradient_that_does_not_fit_is_refused() -> None:
             return 0.0, {"x": np.zeros(3, np.float32)}
 
     with pytest.raises(kvps.LayoutMismatch, match=r"gradient 'x' has shape \(3,\), the job's has \(2,\)"):
-        _local(Wrong()).pseudo_gradient({"x": np.ones(2, np.float32)}, [(0.0, (np.arange(3),))])
+        _local(Wrong()).pseudo_gradient({"x": np.ones(2, np.float32)}, [(0.0, (np.arange(3),))], 0)
 
 
 # -- a worker that comes back --------------------------------------------------------------------------------------
@@ -252,3 +252,18 @@ def test_a_state_of_another_model_is_refused() -> None:
     ):
         with pytest.raises(kvps.CorruptData, match="fits another optimizer or model"):
             local.restore(good | wrong)
+
+
+def test_a_contribution_that_was_not_accepted_leaves_no_trace() -> None:
+    """It is computed anew from the state before it, and that is what a worker that leaves then stores."""
+    pulled = {"x": np.ones(2, np.float32)}
+    batches = [(0.0, (np.arange(3),)) for _ in range(3)]
+    local, plain = (_local(Seen(), inner_optimizer=kvps.SGD(lr=0.5, momentum=0.5)) for _ in range(2))
+    for accepted in range(2):
+        wanted = plain.pseudo_gradient(pulled, batches, accepted)[1]["x"].copy()
+        for _ in range(3):
+            np.testing.assert_array_equal(local.pseudo_gradient(pulled, batches, accepted)[1]["x"], wanted)
+            if accepted:
+                assert local.state(accepted)["taken"] == 3
+        assert local.state(accepted + 1)["taken"] == 3 * (accepted + 1)
+        np.testing.assert_array_equal(local.state(accepted + 1)["momentum"], plain.state(accepted + 1)["momentum"])

@@ -44,15 +44,18 @@ class LocalSteps:
         return self._device.xp.zeros(self._layout.size, DTYPE)
 
     def pseudo_gradient(
-        self, params: Mapping[str, Any], batches: Iterable[tuple[float, Batch]]
+        self, params: Mapping[str, Any], batches: Iterable[tuple[float, Batch]], accepted: int
     ) -> tuple[float, dict[str, Any]]:
         """Take a step on each batch, beginning with the weights `params`. Return the mean loss and the pseudo-gradient.
 
-        Each batch comes with the progress at which a schedule gives its learning rate. Mappings are name -> float32
-        array; the one returned is valid until the next call. Raises TaskFailed, LayoutMismatch and NotFinite.
+        `accepted` is how many contributions of the session were accepted before: one that was not accepted leaves no
+        trace in the optimizer's state. Each batch comes with the progress at which a schedule gives its learning rate.
+        Mappings are name -> float32 array; the one returned is valid until the next call. Raises TaskFailed,
+        LayoutMismatch and NotFinite.
         """
         xp, exact = self._device.xp, self._device.exact
-        self._before = self._before[0] + 1, self._copied()  # at once: an interrupt finds the one state or the other
+        self._set(self._after(accepted))
+        self._before = accepted + 1, self._copied()  # at once: an interrupt finds the one state or the other
         for p in self._layout.parameters:
             self._weights[p.start : p.stop] = self._device.flat(params[p.name])
         losses = []
@@ -66,13 +69,20 @@ class LocalSteps:
             exact.subtract(self._device.flat(params[p.name]), self._weights[part], out=self._gradient[part])
         return sum(losses) / len(losses), self._layout.cut(self._gradient)
 
-    def state(self, contributions: int) -> dict[str, NDArray[Any]]:
-        """Return the optimizer's state in host memory after so many contributions: all that were computed, or all but
-        the last. Slot -> (size,) float32, and "taken", the steps since they were zeros; {} if there were none."""
-        number, before = self._before
-        state = before if number > contributions else self._copied()
+    def state(self, accepted: int) -> dict[str, NDArray[Any]]:
+        """Return the optimizer's state in host memory after so many accepted contributions: all that were computed, or
+        all but the last. Slot -> (size,) float32, and "taken", the steps since they were zeros; {} without any."""
+        state = self._after(accepted)
         hosted = {name: flattened(array) for name, array in state.items() if name != _TAKEN}
         return {**hosted, _TAKEN: np.array(state[_TAKEN], np.int64)} if hosted and state[_TAKEN] else {}
+
+    def _after(self, accepted: int) -> dict[str, Any]:
+        number, before = self._before
+        return before if number > accepted else self._copied()
+
+    def _set(self, state: Mapping[str, Any]) -> None:
+        self._taken = state[_TAKEN]
+        self._state = {slot: state[slot].copy() for slot in self._state}
 
     def _copied(self) -> dict[str, Any]:
         return {_TAKEN: self._taken} | {slot: array.copy() for slot, array in self._state.items()}

@@ -95,7 +95,7 @@ def _do_rounds(job: Job, session: Session, contributions: Contributions, slow: f
             with patience.waiting():
                 params = session.pull()
             began = time.perf_counter()
-            loss, grads = contributions.compute(params, number)
+            loss, grads = contributions.compute(params, number, session.sequence)
             with patience.waiting():
                 _push(session, grads, loss)
             if acks:
@@ -141,11 +141,12 @@ class Contributions:
         """The number of batches in all epochs."""
         return self._config.epochs * self._batches.per_epoch
 
-    def compute(self, params: Mapping[str, Any], number: int) -> tuple[float, Mapping[str, Any]]:
+    def compute(self, params: Mapping[str, Any], number: int, accepted: int = 0) -> tuple[float, Mapping[str, Any]]:
         """Return the loss of contribution `number`, counted from 0, and its gradient or, after local steps, its
-        pseudo-gradient: name -> float32 array. Raises TaskFailed, LayoutMismatch, NotFinite."""
+        pseudo-gradient: name -> float32 array. `accepted` is how many of this session were accepted before. Raises
+        TaskFailed, LayoutMismatch, NotFinite."""
         if self._local:
-            return self._local.pseudo_gradient(params, self._numbered(number))
+            return self._local.pseudo_gradient(params, self._numbered(number), accepted)
         return self._task.gradient(params, self._batch(number), self._xp)
 
     def resume(self, session: Session) -> None:
@@ -163,10 +164,9 @@ class Contributions:
                     kind,
                 )
 
-    def state(self, sequence: int) -> dict[str, NDArray[Any]]:
-        """Return the state of the inner optimizer after so many computed contributions, all but the last of them or
-        all; {} if it has none."""
-        return self._local.state(sequence) if self._local else {}
+    def state(self, accepted: int) -> dict[str, NDArray[Any]]:
+        """Return the state of the inner optimizer after so many accepted contributions; {} if it has none."""
+        return self._local.state(accepted) if self._local else {}
 
     def _numbered(self, number: int) -> Iterator[tuple[float, tuple[Any, ...]]]:
         """Yield the batches of a contribution, each with how many its worker has had before, as if all workers of a job
