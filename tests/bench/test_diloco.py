@@ -28,7 +28,7 @@ def test_each_way_is_trained_and_its_bytes_are_counted(home: object) -> None:
     assert (rows[LOCAL]["batches"], rows[EACH]["batches"], rows[DDP]["batches"]) == (20, 20, 2)
     for row in rows.values():
         assert 0 < row["loss"] < 5
-        assert row["s_to_target"] > 0
+        assert row["s_to_target"] != "not reached"
     loss, nbytes, faster = (bar["ratio"] for bar in found["bars"])
     assert 0.9 < loss < 1.1
     assert 0.05 < nbytes < 0.2, "a tenth, and what membership and waiting cost"
