@@ -167,6 +167,26 @@ class JobConfig:
             )
         },
     )
+    local_steps: int = _setting(
+        1,
+        "How many steps a worker takes with an optimizer of its own between two pulls. Then it pushes how far its "
+        "weights came, and the job's optimizer steps by that. With 1 it pushes each gradient.",
+        bounds=(1, 1_000_000),
+        option=("--local-steps",),
+        group="Training",
+    )
+    inner_optimizer: optimizers.Optimizer = field(
+        default_factory=optimizers.SGD,
+        metadata={
+            "spec": Spec(
+                "The optimizer with which a task's worker takes its local steps, written as for --optimizer.",
+                why_not=_not_an_optimizer,
+                option=("--inner-optimizer",),
+                metavar="NAME[:K=V,...]",
+                group="Training",
+            )
+        },
+    )
     reduction: str = _setting(
         "mean",
         "How contributions become one gradient: mean divides their sum by the number of members, sum does not; "
@@ -395,6 +415,18 @@ class JobConfig:
             raise InvalidSetting("grace is the time after a quorum: set quorum too")
         if self.late == "drop" and not self.partial_rounds:
             raise InvalidSetting("late drop is for rounds that a quorum closes: set quorum and staleness 0")
+        if self.local_steps == 1 and self.inner_optimizer != optimizers.SGD():
+            raise InvalidSetting(
+                "inner_optimizer takes local steps, and local_steps is 1: give local_steps from 2 on, or leave it out"
+            )
+        if self.inner_optimizer.groups or self.inner_optimizer.clip_norm:
+            raise InvalidSetting(
+                "inner_optimizer steps on all parameters alike: groups and clip_norm are for the job's optimizer"
+            )
+        if self.local_steps > 1 and (self.push_every != "1" or self.procs > 1):
+            raise InvalidSetting(
+                "local_steps steps on each batch, while push_every and procs make one gradient of several: set only one"
+            )
         if self.transport == "shm" and self.durability == "replicated":
             raise InvalidSetting("durability replicated is for transport redis: shared memory has no replica")
         if self.transport == "shm" and (self.shards > 1 or self.weight_format != "fp32"):
@@ -430,6 +462,8 @@ class JobConfig:
     @property
     def batches_per_round(self) -> int:
         """How many batches a worker computes between a pull and its push; 0 for all of an epoch."""
+        if self.local_steps > 1:
+            return self.local_steps
         return 0 if self.push_every == "epoch" else int(self.push_every)
 
     @property
@@ -443,6 +477,12 @@ class JobConfig:
         return self.optimizer.slots + ((VIEW,) if has_view(format_of(self.weight_format)) else ())
 
     @property
+    def inner_state(self) -> bool:
+        """Whether a task's workers keep the state of their inner optimizer from round to round: then no round can be
+        computed alone."""
+        return self.local_steps > 1 and bool(self.inner_optimizer.slots)
+
+    @property
     def lease_look_s(self) -> float:
         """Seconds between two looks at a lease: who is late once, or is not heard once, does not lose it."""
         return self.lease_ms / 3_000
@@ -454,9 +494,11 @@ class JobConfig:
 
     def to_hash(self) -> dict[str, str]:
         """Return the fields of the job's config hash."""
-        out = {name: str(getattr(self, name)) for name in SPECS}
-        out["optimizer"] = _as_text(self.optimizer)
-        return out
+        values = {name: getattr(self, name) for name in SPECS}
+        return {
+            name: _as_text(value) if isinstance(value, optimizers.Optimizer) else str(value)
+            for name, value in values.items()
+        }
 
     @classmethod
     def from_hash(cls, stored: Mapping[str, str], where: str = "config") -> JobConfig:
@@ -491,11 +533,11 @@ def _read(name: str, stored: Mapping[str, str]) -> Any:
     text = stored.get(name)
     if not isinstance(text, str):
         raise InvalidSetting(f"{name} {'is missing' if text is None else f'is no text: {_shown(text)}'}")
-    if name == "optimizer":
+    if SPECS[name].why_not is _not_an_optimizer:
         try:
             return optimizers.from_json(Fields.of_json(text, "it", _MOST_OPTIMIZER).as_dict())
         except (CorruptData, InvalidSetting, TypeError) as error:
-            raise InvalidSetting(f"optimizer holds {_shown(text)}: {error}") from None
+            raise InvalidSetting(f"{name} holds {_shown(text)}: {error}") from None
     value = int(text) if SPECS[name].bounds and _WHOLE.fullmatch(text) else text
     if why := _why_not(SPECS[name], value):
         raise InvalidSetting(f"{name} {why}")

@@ -126,3 +126,17 @@ def test_how_little_can_be_proved_is_said(lasting: kvps.Store, tmp_path: Path) -
         done = kvps_run(*arguments)
         assert (done.returncode, done.stderr.count("\n")) == (code, 1), done.stderr
         assert words in done.stderr
+
+
+def test_local_steps_with_a_state_are_replayed_from_a_record(lasting: kvps.Store) -> None:
+    options = ["--job", "job", "--epochs", "4", "--local-steps", "7", "--inner-optimizer", "adam"]
+    assert kvps_run("up", "digits", *options, "--record", "kept").returncode == 0
+    chain, replayed, _ = _verified("job")
+    assert chain.startswith("chain       9 commits, 27 contributions: unbroken")
+    assert replayed.startswith("replayed    nothing: the state of the inner adam goes on")
+    assert "recorded    9 of 9 commits bit-identical" in _verified("job", "--record", "kept")[1]
+
+
+def test_plain_local_steps_are_computed_again(lasting: kvps.Store) -> None:
+    assert kvps_run("up", "digits", "--job", "job", "--epochs", "4", "--local-steps", "7").returncode == 0
+    assert "recomputed  9 of 9 commits bit-identical" in _verified("job")[1]

@@ -224,3 +224,21 @@ def test_submit_from_python(home: Path, start: Any) -> None:
             assert other.end() == 128 + signal.SIGTERM
     finally:
         assert kvps_run("server", "stop").returncode == 0
+
+
+def test_the_loop_of_the_page_of_local_steps(home: Path) -> None:
+    assert kvps_run("server", "start").returncode == 0
+    try:
+        creating, joining = python_in("docs/local-training.md")
+        there: dict[str, Any] = {}
+        exec(creating.replace("workers=4", "workers=1"), there)
+        x = torch.randn(8, 20)
+        there["batches"] = [(x, x[:, :5].argmax(1))] * 120
+        job = there["job"]
+        thread = threading.Thread(target=kvps_aggregator.serve, args=(job,))
+        thread.start()
+        exec(joining, there)
+        thread.join(30)
+        assert check_chain(job) == 3, "50 steps, 50, and the 20 that were left"
+    finally:
+        assert kvps_run("server", "stop").returncode == 0

@@ -47,7 +47,7 @@ def _rounds(task: Any, push_every: str) -> tuple[CheckedTask, Rounds]:
 @pytest.mark.parametrize("push_every", ["1", "2", "4", "5", "epoch"])
 def test_it_is_the_mean_over_the_rows_in_float32_batch_by_batch(push_every: str) -> None:
     task, rounds = _rounds(Drawn(), push_every)
-    for number in range(rounds.per_epoch):
+    for number in range(rounds.total):
         loss, grads = round_gradient(task, LAYOUT, rounds, number, {}, np)
         batches = rounds.batches(number)
         rows = sum(map(len, batches))
@@ -61,7 +61,7 @@ def test_it_is_the_mean_over_the_rows_in_float32_batch_by_batch(push_every: str)
                 wanted = wanted + term
             assert found.dtype == np.float32
             assert found.tobytes() == wanted.tobytes()
-    assert sum(len(rounds.batches(number)) for number in range(rounds.per_epoch)) == 6
+    assert sum(len(rounds.batches(number)) for number in range(rounds.total)) == 6
 
 
 def test_the_gradients_of_the_task_are_left_as_they_are() -> None:

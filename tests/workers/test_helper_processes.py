@@ -78,7 +78,7 @@ def test_the_bits_are_those_of_one_process_alone(said: dict[str, Any]) -> None:
     config, task = _config(workers=40, **said), load_task("digits")
     rounds = Rounds(task, config, 7, np)
     with HelperProcesses(config, LAYOUT, 7) as helpers:
-        for number in (0, rounds.per_epoch - 1):
+        for number in (0, rounds.total - 1):
             loss, grads = helpers.round_gradient(task, rounds, number, PARAMS)
             alone_loss, alone = round_gradient(task, LAYOUT, rounds, number, PARAMS, np)
             assert loss == alone_loss

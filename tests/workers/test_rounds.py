@@ -49,7 +49,8 @@ def _rounds(samples: int, rank: int = 0, **said: Any) -> Rounds:
 
 def _rows(rounds: Rounds, epoch: int) -> list[list[int]]:
     """The samples of each batch of an epoch, with the rounds in their order."""
-    numbers = range(rounds.per_epoch * epoch, rounds.per_epoch * (epoch + 1))
+    each = rounds.total // 2
+    numbers = range(each * epoch, each * (epoch + 1))
     return [rounds.samples(rows)[0].tolist() for number in numbers for rows in rounds.batches(number)]
 
 
@@ -73,11 +74,11 @@ def test_each_epoch_has_each_row_once_whatever_is_pushed_when(
     else:
         assert sorted(row for own in rows for row in own) == list(range(samples))
     for rounds, own in zip(each, rows, strict=True):
-        assert rounds.total == 2 * rounds.per_epoch == rounds_of(len(own), JobConfig(epochs=2, **said))
+        assert rounds.total == rounds_of(len(own), JobConfig(epochs=2, **said))
         sizes = [len(batch) for batch in _rows(rounds, epoch)]
         assert all(size == batch_size for size in sizes[:-1])
         assert 0 < sizes[-1] <= batch_size
-        numbers = range(rounds.per_epoch)
+        numbers = range(rounds.total // 2)
         pushes = [len(rounds.batches(number)) for number in numbers]
         most = len(sizes) if push_every == "epoch" else int(push_every)
         assert all(batches == most for batches in pushes[:-1])
@@ -89,6 +90,17 @@ def test_several_batches_are_those_that_single_rounds_have() -> None:
     one, three = _rounds(50), _rounds(50, push_every=3)
     for epoch in range(2):
         assert _rows(one, epoch) == _rows(three, epoch)
+
+
+@pytest.mark.parametrize("steps", [2, 3, 7, 26, 100])
+def test_local_steps_go_on_from_one_epoch_to_the_next(steps: int) -> None:
+    one, local = _rounds(50), _rounds(50, local_steps=steps)
+    batches = [rows.tolist() for number in range(one.total) for rows in one.batches(number)]
+    pushes = [[rows.tolist() for rows in local.batches(number)] for number in range(local.total)]
+    assert [rows for push in pushes for rows in push] == batches
+    assert [len(push) for push in pushes[:-1]] == [steps] * (len(pushes) - 1)
+    assert 0 < len(pushes[-1]) <= steps
+    assert rounds_of(50, JobConfig(batch_size=4, epochs=2, local_steps=steps)) == local.total
 
 
 def test_units_are_the_pushes_of_all_data() -> None:

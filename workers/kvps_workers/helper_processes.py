@@ -11,10 +11,10 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict
-from types import ModuleType, TracebackType
+from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -22,8 +22,7 @@ import numpy as np
 from kvps.arrays.layout import Layout
 from kvps.config import JobConfig
 from kvps.errors import InvalidSetting, TaskFailed
-from kvps.job import Job
-from kvps_workers.gradient import Gradient, round_gradient, share_of, sum_of_shares
+from kvps_workers.gradient import Gradient, share_of, sum_of_shares
 from kvps_workers.helper_process import Order, shared_arrays
 from kvps_workers.rounds import Rounds
 from kvps_workers.task import Task
@@ -31,18 +30,6 @@ from kvps_workers.task import Task
 log = logging.getLogger("kvps.worker")
 
 _END_S = 1.0
-
-
-@contextmanager
-def computing(
-    task: Task, job: Job, rounds: Rounds, rank: int, xp: ModuleType
-) -> Iterator[Callable[[int, Mapping[str, Any]], Gradient]]:
-    """Yield the function from a round's number and weights to its gradient: by this process alone, or with helpers."""
-    if rounds.procs == 1:
-        yield lambda number, params: round_gradient(task, job.layout, rounds, number, params, xp)
-        return
-    with HelperProcesses(job.config, job.layout, rank) as helpers:
-        yield lambda number, params: helpers.round_gradient(task, rounds, number, params)
 
 
 class HelperProcesses:

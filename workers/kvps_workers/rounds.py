@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,12 +22,22 @@ from kvps_workers.task import Task, blamed
 
 def rounds_of(samples: int, config: JobConfig) -> int:
     """Return how many rounds all epochs over so many samples take."""
-    return config.epochs * _rounds_of_epoch(samples, config)
+    span = _Span.of(math.ceil(samples / config.batch_size), config)
+    return span.rounds * (1 if config.local_steps > 1 else config.epochs)
 
 
-def _rounds_of_epoch(samples: int, config: JobConfig) -> int:
-    batches = math.ceil(samples / config.batch_size)
-    return math.ceil(batches / (config.batches_per_round or batches))
+class _Span(NamedTuple):
+    """How many batches and rounds there are from one short round to the next: an epoch, or, for local steps, which go
+    on from one epoch to the next, all of them."""
+
+    batches: int
+    rounds: int
+
+    @classmethod
+    def of(cls, batches: int, config: JobConfig) -> _Span:
+        """`batches` are those of an epoch."""
+        batches *= max(1, config.epochs) if config.local_steps > 1 else 1
+        return cls(batches, math.ceil(batches / (config.batches_per_round or batches)))
 
 
 def round_number(contribution: Contribution) -> int:
@@ -85,22 +95,27 @@ class Batches:
 class Rounds:
     """The rounds of one worker, numbered from 0 over all epochs; of a job with units, the units.
 
-    A round has `config.batches_per_round` batches; the last one of an epoch may have fewer. Raises as `Batches` does.
+    A round has `config.batches_per_round` batches; the last one of an epoch, or, with local steps, the last one of all,
+    may have fewer. Raises as `Batches` does.
     """
 
     def __init__(self, task: Task, config: JobConfig, rank: int, xp: ModuleType) -> None:
         self._batches = Batches(task, config, rank, xp)
         self._length = config.batches_per_round or self._batches.per_epoch
+        self._span = _Span.of(self._batches.per_epoch, config)
         self.procs = config.procs
         self.total = rounds_of(self._batches.rows, config)
-        self.per_epoch = _rounds_of_epoch(self._batches.rows, config)
+
+    def numbers(self, number: int) -> range:
+        """Return the numbers of the batches of a round, counted over all epochs."""
+        span, round_ = divmod(number, self._span.rounds)
+        begin, end = (each * self._span.batches for each in (span, span + 1))
+        first = begin + round_ * self._length
+        return range(first, min(first + self._length, end))
 
     def batches(self, number: int) -> list[Rows]:
         """Return the rows of each batch of a round."""
-        epoch, round_ = divmod(number, self.per_epoch)
-        begin, end = (each * self._batches.per_epoch for each in (epoch, epoch + 1))
-        first = begin + round_ * self._length
-        return [self._batches[batch] for batch in range(first, min(first + self._length, end))]
+        return [self._batches[batch] for batch in self.numbers(number)]
 
     def samples(self, rows: Rows) -> tuple[Any, ...]:
         """Return these rows of each array of the data."""

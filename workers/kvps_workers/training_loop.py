@@ -1,7 +1,8 @@
 """A worker's training loop: join, then for every round pull, compute, push; leave when all rounds are done.
 
-The samples of a contribution follow from the seed and its unit, or from seed, rank and round. So a run can be repeated,
-and a worker that joins again continues where its id had stopped.
+A round is one batch, or as many as the worker takes local steps. The samples of a contribution follow from the seed and
+its unit, or from seed, rank and round. So a run can be repeated, and a worker that joins again continues where its id
+had stopped.
 """
 
 from __future__ import annotations
@@ -9,17 +10,17 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from kvps.config import JobConfig
 from kvps.device.base import CPU, Device
-from kvps.errors import ContributionLate, InvalidSetting, InvalidTask, ServerFull, WorkerEvicted
+from kvps.errors import ContributionLate, InvalidSetting, InvalidTask, KvpsError, ServerFull, WorkerEvicted
 from kvps.job import Job
 from kvps.machine.files import private
 from kvps.session.session import Session
-from kvps_workers.helper_processes import computing
-from kvps_workers.rounds import Rounds
+from kvps_workers.contributions import Contributions
 from kvps_workers.task import Task, load_task
 from kvps_workers.wait_reporter import WaitReporter
 
@@ -74,16 +75,28 @@ def train(
 
 
 def _work(job: Job, session: Session, task: Task, device: Device, slow: float, acks: Path | None) -> None:
-    """Pull, compute and push until no batch is left for this worker."""
-    rounds = Rounds(task, job.config, session.rank, device.xp)
-    with WaitReporter(job, session) as patience, computing(task, job, rounds, session.rank, device.xp) as gradient:
-        while (number := _next(session, rounds, job.config)) is not None:
+    """Pull, compute and push until no batch is left for this worker; then leave."""
+    contributions = Contributions(job, task, session.rank, device)
+    contributions.resume(session)
+    try:
+        _do_rounds(job, session, contributions, slow, acks)
+    except BaseException:
+        with suppress(KvpsError):  # the user must see the first error
+            session.leave(finished=False, state=contributions.state(session.sequence))
+        raise
+    session.leave(state=contributions.state(session.sequence))
+
+
+def _do_rounds(job: Job, session: Session, contributions: Contributions, slow: float, acks: Path | None) -> None:
+    with WaitReporter(job, session) as patience, contributions.helped():
+        while (number := _next(session, contributions, job.config)) is not None:
             with patience.waiting():
                 params = session.pull()
             began = time.perf_counter()
-            loss, grads = gradient(number, params)
+            loss, grads = contributions.compute(params, number, session.sequence)
             with patience.waiting():
-                counts = _push(session, grads, loss)
+                weight = contributions.samples_of(number) if job.config.reduction == "weighted" else None
+                counts = _push(session, grads, loss, weight)
             if counts and acks:
                 with open(acks, "a", opener=private) as file:  # one write a line: a kill cuts the last line at most
                     file.write(f"{session.worker} {session.incarnation} {session.sequence}\n")
@@ -92,12 +105,12 @@ def _work(job: Job, session: Session, task: Task, device: Device, slow: float, a
                 time.sleep((slow - 1) * (time.perf_counter() - began))
 
 
-def _push(session: Session, grads: Mapping[str, Any], loss: float) -> bool:
+def _push(session: Session, grads: Mapping[str, Any], loss: float, weight: int | None) -> bool:
     """Push, and try again while the server's memory is full: commits of others, or an operator, make room. Return False
     if it came late and was dropped: then the same batch is next again."""
     while True:
         try:
-            session.push(grads, loss)
+            session.push(grads, loss, weight)
             return True
         except ContributionLate as late:
             log.debug("%s", late)
@@ -106,7 +119,7 @@ def _push(session: Session, grads: Mapping[str, Any], loss: float) -> bool:
             log.warning("%s; tries again", full)
 
 
-def _next(session: Session, rounds: Rounds, config: JobConfig) -> int | None:
+def _next(session: Session, contributions: Contributions, config: JobConfig) -> int | None:
     if config.units:
         return session.next_unit()
-    return session.round if session.round < rounds.total else None
+    return session.round if session.round < contributions.total else None

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from kvps import update_rules
 from kvps.arrays.digest import digest_of, fold, view
 from kvps.arrays.formats import Bytes, format_of
 from kvps.arrays.layout import CHUNK_ITEMS, DTYPE, Array, Chunk, Layout
@@ -19,7 +20,7 @@ from kvps.arrays.weight_view import VIEW, advance
 from kvps.config import JobConfig
 from kvps.optimizers import Optimizer
 from kvps.protocol.plan import Plan
-from kvps_aggregator.step import optimizers, reduce
+from kvps_aggregator.step import reduce
 from kvps_aggregator.step.stretches import stretches
 
 
@@ -96,7 +97,7 @@ class ShardArrays:
         )
         lr = settings.lr_at(plan.progress / self._config.workers)
         weights, out = self.weights[part_of], self.next_weights[part_of]
-        optimizers.update(settings, lr, plan.version, weights, gradient, state, out, state_out, self._xp)
+        update_rules.update(settings, lr, plan.version, weights, gradient, state, out, state_out, self._xp)
         for slot in self._config.optimizer.slots:
             if slot not in state:  # only other groups need it
                 self.next_state[slot][part_of].fill(0)
