@@ -62,10 +62,10 @@ def named_points(
     return result.close()
 
 
-def at_random(arena: Arena, kills: int = 600, every_s: float = 0.12, units: int = 6000) -> Result:
+def at_random(arena: Arena, kills: int = 600, every_s: float = 0.12, units: int = 6000, **settings: Any) -> Result:
     """Kill random children at random instants, in every mode, until `kills` were killed."""
     result = Result("random", "killed at random", arena.seed, needed=kills)
-    modes: Modes = {mode: {"staleness": staleness} for mode, staleness in MODES.items()}
+    modes: Modes = {mode: {"staleness": staleness} | settings for mode, staleness in MODES.items()}
     return _at_random(arena, result, modes, kills, every_s, units)
 
 
