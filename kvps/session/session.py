@@ -201,7 +201,7 @@ class Session:
         buffers = self._buffers_now
         withdraws = buffers is not None and buffers.may_be_written(grads)
         shown = None if loss is None else one_number(loss, "the loss")
-        weight = check_weight(weight, self._access.config.reduction)
+        weight = self.check_weight(weight)
         began = time.perf_counter()
         push = self._push
         rest = self._access.layout.rest({} if grads is None else grads, "gradient", push.has)
@@ -215,6 +215,10 @@ class Session:
         self._turn = self._unit = None
         self._timer.pushed(began, self.round, self.version, shown)
         return self.clock
+
+    def check_weight(self, weight: object) -> int:
+        """Return a contribution's weight, 1 for None. Raises InvalidSetting unless `push` takes it."""
+        return check_weight(weight, self._access.config.reduction)
 
     @property
     def _push(self) -> Push:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from kvps.config import JobConfig
 from kvps.errors import CorruptData, InvalidSetting, NotFinite, WrongOrder
+from kvps.reductions import MOST_WEIGHT
 from kvps.torch.model import Parameters
 
 MOST_STEPS = 1_000_000
@@ -23,8 +24,8 @@ MOST_STEPS = 1_000_000
 class LocalSteps:
     """The steps of one worker's present round: `steps` of them, each by `inner` on the parameters `params`.
 
-    It keeps one copy of the parameters, as pulled, in float32. Raises InvalidSetting unless `inner` steps exactly these
-    parameters.
+    It keeps one copy of the parameters, as pulled, in float32. `weight` is the sum of the steps' weights, None without
+    any. Raises InvalidSetting unless `inner` steps exactly these parameters.
     """
 
     def __init__(self, params: Parameters, inner: torch.optim.Optimizer, steps: int, config: JobConfig) -> None:
@@ -40,6 +41,7 @@ class LocalSteps:
         self._pseudo: dict[str, torch.Tensor] = {}
         self._cleared = False  # whether a pull has cleared the gradients since the last step
         self._taken = 0
+        self.weight: int | None = None
         self._accepted = False  # whether all steps so far are in accepted contributions
 
     @property
@@ -56,14 +58,14 @@ class LocalSteps:
     def begin(self, anew: bool) -> None:
         """Begin the next step, whose gradients are cleared; or a round `anew`, from what the parameters hold now."""
         if anew:
-            self._taken = 0
+            self._taken, self.weight = 0, None
             self._pseudo.clear()
             for name, parameter in self._params.items():
                 self._pulled[name] = parameter.detach().to(torch.float32, copy=True)
         self._cleared = True
 
-    def take(self) -> bool:
-        """Take one step, unless all were taken. Return whether all are taken now.
+    def take(self, weight: int | None) -> bool:
+        """Take one step, unless all were taken, and add its `weight`, if it has one. Return whether all are taken now.
 
         Raises WrongOrder, NotFinite; then nothing has changed.
         """
@@ -73,6 +75,8 @@ class LocalSteps:
             if counts:
                 self._inner.step()
             self._taken += 1
+            if weight:
+                self.weight = min(MOST_WEIGHT, weight + (self.weight or 0))
         return self._taken == self._steps
 
     def _counts(self) -> bool:

@@ -146,22 +146,33 @@ class TorchSession:
         if local:
             local.begin(anew=weights is not None)
 
-    def step(self, loss: float | torch.Tensor | None = None) -> int:
+    def step(self, loss: float | torch.Tensor | None = None, weight: int | None = None) -> int:
         """Push every parameter's `.grad`, by which the aggregator steps; return the clock that acknowledges it.
 
-        A parameter without a gradient counts as zeros. `loss`, one number, is shown while the job runs. Raises
-        LayoutMismatch, NotFinite, WrongOrder, and UsageError for any other loss; nothing has changed then. Raises what
-        else `Session.push` raises, and may then be called again as that may. With local steps, take one; only the last
-        of a round pushes, and a call that repeats its push takes no other. Return the clock so far.
+        A parameter without a gradient counts as zeros. `loss`, one number, is shown while the job runs. `weight` is for
+        a job whose reduction is weighted, as the number of samples. Raises LayoutMismatch, NotFinite, WrongOrder,
+        InvalidSetting for a weight that does not fit, and UsageError for any other loss; nothing has changed then.
+        Raises what else `Session.push` raises, and may then be called again as that may. With local steps, take one;
+        only the last of a round pushes, with the sum of the weights, and a call that repeats its push takes no other.
+        Return the clock so far.
         """
         self._owner.check()
-        if self._local and not self._local.take():
+        if weight is not None:
+            if isinstance(self.session, GroupSession):
+                raise InvalidSetting("weight is not for a group, whose members count alike: leave it out")
+            weight = self.session.check_weight(weight)
+        if not self._local:
+            return self._push(self._gradients(), loss, weight)
+        if not self._local.take(weight):
             return self.session.clock
-        return self._push(self._local.pseudo_gradient() if self._local else self._gradients(), loss)
+        return self._push(self._local.pseudo_gradient(), loss, self._local.weight)
 
-    def _push(self, grads: dict[str, Any], loss: float | torch.Tensor | None = None) -> int:
+    def _push(self, grads: dict[str, Any], loss: float | torch.Tensor | None, weight: int | None) -> int:
         try:
-            clock = self.session.push(grads, loss)
+            if isinstance(self.session, GroupSession):
+                clock = self.session.push(grads, loss)
+            else:
+                clock = self.session.push(grads, loss, weight)
         except UsageError:
             raise
         except BaseException as error:
@@ -185,7 +196,7 @@ class TorchSession:
         self._owner.check()
         if self._local and self._local.to_push:
             with suppress(ContributionLate):  # it never counts, and there is no round after it
-                self._push(self._local.pseudo_gradient())
+                self._push(self._local.pseudo_gradient(), None, self._local.weight)
         self._unhook()
         if self._local and isinstance(self.session, Session):
             self.session.leave(finished, self._local.state())

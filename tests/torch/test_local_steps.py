@@ -14,7 +14,7 @@ import pytest
 import torch
 from helpers.clusters import FULL, SHARED_MEMORY, running
 from helpers.ddp import loss_of, net, weights_of
-from helpers.harness import aggregating, check_chain
+from helpers.harness import aggregating, await_version, check_chain
 from helpers.servers import ONE_AND_SLOWLY_ALL
 from torch import nn
 from torch.optim import lr_scheduler
@@ -564,3 +564,45 @@ def test_a_stored_state_that_is_damaged_or_gone_is_an_error(store: Store, harm: 
         store.client.call(harm, key, *((3, "bad!") if harm == "SETRANGE" else ()))
         with pytest.raises(kvps.CorruptData, match=r"'w0'.* stored when it left is (damaged|not there)"):
             kvps.torch.join(job, model, "w0", inner=adamw(model.parameters()), local_steps=1)
+
+
+def test_a_round_has_the_weights_of_its_steps(store: Store) -> None:
+    job, model = create(store, net(), reduction="weighted"), net()
+    inner = sgd(model.parameters())
+    with aggregating(job), kvps.torch.join(job, model, "w0", inner=inner, local_steps=STEPS) as worker:
+        for weight in [5, 6, 7, 1, None, 2, None, None, None, 4]:
+            worker.pull()
+            loss_of(model, 0, 0).backward()
+            with pytest.raises(kvps.InvalidSetting, match="weight must be a whole number from 1"):
+                worker.step(weight=0)
+            worker.step(weight=weight)
+    assert [c.weight for commit in job.log() for c in commit.plan.contributions] == [18, 3, 1, 4]
+
+
+def test_a_round_that_came_late_is_dropped_and_the_next_begins_with_a_pull(store: Store) -> None:
+    job = create(store, net(), workers=2, quorum=1, late="drop")
+    models = [net(), net()]
+    with aggregating(job):
+        fast, slow = (
+            kvps.torch.join(job, model, f"w{rank}", inner=adamw(model.parameters()), local_steps=2)
+            for rank, model in enumerate(models)
+        )
+        batch(slow, models[1], 0)
+        for number in range(2):
+            batch(fast, models[0], number)
+        await_version(job, 1)
+        with pytest.raises(kvps.ContributionLate):
+            batch(slow, models[1], 1)
+        slow.pull()
+        assert slow.session.version == 1
+        loss_of(models[1], 1, 1).backward()
+        slow.step()
+        assert batch(slow, models[1], 2) == 1
+        slow.leave()
+        await_version(job, 2)
+        batch(fast, models[0], 2)
+        fast.leave()
+        job.await_finished()
+    check_chain(job)
+    bases = [[(c.worker, c.base) for c in commit.plan.contributions] for commit in job.log()]
+    assert [names[0] for names in bases] == [("w0", 0), ("w1", 1), ("w0", 2)]
