@@ -44,8 +44,8 @@ oldest: $(OLDEST) $(TOO_OLD) ## Run the core's tests on the oldest libraries and
 
 # Where the tests of modes, sessions, units, removal, history and PyTorch are: the same files as on one server.
 CONFORMANCE := connection/test_cluster.py connection/test_cluster_pool.py connection/test_lane.py connection/test_slots.py \
-  test_staleness.py test_removal.py session/test_buffers.py session/test_residual_store.py session/test_session.py session/test_upload.py \
-  aggregator/test_aggregator.py protocol/test_units.py protocol/test_many_workers.py transport/test_view_reader.py history torch
+  test_staleness.py test_removal.py session/test_quorum.py session/test_buffers.py session/test_residual_store.py session/test_session.py session/test_upload.py \
+  aggregator/test_aggregator.py aggregator/step/test_clipping.py protocol/test_units.py protocol/test_many_workers.py transport/test_view_reader.py history torch
 
 cluster: .stamps/dev ## Run the tests of what kvps promises on clusters of 3 masters and 3 replicas: Valkey, and Redis if it is there (4 minutes)
 	for server in $$($(BIN)/python -c 'from kvps.machine.paths import bundled_server; print(bundled_server() or "")') \
