@@ -141,7 +141,7 @@ def test_the_lag_of_the_modes_page(home: Path, capsys: pytest.CaptureFixture[str
 def test_the_loops_of_the_torch_page_and_the_readme(home: Path) -> None:
     assert kvps_run("server", "start").returncode == 0
     try:
-        create, loop, recipe, scheduled = python_in("docs/torch.md")
+        create, loop, recipe, _, _, scheduled = python_in("docs/torch.md")
         _, readmes, _ = python_in("README.md")
         exec(create, names := {})
         batches = [(x := torch.randn(16, 20), x[:, :5].argmax(1)) for _ in range(30)]
