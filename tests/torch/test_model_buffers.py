@@ -60,6 +60,18 @@ def test_the_average_of_the_workers_buffers(store: Store, dtype: torch.dtype) ->
         assert all(map(torch.equal, model.parameters(), weights[rank]))
 
 
+def test_an_average_that_a_worker_has_left_is_refused(store: Store) -> None:
+    exec(of_page("def average"), found := {"torch": torch})
+    model = after_own_batches(1)
+    own = [model.get_buffer(name).clone() for name in BUFFERS]
+    start = found["buffers_of"](net())
+    job = store.create_job("buffers", start, optimizer=kvps.SGD(lr=1.0), workers=2, worker_timeout_ms=1000)
+    job.join("w1").leave(finished=False)
+    with aggregating(job), pytest.raises(RuntimeError, match="a worker has left"):
+        found["average"](job, model, "w0")
+    assert all(torch.equal(model.get_buffer(name), before) for name, before in zip(BUFFERS, own, strict=True))
+
+
 def test_statistics_of_the_final_weights_are_those_of_any_worker(store: Store) -> None:
     """Whatever a worker's buffers were, the new ones follow from the weights and the batches alone."""
     model = net()
