@@ -61,12 +61,11 @@ def aggregating(
     device: Device = CPU,
     memory_lost: bool = False,
     near: Near | None = None,
+    record: Path | None = None,
 ) -> Iterator[Aggregator]:
     """Serve the job with an aggregator inside the block; raise the aggregator's error after it."""
     stop, failures = threading.Event(), []
-    aggregator = Aggregator(
-        job, stop, shards, checkpoints=checkpoints, device=device, memory_lost=memory_lost, near=near
-    )
+    aggregator = Aggregator(job, stop, shards, record, checkpoints, device, memory_lost, near=near)
 
     def run() -> None:
         try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -18,6 +17,7 @@ import pytest
 import torch
 from helpers.commands import TINY, kvps_run
 from helpers.harness import check_chain
+from helpers.pages import python_in
 from helpers.paths import ROOT
 from helpers.servers import free_port
 from helpers.waiting import eventually
@@ -30,11 +30,6 @@ from kvps.store import Store
 pytestmark = pytest.mark.slow  # each starts whole commands
 
 HERE = ROOT
-
-
-def python_in(page: str) -> list[str]:
-    """The Python blocks of a page."""
-    return re.findall(r"```python\n(.*?)```", (HERE / page).read_text(), re.DOTALL)
 
 
 def test_the_rows_of_a_worker() -> None:
@@ -146,24 +141,34 @@ def test_the_lag_of_the_modes_page(home: Path, capsys: pytest.CaptureFixture[str
 def test_the_loops_of_the_torch_page_and_the_readme(home: Path) -> None:
     assert kvps_run("server", "start").returncode == 0
     try:
-        create, loop, scheduled = python_in("docs/torch.md")
+        create, loop, recipe, _, _, scheduled = python_in("docs/torch.md")
         _, readmes, _ = python_in("README.md")
         exec(create, names := {})
         batches = [(x := torch.randn(16, 20), x[:, :5].argmax(1)) for _ in range(30)]
         names |= {"batches": batches, "loss_of": torch.nn.functional.cross_entropy}
-        w1 = {**names, "model": torch.nn.Sequential(torch.nn.Linear(20, 64), torch.nn.ReLU(), torch.nn.Linear(64, 5))}
-        with ThreadPoolExecutor(3) as pool:
-            ends = [pool.submit(kvps_aggregator.serve, names["job"])]
-            ends += [pool.submit(exec, loop, names), pool.submit(exec, readmes.replace("w0", "w1"), w1)]
-            for end in ends:
-                end.result(60)
-        assert names["job"].clock() == {"w0": 30, "w1": 30}
-        assert names["job"].traces()["w1"].loss < 1.2  # ln 5 at first
+        _train_both(names, loop, readmes.replace("w0", "w1"))
+        exec(recipe, names)
+        optimizer = names["job"].config.optimizer
+        assert (optimizer.clip_norm, optimizer.lr_at(0), optimizer.lr_at(100)) == (1.0, 3e-5, 3e-3)
+        assert optimizer.of_each(["0.bias"])[0].weight_decay == 0
+        _train_both(names, loop, loop.replace("w0", "w1"))
         exec(scheduled, names)
         assert names["optimizer"].lr_at(50) == 0.05
         names["store"].close()
     finally:
         assert kvps_run("server", "stop").returncode == 0
+
+
+def _train_both(names: dict[str, Any], first: str, second: str) -> None:
+    """Run two loops as two workers, each with a model of its own."""
+    w1 = {**names, "model": torch.nn.Sequential(torch.nn.Linear(20, 64), torch.nn.ReLU(), torch.nn.Linear(64, 5))}
+    with ThreadPoolExecutor(3) as pool:
+        ends = [pool.submit(kvps_aggregator.serve, names["job"])]
+        ends += [pool.submit(exec, first, names), pool.submit(exec, second, w1)]
+        for end in ends:
+            end.result(60)
+    assert names["job"].clock() == {"w0": 30, "w1": 30}
+    assert names["job"].traces()["w1"].loss < 1.2  # ln 5 at first
 
 
 def test_the_groups_and_the_warm_up_of_the_optimizers_page() -> None:
@@ -197,6 +202,12 @@ def test_torch_digits_under_run(home: Path, start: Any, staleness: str, mode: st
             check_chain(job)
     finally:
         assert kvps_run("server", "stop").returncode == 0
+
+
+def test_a_gpt_under_run(home: Path) -> None:
+    done = kvps_run("run", "-w", "2", "--", sys.executable, str(HERE / "examples" / "gpt.py"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert float(done.stdout.rpartition("w0: BSP: loss ")[2].split()[0]) < 2.6  # ln 128 = 4.85 at first
 
 
 def test_submit_from_python_says_what_it_waits_for_and_ends_on_ctrl_c_in_one_line(home: Path) -> None:

@@ -18,7 +18,7 @@ import pytest
 from helpers import waiting as waiting_for
 from helpers.commands import TINY, Started, kvps_run
 from helpers.harness import check_chain
-from helpers.paths import ROOT
+from helpers.pages import python_in
 from helpers.servers import BINARIES, BINARY, ONE_AND_SLOWLY_ALL, free_port, running_server
 from kvps_workers import load_task
 from kvps_workers.queue.queue import TaskQueue
@@ -174,8 +174,7 @@ def test_a_task_that_fails_before_its_job_began_cancels_the_rest(
 def test_a_task_of_the_users_own_is_allowed_by_name(
     digits: Callable[..., Job], start: Start, raw: Any, tmp_path: Path
 ) -> None:
-    code = re.findall(r"```python\n(.*?)```", (ROOT / "docs/tasks.md").read_text(), re.DOTALL)
-    (tmp_path / "mine.py").write_text(code[0])
+    (tmp_path / "mine.py").write_text(python_in("docs/tasks.md")[0])
     submitted = kvps_run("submit", "mine:Line", "-w", "1", "--epochs", "1", "--job", "line")
     assert submitted.returncode == 0, submitted.stderr
     assert kvps_run("submit", "digits", "-w", "1", "--gpus", "--job", "fast").returncode == 0
