@@ -143,7 +143,7 @@ class JobConfig:
         metadata={
             "spec": Spec(
                 f"How the aggregator updates the weights: {', '.join(optimizers.OPTIMIZERS)}; as in "
-                "sgd:momentum=0.9,nesterov=true.",
+                "sgd:momentum=0.9,nesterov=true. One of your own is module:Class, of a module in this directory.",
                 why_not=_not_an_optimizer,
                 option=("--optimizer",),
                 metavar="NAME[:K=V,...]",
@@ -155,7 +155,7 @@ class JobConfig:
         "mean",
         "How contributions become one gradient: mean divides their sum by the number of members, sum does not; "
         "weighted is their mean by the weights that workers push, as the number of samples; median and trimmed:PART "
-        "are of each item, and bear some bad workers.",
+        "are of each item, and bear some bad workers. One of your own is module:function.",
         why_not=_not_a_reduction,
         option=("--reduction",),
         metavar="NAME",
@@ -315,6 +315,8 @@ class JobConfig:
         return config
 
     def __post_init__(self) -> None:
+        if isinstance(self.optimizer, str):  # as on a command line
+            object.__setattr__(self, "optimizer", optimizers.parse(self.optimizer))
         object.__setattr__(self, "mirror_every", str(self.mirror_every))  # a number of versions may be given as an int
         for name, spec in SPECS.items():
             if why := _why_not(spec, getattr(self, name)):
@@ -373,6 +375,12 @@ class JobConfig:
     def slots(self) -> tuple[str, ...]:
         """The names of the arrays that each version has beside its weights: the optimizer's state, and the view."""
         return self.optimizer.slots + ((VIEW,) if has_view(format_of(self.weight_format)) else ())
+
+    @property
+    def user_code(self) -> tuple[str, ...]:
+        """The names of the user's own code that whoever computes imports: the optimizer's and the reduction's."""
+        names = (getattr(each, "name", "") for each in (self.optimizer, reductions.parse(self.reduction)))
+        return tuple(filter(None, names))
 
     @property
     def lease_look_s(self) -> float:

@@ -26,6 +26,8 @@ NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 def load(what: str, name: str, invalid: type[UsageError]) -> Any:
     """Return the attribute that `name` names, of a module in the current directory. Raises `invalid`."""
+    if not NAME.fullmatch(name):
+        raise invalid(f"{what} must be named module:attribute, not {name!r:.80}")
     module_name, _, attribute = name.partition(":")
     module = _import_from_here(what, module_name, name, invalid)
     if not hasattr(module, attribute):

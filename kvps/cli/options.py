@@ -189,7 +189,7 @@ class Settings(JobSettings):
         if self.data not in ("static", "units"):
             raise InvalidSetting(f"--data must be static or units, not {self.data!r}")
         chosen = {"workers": WORKERS} | {option: getattr(task, option) for option in _OF_TASK} | dict(self.given)
-        if self.lr is None and self.optimizer.startswith("sgd") and "lr=" not in self.optimizer:
+        if self.lr is None and self.optimizer.partition(":")[0] == "sgd" and "lr=" not in self.optimizer:
             # The task has a good rate for plain SGD; the other optimizers have rates of their own.
             chosen["optimizer"] = optimizers.parse(self.optimizer, task.lr)
         if self.data == "units":
