@@ -34,6 +34,11 @@ class Reduction(NamedTuple):
         """Whether it needs all contributions at once, to sort their values."""
         return self.kind in ("median", "trimmed")
 
+    @property
+    def takes_weights(self) -> bool:
+        """Whether contributions may have weights other than 1; `push.lua` knows it too."""
+        return self.kind in ("weighted", "custom")
+
 
 def parse(text: object) -> Reduction:
     """Return the reduction that a setting names: mean, sum, weighted, median, trimmed:PART or module:function.
@@ -90,7 +95,7 @@ def check_weight(weight: object, reduction: str) -> int:
     """Return a contribution's weight, 1 for None. Raises InvalidSetting unless a job of this reduction takes it."""
     if weight is None:
         return 1
-    if parse(reduction).kind not in ("weighted", "custom"):
+    if not parse(reduction).takes_weights:
         raise InvalidSetting(
             f"weight is for jobs with the reduction weighted, and this job's is {reduction}: leave it out, or create "
             f"the job with reduction='weighted'"
