@@ -18,6 +18,7 @@ from kvps.device.base import CPU, Device
 from kvps.errors import JobNotFound, KvpsError, NoServer, ServerError, ServerLost
 from kvps.job import Job, readable
 from kvps.parsing import NAME
+from kvps.protocol.job_state import State
 from kvps.protocol.keys import JOBS, JobKeys
 from kvps.protocol.recovery import LOOK_S, begin_history, file_is_whole
 from kvps.store import Store
@@ -198,7 +199,7 @@ class JobWatcher:
                 job = self._store.job(name)
                 state = job.state()
                 if unlisted := [name for name in job.config.user_code if name not in self._allow]:
-                    self._leave(job, unlisted, state.id)
+                    self._leave(job, state, unlisted)
                     return
                 if state.id not in self._known and not state.finished(job.config):
                     self._found(job)
@@ -225,15 +226,16 @@ class JobWatcher:
         except Exception as error:  # whatever is wrong with one job, the others are served
             self._lay_aside(name, f"passed over: {_in_words(error)}")
 
-    def _leave(self, job: Job, unlisted: list[str], id: str) -> None:
+    def _leave(self, job: Job, state: State, unlisted: list[str]) -> None:
         """Leave a job to other aggregators, because it needs code of its user that is not allowed here."""
         self._watched.pop(job.name, None)
-        self._aside[job.name] = _Aside(math.inf, 0, id)
-        options = " ".join(f"--allow {each}" for each in unlisted)
-        self._say(
-            f"job {job.name} is left to other aggregators: it needs code of its user. To serve it, start one with "
-            f"--job {job.name} or with {options}, where that code is"
-        )
+        self._aside[job.name] = _Aside(math.inf, 0, state.id)
+        if not state.finished(job.config):
+            options = " ".join(f"--allow {each}" for each in unlisted)
+            self._say(
+                f"job {job.name} is left to other aggregators: it needs code of its user. To serve it, start one with "
+                f"--job {job.name} or with {options}, where that code is"
+            )
 
     def _lay_aside(self, name: str, why: str) -> None:
         """Neither watch nor serve a job for a while, which doubles with each try in a row that fails, and say `why`."""

@@ -93,7 +93,7 @@ def start(
             "--allow is for an aggregator that serves every job: a job named by --job may use its code"
         )
     for name in allow or ():
-        user_code.load("--allow", name, InvalidSetting)  # what cannot be loaded is the operator's mistake: fail now
+        user_code.load("code", name, InvalidSetting)  # what cannot be loaded is the operator's mistake: fail now
     if record is not None:
         record = check_directory(record)
     saving = options.checkpoints_of(checkpoint_every, checkpoints, keep)
