@@ -12,6 +12,7 @@ from kvps.errors import (
     ContributionLate,
     CorruptData,
     DeviceFailed,
+    GroupLost,
     InvalidName,
     InvalidSetting,
     InvalidTask,
@@ -40,6 +41,7 @@ from kvps.job import Job
 from kvps.launch import RunContext, from_env
 from kvps.local_job import LocalJob, local
 from kvps.optimizers import SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, Lion, NAdam, ParameterGroup, RMSprop
+from kvps.partitions import partition
 from kvps.session.session import Session
 from kvps.store import Store, connect
 
@@ -56,6 +58,7 @@ __all__ = [
     "ContributionLate",
     "CorruptData",
     "DeviceFailed",
+    "GroupLost",
     "InvalidName",
     "InvalidSetting",
     "InvalidTask",
@@ -91,4 +94,5 @@ __all__ = [
     "connect",
     "from_env",
     "local",
+    "partition",
 ]

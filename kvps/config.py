@@ -17,12 +17,18 @@ from kvps.arrays.weight_view import VIEW, has_view
 from kvps.errors import CorruptData, InvalidSetting
 from kvps.machine.launcher import Launcher
 from kvps.parsing import MOST_TEXT, Fields
+from kvps.partitions import SCHEMES
 from kvps.staleness import ASP, mode_name
+
+OWN_PARTITION = "task"
+"""The partition of a job whose task divides its samples itself."""
 
 _ASP_PENDING = 2  # one contribution waits while the next is computed; more of them would only be staler
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
 _EVERY = re.compile(r"[0-9]{1,9}|[0-9]{1,6}(\.[0-9]{1,6})?s")
+_BATCHES = re.compile(r"[0-9]{1,9}")
 _MOST_OPTIMIZER = 1 << 22  # characters of JSON: thousands of names in groups, and tables of learning rates
+_FACTOR = re.compile(r"[0-9]{1,9}(\.[0-9]{1,6})?")
 _SHOWN = 80  # a message quotes at most so many characters of a value
 
 
@@ -98,6 +104,16 @@ def _not_a_period(value: str) -> str:
     return "" if fits else f"must be a number of versions, as 10, or of seconds, as 0.5s, not {_shown(value)}"
 
 
+def _not_a_factor(value: str) -> str:
+    fits = not value or (_FACTOR.fullmatch(value) and float(value) >= 1)
+    return "" if fits else f"must be a number from 1, as 10 or 2.5, not {_shown(value)}"
+
+
+def _not_a_push_period(value: str) -> str:
+    fits = value == "epoch" or (_BATCHES.fullmatch(value) and int(value))
+    return "" if fits else f"must be a number of batches from 1, or epoch, not {_shown(value)}"
+
+
 def _not_a_launcher(value: str) -> str:
     try:
         _ = value and Launcher.of(value)
@@ -151,6 +167,26 @@ class JobConfig:
             )
         },
     )
+    local_steps: int = _setting(
+        1,
+        "How many steps a worker takes with an optimizer of its own between two pulls. Then it pushes how far its "
+        "weights came, and the job's optimizer steps by that. With 1 it pushes each gradient.",
+        bounds=(1, 1_000_000),
+        option=("--local-steps",),
+        group="Training",
+    )
+    inner_optimizer: optimizers.Optimizer = field(
+        default_factory=optimizers.SGD,
+        metadata={
+            "spec": Spec(
+                "The optimizer with which a task's worker takes its local steps, written as for --optimizer.",
+                why_not=_not_an_optimizer,
+                option=("--inner-optimizer",),
+                metavar="NAME[:K=V,...]",
+                group="Training",
+            )
+        },
+    )
     reduction: str = _setting(
         "mean",
         "How contributions become one gradient: mean divides their sum by the number of members, sum does not; "
@@ -167,6 +203,7 @@ class JobConfig:
         "inverse-sqrt is 1/sqrt(1+s).",
         choices=tuple(reductions.SCALINGS),
         option=("--staleness-scaling",),
+        metavar="NAME",
         group="Training",
     )
     gradient_format: str = _setting(
@@ -235,6 +272,15 @@ class JobConfig:
         option=("--late",),
         group="Training",
     )
+    reject_norm: str = _setting(
+        "",
+        "Rejects a contribution whose norm is more than so many times the median norm of its version's contributions, "
+        "of which there must be three; the reason is logged.",
+        why_not=_not_a_factor,
+        option=("--reject-norm",),
+        metavar="TIMES",
+        group="Failures",
+    )
     max_pending: int = _setting(
         0,
         "How many accepted contributions of one worker may wait for their commit. 0 chooses 1 in BSP, N + 1 in SSP, "
@@ -276,8 +322,8 @@ class JobConfig:
     )
     units: int = _setting(
         0,
-        "How many batches are handed out to the workers, each to be counted once; --data units sets it. With 0 each "
-        "worker has its own part of the data.",
+        "How many units of data are handed out to the workers, each to be counted once; --data units sets it, to one "
+        "for each push. With 0 each worker has its own part of the data.",
         bounds=(0, 2**50),
     )
     task: str = _setting("", "The task that kvps worker trains. A job that was created in Python has none.")
@@ -293,6 +339,32 @@ class JobConfig:
     )
     epochs: int = _setting(
         0, "How many passes over the data.", bounds=(0, 2**31), option=("--epochs",), group="Training"
+    )
+    partition: str = _setting(
+        OWN_PARTITION,
+        "Which samples a worker has: task, those that the task gives to its rank; or a part of all samples: "
+        "contiguous, round-robin, random (drawn anew in each epoch), or overlap, where each worker has all of them.",
+        choices=(OWN_PARTITION, *SCHEMES),
+        option=("--partition",),
+        metavar="SCHEME",
+        group="Training",
+    )
+    push_every: str = _setting(
+        "1",
+        "After how many batches a worker pushes: N, or epoch for all of an epoch. The gradients of these batches are "
+        "computed on the same weights, and their mean is pushed.",
+        why_not=_not_a_push_period,
+        option=("--push-every",),
+        metavar="N|epoch",
+        group="Training",
+    )
+    procs: int = _setting(
+        1,
+        "How many processes of its host compute each contribution of a worker: each takes an even part of every batch, "
+        "and one of them speaks to Redis.",
+        bounds=(1, 256),
+        option=("--procs",),
+        group="Training",
     )
     launched_by: str = _setting(
         "",
@@ -317,7 +389,8 @@ class JobConfig:
     def __post_init__(self) -> None:
         if isinstance(self.optimizer, str):  # as on a command line
             object.__setattr__(self, "optimizer", optimizers.parse(self.optimizer))
-        object.__setattr__(self, "mirror_every", str(self.mirror_every))  # a number of versions may be given as an int
+        for name in ("mirror_every", "push_every", "reject_norm"):  # they may be given as numbers
+            object.__setattr__(self, name, str(getattr(self, name)))
         for name, spec in SPECS.items():
             if why := _why_not(spec, getattr(self, name)):
                 raise InvalidSetting(f"{name} {why}")
@@ -325,6 +398,11 @@ class JobConfig:
             raise InvalidSetting(
                 f"min_workers must be a whole number from 0 to {self.workers}, the number of workers, "
                 f"not {self.min_workers}"
+            )
+        if self.units and self.partition != OWN_PARTITION:
+            raise InvalidSetting(
+                f"partition {self.partition} is for data that is divided among the workers: units are handed out one "
+                f"by one, so leave one of the two out"
             )
         if self.quorum > self.workers:
             raise InvalidSetting(
@@ -339,6 +417,22 @@ class JobConfig:
             raise InvalidSetting("grace is the time after a quorum: set quorum too")
         if self.late == "drop" and not self.partial_rounds:
             raise InvalidSetting("late drop is for rounds that a quorum closes: set quorum and staleness 0")
+        if self.local_steps == 1 and self.inner_optimizer != optimizers.SGD():
+            raise InvalidSetting(
+                "inner_optimizer takes local steps, and local_steps is 1: give local_steps from 2 on, or leave it out"
+            )
+        if isinstance(self.inner_optimizer, optimizers.CustomOptimizer):
+            raise InvalidSetting(
+                "inner_optimizer must be one of kvps's own: only the job's optimizer may be module:Class"
+            )
+        if self.inner_optimizer.groups or self.inner_optimizer.clip_norm:
+            raise InvalidSetting(
+                "inner_optimizer steps on all parameters alike: groups and clip_norm are for the job's optimizer"
+            )
+        if self.local_steps > 1 and (self.push_every != "1" or self.procs > 1):
+            raise InvalidSetting(
+                "local_steps steps on each batch, while push_every and procs make one gradient of several: set only one"
+            )
         if self.transport == "shm" and self.durability == "replicated":
             raise InvalidSetting("durability replicated is for transport redis: shared memory has no replica")
         if self.transport == "shm" and (self.shards > 1 or self.weight_format != "fp32"):
@@ -357,6 +451,11 @@ class JobConfig:
         return self.memory.partition("/")[0]
 
     @property
+    def measures_gradients(self) -> bool:
+        """Whether a version's whole gradient is measured before any of it is stepped on."""
+        return self.optimizer.clip_norm > 0 or bool(self.reject_norm)
+
+    @property
     def mirror_versions(self) -> int:
         """`mirror_every` as a number of versions; 0 if it is in seconds."""
         return 0 if self.mirror_every.endswith("s") else int(self.mirror_every)
@@ -365,6 +464,13 @@ class JobConfig:
     def mirror_s(self) -> float:
         """`mirror_every` in seconds; 0 if it is a number of versions."""
         return float(self.mirror_every[:-1]) if self.mirror_every.endswith("s") else 0.0
+
+    @property
+    def batches_per_round(self) -> int:
+        """How many batches a worker computes between a pull and its push; 0 for all of an epoch."""
+        if self.local_steps > 1:
+            return self.local_steps
+        return 0 if self.push_every == "epoch" else int(self.push_every)
 
     @property
     def partial_rounds(self) -> bool:
@@ -383,6 +489,12 @@ class JobConfig:
         return tuple(filter(None, names))
 
     @property
+    def inner_state(self) -> bool:
+        """Whether a task's workers keep the state of their inner optimizer from round to round: then no round can be
+        computed alone."""
+        return self.local_steps > 1 and bool(self.inner_optimizer.slots)
+
+    @property
     def lease_look_s(self) -> float:
         """Seconds between two looks at a lease: who is late once, or is not heard once, does not lose it."""
         return self.lease_ms / 3_000
@@ -394,9 +506,11 @@ class JobConfig:
 
     def to_hash(self) -> dict[str, str]:
         """Return the fields of the job's config hash."""
-        out = {name: str(getattr(self, name)) for name in SPECS}
-        out["optimizer"] = _as_text(self.optimizer)
-        return out
+        values = {name: getattr(self, name) for name in SPECS}
+        return {
+            name: _as_text(value) if isinstance(value, optimizers.Optimizer) else str(value)
+            for name, value in values.items()
+        }
 
     @classmethod
     def from_hash(cls, stored: Mapping[str, str], where: str = "config") -> JobConfig:
@@ -431,11 +545,11 @@ def _read(name: str, stored: Mapping[str, str]) -> Any:
     text = stored.get(name)
     if not isinstance(text, str):
         raise InvalidSetting(f"{name} {'is missing' if text is None else f'is no text: {_shown(text)}'}")
-    if name == "optimizer":
+    if SPECS[name].why_not is _not_an_optimizer:
         try:
             return optimizers.from_json(Fields.of_json(text, "it", _MOST_OPTIMIZER).as_dict())
         except (CorruptData, InvalidSetting, TypeError) as error:
-            raise InvalidSetting(f"optimizer holds {_shown(text)}: {error}") from None
+            raise InvalidSetting(f"{name} holds {_shown(text)}: {error}") from None
     value = int(text) if SPECS[name].bounds and _WHOLE.fullmatch(text) else text
     if why := _why_not(SPECS[name], value):
         raise InvalidSetting(f"{name} {why}")

@@ -22,7 +22,8 @@ KvpsError
 │   ├── TaskFailed        the user's task raised an error, or returned an invalid value
 │   ├── ContributionLate  its round was committed without it, and the job drops late ones
 │   ├── WorkerAlive       the id belongs to a living worker
-│   └── WorkerEvicted     this incarnation was evicted or replaced; it must join again
+│   ├── WorkerEvicted     this incarnation was evicted or replaced; it must join again
+│   └── GroupLost         a member of the worker's process group has died; make a new group, and join again
 ├── DeviceFailed          a CUDA call failed, or the device has no memory left
 └── LeaseLost             another aggregator holds the shard now
 """
@@ -144,6 +145,10 @@ class WorkerAlive(WorkerError):
 
 class WorkerEvicted(WorkerError):
     """This incarnation was evicted or replaced. Its acknowledged contributions still count; join again to continue."""
+
+
+class GroupLost(WorkerError):
+    """A member of the worker's process group has died. What was acknowledged counts; join again with a new group."""
 
 
 class DeviceFailed(KvpsError):

@@ -18,17 +18,20 @@ from kvps.machine.paths import bundled_server, server_program
 from kvps.server import private_server
 
 PUBLIC = """
-Adadelta Adagrad Adam AdamW Adamax Checkpoint ContributionLate CorruptData DeviceFailed InvalidName InvalidSetting
-InvalidTask Job JobConfig JobError JobExists JobNotFound KvpsError LayoutMismatch LeaseLost Lion LocalJob NAdam
-NoServer NotFinite ParameterGroup RMSprop RunContext SGD ServerError ServerFull ServerLost ServerUnfit Session Store
-TaskFailed TooManyClients UsageError WorkerAlive WorkerError WorkerEvicted WrongOrder connect from_env local
+Adadelta Adagrad Adam AdamW Adamax Checkpoint ContributionLate CorruptData DeviceFailed GroupLost InvalidName
+InvalidSetting InvalidTask Job JobConfig JobError JobExists JobNotFound KvpsError LayoutMismatch LeaseLost Lion
+LocalJob NAdam NoServer NotFinite ParameterGroup RMSprop RunContext SGD ServerError ServerFull ServerLost ServerUnfit
+Session Store TaskFailed TooManyClients UsageError WorkerAlive WorkerError WorkerEvicted WrongOrder connect from_env
+local partition
 """
 
 
 def test_the_public_names() -> None:
     """A literal list: whoever changes it changes what others build on."""
     assert sorted(kvps.__all__) == PUBLIC.split()
-    assert {n for n in vars(kvps) if n[0].isupper()} | {"connect", "from_env", "local"} == set(kvps.__all__)
+    assert {n for n in vars(kvps) if n[0].isupper()} | {"connect", "from_env", "local", "partition"} == set(
+        kvps.__all__
+    )
     assert all(getattr(kvps, name).__doc__ for name in kvps.__all__)
 
 

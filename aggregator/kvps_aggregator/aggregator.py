@@ -34,7 +34,7 @@ from kvps_aggregator.shard.fetch import BadContribution
 from kvps_aggregator.shard.garbage import Sweeper
 from kvps_aggregator.shard.opening import open_shard
 from kvps_aggregator.shard.shard import Shard
-from kvps_aggregator.step.clipping import scale_of
+from kvps_aggregator.step.clipping import outlier, scale_of
 
 log = logging.getLogger("kvps.commit")
 
@@ -310,7 +310,7 @@ class Aggregator:
         """Return the streams that wake the loop. Without a shard it waits only for leases that are given up."""
         keys = self._job.keys
         work = [keys.inbox, keys.commits] if self._shards else []
-        if self._shards and self._job.config.optimizer.clip_norm:
+        if self._shards and self._job.config.measures_gradients:
             work.append(keys.norms)
         return work + ([keys.leases] if len(self._shards) < len(self._choice.eligible) else [])
 
@@ -333,29 +333,36 @@ class Aggregator:
         todo = [s for s in self._shards.values() if plan and s.staged != plan]
         if plan is None or not todo:
             return None
-        if not self._job.config.optimizer.clip_norm or not plan.contributions:
+        if not self._job.config.measures_gradients or not plan.contributions:
             return self._each(todo, plan, self._advance)
         self._each([shard for shard in todo if not _has_measured(shard, plan)], plan, self._measure)
         if not all(_has_measured(shard, plan) for shard in todo):
             return ""
-        scale = self._scale(plan)
-        return None if scale is None else self._each(todo, plan, partial(self._advance, scale=scale))
+        sums = self._square_sums(plan)
+        if sums is None:
+            return None
+        if found := outlier(self._job.config.reject_norm, [each[1:] for each in sums]):
+            number, reason = found
+            self._reject(todo[0], plan, BadContribution(plan.counting[number], reason))
+            return ""
+        scale = scale_of(self._job.config.optimizer.clip_norm, [each[0] for each in sums])
+        return self._each(todo, plan, partial(self._advance, scale=scale))
 
     def _measure(self, shard: Shard, plan: Plan) -> str:
         shard.measure(plan)
         return ""
 
-    def _scale(self, plan: Plan) -> np.float32 | None:
-        """Return what clips the plan's gradient; None as long as another aggregator has not measured its shards."""
+    def _square_sums(self, plan: Plan) -> list[tuple[float, ...]] | None:
+        """Return the sums of squares of each shard; None as long as another aggregator has not measured its own."""
         measured = {number: shard.measured for number, shard in self._shards.items()}
-        sums = {number: found.square_sum for number, found in measured.items() if found and found.plan == plan}
+        sums = {number: found.square_sums for number, found in measured.items() if found and found.plan == plan}
         shards = range(self._job.layout.shards)
         if len(sums) < len(shards):
             with suppress(PlanGone):
                 sums = self._job.scripts.norm(plan, sums)
         if any(number not in sums for number in shards):
             return None
-        return scale_of(self._job.config.optimizer.clip_norm, [sums[number] for number in shards])
+        return [sums[number] for number in shards]
 
     def _each(self, todo: list[Shard], plan: Plan, work: Callable[[Shard, Plan], str]) -> str:
         """Do `work` on each shard, until the plan changes. Return the id of the commit that it made, or ""."""

@@ -15,7 +15,7 @@ from rich.table import Table
 from kvps import optimizers
 from kvps.cli.output import say
 from kvps.errors import InvalidSetting
-from kvps_bench import idle, links, peer, readers, result, round, scale, straggler, transport, wake, workers
+from kvps_bench import diloco, idle, links, peer, readers, result, round, scale, straggler, transport, wake, workers
 from kvps_bench.crew import Place, place
 from kvps_bench.layouts import LAYOUTS
 from kvps_bench.roles import LR
@@ -291,6 +291,69 @@ def links_(
     _measure(run, None, "tcp", turns, quick, as_json)
 
 
+@app.command("diloco")
+def diloco_(
+    batches: Annotated[int | None, typer.Option(metavar="N", help="Batches of each worker.  (default: 1500)")] = None,
+    local_steps: Annotated[int, typer.Option("--local-steps", metavar="H", help="Steps between two pulls.")] = 50,
+    workers: Annotated[int, typer.Option("--workers", "-w", metavar="N", help="Number of workers.")] = 4,
+    target: Annotated[float, typer.Option(help="The held-out loss, in nats a character, whose time is taken.")] = 2.6,
+    mbit: Annotated[float, typer.Option(metavar="RATE", help="Rate of the links, in Mbit/s, each way.")] = 100,
+    lr: Annotated[float, typer.Option(metavar="RATE", help="Learning rate of AdamW, for all.")] = 1e-3,
+    outer: Annotated[
+        str, typer.Option(metavar="NAME[:K=V,...]", help="The outer optimizer, as --optimizer of kvps up.")
+    ] = diloco.OUTER,
+    layout: Annotated[str, typer.Option(metavar="NAME", help=f"Of: {_LAYOUTS}.")] = "cluster",
+    size: Annotated[
+        str, typer.Option(metavar="LAYERS,WIDTH,CONTEXT,BATCH", help="The model, and a worker's batch.")
+    ] = "4,192,32,1",
+    warm_up: Annotated[
+        int, typer.Option("--warm-up", metavar="N", help="Batches of one process before, on which all build.")
+    ] = 0,
+    against: Annotated[
+        str, typer.Option(metavar="NAME,...", help=f"What to compare with. Of: {', '.join(diloco.AGAINST)}.")
+    ] = ",".join(diloco.AGAINST),
+    quick: Quick = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train a small GPT by local steps, by a gradient a step, and by PyTorch's DistributedDataParallel over gloo.
+
+    The hosts are namespaces of this machine: this needs root, or the right to make user namespaces.
+    """
+    if not 0.1 <= mbit <= 1_000_000:
+        raise InvalidSetting(f"--mbit must be from 0.1 to 1000000, not {mbit:g}")
+    if not 2 <= workers <= links.MOST_WORKERS:
+        raise InvalidSetting(f"--workers must be from 2 to {links.MOST_WORKERS}, not {workers}: each has its own host")
+    if not 2 <= local_steps <= 10_000:
+        raise InvalidSetting(f"--local-steps must be from 2 to 10000, not {local_steps}")
+    number = 2 * local_steps if quick and batches is None else batches or diloco.BATCHES
+    setting = diloco.Setting(
+        workers,
+        _positive("--batches", number, 1_000_000),
+        local_steps,
+        target,
+        mbit,
+        lr,
+        optimizers.parse(outer),
+        _names("--layout", layout, tuple(LAYOUTS))[0],
+        _size(size),
+        0 if quick else _positive("--warm-up", warm_up + 1, 1_000_000) - 1,
+        _names("--against", against, tuple(diloco.AGAINST)),
+    )
+
+    def run(where: Place, names: list[str], turns: int) -> result.Result:
+        return diloco.measure(where, setting, say)
+
+    _measure(run, None, "tcp", 1, quick, as_json)
+
+
+def _size(text: str) -> dict[str, int]:
+    """Return the keywords of `small_gpt.Size` that "4,192,32,1" stands for."""
+    numbers = _counts("--size", text)
+    if len(numbers) != len(diloco.SIZE) or numbers[1] % 32:
+        raise InvalidSetting(f"--size must be {', '.join(diloco.SIZE)}, with a width divisible by 32, not {text!r}")
+    return dict(zip(diloco.SIZE, numbers, strict=True))
+
+
 def _measure(
     run: Callable[[Place, list[str], int], result.Result],
     redis: str | None,
@@ -353,9 +416,9 @@ def _counts(option: str, text: str) -> list[int]:
     return [_positive(option, int(number)) for number in numbers]
 
 
-def _positive(option: str, number: int) -> int:
-    if not 1 <= number <= 4096:
-        raise InvalidSetting(f"{option} must be from 1 to 4096, not {number}")
+def _positive(option: str, number: int, most: int = 4096) -> int:
+    if not 1 <= number <= most:
+        raise InvalidSetting(f"{option} must be from 1 to {most}, not {number}")
     return number
 
 

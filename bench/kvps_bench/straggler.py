@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from kvps_workers.gradient import round_gradient
+from kvps_workers.rounds import Rounds
 from kvps_workers.task import load_task
-from kvps_workers.training_loop import batches_of
 
 from kvps.errors import KvpsError
 from kvps.job import Job
@@ -68,14 +69,14 @@ class Trainee(Role):
         """Train until the run is over; return the number of contributions."""
         job = self.store.job(name)
         random = np.random.default_rng((job.config.seed, self._rank))
-        batches = batches_of(self._task, job.config, self._rank, np)
+        rounds = Rounds(self._task, job.config, self._rank, np)
         with job.join(f"w{self._rank}") as session:
             while not self._over.is_set():
                 number = session.round
                 params = session.pull()
                 if self._over.is_set():
                     break
-                _, grads = self._task.gradient(params, batches[number], np)
+                _, grads = round_gradient(self._task, job.layout, rounds, number, params, np)
                 slow = is_slow(kind, self._rank, number, self._setting.workers, random)
                 time.sleep(self._setting.compute_ms / 1000 * (FACTOR if slow else 1))
                 session.push(grads)

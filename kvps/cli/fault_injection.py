@@ -77,11 +77,13 @@ class FaultInjection:
         self._folder.cleanup()
 
 
-def replayed(store: Store, job: Job, checkpoints: Path | None = None) -> str:
-    """Replay the whole job in a separate process, with one thread as its workers had. Return "" or the difference."""
+def replayed(store: Store, job: Job, checkpoints: Path | None = None, record: Path | None = None) -> str:
+    """Replay the whole job in a separate process: with one thread, as its workers had, or from a record. Return "" or
+    the difference."""
     done = subprocess.run(
         [sys.executable, "-P", "-m", "kvps", "verify", job.name]
-        + (["--checkpoints", str(checkpoints)] if checkpoints else []),
+        + (["--checkpoints", str(checkpoints)] if checkpoints else [])
+        + (["--record", str(record)] if record else []),
         env=ONE_THREAD | os.environ | {"KVPS_REDIS_URL": store.url},
         capture_output=True,
         text=True,

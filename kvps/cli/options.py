@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, Field, dataclass, fields
+from dataclasses import MISSING, Field, dataclass, fields, replace
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
@@ -14,7 +14,7 @@ import typer
 from kvps_aggregator.checkpoints import Checkpoints
 from kvps_aggregator.verify.recording import check_directory
 from kvps_workers import Task
-from kvps_workers.training_loop import rounds_of
+from kvps_workers.rounds import rounds_of
 
 from kvps import optimizers
 from kvps.config import SPECS, JobConfig
@@ -22,7 +22,8 @@ from kvps.errors import InvalidSetting
 
 WORKERS = 3
 """The number of workers of a job that is created from a command line without --workers."""
-_OF_TASK = ("batch_size", "epochs")  # a task chooses defaults for these; `kvps run` has no option for them
+_OF_TASK = ("batch_size", "epochs")  # a task chooses defaults for these
+_TASKS_ONLY = (*_OF_TASK, "partition", "push_every", "procs", "inner_optimizer")  # a script has its own loop
 FILES, SERVER = "Files", "Server"  # option groups of a help text, beside those of `Spec.group`
 
 TaskName = Annotated[
@@ -180,8 +181,13 @@ class JobSettings:
 
 @dataclass(frozen=True)
 class Settings(JobSettings):
-    """The settings of a new job that trains a task; `data` says how the samples are divided."""
+    """The settings of a new job that trains a task.
 
+    inner  the value of --inner-optimizer
+    data   how the samples are divided
+    """
+
+    inner: str
     data: str
 
     def job_config(self, name: str, task: Task) -> JobConfig:
@@ -189,12 +195,19 @@ class Settings(JobSettings):
         if self.data not in ("static", "units"):
             raise InvalidSetting(f"--data must be static or units, not {self.data!r}")
         chosen = {"workers": WORKERS} | {option: getattr(task, option) for option in _OF_TASK} | dict(self.given)
-        if self.lr is None and self.optimizer.partition(":")[0] == "sgd" and "lr=" not in self.optimizer:
-            # The task has a good rate for plain SGD; the other optimizers have rates of their own.
-            chosen["optimizer"] = optimizers.parse(self.optimizer, task.lr)
-        if self.data == "units":
-            chosen["units"] = rounds_of(len(task.data(0, 1, np)[0]), chosen["batch_size"], chosen["epochs"])
-        return JobConfig(task=name, **chosen)
+        local_steps = chosen.get("local_steps", 1)
+        # The task has a good rate for plain SGD on its gradients; the other optimizers have rates of their own. SGD on
+        # pseudo-gradients at the rate 1 makes the mean of the workers' weights.
+        if self.lr is None and _is_sgd_without_rate(self.optimizer):
+            chosen["optimizer"] = optimizers.parse(self.optimizer, task.lr if local_steps == 1 else 1.0)
+        if local_steps > 1 and _is_sgd_without_rate(self.inner):
+            chosen["inner_optimizer"] = optimizers.parse(self.inner, task.lr)
+        config = JobConfig(task=name, **chosen)
+        return replace(config, units=rounds_of(len(task.data(0, 1, np)[0]), config)) if self.data == "units" else config
+
+
+def _is_sgd_without_rate(text: str) -> bool:
+    return text.partition(":")[0] == "sgd" and "lr=" not in text
 
 
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:
@@ -220,7 +233,7 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
 def _options(kind: type[JobSettings]) -> list[Parameter]:
     """Return an option for each setting that has one, and --lr and --data, which only a command line has."""
     of_task = issubclass(kind, Settings)
-    chosen = [f for f in fields(JobConfig) if SPECS[f.name].option and (of_task or f.name not in _OF_TASK)]
+    chosen = [f for f in fields(JobConfig) if SPECS[f.name].option and (of_task or f.name not in _TASKS_ONLY)]
     options = sorted(map(_option, chosen), key=lambda option: option.name != "workers")
     rate = "the task's for sgd, else the optimizer's" if of_task else "the optimizer's"
     options.append(_parameter("lr", float | None, None, "--lr", help="Learning rate.", show_default=rate))
@@ -240,6 +253,8 @@ def _option(f: Field[Any]) -> Parameter:
     told: dict[str, Any] = {"help": spec.help, "metavar": metavar, "rich_help_panel": spec.group}
     if f.name in _OF_TASK:
         return _parameter(f.name, int | None, None, *spec.option, show_default="the task's", **told)
+    if f.name == "inner_optimizer":
+        told["show_default"] = "sgd with the task's rate"
     if default is MISSING:
         default = optimizers.SGD.kind
     elif f.name == "workers":
@@ -259,8 +274,10 @@ def _settings(kind: type[JobSettings], context: typer.Context, said: Mapping[str
     given = {name: _checked(name, value) for name, value in said.items() if name in SPECS and is_given(context, name)}
     if "optimizer" in given or said["lr"] is not None:
         given["optimizer"] = optimizers.parse(said["optimizer"], said["lr"])
-    data = {"data": said["data"]} if "data" in said else {}
-    return kind(given=given, optimizer=said["optimizer"], lr=said["lr"], **data)
+    of_task = {"inner": said["inner_optimizer"], "data": said["data"]} if "data" in said else {}
+    if "inner_optimizer" in given:
+        given["inner_optimizer"] = optimizers.parse(said["inner_optimizer"])
+    return kind(given=given, optimizer=said["optimizer"], lr=said["lr"], **of_task)
 
 
 def is_given(context: typer.Context, name: str) -> bool:

@@ -14,7 +14,7 @@ from typing import Annotated
 import numpy as np
 import typer
 from kvps_workers import Task, load_task
-from kvps_workers.training_loop import rounds_of
+from kvps_workers.rounds import Rounds
 
 from kvps.arrays.digest import weights_sha256
 from kvps.cli import connect, options
@@ -105,7 +105,7 @@ def up(
         workers = _train(supervisor, made, display, arguments, aggregators or (2 if trial else 1), kept, trial)
         version = _finish(made, found, report)
         if trial:
-            _judge(store, made, trial, saving and saving.directory)
+            _judge(store, made, trial, saving and saving.directory, record)
     check_trained(name, version, workers)
 
 
@@ -124,8 +124,7 @@ def _rounds(task: Task, config: JobConfig) -> dict[str, int]:
     """Return worker -> how many rounds it will do; with units, about how many."""
     if config.units:
         return {f"w{rank}": -(-config.units // config.workers) for rank in range(config.workers)}
-    samples = [len(task.data(rank, config.workers, np)[0]) for rank in range(config.workers)]
-    return {f"w{rank}": rounds_of(n, config.batch_size, config.epochs) for rank, n in enumerate(samples)}
+    return {f"w{rank}": Rounds(task, config, rank, np).total for rank in range(config.workers)}
 
 
 def _train(
@@ -152,13 +151,20 @@ def _train(
         supervisor.end()
 
 
-def _judge(store: Store, job: Job, trial: FaultInjection, checkpoints: Path | None) -> None:
-    """Print the verdict. Raise KvpsError if a contribution was lost or counted twice, or the replay differs."""
-    verdict, differs = trial.judge(job, checkpoints), replayed(store, job, checkpoints)
+def _judge(store: Store, job: Job, trial: FaultInjection, checkpoints: Path | None, record: Path | None) -> None:
+    """Print the verdict. Raise KvpsError if a contribution was lost or counted twice, or the replay differs.
+
+    Rounds that cannot be computed alone are replayed from the `record`, if there is one.
+    """
+    verdict, recorded = trial.judge(job, checkpoints), record if job.config.inner_state else None
+    differs = replayed(store, job, checkpoints, recorded)
+    replay = "differs" if differs else "identical"
+    if job.config.inner_state and record is None and not differs:
+        replay = f"left out: the inner {job.config.inner_optimizer.kind} keeps a state, so it needs --record DIR"
     trial.close()
     print(
         f"{trial.kills} kills, {verdict.acknowledged} acknowledged, {verdict.lost} lost, {verdict.twice} twice, "
-        f"replay {'differs' if differs else 'identical'}"
+        f"replay {replay}"
     )
     if verdict.lost or verdict.twice or differs:
         raise KvpsError(f"job {job.name}: {differs or 'gradients were lost or counted twice'}; please report this")

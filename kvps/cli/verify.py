@@ -17,14 +17,17 @@ from kvps_aggregator.verify.chain import Unproved
 from kvps_aggregator.verify.recording import Recorded
 from kvps_aggregator.verify.replay import Encode, Proof, Source, prove
 from kvps_workers import Task, load_task
+from kvps_workers.contributions import Contributions
+from kvps_workers.rounds import round_number
 from kvps_workers.task import blamed
-from kvps_workers.training_loop import Batches, batch_number, batches_of
 
 from kvps.arrays.formats import Bytes
 from kvps.arrays.layout import DTYPE, Array
 from kvps.cli import connect, options
 from kvps.cli.output import print_json
 from kvps.cli.supervise import ONE_THREAD
+from kvps.config import JobConfig
+from kvps.device.base import CPU
 from kvps.errors import InvalidSetting, KvpsError
 from kvps.history.checkpoint import Checkpoint
 from kvps.history.commit_log import Log
@@ -73,7 +76,7 @@ def verify(
     if as_json:
         print_json({"job": job, "version": state.version} | dataclasses.asdict(proof))
     else:
-        _show(state, proof)
+        _show(state, proof, found.config)
     if proof.differs:
         raise KvpsError(f"job {job}: {proof.differs}")
 
@@ -93,7 +96,7 @@ def proof_of(
     source: Source | None = None
     if record is not None:
         source = Recorded(record, job.name, state.id, job.layout, job.config.gradient_format)
-    elif job.config.task:
+    elif job.config.task and not job.config.inner_state:
         source = Recomputed(job, state)
     log = Log(job, state, checkpoints)
     return state, prove(log, state, job.config, job.layout, (version, flat), source, start)
@@ -106,6 +109,7 @@ class Recomputed:
     wants_weights = True
 
     def __init__(self, job: Job, state: State) -> None:
+        self._job = job
         self._config = job.config
         self._layout = job.layout
         self._members = state.members
@@ -115,8 +119,8 @@ class Recomputed:
         return load_task(self._config.task)
 
     @cached_property
-    def _batches(self) -> Callable[[int], Batches]:
-        return lru_cache(None)(lambda rank: batches_of(self._task, self._config, rank, np))
+    def _contributions(self) -> Callable[[int], Contributions]:
+        return lru_cache(None)(lambda rank: Contributions(self._job, self._task, rank, CPU))
 
     def initial(self) -> Array:
         """Return version 0, (size,) float32. Raises Unproved."""
@@ -130,9 +134,8 @@ class Recomputed:
         """Return the contribution as it was on the wire. Raises Unproved."""
         assert weights is not None
         with _unproved():
-            batches = self._batches(self._members[contribution.worker].rank)
-            with blamed(self._config.task):
-                _, grads = self._task.gradient(self._layout.views(weights), batches[batch_number(contribution)], np)
+            computed = self._contributions(self._members[contribution.worker].rank)
+            _, grads = computed.compute(self._layout.views(weights), round_number(contribution))
             return encode(np.concatenate(self._layout.hosted(grads, "gradient")))
 
     def otherwise(self, contribution: Contribution, shard: int) -> str:
@@ -167,7 +170,7 @@ def _compute_as_workers_do() -> None:
         os.execve(sys.executable, [sys.executable, "-P", "-m", "kvps", *sys.argv[1:]], environment)
 
 
-def _show(state: State, proof: Proof) -> None:
+def _show(state: State, proof: Proof, config: JobConfig) -> None:
     whole = proof.commits == state.version
     end = f"ends at the job's head {proof.head[:12]}" if whole else f"as far as commit {proof.commits}"
     behind = f" after version {proof.since}" if proof.since else ""
@@ -180,6 +183,12 @@ def _show(state: State, proof: Proof) -> None:
         print(
             f"replayed    nothing: the log begins after version {proof.since}; give --checkpoints DIR, where "
             f"the rest was moved, or --from FILE, a checkpoint of that version or a later one"
+        )
+    elif config.inner_state:
+        inner = config.inner_optimizer.kind
+        print(
+            f"replayed    nothing: the state of the inner {inner} goes on from round to round, so no round can be "
+            f"computed alone; give --record DIR, as to kvps aggregator start"
         )
     else:
         print("replayed    nothing: no task computes its gradients again, and no --record DIR was given")

@@ -31,8 +31,8 @@ are in the same half of all slots, and so on one of two masters.
                                                    next_unit.lua,      round (the last accepted; pending is round -
                                                    create.lua          clock - skip), finished, awaited (not joined yet
                                                                        since the restore), residual (the name of its
-                                                                       stored residual, if that belongs to all
-                                                                       accepted), host, pid, device
+                                                                       stored residual and inner state, if they belong
+                                                                       to all accepted), host, pid, device
     kvps:{job}:ranks                       hash    join.lua            rank -> worker
     kvps:{job}:rounds                      zset    join, ready,        worker that is not gone -> its last committed
                                                    leave, evict.lua    round: the bound compares with the lowest
@@ -63,9 +63,9 @@ are in the same half of all slots, and so on one of two masters.
     kvps:{job}:plan                        hash    plan, reject,       the one open plan: id, version, head, history,
                                                    recover.lua         through (the last inbox id it takes), and text,
                                                                        the JSON that is logged
-    kvps:{job}:norms                       stream  norm.lua            capped: what each shard adds to the square of
-                                                                       the gradient's norm, if it is clipped and
-                                                                       several aggregators hold the shards
+    kvps:{job}:norms                       stream  norm.lua            capped: sums of squares of each shard's part of
+                                                                       the open plan's gradient and contributions, if
+                                                                       several aggregators measure them
     kvps:{job}:ready                       hash    ready.lua           shard -> term and digest that are staged for it
     kvps:{job}:commits                     stream  ready.lua (commit), the commit log, with joins and leaves; wakes
                                                    join, leave, evict  aggregators and watchers
@@ -89,7 +89,8 @@ are in the same half of all slots, and so on one of two masters.
                                                                        full server refuses to stage one
     kvps:{job/id/shard/}:g:<worker>.<incarnation>:<seq>:<chunk>  string  session  a gradient
     kvps:{job/id/shard/}:r:<worker>.<incarnation>:<seq>:<chunk>  string  session  the residual of a worker that left,
-                                                                       up to that sequence number; float32
+                                                                       up to that sequence number; float32. Behind it,
+                                                                       in shard 0, the state of its inner optimizer
 
 The id of a job is a nonce, and part of the name of all its bytes: a process that unlinks the bytes of a removed job
 touches nothing of a job that was made anew under its name.

@@ -319,21 +319,21 @@ class JobScripts:
                 raise PlanGone
         raise CorruptData(f"shard {shard} of job {k.job!r} was staged twice by one term: {reply}")
 
-    def norm(self, plan: Plan, square_sums: Mapping[int, float]) -> dict[int, float]:
-        """Note the sums of squares of these shards' parts of the gradient; return those of all that are known.
-
-        Raises PlanGone, CorruptData.
+    def norm(self, plan: Plan, sums: Mapping[int, Sequence[float]]) -> dict[int, tuple[float, ...]]:
+        """Note the sums of squares of these shards' parts of the plan's gradient, and of each of its counting
+        contributions; return those of all shards that are known. Raises PlanGone, CorruptData.
         """
         k = self._keys
-        said = [word for shard, total in square_sums.items() for word in (shard, repr(total))]
+        said = [word for shard, each in sums.items() for word in (shard, ",".join(map(repr, each)))]
         reply = self._run("norm", [k.plan, k.norms], plan.id, plan.history, self._shards, *said)
         if reply[0] == "PLAN":
             raise PlanGone
         found = list(map(str, reply[1:]))
-        shards, totals = found[::2], found[1::2]
-        if not all(map(_SHARD.fullmatch, shards)) or not all(map(_FLOAT.fullmatch, totals)):
+        shards, all_sums = found[::2], [text.split(",") for text in found[1::2]]
+        right = all(len(each) == len(plan.counting) + 1 and all(map(_FLOAT.fullmatch, each)) for each in all_sums)
+        if not right or not all(map(_SHARD.fullmatch, shards)):
             raise _damaged(k.norms)
-        return {int(shard): float(total) for shard, total in zip(shards, totals, strict=True)}
+        return {int(shard): tuple(map(float, each)) for shard, each in zip(shards, all_sums, strict=True)}
 
     def reject(self, shard: int, term: str, plan: Plan, contribution: Contribution, reason: str) -> None:
         """Take a damaged contribution out of the plan, and log the reason. Raises LeaseLost, PlanGone."""

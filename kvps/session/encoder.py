@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvps.arrays.error_feedback import DeviceResidual, Residual
 from kvps.arrays.formats import chunk_sizes, format_of
@@ -15,6 +16,7 @@ from kvps.connection.sockets import ChunkGone
 from kvps.device.base import CPU, Cuda, Device, Flat, PinnedStaging, device_of, on_device
 from kvps.errors import CorruptData, DeviceFailed, JobNotFound, ServerFull, WorkerEvicted
 from kvps.session.buffers import GradientBuffers
+from kvps.session.inner_state import from_bytes
 from kvps.session.membership import Membership
 from kvps.session.residual_store import ResidualStore
 from kvps.transport.access import JobAccess
@@ -67,30 +69,47 @@ class Encoder:
         """Return the residual that the last incarnation stored; zeros if it stored none."""
         values: Array = np.zeros(self._layout.size, DTYPE)
         if self._inherited:
-            try:
+            with self._there("residual"):
                 self._store.load(self._inherited, values)
-            except ChunkGone as gone:
-                self._membership.look()  # raises if a newer incarnation freed it
-                worker = self._membership.worker
-                raise CorruptData(f"the residual that {worker!r} stored when it left is not there: {gone}") from None
         if isinstance(home, Cuda):
             return DeviceResidual(self._format, values, self._layout, home)
         return Residual(self._format, values)
+
+    def inherited_state(self) -> dict[str, NDArray[Any]]:
+        """Return the state of an inner optimizer that the last incarnation stored, {} if it stored none. Raises
+        CorruptData, WorkerEvicted."""
+        if not self._inherited:
+            return {}
+        with self._there("inner state"):
+            data = self._store.load_state(self._inherited)
+        return from_bytes(bytes(data), f"the inner state of worker {self._membership.worker!r}") if data else {}
+
+    @contextlib.contextmanager
+    def _there(self, what: str) -> Iterator[None]:
+        """Raise CorruptData for bytes that are gone, unless a newer incarnation freed them: then WorkerEvicted."""
+        try:
+            yield
+        except ChunkGone as gone:
+            self._membership.look()
+            worker = self._membership.worker
+            raise CorruptData(f"the {what} that {worker!r} stored when it left is not there: {gone}") from None
 
     def keep(self) -> None:
         """Note that the last encoded contribution was accepted: what it left out goes into the next one."""
         if self.residual:
             self.residual.keep()
 
-    def save(self) -> str:
-        """Store the residual of all that was accepted, for the next incarnation. Return its name, "" if it cannot."""
+    def save(self, state: bytes) -> str:
+        """Store the residual of all that was accepted, and the `state` of an inner optimizer after it, for the next
+        incarnation. Return their name, "" if there is nothing to store or no room."""
         me = self._membership
         if not me.sequence:
             return self._inherited
-        if self.residual:
+        if self.residual or state:
             with contextlib.suppress(WorkerEvicted, ServerFull, JobNotFound, DeviceFailed):
                 if me.check(me.look()).accepted == me.sequence:
-                    return self._store.save(me.incarnation, me.sequence, self.residual.values)
+                    values = self.residual.values if self.residual else None
+                    return self._store.save(me.incarnation, me.sequence, values, state)
         return ""
 
     def stored_keys(self, name: str) -> list[str]:

@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvps.arrays.inputs import one_number
 from kvps.arrays.layout import DTYPE, Array
@@ -28,6 +29,7 @@ from kvps.protocol.scripts import Joined, ServerRestarted
 from kvps.reductions import check_weight
 from kvps.session.buffers import GradientBuffers
 from kvps.session.encoder import Encoder
+from kvps.session.inner_state import to_bytes
 from kvps.session.iteration import IterationTimer
 from kvps.session.membership import Membership
 from kvps.session.pull import WeightPull
@@ -199,7 +201,7 @@ class Session:
         buffers = self._buffers_now
         withdraws = buffers is not None and buffers.may_be_written(grads)
         shown = None if loss is None else one_number(loss, "the loss")
-        weight = check_weight(weight, self._access.config.reduction)
+        weight = self.check_weight(weight)
         began = time.perf_counter()
         push = self._push
         rest = self._access.layout.rest({} if grads is None else grads, "gradient", push.has)
@@ -213,6 +215,10 @@ class Session:
         self._turn = self._unit = None
         self._timer.pushed(began, self.round, self.version, shown)
         return self.clock
+
+    def check_weight(self, weight: object) -> int:
+        """Return a contribution's weight, 1 for None. Raises InvalidSetting unless `push` takes it."""
+        return check_weight(weight, self._access.config.reduction)
 
     @property
     def _push(self) -> Push:
@@ -238,12 +244,21 @@ class Session:
 
     # -- leave ------------------------------------------------------------------------------------------------
 
-    def leave(self, finished: bool = True) -> None:
+    def inherited_state(self) -> dict[str, NDArray[Any]]:
+        """Return the `state` that the last incarnation gave to `leave`; {} if it gave none, or was killed or evicted.
+        Raises CorruptData, WorkerEvicted."""
+        self._membership.check_usable()
+        return self._encoder.inherited_state()
+
+    def leave(self, finished: bool = True, state: Mapping[str, NDArray[Any]] | None = None) -> None:
         """Leave the vector clock: no worker waits for this one any more, and what it pushed still commits.
 
-        `finished` says that it has done all its rounds; a job is finished when all its workers are. Raises
+        `finished` says that it has done all its rounds; a job is finished when all its workers are. `state`, name ->
+        float32, float64 or int64 array, is what the worker keeps beside the weights, as it was when its last push
+        returned. A worker that is not finished finds it again when it joins: see `inherited_state`. Raises
         WorkerEvicted if it was evicted before and not replaced, because then the job does not know that it finished.
         """
+        kept = to_bytes(state) if state else b""
         me = self._membership
         me.owner.check()
         if me.closed:
@@ -256,7 +271,7 @@ class Session:
         self._uploads.release(me.settled)
         try:
             # No worker comes back after its last round, except to compute the units of dead workers.
-            residual = "" if finished and not self._access.config.units else self._encoder.save()
+            residual = "" if finished and not self._access.config.units else self._encoder.save(kept)
         finally:
             me.stop_heartbeat()
         try:

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
+from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch.utils.hooks import RemovableHandle
 
 from kvps.arrays.layout import DTYPE
-from kvps.errors import InvalidSetting, LayoutMismatch, UsageError, WrongOrder
+from kvps.errors import ContributionLate, InvalidSetting, LayoutMismatch, UsageError, WrongOrder
 from kvps.job import Job
 from kvps.machine.fork import ProcessOwner
 from kvps.session.session import Session
+from kvps.torch.group import GroupSession, join_as_group
+from kvps.torch.local_steps import LocalSteps
 from kvps.torch.model import Parameters, fill, fitting
+
+log = logging.getLogger("kvps.session")
 
 
 def join(
@@ -24,24 +31,75 @@ def join(
     model: torch.nn.Module,
     worker: str | None = None,
     *,
+    inner: torch.optim.Optimizer | None = None,
+    local_steps: int | None = None,
     overlap: bool = False,
     takeover: bool = False,
     prefetch: bool = False,
+    group: dist.ProcessGroup | None = None,
 ) -> TorchSession:
     """Become a worker that trains `model`, as `Job.join` does; the first pull replaces the model's own weights.
 
-    With `overlap` each gradient is sent while backward computes the next: for parameters on the CPU, one backward() per
-    round, and gradients that nothing changes before step(). Raises LayoutMismatch, InvalidSetting, and what `Job.join`
-    raises; nothing was changed then.
+    With `inner`, the worker takes `local_steps` steps with that optimizer between two pulls from the job, and pushes
+    the pseudo-gradient, float32: the weights pulled minus the weights now. `local_steps` is the job's if None. This
+    keeps one more copy of the parameters, 4 bytes an item. With `overlap` each gradient is sent while backward computes
+    the next: for parameters on the CPU, one backward() per round, and gradients that nothing changes before step().
+    With `group`, all members of that gloo group are one worker: each joins with a model of its own, calls pull() and
+    step() as often as the others, and the mean of their gradients is pushed once. If a member dies, the calls of the
+    others raise GroupLost. Raises LayoutMismatch, InvalidSetting, and what `Job.join` raises; nothing was changed then.
     """
     params = fitting(job, model)
+    local = _local(job, params, inner, local_steps)
+    if local and overlap:
+        raise InvalidSetting(
+            "overlap=True sends gradients during backward, and a pseudo-gradient exists only after the last local "
+            "step: leave it out"
+        )
     device = str(next(iter(params.values())).device)
     if overlap and any(p.device.type != "cpu" for p in params.values()):
         raise InvalidSetting(
             f"overlap=True is for parameters on the CPU, these are on {device}, where backward runs on other threads: "
             f"leave it out"
         )
-    return TorchSession(job.join(worker, device=device, takeover=takeover, prefetch=prefetch), params, overlap)
+    if group is not None:
+        if local:
+            raise InvalidSetting("inner takes local steps, and the members of a group step together: leave one out")
+        if overlap:
+            raise InvalidSetting("overlap=True sends gradients before a group has added them up: leave it out")
+        return TorchSession(join_as_group(job, group, worker, device, takeover, prefetch), params, overlap)
+    session = job.join(worker, device=device, takeover=takeover, prefetch=prefetch)
+    if local:
+        try:
+            _resume(session, local)
+        except BaseException:
+            session.leave(finished=False)
+            raise
+    return TorchSession(session, params, overlap, local)
+
+
+def _resume(session: Session, local: LocalSteps) -> None:
+    """Have the inner optimizer go on from the state that the worker left, and say if it cannot. Raises CorruptData."""
+    if local.restore(session.inherited_state()):
+        log.info("worker %s: its inner %s goes on from the state that it left", session.worker, local.kind)
+    elif session.clock and local.is_new:
+        log.warning(
+            "worker %s: its inner %s starts anew, because the last process did not leave its state: it was killed or "
+            "evicted, failed, or had another optimizer",
+            session.worker,
+            local.kind,
+        )
+
+
+def _local(
+    job: Job, params: Parameters, inner: torch.optim.Optimizer | None, local_steps: int | None
+) -> LocalSteps | None:
+    """Return the local steps that a worker takes; None if it pushes each gradient. Raises InvalidSetting."""
+    steps = job.config.local_steps if local_steps is None else local_steps
+    if inner is not None:
+        return LocalSteps(params, inner, steps, job.config)
+    if steps != 1:
+        raise InvalidSetting(f"a worker that takes {steps!r} local steps needs an optimizer for them: give inner=")
+    return None
 
 
 class TorchSession:
@@ -50,10 +108,13 @@ class TorchSession:
     session   the worker's session: rank, round, clock, version, and next_unit() for units
     """
 
-    def __init__(self, session: Session, params: Parameters, overlap: bool) -> None:
+    def __init__(
+        self, session: Session | GroupSession, params: Parameters, overlap: bool, local: LocalSteps | None = None
+    ) -> None:
         self._owner = ProcessOwner(f"the session of worker {session.worker!r}")
         self.session = session
         self._params = params
+        self._local = local
         self._put: dict[str, tuple[torch.Tensor, int]] = {}  # sent during backward, with its count of writes then
         self._overlap = overlap
         me = weakref.proxy(self)  # a user who drops a worker without leaving drops its session too
@@ -73,37 +134,74 @@ class TorchSession:
     def pull(self) -> None:
         """Begin a round as soon as the bound admits it: copy the newest weights into the model, clear its gradients.
 
-        Raises WorkerEvicted, JobNotFound, ServerLost.
+        Between local steps, only clear the gradients. Raises WorkerEvicted, JobNotFound, ServerLost.
         """
-        weights = self.session.pull()
+        local = self._local
+        weights = None if local and local.under_way else self.session.pull()
         self._put.clear()
         for parameter in self._params.values():
             parameter.grad = None
-        fill(self._params, weights)
+        if weights is not None:
+            fill(self._params, weights)
+        if local:
+            local.begin(anew=weights is not None)
 
-    def step(self, loss: float | torch.Tensor | None = None) -> int:
+    def step(self, loss: float | torch.Tensor | None = None, weight: int | None = None) -> int:
         """Push every parameter's `.grad`, by which the aggregator steps; return the clock that acknowledges it.
 
-        A parameter without a gradient counts as zeros. `loss`, one number, is shown while the job runs. Raises
-        LayoutMismatch, NotFinite, WrongOrder, and UsageError for any other loss; nothing has changed then. Raises what
-        else `Session.push` raises, and may then be called again as that may.
+        A parameter without a gradient counts as zeros. `loss`, one number, is shown while the job runs. `weight` is for
+        a job whose reduction is weighted, as the number of samples. Raises LayoutMismatch, NotFinite, WrongOrder,
+        InvalidSetting for a weight that does not fit, and UsageError for any other loss; nothing has changed then.
+        Raises what else `Session.push` raises, and may then be called again as that may. With local steps, take one;
+        only the last of a round pushes, with the sum of the weights, and a call that repeats its push takes no other.
+        Return the clock so far.
         """
         self._owner.check()
-        grads = self._gradients()
+        if weight is not None:
+            if isinstance(self.session, GroupSession):
+                raise InvalidSetting("weight is not for a group, whose members count alike: leave it out")
+            weight = self.session.check_weight(weight)
+        if not self._local:
+            return self._push(self._gradients(), loss, weight)
+        if not self._local.take(weight):
+            return self.session.clock
+        return self._push(self._local.pseudo_gradient(), loss, self._local.weight)
+
+    def _push(self, grads: dict[str, Any], loss: float | torch.Tensor | None, weight: int | None) -> int:
         try:
-            clock = self.session.push(grads, loss)
+            if isinstance(self.session, GroupSession):
+                clock = self.session.push(grads, loss)
+            else:
+                clock = self.session.push(grads, loss, weight)
         except UsageError:
             raise
-        except BaseException:
+        except BaseException as error:
             self._put.clear()  # the session has dropped those gradients: the next call pushes all
+            if self._local and isinstance(error, ContributionLate):
+                self._local.dropped()
             raise
         self._put.clear()
+        if self._local:
+            self._local.pushed()
         return clock
 
     def leave(self, finished: bool = True) -> None:
-        """Leave as `Session.leave` does; the end of a with block does this too."""
+        """Leave as `Session.leave` does; the end of a with block does this too.
+
+        First push the local steps that were taken and not pushed. They count as one contribution, as whole rounds do.
+        In a job that hands out units they are dropped, and the unit goes to another worker. A worker that is not
+        `finished` stores the state of its inner optimizer, with which the next `join` under its id goes on. Raises what
+        `step` raises.
+        """
+        self._owner.check()
+        if self._local and self._local.to_push:
+            with suppress(ContributionLate):  # it never counts, and there is no round after it
+                self._push(self._local.pseudo_gradient(), None, self._local.weight)
         self._unhook()
-        self.session.leave(finished)
+        if self._local and isinstance(self.session, Session):
+            self.session.leave(finished, self._local.state())
+        else:
+            self.session.leave(finished)
 
     def _leaves(self, name: str, parameter: torch.Tensor) -> None:
         """Send a gradient that autograd has added up; not in a fork, where another session may train the model."""
@@ -114,6 +212,7 @@ class TorchSession:
                 f"gradient {name!r} was sent, and is added to again: join with overlap=False for several backward()"
             )
         grad = _dense(name, parameter.grad)
+        assert isinstance(self.session, Session)  # a group sends nothing early
         try:
             self.session.put(name, grad.float())
         except UsageError:
@@ -144,6 +243,14 @@ class TorchSession:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error is None and self._owner.is_here:
+            try:
+                self.leave()
+            except BaseException as failed:
+                self._unhook()
+                self.session.__exit__(type(failed), failed, trace)
+                raise
+            return
         self._unhook()
         self.session.__exit__(kind, error, trace)
 

@@ -40,6 +40,7 @@ Scenario = Callable[[Arena], Result]
 FULL: dict[str, Scenario] = {
     "points": kills.named_points,
     "random": kills.at_random,
+    "quorum": kills.with_quorums,
     "sleepers": sleepers.holders_sleep,
     "impostors": sleepers.workers_sleep,
     "redis": servers.redis_is_killed,
@@ -63,6 +64,7 @@ FULL: dict[str, Scenario] = {
 SHORT: dict[str, Scenario] = {
     "points": partial(kills.named_points, each=1, most=8, units=90),
     "random": partial(kills.at_random, kills=9, every_s=0.1, units=60),
+    "quorum": partial(kills.with_quorums, kills=12, every_s=0.1, units=60),
     "sleepers": partial(sleepers.holders_sleep, sleeps=3, duels=3),
     "impostors": partial(sleepers.workers_sleep, sleeps=3),
     "redis": partial(servers.redis_is_killed, kills=4, pause_s=0.2),

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
+import kvps
 from chaos import points
 from chaos.arena import MODES, Arena
 from chaos.crew import shuffled
 from chaos.report import Result
 
 _UNITS = 8000
+Modes = Mapping[str, Mapping[str, Any]]
+"""The name of a mode -> the settings of its jobs."""
+_CLIPPED = kvps.SGD(lr=0.05, momentum=0.5, clip_norm=1.0)
+QUORUMS: Modes = {
+    "next": {"quorum": 2, "late": "next"},
+    "drop": {"quorum": 2, "late": "drop", "optimizer": _CLIPPED},
+    "drop, with grace": {"quorum": 1, "late": "drop", "grace_ms": 10, "reduction": "median"},
+    "buffer": {"staleness": -1, "quorum": 2, "staleness_scaling": "inverse", "optimizer": _CLIPPED},
+}
 
 
 def named_points(
@@ -55,11 +65,22 @@ def named_points(
 def at_random(arena: Arena, kills: int = 600, every_s: float = 0.12, units: int = 6000, **settings: Any) -> Result:
     """Kill random children at random instants, in every mode, until `kills` were killed."""
     result = Result("random", "killed at random", arena.seed, needed=kills)
+    modes: Modes = {mode: {"staleness": staleness} | settings for mode, staleness in MODES.items()}
+    return _at_random(arena, result, modes, kills, every_s, units)
+
+
+def with_quorums(arena: Arena, kills: int = 400, every_s: float = 0.12, units: int = 6000) -> Result:
+    """As `at_random`, of jobs whose versions wait for a quorum, with either rule for late ones; some clip gradients."""
+    result = Result("quorum", "killed at random, with a quorum", arena.seed, needed=kills)
+    return _at_random(arena, result, QUORUMS, kills, every_s, units)
+
+
+def _at_random(arena: Arena, result: Result, modes: Modes, kills: int, every_s: float, units: int) -> Result:
     with arena.server() as store:
-        for mode, staleness in MODES.items():
+        for mode, settings in modes.items():
             done, number = 0, 0
-            while done < kills / len(MODES):
-                job = arena.job(store, staleness=staleness, units=units * (number % 2), **settings)
+            while done < kills / len(modes):
+                job = arena.job(store, units=units * (number % 2), **settings)
                 with arena.crew(job, at_once=number % 4 < 2) as crew:
                     crew.start_all(3, job.layout.shards, rounds=units // 3)
                     crew.run(arena.random, every_s)

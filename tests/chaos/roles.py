@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import traceback
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -24,7 +25,7 @@ from kvps.arrays.formats import Bytes
 from kvps.arrays.layout import Array
 from kvps.connection.client import Client
 from kvps.connection.cluster import open_client
-from kvps.errors import ServerError, WorkerEvicted
+from kvps.errors import ContributionLate, ServerError, WorkerEvicted
 from kvps.job import Job
 from kvps.machine import process
 from kvps.protocol.job_state import State
@@ -99,11 +100,11 @@ def _work(job: Job, session: Session, spec: dict[str, Any]) -> None:
         params = session.pull()
         time.sleep(spec.get("computes_s", 0.0))  # the weights are in use meanwhile
         grads = computed(params, session.rank, session.round, unit)
-        if damages and rng.random() < damages:
-            with _damaging(job, session):
+        try:
+            with _damaging(job, session) if damages and rng.random() < damages else nullcontext():
                 session.push(grads)
-        else:
-            session.push(grads)
+        except ContributionLate:
+            continue
         points.note(spec["acks"], f"{session.worker} {session.incarnation} {session.sequence}\n".encode())
 
 

@@ -19,7 +19,7 @@ from helpers.hosts import Hosts, network
 from helpers.waiting import eventually
 from kvps_bench.hosts import LEAST_BURST
 from kvps_workers import load_task
-from kvps_workers.training_loop import batches_of
+from kvps_workers.rounds import Rounds
 
 from kvps.cli.fault_injection import judge
 from kvps.job import Job
@@ -44,7 +44,7 @@ def ended(*started: Started) -> list[int]:
 def check(job: Job, acks: Path, *evicted: str) -> None:
     """Assert that every worker came to its last round, that the log's replay has these weights, and that each
     acknowledged contribution counted once. Who was `evicted` missed the rounds that the others did meanwhile."""
-    rounds = EPOCHS * batches_of(load_task("digits"), job.config, 0, np).per_epoch
+    rounds = Rounds(load_task("digits"), job.config, 0, np).total
     members = job.state().members
     assert {member.round for member in members.values()} == {rounds}
     assert {name for name in members if job.clock()[name] < rounds} == set(evicted)

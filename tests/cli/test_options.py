@@ -15,7 +15,7 @@ import kvps
 from kvps.cli import options
 from kvps.config import SPECS, JobConfig
 
-OF_TASK = {"batch_size", "epochs"}
+OF_TASK = {"batch_size", "epochs", "partition", "push_every", "procs", "inner_optimizer"}
 
 
 def _said(kind: type[options.JobSettings], *arguments: str) -> Any:

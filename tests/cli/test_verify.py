@@ -128,6 +128,20 @@ def test_how_little_can_be_proved_is_said(lasting: kvps.Store, tmp_path: Path) -
         assert words in done.stderr
 
 
+def test_local_steps_with_a_state_are_replayed_from_a_record(lasting: kvps.Store) -> None:
+    options = ["--job", "job", "--epochs", "4", "--local-steps", "7", "--inner-optimizer", "adam"]
+    assert kvps_run("up", "digits", *options, "--record", "kept").returncode == 0
+    chain, replayed, _ = _verified("job")
+    assert chain.startswith("chain       9 commits, 27 contributions: unbroken")
+    assert replayed.startswith("replayed    nothing: the state of the inner adam goes on")
+    assert "recorded    9 of 9 commits bit-identical" in _verified("job", "--record", "kept")[1]
+
+
+def test_plain_local_steps_are_computed_again(lasting: kvps.Store) -> None:
+    assert kvps_run("up", "digits", "--job", "job", "--epochs", "4", "--local-steps", "7").returncode == 0
+    assert "recomputed  9 of 9 commits bit-identical" in _verified("job")[1]
+
+
 def test_a_users_optimizer_and_reduction(lasting: kvps.Store, own_rules: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are used where they are. Elsewhere each command says in one line that they are missing."""
     options = ["--optimizer", "own_rules:Momentum:lr=0.1,mu=0.8", "--reduction", "own_rules:median", *TINY]

@@ -12,7 +12,9 @@ import numpy as np
 from kvps_aggregator import serve
 from kvps_aggregator.verify.replay import Proof
 from kvps_workers import load_task
-from kvps_workers.training_loop import batches_of, train
+from kvps_workers.gradient import round_gradient
+from kvps_workers.rounds import Rounds
+from kvps_workers.training_loop import train
 
 from kvps.cli.verify import proof_of
 from kvps.device.base import open_device
@@ -49,8 +51,8 @@ def training(job: Job, *workers: str) -> list[Callable[[], None]]:
 def task_gradient(job: Job, session: Session) -> Params:
     """Return the gradient that the task's own worker would push next."""
     task = load_task(job.config.task)
-    batch = batches_of(task, job.config, session.rank, np)[session.round]
-    return dict(task.gradient(session.pull(), batch, np)[1])
+    rounds = Rounds(task, job.config, session.rank, np)
+    return dict(round_gradient(task, job.layout, rounds, session.round, session.pull(), np).grads)
 
 
 def proved(job: Job, record: Path | None = None) -> Proof:

@@ -19,10 +19,13 @@ import torch
 from helpers.commands import TINY, kvps_run
 from helpers.harness import check_chain
 from helpers.paths import ROOT
+from helpers.servers import free_port
 from helpers.waiting import eventually
 
 import kvps
+import kvps.torch
 from kvps.protocol.keys import JobKeys
+from kvps.store import Store
 
 pytestmark = pytest.mark.slow  # each starts whole commands
 
@@ -32,6 +35,33 @@ HERE = ROOT
 def python_in(page: str) -> list[str]:
     """The Python blocks of a page."""
     return re.findall(r"```python\n(.*?)```", (HERE / page).read_text(), re.DOTALL)
+
+
+def test_the_rows_of_a_worker() -> None:
+    namespace: dict[str, Any] = {}
+    exec(python_in("docs/data-and-groups.md")[0], namespace)
+    assert len(namespace["rows"]) == 15_000
+
+
+def test_a_process_group_as_one_worker(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop of a member, whose group is this process alone."""
+    environment = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    model = torch.nn.Linear(4, 2)
+    job = store.create_job("job", kvps.torch.parameters(model))
+    batch = torch.ones(3, 4), torch.zeros(3, dtype=torch.long)
+    served = threading.Thread(target=kvps_aggregator.serve, args=(job,))
+    served.start()
+    try:
+        exec(
+            python_in("docs/data-and-groups.md")[1],
+            {"kvps": kvps, "torch": torch, "job": job, "model": model, "batch_of": lambda round_, rank: batch},
+        )
+    finally:
+        torch.distributed.destroy_process_group()
+    served.join(30)
+    assert job.clock() == {"w0": 100}
 
 
 def test_the_readmes_five_lines(home: Path) -> None:
@@ -199,5 +229,23 @@ def test_submit_from_python(home: Path, start: Any) -> None:
         assert float(done.stdout.split()[-1]) > 0.9
         for other in beside:
             assert other.end() == 128 + signal.SIGTERM
+    finally:
+        assert kvps_run("server", "stop").returncode == 0
+
+
+def test_the_loop_of_the_page_of_local_steps(home: Path) -> None:
+    assert kvps_run("server", "start").returncode == 0
+    try:
+        creating, joining = python_in("docs/local-training.md")
+        there: dict[str, Any] = {}
+        exec(creating.replace("workers=4", "workers=1"), there)
+        x = torch.randn(8, 20)
+        there["batches"] = [(x, x[:, :5].argmax(1))] * 120
+        job = there["job"]
+        thread = threading.Thread(target=kvps_aggregator.serve, args=(job,))
+        thread.start()
+        exec(joining, there)
+        thread.join(30)
+        assert check_chain(job) == 3, "50 steps, 50, and the 20 that were left"
     finally:
         assert kvps_run("server", "stop").returncode == 0

@@ -41,6 +41,7 @@ STARTS = {  # who starts processes: what
     "kvps/server/cluster_node.py": "the server program of this machine",
     "kvps/server/private_server.py": "this Python, on the watchdog",
     "kvps/server/watchdog.py": "the server program of this machine",
+    "workers/kvps_workers/helper_processes.py": "this Python, on the module of the helper process",
     "workers/kvps_workers/queue/task_runner.py": "this Python, on the module of the task process",
 }
 LOADS = {  # who calls C: what
@@ -69,7 +70,6 @@ JOINS = {  # where a path is joined to a name that the source does not say: why 
     "kvps/machine/process.py: _start_time": "a number",
     "kvps/protocol/lua_scripts.py: load_scripts": "a name in the source",
     "workers/kvps_workers/digits.py: _softmax": "no path: numbers",
-    "workers/kvps_workers/training_loop.py: rounds_of": "no path: numbers",
     "kvps/transport/host_copy.py: HostCopy._mapped": "numbers, below /proc",
     "kvps/transport/shared_memory.py: folder_of": "a digest in hexadecimal digits",
     "kvps/transport/shared_memory.py: Segments.__init__": "Memory.of has matched it, and the id is matched there",

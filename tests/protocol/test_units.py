@@ -11,7 +11,7 @@ import pytest
 from helpers.harness import aggregating, check_chain
 from helpers.internals import fall_silent
 from kvps_aggregator import Aggregator
-from kvps_workers.training_loop import Batches, train
+from kvps_workers.training_loop import train
 
 import kvps
 from kvps.device.base import open_device
@@ -133,14 +133,6 @@ def test_any_number_of_workers_may_help(store: Store) -> None:
     job = store.create_job("job", ZERO, workers=1, units=9, task="digits", **PATIENT)
     helpers: list[Session] = [job.join() for _ in range(3)]
     assert [s.worker for s in helpers] == ["w0", "w1", "w2"]
-
-
-def test_each_sample_counts_once_an_epoch() -> None:
-    x = np.arange(50)
-    batches = Batches((x,), 8, (3,), np)
-    for epoch in range(3):
-        units = range(epoch * batches.per_epoch, (epoch + 1) * batches.per_epoch)
-        assert sorted(np.concatenate([batches[u][0] for u in units])) == list(range(50))
 
 
 def test_the_digits_by_units(store: Store) -> None:

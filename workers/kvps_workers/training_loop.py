@@ -1,30 +1,27 @@
-"""A worker's training loop: join, then for every batch pull, compute, push; leave when all rounds are done.
+"""A worker's training loop: join, then for every round pull, compute, push; leave when all rounds are done.
 
-The samples of a contribution follow from the seed and its unit, or from seed, rank and round. So a run can be repeated,
-and a worker that joins again continues where its id had stopped.
+A round is one batch, or as many as the worker takes local steps. The samples of a contribution follow from the seed and
+its unit, or from seed, rank and round. So a run can be repeated, and a worker that joins again continues where its id
+had stopped.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Mapping
-from functools import lru_cache
+from contextlib import suppress
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-import numpy as np
-
 from kvps.config import JobConfig
-from kvps.device.base import Device
-from kvps.errors import ContributionLate, InvalidSetting, InvalidTask, ServerFull, WorkerEvicted
+from kvps.device.base import CPU, Device
+from kvps.errors import ContributionLate, InvalidSetting, InvalidTask, KvpsError, ServerFull, WorkerEvicted
 from kvps.job import Job
 from kvps.machine.files import private
-from kvps.protocol.plan import Contribution
 from kvps.session.session import Session
-from kvps_workers.task import Task, blamed, load_task
+from kvps_workers.contributions import Contributions
+from kvps_workers.task import Task, load_task
 from kvps_workers.wait_reporter import WaitReporter
 
 log = logging.getLogger("kvps.worker")
@@ -48,6 +45,11 @@ def train(
     config = job.config
     if not config.task:
         raise InvalidTask(f"job {job.name!r} has no task: it was made in Python, and its workers join from there")
+    if config.procs > 1 and device is not CPU:
+        raise InvalidSetting(
+            f"procs={config.procs} is for workers on the CPU, and this one is on {device.name}: create the job with "
+            f"procs=1"
+        )
     if slow < 1:
         raise InvalidSetting(f"slow must be 1 or more, not {slow:g}")
     task = load_task(config.task)
@@ -73,18 +75,28 @@ def train(
 
 
 def _work(job: Job, session: Session, task: Task, device: Device, slow: float, acks: Path | None) -> None:
-    """Pull, compute and push until no batch is left for this worker."""
-    batches = batches_of(task, job.config, session.rank, device.xp)
-    with WaitReporter(job, session) as patience:
-        while (number := _next(session, batches, job.config)) is not None:
+    """Pull, compute and push until no batch is left for this worker; then leave."""
+    contributions = Contributions(job, task, session.rank, device)
+    contributions.resume(session)
+    try:
+        _do_rounds(job, session, contributions, slow, acks)
+    except BaseException:
+        with suppress(KvpsError):  # the user must see the first error
+            session.leave(finished=False, state=contributions.state(session.sequence))
+        raise
+    session.leave(state=contributions.state(session.sequence))
+
+
+def _do_rounds(job: Job, session: Session, contributions: Contributions, slow: float, acks: Path | None) -> None:
+    with WaitReporter(job, session) as patience, contributions.helped():
+        while (number := _next(session, contributions, job.config)) is not None:
             with patience.waiting():
                 params = session.pull()
             began = time.perf_counter()
-            with blamed(job.config.task):  # the task's arrays may not allow taking rows
-                batch = batches[number]
-            loss, grads = task.gradient(params, batch, device.xp)
+            loss, grads = contributions.compute(params, number, session.sequence)
             with patience.waiting():
-                counts = _push(session, grads, loss)
+                weight = contributions.samples_of(number) if job.config.reduction == "weighted" else None
+                counts = _push(session, grads, loss, weight)
             if counts and acks:
                 with open(acks, "a", opener=private) as file:  # one write a line: a kill cuts the last line at most
                     file.write(f"{session.worker} {session.incarnation} {session.sequence}\n")
@@ -93,12 +105,12 @@ def _work(job: Job, session: Session, task: Task, device: Device, slow: float, a
                 time.sleep((slow - 1) * (time.perf_counter() - began))
 
 
-def _push(session: Session, grads: Mapping[str, Any], loss: float) -> bool:
+def _push(session: Session, grads: Mapping[str, Any], loss: float, weight: int | None) -> bool:
     """Push, and try again while the server's memory is full: commits of others, or an operator, make room. Return False
     if it came late and was dropped: then the same batch is next again."""
     while True:
         try:
-            session.push(grads, loss)
+            session.push(grads, loss, weight)
             return True
         except ContributionLate as late:
             log.debug("%s", late)
@@ -107,46 +119,7 @@ def _push(session: Session, grads: Mapping[str, Any], loss: float) -> bool:
             log.warning("%s; tries again", full)
 
 
-def _next(session: Session, batches: Batches, config: JobConfig) -> int | None:
+def _next(session: Session, contributions: Contributions, config: JobConfig) -> int | None:
     if config.units:
         return session.next_unit()
-    return session.round if session.round < config.epochs * batches.per_epoch else None
-
-
-def batches_of(task: Task, config: JobConfig, rank: int, xp: ModuleType) -> Batches:
-    """Return the batches of the worker of that rank, numbered by units if the job has any, else by its rounds.
-
-    Training and `kvps verify` both call this. Raises TaskFailed.
-    """
-    if config.units:
-        return Batches(task.data(0, 1, xp), config.batch_size, (config.seed,), xp)
-    return Batches(task.data(rank, config.workers, xp), config.batch_size, (config.seed, rank), xp)
-
-
-def rounds_of(samples: int, batch_size: int, epochs: int) -> int:
-    """Return how many rounds a worker with so many samples does."""
-    return epochs * math.ceil(samples / batch_size)
-
-
-def batch_number(contribution: Contribution) -> int:
-    """Return which of its worker's batches a contribution was computed on."""
-    return contribution.round - 1 if contribution.unit is None else contribution.unit
-
-
-class Batches:
-    """The numbered batches of some samples: each epoch has every sample once, in an order of its own."""
-
-    def __init__(self, data: tuple[Any, ...], batch_size: int, seed: tuple[int, ...], xp: ModuleType) -> None:
-        self.samples = len(data[0])
-        self._data = data
-        self._xp = xp
-        self._batch_size = batch_size
-        self.per_epoch = rounds_of(self.samples, batch_size, 1)
-        self._order = lru_cache(1)(lambda epoch: np.random.default_rng((*seed, epoch)).permutation(self.samples))
-
-    def __getitem__(self, number: int) -> tuple[Any, ...]:
-        """Return batch `number`, counted from 0 over all epochs: its rows of each array of the data."""
-        epoch, batch = divmod(number, self.per_epoch)
-        rows = self._order(epoch)[batch * self._batch_size : (batch + 1) * self._batch_size]
-        rows = self._xp.asarray(rows)
-        return tuple(array[rows] for array in self._data)
+    return session.round if session.round < contributions.total else None

@@ -7,7 +7,7 @@ the present version is still as it was committed.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing, nullcontext
 from functools import partial
 from pathlib import Path
@@ -33,11 +33,12 @@ from kvps_aggregator.verify.recording import Recorder
 
 
 class Measured(NamedTuple):
-    """A shard's part of a plan's reduced gradient, (size,) float32, and the sum of its squares."""
+    """A shard's part of a plan's reduced gradient, (size,) float32; and the sums of squares of that, and of the shard's
+    part of each counting contribution."""
 
     plan: Plan
     gradient: Array
-    square_sum: float
+    square_sums: tuple[float, ...]
 
 
 class Shard:
@@ -116,16 +117,24 @@ class Shard:
         Raises BadContribution, LeaseLost.
         """
         arrays, total = self._arrays, 0.0
+        each = [0.0] * len(plan.counting)
+
+        def noted(parts: Iterator[Array]) -> Iterator[Array]:
+            for number, part in enumerate(parts):
+                each[number] += square_sum(part)
+                yield part
+
         gradient = self.measured.gradient if self.measured else np.empty(arrays.size, DTYPE)
         self.measured = None
         with self._fetch(plan) as fetch:
             for chunk in arrays.chunks:
                 reduced = arrays.stretch(gradient, chunk)
-                if not arrays.reduce(plan, fetch.parts(chunk), reduced):
+                parts = noted(fetch.parts(chunk)) if self._job.config.reject_norm else fetch.parts(chunk)
+                if not arrays.reduce(plan, parts, reduced):
                     fetch.suspect(chunk)
                 total += square_sum(reduced)
             fetch.check()
-        self.measured = Measured(plan, gradient, total)
+        self.measured = Measured(plan, gradient, (total, *each))
 
     def make(self, plan: Plan, scale: np.float32 | None = None) -> str:
         """Compute the next version and store it under this term's name, manifest last. Return its weights' digest.

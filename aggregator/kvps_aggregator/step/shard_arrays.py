@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from kvps import update_rules
 from kvps.arrays.digest import digest_of, fold, view
 from kvps.arrays.formats import Bytes, format_of
 from kvps.arrays.layout import CHUNK_ITEMS, DTYPE, Array, Chunk, Layout
@@ -19,7 +20,7 @@ from kvps.arrays.weight_view import VIEW, advance
 from kvps.config import JobConfig
 from kvps.optimizers import Optimizer
 from kvps.protocol.plan import Plan
-from kvps_aggregator.step import optimizers, reduce
+from kvps_aggregator.step import reduce
 from kvps_aggregator.step.stretches import stretches
 
 
@@ -33,7 +34,7 @@ class ShardArrays:
 
     def __init__(self, config: JobConfig, layout: Layout, number: int, xp: Any = np) -> None:
         """Raises InvalidSetting for an optimizer or a reduction of the user's own that is not found here."""
-        optimizers.prepare(config.optimizer)
+        update_rules.prepare(config.optimizer)
         reduce.prepare(config.reduction)
         self.chunks = layout.chunks[number]
         self.low, self.high = layout.shard_range(number)
@@ -99,7 +100,7 @@ class ShardArrays:
         )
         lr = settings.lr_at(plan.progress / self._config.workers)
         weights, out = self.weights[part_of], self.next_weights[part_of]
-        optimizers.update(settings, lr, plan.version, weights, gradient, state, out, state_out, self._xp)
+        update_rules.update(settings, lr, plan.version, weights, gradient, state, out, state_out, self._xp)
         for slot in self._config.optimizer.slots:
             if slot not in state:  # only other groups need it
                 self.next_state[slot][part_of].fill(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from contextlib import ExitStack
 
@@ -9,9 +10,9 @@ import numpy as np
 import pytest
 from helpers import hostcupy
 from helpers.digits_job import digits_job, proved, run_workers, training
-from helpers.harness import a_plan, aggregating, any_floats, gradient, large_model, model, work
+from helpers.harness import a_plan, aggregating, any_floats, await_version, gradient, large_model, model, work
 from kvps_aggregator import Aggregator
-from kvps_aggregator.step.clipping import scale_of, square_sum
+from kvps_aggregator.step.clipping import outlier, scale_of, square_sum
 from kvps_aggregator.step.device_step import DeviceStep
 from kvps_aggregator.step.shard_arrays import ShardArrays
 
@@ -22,6 +23,7 @@ from kvps.device.base import Cuda
 from kvps.optimizers import from_json
 from kvps.store import Store
 
+LR = 0.1
 CLIPPED = kvps.SGD(lr=0.1, momentum=0.9, clip_norm=0.7)
 
 
@@ -125,7 +127,7 @@ def test_nonsense_among_the_norms_is_one_line(store: Store) -> None:
         plan = job.scripts.plan().plan
         assert plan
         mark = f"{plan.history}:{plan.id}"
-        job.client.call("XADD", job.keys.norms, "*", "plan", mark, "shard", "1", "adds", "nonsense")
+        job.client.call("XADD", job.keys.norms, "*", "plan", mark, "shard", "1", "sums", "nonsense")
         aggregator = Aggregator(job, threading.Event(), [0])
         aggregator.hold()
         with pytest.raises(kvps.CorruptData, match=r"kvps:\{job\}:norms"):
@@ -140,3 +142,38 @@ def test_clipping_is_stored_only_where_it_is_asked_for() -> None:
         kvps.SGD(clip_norm=-1.0)
     with pytest.raises(kvps.InvalidSetting, match="no setting 'clip_norm' for a group"):
         kvps.SGD(groups=(kvps.ParameterGroup("W", clip_norm=1.0),))
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_an_outlier_is_rejected_and_its_reason_is_logged(store: Store, shards: int) -> None:
+    """Two aggregators hold two shards, and agree. The others count as if it had not been there."""
+    job = store.create_job("job", model(), workers=4, shards=shards, reject_norm=5, quorum=4, optimizer=kvps.SGD(lr=LR))
+    small = {name: np.full_like(value, 0.01) for name, value in model().items()}
+    huge = {name: value * np.float32(100) for name, value in small.items()}
+    with ExitStack() as stack:
+        for shard in range(shards):
+            stack.enter_context(aggregating(job, shards=[shard]))
+        sessions = [stack.enter_context(job.join(f"w{rank}")) for rank in range(4)]
+        for session in sessions:
+            session.pull()
+        for session in sessions:
+            session.push(huge if session.rank == 2 else small)
+        await_version(job, 1)
+    (commit,) = job.log()
+    assert [c.worker for c in commit.plan.contributions] == ["w0", "w1", "w3"]
+    assert [c.worker for c in commit.plan.rejected] == ["w2"]
+    (reason,) = [fields["reason"] for _, fields in job.entries() if fields["kind"] == "reject"]
+    assert re.fullmatch(r"its norm [0-9.]+ is more than 5 times the median, [0-9.]+", reason)
+
+
+def test_two_contributions_have_no_outlier() -> None:
+    assert outlier("2", [[1.0, 10_000.0]]) is None
+    assert outlier("", [[1.0, 1.0, 10_000.0]]) is None
+    assert outlier("2", [[1.0, 1.0, 4.0]]) is None
+    assert outlier("2", [[1.0, 1.0, 2.0], [0.0, 0.0, 2.1]]) == (2, "its norm 2.025 is more than 2 times the median, 1")
+
+
+@pytest.mark.parametrize("times", ["0", "0.5", "-2", "nan", "many", "1e9"])
+def test_a_factor_that_is_none_is_one_line(times: str) -> None:
+    with pytest.raises(kvps.InvalidSetting, match=r"reject_norm must be a number from 1, as 10 or 2\.5, not"):
+        JobConfig(reject_norm=times)

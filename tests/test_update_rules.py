@@ -11,10 +11,10 @@ import pytest
 from helpers.harness import OPTIMIZERS
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kvps_aggregator.step import optimizers
 
 import kvps
 from kvps import optimizers as optim
+from kvps import update_rules
 from kvps.arrays.digest import chunked, weights_sha256
 from kvps.arrays.layout import CHUNK_ITEMS, Layout
 from kvps.config import JobConfig
@@ -102,7 +102,7 @@ def test_each_optimizer_is_its_formula(optimizer: optim.Optimizer) -> None:
             want[i] = _reference(optimizer, optimizer.lr_at(0), step, want[i], g, memory[i])
         before, out = weights.copy(), np.empty_like(weights)
         state_out = {slot: np.empty_like(array) for slot, array in state.items()}
-        optimizers.update(optimizer, optimizer.lr_at(0), step, weights, gradient, state, out, state_out)
+        update_rules.update(optimizer, optimizer.lr_at(0), step, weights, gradient, state, out, state_out)
         np.testing.assert_array_equal(weights, before, "the present weights are only read")
         assert out.dtype == np.float32
         weights, state = out, state_out
@@ -116,7 +116,7 @@ def test_a_constant_gradient_has_no_variance_and_makes_no_nan() -> None:
     weights, state = np.zeros(1000, np.float32), {slot: np.zeros(1000, np.float32) for slot in rmsprop.slots}
     for step in range(1, 60):
         out, state_out = np.empty_like(weights), {slot: np.empty_like(array) for slot, array in state.items()}
-        optimizers.update(rmsprop, 0.01, step, weights, gradient.copy(), state, out, state_out)
+        update_rules.update(rmsprop, 0.01, step, weights, gradient.copy(), state, out, state_out)
         weights, state = out, state_out
     assert (state["square"] < state["mean"] * state["mean"]).any()
     assert np.isfinite(weights).all()
@@ -128,7 +128,7 @@ def test_a_zero_gradient_leaves_lion_where_it_is() -> None:
     gradient = np.array([0.0, -0.0, smallest, -smallest, 1e38, -1e-38], np.float32)
     out, state = np.empty(6, np.float32), {"m": np.zeros(6, np.float32)}
     lion = kvps.Lion(1.0, beta1=0.0)
-    optimizers.update(lion, 1.0, 1, np.zeros(6, np.float32), gradient, state, out, {"m": np.empty(6, np.float32)})
+    update_rules.update(lion, 1.0, 1, np.zeros(6, np.float32), gradient, state, out, {"m": np.empty(6, np.float32)})
     np.testing.assert_array_equal(out, [0, 0, -1, 1, -1, 1])
 
 
@@ -144,7 +144,7 @@ def test_cutting_a_shard_changes_no_bit(optimizer: optim.Optimizer) -> None:
         for low, high in zip([0, *cuts], [*cuts, 1001], strict=True):
             parts = ({k: v[low:high] for k, v in s.items()} for s in (state, state_out))
             old, new = parts
-            optimizers.update(optimizer, 0.1, 3, weights[low:high], grad[low:high], old, out[low:high], new)
+            update_rules.update(optimizer, 0.1, 3, weights[low:high], grad[low:high], old, out[low:high], new)
         return out.tobytes() + b"".join(v.tobytes() for v in state_out.values())
 
     assert stepped([]) == stepped([1, 7, 500, 999])

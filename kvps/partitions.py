@@ -1,0 +1,53 @@
+"""Static partitions: which samples belong to which worker. Pure.
+
+The schemes are SystemDS's four: DISJOINT_CONTIGUOUS, DISJOINT_ROUND_ROBIN, DISJOINT_RANDOM and OVERLAP_RESHUFFLE.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvps.errors import InvalidSetting
+
+Rows = NDArray[np.int64]
+
+SCHEMES = ("contiguous", "round-robin", "random", "overlap")
+_OF_ALL, _OF_WORKER = 1, 2  # they keep these random numbers apart from each other, and from those of the batches
+
+
+def partition(
+    samples: int, workers: int, rank: int, *, scheme: str = "round-robin", seed: int = 0, epoch: int = 0
+) -> Rows:
+    """Return the rows of worker `rank` of `workers` in an epoch: int64, each from 0 to samples - 1.
+
+    contiguous    a run of neighbouring rows
+    round-robin   every `workers`-th row, beginning with row `rank`
+    random        rows drawn anew in each epoch
+    overlap       all rows, in an order that is drawn anew for each worker and epoch
+
+    With the first three, each row belongs to exactly one worker, and the numbers of rows differ by one at most. The
+    same arguments always give the same rows. Raises InvalidSetting.
+    """
+    _check("samples", samples, 0)
+    _check("workers", workers, 1)
+    _check("rank", rank, 0, workers - 1)
+    _check("seed", seed, 0)
+    _check("epoch", epoch, 0)
+    if scheme == "contiguous":
+        return np.arange(samples * rank // workers, samples * (rank + 1) // workers)
+    if scheme == "round-robin":
+        return np.arange(rank, samples, workers)
+    if scheme == "random":
+        return np.random.default_rng((_OF_ALL, seed, epoch)).permutation(samples)[rank::workers]
+    if scheme == "overlap":
+        return np.random.default_rng((_OF_WORKER, seed, rank, epoch)).permutation(samples)
+    raise InvalidSetting(f"scheme must be one of {', '.join(SCHEMES)}, not {scheme!r}")
+
+
+def _check(name: str, value: object, low: int, high: int | None = None) -> None:
+    """Raise InvalidSetting unless `value` is a whole number from `low` to `high`."""
+    fits = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not fits or not low <= value or (high is not None and value > high):  # type: ignore[operator]
+        upto = "" if high is None else f" to {high}"
+        raise InvalidSetting(f"{name} must be a whole number from {low}{upto}, not {value!r}")

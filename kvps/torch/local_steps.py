@@ -1,0 +1,201 @@
+"""Local steps: a worker's own optimizer steps several times between two pulls, and the worker pushes how far it came.
+
+The pseudo-gradient is the weights that were pulled minus the weights now. The job's optimizer, the outer one, steps by
+the mean of them: Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models",
+arXiv 2311.08105, 2023.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+
+from kvps.config import JobConfig
+from kvps.errors import CorruptData, InvalidSetting, NotFinite, WrongOrder
+from kvps.reductions import MOST_WEIGHT
+from kvps.torch.model import Parameters
+
+MOST_STEPS = 1_000_000
+
+
+class LocalSteps:
+    """The steps of one worker's present round: `steps` of them, each by `inner` on the parameters `params`.
+
+    It keeps one copy of the parameters, as pulled, in float32. `weight` is the sum of the steps' weights, None without
+    any. Raises InvalidSetting unless `inner` steps exactly these parameters.
+    """
+
+    def __init__(self, params: Parameters, inner: torch.optim.Optimizer, steps: int, config: JobConfig) -> None:
+        if isinstance(steps, bool) or not isinstance(steps, int) or not 1 <= steps <= MOST_STEPS:
+            raise InvalidSetting(f"local_steps must be a whole number from 1 to {MOST_STEPS}, not {steps!r}")
+        _check_inner(inner, params)
+        self._params = params
+        self._inner = inner
+        self._steps = steps
+        self._skips = config.nonfinite == "skip"
+        self._units = config.units > 0
+        self._pulled: dict[str, torch.Tensor] = {}
+        self._pseudo: dict[str, torch.Tensor] = {}
+        self._cleared = False  # whether a pull has cleared the gradients since the last step
+        self._taken = 0
+        self.weight: int | None = None
+        self._accepted = False  # whether all steps so far are in accepted contributions
+
+    @property
+    def under_way(self) -> bool:
+        """Whether some steps of the round are taken, and not all."""
+        return 0 < self._taken < self._steps
+
+    @property
+    def to_push(self) -> bool:
+        """Whether a worker that leaves now has steps to push. A part of a unit does not count: another worker gets the
+        whole unit."""
+        return self._taken == self._steps or (self._taken > 0 and not self._units)
+
+    def begin(self, anew: bool) -> None:
+        """Begin the next step, whose gradients are cleared; or a round `anew`, from what the parameters hold now."""
+        if anew:
+            self._taken, self.weight = 0, None
+            self._pseudo.clear()
+            for name, parameter in self._params.items():
+                self._pulled[name] = parameter.detach().to(torch.float32, copy=True)
+        self._cleared = True
+
+    def take(self, weight: int | None) -> bool:
+        """Take one step, unless all were taken, and add its `weight`, if it has one. Return whether all are taken now.
+
+        Raises WrongOrder, NotFinite; then nothing has changed.
+        """
+        if self._taken < self._steps:
+            counts = self._counts()
+            self._cleared = self._accepted = False
+            if counts:
+                self._inner.step()
+            self._taken += 1
+            if weight:
+                self.weight = min(MOST_WEIGHT, weight + (self.weight or 0))
+        return self._taken == self._steps
+
+    def _counts(self) -> bool:
+        """Return whether the step is to be taken: a gradient with NaN would stay in the state of `inner` for good."""
+        if not self._cleared:
+            raise WrongOrder("step() needs a pull() before it: between local steps that clears the gradients")
+        grads = {name: p.grad for name, p in self._params.items() if p.grad is not None}
+        if not grads:
+            raise WrongOrder("no parameter has a gradient: call loss.backward() between pull() and step()")
+        spoilt = _spoilt(grads)
+        if spoilt and not self._skips:
+            raise NotFinite(
+                f"gradient {spoilt!r} holds NaN or Inf, and no step was taken: mend it, or leave this batch out and "
+                f"pull()"
+            )
+        return not spoilt
+
+    def pseudo_gradient(self) -> dict[str, torch.Tensor]:
+        """Return name -> weights pulled minus weights now, float32, in the copy's memory; the same if called again."""
+        while self._pulled:
+            name, pulled = self._pulled.popitem()  # an interrupt loses an array, and the push then says which
+            self._pseudo[name] = pulled.sub_(self._params[name].detach())
+        return dict(self._pseudo)
+
+    @property
+    def kind(self) -> str:
+        """The name of the inner optimizer's class."""
+        return type(self._inner).__name__
+
+    @property
+    def is_new(self) -> bool:
+        """Whether the inner optimizer has no state yet."""
+        return not self._inner.state
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Return the inner optimizer's state in host memory: "<its class>:<name>:<parameter>" -> array.
+
+        {} if a step is in no accepted contribution, because only what those have made of it may go on. {} also for a
+        state that is neither numbers nor arrays of the parameters' shapes.
+        """
+        found = {
+            f"{self.kind}:{name}:{parameter}": value
+            for parameter, p in self._params.items()
+            for name, value in self._inner.state.get(p, {}).items()
+            if value is not None
+        }
+        fits = all(_fits(value, self._params[name.split(":", 2)[2]]) for name, value in found.items())
+        return {name: _hosted(value) for name, value in found.items()} if fits and self._accepted else {}
+
+    def restore(self, state: Mapping[str, NDArray[Any]]) -> bool:
+        """Give the inner optimizer the state that `state` returned. Return False for {}, and for that of another class.
+
+        Raises CorruptData for what fits no parameter.
+        """
+        numbers = {id(p): n for n, p in enumerate(p for g in self._inner.param_groups for p in g["params"])}
+        found: dict[int, dict[str, torch.Tensor]] = {}
+        for whole, array in state.items():
+            kind, _, rest = whole.partition(":")
+            name, _, parameter = rest.partition(":")
+            value = torch.from_numpy(array.copy())
+            if parameter not in self._params or not _fits(value, self._params[parameter]):
+                raise CorruptData(f"the stored state of the inner optimizer has {whole!r}, which fits no parameter")
+            if kind == self.kind:
+                found.setdefault(numbers[id(self._params[parameter])], {})[name] = value
+        if found:
+            self._inner.load_state_dict(self._inner.state_dict() | {"state": found})
+        return bool(found)
+
+    def dropped(self) -> None:
+        """Note that the pseudo-gradient came late and will never count: the next round begins with a pull."""
+        self._taken = 0
+        self._pulled.clear()
+        self._pseudo.clear()
+
+    def pushed(self) -> None:
+        """Note that the pseudo-gradient was accepted."""
+        self._taken = 0
+        self._accepted = True
+        self._pseudo.clear()
+
+
+def _spoilt(grads: Mapping[str, torch.Tensor]) -> str:
+    """Return the name of the first gradient that holds NaN or Inf, "" if none does.
+
+    The sums come first, because they cost less than a look at each item. With NaN or Inf in it, no sum is finite.
+    """
+    values = {name: grad.coalesce().values() if grad.is_sparse else grad for name, grad in grads.items()}
+    home = next(iter(values.values())).device
+    sums = torch.stack([value.sum().to(home, torch.float32) for value in values.values()])
+    if torch.isfinite(sums).all():
+        return ""
+    return next((name for name, value in values.items() if not torch.isfinite(value).all()), "")
+
+
+def _fits(value: Any, parameter: torch.Tensor) -> bool:
+    """Return whether a value of a state is a number, or an array of its parameter's shape."""
+    return isinstance(value, int | float) or (
+        isinstance(value, torch.Tensor) and value.shape in (torch.Size(), parameter.shape)
+    )
+
+
+def _hosted(value: Any) -> NDArray[Any]:
+    """Return a number or tensor in host memory; float32 for shorter floats, which loses nothing."""
+    tensor = torch.as_tensor(value).detach().cpu()
+    return (tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor).numpy()
+
+
+def _check_inner(inner: object, params: Parameters) -> None:
+    """Raise InvalidSetting unless `inner` is an optimizer that steps the trained parameters and nothing else."""
+    if not isinstance(inner, torch.optim.Optimizer):
+        raise InvalidSetting(f"inner must be an optimizer of torch.optim, not {type(inner).__name__}")
+    if isinstance(inner, torch.optim.LBFGS):
+        raise InvalidSetting("inner must step without a closure, and LBFGS needs one: take another optimizer")
+    stepped = {id(p) for group in inner.param_groups for p in group["params"] if p.requires_grad}
+    for name, parameter in params.items():
+        if id(parameter) not in stepped:
+            raise InvalidSetting(
+                f"inner does not step {name!r}, which requires a gradient: give it that, or freeze it with "
+                f"requires_grad_(False)"
+            )
+    if len(stepped) > len(params):
+        raise InvalidSetting("inner steps tensors that are no parameters of the model: make them parameters")

@@ -1,0 +1,88 @@
+"""Static partitions, by property: what is a worker's part, for any number of samples and workers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import kvps
+from kvps.partitions import SCHEMES
+
+DISJOINT = [scheme for scheme in SCHEMES if scheme != "overlap"]
+SAMPLES, WORKERS = st.integers(0, 300), st.integers(1, 12)
+SEEDS, EPOCHS = st.integers(0, 2**32 - 1), st.integers(0, 100)
+
+
+@pytest.mark.parametrize("scheme", DISJOINT)
+@given(samples=SAMPLES, workers=WORKERS, seed=SEEDS, epoch=EPOCHS)
+def test_each_row_belongs_to_one_worker_and_parts_are_even(
+    scheme: str, samples: int, workers: int, seed: int, epoch: int
+) -> None:
+    parts = [kvps.partition(samples, workers, rank, scheme=scheme, seed=seed, epoch=epoch) for rank in range(workers)]
+    assert sorted(np.concatenate(parts)) == list(range(samples))
+    sizes = [len(part) for part in parts]
+    assert max(sizes) - min(sizes) <= 1
+    assert all(part.dtype == np.int64 for part in parts)
+
+
+@given(samples=SAMPLES, workers=WORKERS, seed=SEEDS, epoch=EPOCHS)
+def test_with_overlap_each_worker_has_every_row_once(samples: int, workers: int, seed: int, epoch: int) -> None:
+    for rank in range(workers):
+        rows = kvps.partition(samples, workers, rank, scheme="overlap", seed=seed, epoch=epoch)
+        assert sorted(rows) == list(range(samples))
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@settings(max_examples=30)
+@given(samples=SAMPLES, workers=WORKERS, seed=SEEDS, epoch=EPOCHS)
+def test_the_same_arguments_give_the_same_rows(scheme: str, samples: int, workers: int, seed: int, epoch: int) -> None:
+    asked: dict[str, Any] = {"scheme": scheme, "seed": seed, "epoch": epoch}
+    first, second = (kvps.partition(samples, workers, workers - 1, **asked) for _ in range(2))
+    np.testing.assert_array_equal(first, second)
+
+
+def test_what_seed_epoch_and_rank_change() -> None:
+    def rows(scheme: str, rank: int = 0, **said: int) -> list[int]:
+        return kvps.partition(500, 4, rank, scheme=scheme, **said).tolist()
+
+    for scheme in ("contiguous", "round-robin"):
+        assert rows(scheme) == rows(scheme, seed=1) == rows(scheme, epoch=1)
+    for scheme in ("random", "overlap"):
+        different = [rows(scheme), rows(scheme, seed=1), rows(scheme, epoch=1), rows(scheme, epoch=2, seed=1)]
+        assert len({tuple(each) for each in different}) == 4
+    assert rows("overlap") != rows("overlap", rank=1)
+
+
+def test_the_plain_schemes_are_slices() -> None:
+    assert kvps.partition(10, 3, 1).tolist() == [1, 4, 7]
+    assert [kvps.partition(10, 3, rank, scheme="contiguous").tolist() for rank in range(3)] == [
+        [0, 1, 2],
+        [3, 4, 5],
+        [6, 7, 8, 9],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"samples": -1}, "samples must be a whole number from 0, not -1"),
+        ({"workers": 0}, "workers must be a whole number from 1, not 0"),
+        ({"rank": 3}, "rank must be a whole number from 0 to 2, not 3"),
+        ({"rank": -1}, "rank must be a whole number from 0 to 2, not -1"),
+        ({"rank": True}, "rank must be a whole number from 0 to 2, not True"),
+        ({"samples": 2.0}, "samples must be a whole number from 0, not 2.0"),
+        ({"seed": -1}, "seed must be a whole number from 0, not -1"),
+        ({"epoch": None}, "epoch must be a whole number from 0, not None"),
+        ({"scheme": "even"}, "scheme must be one of contiguous, round-robin, random, overlap, not 'even'"),
+        ({"scheme": None}, "scheme must be one of"),
+    ],
+)
+def test_a_wrong_argument_is_one_line(changes: dict[str, Any], words: str) -> None:
+    given: dict[str, Any] = {"samples": 10, "workers": 3, "rank": 0} | changes
+    with pytest.raises(kvps.InvalidSetting) as caught:
+        kvps.partition(**given)
+    assert words in str(caught.value)

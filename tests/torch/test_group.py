@@ -1,0 +1,339 @@
+"""A process group as one worker: half the bytes, the same weights, and nothing lost or counted twice by who dies."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import kvps_aggregator
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from helpers.ddp import loss_of, net, weights_of
+from helpers.group_member import POINTS, Member
+from helpers.harness import check_chain
+from helpers.paths import TESTS
+from torch import nn
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+import kvps
+import kvps.torch
+from kvps.store import Store
+
+ROUNDS = 6
+Weights = dict[str, np.ndarray]
+
+
+def _create(store: Store, name: str, **settings: Any) -> kvps.Job:
+    model = net()
+    optimizer = kvps.torch.optimizer(model, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9))
+    settings = {"workers": 2, "transport": "redis", "worker_timeout_ms": 60_000} | settings
+    return store.create_job(name, kvps.torch.parameters(model), optimizer=optimizer, **settings)
+
+
+@contextmanager
+def _serving(job: kvps.Job, record: Path | None = None) -> Iterator[None]:
+    """Serve the job inside the block, and until it is finished."""
+    stop = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        served = pool.submit(kvps_aggregator.serve, job, stop=stop, record=record)
+        try:
+            yield
+            served.result(60)
+        finally:
+            stop.set()
+
+
+class Members:
+    """The processes of a test; all have ended after it."""
+
+    def __init__(self, job: kvps.Job, url: str, folder: Path) -> None:
+        self._told = {"url": url, "job": job.name, "folder": str(folder), "rounds": ROUNDS, "size": 2}
+        self._all: list[subprocess.Popen[str]] = []
+
+    def start(self, **said: Any) -> subprocess.Popen[str]:
+        told = json.dumps(asdict(Member(**(self._told | said))))
+        command = [sys.executable, str(TESTS / "helpers" / "group_member.py"), told]
+        self._all.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+        return self._all[-1]
+
+    def end(self) -> None:
+        for process in self._all:
+            process.kill()
+            process.communicate()
+
+
+@contextmanager
+def _members(job: kvps.Job, url: str, folder: Path) -> Iterator[Members]:
+    members = Members(job, url, folder)
+    try:
+        yield members
+    finally:
+        members.end()
+
+
+def _ended(process: subprocess.Popen[str], code: int = 0) -> str:
+    said, _ = process.communicate(timeout=120)
+    assert process.returncode == code, said
+    return said
+
+
+def _in_groups(job: kvps.Job, url: str, folder: Path, size: int) -> Weights:
+    """The weights after training with groups of `size`; the batches of four members in all."""
+    with _members(job, url, folder) as members, _serving(job, record=folder / "record"):
+        for process in [
+            members.start(worker=f"w{data // size}", data=data, rank=data % size, size=size) for data in range(4)
+        ]:
+            _ended(process)
+    model = net()
+    assert kvps.torch.load(job, model) == check_chain(job)
+    return weights_of(model)
+
+
+def _by_hand(store: Store) -> Weights:
+    """The weights if two workers push the mean of two gradients each, which they have averaged themselves."""
+    job = _create(store, "by-hand")
+
+    def run(number: int) -> None:
+        model = net()
+        with kvps.torch.join(job, model, f"w{number}") as worker:
+            while worker.session.round < ROUNDS:
+                worker.pull()
+                ours, theirs = (_gradients(model, 2 * number + m, worker.session.round) for m in range(2))
+                for parameter, one, other in zip(model.parameters(), ours, theirs, strict=True):
+                    parameter.grad = (one + other) / 2
+                worker.step()
+
+    with _serving(job), ThreadPoolExecutor(2) as pool:
+        for done in [pool.submit(run, number) for number in range(2)]:
+            done.result()
+    model = net()
+    kvps.torch.load(job, model)
+    return weights_of(model)
+
+
+def _gradients(model: nn.Module, data: int, round_: int) -> list[torch.Tensor]:
+    model.zero_grad()
+    loss_of(model, data, round_).backward()
+    return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+
+
+def _pushed_bytes(folder: Path) -> int:
+    """How many bytes of gradients the aggregator has received and recorded."""
+    return sum(file.stat().st_size for file in folder.rglob("*.g"))
+
+
+def _assert_same_bits(one: Weights, other: Weights) -> None:
+    assert one.keys() == other.keys()
+    for name in one:
+        np.testing.assert_array_equal(one[name], other[name], name)
+
+
+@pytest.mark.slow
+def test_two_groups_of_two_push_half_the_bytes_and_end_as_averaged_by_hand(
+    store: Store, server_url: str, tmp_path: Path
+) -> None:
+    ends: dict[int, Weights] = {}
+    for size, name in ((1, "single"), (2, "groups")):
+        job = _create(store, name, workers=4 // size)
+        (tmp_path / name).mkdir()
+        ends[size] = _in_groups(job, server_url, tmp_path / name, size)
+        contributions = [c for commit in job.log() for c in commit.plan.contributions]
+        assert len(contributions) == 4 // size * ROUNDS
+        assert job.clock() == {f"w{number}": ROUNDS for number in range(4 // size)}
+    assert 2 * _pushed_bytes(tmp_path / "groups") == _pushed_bytes(tmp_path / "single") > 0
+    _assert_same_bits(ends[2], _by_hand(store))
+    for name, array in ends[1].items():  # the mean of four, added up in another order
+        np.testing.assert_allclose(ends[2][name], array, rtol=0, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("rank", "die"), [*((0, point) for point in POINTS), (1, "computing"), (1, "sending its gradient"), (1, "told")]
+)
+def test_whoever_is_killed_whenever_each_acknowledged_contribution_counts_once(
+    store: Store, server_url: str, tmp_path: Path, rank: int, die: str
+) -> None:
+    """The survivor leads the new group, and computes the round again unless it was acknowledged."""
+    job = _create(store, "job")
+    with _members(job, server_url, tmp_path) as members, _serving(job):
+        others = [members.start(worker="w1", data=2 + member, rank=member) for member in range(2)]
+        survivor = members.start(worker="w0", data=1 - rank, rank=1 - rank)
+        _ended(members.start(worker="w0", data=rank, rank=rank, die=die, die_in=2), -signal.SIGKILL)
+        instead = members.start(worker="w0", data=rank, rank=1, generation=1)
+        said = [_ended(process) for process in (survivor, instead, *others)]
+    assert "lost: a member of the process group is gone" in said[0]
+    done = 3 if die in ("acknowledged, untold", "told") else 2
+    assert f"w0 {rank} joined in round {done}" in said[1]
+    assert job.clock() == {"w0": ROUNDS, "w1": ROUNDS}
+    model = net()
+    assert kvps.torch.load(job, model) == check_chain(job) == ROUNDS
+    _assert_same_bits(weights_of(model), _by_hand(store))
+
+
+# -- errors: all members get them, and may go on ----------------------------------------------------------------------
+
+TOLD = """
+import json, os, sys, torch, torch.distributed as dist
+import kvps, kvps.torch
+from helpers.ddp import loss_of, net
+
+url, meet, rank = sys.argv[1], sys.argv[2], int(sys.argv[3])
+dist.init_process_group("gloo", "file://" + meet, rank=rank, world_size=2)
+group, model, job = dist.group.WORLD, net(), kvps.connect(url).job("job")
+
+def says(call):
+    try:
+        return f"fine {call()}"
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+def pushed(spoil=None, loss=None):
+    worker.pull()
+    loss_of(model, rank, worker.session.round).backward()
+    if spoil and rank == 1:
+        spoil()
+    return says(lambda: worker.step(loss))
+
+first = next(iter(model.parameters()))
+said = {}
+said["disagree"] = says(lambda: kvps.torch.join(job, model, f"w{rank}", group=group))
+with kvps.torch.join(job, model, group=group) as worker:
+    said["id"] = [worker.session.worker, worker.session.rank, worker.session.clock]
+    said["NaN"] = pushed(lambda: first.grad.fill_(float("nan")))
+    said["NaN again"] = says(worker.step)
+    said["loss"] = pushed(loss="low" if rank else 0.5)
+    said["fine"] = pushed(loss=0.5)
+    worker.pull()
+    loss_of(model, rank, 1).backward()
+    if rank == 1:
+        for parameter in model.parameters():
+            parameter.grad = None
+        said["no backward"] = says(worker.step)
+        loss_of(model, rank, 1).backward()
+    said["then"] = says(worker.step)
+    said["again"] = says(worker.step)
+    said["alive"] = says(lambda: kvps.torch.join(job, model, "w0", group=group))
+    if rank == 0:
+        thief = job.join("w0", takeover=True)
+    worker_pull = says(worker.pull)
+    said["evicted"] = worker_pull
+    if rank == 0:
+        thief.leave()
+said["left"] = [worker.session.round, worker.session.clock]
+print(json.dumps(said))
+os._exit(0)
+"""
+
+
+LATE = """
+import json, os, sys, torch.distributed as dist
+import kvps, kvps.torch
+from helpers.ddp import loss_of, net
+from helpers.harness import await_version
+
+url, meet, rank = sys.argv[1], sys.argv[2], int(sys.argv[3])
+dist.init_process_group("gloo", "file://" + meet, rank=rank, world_size=2)
+job, model, said = kvps.connect(url).job("job"), net(), []
+other = job.join("w1") if rank == 0 else None
+with kvps.torch.join(job, model, "w0", group=dist.group.WORLD) as worker:
+    for number in range(3):
+        worker.pull()
+        if other and number == 1:  # its round closes while the group computes
+            weights = other.pull()
+            other.push({name: 0 * array for name, array in weights.items()})
+            await_version(job, 2)
+        loss_of(model, rank, number).backward()
+        try:
+            worker.step()
+        except kvps.ContributionLate as late:
+            said.append("late")
+        said.append([worker.session.round, worker.session.clock])
+if other:
+    other.leave()
+print(json.dumps(said))
+os._exit(0)
+"""
+
+
+def _pair(code: str, url: str, folder: Path) -> list[Any]:
+    """What two processes print in JSON that are the members 0 and 1 of a group."""
+    both = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, url, str(folder / "meet"), str(rank)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        printed = [process.communicate(timeout=100) for process in both]
+    finally:
+        for process in both:
+            process.kill()
+            process.communicate()
+    return [json.loads(out) if out else error for out, error in printed]
+
+
+@pytest.mark.slow
+def test_a_round_that_was_closed_without_a_group_is_late_in_all_members(
+    store: Store, server_url: str, tmp_path: Path
+) -> None:
+    job = _create(store, "job", quorum=1, late="drop")
+    with _serving(job):
+        said = _pair(LATE, server_url, tmp_path)
+    assert said == [[[1, 1], "late", [1, 1], [2, 2]]] * 2
+    assert job.clock() == {"w0": 2, "w1": 1}
+
+
+@pytest.mark.slow
+def test_an_error_of_one_member_or_of_redis_is_raised_in_all(store: Store, server_url: str, tmp_path: Path) -> None:
+    job = _create(store, "job", workers=1, worker_timeout_ms=60_000)
+    with _serving(job):
+        said = _pair(TOLD, server_url, tmp_path)
+    for each in said:
+        assert each["disagree"].startswith("InvalidSetting: all members of a group join the same job under the same id")
+        assert each["id"] == ["w0", 0, 0]
+        assert each["NaN"].startswith("NotFinite: ")
+        assert each["NaN again"].startswith("NotFinite: ")
+        assert each["fine"] == "fine 1"
+        assert each["then"] == "fine 2"
+        assert each["again"].startswith("WrongOrder: push() needs a pull()")
+        assert each["alive"].startswith("WorkerAlive: ")
+        assert each["evicted"].startswith("WorkerEvicted: ")
+        assert each["left"] == [2, 2]
+    assert said[1]["loss"].startswith("UsageError: the loss must be one number, not str")
+    assert said[0]["loss"].startswith("UsageError: member 1 of the group: the loss must be one number, not str")
+    assert said[1]["no backward"].startswith("WrongOrder: no parameter has a gradient")
+    assert job.clock() == {"w0": 2}
+
+
+def test_what_is_no_group_is_refused_in_one_line(store: Store) -> None:
+    job = _create(store, "job")
+    with pytest.raises(kvps.InvalidSetting, match=r"^group must be a process group"):
+        kvps.torch.join(job, net(), "w0", group="all")  # type: ignore[arg-type]
+    with pytest.raises(kvps.InvalidSetting, match="leave it out"):
+        kvps.torch.join(job, net(), "w0", group="all", overlap=True)  # type: ignore[arg-type]
+    assert job.state().members == {}
+
+
+def test_a_group_without_gloo_is_refused_in_one_line(store: Store) -> None:
+    job = _create(store, "job")
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        with pytest.raises(kvps.InvalidSetting, match=r"cpu:fake.*new_group\(backend='gloo'\)$"):
+            kvps.torch.join(job, net(), "w0", group=dist.group.WORLD)
+    finally:
+        dist.destroy_process_group()
+    assert job.state().members == {}

@@ -1,0 +1,608 @@
+"""Local steps of PyTorch's optimizers, held against plain loops of PyTorch."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import kvps_aggregator
+import numpy as np
+import pytest
+import torch
+from helpers.clusters import FULL, SHARED_MEMORY, running
+from helpers.ddp import loss_of, net, weights_of
+from helpers.harness import aggregating, await_version, check_chain
+from helpers.servers import ONE_AND_SLOWLY_ALL
+from torch import nn
+from torch.optim import lr_scheduler
+
+import kvps
+import kvps.torch
+from kvps.config import JobConfig
+from kvps.store import Store
+from kvps.torch.local_steps import LocalSteps
+
+Weights = dict[str, np.ndarray]
+Inner = Callable[[Any], torch.optim.Optimizer]
+DILOCO = kvps.SGD(lr=0.7, momentum=0.9, nesterov=True)
+MEAN = kvps.SGD(lr=1.0)
+STEPS, ROUNDS = 3, 4
+
+
+@pytest.fixture(scope="module", params=ONE_AND_SLOWLY_ALL)
+def server_url(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Of one server every day: nothing here depends on its kind."""
+    with running(request.param) as url:
+        yield url
+
+
+def sgd(params: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(params, lr=0.1)
+
+
+def adamw(params: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(params, lr=0.01, weight_decay=0.1)
+
+
+def create(store: Store, model: nn.Module, outer: kvps.optimizers.Optimizer = MEAN, **settings: Any) -> kvps.Job:
+    settings = {"workers": 1, "transport": "redis", "worker_timeout_ms": 60_000} | settings
+    return store.create_job("job", kvps.torch.parameters(model), optimizer=outer, **settings)
+
+
+def batch(worker: kvps.torch.TorchSession, model: nn.Module, number: int) -> int:
+    """The loop as it is without local steps."""
+    worker.pull()
+    loss = loss_of(model, worker.session.rank, number)
+    loss.backward()
+    return worker.step(loss)
+
+
+def trained(
+    job: kvps.Job, make: Inner, batches: int, steps: int | None = STEPS, scheduled: Any = None, hidden: int = 32
+) -> Weights:
+    """Train each worker on a thread, in so many batches; return the weights at the end."""
+    models = [net(hidden) for _ in range(job.config.workers)]
+
+    def run(number: int, model: nn.Module) -> None:
+        inner = make(model.parameters())
+        scheduler = scheduled(inner) if scheduled else None
+        with kvps.torch.join(job, model, f"w{number}", inner=inner, local_steps=steps) as worker:
+            for each in range(batches):
+                batch(worker, model, each)
+                if scheduler:
+                    scheduler.step()
+
+    stop = threading.Event()
+    with ThreadPoolExecutor(len(models) + 1) as pool:
+        aggregator = pool.submit(kvps_aggregator.serve, job, stop=stop)
+        try:
+            for done in [pool.submit(run, number, model) for number, model in enumerate(models)]:
+                done.result()
+            aggregator.result()
+        finally:
+            stop.set()
+    assert kvps.torch.load(job, models[0]) == check_chain(job)
+    return weights_of(models[0])
+
+
+def plain(
+    workers: int, make: Inner, outer: Inner, batches: int, scheduled: Any = None, steps: int = STEPS, hidden: int = 32
+) -> Weights:
+    """The same in PyTorch alone: replicas with optimizers that go on, and an outer optimizer on the mean difference."""
+    main, replicas = net(hidden), [net(hidden) for _ in range(workers)]
+    inners = [make(replica.parameters()) for replica in replicas]
+    schedulers = [scheduled(inner) for inner in inners] if scheduled else []
+    outermost = outer(main.parameters())
+    for first in range(0, batches, steps):
+        for rank, (replica, inner) in enumerate(zip(replicas, inners, strict=True)):
+            with torch.no_grad():
+                for parameter, newest in zip(replica.parameters(), main.parameters(), strict=True):
+                    parameter.copy_(newest)
+            for number in range(first, min(first + steps, batches)):
+                inner.zero_grad()
+                loss_of(replica, rank, number).backward()
+                inner.step()
+                if schedulers:
+                    schedulers[rank].step()
+        for number, parameter in enumerate(main.parameters()):
+            ends = [list(replica.parameters())[number].detach() for replica in replicas]
+            parameter.grad = torch.stack([parameter.detach() - end for end in ends]).mean(0)
+        outermost.step()
+    return weights_of(main)
+
+
+def assert_close(one: Weights, other: Weights, far: float = 3e-6) -> None:
+    """Within `far` of the largest weight: float32 rounds at 6e-8, and errors grow from step to step."""
+    assert one.keys() == other.keys()
+    for name in one:
+        np.testing.assert_allclose(one[name], other[name], rtol=0, atol=far * np.abs(other[name]).max(), err_msg=name)
+
+
+# -- the algorithms of docs/local-training.md ----------------------------------------------------------------------
+
+
+def test_diloco_is_the_loop_of_its_paper(store: Store) -> None:
+    """AdamW inside, Nesterov's momentum outside, on two workers; the last round has fewer steps."""
+    batches = STEPS * ROUNDS + 1
+    job = create(store, net(), DILOCO, workers=2)
+    ends = trained(job, adamw, batches)
+    assert_close(
+        ends, plain(2, adamw, lambda p: torch.optim.SGD(p, lr=0.7, momentum=0.9, nesterov=True), batches), 1e-5
+    )
+    assert job.state().version == ROUNDS + 1
+
+
+def test_local_sgd_averages_the_weights(store: Store) -> None:
+    """The outer rate 1 makes the mean of the workers' weights: LocalSGD, FedAvg with equal parts, model averaging."""
+    job = create(store, net(), MEAN, workers=3)
+    replicas = [net() for _ in range(3)]
+    for rank, replica in enumerate(replicas):
+        inner = sgd(replica.parameters())
+        for number in range(STEPS):
+            inner.zero_grad()
+            loss_of(replica, rank, number).backward()
+            inner.step()
+    ends = [weights_of(replica) for replica in replicas]
+    mean = {name: np.mean([end[name] for end in ends], axis=0) for name in ends[0]}
+    assert_close(trained(job, sgd, STEPS), mean)
+
+
+@pytest.mark.parametrize(
+    ("outer", "in_torch"),
+    [
+        (kvps.SGD(lr=1.0, momentum=0.9), lambda p: torch.optim.SGD(p, lr=1.0, momentum=0.9)),
+        (kvps.Adagrad(lr=0.01, eps=1e-3), lambda p: torch.optim.Adagrad(p, lr=0.01, eps=1e-3)),
+        (
+            kvps.Adam(lr=0.01, beta2=0.99, eps=1e-3),
+            lambda p: torch.optim.Adam(p, lr=0.01, betas=(0.9, 0.99), eps=1e-3),
+        ),
+    ],
+    ids=["FedAvgM", "FedAdagrad", "FedAdam"],
+)
+def test_the_outer_optimizers_of_fedopt_step_on_the_mean_difference(
+    store: Store, outer: kvps.optimizers.Optimizer, in_torch: Inner
+) -> None:
+    job = create(store, net(), outer, workers=2)
+    assert_close(trained(job, sgd, STEPS * ROUNDS), plain(2, sgd, in_torch, STEPS * ROUNDS), 1e-5)
+
+
+def test_the_users_scheduler_goes_on_over_rounds(store: Store) -> None:
+    job = create(store, net(), MEAN)
+
+    def halving(inner: torch.optim.Optimizer) -> lr_scheduler.LRScheduler:
+        return lr_scheduler.StepLR(inner, 2, 0.5)
+
+    ends = trained(job, sgd, STEPS * ROUNDS, scheduled=halving)
+    assert_close(ends, plain(1, sgd, lambda p: torch.optim.SGD(p, lr=1.0), STEPS * ROUNDS, halving))
+
+
+def test_asynchronous_workers_take_local_steps(store: Store) -> None:
+    """Asynchronous local SGD: no one waits, every pseudo-gradient counts once, and the loss falls."""
+    model = net()
+    before = loss_of(model, 0, 100).item()
+    job = create(store, model, kvps.SGD(lr=0.5), workers=2, staleness=-1)
+    ends = trained(job, sgd, STEPS * 8)
+    model.load_state_dict({name: torch.from_numpy(array) for name, array in ends.items()}, strict=False)
+    assert loss_of(model, 0, 100).item() < before
+    assert job.clock() == {"w0": 8, "w1": 8}
+
+
+@pytest.mark.parametrize(("hidden", "transport"), [(30_000, "redis"), pytest.param(30_000, "shm", marks=SHARED_MEMORY)])
+def test_a_model_of_several_chunks(store: Store, hidden: int, transport: str) -> None:
+    job = create(store, net(hidden), MEAN, workers=2, transport=transport)
+    ends = trained(job, sgd, STEPS * 2, hidden=hidden)
+    assert_close(ends, plain(2, sgd, lambda p: torch.optim.SGD(p, lr=1.0), STEPS * 2, hidden=hidden), 1e-5)
+
+
+# -- one round -----------------------------------------------------------------------------------------------------
+
+
+def test_only_the_last_step_of_a_round_pushes(store: Store) -> None:
+    model = net()
+    job = create(store, model, local_steps=STEPS)
+    with aggregating(job), kvps.torch.join(job, model, inner=sgd(model.parameters())) as worker:
+        assert [batch(worker, model, number) for number in range(2 * STEPS)] == [0, 0, 1, 1, 1, 2]
+        assert (worker.session.round, worker.session.version) == (2, 1)
+        worker.pull()
+        assert worker.session.version == 2
+    assert job.state().version == 2, "a round without a step pushes nothing"
+
+
+def test_a_pull_between_steps_clears_the_gradients_and_nothing_else(store: Store) -> None:
+    model = net()
+    job = create(store, model)
+    with aggregating(job), kvps.torch.join(job, model, inner=sgd(model.parameters()), local_steps=STEPS) as worker:
+        batch(worker, model, 0)
+        ours = weights_of(model)
+        worker.pull()
+        worker.pull()
+        assert all(p.grad is None for p in model.parameters())
+        for name, array in weights_of(model).items():
+            np.testing.assert_array_equal(array, ours[name])
+
+
+def test_who_leaves_pushes_the_steps_that_are_left(store: Store) -> None:
+    model = net()
+    job = create(store, model)
+    with aggregating(job):
+        with kvps.torch.join(job, model, inner=sgd(model.parameters()), local_steps=50) as worker:
+            for number in range(STEPS):
+                batch(worker, model, number)
+            ours = weights_of(model)
+            worker.leave()
+            worker.leave()
+        job.await_finished()
+    assert kvps.torch.load(job, model) == 1
+    assert_close(weights_of(model), ours, 2e-7)
+
+
+def test_whose_loop_fails_pushes_nothing_more(store: Store) -> None:
+    model = net()
+    job = create(store, model)
+    with aggregating(job):
+        worker = kvps.torch.join(job, model, "w0", inner=sgd(model.parameters()), local_steps=5)
+
+        def failing() -> None:
+            with worker:
+                batch(worker, model, 0)
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            failing()
+        with kvps.torch.join(job, model, "w0", inner=sgd(model.parameters()), local_steps=5) as other:
+            assert other.session.clock == 0, "and it has left"
+
+
+def test_a_part_of_a_unit_is_not_pushed(store: Store) -> None:
+    """Another worker gets the whole unit."""
+    model = net()
+    job = create(store, model, units=2)
+    with aggregating(job):
+        with kvps.torch.join(job, model, "w0", inner=sgd(model.parameters()), local_steps=2) as worker:
+            assert worker.session.next_unit() == 0
+            assert [batch(worker, model, number) for number in range(2)] == [0, 1]
+            assert worker.session.next_unit() == 1
+            batch(worker, model, 2)
+        with kvps.torch.join(job, model, "w0", inner=sgd(model.parameters()), local_steps=2) as worker:
+            assert (worker.session.clock, worker.session.next_unit()) == (1, 1)
+
+
+def test_a_worker_that_was_evicted_joins_again(store: Store) -> None:
+    model = net()
+    job, inner = create(store, model), sgd(model.parameters())
+    with aggregating(job):
+        first = kvps.torch.join(job, model, "w0", inner=inner, local_steps=2)
+        batch(first, model, 0)
+        with kvps.torch.join(job, model, "w0", inner=inner, local_steps=2, takeover=True) as worker:
+            with pytest.raises(kvps.WorkerEvicted):
+                batch(first, model, 1)
+            assert [batch(worker, model, number) for number in range(2)] == [0, 1]
+
+
+# -- errors --------------------------------------------------------------------------------------------------------
+
+
+@FULL
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_push_that_a_full_server_refused_is_repeated_without_another_step(store: Store, leaves: bool) -> None:
+    model = net()
+    job = create(store, model)
+    patience, store.client._patience_s = store.client._patience_s, 0.3
+    with kvps.torch.join(job, model, inner=sgd(model.parameters()), local_steps=2) as worker:
+        for number in range(2):
+            worker.pull()
+            loss_of(model, 0, number).backward()
+            if number == 0:
+                worker.step()
+        store.client.call("CONFIG", "SET", "maxmemory", 1)
+        try:
+            for _ in range(2):
+                with pytest.raises(kvps.ServerFull):
+                    worker.step()
+                ours = weights_of(model)
+        finally:
+            store.client.call("CONFIG", "SET", "maxmemory", 0)
+            store.client._patience_s = patience
+        with aggregating(job):
+            assert leaves or worker.step() == 1
+            for name, array in weights_of(model).items():
+                np.testing.assert_array_equal(array, ours[name])
+            worker.leave()
+            job.await_finished()
+    kvps.torch.load(job, model)
+    assert_close(weights_of(model), ours, 2e-7)
+    assert_close(ours, plain(1, sgd, lambda p: torch.optim.SGD(p, lr=1.0), 2, steps=2), 2e-7)
+
+
+@pytest.mark.parametrize("nonfinite", ["reject", "skip"])
+def test_a_gradient_with_nan_reaches_no_optimizer(store: Store, nonfinite: str) -> None:
+    model = net()
+    inner = adamw(model.parameters())
+    job = create(store, model, nonfinite=nonfinite)
+    with aggregating(job), kvps.torch.join(job, model, inner=inner, local_steps=2) as worker:
+        worker.pull()
+        loss_of(model, 0, 0).backward()
+        model[3].bias.grad[0] = math.nan
+        before = weights_of(model)
+        if nonfinite == "reject":
+            with pytest.raises(kvps.NotFinite, match=r"'3\.bias' holds NaN or Inf, and no step was taken"):
+                worker.step()
+            batch(worker, model, 0)
+        else:
+            assert worker.step() == 0
+            for name, array in weights_of(model).items():
+                np.testing.assert_array_equal(array, before[name])
+        assert batch(worker, model, 1) == 1
+    assert all(bool(torch.isfinite(s["exp_avg"]).all()) for s in inner.state.values())
+
+
+def test_a_large_gradient_whose_sum_overflows_counts() -> None:
+    x = nn.Parameter(torch.zeros(4))
+    local = LocalSteps({"x": x}, torch.optim.SGD([x], lr=1e-38), 1, JobConfig())
+    local.begin(anew=True)
+    x.grad = torch.full((4,), 3e38)
+    assert local.take()
+    assert (x < -2).all()
+
+
+def test_a_wrong_loop_is_told(store: Store) -> None:
+    model = net()
+    job = create(store, model)
+    with kvps.torch.join(job, model, inner=sgd(model.parameters()), local_steps=3) as worker:
+        with pytest.raises(kvps.WrongOrder, match=r"step\(\) needs a pull\(\) before it"):
+            worker.step()
+        worker.pull()
+        with pytest.raises(kvps.WrongOrder, match=r"call loss.backward\(\)"):
+            worker.step()
+        loss_of(model, 0, 0).backward()
+        worker.step()
+        with pytest.raises(kvps.WrongOrder, match=r"between local steps that clears the gradients"):
+            worker.step()
+        ours = weights_of(model)
+        worker.pull()
+        loss_of(model, 0, 1).backward()
+        worker.step()
+        assert any((array != ours[name]).any() for name, array in weights_of(model).items())
+        worker.leave()
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        (lambda m: {"inner": sgd(m.parameters()), "overlap": True}, "a pseudo-gradient exists only after the last"),
+        (lambda m: {"inner": sgd(m[0].parameters())}, r"inner does not step '1\.weight'"),
+        (lambda m: {"inner": sgd([*m.parameters(), nn.Parameter(torch.ones(1))])}, "no parameters of the model"),
+        (lambda m: {"inner": torch.optim.LBFGS(m.parameters())}, "LBFGS needs one"),
+        (lambda m: {"inner": kvps.SGD()}, "inner must be an optimizer of torch.optim, not SGD"),
+        (lambda m: {"inner": sgd(m.parameters()), "local_steps": 0}, "whole number from 1 to 1000000, not 0"),
+        (lambda m: {"inner": sgd(m.parameters()), "local_steps": True}, "not True"),
+        (lambda m: {"inner": sgd(m.parameters()), "local_steps": 2.0}, r"not 2\.0"),
+        (lambda m: {"inner": None}, "takes 3 local steps needs an optimizer for them: give inner="),
+        (lambda m: {"local_steps": 2}, "takes 2 local steps needs an optimizer for them"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_the_join(store: Store, how: Callable[[Any], Any], words: str) -> None:
+    model = net()
+    job = create(store, model, local_steps=3)
+    with pytest.raises(kvps.InvalidSetting, match=words) as caught:
+        kvps.torch.join(job, model, **how(model))
+    assert "\n" not in str(caught.value)
+    assert not job.state().members
+
+
+# -- what a model may have -----------------------------------------------------------------------------------------
+
+
+class Mixed(nn.Module):
+    """An embedding with sparse gradients, a frozen layer that the optimizer has too, and a layer that is not used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.emb = nn.Embedding(7, 3, sparse=True)
+        self.frozen = nn.Linear(3, 3).requires_grad_(False)
+        self.out = nn.Linear(3, 7)
+        self.unused = nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.frozen(self.emb(x)))
+
+
+def test_sparse_frozen_and_unused_parameters(store: Store) -> None:
+    model = Mixed()
+    before = {name: array.copy() for name, array in weights_of(model).items()}
+    job, x = create(store, model), torch.tensor([0, 3, 5, 5])
+    with aggregating(job):
+        with kvps.torch.join(job, model, inner=sgd(model.parameters()), local_steps=2) as worker:
+            for _ in range(2):
+                worker.pull()
+                nn.functional.cross_entropy(model(x), x).backward()
+                worker.step()
+            ours = weights_of(model)
+        job.await_finished()
+    kvps.torch.load(job, model)
+    after = weights_of(model)
+    assert_close(after, ours, 2e-7)
+    for name in after:
+        assert (after[name] != before[name]).any() == name.startswith(("emb", "out")), name
+
+
+def test_the_pseudo_gradient_of_bf16_is_float32() -> None:
+    x = nn.Parameter(torch.tensor([1.0, 2.0], dtype=torch.bfloat16))
+    local = LocalSteps({"x": x}, torch.optim.SGD([x], lr=0.5), 1, JobConfig())
+    local.begin(anew=True)
+    x.grad = torch.tensor([0.5, 1.0], dtype=torch.bfloat16)
+    assert local.take()
+    for _ in range(2):
+        pseudo = local.pseudo_gradient()["x"]
+        assert pseudo.dtype == torch.float32
+        assert pseudo.tolist() == [0.25, 0.5]
+
+
+def test_a_grad_scaler_takes_the_worker_for_an_optimizer(store: Store) -> None:
+    """A step that it leaves out is not taken, and the round goes on."""
+    model, scaler = net(), torch.amp.GradScaler("cpu", init_scale=1024.0)
+    job = create(store, model)
+    with aggregating(job):
+        with kvps.torch.join(job, model, inner=sgd(model.parameters()), local_steps=2) as worker:
+            for attempt, number in enumerate((0, 0, 1)):
+                worker.pull()
+                scaler.scale(loss_of(model, 0, number)).backward()
+                if attempt == 0:
+                    model[3].bias.grad[0] = math.inf
+                scaler.step(worker)
+                scaler.update()
+            ours = weights_of(model)
+        job.await_finished()
+    assert job.state().version == 1
+    assert scaler.get_scale() == 512
+    assert_close(ours, plain(1, sgd, lambda p: torch.optim.SGD(p, lr=1.0), 2, steps=2), 3e-7)
+
+
+# -- a worker that comes back --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "make", [adamw, lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), torch.optim.Adadelta, torch.optim.NAdam]
+)
+@pytest.mark.parametrize("gradient_format", ["fp32", "int8"])
+def test_the_inner_state_survives_a_clean_leave(
+    store: Store, caplog: pytest.LogCaptureFixture, make: Inner, gradient_format: str
+) -> None:
+    """With a new model and a new optimizer, as in a new process; the residual of a lossy format too."""
+    ends = []
+    for leaves in (False, True):
+        job = store.create_job(
+            f"job-{leaves}", kvps.torch.parameters(net()), optimizer=MEAN, gradient_format=gradient_format
+        )
+        model = net()
+        with aggregating(job):
+            worker = kvps.torch.join(job, model, "w0", inner=make(model.parameters()), local_steps=2)
+            for number in range(8):
+                if leaves and number in (2, 6):
+                    worker.leave(finished=False)
+                    model = net()
+                    with caplog.at_level("INFO", "kvps.session"):
+                        worker = kvps.torch.join(job, model, "w0", inner=make(model.parameters()), local_steps=2)
+                    assert "goes on from the state that it left" in caplog.text
+                batch(worker, model, number)
+            worker.leave()
+            job.await_finished()
+        kvps.torch.load(job, model)
+        ends.append(weights_of(model))
+    for name, array in ends[0].items():
+        np.testing.assert_array_equal(array, ends[1][name], name)
+
+
+def test_after_a_kill_the_inner_state_starts_anew_and_that_is_said(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = net()
+    job = create(store, model)
+    with aggregating(job):
+        first = kvps.torch.join(job, model, "w0", inner=adamw(model.parameters()), local_steps=1)
+        batch(first, model, 0)
+        first.leave(finished=False)
+        second = kvps.torch.join(job, model, "w0", inner=adamw(model.parameters()), local_steps=1)
+        assert "starts anew" not in caplog.text
+        batch(second, model, 1)  # from here on the stored state is not that of what was accepted last
+        inner = adamw(model.parameters())
+        with kvps.torch.join(job, model, "w0", inner=inner, local_steps=1, takeover=True):
+            assert caplog.text.count("its inner AdamW starts anew") == 1
+            assert not inner.state
+
+
+@FULL
+def test_a_round_that_was_given_up_is_in_no_stored_state(store: Store) -> None:
+    model = net()
+    job = create(store, model)
+    patience = store.client._patience_s
+    with aggregating(job):
+        worker = kvps.torch.join(job, model, "w0", inner=adamw(model.parameters()), local_steps=1)
+        batch(worker, model, 0)
+        worker.pull()
+        loss_of(model, 0, 1).backward()
+    store.client._patience_s = 0.3
+    store.client.call("CONFIG", "SET", "maxmemory", 1)
+    try:
+        with pytest.raises(kvps.ServerFull):
+            worker.step()
+    finally:
+        store.client.call("CONFIG", "SET", "maxmemory", 0)
+        store.client._patience_s = patience
+    worker.pull()
+    worker.leave(finished=False)
+    with kvps.torch.join(job, model, "w0", inner=adamw(model.parameters()), local_steps=1) as worker:
+        assert worker.session.inherited_state() == {}
+
+
+def test_a_state_of_another_optimizer_is_not_taken(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    model = net()
+    job = create(store, model)
+    with aggregating(job):
+        worker = kvps.torch.join(job, model, "w0", inner=adamw(model.parameters()), local_steps=1)
+        batch(worker, model, 0)
+        worker.leave(finished=False)
+        inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        with kvps.torch.join(job, model, "w0", inner=inner, local_steps=1) as worker:
+            assert "its inner SGD starts anew" in caplog.text
+            batch(worker, model, 1)
+
+
+@pytest.mark.parametrize("harm", ["SETRANGE", "DEL"])
+def test_a_stored_state_that_is_damaged_or_gone_is_an_error(store: Store, harm: str) -> None:
+    model = net()
+    job = create(store, model)
+    with aggregating(job):
+        worker = kvps.torch.join(job, model, "w0", inner=adamw(model.parameters()), local_steps=1)
+        batch(worker, model, 0)
+        worker.leave(finished=False)
+        key = job.keys.residual(0, "w0", worker.session.incarnation, 1, len(job.layout.chunks[0]))
+        store.client.call(harm, key, *((3, "bad!") if harm == "SETRANGE" else ()))
+        with pytest.raises(kvps.CorruptData, match=r"'w0'.* stored when it left is (damaged|not there)"):
+            kvps.torch.join(job, model, "w0", inner=adamw(model.parameters()), local_steps=1)
+
+
+def test_a_round_has_the_weights_of_its_steps(store: Store) -> None:
+    job, model = create(store, net(), reduction="weighted"), net()
+    inner = sgd(model.parameters())
+    with aggregating(job), kvps.torch.join(job, model, "w0", inner=inner, local_steps=STEPS) as worker:
+        for weight in [5, 6, 7, 1, None, 2, None, None, None, 4]:
+            worker.pull()
+            loss_of(model, 0, 0).backward()
+            with pytest.raises(kvps.InvalidSetting, match="weight must be a whole number from 1"):
+                worker.step(weight=0)
+            worker.step(weight=weight)
+    assert [c.weight for commit in job.log() for c in commit.plan.contributions] == [18, 3, 1, 4]
+
+
+def test_a_round_that_came_late_is_dropped_and_the_next_begins_with_a_pull(store: Store) -> None:
+    job = create(store, net(), workers=2, quorum=1, late="drop")
+    models = [net(), net()]
+    with aggregating(job):
+        fast, slow = (
+            kvps.torch.join(job, model, f"w{rank}", inner=adamw(model.parameters()), local_steps=2)
+            for rank, model in enumerate(models)
+        )
+        batch(slow, models[1], 0)
+        for number in range(2):
+            batch(fast, models[0], number)
+        await_version(job, 1)
+        with pytest.raises(kvps.ContributionLate):
+            batch(slow, models[1], 1)
+        slow.pull()
+        assert slow.session.version == 1
+        loss_of(models[1], 1, 1).backward()
+        slow.step()
+        assert batch(slow, models[1], 2) == 1
+        slow.leave()
+        await_version(job, 2)
+        batch(fast, models[0], 2)
+        fast.leave()
+        job.await_finished()
+    check_chain(job)
+    bases = [[(c.worker, c.base) for c in commit.plan.contributions] for commit in job.log()]
+    assert [names[0] for names in bases] == [("w0", 0), ("w1", 1), ("w0", 2)]

@@ -1,0 +1,101 @@
+"""The gradient of a round, held against a slow and plain definition."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.harness import any_floats, model
+from kvps_workers.gradient import round_gradient
+from kvps_workers.rounds import Rounds
+from kvps_workers.task import CheckedTask
+
+import kvps
+from kvps.arrays.layout import Layout
+from kvps.config import JobConfig
+
+LAYOUT = Layout.of(model())
+
+
+class Drawn:
+    """A task whose gradient is any float32 arrays, which depend on the samples of the batch."""
+
+    batch_size, epochs, lr = 4, 1, 0.5
+
+    def parameters(self, seed: int) -> Mapping[str, Any]:
+        return model()
+
+    def data(self, rank: int, workers: int, xp: Any) -> Any:
+        return (np.arange(22),)
+
+    def gradient(self, params: Mapping[str, Any], batch: Any, xp: Any) -> Any:
+        first = int(batch[0][0])
+        grads = {p.name: any_floats(first, p.shape) if p.shape else np.float32(first) for p in LAYOUT.parameters}
+        return float(first), {name: np.asarray(grad) for name, grad in grads.items()}
+
+    def evaluate(self, params: Mapping[str, Any], xp: Any) -> Any:
+        return {"loss": 0.0}
+
+
+def _rounds(task: Any, push_every: str) -> tuple[CheckedTask, Rounds]:
+    checked = CheckedTask("any", task)
+    return checked, Rounds(checked, JobConfig(task="any", batch_size=4, epochs=1, push_every=push_every), 0, np)
+
+
+@pytest.mark.parametrize("push_every", ["1", "2", "4", "5", "epoch"])
+def test_it_is_the_mean_over_the_rows_in_float32_batch_by_batch(push_every: str) -> None:
+    task, rounds = _rounds(Drawn(), push_every)
+    for number in range(rounds.total):
+        loss, grads = round_gradient(task, LAYOUT, rounds, number, {}, np)
+        batches = rounds.batches(number)
+        rows = sum(map(len, batches))
+        losses, each = zip(*(Drawn().gradient({}, (batch,), np) for batch in batches), strict=True)
+        weights = [len(batch) / rows for batch in batches]
+        assert loss == sum(weight * one for weight, one in zip(weights, losses, strict=True))
+        for name, found in grads.items():
+            terms = [np.float32(w) * grad[name] for w, grad in zip(weights, each, strict=True)]
+            wanted = terms[0]
+            for term in terms[1:]:
+                wanted = wanted + term
+            assert found.dtype == np.float32
+            assert found.tobytes() == wanted.tobytes()
+    assert sum(len(rounds.batches(number)) for number in range(rounds.total)) == 6
+
+
+def test_the_gradients_of_the_task_are_left_as_they_are() -> None:
+    """A task may return the same memory, or a view of its own state, each time."""
+
+    class Same(Drawn):
+        grad = model(1)
+
+        def gradient(self, params: Mapping[str, Any], batch: Any, xp: Any) -> Any:
+            return 1.0, self.grad
+
+    task, rounds = _rounds(Same(), "2")
+    _, grads = round_gradient(task, LAYOUT, rounds, 0, {}, np)
+    for name, array in model(1).items():
+        np.testing.assert_array_equal(Same.grad[name], array)
+        np.testing.assert_array_equal(grads[name], array)  # halves of it add up to it
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda grads: {"W": grads["W"]}, "gradients do not fit the job: missing b, scale"),
+        (lambda grads: grads | {"more": grads["b"]}, "unknown more"),
+        (lambda grads: grads | {"b": grads["b"].astype(np.float64)}, "gradient 'b' is float64"),
+        (lambda grads: grads | {"b": grads["b"][1:]}, "gradient 'b' has shape (10,), the job's has (11,)"),
+    ],
+)
+def test_a_gradient_that_does_not_fit_is_refused_as_a_push_would(change: Any, words: str) -> None:
+    class Wrong(Drawn):
+        def gradient(self, params: Mapping[str, Any], batch: Any, xp: Any) -> Any:
+            loss, grads = super().gradient(params, batch, xp)
+            return loss, change(grads)
+
+    task, rounds = _rounds(Wrong(), "epoch")
+    with pytest.raises(kvps.LayoutMismatch) as caught:
+        round_gradient(task, LAYOUT, rounds, 0, {}, np)
+    assert words in str(caught.value)

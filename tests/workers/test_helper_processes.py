@@ -1,0 +1,189 @@
+"""Several processes compute each contribution of a worker: the same bits as one alone, whichever of them is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import textwrap
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.commands import KVPS, Started
+from helpers.digits_job import digits_job, proved, run_workers, training
+from helpers.harness import check_chain
+from helpers.waiting import eventually
+from kvps_workers import load_task
+from kvps_workers.gradient import round_gradient
+from kvps_workers.helper_processes import HelperProcesses
+from kvps_workers.rounds import Rounds
+from kvps_workers.training_loop import train
+
+import kvps
+from kvps.arrays.layout import Layout
+from kvps.config import JobConfig
+from kvps.device.base import Device
+from kvps.store import Store
+
+PARAMS = load_task("digits").parameters(0)
+LAYOUT = Layout.of(PARAMS)
+
+
+def _config(**said: Any) -> JobConfig:
+    return JobConfig(**({"task": "digits", "batch_size": 50, "epochs": 1} | said))
+
+
+def _pids(helpers: HelperProcesses) -> list[int]:
+    return [helper._process.pid for helper in helpers._helpers]
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file of a task in the current directory."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path / f"of_{tmp_path.name}.py"
+
+
+TASK = """
+    import os
+    import numpy as np
+
+    class Task:
+        batch_size, epochs, lr = 4, 1, 0.5
+
+        def parameters(self, seed):
+            return {"x": np.zeros(3, np.float32)}
+
+        def data(self, rank, workers, xp):
+            return (np.arange(40, dtype=np.float32)[rank::workers],)
+
+        def gradient(self, params, batch, xp):
+            GRADIENT
+
+        def evaluate(self, params, xp):
+            return {"loss": 0.0}
+"""
+
+
+def _task(file: Path, gradient: str) -> str:
+    file.write_text(textwrap.dedent(TASK).replace("GRADIENT", gradient))
+    return f"{file.stem}:Task"
+
+
+@pytest.mark.parametrize("said", [{"procs": 2}, {"procs": 3, "push_every": "4"}, {"procs": 2, "batch_size": 1}])
+def test_the_bits_are_those_of_one_process_alone(said: dict[str, Any]) -> None:
+    config, task = _config(workers=40, **said), load_task("digits")
+    rounds = Rounds(task, config, 7, np)
+    with HelperProcesses(config, LAYOUT, 7) as helpers:
+        for number in (0, rounds.total - 1):
+            loss, grads = helpers.round_gradient(task, rounds, number, PARAMS)
+            alone_loss, alone = round_gradient(task, LAYOUT, rounds, number, PARAMS, np)
+            assert loss == alone_loss
+            for name in PARAMS:
+                np.testing.assert_array_equal(grads[name], alone[name])
+        pids = _pids(helpers)
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
+    whole = round_gradient(task, LAYOUT, Rounds(task, _config(workers=40, **said | {"procs": 1}), 7, np), 0, PARAMS, np)
+    first = round_gradient(task, LAYOUT, rounds, 0, PARAMS, np)
+    for name in PARAMS:
+        np.testing.assert_allclose(first.grads[name], whole.grads[name], rtol=0, atol=1e-6)
+
+
+def test_a_helper_that_is_killed_is_started_again() -> None:
+    config, task = _config(procs=3), load_task("digits")
+    rounds = Rounds(task, config, 0, np)
+    with HelperProcesses(config, LAYOUT, 0) as helpers:
+        for number in range(4):
+            before = _pids(helpers)
+            os.kill(before[number % 2], signal.SIGKILL)
+            _, grads = helpers.round_gradient(task, rounds, number, PARAMS)
+            _, alone = round_gradient(task, LAYOUT, rounds, number, PARAMS, np)
+            for name in PARAMS:
+                np.testing.assert_array_equal(grads[name], alone[name])
+            assert len(set(before) & set(_pids(helpers))) == 1
+
+
+def test_a_helper_that_dies_twice_in_a_round_ends_the_worker_in_one_line(mine: Path) -> None:
+    name = _task(mine, "return 0.0, {'x': params['x'] + 1}")
+    task, config = load_task(name), JobConfig(task=name, batch_size=40, epochs=1, procs=2)
+    _task(mine, "os._exit(3)")  # which the helper loads
+    rounds, layout = Rounds(task, config, 0, np), Layout.of({"x": np.zeros(3, np.float32)})
+    with HelperProcesses(config, layout, 0) as helpers, pytest.raises(kvps.TaskFailed) as caught:
+        helpers.round_gradient(task, rounds, 0, {"x": np.zeros(3, np.float32)})
+    assert str(caught.value) == f"task '{name}' failed: process 1 of 2 died twice in one round (exit 3)"
+
+
+def test_what_a_task_raises_in_a_helper_is_said_in_one_line(mine: Path) -> None:
+    name = _task(mine, "return 0.0, {'x': params['x'] + 1}")
+    task, config = load_task(name), JobConfig(task=name, batch_size=40, epochs=1, procs=2)
+    _task(mine, "raise RuntimeError('unlucky')")  # which the helper loads
+    rounds, layout = Rounds(task, config, 0, np), Layout.of({"x": np.zeros(3, np.float32)})
+    with HelperProcesses(config, layout, 0) as helpers:
+        for _ in range(2):  # it lives on
+            with pytest.raises(kvps.TaskFailed, match=f"^task '{name}' failed: RuntimeError: unlucky"):
+                helpers.round_gradient(task, rounds, 0, {"x": np.zeros(3, np.float32)})
+    mine.unlink()
+    with (
+        HelperProcesses(config, layout, 0) as helpers,
+        pytest.raises(kvps.TaskFailed, match=f"^task '{name}': there is no module"),
+    ):
+        helpers.round_gradient(task, rounds, 0, {"x": np.zeros(3, np.float32)})
+
+
+@pytest.mark.parametrize("said", [{"procs": 2}, {"procs": 2, "push_every": "2", "staleness": -1, "units": 24}])
+def test_what_processes_trained_together_is_computed_again_by_one(store: Store, said: dict[str, Any]) -> None:
+    job = digits_job(store, **said)
+    run_workers(job, *training(job, "w0", "w1", "w2"))
+    assert proved(job).by == "recomputed"
+    check_chain(job)
+
+
+def test_helpers_are_for_the_cpu(store: Store) -> None:
+    job = digits_job(store, procs=2)
+    with pytest.raises(kvps.InvalidSetting, match="procs=2 is for workers on the CPU"):
+        train(job, Device(), "w0")
+    assert job.state().members == {}
+
+
+def _helpers_of(home: Path) -> list[int]:
+    """The helper processes of commands that were started with this runtime directory."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError):
+            if (
+                b"kvps_workers.helper_process" in (entry / "cmdline").read_bytes()
+                and f"KVPS_RUNTIME_DIR={home}".encode() in (entry / "environ").read_bytes()
+            ):
+                found.append(int(entry.name))
+    return found
+
+
+@pytest.mark.slow
+def test_helpers_and_workers_are_killed_and_nothing_is_lost_or_counted_twice(lasting: kvps.Store, home: Path) -> None:
+    options = ["--job", "job", "--procs", "2", "--epochs", "100", "--kill-every", "2", "-w", "2"]
+    run = Started([*KVPS, "up", "digits", *options])
+    run.until("clock")  # the job is there
+    job = lasting.job("job")
+    for _ in range(4):
+        version = job.state().version
+        assert eventually(lambda version=version: job.state().version > version + 3)
+        for pid in _helpers_of(home)[:1]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    said, _ = run.process.communicate(timeout=280)
+    assert run.process.returncode == 0, said
+    assert " 0 lost, 0 twice, replay identical" in said
+    assert "process 1 of 2 died (exit -9); starts it again" in said
+    assert eventually(lambda: _helpers_of(home) == [])
+
+
+@pytest.mark.slow
+def test_helpers_end_with_a_worker_that_is_killed(store: Store, home: Path) -> None:
+    job = store.create_job("digits", PARAMS, task="digits", batch_size=32, epochs=2, procs=3)
+    worker = Started([*KVPS, "worker", "--job", job.name, "--redis", store.url])
+    assert eventually(lambda: len(_helpers_of(home)) == 2)
+    assert worker.end(signal.SIGKILL) == -signal.SIGKILL
+    assert eventually(lambda: _helpers_of(home) == [])

@@ -1,0 +1,172 @@
+"""The batches of rounds: each row once an epoch, and training that can be replayed, for every partition and period."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.digits_job import digits_job, proved, run_workers, training
+from helpers.harness import check_chain
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kvps_workers.rounds import Rounds, rounds_of
+from kvps_workers.task import CheckedTask
+
+import kvps
+from kvps.cli.verify import proof_of
+from kvps.config import JobConfig
+from kvps.partitions import SCHEMES
+from kvps.store import Store
+
+
+class Numbered:
+    """A task whose samples are their own row numbers. It divides them in its own way: in runs."""
+
+    batch_size, epochs, lr = 4, 2, 0.5
+
+    def __init__(self, samples: int) -> None:
+        self._rows = np.arange(samples)
+
+    def parameters(self, seed: int) -> Mapping[str, Any]:
+        return {"x": np.zeros(3, np.float32)}
+
+    def data(self, rank: int, workers: int, xp: Any) -> Any:
+        return (np.array_split(self._rows, workers)[rank],)
+
+    def gradient(self, params: Mapping[str, Any], batch: Any, xp: Any) -> Any:
+        return 0.0, {"x": params["x"] - np.float32(batch[0].mean())}
+
+    def evaluate(self, params: Mapping[str, Any], xp: Any) -> Any:
+        return {"loss": 0.0}
+
+
+def _rounds(samples: int, rank: int = 0, **said: Any) -> Rounds:
+    config = JobConfig(**({"task": "numbered", "batch_size": 4, "epochs": 2} | said))
+    return Rounds(CheckedTask("numbered", Numbered(samples)), config, rank, np)
+
+
+def _rows(rounds: Rounds, epoch: int) -> list[list[int]]:
+    """The samples of each batch of an epoch, with the rounds in their order."""
+    each = rounds.total // 2
+    numbers = range(each * epoch, each * (epoch + 1))
+    return [rounds.samples(rows)[0].tolist() for number in numbers for rows in rounds.batches(number)]
+
+
+@settings(max_examples=60)
+@given(
+    samples=st.integers(6, 60),
+    workers=st.integers(1, 6),
+    partition=st.sampled_from(["task", *SCHEMES]),
+    push_every=st.sampled_from(["1", "2", "3", "7", "epoch"]),
+    batch_size=st.integers(1, 9),
+    epoch=st.integers(0, 2),
+)
+def test_each_epoch_has_each_row_once_whatever_is_pushed_when(
+    samples: int, workers: int, partition: str, push_every: str, batch_size: int, epoch: int
+) -> None:
+    said = {"workers": workers, "partition": partition, "push_every": push_every, "batch_size": batch_size}
+    each = [_rounds(samples, rank, **said) for rank in range(workers)]
+    rows = [[row for batch in _rows(rounds, epoch) for row in batch] for rounds in each]
+    if partition == "overlap":
+        assert all(sorted(own) == list(range(samples)) for own in rows)
+    else:
+        assert sorted(row for own in rows for row in own) == list(range(samples))
+    for rounds, own in zip(each, rows, strict=True):
+        assert rounds.total == rounds_of(len(own), JobConfig(epochs=2, **said))
+        sizes = [len(batch) for batch in _rows(rounds, epoch)]
+        assert all(size == batch_size for size in sizes[:-1])
+        assert 0 < sizes[-1] <= batch_size
+        numbers = range(rounds.total // 2)
+        pushes = [len(rounds.batches(number)) for number in numbers]
+        most = len(sizes) if push_every == "epoch" else int(push_every)
+        assert all(batches == most for batches in pushes[:-1])
+        assert 0 < pushes[-1] <= most
+
+
+def test_several_batches_are_those_that_single_rounds_have() -> None:
+    """--push-every changes when a worker pushes, and not which batches it computes."""
+    one, three = _rounds(50), _rounds(50, push_every=3)
+    for epoch in range(2):
+        assert _rows(one, epoch) == _rows(three, epoch)
+
+
+@pytest.mark.parametrize("steps", [2, 3, 7, 26, 100])
+def test_local_steps_go_on_from_one_epoch_to_the_next(steps: int) -> None:
+    one, local = _rounds(50), _rounds(50, local_steps=steps)
+    batches = [rows.tolist() for number in range(one.total) for rows in one.batches(number)]
+    pushes = [[rows.tolist() for rows in local.batches(number)] for number in range(local.total)]
+    assert [rows for push in pushes for rows in push] == batches
+    assert [len(push) for push in pushes[:-1]] == [steps] * (len(pushes) - 1)
+    assert 0 < len(pushes[-1]) <= steps
+    assert rounds_of(50, JobConfig(batch_size=4, epochs=2, local_steps=steps)) == local.total
+
+
+def test_units_are_the_pushes_of_all_data() -> None:
+    config = JobConfig(batch_size=4, epochs=2, push_every="3")
+    rounds = _rounds(50, rank=1, workers=2, units=rounds_of(50, config), push_every="3")
+    assert rounds.total == rounds_of(50, config) == 2 * 5
+    for epoch in range(3):
+        assert sorted(row for batch in _rows(rounds, epoch) for row in batch) == list(range(50))
+
+
+def test_a_worker_without_a_sample_is_told_of() -> None:
+    with pytest.raises(kvps.TaskFailed, match=r"^task 'numbered' has 2 samples, and 3 workers need one each"):
+        _rounds(2, workers=3, partition="contiguous")
+    with pytest.raises(kvps.InvalidSetting, match="needs a batch_size from 1, and its job has 0"):
+        _rounds(2, batch_size=0)
+
+
+# -- on a real server ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        *({"partition": scheme} for scheme in SCHEMES),
+        {"push_every": "2"},
+        {"push_every": "epoch", "staleness": 1},
+        {"partition": "random", "push_every": "3", "gradient_format": "int8"},
+        {"push_every": "2", "units": 24},
+    ],
+)
+def test_what_was_trained_is_computed_again(store: Store, said: dict[str, Any]) -> None:
+    job = digits_job(store, **said)
+    run_workers(job, *training(job, "w0", "w1", "w2"))
+    proof = proved(job)
+    assert proof.by == "recomputed"
+    assert (
+        proof.contributions
+        == {
+            "1": 3 * 3 * (15 if said.get("partition") == "overlap" else 5),
+            "2": said.get("units", 3 * 3 * 3),
+            "3": 3 * 3 * 2,
+            "epoch": 3 * 3,
+        }[said.get("push_every", "1")]
+    )
+    check_chain(job)
+
+
+def test_a_partition_of_the_same_rows_makes_the_same_bits(store: Store) -> None:
+    """digits gives each worker every `workers`-th sample, which is what round-robin says."""
+    ends = []
+    for partition in ("task", "round-robin", "contiguous"):
+        job = digits_job(store, partition=partition)
+        run_workers(job, *training(job, "w0", "w1", "w2"))
+        ends.append(job.reader.newest()[1].tobytes())
+        store.remove_job("digits")
+    assert ends[0] == ends[1] != ends[2]
+
+
+def test_a_job_whose_replay_has_another_period_or_partition_differs(store: Store) -> None:
+    """The settings belong to the proof: whoever changes them in Redis is found out."""
+    job = digits_job(store, push_every="2", partition="random")
+    run_workers(job, *training(job, "w0", "w1", "w2"))
+    proved(job)
+    for field, value in (("push_every", "1"), ("partition", "contiguous")):
+        before = job.client.call("HGET", job.keys.config, field)
+        job.client.call("HSET", job.keys.config, field, value)
+        assert "gives another gradient here" in proof_of(store.job("digits"))[1].differs
+        job.client.call("HSET", job.keys.config, field, before)
+    proved(store.job("digits"))

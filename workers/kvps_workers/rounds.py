@@ -1,0 +1,122 @@
+"""The batches of each round of a worker.
+
+Training and `kvps verify` both use this module. The rows of a round follow from the job's settings, the worker's rank
+and the number of the round (or of its unit), so any process can compute the same contribution again.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kvps.config import OWN_PARTITION, JobConfig
+from kvps.errors import InvalidSetting, TaskFailed
+from kvps.partitions import Rows, partition
+from kvps.protocol.plan import Contribution
+from kvps_workers.task import Task, blamed
+
+
+def rounds_of(samples: int, config: JobConfig) -> int:
+    """Return how many rounds all epochs over so many samples take."""
+    span = _Span.of(math.ceil(samples / config.batch_size), config)
+    return span.rounds * (1 if config.local_steps > 1 else config.epochs)
+
+
+class _Span(NamedTuple):
+    """How many batches and rounds there are from one short round to the next: an epoch, or, for local steps, which go
+    on from one epoch to the next, all of them."""
+
+    batches: int
+    rounds: int
+
+    @classmethod
+    def of(cls, batches: int, config: JobConfig) -> _Span:
+        """`batches` are those of an epoch."""
+        batches *= max(1, config.epochs) if config.local_steps > 1 else 1
+        return cls(batches, math.ceil(batches / (config.batches_per_round or batches)))
+
+
+def round_number(contribution: Contribution) -> int:
+    """Return which of its worker's rounds a contribution was computed in; which unit, if the job has units."""
+    return contribution.round - 1 if contribution.unit is None else contribution.unit
+
+
+class Batches:
+    """The batches of one worker, numbered from 0 over all epochs; of a job with units, those of all its data.
+
+    Each epoch has each row once, in an order of its own. Raises InvalidSetting, and TaskFailed if a worker has no rows.
+    """
+
+    def __init__(self, task: Task, config: JobConfig, rank: int, xp: ModuleType) -> None:
+        if not config.batch_size:
+            raise InvalidSetting(f"task {config.task!r} needs a batch_size from 1, and its job has 0")
+        whole = config.units or config.partition != OWN_PARTITION
+        self._data = task.data(0, 1, xp) if whole else task.data(rank, config.workers, xp)
+        self._config, self._rank, self._xp = config, rank, xp
+        self._order = lru_cache(1)(self._order_of)
+        self.rows = len(self._own(0))
+        if not self.rows:
+            raise TaskFailed(
+                f"task {config.task!r} has {len(self._data[0])} samples, and {config.workers} workers need one each: "
+                f"take fewer workers"
+            )
+        self.per_epoch = math.ceil(self.rows / config.batch_size)
+
+    def __getitem__(self, number: int) -> Rows:
+        """Return the rows of a batch, for `samples`."""
+        epoch, batch = divmod(number, self.per_epoch)
+        size = self._config.batch_size
+        return self._order(epoch)[batch * size : (batch + 1) * size]
+
+    def samples(self, rows: Rows) -> tuple[Any, ...]:
+        """Return these rows of each array of the data."""
+        there = self._xp.asarray(rows)
+        with blamed(self._config.task):  # the task's arrays may not allow taking rows
+            return tuple(array[there] for array in self._data)
+
+    def _own(self, epoch: int) -> Rows:
+        """Return the worker's rows of the data in an epoch."""
+        config, samples = self._config, len(self._data[0])
+        if config.units or config.partition == OWN_PARTITION:
+            return np.arange(samples)
+        return partition(samples, config.workers, self._rank, scheme=config.partition, seed=config.seed, epoch=epoch)
+
+    def _order_of(self, epoch: int) -> Rows:
+        """Return the worker's rows in the order of an epoch."""
+        own = self._own(epoch)
+        seed = (self._config.seed,) if self._config.units else (self._config.seed, self._rank)
+        return own[np.random.default_rng((*seed, epoch)).permutation(len(own))]
+
+
+class Rounds:
+    """The rounds of one worker, numbered from 0 over all epochs; of a job with units, the units.
+
+    A round has `config.batches_per_round` batches; the last one of an epoch, or, with local steps, the last one of all,
+    may have fewer. Raises as `Batches` does.
+    """
+
+    def __init__(self, task: Task, config: JobConfig, rank: int, xp: ModuleType) -> None:
+        self._batches = Batches(task, config, rank, xp)
+        self._length = config.batches_per_round or self._batches.per_epoch
+        self._span = _Span.of(self._batches.per_epoch, config)
+        self.procs = config.procs
+        self.total = rounds_of(self._batches.rows, config)
+
+    def numbers(self, number: int) -> range:
+        """Return the numbers of the batches of a round, counted over all epochs."""
+        span, round_ = divmod(number, self._span.rounds)
+        begin, end = (each * self._span.batches for each in (span, span + 1))
+        first = begin + round_ * self._length
+        return range(first, min(first + self._length, end))
+
+    def batches(self, number: int) -> list[Rows]:
+        """Return the rows of each batch of a round."""
+        return [self._batches[batch] for batch in self.numbers(number)]
+
+    def samples(self, rows: Rows) -> tuple[Any, ...]:
+        """Return these rows of each array of the data."""
+        return self._batches.samples(rows)
