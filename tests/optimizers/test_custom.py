@@ -13,6 +13,7 @@ from helpers import hostcupy
 from helpers.digits_job import digits_job, proved, run_workers, training
 from helpers.harness import a_plan, aggregating, any_floats, await_version, check_chain, gradient, large_model, work
 from helpers.internals import forget_reductions
+from kvps_aggregator import serve
 from kvps_aggregator.step.device_step import DeviceStep
 from kvps_aggregator.step.shard_arrays import ShardArrays
 
@@ -290,5 +291,6 @@ def test_other_state_than_that_of_the_job_is_refused(store: Store, own_rules: Pa
     (own_rules / "own_rules.py").write_text(source)
     del sys.modules["own_rules"]
     words = "has the slots momentum, more here, and the job was created with momentum: use the module"
-    with pytest.raises(kvps.InvalidSetting, match=words), aggregating(store.job(job.name)):
-        _await_given_up(job)
+    with pytest.raises(kvps.InvalidSetting, match=words):
+        serve(store.job(job.name))
+    assert job.holders() == [""]
