@@ -159,7 +159,7 @@ class JobConfig:
         metadata={
             "spec": Spec(
                 f"How the aggregator updates the weights: {', '.join(optimizers.OPTIMIZERS)}; as in "
-                "sgd:momentum=0.9,nesterov=true.",
+                "sgd:momentum=0.9,nesterov=true. One of your own is module:Class, of a module in this directory.",
                 why_not=_not_an_optimizer,
                 option=("--optimizer",),
                 metavar="NAME[:K=V,...]",
@@ -191,7 +191,7 @@ class JobConfig:
         "mean",
         "How contributions become one gradient: mean divides their sum by the number of members, sum does not; "
         "weighted is their mean by the weights that workers push, as the number of samples; median and trimmed:PART "
-        "are of each item, and bear some bad workers.",
+        "are of each item, and bear some bad workers. One of your own is module:function.",
         why_not=_not_a_reduction,
         option=("--reduction",),
         metavar="NAME",
@@ -387,6 +387,8 @@ class JobConfig:
         return config
 
     def __post_init__(self) -> None:
+        if isinstance(self.optimizer, str):  # as on a command line
+            object.__setattr__(self, "optimizer", optimizers.parse(self.optimizer))
         for name in ("mirror_every", "push_every", "reject_norm"):  # they may be given as numbers
             object.__setattr__(self, name, str(getattr(self, name)))
         for name, spec in SPECS.items():
@@ -418,6 +420,10 @@ class JobConfig:
         if self.local_steps == 1 and self.inner_optimizer != optimizers.SGD():
             raise InvalidSetting(
                 "inner_optimizer takes local steps, and local_steps is 1: give local_steps from 2 on, or leave it out"
+            )
+        if isinstance(self.inner_optimizer, optimizers.CustomOptimizer):
+            raise InvalidSetting(
+                "inner_optimizer must be one of kvps's own: only the job's optimizer may be module:Class"
             )
         if self.inner_optimizer.groups or self.inner_optimizer.clip_norm:
             raise InvalidSetting(
@@ -475,6 +481,12 @@ class JobConfig:
     def slots(self) -> tuple[str, ...]:
         """The names of the arrays that each version has beside its weights: the optimizer's state, and the view."""
         return self.optimizer.slots + ((VIEW,) if has_view(format_of(self.weight_format)) else ())
+
+    @property
+    def user_code(self) -> tuple[str, ...]:
+        """The names of the user's own code that whoever computes imports: the optimizer's and the reduction's."""
+        names = (getattr(each, "name", "") for each in (self.optimizer, reductions.parse(self.reduction)))
+        return tuple(filter(None, names))
 
     @property
     def inner_state(self) -> bool:

@@ -35,6 +35,7 @@ from kvps.transport import shared_memory
 from kvps.transport.access import JobAccess
 from kvps.transport.memory_identity import Memory
 from kvps.transport.opening import open_transport
+from kvps.trial import try_out
 
 log = logging.getLogger("kvps.store")
 
@@ -142,6 +143,7 @@ class Store:
         id = self._spread_id(name, config.shards) if id is None else check_id(id)
         layout = Layout.of(params, config.shards)
         config.optimizer.check_groups(layout.numbers)
+        try_out(config)
         arrays = layout.hosted(params, "parameter")
         for parameter, array in zip(layout.parameters, arrays, strict=True):
             if not finite(array):

@@ -18,7 +18,19 @@ from typing import Any
 import numpy as np
 
 from kvps.arrays.layout import Array
-from kvps.optimizers import SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, Lion, NAdam, Optimizer, RMSprop
+from kvps.optimizers import (
+    SGD,
+    Adadelta,
+    Adagrad,
+    Adam,
+    Adamax,
+    AdamW,
+    CustomOptimizer,
+    Lion,
+    NAdam,
+    Optimizer,
+    RMSprop,
+)
 
 State = Mapping[str, Array]
 _f = np.float32
@@ -44,6 +56,13 @@ def update(
     if settings.maximize:
         xp.multiply(gradient, _f(-1), out=gradient)
     _RULES[type(settings)](xp, settings, lr, step, weights, gradient, state, out, state_out)
+
+
+def prepare(optimizer: Optimizer) -> None:
+    """Import an optimizer of the user's own now, and not at the first step. Raises InvalidSetting."""
+    for settings in optimizer.variants:
+        if isinstance(settings, CustomOptimizer):
+            _ = settings.rule
 
 
 def _sgd(xp: Any, s: SGD, lr: float, step: int, w: Array, g: Array, state: State, out: Array, state_out: State) -> None:
@@ -229,6 +248,13 @@ def _lion(
     xp.subtract(w, sign, out=out)
 
 
+def _custom(
+    xp: Any, s: CustomOptimizer, lr: float, step: int, w: Array, g: Array, state: State, out: Array, state_out: State
+) -> None:
+    """The user's own; see `kvps.optimizers.custom.Rule`."""
+    s.step(w, g, state, out, state_out, lr, step, xp)
+
+
 def _decay(xp: Any, g: Array, w: Array, weight_decay: float, scratch: Array) -> None:
     """Add the gradient of the L2 penalty, in place."""
     if weight_decay:
@@ -260,4 +286,5 @@ _RULES: dict[type[Optimizer], Callable[..., None]] = {
     NAdam: _nadam,
     Adamax: _adamax,
     Lion: _lion,
+    CustomOptimizer: _custom,
 }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,7 +14,8 @@ import pytest
 import redis
 from helpers.clusters import empty, running
 from helpers.commands import KVPS, Started, kvps_run
-from helpers.paths import TESTS
+from helpers.internals import forget_reductions
+from helpers.paths import ROOT, TESTS
 from helpers.servers import ONE_AND_SLOWLY_ALL, private_directory, running_server
 from helpers.waiting import eventually, processes_of
 
@@ -76,6 +79,20 @@ def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
         monkeypatch.chdir(tmp_path)
         yield folder
         assert eventually(lambda: processes_of(folder) == []), processes_of(folder)
+
+
+@pytest.fixture
+def own_rules(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """The example `own_rules.py` in a working directory of its own, which is returned; its modules are forgotten."""
+    shutil.copy(ROOT / "examples/own_rules.py", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    before = set(sys.modules)
+    yield tmp_path
+    forget_reductions()
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
+            del sys.modules[name]
 
 
 @pytest.fixture

@@ -6,9 +6,10 @@ an idle job costs no thread, no connection and no lease of its own.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +18,7 @@ from kvps.device.base import CPU, Device
 from kvps.errors import JobNotFound, KvpsError, NoServer, ServerError, ServerLost
 from kvps.job import Job, readable
 from kvps.parsing import NAME
+from kvps.protocol.job_state import State
 from kvps.protocol.keys import JOBS, JobKeys
 from kvps.protocol.recovery import LOOK_S, begin_history, file_is_whole
 from kvps.store import Store
@@ -56,8 +58,9 @@ class JobWatcher:
     """The watcher that serves every job of a server, later ones too. `run` it on one thread; `stop` it from another.
 
     `say` is called with what went wrong with a job, `found` once with each job that is not finished. The other settings
-    are those of `serve`. `last_turn` is the time (time.monotonic) at which the server last answered `run`, which asks
-    about twice a second. Raises InvalidSetting for `near` without a cluster.
+    are those of `serve`. Anybody who may create jobs may name code in them, so a job is served only if `allow` has all
+    names of code that it needs. `last_turn` is the time (time.monotonic) at which the server last answered `run`, which
+    asks about twice a second. Raises InvalidSetting for `near` without a cluster.
     """
 
     def __init__(
@@ -69,9 +72,11 @@ class JobWatcher:
         checkpoints: Checkpoints | None = None,
         device: Device = CPU,
         near: Near | None = None,
+        allow: Collection[str] = (),
     ) -> None:
         if near:
             near.check(store.client)
+        self._allow = allow
         self._store = store
         self._say = say
         self._found = found
@@ -193,6 +198,9 @@ class JobWatcher:
             with readable(name):
                 job = self._store.job(name)
                 state = job.state()
+                if unlisted := [name for name in job.config.user_code if name not in self._allow]:
+                    self._leave(job, state, unlisted)
+                    return
                 if state.id not in self._known and not state.finished(job.config):
                     self._found(job)
                 self._known.add(state.id)
@@ -217,6 +225,17 @@ class JobWatcher:
             raise
         except Exception as error:  # whatever is wrong with one job, the others are served
             self._lay_aside(name, f"passed over: {_in_words(error)}")
+
+    def _leave(self, job: Job, state: State, unlisted: list[str]) -> None:
+        """Leave a job to other aggregators, because it needs code of its user that is not allowed here."""
+        self._watched.pop(job.name, None)
+        self._aside[job.name] = _Aside(math.inf, 0, state.id)
+        if not state.finished(job.config):
+            options = " ".join(f"--allow {each}" for each in unlisted)
+            self._say(
+                f"job {job.name} is left to other aggregators: it needs code of its user. To serve it, start one with "
+                f"--job {job.name} or with {options}, where that code is"
+            )
 
     def _lay_aside(self, name: str, why: str) -> None:
         """Neither watch nor serve a job for a while, which doubles with each try in a row that fails, and say `why`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -13,6 +14,7 @@ from kvps_aggregator.job_watcher import JobWatcher
 from kvps_aggregator.nearness import Near
 from kvps_aggregator.verify.recording import check_directory
 
+from kvps import user_code
 from kvps.cli import connect, health, options
 from kvps.cli.output import say, start_log
 from kvps.device.base import CPU, Device, open_device
@@ -59,6 +61,15 @@ def start(
             show_default="all shards alike",
         ),
     ] = None,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="MODULE:NAME",
+            help="Without --job: serve jobs with this optimizer or reduction of their user's own too, and import it "
+            "from this directory. Repeat it for more.",
+            show_default="those of kvps alone",
+        ),
+    ] = None,
     health_port: health.Port = None,
     health_host: health.Host = None,
     redis: options.Redis = None,
@@ -77,6 +88,12 @@ def start(
         raise InvalidSetting("--memory-lost is for one job, whose memory is surely lost: give its name with --job")
     if job is not None and health_port is not None:
         raise InvalidSetting("--health-port is for an aggregator that serves every job: leave out --job")
+    if job is not None and allow:
+        raise InvalidSetting(
+            "--allow is for an aggregator that serves every job: a job named by --job may use its code"
+        )
+    for name in allow or ():
+        user_code.load("code", name, InvalidSetting)  # what cannot be loaded is the operator's mistake: fail now
     if record is not None:
         record = check_directory(record)
     saving = options.checkpoints_of(checkpoint_every, checkpoints, keep)
@@ -87,7 +104,7 @@ def start(
         connect.serving_store(redis, listen, data_dir, quiet) as store,
     ):
         if job is None:
-            _serve_all(store, record, saving, device, nodes, quiet, probes)
+            _serve_all(store, record, saving, device, nodes, quiet, probes, allow or ())
         else:
             found = connect.wait_for_job(store, job, quiet)
             connect.announce(found, quiet)
@@ -104,10 +121,12 @@ def _serve_all(
     near: Near | None = None,
     quiet: bool = False,
     probes: health.Probes | None = None,
+    allow: Collection[str] = (),
 ) -> None:
     if not quiet:
         say("serving every job of this server; Ctrl-C ends it")
-    watcher = JobWatcher(store, say, partial(connect.announce, quiet=quiet), record, checkpoints, device, near)
+    announce = partial(connect.announce, quiet=quiet)
+    watcher = JobWatcher(store, say, announce, record, checkpoints, device, near, allow)
     if probes:
         probes.answer(lambda: watcher.last_turn)
     watcher.run()

@@ -207,7 +207,7 @@ class Settings(JobSettings):
 
 
 def _is_sgd_without_rate(text: str) -> bool:
-    return text.startswith("sgd") and "lr=" not in text
+    return text.partition(":")[0] == "sgd" and "lr=" not in text
 
 
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:

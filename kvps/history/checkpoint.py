@@ -31,12 +31,13 @@ from kvps.arrays.layout import DTYPE, Array, Layout
 from kvps.config import JobConfig
 from kvps.errors import CorruptData, InvalidSetting, KvpsError
 from kvps.machine.files import private
+from kvps.optimizers.custom import MOST_SLOTS
 from kvps.parsing import JOB_ID, MOST_JSON, Fields, file_name, name, sequence, whole, word
 from kvps.protocol.job_state import Begin, Member, State
 
 SUFFIX = ".safetensors"
 _FORMAT = "2"
-_MOST_SLOTS = 4
+_MOST_SLOTS = MOST_SLOTS + 1  # and the view
 _UNKNOWN = "0" * 32
 _DIGEST = re.compile(rb'"digest":"([0-9a-f]{32})"')
 _LONGEST_HEADER = 100 << 20  # that safetensors allows

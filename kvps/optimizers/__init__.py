@@ -4,6 +4,7 @@ This room has only what a user chooses; `kvps_aggregator.step.optimizers` comput
 """
 
 from kvps.optimizers.base import Optimizer, ParameterGroup
+from kvps.optimizers.custom import CustomOptimizer, custom
 from kvps.optimizers.reading import from_json, parse
 from kvps.optimizers.rules import OPTIMIZERS, SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, Lion, NAdam, RMSprop
 
@@ -15,11 +16,13 @@ __all__ = [
     "Adam",
     "AdamW",
     "Adamax",
+    "CustomOptimizer",
     "Lion",
     "NAdam",
     "Optimizer",
     "ParameterGroup",
     "RMSprop",
+    "custom",
     "from_json",
     "parse",
 ]

@@ -88,7 +88,12 @@ class Optimizer(Setting):
     def slots(self) -> tuple[str, ...]:
         """The names of the state arrays that any parameter needs. Each is as large as the weights and begins as
         zeros."""
-        return tuple(dict.fromkeys(slot for each in (self, *self._of_groups) for slot in each.own_slots))
+        return tuple(dict.fromkeys(slot for each in self.variants for slot in each.own_slots))
+
+    @property
+    def variants(self) -> tuple[Optimizer, ...]:
+        """The settings of parameters in no group, and those of each group."""
+        return (self, *self._of_groups)
 
     @property
     def own_slots(self) -> tuple[str, ...]:
@@ -133,11 +138,11 @@ class Optimizer(Setting):
     @cached_property
     def _of_groups(self) -> tuple[Optimizer, ...]:
         """The settings of each group. Raises InvalidSetting for those that this rule does not have."""
+        return tuple(self._changed(dict(group.settings)) for group in self.groups)
+
+    def _changed(self, changes: dict[str, Any]) -> Optimizer:
+        """Return these settings with `changes`, for a group. Raises InvalidSetting."""
         own = [f.name for f in dataclasses.fields(self) if f.name not in ("groups", "clip_norm")]
-        found = []
-        for group in self.groups:
-            for name, _ in group.settings:
-                require(name in own, f"{self.kind} has no setting {shown(name)} for a group: it has {', '.join(own)}")
-            changes: dict[str, Any] = dict(group.settings)
-            found.append(dataclasses.replace(self, groups=(), **changes))
-        return tuple(found)
+        for name in changes:
+            require(name in own, f"{self.kind} has no setting {shown(name)} for a group: it has {', '.join(own)}")
+        return dataclasses.replace(self, groups=(), **changes)

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
-from kvps import schedules
+from kvps import schedules, user_code
 from kvps.errors import InvalidSetting
 from kvps.optimizers.base import MOST_GROUPS, Optimizer, ParameterGroup
+from kvps.optimizers.custom import CustomOptimizer
 from kvps.optimizers.rules import OPTIMIZERS
 from kvps.schedules.base import build, require, shown
+
+_COMMON = ("lr", "maximize", "clip_norm")  # what a command line may set of every optimizer
+_OWN = re.compile(rf"{user_code.NAME.pattern}(?=:|\Z)")
 
 
 def from_json(value: dict[str, Any]) -> Optimizer:
     """Return the optimizer that `to_json` wrote. Raises InvalidSetting."""
     known = dict(value)
-    kind = _optimizer(known.pop("kind", None))
+    kind = known.pop("kind", None)
+    chosen = CustomOptimizer if kind == CustomOptimizer.kind else _optimizer(kind)
     groups = known.pop("groups", [])
     require(isinstance(groups, list) and len(groups) <= MOST_GROUPS, f"groups must be a list of at most {MOST_GROUPS}")
-    return build(kind, _settings(known) | {"groups": tuple(map(_group, groups))})
+    return build(chosen, _settings(known) | {"groups": tuple(map(_group, groups))})
 
 
 def _group(value: Any) -> ParameterGroup:
@@ -34,13 +40,26 @@ def _settings(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def parse(text: str, lr: float | None = None) -> Optimizer:
-    """Return the optimizer of a command line: ``sgd`` or ``sgd:momentum=0.9,nesterov=true``. Raises InvalidSetting."""
+    """Return the optimizer of a command line: ``sgd`` or ``sgd:momentum=0.9,nesterov=true``. One of the user's own is
+    ``module:Class`` or ``module:Class:mu=0.9``, and is imported. Raises InvalidSetting."""
     kind, colon, rest = text.partition(":")
-    settings: dict[str, Any] = {} if lr is None else {"lr": lr}
-    for part in rest.split(",") if colon else []:
-        name, _, written = part.partition("=")
+    if kind not in OPTIMIZERS and (own := _OWN.match(text)):
+        kind, colon, rest = own[0], text[own.end() : own.end() + 1], text[own.end() + 1 :]
+    settings = _numbers(text, rest if colon else None, {} if lr is None else {"lr": lr})
+    if ":" not in kind:
+        return build(_optimizer(kind), settings)
+    require("lr" in settings, f"optimizer {text!r} needs a learning rate: add lr=NUMBER")
+    common = {name: settings.pop(name) for name in _COMMON if name in settings}
+    return CustomOptimizer(name=kind, numbers=tuple(settings.items()), **common).with_slots()
+
+
+def _numbers(text: str, written: str | None, known: dict[str, Any]) -> dict[str, Any]:
+    """Return `known` and what ``name=number,...`` sets."""
+    settings = dict(known)
+    for part in written.split(",") if written is not None else []:
+        name, _, number = part.partition("=")
         try:
-            value = json.loads(written)
+            value = json.loads(number)
         except ValueError:
             value = None
         if not name or not isinstance(value, int | float):
@@ -48,10 +67,12 @@ def parse(text: str, lr: float | None = None) -> Optimizer:
         if name in settings:
             raise InvalidSetting(f"optimizer {text!r}: {name} is given twice")
         settings[name] = value
-    return build(_optimizer(kind), settings)
+    return settings
 
 
 def _optimizer(kind: object) -> type[Optimizer]:
     if not isinstance(kind, str) or kind not in OPTIMIZERS:
-        raise InvalidSetting(f"optimizer {shown(kind)} is unknown: use one of {', '.join(OPTIMIZERS)}")
+        raise InvalidSetting(
+            f"optimizer {shown(kind)} is unknown: use one of {', '.join(OPTIMIZERS)}, or your own as module:Class"
+        )
     return OPTIMIZERS[kind]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,11 +28,11 @@ PLAIN = {"optimizer": kvps.SGD(lr=1.0), "transport": "redis"}
 
 
 @contextmanager
-def watching(store: Store, said: list[str] | None = None) -> Iterator[JobWatcher]:
+def watching(store: Store, said: list[str] | None = None, allow: Sequence[str] = ()) -> Iterator[JobWatcher]:
     """A watcher over all jobs of the server runs inside the block; what it raises is raised behind it."""
     failures: list[BaseException] = []
     with kvps.connect(store.url) as own:
-        watcher = JobWatcher(own, [].append if said is None else said.append, lambda job: None)
+        watcher = JobWatcher(own, [].append if said is None else said.append, lambda job: None, allow=allow)
 
         def run() -> None:
             try:
@@ -315,3 +316,49 @@ def test_idle_jobs_get_a_new_history_before_a_worker_joins(tmp_path: Path) -> No
         watched.__exit__(None, None, None)
         store.close()
     assert said == []
+
+
+# -- code of users ------------------------------------------------------------------------------------------------
+
+
+def test_code_that_another_users_job_names_is_not_imported(store: Store, own_rules: Path) -> None:
+    """The job is left to others with one line, and harms no other job."""
+    settings = {"optimizer": "own_rules:Momentum:lr=1.0", "reduction": "own_rules:median", "transport": "redis"}
+    job = store.create_job("theirs", ONE, **settings)
+    del sys.modules["own_rules"]
+    (own_rules / "own_rules.py").write_text("raise AssertionError('it was imported')\n")
+    said: list[str] = []
+    with watching(store, said):
+        session = job.join("w0")
+        session.pull()
+        session.push(ONE)
+        assert eventually(lambda: said)
+        for name in ("a", "b"):
+            _round(store.create_job(name, ONE, **PLAIN))
+        assert (_served() & {"theirs"}, job.holders()) == (set(), [""])
+    (line,) = said
+    assert line == (
+        "job theirs is left to other aggregators: it needs code of its user. To serve it, start one with --job theirs "
+        "or with --allow own_rules:Momentum --allow own_rules:median, where that code is"
+    )
+    assert "own_rules" not in sys.modules
+    assert job.state().version == 0
+    assert len(job.inbox()) == 1
+    session.leave(finished=False)
+
+
+def test_code_that_is_allowed_is_used(store: Store, own_rules: Path) -> None:
+    job = store.create_job("mine", ONE, optimizer="own_rules:Momentum:lr=1.0", transport="redis")
+    with watching(store, allow=["own_rules:Momentum"]):
+        _round(job)
+    np.testing.assert_array_equal(job.snapshot()[1]["x"], [0, 0])
+
+
+def test_a_job_made_anew_without_code_is_served(store: Store, own_rules: Path) -> None:
+    store.create_job("job", ONE, optimizer="own_rules:Momentum:lr=1.0", transport="redis")
+    said: list[str] = []
+    with watching(store, said):
+        assert eventually(lambda: said)
+        store.remove_job("job")
+        _round(store.create_job("job", ONE, **PLAIN))
+    assert len(said) == 1

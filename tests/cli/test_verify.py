@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.commands import KVPS, Started, kvps_run
+from helpers.commands import KVPS, TINY, Started, kvps_run
 from helpers.waiting import eventually
 
 import kvps
@@ -140,3 +140,27 @@ def test_local_steps_with_a_state_are_replayed_from_a_record(lasting: kvps.Store
 def test_plain_local_steps_are_computed_again(lasting: kvps.Store) -> None:
     assert kvps_run("up", "digits", "--job", "job", "--epochs", "4", "--local-steps", "7").returncode == 0
     assert "recomputed  9 of 9 commits bit-identical" in _verified("job")[1]
+
+
+def test_a_users_optimizer_and_reduction(lasting: kvps.Store, own_rules: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are used where they are. Elsewhere each command says in one line that they are missing."""
+    options = ["--optimizer", "own_rules:Momentum:lr=0.1,mu=0.8", "--reduction", "own_rules:median", *TINY]
+    assert kvps_run("up", "digits", "--job", "own", *options, "--shards", "2").returncode == 0
+    same = ["--optimizer", "sgd:lr=0.1,momentum=0.8", "--reduction", "median", *TINY]
+    assert kvps_run("up", "digits", "--job", "same", *same).returncode == 0
+    assert _verified("own")[2].partition(":")[0] == _verified("same")[2].partition(":")[0]
+    monkeypatch.chdir(_folder(own_rules / "elsewhere"))
+    for command in (["verify", "own"], ["aggregator", "start", "--job", "own", "-q"]):
+        done = kvps_run(*command)
+        (line,) = done.stderr.splitlines()[-1:]
+        assert done.returncode == 2
+        assert line.startswith("kvps: error: optimizer 'own_rules:Momentum': there is no module 'own_rules' in ")
+    done = kvps_run("aggregator", "start", "--allow", "own_rules:Momentum")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    done = kvps_run("aggregator", "start", "--job", "own", "--allow", "own_rules:Momentum")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+
+
+def _folder(path: Path) -> Path:
+    path.mkdir()
+    return path

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvps_aggregator import Aggregator
+from kvps_aggregator.step import reduce
 
 from kvps.errors import ServerLost
 from kvps.job import Job
@@ -19,6 +20,11 @@ from kvps.transport.view_reader import ViewReader
 def segments_of(job: Job) -> Segments | None:
     """Return the segments of a job over shared memory; None for a job over Redis."""
     return job.transport.segments if isinstance(job.transport, ShmTransport) else None
+
+
+def forget_reductions() -> None:
+    """Let the next step import the user's reduction again."""
+    reduce._function_of.cache_clear()
 
 
 def held_by(aggregator: Aggregator) -> set[int]:

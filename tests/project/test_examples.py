@@ -172,12 +172,19 @@ def _train_both(names: dict[str, Any], first: str, second: str) -> None:
 
 
 def test_the_groups_and_the_warm_up_of_the_optimizers_page() -> None:
-    groups, warm_up = python_in("docs/optimizers.md")
+    groups, _, warm_up = python_in("docs/optimizers.md")
     exec(groups, names := {})
     bias, head, weight = names["optimizer"].of_each(["norm.bias", "head.weight", "body.weight"])
     assert (bias.weight_decay, head.lr, weight.weight_decay) == (0.0, 1e-3, 0.1)
     exec(warm_up, names)
     assert names["optimizer"].lr_at(100) == 3e-4
+
+
+def test_the_momentum_of_the_optimizers_page(home: Path, tmp_path: Path) -> None:
+    _, own, _ = python_in("docs/optimizers.md")
+    (tmp_path / "rules.py").write_text(own)
+    done = kvps_run("up", "digits", "--optimizer", "rules:Momentum:lr=0.1,mu=0.8", *TINY)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(("staleness", "mode"), [("0", "BSP"), ("2", "SSP(2)")])

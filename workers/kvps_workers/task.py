@@ -12,20 +12,17 @@ A task is written once, over `xp`, which is NumPy or CuPy:
 
 from __future__ import annotations
 
-import difflib
 import importlib
-import importlib.machinery
 import math
-import sys
-import traceback
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn, Protocol, runtime_checkable
 
+from kvps import user_code
 from kvps.arrays.inputs import in_words, one_number
-from kvps.errors import InvalidTask, KvpsError, TaskFailed, UsageError
+from kvps.errors import InvalidTask, TaskFailed, UsageError
 
 BUILT_IN = {"digits": "kvps_workers.digits:Digits"}
 
@@ -130,18 +127,9 @@ def load_task(name: str) -> CheckedTask:
     if name in BUILT_IN:
         module_name, _, attribute = BUILT_IN[name].partition(":")
         return _instance(name, getattr(importlib.import_module(module_name), attribute))
-    module_name, colon, attribute = name.partition(":")
-    if (
-        module_name.endswith(".py")
-        or not colon
-        or not attribute.isidentifier()
-        or not all(part.isidentifier() for part in module_name.split("."))
-    ):
+    if not user_code.NAME.fullmatch(name) or name.partition(":")[0].endswith(".py"):
         raise InvalidTask(f"task {name!r} {_unlike_a_task(name)}")
-    module = _import_from_here(module_name, name)
-    if not hasattr(module, attribute):
-        raise InvalidTask(f"task {name!r}: {module.__file__} has no {attribute!r}{_near(attribute, vars(module))}")
-    return _instance(name, getattr(module, attribute))
+    return _instance(name, user_code.load("task", name, InvalidTask))
 
 
 def _unlike_a_task(name: str) -> str:
@@ -156,48 +144,14 @@ def _unlike_a_task(name: str) -> str:
     if dot and not attribute and module.isidentifier() and last.isidentifier():
         return f"lacks a colon: say {module}:{last}"
     return (
-        f"is unknown{_near(name, BUILT_IN)}: built in are {', '.join(BUILT_IN)}; your own is module:attribute, for a "
-        f"module in this directory"
+        f"is unknown{user_code.near(name, BUILT_IN)}: built in are {', '.join(BUILT_IN)}; your own is "
+        f"module:attribute, for a module in this directory"
     )
 
 
-def _near(name: str, names: Iterable[str]) -> str:
-    """Return "; did you mean ...?" with the name of `names` that is most similar; "" if none is."""
-    lower = {each.lower(): each for each in names}
-    near = difflib.get_close_matches(name.lower(), lower, 1)
-    return f"; did you mean {lower[near[0]]}?" if near else ""
-
-
-@contextmanager
-def blamed(name: str) -> Iterator[None]:
+def blamed(name: str) -> AbstractContextManager[None]:
     """Turn an error of the task inside the block into TaskFailed, in one line that says where in the task."""
-    try:
-        yield
-    except KvpsError:
-        raise
-    except Exception as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        where = f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}"
-        raise TaskFailed(
-            f"task {name!r} failed: {type(error).__name__}: {error} ({where}; KVPS_TRACEBACK=1 shows all of it)"
-        ) from error
-
-
-def _import_from_here(module_name: str, name: str) -> ModuleType:
-    here = str(Path.cwd())
-    top = module_name.split(".")[0]
-    spec = importlib.machinery.PathFinder.find_spec(top, [here])
-    if spec is None:
-        raise InvalidTask(f"task {name!r}: there is no module {top!r} in {here}; run kvps where your task is")
-    loaded = sys.modules.get(top)
-    if loaded is not None and getattr(loaded.__spec__, "origin", None) != spec.origin:
-        raise InvalidTask(f"task {name!r}: a module {top!r} is loaded already from elsewhere; rename yours")
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    try:
-        return importlib.import_module(module_name)
-    except Exception as error:
-        raise InvalidTask(f"task {name!r}: importing {module_name} failed: {type(error).__name__}: {error}") from error
+    return user_code.blamed("task", name, TaskFailed)
 
 
 def _instance(name: str, found: Any) -> CheckedTask:

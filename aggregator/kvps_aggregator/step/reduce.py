@@ -10,6 +10,7 @@ bits.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from kvps.arrays.digest import finite
 from kvps.arrays.layout import Array
 from kvps.config import JobConfig
 from kvps.protocol.plan import Plan
-from kvps.reductions import SCALINGS, Reduction, parse
+from kvps.reductions import SCALINGS, Function, Reduction, custom, parse
 
 
 def reduce_plan(config: JobConfig, plan: Plan, contributions: Iterable[Array], out: Array, xp: Any = np) -> bool:
@@ -49,13 +50,15 @@ def reduce(
     """Write the gradient to step by into `out`. Return False if a contribution, or the result, is not finite.
 
     contributions  (n,) arrays of `xp`, not written to, and not used any more when the second one after is requested
-    weights        of `weighted`: the weight of each contribution
+    weights        of `weighted` and of the user's own: the weight of each contribution
     divisor        of `mean`: what divides the sum
 
     Without contributions the gradient is zeros.
     """
     if reduction.is_ordered:
         return _ordered(reduction, contributions, out, xp)
+    if reduction.kind == "custom":
+        return _custom(reduction, contributions, weights, out, xp)
     if reduction.kind == "weighted":
         _weighted(contributions, weights, out, xp)
     else:
@@ -107,6 +110,31 @@ def _ordered(reduction: Reduction, contributions: Iterable[Array], out: Array, x
     if len(middle) > 1:
         xp.divide(out, np.float32(len(middle)), out=out)
     return are_finite
+
+
+def _custom(reduction: Reduction, contributions: Iterable[Array], weights: Sequence[int], out: Array, xp: Any) -> bool:
+    """The user's own; see `kvps.reductions.Function`. Return whether all contributions and the result are finite."""
+    rows = []
+    for contribution in contributions:
+        rows.append(xp.empty(out.shape, out.dtype))
+        xp.copyto(rows[-1], contribution)
+    if not rows or not all(map(finite, rows)):  # the user's function need not know what NaN is
+        out.fill(0)
+        return not rows
+    _function_of(reduction.name)(rows, list(weights), out, xp)
+    return finite(out)
+
+
+def prepare(reduction: str) -> None:
+    """Import a reduction of the user's own now, and not at the first step. Raises InvalidSetting."""
+    if name := parse(reduction).name:
+        _function_of(name)
+
+
+@lru_cache(maxsize=64)
+def _function_of(name: str) -> Function:
+    """Return the user's function of that name, imported once. Raises InvalidSetting."""
+    return custom(name)
 
 
 def _sort(rows: list[Array], scratch: Array, xp: Any) -> None:

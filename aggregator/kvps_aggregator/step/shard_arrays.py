@@ -33,6 +33,9 @@ class ShardArrays:
     """
 
     def __init__(self, config: JobConfig, layout: Layout, number: int, xp: Any = np) -> None:
+        """Raises InvalidSetting for an optimizer or a reduction of the user's own that is not found here."""
+        update_rules.prepare(config.optimizer)
+        reduce.prepare(config.reduction)
         self.chunks = layout.chunks[number]
         self.low, self.high = layout.shard_range(number)
         self.size = self.high - self.low

@@ -31,7 +31,10 @@ if seq ~= entry.accepted + 1 then return { 'SEQUENCE', entry.accepted } end
 if at[3] ~= ARGV[8] then return { 'HISTORY', at[3] } end
 if not base or base > whole(at[2]) then return { 'BASE', at[2] } end
 local weight = whole(ARGV[6])
-if not ARGV[7]:find('^[%x,-]+$') or not weight or (weight > 1 and config[4] ~= 'weighted') then return { 'BAD' } end
+-- A reduction of the user's own, module:function, may use weights too.
+local reduction = config[4] or ''
+local takes_weights = reduction == 'weighted' or (reduction:find(':', 1, true) and not reduction:find('^trimmed:'))
+if not ARGV[7]:find('^[%x,-]+$') or not weight or (weight > 1 and not takes_weights) then return { 'BAD' } end
 if ARGV[9] ~= (entry.unit or '') or (config[2] ~= '0' and not entry.unit) then return { 'UNIT', entry.unit or '' } end
 -- An open plan has closed the round, too: what it does not have would wait for the next one.
 if config[3] == 'drop' and (base < whole(at[2]) or redis.call('EXISTS', KEYS[11]) == 1) then
