@@ -88,6 +88,7 @@ def test_a_job_with_groups_ends_with_the_bits_of_its_steps(store: Store) -> None
             return gradients[round_]
 
         work(job, 5, step, 1)
+        job.await_finished()
     assert check_chain(job) == 5
     wanted = stepped(GROUPED, model(), gradients)
     for name, array in job.snapshot()[1].items():
