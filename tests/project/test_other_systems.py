@@ -135,7 +135,11 @@ def _check_call(span: str) -> None:
         assert set(bound.arguments["settings"]) <= set(SPECS), span
     values = [*call.args, *named.values()]
     if not is_method and not any(isinstance(node, ast.Name) for value in values for node in ast.walk(value)):
-        called(*map(ast.literal_eval, call.args), **{name: ast.literal_eval(value) for name, value in named.items()})
+        made = called(
+            *map(ast.literal_eval, call.args), **{name: ast.literal_eval(node) for name, node in named.items()}
+        )
+        if isinstance(made, kvps.ParameterGroup):  # which settings there are, an optimizer knows
+            kvps.AdamW(groups=[made])
 
 
 @EACH_ROW
@@ -178,7 +182,13 @@ def test_a_value_that_kvps_refuses_is_found(span: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "span", ["job.join(ahead=True)", "kvps.local(params, worker=2)", "kvps.schedules.StepLR(initial=-1, every=0)"]
+    "span",
+    [
+        "job.join(ahead=True)",
+        "kvps.local(params, worker=2)",
+        "kvps.schedules.StepLR(initial=-1, every=0)",
+        'kvps.ParameterGroup("head.*", rate=0.1)',
+    ],
 )
 def test_a_call_that_kvps_refuses_is_found(span: str) -> None:
     with pytest.raises((TypeError, AssertionError, kvps.InvalidSetting)):
