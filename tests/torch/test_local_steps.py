@@ -121,7 +121,7 @@ def assert_close(one: Weights, other: Weights, far: float = 3e-6) -> None:
         np.testing.assert_allclose(one[name], other[name], rtol=0, atol=far * np.abs(other[name]).max(), err_msg=name)
 
 
-# -- the algorithms of docs/local-training.md ----------------------------------------------------------------------
+# -- the algorithms of docs/other-systems.md -----------------------------------------------------------------------
 
 
 def test_diloco_is_the_loop_of_its_paper(store: Store) -> None:

@@ -38,7 +38,8 @@ def server_url(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def _plain(config: JobConfig, momentum: float = 0.0, beyond: float = 1.0) -> Params:
-    """BSP in a few lines: each worker steps on its next batches, and the mean of how far they came is subtracted."""
+    """BSP in a few lines: each worker steps on its next batches, and the mean of how far they came is subtracted. With
+    the reduction weighted, each counts by its samples."""
     task = load_task("digits")
     params = {name: np.array(array) for name, array in task.parameters(0).items()}
     lr, ranks = np.float32(0.5), range(config.workers)
@@ -46,20 +47,23 @@ def _plain(config: JobConfig, momentum: float = 0.0, beyond: float = 1.0) -> Par
     buffers = [{name: np.zeros_like(array) for name, array in params.items()} for _ in ranks]
     total = config.epochs * batches[0].per_epoch
     for first in range(0, total, config.local_steps):
-        came = []
+        came, shares = [], []
         for rank in ranks:
             weights = dict(params)
-            for number in range(first, min(first + config.local_steps, total)):
+            numbers = range(first, min(first + config.local_steps, total))
+            samples = sum(len(batches[rank][number]) for number in numbers)
+            shares.append(np.float32(samples if config.reduction == "weighted" else 1))
+            for number in numbers:
                 _, grads = task.gradient(weights, batches[rank].samples(batches[rank][number]), np)
                 for name, grad in grads.items():
                     buffers[rank][name] = buffers[rank][name] * np.float32(momentum) + grad
                     weights[name] = weights[name] - buffers[rank][name] * lr
             came.append({name: params[name] - weights[name] for name in params})
         for name in params:
-            summed = came[0][name]
-            for other in came[1:]:
-                summed = summed + other[name]
-            params[name] = params[name] - summed / np.float32(len(came)) * np.float32(beyond)
+            summed = shares[0] * came[0][name]
+            for share, other in zip(shares[1:], came[1:], strict=True):
+                summed = summed + share * other[name]
+            params[name] = params[name] - summed / np.sum(shares) * np.float32(beyond)
     return params
 
 
@@ -76,6 +80,16 @@ def test_a_run_is_a_plain_loops_and_is_computed_again(store: Store, outer: float
         np.testing.assert_array_equal(job.snapshot()[1][name], array, name)
     proof = proved(job)
     assert (proof.by, proof.contributions) == ("recomputed", 12)
+
+
+def test_fedavg_weighs_workers_by_their_samples(store: Store) -> None:
+    """Of 1438 samples w0 has one more than the others. A round is an epoch."""
+    job = digits_job(store, **_settings(local_steps=5, reduction="weighted"))
+    run_workers(job, *training(job, "w0", "w1", "w2"))
+    assert [[c.weight for c in commit.plan.contributions] for commit in job.log()] == [[480, 479, 479]] * 3
+    for name, array in _plain(job.config).items():
+        np.testing.assert_array_equal(job.snapshot()[1][name], array, name)
+    assert proved(job).by == "recomputed"
 
 
 def test_momentum_goes_on_over_rounds_and_is_proved_by_a_record(store: Store, tmp_path: Path) -> None:

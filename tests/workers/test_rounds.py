@@ -129,6 +129,7 @@ def test_a_worker_without_a_sample_is_told_of() -> None:
         {"push_every": "epoch", "staleness": 1},
         {"partition": "random", "push_every": "3", "gradient_format": "int8"},
         {"push_every": "2", "units": 24},
+        {"push_every": "2", "staleness": -1, "optimizer": kvps.Adagrad()},  # Downpour SGD
     ],
 )
 def test_what_was_trained_is_computed_again(store: Store, said: dict[str, Any]) -> None:

@@ -1,0 +1,195 @@
+"""docs/other-systems.md: each row names the tests that show it, or says why kvps does not do it.
+
+What the page calls an option, a command or a call is given to kvps here, with its value.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import shlex
+from typing import Any, NamedTuple
+
+import pytest
+import typer
+from helpers.paths import ROOT
+from kvps_workers import load_task
+from typer.testing import CliRunner
+
+import kvps
+import kvps.schedules
+import kvps.torch
+from kvps.cli import app, options
+from kvps.config import SPECS, JobConfig
+
+TESTS = ROOT / "tests"
+PAGE = (ROOT / "docs" / "other-systems.md").read_text()
+OPTIONS = {
+    "Arrangements by name": (
+        "BSP SSP ASP allreduce Sandblaster Downpour Hogwild FedBuff LocalSGD FedAvg FedAvgM FedAdagrad FedAdam "
+        "FedYogi DiLoCo Streaming DC-ASGD Nesterov"
+    ),
+    "SystemDS `paramserv`": (
+        "mode utype freq nbatches batchsize epochs k scheme runtime_balancing weighting modelAvg num_backup_workers "
+        "upd agg hyperparams checkpointing DISJOINT_CONTIGUOUS DISJOINT_ROUND_ROBIN DISJOINT_RANDOM OVERLAP_RESHUFFLE "
+        "KEEP_DATA_ON_WORKER SHUFFLE REPLICATE_TO_MAX SUBSAMPLE_TO_MIN BALANCE_TO_AVG stats"
+    ),
+    "SINGA": (
+        "nworker_groups nserver_groups nworkers_per_group nservers_per_group nworkers_per_procs nservers_per_procs "
+        "workspace server_worker_separate sync_freq start_port share_memory poll_time user_type momentum weight_decay "
+        "delta rho lr_scale wd_scale share_from Fixed InverseT Inverse Exponential Linear Step FixedStep buffSize "
+        "threshold clipping backward_and_update_half backward_and_sparse_update backward_and_partial_update topK corr"
+    ),
+    "TensorFlow `ParameterServerStrategy`": (
+        "cluster_resolver FixedShardsPartitioner MinSizePartitioner MaxSizePartitioner schedule join done fetch "
+        "create_per_worker_dataset"
+    ),
+    "torchft": (
+        "LocalSGD DiLoCo model optimizer model_fragments inner_optimizer outer_optimizer sync_every backup_device "
+        "pin_memory use_bucketization bucket_cap_mb should_quantize fragment_sync_delay fragment_update_alpha"
+    ),
+    "FedBuff": ("buffer concurrency staleness server local"),
+}
+NAMESPACE = {"kvps": kvps, "session": kvps.Session, "job": kvps.Job, "worker": kvps.torch.TorchSession}
+PLACEHOLDER = re.compile(r"\b[BHKNQS]\b")
+
+
+class Row(NamedTuple):
+    """A row of a table: what others call it, kvps's way, and the ids of tests below tests/."""
+
+    table: str
+    name: str
+    way: str
+    tests: list[str]
+
+    @property
+    def refuses(self) -> bool:
+        return re.match(r"(no|not yet): ", self.way) is not None
+
+    @property
+    def spans(self) -> list[str]:
+        """The code in kvps's way, with a number for each placeholder."""
+        return [] if self.refuses else [PLACEHOLDER.sub("2", span) for span in re.findall(r"`([^`]+)`", self.way)]
+
+
+def _rows() -> list[Row]:
+    rows = []
+    for title, text in re.findall(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL):
+        lines = [
+            [cell.strip() for cell in line.strip("|\n").split(" |")] for line in text.splitlines() if line[:1] == "|"
+        ]
+        for cells in lines[2:]:
+            assert len(cells) == len(lines[0]), cells
+            rows.append(Row(title, cells[0], cells[1], re.findall(r"`([^`]+)`", cells[-1])))
+    return rows
+
+
+ROWS = _rows()
+EACH_ROW = pytest.mark.parametrize("row", ROWS, ids=[f"{row.table}-{row.name}" for row in ROWS])
+
+
+def _settings(span: str) -> tuple[set[str], JobConfig]:
+    """The settings that options give, and the job that they make of the digits. Raises InvalidSetting."""
+    got = list[options.Settings]()
+
+    def command(
+        settings: options.Settings,
+        redis: options.Redis = None,
+        listen: options.Listen = None,
+        checkpoint_every: options.CheckpointEvery = None,
+        checkpoints: options.CheckpointDirectory = options.DEFAULT_CHECKPOINTS,
+    ) -> None:
+        got.append(settings)
+
+    command.__annotations__.update(inspect.get_annotations(command, eval_str=True))
+    line = typer.Typer()
+    line.command()(options.with_settings(command))
+    done = CliRunner().invoke(line, shlex.split(span), catch_exceptions=False)
+    assert done.exit_code == 0, f"{span}: {done.output}"
+    return set(got[0].given), got[0].job_config("digits", load_task("digits"))
+
+
+def _check_command(span: str) -> None:
+    """That kvps has the command, with each of its options."""
+    _, *words = span.split()
+    command: Any = typer.main.get_command(app)
+    while words and hasattr(command, "commands"):
+        command = command.commands[words.pop(0)]
+    known = {option for parameter in command.params for option in parameter.opts}
+    assert {word for word in words if word[0] == "-"} <= known, span
+
+
+def _check_call(span: str) -> None:
+    """That what is called takes these arguments, and, if all of them are literals, accepts their values."""
+    call = ast.parse(span, mode="eval").body
+    assert isinstance(call, ast.Call)
+    first, *path = ast.unparse(call.func).split(".")
+    called: Any = NAMESPACE[first]
+    for name in path:
+        called = getattr(called, name)
+    is_method = first != "kvps"
+    named = {str(keyword.arg): keyword.value for keyword in call.keywords}
+    bound = inspect.signature(called).bind(*[None] * is_method, *call.args, **named)
+    if called is kvps.local:
+        assert set(bound.arguments["settings"]) <= set(SPECS), span
+    values = [*call.args, *named.values()]
+    if not is_method and not any(isinstance(node, ast.Name) for value in values for node in ast.walk(value)):
+        made = called(
+            *map(ast.literal_eval, call.args), **{name: ast.literal_eval(node) for name, node in named.items()}
+        )
+        if isinstance(made, kvps.ParameterGroup):  # which settings there are, an optimizer knows
+            kvps.AdamW(groups=[made])
+
+
+@EACH_ROW
+def test_a_row_names_tests_or_a_reason(row: Row) -> None:
+    assert bool(row.tests) != row.refuses, f"{row.name}: tests, or a reason that begins with no: or not yet:"
+    for test in row.tests:
+        path, _, function = test.partition("::")
+        assert re.search(rf"^def {function}\(", (TESTS / path).read_text(), re.MULTILINE), f"there is no {test}"
+
+
+@EACH_ROW
+def test_kvps_has_what_a_row_names_and_the_tests_use_it(row: Row) -> None:
+    tested = "".join((TESTS / test.partition("::")[0]).read_text() for test in row.tests)
+    for span in row.spans:
+        if span.startswith("-"):
+            given, _ = _settings(span)
+            for name in given:
+                assert name in tested or SPECS[name].option[0] in tested, f"{span}: no test of the row sets {name}"
+        elif span.startswith("kvps "):
+            _check_command(span)
+        elif span.endswith(")"):
+            _check_call(span)
+
+
+@pytest.mark.parametrize("table", OPTIONS)
+def test_a_table_has_every_option(table: str) -> None:
+    named = set(re.findall(r"[\w-]+", " ".join(row.name for row in ROWS if row.table == table)))
+    assert not set(OPTIONS[table].split()) - {name.removeprefix("-") for name in named}
+
+
+def test_every_table_is_read() -> None:
+    assert {row.table for row in ROWS} == set(OPTIONS)
+    assert sum(line.startswith("| ") for line in PAGE.splitlines()) == len(ROWS) + 2 * len(OPTIONS)
+
+
+@pytest.mark.parametrize("span", ["--quorum 9", "--late never", "--partition all", "--optimizer best", "--no-such 1"])
+def test_a_value_that_kvps_refuses_is_found(span: str) -> None:
+    with pytest.raises((kvps.InvalidSetting, AssertionError)):
+        _settings(span)
+
+
+@pytest.mark.parametrize(
+    "span",
+    [
+        "job.join(ahead=True)",
+        "kvps.local(params, worker=2)",
+        "kvps.schedules.StepLR(initial=-1, every=0)",
+        'kvps.ParameterGroup("head.*", rate=0.1)',
+    ],
+)
+def test_a_call_that_kvps_refuses_is_found(span: str) -> None:
+    with pytest.raises((TypeError, AssertionError, kvps.InvalidSetting)):
+        _check_call(span)
