@@ -120,9 +120,10 @@ class Fleet:
         """Supervise until this time of `time.monotonic`."""
         self.watch_until(lambda: time.monotonic() >= until)
 
-    def await_version(self, number: int) -> None:
-        """Supervise until so many versions are made."""
-        self.watch_until(lambda: self._job.state().version >= number)
+    def await_more(self, number: int) -> None:
+        """Supervise until so many versions more are made."""
+        wanted = self._job.state().version + number
+        self.watch_until(lambda: self._job.state().version >= wanted)
 
     def train(self, seconds: float, fire: Fire | None = None) -> Progress:
         """Supervise for so long, under fire or not; return the versions of that time."""
@@ -193,7 +194,7 @@ def fleet(store: Store, pace: Pace, settings: Mapping[str, Any]) -> Iterator[Fle
         with tempfile.TemporaryDirectory(prefix="kvps-fleet-") as folder:
             made = Fleet(store, job, pace, Path(folder))
             try:
-                made.await_version(2)
+                made.await_more(2)
                 yield made
             finally:
                 made.close()
