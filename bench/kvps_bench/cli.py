@@ -377,6 +377,9 @@ def goodput_(
     cases: Annotated[
         str, typer.Option("--cases", metavar="NAME,...", help=f"Of: {', '.join(goodput.RULES)}.")
     ] = ",".join(goodput.RULES),
+    peers: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Measure torchft's DiLoCo too, of the environment DIR/torchft.")
+    ] = None,
     turns: Annotated[int | None, typer.Option("--turns", metavar="N", help="Turns of each case.  (default: 1)")] = None,
     quick: Quick = False,
     as_json: AsJson = False,
@@ -403,10 +406,10 @@ def goodput_(
         slow,
         _seconds("--seconds", (6 if quick else 40) if seconds is None else seconds),
     )
-    names = _names("--cases", cases, tuple(goodput.RULES))
+    names, folder = _names("--cases", cases, tuple(goodput.RULES)), peer.checked(peers)
 
     def run(where: Place, _: list[str], turns: int) -> result.Result:
-        return goodput.measure(where, setting, names, turns, say)
+        return goodput.measure(where, setting, names, turns, folder, say)
 
     _measure(run, None, "unix", 1 if turns is None else turns, quick, as_json)
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import bisect
 import os
-import random
 import secrets
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,63 +20,14 @@ from kvps.cli.progress import aggregate
 from kvps.cli.supervise import Child, Supervisor
 from kvps.errors import KvpsError
 from kvps.job import Job
-from kvps.protocol.job_state import Commit
 from kvps.store import Store
 from kvps_bench.paced_learner import TASK, Orders, Pace, command
+from kvps_bench.progress import Fire, Progress, Window
 
 AGGREGATORS = 2  # one works, the other stands by
 _AGGREGATOR_EVERY = 3  # kills of learners
 _WATCH_S = 0.05
 _PATIENCE_S = 120.0
-
-
-class Made(NamedTuple):
-    """A version: when it was committed, in ms on the server's clock, and of how many samples."""
-
-    at_ms: int
-    samples: int
-
-
-class Progress(NamedTuple):
-    """All versions of a job, oldest first."""
-
-    versions: Sequence[Made]
-
-    @classmethod
-    def of(cls, job: Job) -> Progress:
-        """Read it from the commit log. The samples of a contribution are its weight."""
-        commits = [(entry, Commit.of(fields)) for entry, fields in job.entries() if fields.get("kind") == "commit"]
-        return cls(
-            [Made(int(e.partition("-")[0]), sum(c.weight for c in made.plan.contributions)) for e, made in commits]
-        )
-
-    def within(self, begin_ms: int, end_ms: int) -> Progress:
-        """Return the versions from the last one before `begin_ms` to the first one at `end_ms` or later."""
-        at = [version.at_ms for version in self.versions]
-        return Progress(
-            self.versions[max(0, bisect.bisect_left(at, begin_ms) - 1) : bisect.bisect_left(at, end_ms) + 1]
-        )
-
-    def intervals(self) -> list[float]:
-        """Return the seconds between two versions."""
-        return [(b.at_ms - a.at_ms) / 1000 for a, b in pairwise(self.versions)]
-
-    @property
-    def samples_per_s(self) -> float:
-        return sum(version.samples for version in self.versions[1:]) / sum(self.intervals())
-
-    @property
-    def versions_per_s(self) -> float:
-        return len(self.intervals()) / sum(self.intervals())
-
-
-@dataclass(frozen=True)
-class Fire:
-    """What happens to a fleet: a random learner is killed every `kill_every_s` on average. With every third one, the
-    aggregator that works is killed too."""
-
-    kill_every_s: float
-    seed: int
 
 
 class End(NamedTuple):
@@ -116,7 +63,7 @@ class Fleet:
             if time.monotonic() > deadline:
                 raise KvpsError(f"job {self._job.name} made no progress in {_PATIENCE_S:g} s")
 
-    def watch(self, until: float) -> None:
+    def _watch(self, until: float) -> None:
         """Supervise until this time of `time.monotonic`."""
         self.watch_until(lambda: time.monotonic() >= until)
 
@@ -125,23 +72,29 @@ class Fleet:
         wanted = self._job.state().version + number
         self.watch_until(lambda: self._job.state().version >= wanted)
 
-    def train(self, seconds: float, fire: Fire | None = None) -> Progress:
-        """Supervise for so long, under fire or not; return the versions of that time."""
+    def train(self, seconds: float, fire: Fire | None = None) -> Window:
+        """Supervise for so long, under fire or not."""
         begin, until = self._now_ms(), time.monotonic() + seconds
         if fire:
             self._orders.be_slow()
-            chance, kill_at = random.Random(fire.seed), time.monotonic()
-            while (kill_at := kill_at + chance.uniform(0.5, 1.5) * fire.kill_every_s) < until:
-                self.watch(kill_at)
-                self._kill(chance)
-        self.watch(until)
-        end = self._now_ms()
-        self.watch_until(lambda: Progress.of(self._job).versions[-1].at_ms >= end)
-        return Progress.of(self._job).within(begin, end)
+            for at in fire.kills(until):
+                self._watch(at)
+                self._kill(fire.choose(self._learners))
+        self._watch(until)
+        return Window(begin, self._now_ms())
 
-    def _kill(self, chance: random.Random) -> None:
+    def progress(self, window: Window) -> Progress:
+        """Return the versions of a window, once there is one after it."""
+        self.watch_until(lambda: Progress.of(self._job).versions[-1].at_ms >= window.end_ms)
+        return Progress.of(self._job).within(*window)
+
+    def made_in(self, window: Window) -> int:
+        """Return how many versions were made in a window that is over."""
+        return sum(window.begin_ms <= made.at_ms < window.end_ms for made in Progress.of(self._job).versions)
+
+    def _kill(self, learner: Child) -> None:
         self.kills += 1
-        victims = [chance.choice(self._learners)]
+        victims = [learner]
         if self.kills % _AGGREGATOR_EVERY == 0:
             holder = self._job.holders()[0]
             victims += [child for child in self._aggregators if holder.startswith(f"{child.mark}:")]
@@ -159,12 +112,6 @@ class Fleet:
             yield
         finally:
             os.kill(learner.pid, signal.SIGCONT)
-
-    def versions_in(self, seconds: float) -> int:
-        """Supervise for so long; return how many versions were made."""
-        before, until = self._job.state().version, time.monotonic() + seconds
-        self.watch(until)
-        return self._job.state().version - before
 
     def end(self) -> End:
         """Have all learners leave, and judge the finished job as `kvps up --kill-every` does."""

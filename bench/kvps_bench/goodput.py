@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from kvps.optimizers import SGD, AdamW
 from kvps_bench.crew import Place
-from kvps_bench.fleet import AGGREGATORS, End, Fire, Progress, fleet
+from kvps_bench.fleet import AGGREGATORS, End, fleet
 from kvps_bench.paced_learner import TASK, Pace
-from kvps_bench.result import Bar, Figures, Result, Row, machine
+from kvps_bench.progress import Fire, Progress
+from kvps_bench.result import NOT_INSTALLED, Bar, Figures, Result, Row, machine
+from kvps_bench.torchft_fleet import torchft_fleet
 from kvps_bench.turns import Ratio, Times
 
 _BAR = 17
@@ -41,7 +44,8 @@ RULES = {
     "timed-next": Rule(True, "next", timed=True),
     "timed-drop": Rule(True, "drop", timed=True),
 }
-_JUDGED = ("next", "drop", "timed-next", "timed-drop")
+_STOPPED = ("lock-step", "drop")
+TORCHFT = "torchft DiLoCo"
 
 
 @dataclass(frozen=True)
@@ -81,108 +85,148 @@ class Setting:
 
 
 class Run(NamedTuple):
-    """One turn of a case: the versions of its time, and what became of the job."""
+    """One turn of a case: the versions of its time, and what became of the job; None for torchft, which has no log."""
 
     progress: Progress
-    end: End
     kills: int
-    aggregator_kills: int
+    aggregator_kills: int = 0
+    end: End | None = None
 
 
 class Stop(NamedTuple):
-    """Versions in equal times: before a learner was stopped, and while it was."""
+    """The versions before a learner was stopped, and while it was."""
 
-    before: int
-    meanwhile: int
-    seconds: float
+    before: Progress
+    meanwhile: Progress
+
+    @property
+    def ratio(self) -> float:
+        return self.meanwhile.versions_per_s / self.before.versions_per_s
+
+
+class Turns:
+    """What was measured: case -> a run a turn, undisturbed and under fire; and of the jobs with a stopped learner."""
+
+    def __init__(self, place: Place, setting: Setting, torchft: Path | None) -> None:
+        self.calm: dict[str, list[Run]] = {}
+        self.fired: dict[str, list[Run]] = {}
+        self.stops: dict[str, list[Stop]] = {}
+        self._place, self._setting, self._torchft = place, setting, torchft
+
+    def take(self, name: str, turn: int, say: Callable[[str], None]) -> None:
+        """Run a case undisturbed and under fire."""
+        setting, run = self._setting, self._torchft_run if name == TORCHFT else self._run
+        calm = run(name, setting.seconds / 3, None)
+        fired = run(name, setting.seconds, Fire(setting.kill_every_s, turn))
+        self.calm.setdefault(name, []).append(calm)
+        self.fired.setdefault(name, []).append(fired)
+        both = [f"{each.progress.samples_per_s:.0f} samples/s" for each in (calm, fired)]
+        say(f"turn {turn + 1}, {name}: {both[0]} undisturbed, {both[1]} under fire with {fired.kills} kills")
+
+    def stop_one(self, name: str, turn: int, say: Callable[[str], None]) -> None:
+        """Stop one of four learners for a while."""
+        setting, rule = self._setting, RULES[name]
+        settings = setting.job(rule, _STOPPED_WORKERS, _STOPPED_WORKERS - 1)
+        with fleet(self._place.store, setting.pace(rule), settings) as made:
+            before = made.train(setting.seconds / 4)
+            with made.stopped(0):
+                made.train(setting.round_s)  # the round that it may have pushed before
+                meanwhile = made.train(setting.seconds / 4)
+            stop = Stop(made.progress(before), made.progress(meanwhile))
+            made.end()
+        self.stops.setdefault(name, []).append(stop)
+        say(f"turn {turn + 1}, {name}: {stop.ratio:.2f} of the versions/s while one learner is stopped")
+
+    def _run(self, name: str, seconds: float, fire: Fire | None) -> Run:
+        setting, rule = self._setting, RULES[name]
+        settings = setting.job(rule, setting.workers, setting.quorum)
+        with fleet(self._place.store, setting.pace(rule), settings) as made:
+            progress = made.progress(made.train(seconds, fire))
+            return Run(progress, made.kills, made.aggregator_kills, made.end())
+
+    def _torchft_run(self, _: str, seconds: float, fire: Fire | None) -> Run:
+        setting = self._setting
+        asked = {"workers": setting.workers, "local_steps": setting.local_steps, "step_ms": setting.step_ms}
+        asked |= {"slow": setting.slow, "slow_every_s": setting.kill_every_s}
+        assert self._torchft
+        with torchft_fleet(self._torchft, asked) as made:
+            return Run(made.train(seconds, fire), made.kills)
 
 
 def measure(
-    place: Place, setting: Setting, rules: Sequence[str], turns: int, say: Callable[[str], None] = lambda _: None
+    place: Place,
+    setting: Setting,
+    rules: Sequence[str],
+    turns: int,
+    peers: Path | None = None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> Result:
-    """Run each case undisturbed and under fire, in turns; then stop one of four learners, with each kind of round."""
-    calm: dict[str, list[Run]] = {name: [] for name in rules}
-    fired: dict[str, list[Run]] = {name: [] for name in rules}
-    stops: dict[str, list[Stop]] = {"lock-step": [], "drop": []}
+    """Run each case undisturbed and under fire, in turns; then stop one of four learners, with each kind of round.
+    torchft is measured too if the folder `peers` has its environment."""
+    environment = peers / "torchft" if peers and (peers / "torchft" / "bin" / "torchft_lighthouse").exists() else None
+    taken, cases = Turns(place, setting, environment), [*rules, *([TORCHFT] if environment else [])]
     for turn in range(turns):
-        for name in rules:
-            calm[name].append(_run(place, setting, RULES[name], None))
-            fired[name].append(_run(place, setting, RULES[name], Fire(setting.kill_every_s, turn)))
-            say(f"turn {turn + 1}, {name}: {_said(calm[name][-1])} undisturbed, {_said(fired[name][-1])} under fire")
-        for name, stop in stops.items():
-            stop.append(_stopped(place, setting, RULES[name]))
-            say(f"turn {turn + 1}, {name}: {stop[-1].before} versions, {stop[-1].meanwhile} with one learner stopped")
-    rows = [row for name in rules for row in _rows(setting, name, calm[name], fired[name])]
-    bars = [_goodput_bar(name, calm[name], fired[name]) for name in rules]
-    bars += [_stopped_bar(name, stop) for name, stop in stops.items()]
-    return Result("goodput", turns, rows, bars, machine(place.store.client), _notes(setting, stops))
+        for name in cases:
+            taken.take(name, turn, say)
+        for name in _STOPPED:
+            taken.stop_one(name, turn, say)
+    rows = [row for name in cases for row in _rows(setting, name, taken)]
+    bars = [_goodput_bar(name, taken) for name in cases]
+    if not environment:
+        rows.append(Row(TORCHFT, "tcp", {"workers": setting.workers, "round_s": setting.round_s}, why=NOT_INSTALLED))
+    bars += [_stopped_bar(name, stops) for name, stops in taken.stops.items()]
+    return Result("goodput", turns, rows, bars, machine(place.store.client), _notes(setting, environment))
 
 
-def _run(place: Place, setting: Setting, rule: Rule, fire: Fire | None) -> Run:
-    settings = setting.job(rule, setting.workers, setting.quorum)
-    with fleet(place.store, setting.pace(rule), settings) as made:
-        progress = made.train(setting.seconds if fire else setting.seconds / 3, fire)
-        return Run(progress, made.end(), made.kills, made.aggregator_kills)
-
-
-def _stopped(place: Place, setting: Setting, rule: Rule) -> Stop:
-    settings, seconds = setting.job(rule, _STOPPED_WORKERS, _STOPPED_WORKERS - 1), setting.seconds / 4
-    with fleet(place.store, setting.pace(rule), settings) as made:
-        before = made.versions_in(seconds)
-        with made.stopped(0):
-            made.versions_in(setting.round_s + 0.1)  # the round that it may still be in
-            meanwhile = made.versions_in(seconds)
-        made.end()
-        return Stop(before, meanwhile, seconds)
-
-
-def _said(run: Run) -> str:
-    return f"{run.progress.samples_per_s:.0f} samples/s"
-
-
-def _rows(setting: Setting, name: str, calm: Sequence[Run], fired: Sequence[Run]) -> list[Row]:
+def _rows(setting: Setting, name: str, taken: Turns) -> list[Row]:
     out = []
-    for state, runs in (("undisturbed", calm), ("under fire", fired)):
-        verdicts = [run.end.verdict for run in runs]
-        times = Times(tuple(tuple(run.progress.intervals()) for run in runs))
-        more: Figures = {
-            "samples_per_s": round(sum(run.progress.samples_per_s for run in runs) / len(runs)),
-            "kills": sum(run.kills for run in runs),
-            "of_aggregators": sum(run.aggregator_kills for run in runs),
-            "acknowledged": sum(verdict.acknowledged for verdict in verdicts),
-            "lost": sum(verdict.lost for verdict in verdicts),
-            "twice": sum(verdict.twice for verdict in verdicts),
-            "replay": next((run.end.differs for run in runs if run.end.differs), "identical"),
-            "accuracy": round(runs[-1].end.accuracy, 3),
-        }
+    rule = RULES.get(name)
+    for state, runs in (("undisturbed", taken.calm[name]), ("under fire", taken.fired[name])):
         settings: Figures = {
             "state": state,
             "workers": setting.workers,
-            "quorum": setting.quorum if RULES[name].quorum else "all",
+            "quorum": "any" if rule is None else setting.quorum if rule.quorum else "all",
             "round_s": setting.round_s,
         }
-        out.append(Row(name, "unix", settings, times, more))
+        times = Times(tuple(tuple(run.progress.intervals()) for run in runs))
+        more: dict[str, float | int | str] = {
+            "samples_per_s": round(sum(run.progress.samples_per_s for run in runs) / len(runs)),
+            "kills": sum(run.kills for run in runs),
+            "of_aggregators": sum(run.aggregator_kills for run in runs),
+        }
+        more |= _judged([run.end for run in runs if run.end])
+        out.append(Row(name, "unix" if rule else "tcp", settings, times, more))
     return out
 
 
-def _goodput_bar(name: str, calm: Sequence[Run], fired: Sequence[Run]) -> Bar:
-    each = [f.progress.samples_per_s / c.progress.samples_per_s for c, f in zip(calm, fired, strict=True)]
-    limit = _GOODPUT if name in _JUDGED else None
-    return Bar(_BAR, f"goodput, {name}: samples/s under fire over undisturbed", False, limit, Ratio.of(each))
+def _judged(ends: Sequence[End]) -> dict[str, float | int | str]:
+    if not ends:
+        return {}
+    return {
+        "acknowledged": sum(end.verdict.acknowledged for end in ends),
+        "lost": sum(end.verdict.lost for end in ends),
+        "twice": sum(end.verdict.twice for end in ends),
+        "replay": next((end.differs for end in ends if end.differs), "identical"),
+        "accuracy": round(ends[-1].accuracy, 3),
+    }
+
+
+def _goodput_bar(name: str, taken: Turns) -> Bar:
+    pairs = zip(taken.calm[name], taken.fired[name], strict=True)
+    ratio = Ratio.of([fired.progress.samples_per_s / calm.progress.samples_per_s for calm, fired in pairs])
+    limit = _GOODPUT if name in RULES and RULES[name].quorum else None
+    return Bar(_BAR, f"goodput, {name}: samples/s under fire over undisturbed", False, limit, ratio)
 
 
 def _stopped_bar(name: str, stops: Sequence[Stop]) -> Bar:
-    ratio = Ratio.of([stop.meanwhile / stop.before for stop in stops])
-    what = f"versions while one of {_STOPPED_WORKERS} learners is stopped over those before, {name}"
-    return Bar(_BAR + 1, what, False, _RATE if RULES[name].quorum else None, ratio)
+    what = f"versions/s while one of {_STOPPED_WORKERS} learners is stopped over those before, {name}"
+    limit = _RATE if RULES[name].quorum else None
+    return Bar(_BAR + 1, what, False, limit, Ratio.of([stop.ratio for stop in stops]))
 
 
-def _notes(setting: Setting, stops: dict[str, list[Stop]]) -> tuple[str, ...]:
+def _notes(setting: Setting, torchft: Path | None) -> tuple[str, ...]:
     workers, slow = setting.workers, setting.slow
-    counts = "; ".join(
-        f"{name}: {', '.join(f'{s.before}, then {s.meanwhile}' for s in each)}" for name, each in stops.items()
-    )
-    return (
+    notes = [
         f"A learner computes a real step on the {TASK}, and sleeps until the step has taken {setting.step_ms:g} ms, as "
         f"if it had a device of its own. A round of {setting.local_steps} steps takes {setting.round_s:g} s. So this "
         f"measures the protocol and the recovery, not the cores.",
@@ -194,5 +238,10 @@ def _notes(setting: Setting, stops: dict[str, list[Stop]]) -> tuple[str, ...]:
         f"{(workers - 1) / workers:.3f} if all that the slow learner does is dropped.",
         f"timed: a learner takes as many steps as it has time for until {setting.round_s:g} s after the last commit, "
         f"and its weight is the number of its samples. Others always take {setting.local_steps} steps.",
-        f"Versions in {stops['drop'][0].seconds:g} s, and in as many while a learner is stopped: {counts}.",
-    )
+    ]
+    if torchft:
+        notes.append(
+            "torchft trains a model of the same size on random samples. Its learners are killed and slow at the same "
+            "times; its lighthouse is never killed. A sync counts the learners that took part in it."
+        )
+    return tuple(notes)

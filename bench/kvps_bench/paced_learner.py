@@ -7,6 +7,7 @@ and the recovery, not the number of cores.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -145,7 +146,7 @@ def command(job: str, rank: int, pace: Pace, folder: Path) -> list[str]:
 
 def main() -> None:
     job, rank, pace, folder = sys.argv[1:]
-    with connect() as store:
+    with connect(os.environ["KVPS_REDIS_URL"]) as store:
         PacedLearner(store.job(job), int(rank), Pace(**json.loads(pace)), Orders(Path(folder))).run()
 
 

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 from helpers.commands import bench_run
-from kvps_bench.fleet import Fire, Made, Progress, fleet
+from kvps_bench.fleet import fleet
 from kvps_bench.goodput import RULES, Setting
 from kvps_bench.paced_learner import Orders, Pace
+from kvps_bench.progress import Fire, Made, Progress
 
 from kvps.store import Store
 
@@ -21,7 +22,7 @@ TINY = Setting(workers=4, quorum=3, grace_ms=10, local_steps=5, step_ms=4, kill_
 def test_nothing_is_lost_or_counted_twice_under_fire(store: Store, name: str) -> None:
     rule = RULES[name]
     with fleet(store, TINY.pace(rule), TINY.job(rule, TINY.workers, TINY.quorum)) as made:
-        progress = made.train(TINY.seconds, Fire(TINY.kill_every_s, seed=1))
+        progress = made.progress(made.train(TINY.seconds, Fire(TINY.kill_every_s, seed=1)))
         end = made.end()
         assert made.kills >= 2
     assert progress.samples_per_s > 0
@@ -32,15 +33,16 @@ def test_nothing_is_lost_or_counted_twice_under_fire(store: Store, name: str) ->
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["lock-step", "drop"])
 def test_a_quorum_goes_on_while_a_learner_is_stopped(store: Store, name: str) -> None:
-    """By counts: rounds of a quorum make 20 versions more; rounds of all make one at most, which was under way."""
+    """By counts: rounds of a quorum make 20 versions more; rounds of all stand still."""
     rule = RULES[name]
     with fleet(store, TINY.pace(rule), TINY.job(rule, TINY.workers, TINY.quorum)) as made:
         with made.stopped(0):
             if rule.quorum:
                 made.await_more(20)
             else:
-                made.versions_in(0.5)
-                assert made.versions_in(1.0) == 0
+                made.train(0.5)
+                standing = made.train(1.0)
+                assert made.made_in(standing) == 0
         made.await_more(3)  # it goes on with them, or without it
         end = made.end()
     assert (end.verdict.lost, end.verdict.twice, end.differs) == (0, 0, "")
