@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import signal
@@ -52,20 +53,21 @@ class Fleet:
         ranks = range(job.config.workers)
         self._learners = [self._supervisor.run(f"w{rank}", command(job.name, rank, pace, folder), {}) for rank in ranks]
 
-    def watch_until(self, over: Callable[[], bool]) -> None:
-        """Supervise until `over`. Raises KvpsError with what a process printed that failed, or after two minutes."""
-        deadline = time.monotonic() + _PATIENCE_S
+    def watch_until(self, over: Callable[[], bool], patience_s: float = _PATIENCE_S) -> None:
+        """Supervise until `over`. Raises KvpsError with what a process printed that failed, or if it takes longer than
+        `patience_s`."""
+        deadline = time.monotonic() + patience_s
         while not over():
             self._supervisor.watch(_WATCH_S)
             if failed := [child for child in self._supervisor.children.values() if child.failed]:
                 said = " ".join(line.text for line in self._supervisor.said())
                 raise KvpsError(f"{failed[0].name} failed: {said}")
             if time.monotonic() > deadline:
-                raise KvpsError(f"job {self._job.name} made no progress in {_PATIENCE_S:g} s")
+                raise KvpsError(f"job {self._job.name} made no progress in {patience_s:g} s")
 
     def _watch(self, until: float) -> None:
         """Supervise until this time of `time.monotonic`."""
-        self.watch_until(lambda: time.monotonic() >= until)
+        self.watch_until(lambda: time.monotonic() >= until, math.inf)
 
     def await_more(self, number: int) -> None:
         """Supervise until so many versions more are made."""

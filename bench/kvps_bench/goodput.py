@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from kvps.errors import KvpsError
 from kvps.optimizers import SGD, AdamW
 from kvps_bench.crew import Place
 from kvps_bench.fleet import AGGREGATORS, End, fleet
@@ -164,18 +165,24 @@ def measure(
     """Run each case undisturbed and under fire, in turns; then stop one of four learners, with each kind of round.
     torchft is measured too if the folder `peers` has its environment."""
     environment = peers / "torchft" if peers and (peers / "torchft" / "bin" / "torchft_lighthouse").exists() else None
-    taken, cases = Turns(place, setting, environment), [*rules, *([TORCHFT] if environment else [])]
+    taken, why = Turns(place, setting, environment), "" if environment else NOT_INSTALLED
     for turn in range(turns):
-        for name in cases:
+        for name in rules:
             taken.take(name, turn, say)
         for name in _STOPPED:
             taken.stop_one(name, turn, say)
+        try:
+            if not why:
+                taken.take(TORCHFT, turn, say)
+        except KvpsError as error:
+            why = str(error)
+    cases = [*rules, *([] if why else [TORCHFT])]
     rows = [row for name in cases for row in _rows(setting, name, taken)]
     bars = [_goodput_bar(name, taken) for name in cases]
-    if not environment:
-        rows.append(Row(TORCHFT, "tcp", {"workers": setting.workers, "round_s": setting.round_s}, why=NOT_INSTALLED))
+    if why:
+        rows.append(Row(TORCHFT, "tcp", {"workers": setting.workers, "round_s": setting.round_s}, why=why))
     bars += [_stopped_bar(name, stops) for name, stops in taken.stops.items()]
-    return Result("goodput", turns, rows, bars, machine(place.store.client), _notes(setting, environment))
+    return Result("goodput", turns, rows, bars, machine(place.store.client), _notes(setting, not why))
 
 
 def _rows(setting: Setting, name: str, taken: Turns) -> list[Row]:
@@ -224,7 +231,7 @@ def _stopped_bar(name: str, stops: Sequence[Stop]) -> Bar:
     return Bar(_BAR + 1, what, False, limit, Ratio.of([stop.ratio for stop in stops]))
 
 
-def _notes(setting: Setting, torchft: Path | None) -> tuple[str, ...]:
+def _notes(setting: Setting, torchft: bool) -> tuple[str, ...]:
     workers, slow = setting.workers, setting.slow
     notes = [
         f"A learner computes a real step on the {TASK}, and sleeps until the step has taken {setting.step_ms:g} ms, as "

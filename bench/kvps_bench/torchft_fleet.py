@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import socket
 import subprocess
@@ -31,7 +32,7 @@ _LIGHTHOUSE = (
     "1000",
 )
 _WATCH_S = 0.05
-_PATIENCE_S = 60.0
+_PATIENCE_S = 120.0  # PyTorch takes long to load where many processes do at once
 _AT_WORK = 3  # syncs after which a fleet is taken to be at work
 
 
@@ -66,12 +67,12 @@ class TorchftFleet:
 
         self._until(answers, supervise=False)
 
-    def _until(self, over: Callable[[], bool], supervise: bool = True) -> None:
-        """Start again who has ended, until `over`. Raises KvpsError after a minute without it."""
-        deadline = time.monotonic() + _PATIENCE_S
+    def _until(self, over: Callable[[], bool], supervise: bool = True, patience_s: float = _PATIENCE_S) -> None:
+        """Start again who has ended, until `over`. Raises KvpsError if that takes longer than `patience_s`."""
+        deadline = time.monotonic() + patience_s
         while not over():
             if time.monotonic() > deadline:
-                raise KvpsError(f"torchft made no progress in {_PATIENCE_S:g} s")
+                raise KvpsError(f"torchft made no progress in {patience_s:g} s")
             time.sleep(_WATCH_S)
             if supervise:
                 ended = [rank for rank, learner in self._learners.items() if learner.poll() is not None]
@@ -98,9 +99,7 @@ class TorchftFleet:
 
     def _watch(self, until: float) -> None:
         """Supervise until this time of `time.monotonic`."""
-        while (left := until - time.monotonic()) > 0:
-            part = time.monotonic() + min(left, _PATIENCE_S / 2)
-            self._until(lambda end=part: time.monotonic() >= end)  # type: ignore[misc]
+        self._until(lambda: time.monotonic() >= until, patience_s=math.inf)
 
     def _made(self) -> Progress:
         """Return all syncs: when the first learner had done it, and the samples of those that were in it."""
