@@ -15,7 +15,21 @@ from rich.table import Table
 from kvps import optimizers
 from kvps.cli.output import say
 from kvps.errors import InvalidSetting
-from kvps_bench import diloco, idle, links, peer, readers, result, round, scale, straggler, transport, wake, workers
+from kvps_bench import (
+    diloco,
+    goodput,
+    idle,
+    links,
+    peer,
+    readers,
+    result,
+    round,
+    scale,
+    straggler,
+    transport,
+    wake,
+    workers,
+)
 from kvps_bench.crew import Place, place
 from kvps_bench.layouts import LAYOUTS
 from kvps_bench.roles import LR
@@ -344,6 +358,60 @@ def diloco_(
         return diloco.measure(where, setting, say)
 
     _measure(run, None, "tcp", 1, quick, as_json)
+
+
+@app.command("goodput")
+def goodput_(
+    workers: Annotated[int, typer.Option("--workers", "-w", metavar="N", help="Number of learners.")] = 8,
+    quorum: Annotated[int, typer.Option("--quorum", metavar="K", help="As for kvps up, where a case has one.")] = 6,
+    grace: Annotated[float, typer.Option("--grace", metavar="SECONDS", help="As for kvps up.")] = 0.02,
+    local_steps: Annotated[int, typer.Option("--local-steps", metavar="H", help="Steps between two pulls.")] = 25,
+    step_ms: Annotated[float, typer.Option("--step-ms", metavar="MS", help="What a local step takes.")] = 20,
+    kill_every: Annotated[
+        float, typer.Option("--kill-every", metavar="S", help="Seconds from one kill to the next, on average.")
+    ] = 10,
+    slow: Annotated[
+        float, typer.Option("--slow", metavar="TIMES", help="How many times as slow the slow learner is.")
+    ] = 5,
+    seconds: Annotated[float | None, typer.Option(metavar="S", help="How long each case is under fire.")] = None,
+    cases: Annotated[
+        str, typer.Option("--cases", metavar="NAME,...", help=f"Of: {', '.join(goodput.RULES)}.")
+    ] = ",".join(goodput.RULES),
+    peers: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Measure torchft's DiLoCo too, of the environment DIR/torchft.")
+    ] = None,
+    turns: Annotated[int | None, typer.Option("--turns", metavar="N", help="Turns of each case.  (default: 1)")] = None,
+    quick: Quick = False,
+    as_json: AsJson = False,
+) -> None:
+    """Measure how many samples count while learners and aggregators are killed, and one learner is slow at a time."""
+    if not 2 <= quorum <= workers:
+        raise InvalidSetting(f"--quorum must be from 2 to --workers {workers}, not {quorum}")
+    if not 2 <= local_steps <= 10_000:
+        raise InvalidSetting(f"--local-steps must be from 2 to 10000, not {local_steps}")
+    for option, value, least, most in (
+        ("--grace", grace, 0, 60),
+        ("--step-ms", step_ms, 1, 10_000),
+        ("--slow", slow, 1, 1000),
+    ):
+        if not least <= value <= most:
+            raise InvalidSetting(f"{option} must be from {least} to {most}, not {value:g}")
+    setting = goodput.Setting(
+        _positive("--workers", workers, 64),
+        quorum,
+        int(1000 * grace + 0.5),
+        local_steps,
+        step_ms,
+        _seconds("--kill-every", kill_every),
+        slow,
+        _seconds("--seconds", (6 if quick else 40) if seconds is None else seconds),
+    )
+    names, folder = _names("--cases", cases, tuple(goodput.RULES)), peer.checked(peers)
+
+    def run(where: Place, _: list[str], turns: int) -> result.Result:
+        return goodput.measure(where, setting, names, turns, folder, say)
+
+    _measure(run, None, "unix", 1 if turns is None else turns, quick, as_json)
 
 
 def _size(text: str) -> dict[str, int]:
