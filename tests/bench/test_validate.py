@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from kvps_simulate.settings import Constants
 
-pytestmark = pytest.mark.slow  # each starts whole commands
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # each starts whole commands, and measures
 
 
 def test_constants_that_were_measured_serve_a_comparison_with_real_rounds(home: Path, tmp_path: Path) -> None:

@@ -118,6 +118,7 @@ def test_a_host_that_was_killed_comes_back_with_its_slots(hosts: DataHosts, tmp_
     assert third.end() == 143
 
 
+@pytest.mark.timeout(900)  # each moves thousands of slots in its turn
 def test_hosts_that_join_at_once_take_turns(hosts: DataHosts) -> None:
     hosts.start(1)
     joining = [hosts.start(number, ready=False) for number in (2, 3, 4)]

@@ -344,7 +344,7 @@ def test_a_large_gradient_whose_sum_overflows_counts() -> None:
     local = LocalSteps({"x": x}, torch.optim.SGD([x], lr=1e-38), 1, JobConfig())
     local.begin(anew=True)
     x.grad = torch.full((4,), 3e38)
-    assert local.take()
+    assert local.take(None)
     assert (x < -2).all()
 
 
@@ -435,7 +435,7 @@ def test_the_pseudo_gradient_of_bf16_is_float32() -> None:
     local = LocalSteps({"x": x}, torch.optim.SGD([x], lr=0.5), 1, JobConfig())
     local.begin(anew=True)
     x.grad = torch.tensor([0.5, 1.0], dtype=torch.bfloat16)
-    assert local.take()
+    assert local.take(None)
     for _ in range(2):
         pseudo = local.pseudo_gradient()["x"]
         assert pseudo.dtype == torch.float32
