@@ -1,0 +1,7 @@
+"""The settings of a job. Command lines and docs/settings.md are generated from their table."""
+
+from kvps.config.job_config import JobConfig
+from kvps.config.settings import AUTO, OWN_PARTITION, SPECS
+from kvps.config.specs import Spec
+
+__all__ = ["AUTO", "OWN_PARTITION", "SPECS", "JobConfig", "Spec"]

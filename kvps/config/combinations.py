@@ -1,0 +1,183 @@
+"""Which settings of a job go together. Each check raises InvalidSetting with one line that says what to change."""
+
+from __future__ import annotations
+
+from kvps import optimizers, reductions
+from kvps.arrays.formats import format_of
+from kvps.arrays.layout import Layout
+from kvps.arrays.weight_view import has_view
+from kvps.config.settings import OWN_PARTITION, Settings
+from kvps.errors import InvalidSetting
+
+MOST_TIMED_PENDING = 100
+"""The most that may wait of one worker where rounds end by the clock: its entry has a sum of weights for each."""
+
+
+def check(s: Settings) -> None:
+    """Raise InvalidSetting for settings that do not go together."""
+    _check_numbers(s)
+    _check_quorum(s)
+    _check_local_steps(s)
+    _check_timed_rounds(s)
+    _check_fragments(s)
+    _check_compensation(s)
+    _check_shared_memory(s)
+
+
+def _check_numbers(s: Settings) -> None:
+    if s.min_workers > s.workers:
+        raise InvalidSetting(
+            f"min_workers must be a whole number from 0 to {s.workers}, the number of workers, not {s.min_workers}"
+        )
+    if s.units and s.partition != OWN_PARTITION:
+        raise InvalidSetting(
+            f"partition {s.partition} is for data that is divided among the workers: units are handed out one "
+            f"by one, so leave one of the two out"
+        )
+
+
+def _check_quorum(s: Settings) -> None:
+    if s.quorum > s.workers:
+        raise InvalidSetting(
+            f"quorum must be a whole number from 0 to {s.workers}, the number of workers, not {s.quorum}"
+        )
+    if s.quorum and s.staleness > 0:
+        raise InvalidSetting(
+            "quorum is for staleness 0, whose rounds it closes, and for staleness -1, where it collects: the bound "
+            "of SSP waits for every worker"
+        )
+    if s.grace_ms and not s.quorum:
+        raise InvalidSetting("grace is the time after a quorum: set quorum too")
+    if s.late == "drop" and not s.partial_rounds:
+        raise InvalidSetting("late drop is for rounds that a quorum closes: set quorum and staleness 0")
+
+
+def _check_local_steps(s: Settings) -> None:
+    if s.local_steps == 1 and s.inner_optimizer != optimizers.SGD():
+        raise InvalidSetting(
+            "inner_optimizer takes local steps, and local_steps is 1: give local_steps from 2 on, or leave it out"
+        )
+    if isinstance(s.inner_optimizer, optimizers.CustomOptimizer):
+        raise InvalidSetting("inner_optimizer must be one of kvps's own: only the job's optimizer may be module:Class")
+    if s.inner_optimizer.groups or s.inner_optimizer.clip_norm:
+        raise InvalidSetting(
+            "inner_optimizer steps on all parameters alike: groups and clip_norm are for the job's optimizer"
+        )
+    if s.takes_local_steps and (s.push_every != "1" or s.procs > 1):
+        raise InvalidSetting(
+            "local_steps steps on each batch, while push_every and procs make one gradient of several: set only one"
+        )
+
+
+def _check_timed_rounds(s: Settings) -> None:
+    """Raise InvalidSetting for what does not go with rounds that end by the clock, or without them."""
+    if not s.timed_rounds:
+        if s.round_ms:
+            raise InvalidSetting(
+                "round_ms (--round-time) ends rounds by the clock: set local_steps to auto too, or leave it out"
+            )
+        return
+    if not s.round_ms:
+        raise InvalidSetting(
+            "local_steps auto ends rounds by the clock: set round_ms, on a command line --round-time SECONDS"
+        )
+    if not reductions.parse(s.reduction).takes_weights:
+        raise InvalidSetting(
+            f"reduction {s.reduction} counts all workers alike, and with local_steps auto they take different "
+            f"numbers of steps: set weighted, or one of your own"
+        )
+    if s.units:
+        raise InvalidSetting(
+            "units (--data units) have a fixed number of batches each, and with local_steps auto a round has not: "
+            "leave one of the two out"
+        )
+    if s.max_pending > MOST_TIMED_PENDING:
+        raise InvalidSetting(
+            f"max_pending must be a whole number from 0 to {MOST_TIMED_PENDING} with local_steps auto, "
+            f"not {s.max_pending}"
+        )
+
+
+def _check_fragments(s: Settings) -> None:
+    if s.fragments < 2:
+        return
+    if s.timed_rounds:
+        raise InvalidSetting("fragments need rounds of a known number of steps: set local_steps to a number")
+    if int(s.local_steps) % s.fragments:
+        raise InvalidSetting(
+            f"fragments must divide local_steps, so that each has its turn once in so many steps: {s.fragments} "
+            f"does not divide {s.local_steps}"
+        )
+    if s.units:
+        raise InvalidSetting("fragments are for workers with data of their own: leave units or fragments out")
+    if s.late == "drop":
+        raise InvalidSetting(
+            "late drop has a worker begin its round anew, and with fragments it goes on from its own weights: "
+            "choose late next"
+        )
+    if has_view(format_of(s.weight_format)):
+        raise InvalidSetting(
+            f"weight_format {s.weight_format} sends what has changed in the whole model: with fragments choose "
+            f"fp32 or bf16"
+        )
+
+
+def _check_compensation(s: Settings) -> None:
+    """Raise InvalidSetting where delay compensation has no meaning."""
+    if not s.strength:
+        if s.delay_versions:
+            raise InvalidSetting("delay_versions is how much delay_compensation remembers: set that too, as 0.04")
+        return
+    if s.staleness == 0 and not (s.quorum and s.late == "next"):
+        raise InvalidSetting(
+            "delay_compensation is for stale gradients, and with staleness 0 none is stale: set staleness to N or "
+            "-1, or a quorum with late next"
+        )
+    if s.takes_local_steps:
+        raise InvalidSetting(
+            "delay_compensation takes the square of a gradient for the curvature, and with local_steps workers "
+            "push no gradients but how far they came: set only one"
+        )
+    if any(each.maximize for each in s.optimizer.variants):
+        raise InvalidSetting(
+            "delay_compensation is of a loss that is minimized: negate the loss instead of setting maximize"
+        )
+
+
+def _check_shared_memory(s: Settings) -> None:
+    if s.transport == "shm" and s.durability == "replicated":
+        raise InvalidSetting("durability replicated is for transport redis: shared memory has no replica")
+    if s.transport == "shm" and (s.shards > 1 or s.weight_format != "fp32"):
+        raise InvalidSetting(
+            "transport shm is for shards=1 and weight_format='fp32', because other values gain nothing on one "
+            "host: set these, or choose 'redis'"
+        )
+
+
+def check_layout(s: Settings, layout: Layout) -> None:
+    """Raise InvalidSetting for settings that do not go with the parts or the buffers of a model."""
+    if layout.buffer_kind:
+        _check_buffers(s)
+    if layout.parts:
+        _check_parts(s)
+
+
+def _check_buffers(s: Settings) -> None:
+    """Raise InvalidSetting if a format would round buffers: a variance that was rounded may be negative."""
+    for name in ("gradient_format", "weight_format"):
+        if format_of(found := getattr(s, name)).lossy:
+            raise InvalidSetting(
+                f"{name} {found} would round the buffers too, and a variance may become negative: choose fp32, or "
+                f"leave its buffers to each worker, with kvps.torch.parameters(model, buffers='own')"
+            )
+
+
+def _check_parts(s: Settings) -> None:
+    """Raise InvalidSetting if the model may have no parts, which step alone."""
+    if any(each.counts_steps for each in s.optimizer.variants):
+        raise InvalidSetting(
+            f"optimizer {s.optimizer.kind} counts its steps, and parts of a model have different numbers of "
+            f"them: choose one that does not, as sgd without dampening, adagrad, rmsprop, yogi or lion"
+        )
+    if s.reject_norm:
+        raise InvalidSetting("reject_norm compares contributions of the whole model: leave parts or it out")

@@ -1,0 +1,106 @@
+"""The checked settings of a job. In Redis each setting is one readable field of the config hash."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from kvps import optimizers
+from kvps.arrays.inputs import in_words
+from kvps.arrays.past_weights import MOST_PAST
+from kvps.config import combinations
+from kvps.config.settings import SPECS, Settings
+from kvps.config.specs import MOST_OPTIMIZER, as_text, not_an_optimizer, shown, why_not
+from kvps.errors import CorruptData, InvalidSetting
+from kvps.parsing import Fields
+from kvps.staleness import ASP
+
+_ASP_PENDING = 2  # one contribution waits while the next is computed; more of them would only be staler
+_WHOLE = re.compile(r"-?[0-9]{1,18}")
+
+
+@dataclass(frozen=True)
+class JobConfig(Settings):
+    """The settings of a job; docs/settings.md explains each. Times are in milliseconds. Raises InvalidSetting for a
+    value out of its range, and for values that do not go together."""
+
+    @classmethod
+    def of(cls, call: str, config: JobConfig | None, settings: Mapping[str, Any]) -> JobConfig:
+        """Return `config`, or one made of `settings`. `call` names the user's call in errors. Raises InvalidSetting."""
+        if config is None:
+            for name in settings:
+                if name not in SPECS:
+                    raise InvalidSetting(f"{call}: no setting {name!r}: {_instead(name, settings[name])}")
+            return cls(**settings)
+        if not isinstance(config, cls):
+            raise InvalidSetting(f"{call}: config must be a kvps.JobConfig, not {in_words(config)}")
+        if settings:
+            raise InvalidSetting(f"{call}: {next(iter(settings))} is in config: give either config or single settings")
+        return config
+
+    def __post_init__(self) -> None:
+        if isinstance(self.optimizer, str):  # as on a command line
+            object.__setattr__(self, "optimizer", optimizers.parse(self.optimizer))
+        for name in ("mirror_every", "push_every", "reject_norm", "delay_compensation"):  # they may be given as numbers
+            object.__setattr__(self, name, str(getattr(self, name)))
+        for name, spec in SPECS.items():
+            if why := why_not(spec, getattr(self, name)):
+                raise InvalidSetting(f"{name} {why}")
+        combinations.check(self)
+        if self.strength and self.delay_versions == 0:
+            object.__setattr__(self, "delay_versions", min(self.workers, MOST_PAST))
+        if self.max_pending == 0:
+            # The staleness bound allows a worker s + 1 pending contributions. ASP has no bound, but memory is limited.
+            pending = _ASP_PENDING if self.staleness == ASP else self.staleness + 1
+            most = combinations.MOST_TIMED_PENDING if self.timed_rounds else 10_000
+            object.__setattr__(self, "max_pending", min(pending, most))
+
+    def to_hash(self) -> dict[str, str]:
+        """Return the fields of the job's config hash."""
+        values = {name: getattr(self, name) for name in SPECS}
+        return {
+            name: as_text(value) if isinstance(value, optimizers.Optimizer) else str(value)
+            for name, value in values.items()
+        }
+
+    @classmethod
+    def from_hash(cls, stored: Mapping[str, str], where: str = "config") -> JobConfig:
+        """Return the settings that `to_hash` wrote. Fields that only a newer kvps knows are ignored.
+
+        Raises CorruptData, which names the field, if one is missing or has a wrong value. `where` names the source in
+        that message.
+        """
+        try:
+            return cls(**{name: _read(name, stored) for name in SPECS})
+        except InvalidSetting as error:
+            raise CorruptData(f"{where} field {error}; another version of kvps or another program wrote it") from None
+
+
+def _read(name: str, stored: Mapping[str, str]) -> Any:
+    """Return the value of a setting from a config hash. Raises InvalidSetting."""
+    text = stored.get(name)
+    if not isinstance(text, str):
+        raise InvalidSetting(f"{name} {'is missing' if text is None else f'is no text: {shown(text)}'}")
+    if SPECS[name].why_not is not_an_optimizer:
+        try:
+            return optimizers.from_json(Fields.of_json(text, "it", MOST_OPTIMIZER).as_dict())
+        except (CorruptData, InvalidSetting, TypeError) as error:
+            raise InvalidSetting(f"{name} holds {shown(text)}: {error}") from None
+    value = int(text) if SPECS[name].bounds and _WHOLE.fullmatch(text) else text
+    if why := why_not(SPECS[name], value):
+        raise InvalidSetting(f"{name} {why}")
+    return value
+
+
+def _instead(name: str, value: object) -> str:
+    """Return a hint at what the user may have meant by an unknown setting."""
+    rate = "lr" if name == "learning_rate" else name
+    for kind in optimizers.OPTIMIZERS.values():
+        if rate in {f.name for f in fields(kind)}:
+            return f"give optimizer=kvps.{kind.__name__}({rate}={value if isinstance(value, int | float) else '...'})"
+    choices = [name for name in SPECS if name != "memory"]
+    near = difflib.get_close_matches(name, choices, 1)
+    return f"did you mean {near[0]}?" if near else f"there are {', '.join(choices)}"

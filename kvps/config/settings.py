@@ -1,0 +1,401 @@
+"""The table of a job's settings: the default, bounds, help text and option of each, and what follows from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+
+from kvps import optimizers, reductions
+from kvps.arrays.formats import format_of
+from kvps.arrays.past_weights import MOST_PAST, past
+from kvps.arrays.weight_view import VIEW, has_view
+from kvps.config import specs
+from kvps.config.specs import Spec, setting
+from kvps.partitions import SCHEMES
+from kvps.staleness import mode_name
+
+OWN_PARTITION = "task"
+"""The partition of a job whose task divides its samples itself."""
+AUTO = "auto"
+"""The `local_steps` of a job whose rounds end by the clock."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of a job; docs/settings.md explains each. Times are in milliseconds. `JobConfig` checks them."""
+
+    staleness: int = setting(
+        0,
+        "How many rounds a worker may be ahead of the slowest: 0 is BSP, N is SSP, -1 is ASP, which has no bound.",
+        bounds=(-1, 1_000_000),
+        option=("--staleness", "-s"),
+        group="Training",
+    )
+    workers: int = setting(
+        1,
+        "How many workers train. Nothing is committed before all of them have joined once.",
+        bounds=(1, 4_096),
+        option=("--workers", "-w"),
+        group="Training",
+    )
+    shards: int = setting(
+        1, "Into how many parts the parameters are cut.", bounds=(1, 1_000), option=("--shards",), group="Arrays"
+    )
+    optimizer: optimizers.Optimizer = field(
+        default_factory=optimizers.SGD,
+        metadata={
+            "spec": Spec(
+                f"How the aggregator updates the weights: {', '.join(optimizers.OPTIMIZERS)}; as in "
+                "sgd:momentum=0.9. One of your own is module:Class, of a module in this directory.",
+                why_not=specs.not_an_optimizer,
+                option=("--optimizer",),
+                metavar="NAME[:K=V,...]",
+                group="Training",
+            )
+        },
+    )
+    local_steps: int | str = setting(
+        1,
+        "How many steps a worker takes with an optimizer of its own between two pulls. Then it pushes how far its "
+        "weights came, and the job's optimizer steps by that. With 1 it pushes each gradient. With auto each worker "
+        "takes as many as it has time for in a round.",
+        bounds=(1, 1_000_000),
+        choices=(AUTO,),
+        option=("--local-steps",),
+        metavar="N|auto",
+        group="Training",
+    )
+    round_ms: int = setting(
+        0,
+        "With local_steps auto: how long a round takes, counted from the commit of the version that it begins "
+        "with; in SSP and ASP from the pull.",
+        bounds=(0, 86_400_000),
+        option=("--round-time",),
+        metavar="SECONDS",
+        group="Training",
+    )
+    fragments: int = setting(
+        0,
+        "In how many fragments local steps synchronize the model, one after another: after every local_steps / "
+        "fragments steps a worker pushes one fragment and pulls that one, and keeps its own weights of the others. "
+        "0 and 1 are the whole model.",
+        bounds=(0, 4_096),
+        option=("--fragments",),
+        group="Training",
+    )
+    inner_optimizer: optimizers.Optimizer = field(
+        default_factory=optimizers.SGD,
+        metadata={
+            "spec": Spec(
+                "The optimizer with which a task's worker takes its local steps, written as for --optimizer.",
+                why_not=specs.not_an_optimizer,
+                option=("--inner-optimizer",),
+                metavar="NAME[:K=V,...]",
+                group="Training",
+            )
+        },
+    )
+    reduction: str = setting(
+        "mean",
+        "How contributions become one gradient: mean divides their sum by the number of members, sum does not; "
+        "weighted is their mean by the weights that workers push, as the number of samples; median and trimmed:PART "
+        "are of each item, and bear some bad workers. One of your own is module:function.",
+        why_not=specs.not_a_reduction,
+        option=("--reduction",),
+        metavar="NAME",
+        group="Training",
+    )
+    staleness_scaling: str = setting(
+        "none",
+        "What a contribution is multiplied by that was computed on a version s versions old: none, inverse is 1/(1+s), "
+        "inverse-sqrt is 1/sqrt(1+s).",
+        choices=tuple(reductions.SCALINGS),
+        option=("--staleness-scaling",),
+        metavar="NAME",
+        group="Training",
+    )
+    delay_compensation: str = setting(
+        "0",
+        "Corrects gradients that were computed on old weights, by so many times their square times how far the weights "
+        "have moved since (DC-ASGD's lambda, as 0.04). 0 does not.",
+        why_not=specs.not_a_strength,
+        option=("--delay-compensation",),
+        metavar="LAMBDA",
+        group="Training",
+    )
+    delay_versions: int = setting(
+        0,
+        "The weights of how many past versions --delay-compensation keeps, each an array as large as the weights in "
+        "each version. Older gradients are corrected as if they were so old. 0 chooses as many as workers, at most "
+        f"{MOST_PAST}.",
+        bounds=(0, MOST_PAST),
+        option=("--delay-versions",),
+        group="Training",
+    )
+    gradient_format: str = setting(
+        "fp32",
+        "How gradients are sent: fp32 as they are, or shorter: bf16, fp16, int8, topk:PART. What a shorter format "
+        "leaves out of a gradient is added to the next one. Use them on slow links: on one host fp32 is faster.",
+        why_not=specs.not_a_format,
+        option=("--gradient-format",),
+        metavar="FORMAT",
+        group="Arrays",
+    )
+    weight_format: str = setting(
+        "fp32",
+        "How workers pull the weights: fp32 as they are, bf16 rounded, or int8 or topk:PART of what has changed since "
+        "the version that the worker has. What these leave out of a change is part of the next one.",
+        why_not=specs.not_a_weight_format,
+        option=("--weight-format",),
+        metavar="FORMAT",
+        group="Arrays",
+    )
+    transport: str = setting(
+        "auto",
+        "How arrays move: redis, through the server; shm, through memory that worker and aggregator share on one host; "
+        "auto, which is shm for a model of 1 MiB or more if only this host can reach the server.",
+        choices=("auto", "redis", "shm"),
+        option=("--transport",),
+        group="Arrays",
+    )
+    mirror_every: str = setting(
+        "1s",
+        "With shm: how often the weights are copied to Redis, in versions (10) or in seconds (0.5s).",
+        why_not=specs.not_a_period,
+        option=("--mirror-every",),
+        metavar="N|SECONDS",
+        group="Arrays",
+    )
+    memory: str = setting("", "With shm: which host's memory holds the arrays. kvps sets it when it creates the job.")
+    nonfinite: str = setting(
+        "reject",
+        "What happens to a gradient with NaN or Inf: reject refuses it, skip counts it as zeros.",
+        choices=("reject", "skip"),
+        option=("--nonfinite",),
+        group="Failures",
+    )
+    quorum: int = setting(
+        0,
+        "With staleness 0 or -1: how many contributions a version waits for. 0 is all workers in BSP, one in ASP. With "
+        "fewer workers left it waits for as many as these.",
+        bounds=(0, 4_096),
+        option=("--quorum",),
+        group="Training",
+    )
+    grace_ms: int = setting(
+        0,
+        "How much longer a version waits for the other workers once its quorum is there.",
+        bounds=(0, 86_400_000),
+        option=("--grace",),
+        metavar="SECONDS",
+        group="Training",
+    )
+    late: str = setting(
+        "next",
+        "What becomes of a contribution that comes after its version was made of a quorum: next counts it in the next "
+        "version; drop refuses it, and its worker computes anew on the new weights.",
+        choices=("next", "drop"),
+        option=("--late",),
+        group="Training",
+    )
+    reject_norm: str = setting(
+        "",
+        "Rejects a contribution whose norm is more than so many times the median norm of its version's contributions, "
+        "of which there must be three; the reason is logged.",
+        why_not=specs.not_a_factor,
+        option=("--reject-norm",),
+        metavar="TIMES",
+        group="Failures",
+    )
+    max_pending: int = setting(
+        0,
+        "How many accepted contributions of one worker may wait for their commit. 0 chooses 1 in BSP, N + 1 in SSP, "
+        "2 in ASP.",
+        bounds=(0, 10_000),
+        option=("--max-pending",),
+        group="Training",
+    )
+    worker_timeout_ms: int = setting(
+        10_000,
+        "How long a worker may be silent before it is evicted from the vector clock.",
+        bounds=(100, 86_400_000),
+        option=("--worker-timeout",),
+        metavar="SECONDS",
+        group="Failures",
+    )
+    lease_ms: int = setting(
+        3_000,
+        "How long an aggregator may be silent before it loses its shards.",
+        bounds=(100, 86_400_000),
+        option=("--lease",),
+        metavar="SECONDS",
+        group="Failures",
+    )
+    spans: str = setting(
+        "on",
+        "Whether workers and aggregators record how long each phase of their work takes, which kvps timeline, top and "
+        "dashboard show.",
+        choices=("on", "off"),
+        option=("--spans",),
+        group="Monitoring",
+    )
+    durability: str = setting(
+        "memory",
+        "What an acknowledgement means: memory, that the server has the contribution; replicated, that a replica has "
+        "it too, so that a failover of one server at a time loses nothing.",
+        choices=("memory", "replicated"),
+        option=("--durability",),
+        group="Failures",
+    )
+    min_workers: int = setting(
+        0,
+        "The job pauses while it has fewer workers than this; workers that have finished count too.",
+        bounds=(0, 4_096),
+        option=("--min-workers",),
+        group="Failures",
+    )
+    units: int = setting(
+        0,
+        "How many units of data are handed out to the workers, each to be counted once; --data units sets it, to one "
+        "for each push. With 0 each worker has its own part of the data.",
+        bounds=(0, 2**50),
+    )
+    task: str = setting("", "The task that kvps worker trains. A job that was created in Python has none.")
+    seed: int = setting(
+        0,
+        "Decides the initial parameters and the order of the samples.",
+        bounds=(0, 2**32 - 1),
+        option=("--seed",),
+        group="Training",
+    )
+    batch_size: int = setting(
+        0, "How many samples make one gradient.", bounds=(0, 2**31), option=("--batch-size",), group="Training"
+    )
+    epochs: int = setting(
+        0, "How many passes over the data.", bounds=(0, 2**31), option=("--epochs",), group="Training"
+    )
+    partition: str = setting(
+        OWN_PARTITION,
+        "Which samples a worker has: task, those that the task gives to its rank; or a part of all samples: "
+        "contiguous, round-robin, random (drawn anew in each epoch), or overlap, where each worker has all of them.",
+        choices=(OWN_PARTITION, *SCHEMES),
+        option=("--partition",),
+        metavar="SCHEME",
+        group="Training",
+    )
+    push_every: str = setting(
+        "1",
+        "After how many batches a worker pushes: N, or epoch for all of an epoch. The gradients of these batches are "
+        "computed on the same weights, and their mean is pushed.",
+        why_not=specs.not_a_push_period,
+        option=("--push-every",),
+        metavar="N|epoch",
+        group="Training",
+    )
+    procs: int = setting(
+        1,
+        "How many processes of its host compute each contribution of a worker: each takes an even part of every batch, "
+        "and one of them speaks to Redis.",
+        bounds=(1, 256),
+        option=("--procs",),
+        group="Training",
+    )
+    launched_by: str = setting(
+        "",
+        "The kvps up or kvps run that launched the workers. If it is empty, any process may join.",
+        why_not=specs.not_a_launcher,
+    )
+
+    @property
+    def strength(self) -> float:
+        """The lambda of delay compensation; 0 if stale gradients are not compensated."""
+        return float(self.delay_compensation)
+
+    @property
+    def host(self) -> str:
+        """Over shared memory, the host of that memory."""
+        return self.memory.partition("/")[0]
+
+    @property
+    def measures_gradients(self) -> bool:
+        """Whether a version's whole gradient is measured before any of it is stepped on."""
+        return self.optimizer.clip_norm > 0 or bool(self.reject_norm)
+
+    @property
+    def records_spans(self) -> bool:
+        """Whether the phases of workers' and aggregators' work are recorded."""
+        return self.spans == "on"
+
+    @property
+    def mirror_versions(self) -> int:
+        """`mirror_every` as a number of versions; 0 if it is in seconds."""
+        return 0 if self.mirror_every.endswith("s") else int(self.mirror_every)
+
+    @property
+    def mirror_s(self) -> float:
+        """`mirror_every` in seconds; 0 if it is a number of versions."""
+        return float(self.mirror_every[:-1]) if self.mirror_every.endswith("s") else 0.0
+
+    @property
+    def takes_local_steps(self) -> bool:
+        """Whether workers step with an optimizer of their own, and push how far they came."""
+        return self.local_steps != 1
+
+    @property
+    def timed_rounds(self) -> bool:
+        """Whether a round ends by the clock, and not after a number of batches."""
+        return self.local_steps == AUTO
+
+    @property
+    def batches_per_round(self) -> int:
+        """How many batches a worker computes between a pull and its push; 0 for all of an epoch. Nobody knows before
+        how many those of a round that ends by the clock are."""
+        assert not self.timed_rounds
+        if self.takes_local_steps:
+            return int(self.local_steps) // max(1, self.fragments)
+        return 0 if self.push_every == "epoch" else int(self.push_every)
+
+    @property
+    def partial_rounds(self) -> bool:
+        """Whether a round may be committed without some of the workers."""
+        return self.quorum > 0 and self.staleness == 0
+
+    @property
+    def past_slots(self) -> tuple[str, ...]:
+        """The names of the arrays that hold the weights of the last versions, newest first."""
+        return tuple(past(1 + number) for number in range(self.delay_versions))
+
+    @property
+    def step_slots(self) -> tuple[str, ...]:
+        """The names of the arrays that a step makes beside the weights: the optimizer's state, and past weights."""
+        return self.optimizer.slots + self.past_slots
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """The names of the arrays that each version has beside its weights: those that a step makes, and the view."""
+        return self.step_slots + ((VIEW,) if has_view(format_of(self.weight_format)) else ())
+
+    @property
+    def user_code(self) -> tuple[str, ...]:
+        """The names of the user's own code that whoever computes imports: the optimizer's and the reduction's."""
+        names = (getattr(each, "name", "") for each in (self.optimizer, reductions.parse(self.reduction)))
+        return tuple(filter(None, names))
+
+    @property
+    def inner_state(self) -> bool:
+        """Whether a task's workers keep a state from round to round, that of their inner optimizer or weights of their
+        own: then no round can be computed alone."""
+        return self.takes_local_steps and (bool(self.inner_optimizer.slots) or self.fragments > 1)
+
+    @property
+    def lease_look_s(self) -> float:
+        """Seconds between two looks at a lease: who is late once, or is not heard once, does not lose it."""
+        return self.lease_ms / 3_000
+
+    @property
+    def mode(self) -> str:
+        """BSP, SSP(N) or ASP."""
+        return mode_name(self.staleness)
+
+
+SPECS: dict[str, Spec] = {f.name: f.metadata["spec"] for f in fields(Settings)}
+"""The description of each setting, by its name."""

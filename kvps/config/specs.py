@@ -1,0 +1,148 @@
+"""What a setting may be: its description, and why a value is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvps import optimizers, reductions
+from kvps.arrays.formats import format_of
+from kvps.errors import CorruptData, InvalidSetting
+from kvps.machine.launcher import Launcher
+from kvps.parsing import MOST_TEXT
+
+MOST_OPTIMIZER = 1 << 22
+"""The most characters of an optimizer as JSON: thousands of names in groups, and tables of learning rates."""
+
+_EVERY = re.compile(r"[0-9]{1,9}|[0-9]{1,6}(\.[0-9]{1,6})?s")
+_BATCHES = re.compile(r"[0-9]{1,9}")
+_FACTOR = re.compile(r"[0-9]{1,9}(\.[0-9]{1,6})?")
+_STRENGTH = re.compile(r"[0-9]{1,9}(\.[0-9]{1,12})?(e-[0-9]{1,2})?")  # as str(float) writes it
+_LEAST_STRENGTH = 1e-9  # of what is not zero: less would be lost in float32
+_SHOWN = 80  # a message quotes at most so many characters of a value
+
+
+@dataclass(frozen=True)
+class Spec:
+    """The description of a setting, besides its name, type and default.
+
+    help     what the setting decides
+    bounds   the smallest and the largest whole number allowed
+    choices  the words allowed; with bounds, those allowed in place of a number
+    why_not  for other kinds of values: returns why a value is refused, as the end of a sentence; "" if it is allowed
+    option   the options on a command line, long one first; none if only Python code or kvps sets it. A setting whose
+             name ends in _ms, for milliseconds, is given in seconds there
+    metavar  the placeholder that a help text shows after the option
+    group    the heading under which a help text lists the setting
+    """
+
+    help: str
+    bounds: tuple[int, int] | None = None
+    choices: tuple[str, ...] = ()
+    why_not: Callable[[Any], str] | None = None
+    option: tuple[str, ...] = ()
+    metavar: str = ""
+    group: str = ""
+
+
+def not_an_optimizer(value: object) -> str:
+    if isinstance(value, optimizers.Optimizer):
+        size = len(as_text(value))
+        fits = size <= MOST_OPTIMIZER
+        return (
+            ""
+            if fits
+            else f"is {size} characters as JSON, at most {MOST_OPTIMIZER} are allowed: shorten groups or tables"
+        )
+    kind = type(value)
+    return (
+        f"must be a kvps optimizer such as kvps.SGD(...), not a {kind.__module__}.{kind.__name__}; "
+        f"kvps.torch.optimizer(...) converts a PyTorch optimizer"
+    )
+
+
+def as_text(optimizer: optimizers.Optimizer) -> str:
+    return json.dumps(optimizer.to_json())
+
+
+def not_a_reduction(value: object) -> str:
+    try:
+        reductions.parse(value)
+    except InvalidSetting as error:
+        return str(error).removeprefix("reduction ")
+    return ""
+
+
+def not_a_format(value: object) -> str:
+    if not isinstance(value, str):
+        return not_a_text(value)
+    try:
+        format_of(value)
+    except InvalidSetting as error:
+        return str(error).removeprefix("gradient_format ")
+    return ""
+
+
+def not_a_weight_format(value: object) -> str:
+    if value == "fp16" or not_a_format(value):
+        return f"must be one of fp32, bf16, int8, topk:PART with a PART up to 1, not {shown(value)}"
+    return ""
+
+
+def not_a_period(value: str) -> str:
+    fits = _EVERY.fullmatch(value) and float(value.rstrip("s"))
+    return "" if fits else f"must be a number of versions, as 10, or of seconds, as 0.5s, not {shown(value)}"
+
+
+def not_a_factor(value: str) -> str:
+    fits = not value or (_FACTOR.fullmatch(value) and float(value) >= 1)
+    return "" if fits else f"must be a number from 1, as 10 or 2.5, not {shown(value)}"
+
+
+def not_a_strength(value: str) -> str:
+    fits = _STRENGTH.fullmatch(value) and (float(value) == 0 or float(value) >= _LEAST_STRENGTH)
+    return "" if fits else f"must be 0, or a number from {_LEAST_STRENGTH} to 999999999, as 0.04, not {shown(value)}"
+
+
+def not_a_push_period(value: str) -> str:
+    fits = value == "epoch" or (_BATCHES.fullmatch(value) and int(value))
+    return "" if fits else f"must be a number of batches from 1, or epoch, not {shown(value)}"
+
+
+def not_a_launcher(value: str) -> str:
+    try:
+        _ = value and Launcher.of(value)
+    except CorruptData:
+        return f"may only be set by kvps up and kvps run, not to {shown(value)}"
+    return ""
+
+
+def not_a_text(value: object) -> str:
+    fits = isinstance(value, str) and len(value) <= MOST_TEXT and value.isprintable()
+    return "" if fits else f"must be printable text of at most {MOST_TEXT} characters, not {shown(value)}"
+
+
+def setting(default: Any, help: str, **known: Any) -> Any:
+    """Return a field of JobConfig."""
+    return field(default=default, metadata={"spec": Spec(help, **known)})
+
+
+def why_not(spec: Spec, value: Any) -> str:
+    """Return why a setting may not have this value, as the end of a sentence after its name; "" if it may."""
+    if spec.bounds:
+        low, high = spec.bounds
+        fits = isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+        instead = "".join(f", or {word}" for word in spec.choices)
+        fits = fits or (isinstance(value, str) and value in spec.choices)
+        return "" if fits else f"must be a whole number from {low} to {high}{instead}, not {shown(value)}"
+    if spec.choices:
+        return "" if value in spec.choices else f"must be one of {', '.join(spec.choices)}, not {shown(value)}"
+    return (spec.why_not or not_a_text)(value)
+
+
+def shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
