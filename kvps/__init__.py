@@ -40,10 +40,24 @@ from kvps.history.checkpoint import Checkpoint
 from kvps.job import Job
 from kvps.launch import RunContext, from_env
 from kvps.local_job import LocalJob, local
-from kvps.optimizers import SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, Lion, NAdam, ParameterGroup, RMSprop
+from kvps.optimizers import (
+    SGD,
+    Adadelta,
+    Adagrad,
+    Adam,
+    Adamax,
+    AdamW,
+    DelayedNesterov,
+    Lion,
+    NAdam,
+    ParameterGroup,
+    RMSprop,
+    Yogi,
+)
 from kvps.partitions import partition
 from kvps.session.session import Session
 from kvps.store import Store, connect
+from kvps.topologies import topology
 
 __version__ = "0.1.0"
 
@@ -57,6 +71,7 @@ __all__ = [
     "Checkpoint",
     "ContributionLate",
     "CorruptData",
+    "DelayedNesterov",
     "DeviceFailed",
     "GroupLost",
     "InvalidName",
@@ -91,8 +106,10 @@ __all__ = [
     "WorkerError",
     "WorkerEvicted",
     "WrongOrder",
+    "Yogi",
     "connect",
     "from_env",
     "local",
     "partition",
+    "topology",
 ]

@@ -6,10 +6,11 @@ loop's bound, a part of a key or a path, or text that a person sees.
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NoReturn
 
 from kvps.errors import CorruptData
@@ -95,6 +96,14 @@ def word(value: object, where: str) -> str:
 def file_name(value: object, where: str) -> str:
     """Return the name of a file that lies in the directory it is joined to, and nowhere else."""
     return matching(value, where, _FILE_NAME, "the name of a file: 1 to 255 of A-Z, a-z, 0-9, _, -, dots and colons")
+
+
+def names_like(pattern: str, names: Collection[str]) -> list[str]:
+    """Return the names that match ``*``, ``?`` and ``[...]`` as in a shell; what is a name stands for this one alone.
+
+    `names` is a mapping or a set, in which a name is found at once.
+    """
+    return [pattern] if pattern in names else fnmatch.filter(names, pattern)
 
 
 def sequence(value: object, where: str, most: int) -> list[Any]:
@@ -184,8 +193,8 @@ class Fields:
             return value
         refuse(self._place(field), wanted, value)
 
-    def one_of(self, field: str, choices: Sequence[str]) -> str:
-        value = self._values.get(field, _MISSING)
+    def one_of(self, field: str, choices: Sequence[str], default: object = _MISSING) -> str:
+        value = self._values.get(field, default)
         if type(value) is str and value in choices:
             return value
         refuse(self._place(field), f"one of {', '.join(choices)}", value)

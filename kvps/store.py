@@ -7,7 +7,7 @@ import logging
 import secrets
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -18,12 +18,15 @@ import numpy as np
 
 from kvps.arrays.digest import Buffers, chunked, digest_of, finite, fold, view
 from kvps.arrays.formats import encoded, format_of
-from kvps.arrays.layout import CHUNK_BYTES, DTYPE, Layout
+from kvps.arrays.layout import CHUNK_BYTES, DTYPE, Buffer, Layout, Parameter
+from kvps.arrays.parts import with_parts
 from kvps.arrays.weight_view import VIEW, has_view
 from kvps.config import JobConfig
+from kvps.config.combinations import check_layout
 from kvps.connection.client import Client
 from kvps.connection.cluster import open_client
 from kvps.connection.replica_reader import ReplicaReader
+from kvps.connection.server_info import mb
 from kvps.connection.sockets import connection_settings, redacted
 from kvps.errors import CorruptData, InvalidSetting, KvpsError, NotFinite, ServerFull, ServerLost, ServerUnfit
 from kvps.history.checkpoint import Checkpoint
@@ -130,24 +133,29 @@ class Store:
         *,
         config: JobConfig | None = None,
         id: str | None = None,
+        parts: Mapping[str, str | Iterable[str]] | None = None,
         **settings: Any,
     ) -> Job:
         """Create a job that begins with `params` (name -> float32 array) as version 0.
 
         `settings` are those of `JobConfig`: staleness, workers, shards, optimizer, reduction, nonfinite, ...; or give a
-        whole `config`. `id` tells the job from all other jobs of its name; the default is a `fresh_id`. Raises
+        whole `config`. `id` tells the job from all other jobs of its name; the default is a `fresh_id`. `parts` names
+        parts of the model, which workers may pull and push alone: ``{"body": "layers.*", "head": ["head.*"]}``, with
+        names of parameters or patterns of them, each parameter in one part. Raises
         JobExists, InvalidName, InvalidSetting, LayoutMismatch, NotFinite; nothing was changed then.
         """
         check_name("job", name)
         config = JobConfig.of("create_job", config, settings)
         id = self._spread_id(name, config.shards) if id is None else check_id(id)
-        layout = Layout.of(params, config.shards)
-        config.optimizer.check_groups(layout.numbers)
+        layout = with_parts(Layout.of(params, config.shards), parts, config.fragments)
+        check_layout(config, layout)
+        config.optimizer.check_groups([p.name for p in layout.parameters if not p.buffer])
         try_out(config)
-        arrays = layout.hosted(params, "parameter")
+        values = {name: given.value if isinstance(given, Buffer) else given for name, given in params.items()}
+        arrays = layout.hosted(values, "parameter")
         for parameter, array in zip(layout.parameters, arrays, strict=True):
             if not finite(array):
-                raise NotFinite(f"parameter {parameter.name!r} holds NaN or Inf")
+                raise NotFinite(_not_finite(parameter))
         chunks = chunked(layout, arrays)
         job = self._make(name, config, layout, [("w", chunks)], None, id)
         if format_of(config.gradient_format).lossy and self._is_near():
@@ -169,7 +177,7 @@ class Store:
             config = replace(config, transport="auto", memory="")
         name = checkpoint.job if name is None else name
         config = config if shards is None else replace(config, shards=shards)
-        layout = Layout.of(checkpoint.layout.views(checkpoint.weights), config.shards)
+        layout = checkpoint.layout.of_shards(config.shards)
         arrays = {"w": checkpoint.weights, **checkpoint.slots}
         chunks = [
             (what, [[[view(flat[c.start : c.stop])] for c in shard] for shard in layout.chunks])
@@ -209,7 +217,7 @@ class Store:
         if self.client.call("EXISTS", keys.removed):
             raise being_removed(name)
         config = self._with_transport(config, layout, name)
-        self._check_room(name, config, layout)
+        self.check_room(name, config, layout)
         # A name of its own: the bytes that another creator of the same job stages are never touched.
         version = checkpoint.version if checkpoint else 0
         staged = staged_name(version, f"{id}-0-{secrets.token_hex(4)}")
@@ -316,8 +324,9 @@ class Store:
         """Whether the server is on this host, and its URL does not show that other hosts use it."""
         return self._is_local() or connection_settings(self.url).get("host") in _LOOPBACK
 
-    def _check_room(self, name: str, config: JobConfig, layout: Layout) -> None:
-        """Raise ServerFull for a job whose peak memory would exceed the server's maxmemory."""
+    def check_room(self, name: str, config: JobConfig, layout: Layout) -> int:
+        """Return how many bytes of the server a job needs at its peak. Raises ServerFull if that exceeds its
+        maxmemory."""
         used, limit = self.client.memory()
         # Two versions, the one being staged and a reserve for it; of each worker what may wait and one gradient more.
         pull, pushed = format_of(config.weight_format), format_of(config.gradient_format).nbytes(layout.size)
@@ -326,9 +335,10 @@ class Store:
         gradients = 0 if config.transport == "shm" else config.workers * (config.max_pending + 1) * pushed
         if limit and used + versions + gradients > limit:
             raise ServerFull(
-                f"job {name!r} needs {_mb(versions + gradients)} and {redacted(self.url)} has {_mb(limit - used)} left "
-                f"of its maxmemory ({_mb(limit)}): raise that, remove jobs (kvps rm), or have fewer workers"
+                f"job {name!r} needs {mb(versions + gradients)} and {redacted(self.url)} has {mb(limit - used)} left "
+                f"of its maxmemory ({mb(limit)}): raise that, remove jobs (kvps rm), or have fewer workers"
             )
+        return versions + gradients
 
     def job(self, name: str) -> Job:
         """Return the job of that name. Raises JobNotFound, InvalidName, CorruptData."""
@@ -442,6 +452,16 @@ class Store:
         self.close()
 
 
+def _not_finite(p: Parameter) -> str:
+    """Return what is said of a parameter or a buffer with NaN or Inf."""
+    if not p.buffer:
+        return f"parameter {p.name!r} holds NaN or Inf"
+    return (
+        f"buffer {p.name!r} holds NaN or Inf: mend it, register it with persistent=False, and it stays each worker's, "
+        f"or leave all buffers to each worker, with kvps.torch.parameters(model, buffers='own')"
+    )
+
+
 def fresh_id() -> str:
     """Return an id for a job to be created. By it, the creator can later tell its own job from others of the name."""
     return secrets.token_hex(4)
@@ -453,7 +473,7 @@ def _check_shared(needs: int) -> None:
         raise InvalidSetting(f"transport shm needs {shared_memory.ROOT}, which this machine has not: choose 'redis'")
     if needs > (room := shared_memory.free_bytes()):
         raise ServerFull(
-            f"{shared_memory.ROOT} has {_mb(room)} left, the job needs {_mb(needs)}: make room, or choose 'redis'"
+            f"{shared_memory.ROOT} has {mb(room)} left, the job needs {mb(needs)}: make room, or choose 'redis'"
         )
 
 
@@ -465,12 +485,8 @@ def _why_not_shared(config: JobConfig, needs: int) -> str:
         return f"{shared_memory.ROOT} is not there, or cannot be written to: {_MORE_ROOM}"
     if needs >= (room := shared_memory.free_bytes()) // 2:
         root = shared_memory.ROOT
-        return f"{root} has {_mb(room)} left, and the job needs {_mb(needs)} and as much again: {_MORE_ROOM}"
+        return f"{root} has {mb(room)} left, and the job needs {mb(needs)} and as much again: {_MORE_ROOM}"
     return ""
-
-
-def _mb(nbytes: int) -> str:
-    return f"{max(0, nbytes) / 1e6:,.1f} MB"
 
 
 def _as_text(checkpoint: Checkpoint) -> dict[str, str | dict[str, str]]:

@@ -26,15 +26,18 @@ from kvps.optimizers import (
     Adamax,
     AdamW,
     CustomOptimizer,
+    DelayedNesterov,
     Lion,
     NAdam,
     Optimizer,
     RMSprop,
+    Yogi,
 )
 
 State = Mapping[str, Array]
 _f = np.float32
 _SMALLEST = np.finfo(np.float32).smallest_subnormal
+_HALF_OF_MOST = np.finfo(np.float32).max / _f(2)
 
 
 def update(
@@ -236,16 +239,58 @@ def _lion(
     m = state_out["m"]
     xp.multiply(state["m"], _f(s.beta1), out=out)
     xp.add(out, xp.multiply(g, _f(1 - s.beta1), out=m), out=out)
-    # sign(c) as c/|c|, which is exactly 1 or -1; a zero is divided by the smallest number, and stays one.
-    xp.absolute(out, out=m)
-    xp.maximum(m, _SMALLEST, out=m)
-    sign = xp.divide(out, m, out=out)
+    sign = _sign(xp, out, m)
     xp.multiply(state["m"], _f(s.beta2), out=m)
     xp.add(m, xp.multiply(g, _f(1 - s.beta2), out=g), out=m)
     xp.multiply(sign, _f(lr), out=sign)
     if s.weight_decay:
         w = xp.multiply(w, _f(1 - lr * s.weight_decay), out=g)
     xp.subtract(w, sign, out=out)
+
+
+def _yogi(
+    xp: Any, s: Yogi, lr: float, step: int, w: Array, g: Array, state: State, out: Array, state_out: State
+) -> None:
+    """``m = m + (1-b1)(g-m)``; ``v = v - (1-b2)*sign(v - g*g)*g*g``; ``p = p - lr*m/(sqrt(v) + eps)``. (Zaheer et al.,
+    2018, algorithm 2)
+
+    g*g counts at most as half of the largest number: v stays below it, and no infinite v makes NaN."""
+    _decay(xp, g, w, s.weight_decay, out)
+    m, v = state_out["m"], state_out["v"]
+    _first_moment(xp, state["m"], g, s.beta1, m)
+    square = xp.multiply(g, g, out=g)
+    xp.minimum(square, _HALF_OF_MOST, out=square)
+    sign = _sign(xp, xp.subtract(state["v"], square, out=v), out)
+    xp.multiply(square, _f(1 - s.beta2), out=square)
+    xp.subtract(state["v"], xp.multiply(sign, square, out=square), out=v)
+    scale = xp.sqrt(v, out=out)
+    xp.add(scale, _f(s.eps), out=scale)
+    change = xp.divide(m, scale, out=g)
+    xp.multiply(change, _f(lr), out=change)
+    xp.subtract(w, change, out=out)
+
+
+def _delayed_nesterov(
+    xp: Any, s: DelayedNesterov, lr: float, step: int, w: Array, g: Array, state: State, out: Array, state_out: State
+) -> None:
+    """``D = D + g``; every N-th time ``m = mu*m + D/N``, ``D = 0``; ``p = p - lr*(g/N + k*mu*m)``, where k is
+    ``1 - c*N + c`` then and else ``c``. (Liu et al., 2024, algorithm 3)"""
+    m, total, n = state_out["momentum"], state_out["buffer"], s.every
+    xp.add(state["buffer"], g, out=total)
+    if step % n:
+        part = s.c
+        xp.copyto(m, state["momentum"])
+    else:
+        part = 1 - s.c * n + s.c
+        xp.divide(total, _f(n), out=total)
+        xp.multiply(state["momentum"], _f(s.momentum), out=m)
+        xp.add(m, total, out=m)
+        total.fill(0)
+    xp.divide(g, _f(n), out=g)
+    if part:
+        xp.add(g, xp.multiply(m, _f(part * s.momentum), out=out), out=g)
+    xp.multiply(g, _f(lr), out=g)
+    xp.subtract(w, g, out=out)
 
 
 def _custom(
@@ -259,6 +304,15 @@ def _decay(xp: Any, g: Array, w: Array, weight_decay: float, scratch: Array) -> 
     """Add the gradient of the L2 penalty, in place."""
     if weight_decay:
         xp.add(g, xp.multiply(w, _f(weight_decay), out=scratch), out=g)
+
+
+def _sign(xp: Any, array: Array, scratch: Array) -> Array:
+    """Replace each item by its sign, as c/|c|, which is exactly 1 or -1; a zero is divided by the smallest number, and
+    stays one."""
+    xp.absolute(array, out=scratch)
+    xp.maximum(scratch, _SMALLEST, out=scratch)
+    sign: Array = xp.divide(array, scratch, out=array)
+    return sign
 
 
 def _first_moment(xp: Any, before: Array, g: Array, decay: float, out: Array) -> None:
@@ -286,5 +340,7 @@ _RULES: dict[type[Optimizer], Callable[..., None]] = {
     NAdam: _nadam,
     Adamax: _adamax,
     Lion: _lion,
+    Yogi: _yogi,
+    DelayedNesterov: _delayed_nesterov,
     CustomOptimizer: _custom,
 }

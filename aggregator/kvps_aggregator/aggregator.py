@@ -10,7 +10,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
@@ -34,11 +34,14 @@ from kvps_aggregator.shard.fetch import BadContribution
 from kvps_aggregator.shard.garbage import Sweeper
 from kvps_aggregator.shard.opening import open_shard
 from kvps_aggregator.shard.shard import Shard
+from kvps_aggregator.shard.spans import WRITE_EVERY_S, ShardTraces
 from kvps_aggregator.step.clipping import outlier, scale_of
 
 log = logging.getLogger("kvps.commit")
 
 _MOST_REFUSALS = 20  # another aggregator's commit explains the first
+_SERVER_TICK_MS = 110  # with the default `hz` of 10, Redis notices within 100 ms that a wait is over
+_NAP_MS = 5
 _LOOK_S = 1.0  # between two checks whether the job is idle: each is a request
 
 
@@ -123,6 +126,7 @@ class Aggregator:
         self._alone_since = math.inf
         self._planned: Planned | None = None
         self._refused = (0, 0)  # the id of a plan, and how often `ready.lua` did not accept it
+        self._traces = ShardTraces(job)
         self._said = ""
 
     def run(self, until_finished: bool, idle_s: float = math.inf) -> None:
@@ -141,6 +145,7 @@ class Aggregator:
                     if self._sweeper.is_due:
                         self.sweep()
                     commit_id = self.work()
+                    self._traces.write()
                     if commit_id is None and self._left_alone(idle_s):
                         self.sweep()  # it may be long before another aggregator holds the shards
                         return
@@ -158,7 +163,7 @@ class Aggregator:
                             return
                         freed = True
                         continue
-                    arrived = job.client.wait({key: seen[key] for key in self._streams()}, self._patience_ms())
+                    arrived = self._await_entries({key: seen[key] for key in self._streams()})
                     changed, freed = stream.inbox not in arrived, stream.leases in arrived
                     seen |= arrived
         except JobNotFound:
@@ -178,6 +183,7 @@ class Aggregator:
 
     def release(self) -> None:
         """Give up all shards, so that a standby can take them at once."""
+        self._traces.write(at_once=True)
         for shard in self._shards.values():
             self._close(shard)
         self._leases.release()
@@ -216,6 +222,7 @@ class Aggregator:
 
         A lease that is still held after a whole lease time has a living holder, which sweeps that shard itself.
         """
+        self._traces.write(at_once=True)  # who writes a log of the job waits for these
         job, last_entry = self._job, {self._job.keys.leases: "0-0"}
         deadline = time.monotonic() + 1.5 * job.config.lease_ms / 1000
         while not self._stop.is_set():
@@ -292,6 +299,7 @@ class Aggregator:
         if self._job.find_transport() is not transport:
             raise LeaseLost(f"job {self._job.name}: it moved to another shared memory while it was opened")
         shard = open_shard(self._job, number, term, self._record, self._device, memory_lost)
+        shard.spans = self._traces.of(number)
         state = self._job.state()
         before = matching(before, f"the version: before:{number}", *STAGED_NAME)
         pin = self._pinned(text)
@@ -314,12 +322,23 @@ class Aggregator:
             work.append(keys.norms)
         return work + ([keys.leases] if len(self._shards) < len(self._choice.eligible) else [])
 
+    def _await_entries(self, seen: Mapping[str, str]) -> dict[str, str]:
+        """Wait for an entry after the given ids, or until a quorum's grace time is over. Return as `Client.wait`.
+
+        The server notices the end of a wait up to 100 ms late. So the last of the grace time is slept, in naps.
+        """
+        patience, grace = self._patience_ms(), self._planned.grace_ms if self._planned else 0
+        if self._traces.waiting:  # if nothing comes, it is written then
+            patience = min(patience, int(1000 * WRITE_EVERY_S))
+        if 0 < grace <= _SERVER_TICK_MS:
+            time.sleep(min(grace, _NAP_MS) / 1000)
+            return {}
+        return self._job.client.wait(seen, min(patience, grace - _SERVER_TICK_MS) if grace else patience)
+
     def _patience_ms(self) -> int:
-        patience = WAIT_MS
         if len(self._shards) < len(self._choice.eligible):
-            patience = max(10, min(WAIT_MS, self._job.config.lease_ms // 3))
-        grace = self._planned.grace_ms if self._planned else 0
-        return min(patience, grace) if grace else patience
+            return max(10, min(WAIT_MS, self._job.config.lease_ms // 3))
+        return WAIT_MS
 
     # -- versions ----------------------------------------------------------------------------------------------
 

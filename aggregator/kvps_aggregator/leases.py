@@ -183,7 +183,7 @@ class Leases:
         log.warning("job %s: lost shard %d, another aggregator holds it", self._job.name, shard)
 
     def _evict(self, call: Call) -> None:
-        evicted, future_ms = self._job.scripts.through(call).evict()
+        evicted, future_ms = self._job.scripts.through(call).evict(aggregator=self.holder)
         if future_ms > _CLOCK_STEP_MS:
             _warn_of_clock(self._job, "signs of life", future_ms)
         for worker in evicted:

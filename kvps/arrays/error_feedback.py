@@ -35,12 +35,17 @@ class Residual:
         self._format = format
         self._values = values
         self._next: Array = np.empty_like(values)
+        self._encoded: dict[int, int] = {}  # where encoded chunks begin and end
         self._scratch: Array = np.empty(min(values.size, CHUNK_ITEMS), np.float32)
 
     @property
     def values(self) -> Array:
         """The residual in host memory, (size,) float32; only to be read."""
         return self._values
+
+    def begin(self) -> None:
+        """Begin a contribution: forget what was encoded and not kept."""
+        self._encoded.clear()
 
     def encode(self, chunks: Parts) -> Iterator[Bytes]:
         """Yield the bytes of each chunk. What they leave out counts only after `keep`; until then, encoding them again
@@ -49,14 +54,15 @@ class Residual:
         Use the bytes before the next contribution is encoded: it may overwrite them.
         """
         for start, pieces in chunks:
-            yield self._encoded(start, pieces)
+            yield self._encode(start, pieces)
 
-    def _encoded(self, start: int, pieces: Sequence[Array]) -> Bytes:
+    def _encode(self, start: int, pieces: Sequence[Array]) -> Bytes:
         stop = start
         with np.errstate(over="ignore"):
             for piece in pieces:
                 np.add(self._values[stop : stop + piece.size], piece, out=self._next[stop : stop + piece.size])
                 stop += piece.size
+        self._encoded[start] = stop
         values = self._next[start:stop]
         if not finite(values):  # else an infinite residual would stay so for ever
             np.clip(values, -_MOST, _MOST, out=values)
@@ -65,8 +71,14 @@ class Residual:
         return data
 
     def keep(self) -> None:
-        """Accept the last encoding, of all chunks: what it left out is the residual from now on."""
+        """Accept what was encoded since `begin`: what it left out is the residual of these chunks from now on."""
+        at = 0
+        for start, stop in [*sorted(self._encoded.items()), (self._values.size, 0)]:
+            if at < start:
+                self._next[at:start] = self._values[at:start]
+            at = stop
         self._values, self._next = self._next, self._values
+        self._encoded.clear()
 
 
 class DeviceResidual(Residual):
@@ -77,6 +89,7 @@ class DeviceResidual(Residual):
     def __init__(self, format: Format, values: Array, layout: Layout, home: Cuda) -> None:
         self.home = home
         self._format = format
+        self._encoded = {}
         self._stream = home.stream()
         # Allocated on this stream, so that CuPy reuses the memory for nothing else while the stream computes there.
         with home.computing_on(self._stream):
@@ -93,6 +106,10 @@ class DeviceResidual(Residual):
             self.home.download(self._values, out)
         return out
 
+    def keep(self) -> None:
+        with self.home.computing_on(self._stream):
+            super().keep()
+
     def encode(self, chunks: Parts) -> Iterator[Bytes]:
         """Begin all chunks before the first is awaited: one is copied to host memory while the next is computed."""
         with self.home.computing_on(self._stream):
@@ -105,6 +122,7 @@ class DeviceResidual(Residual):
         for piece in pieces:
             xp.add(self._values[stop : stop + piece.size], piece, out=self._next[stop : stop + piece.size])
             stop += piece.size
+        self._encoded[start] = stop
         values = self._next[start:stop]
         xp.clip(values, -_MOST, _MOST, out=values)
         data, decoded = self._format.encode_with(xp, values)

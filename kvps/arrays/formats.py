@@ -268,6 +268,12 @@ def chunk_sizes(layout: Layout, format: Format) -> list[int]:
     return [format.nbytes(chunk.stop - chunk.start) for shard in layout.chunks for chunk in shard]
 
 
+def encoded_size(layout: Layout, format: Format, part: str = "") -> int:
+    """Return how many bytes a part of the model takes, "" for all of it."""
+    chunks = (chunk for shard in layout.chunks for chunk in shard)
+    return sum(format.nbytes(chunk.stop - chunk.start) for chunk in chunks if chunk.in_part(part))
+
+
 def encoded(format: Format, values: Array) -> Bytes:
     """Return the bytes of `values`, (n,) float32."""
     out = np.empty(format.nbytes(values.size), np.uint8)

@@ -4,7 +4,9 @@
     shards     [ 0 ................. | 1 ............... ]     even parts, each with one holder
     chunks     [ 0:0 | 0:1 | 0:2 | 0:3 | 1:0 | 1:1 | 1:2 ]     at most 1 MiB, each one Redis string
 
-Chunks ignore where parameters begin, so a model of 160 tensors is sent like a model of one.
+Chunks ignore where parameters begin, so a model of 160 tensors is sent like a model of one. If the job has parts, which
+workers may pull and push alone, a chunk ends where a parameter of another part begins. Buffers, which no optimizer
+steps, come after all parameters that are trained.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import count, groupby
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,17 +35,35 @@ CHUNK_BYTES = 1 << 20
 CHUNK_ITEMS = CHUNK_BYTES // DTYPE.itemsize
 MOST_ITEMS = 1 << 33
 """The most items of a model: 32 GiB of float32."""
+BUFFER_KINDS = ("average", "rank0")
+"""How a version's buffers are made of those of the workers: their average, or those of the lowest rank."""
 _MOST_PARAMETERS = 1 << 20
 _MOST_SHARDS = 1_000
 _MOST_AXES = 64
 
 
+class Buffer(NamedTuple):
+    """An array of a model that no optimizer steps, such as a running mean, in the place of a parameter's `value`.
+
+    In the place of its gradient, each worker pushes its own. `kind` is one of `BUFFER_KINDS`.
+    """
+
+    value: Any
+    kind: str
+
+
 class Parameter(NamedTuple):
-    """One named array: `shape`, and where it begins in the flat buffer (`start`, in items)."""
+    """One named array: `shape`, and where it begins in the flat buffer (`start`, in items).
+
+    part    the part of the model that it belongs to, "" in a job without parts
+    buffer  one of `BUFFER_KINDS`, or "" for a parameter that is trained
+    """
 
     name: str
     shape: tuple[int, ...]
     start: int
+    part: str = ""
+    buffer: str = ""
 
     @property
     def size(self) -> int:
@@ -54,12 +75,17 @@ class Parameter(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Items `start` to `stop` of the flat buffer: the `number`-th string of its shard."""
+    """Items `start` to `stop` of the flat buffer: the `number`-th string of its shard. All belong to one `part`."""
 
     shard: int
     number: int
     start: int
     stop: int
+    part: str = ""
+
+    def in_part(self, part: str) -> bool:
+        """Return whether a contribution or a pull of this part has the chunk; "" is the whole model."""
+        return part in ("", self.part)
 
 
 class Piece(NamedTuple):
@@ -72,36 +98,67 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """The parameters of a job and the number of shards. `size` is in float32 items, `nbytes` in bytes."""
+    """The parameters of a job, then its buffers, and the number of shards. `size` is in float32 items, `nbytes` in
+    bytes."""
 
     parameters: tuple[Parameter, ...]
     shards: int
 
     @classmethod
     def of(cls, params: Mapping[str, Any], shards: int = 1) -> Layout:
-        """Return the layout of `params` (name -> array), in their order. Raises LayoutMismatch, InvalidSetting."""
+        """Return the layout of `params` (name -> array or `Buffer`), in their order, but buffers last.
+
+        Raises LayoutMismatch, InvalidSetting.
+        """
         check_mapping(params, "parameters")
         if not params:
             raise LayoutMismatch("a job needs at least one parameter")
         start, out = 0, []
-        for name, value in params.items():
+        for name, given in sorted(params.items(), key=lambda item: isinstance(item[1], Buffer)):
+            value, buffer = given if isinstance(given, Buffer) else (given, "")
             if not isinstance(name, str) or not name or len(name) > MOST_TEXT or not name.isprintable():
                 raise LayoutMismatch(
                     f"parameter names must be printable strings of 1 to {MOST_TEXT} characters, not {name!r}"
                 )
             if name == "__metadata__":
                 raise LayoutMismatch("no parameter may be named '__metadata__': that is no tensor in a checkpoint")
-            out.append(Parameter(name, shape_of(value, name, "parameter"), start))
+            out.append(
+                Parameter(name, shape_of(value, name, "buffer" if buffer else "parameter"), start, buffer=buffer)
+            )
             start = out[-1].stop
         if start > MOST_ITEMS:
             raise LayoutMismatch(f"a job has at most {MOST_ITEMS} items, and these parameters have {start}")
-        if start < shards:
-            raise InvalidSetting(f"shards must not exceed the {start} items of the model, it is {shards}")
-        return cls(tuple(out), shards)
+        if not {p.buffer for p in out} <= {"", out[-1].buffer} <= {"", *BUFFER_KINDS}:
+            raise InvalidSetting(f"all buffers of a job must be of one kind, of {', '.join(BUFFER_KINDS)}")
+        return cls(tuple(out), 1).of_shards(shards)
+
+    def of_shards(self, shards: int) -> Layout:
+        """Return the layout of the same parameters in so many shards. Raises InvalidSetting."""
+        if self.size < shards:
+            raise InvalidSetting(f"shards must not exceed the {self.size} items of the model, it is {shards}")
+        return Layout(self.parameters, shards)
+
+    def in_parts(self, parts: Mapping[str, str]) -> Layout:
+        """Return the layout of the same parameters in parts: parameter -> part, see `kvps.arrays.parts`."""
+        return Layout(tuple(p._replace(part=parts[p.name]) for p in self.parameters), self.shards)
 
     @property
     def size(self) -> int:
         return self.parameters[-1].stop
+
+    @property
+    def buffer_kind(self) -> str:
+        """The kind of the job's buffers, one of `BUFFER_KINDS`; "" if the job has none."""
+        return self.parameters[-1].buffer
+
+    @cached_property
+    def buffer_start(self) -> int:
+        """The first item of a buffer: those before it are of parameters that are trained."""
+        return next((p.start for p in self.parameters if p.buffer), self.size)
+
+    def buffer_start_in(self, chunk: Chunk) -> int:
+        """Return which of a chunk's items is the first one of a buffer."""
+        return min(max(self.buffer_start, chunk.start), chunk.stop) - chunk.start
 
     @property
     def nbytes(self) -> int:
@@ -113,13 +170,45 @@ class Layout:
 
     @cached_property
     def chunks(self) -> tuple[tuple[Chunk, ...], ...]:
-        """The chunks of each shard; all but the last have CHUNK_ITEMS items."""
-        out = []
-        for shard in range(self.shards):
+        """The chunks of each shard. They have CHUNK_ITEMS items, or fewer before the end of a shard or a part."""
+
+        def of(shard: int) -> Iterator[Chunk]:
             low, high = self.shard_range(shard)
-            starts = range(low, high, CHUNK_ITEMS)
-            out.append(tuple(Chunk(shard, i, s, min(s + CHUNK_ITEMS, high)) for i, s in enumerate(starts)))
+            numbers = count()
+            for part, start, stop in self._stretches:
+                end = min(stop, high)
+                for at in range(max(start, low), end, CHUNK_ITEMS):
+                    yield Chunk(shard, next(numbers), at, min(at + CHUNK_ITEMS, end), part)
+
+        return tuple(tuple(of(shard)) for shard in range(self.shards))
+
+    def parameters_in(self, part: str) -> list[Parameter]:
+        """Return the parameters of a part; all of them for ""."""
+        return [p for p in self.parameters if part in ("", p.part)]
+
+    def chunks_in(self, part: str) -> list[Chunk]:
+        """Return the chunks of a part, shard by shard; those of the whole model for ""."""
+        return [chunk for shard in self.chunks for chunk in shard if chunk.in_part(part)]
+
+    @cached_property
+    def _stretches(self) -> tuple[tuple[str, int, int], ...]:
+        """Neighbouring parameters of one part: its name, the first item, and the item after the last."""
+        out = []
+        for part, neighbours in groupby(self.parameters, lambda p: p.part):
+            found = list(neighbours)
+            out.append((part, found[0].start, found[-1].stop))
         return tuple(out)
+
+    @cached_property
+    def parts(self) -> tuple[str, ...]:
+        """The names of the parts, in the order of their first parameters; () in a job without parts."""
+        return tuple(dict.fromkeys(p.part for p in self.parameters if p.part))
+
+    def check_part(self, part: object) -> None:
+        """Raise InvalidSetting unless `part` is the name of a part, or "" for the whole model."""
+        if part != "" and part not in self.parts:
+            has = f"it has {', '.join(self.parts)}" if self.parts else "it has none: give parts= to create_job"
+            raise InvalidSetting(f"the job has no part {part!r}: {has}")
 
     def views(self, flat: Array, writable: bool = False) -> dict[str, Array]:
         """Return name -> view into `flat` (shape (size,), float32), read-only unless `writable`."""
@@ -140,14 +229,16 @@ class Layout:
         """
         return [flattened(array) for array in self.rest(arrays, what, lambda _: False).values()]
 
-    def rest(self, arrays: Mapping[str, Any], what: str, has: Callable[[int], bool]) -> dict[int, Any]:
-        """Return number -> array of the parameters for which `has` is false. Raises LayoutMismatch as `hosted` does."""
+    def rest(self, arrays: Mapping[str, Any], what: str, has: Callable[[int], bool], part: str = "") -> dict[int, Any]:
+        """Return number -> array of the part's parameters for which `has` is false. Raises LayoutMismatch as `hosted`
+        does."""
         check_mapping(arrays, f"{what}s")
-        wanted = {p.name: number for number, p in enumerate(self.parameters) if not has(number)}
+        wanted = {p.name: n for n, p in enumerate(self.parameters) if part in ("", p.part) and not has(n)}
         missing = [name for name in wanted if name not in arrays]
         extra = [str(name) for name in arrays if name not in self.numbers]
         again = [name for name in arrays if name in self.numbers and name not in wanted]
-        wrong = {"missing": missing, "unknown": extra, "put already": again}
+        others = "put already" if not part else f"not in part {part}"
+        wrong = {"missing": missing, "unknown": extra, others: again}
         if any(wrong.values()):
             said = "; ".join(f"{how} {', '.join(names)}" for how, names in wrong.items() if names)
             raise LayoutMismatch(f"{what}s do not fit the job: {said}")
@@ -158,6 +249,7 @@ class Layout:
     def check(self, number: int, array: Any, what: str) -> None:
         """Raise LayoutMismatch if `array` cannot be the `number`-th one."""
         p = self.parameters[number]
+        what = "buffer" if p.buffer else what
         shape = shape_of(array, p.name, what)
         if shape != p.shape:
             raise LayoutMismatch(f"{what} {p.name!r} has shape {shape}, the job's has {p.shape}")
@@ -200,7 +292,11 @@ class Layout:
                 "size": self.size,
                 "shards": [self.shard_range(i) for i in range(self.shards)],
                 "chunk_bytes": CHUNK_BYTES,
-                "parameters": [{"name": p.name, "shape": p.shape, "start": p.start} for p in self.parameters],
+                "parameters": [
+                    {"name": p.name, "shape": p.shape, "start": p.start}
+                    | {what: value for what, value in (("part", p.part), ("buffer", p.buffer)) if value}
+                    for p in self.parameters
+                ],
             }
         )
 
@@ -210,13 +306,19 @@ class Layout:
         f = Fields.of_json(text, "the layout")
         f.one_of("dtype", (DTYPE.str,))
         f.whole("chunk_bytes", CHUNK_BYTES, CHUNK_BYTES)
-        parameters, stop = list[Parameter](), 0
+        parameters, stop, buffer = list[Parameter](), 0, ""
         for each in f.sequence("parameters", _MOST_PARAMETERS):
             p = Fields(each, "the layout: a parameter")
             name = p.text("name")
             shape = [whole(n, f"the shape of {name!r}", 1, MOST_ITEMS) for n in p.sequence("shape", _MOST_AXES)]
-            parameters.append(Parameter(name, tuple(shape), p.whole("start", stop, stop)))
+            part = p.name("part") if "part" in p else ""
+            buffer = p.one_of("buffer", (buffer,) if buffer else ("", *BUFFER_KINDS), "")  # of one kind, and last
+            parameters.append(Parameter(name, tuple(shape), p.whole("start", stop, stop), part, buffer))
             stop = whole(parameters[-1].stop, f"the end of {name!r}", 1, MOST_ITEMS)
+        if len({bool(parameter.part) for parameter in parameters}) > 1:
+            refuse("the layout", "of parameters that all have a part, or none", text)
+        if parameters and parameters[-1].part and parameters[-1].buffer:
+            refuse("the layout", "of parts or of buffers, and not of both", text)
         if len({parameter.name for parameter in parameters}) != len(parameters):
             refuse("the layout", "of parameters with different names", text)
         whole(stop, "the layout: size", 1)

@@ -47,8 +47,9 @@ def password_file(url: str) -> Path | None:
     return Path(file) if file and not url.startswith("unix:") else None
 
 
-def read_password(path: Path) -> str:
-    """Return the password that a file holds, without the end of its line. Raises InvalidSetting.
+def read_password(path: Path, what: str = "password") -> str:
+    """Return the password that a file holds, without the end of its line; a message calls it `what`. Raises
+    InvalidSetting.
 
     The file must be its owner's alone, as ssh asks of keys. A group may read a file of root's, as PostgreSQL allows it
     for keys: Kubernetes gives a secret to a process that is not root in no other way.
@@ -58,12 +59,12 @@ def read_password(path: Path) -> str:
         text = path.read_text("utf-8").rstrip("\r\n")
     except (OSError, UnicodeError) as error:
         why = getattr(error, "strerror", None) or "it is not text"
-        raise InvalidSetting(f"the password file {path} cannot be read: {why}") from None
+        raise InvalidSetting(f"the {what} file {path} cannot be read: {why}") from None
     if found.st_mode & (0o037 if found.st_uid == 0 and os.geteuid() else 0o077):
-        raise InvalidSetting(f"the password file {path} can be read by others: chmod 600 {path}")
+        raise InvalidSetting(f"the {what} file {path} can be read by others: chmod 600 {path}")
     if not 0 < len(text) <= _MOST_PASSWORD or not text.isprintable() or " " in text:
         raise InvalidSetting(
-            f"the password file {path} must hold one line of 1 to {_MOST_PASSWORD} characters without spaces"
+            f"the {what} file {path} must hold one line of 1 to {_MOST_PASSWORD} characters without spaces"
         )
     return text
 

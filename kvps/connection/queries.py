@@ -24,6 +24,11 @@ class Queries(ABC):
         """Return the TCP port that the server listens on; 0 if it listens on none."""
         return int(self.call("INFO", "server")["tcp_port"])
 
+    def seconds(self) -> float:
+        """Return the server's time, in seconds since 1970."""
+        seconds, micros = self.call("TIME")
+        return int(seconds) + int(micros) / 1e6
+
     def run_id(self) -> str:
         """Return the server's run id, Redis's own id of the present run of the server process."""
         return str(self.call("INFO", "server")["run_id"])

@@ -28,6 +28,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from kvps.arrays.layout import DTYPE, Array, Layout
+from kvps.arrays.past_weights import MOST_PAST
 from kvps.config import JobConfig
 from kvps.errors import CorruptData, InvalidSetting, KvpsError
 from kvps.machine.files import private
@@ -37,7 +38,7 @@ from kvps.protocol.job_state import Begin, Member, State
 
 SUFFIX = ".safetensors"
 _FORMAT = "2"
-_MOST_SLOTS = MOST_SLOTS + 1  # and the view
+_MOST_SLOTS = MOST_SLOTS + MOST_PAST + 1  # an optimizer's, past weights, and the view
 _UNKNOWN = "0" * 32
 _DIGEST = re.compile(rb'"digest":"([0-9a-f]{32})"')
 _LONGEST_HEADER = 100 << 20  # that safetensors allows
@@ -57,11 +58,22 @@ def workers_anew(workers: Mapping[str, str], rounds: Mapping[str, int], awaited:
             entry |= {"state": "rejoining", "finished": False}
         if awaited and not out_of_it:
             entry["awaited"] = True
+        if "weight_sums" in entry:
+            entry["weight_sums"] = sums_without(entry["weight_sums"], entry["round"] - round_)
         entry |= {"round": round_, "accepted": 0}
         entry.pop("unit", None)
         entry.pop("residual", None)  # its bytes belong to another job, or to another clock
         out[worker] = json.dumps(entry)
     return out
+
+
+def sums_without(sums: object, undone: int) -> str:
+    """Return a worker's sums of weights (see `weigh` in _prelude.lua) as they were before its last `undone`
+    contributions. Raises CorruptData."""
+    found = sums.split() if isinstance(sums, str) else []
+    if not 0 <= undone < len(found):
+        raise CorruptData(f"the sums of weights {sums!r:.60} of a worker do not go back by {undone} contributions")
+    return " ".join(found[: len(found) - undone])
 
 
 def units_anew(units: Mapping[str, str]) -> dict[str, str]:
@@ -116,6 +128,13 @@ class Checkpoint:
     def begin(self) -> Begin:
         """The point where the log of a job restored from this checkpoint begins."""
         return Begin(self.version, self.head, sum(self.clock.values()))
+
+    @property
+    def weight_sums(self) -> dict[str, int]:
+        """The sum of the weights of each worker's contributions up to this version; without workers that have none."""
+        entries = {worker: json.loads(text) for worker, text in self.workers_anew().items()}
+        sums = {worker: entry["weight_sums"].split()[-1] for worker, entry in entries.items() if "weight_sums" in entry}
+        return {worker: whole(text, f"the weights of worker {worker!r}") for worker, text in sums.items()}
 
     @property
     def filename(self) -> str:

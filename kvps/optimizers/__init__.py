@@ -1,12 +1,25 @@
 """Optimizers as settings, which are stored with the job as JSON.
 
-This room has only what a user chooses; `kvps_aggregator.step.optimizers` computes the steps.
+This room has only what a user chooses; `kvps.update_rules` computes the steps.
 """
 
 from kvps.optimizers.base import Optimizer, ParameterGroup
 from kvps.optimizers.custom import CustomOptimizer, custom
 from kvps.optimizers.reading import from_json, parse
-from kvps.optimizers.rules import OPTIMIZERS, SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, Lion, NAdam, RMSprop
+from kvps.optimizers.rules import (
+    OPTIMIZERS,
+    SGD,
+    Adadelta,
+    Adagrad,
+    Adam,
+    Adamax,
+    AdamW,
+    DelayedNesterov,
+    Lion,
+    NAdam,
+    RMSprop,
+    Yogi,
+)
 
 __all__ = [
     "OPTIMIZERS",
@@ -17,11 +30,13 @@ __all__ = [
     "AdamW",
     "Adamax",
     "CustomOptimizer",
+    "DelayedNesterov",
     "Lion",
     "NAdam",
     "Optimizer",
     "ParameterGroup",
     "RMSprop",
+    "Yogi",
     "custom",
     "from_json",
     "parse",

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import fnmatch
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from kvps.errors import InvalidSetting
-from kvps.parsing import MOST_TEXT
+from kvps.parsing import MOST_TEXT, names_like
 from kvps.schedules import Schedule
 from kvps.schedules.base import Setting, require, shown
 
@@ -44,15 +43,11 @@ class ParameterGroup:
     def matching(self, parameters: Collection[str]) -> Iterable[str]:
         """Yield those of the parameters' names that are in this group."""
         for name in self.names:
-            yield from _matching(name, parameters)
+            yield from names_like(name, parameters)
 
     def to_json(self) -> dict[str, Any]:
         own = {name: value.to_json() if isinstance(value, Schedule) else value for name, value in self.settings}
         return {"names": list(self.names)} | own
-
-
-def _matching(name: str, parameters: Collection[str]) -> list[str]:
-    return [name] if name in parameters else fnmatch.filter(parameters, name)
 
 
 @dataclass(frozen=True)
@@ -100,6 +95,11 @@ class Optimizer(Setting):
         """The names of the state arrays that parameters in no group need."""
         raise NotImplementedError
 
+    @property
+    def counts_steps(self) -> bool:
+        """Whether a step depends on how many there were before it, besides the learning rate."""
+        return False
+
     def lr_at(self, progress: float) -> float:
         """Return the learning rate after `progress` committed contributions per worker."""
         return self.lr.at(progress) if isinstance(self.lr, Schedule) else float(self.lr)
@@ -114,9 +114,10 @@ class Optimizer(Setting):
 
     def check_groups(self, parameters: Collection[str]) -> None:
         """Raise InvalidSetting for a name or a pattern in a group that matches no parameter."""
+        known = dict.fromkeys(parameters)
         for group in self.groups:
             for name in group.names:
-                if not _matching(name, parameters):
+                if not names_like(name, known):
                     raise InvalidSetting(
                         f"no parameter is called {shown(name)}, which a parameter group names: the job has "
                         f"{', '.join(list(parameters)[:5])}{', ...' if len(parameters) > 5 else ''}"

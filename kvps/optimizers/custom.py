@@ -37,7 +37,7 @@ from kvps.schedules.base import is_number, require, shown
 MOST_SLOTS = 8
 """The most state arrays of an optimizer."""
 _MOST_NUMBERS = 64
-_SLOT = re.compile(r"(?!(w|view)\Z)[A-Za-z][A-Za-z0-9]{0,31}", re.ASCII)  # the others are arrays of every job
+_SLOT = re.compile(r"(?!(w|view|past[0-9]+)\Z)[A-Za-z][A-Za-z0-9]{0,31}", re.ASCII)  # the others are kvps's own arrays
 _NUMBER = re.compile(r"[A-Za-z_]\w{0,63}", re.ASCII)
 
 
@@ -80,6 +80,8 @@ class CustomOptimizer(Optimizer):
     state_names: tuple[str, ...] = dataclasses.field(default=(), kw_only=True)
     kind: ClassVar[str] = "custom"
 
+    counts_steps = True
+
     def __post_init__(self) -> None:
         fits = _is(user_code.NAME, self.name) and len(self.name) <= MOST_TEXT
         require(fits, f"an optimizer of your own is named module:Class, not {shown(self.name)}")
@@ -105,8 +107,8 @@ class CustomOptimizer(Optimizer):
         )
         require(
             fits,
-            f"{self._title}: slots must be a tuple of at most {MOST_SLOTS} names of letters and digits, none of them w "
-            f"or view, not {shown(slots)}",
+            f"{self._title}: slots must be a tuple of at most {MOST_SLOTS} names of letters and digits, none of them "
+            f"w, view or past1, not {shown(slots)}",
         )
         assert isinstance(slots, tuple | list)
         return tuple(slots)

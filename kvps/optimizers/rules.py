@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from kvps.optimizers.base import Optimizer
 from kvps.schedules import Schedule
-from kvps.schedules.base import require
+from kvps.schedules.base import require, shown
+
+_MOST_EVERY = 1_000_000
 
 
 class _TwoMoments(Optimizer):
@@ -25,6 +27,10 @@ class _TwoMoments(Optimizer):
     @property
     def own_slots(self) -> tuple[str, ...]:
         return ("m", "v")
+
+    @property
+    def counts_steps(self) -> bool:
+        return True
 
 
 @dataclass(frozen=True)
@@ -51,6 +57,10 @@ class SGD(Optimizer):
     def own_slots(self) -> tuple[str, ...]:
         return ("momentum",) if self.momentum else ()
 
+    @property
+    def counts_steps(self) -> bool:
+        return self.dampening > 0
+
 
 @dataclass(frozen=True)
 class Adagrad(Optimizer):
@@ -70,6 +80,10 @@ class Adagrad(Optimizer):
     @property
     def own_slots(self) -> tuple[str, ...]:
         return ("sum",)
+
+    @property
+    def counts_steps(self) -> bool:
+        return self.lr_decay > 0
 
 
 @dataclass(frozen=True)
@@ -197,6 +211,75 @@ class Lion(_TwoMoments):
     def own_slots(self) -> tuple[str, ...]:
         return ("m",)
 
+    @property
+    def counts_steps(self) -> bool:
+        return False
 
-_ALL = (SGD, Adagrad, Adadelta, RMSprop, Adam, AdamW, NAdam, Adamax, Lion)
+
+@dataclass(frozen=True)
+class Yogi(_TwoMoments):
+    """Yogi, whose second moment grows and shrinks by a part of g*g alone: Zaheer et al., "Adaptive Methods for
+    Nonconvex Optimization", NeurIPS 2018, algorithm 2.
+
+    As the outer optimizer of local steps it is FedYogi (Reddi et al., "Adaptive Federated Optimization", 2021). Both
+    moments begin as zeros, and neither is corrected for that; `eps` bounds the first steps. weight_decay adds to the
+    gradient.
+    """
+
+    lr: float | Schedule = 0.01
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-3
+    weight_decay: float = 0.0
+    kind: ClassVar[str] = "yogi"
+
+    @property
+    def counts_steps(self) -> bool:
+        return False
+
+
+@dataclass(frozen=True)
+class DelayedNesterov(Optimizer):
+    """Nesterov's momentum that steps once in N versions: Liu et al., "Asynchronous Local-SGD Training for Language
+    Modeling", 2024, arXiv 2401.09135, algorithm 3.
+
+    With the gradient g, the momentum m and the sum D of the gradients since m stepped, all 0 at first:
+
+        D = D + g
+        in every N-th version:  m = momentum*m + D/N,  p = p - lr*(g/N + (1 - c*N + c)*momentum*m),  D = 0
+        in any other version:   p = p - lr*(g/N + c*momentum*m)
+
+    Momentum that steps with every stale gradient goes on in the direction of the oldest. Here it steps by the mean of N
+    of them. With ``every=1`` it is the Nesterov momentum of `SGD`.
+
+    every  N, a whole number from 1: in the paper, of contributions, as many as there are workers. Here it counts
+           versions; docs/optimizers.md says what that changes
+    c      how much of the momentum is applied in each of the other versions, from 0 to 1/N
+    """
+
+    lr: float | Schedule = 0.7
+    momentum: float = 0.9
+    every: int = field(kw_only=True)
+    c: float = 0.0
+    kind: ClassVar[str] = "delayed-nesterov"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(0 <= self.momentum < 1, f"delayed-nesterov: momentum must be in [0, 1), it is {self.momentum}")
+        fits = isinstance(self.every, int) and not isinstance(self.every, bool) and 1 <= self.every <= _MOST_EVERY
+        require(
+            fits, f"delayed-nesterov: every must be a whole number from 1 to {_MOST_EVERY}, not {shown(self.every)}"
+        )
+        require(0 <= self.c <= 1 / self.every, f"delayed-nesterov: c must be from 0 to 1/every, it is {self.c}")
+
+    @property
+    def counts_steps(self) -> bool:
+        return True
+
+    @property
+    def own_slots(self) -> tuple[str, ...]:
+        return ("momentum", "buffer")
+
+
+_ALL = (SGD, Adagrad, Adadelta, RMSprop, Adam, AdamW, NAdam, Adamax, Lion, Yogi, DelayedNesterov)
 OPTIMIZERS: dict[str, type[Optimizer]] = {c.kind: c for c in _ALL}

@@ -61,6 +61,7 @@ _WORKER = Role(
     writes=(
         *("version", "config", "clock", "workers", "skip", "ranks", "rounds", "pushed", "draining", "finished"),
         *("turns", "free_units", "heartbeat", "inbox", "units", "plan", "commits", "pin", "sync", "never", "trace:*"),
+        "activity",
     ),
     bytes=("g", "r"),
 )
@@ -80,7 +81,7 @@ _AGGREGATOR = Role(
             "mirror",
             "rollback",
         ),
-        *("trim", "pin", "sync"),
+        *("trace", "trim", "pin", "sync"),
     ),
     commands=("SET", "SETRANGE", "UNLINK", "SCAN", "WAIT", "BGREWRITEAOF"),
     writes=(_ALL_KEYS,),

@@ -11,7 +11,7 @@ are in the same half of all slots, and so on one of two masters.
                                                                        its first job over shm is in: `auto` takes no
                                                                        other; deleted with the last job
     kvps:{job}:config                      hash    create.lua          one readable field for each setting
-    kvps:{job}:layout                      string  create.lua          JSON: parameters, dtype, shapes, shards
+    kvps:{job}:layout                      string  create.lua          JSON: parameters, buffers, dtype, shapes, shards
     kvps:{job}:version                     hash    create, ready,      version, head, id, history, run_id (the server's
                                                    recover, trim.lua   when that history began), plan_id;
                                                                        contributions (the sum of the clock), furthest
@@ -32,7 +32,9 @@ are in the same half of all slots, and so on one of two masters.
                                                    create.lua          clock - skip), finished, awaited (not joined yet
                                                                        since the restore), residual (the name of its
                                                                        stored residual and inner state, if they belong
-                                                                       to all accepted), host, pid, device
+                                                                       to all accepted), weight_sums (of its
+                                                                       last rounds, if they end by the clock), host,
+                                                                       pid, device
     kvps:{job}:ranks                       hash    join.lua            rank -> worker
     kvps:{job}:rounds                      zset    join, ready,        worker that is not gone -> its last committed
                                                    leave, evict.lua    round: the bound compares with the lowest
@@ -44,9 +46,13 @@ are in the same half of all slots, and so on one of two masters.
     kvps:{job}:heartbeat                   zset    join, push,         worker -> server time of its last sign of
                                                    heartbeat.lua       life, ms; "" -> server time of the last look by
                                                                        an aggregator
+    kvps:{job}:activity                    hash    heartbeat.lua       worker -> the phase of its iteration at its last
+                                                                       sign of life, and since when, microseconds
     kvps:{job}:turns                       stream  ready, join,        capped: the lowest committed round, each time it
                                                    leave, evict,       changes; wakes the workers that wait
                                                    recover.lua
+    kvps:{job}:aggregators                 zset    evict.lua           aggregator, also one that stands by -> server
+                                                                       time of its last look for silent workers, ms
     kvps:{job}:lease:<shard>               string  acquire, renew.lua  the holder; expires, for liveness
     kvps:{job}:term:<shard>                string  acquire.lua         the fencing token; never expires, for safety
     kvps:{job}:wish:<shard>                string  aggregator          who is near the shard's bytes and waits for its
@@ -77,13 +83,15 @@ are in the same half of all slots, and so on one of two masters.
                                                                        the slot of each shard, too
     kvps:{job}:removed                     string  remove, forget.lua  the id of a removed job, while its bytes are
                                                                        being unlinked
-    kvps:{job}:trace:<who>                 stream  push, leave.lua     capped: the times of each iteration, its loss
+    kvps:{job}:trace:<worker>              stream  push, leave.lua     capped: the times of each iteration, its loss
+    kvps:{job}:trace:shard:<shard>         stream  trace.lua           capped: the times of each version of a shard
     kvps:{job/id/shard/}:owner              string  own.lua             the term that may delete in this slot
     kvps:{job/id/shard/}:w:<name>:<chunk>   string  aggregator          weights, raw little-endian
     kvps:{job/id/shard/}:p:<name>:<chunk>   string  aggregator          weights as workers pull them, in a lossy
                                                                    format; or the difference to their view
-    kvps:{job/id/shard/}:opt.<slot>:<name>:<chunk>  string  aggregator  optimizer state; in some
-                                                                   versions the view of workers, as slot view
+    kvps:{job/id/shard/}:opt.<slot>:<name>:<chunk>  string  aggregator  optimizer state; past weights,
+                                                                   as slots past1, past2, ...; in some versions the view
+                                                                   of workers, as slot view
     kvps:{job/id/shard/}:m:<name>           string  aggregator          JSON manifest, staged last
     kvps:{job/id/shard/}:reserve:<part>     string  aggregator          zeros, as large as a version: deleted when a
                                                                        full server refuses to stage one
@@ -200,6 +208,8 @@ class JobKeys:
     removed = _Control()
     leases = _Control()
     norms = _Control()
+    activity = _Control()
+    aggregators = _Control()
 
     def lease(self, shard: int) -> str:
         return self._control(f"lease:{shard}")
@@ -210,8 +220,12 @@ class JobKeys:
     def wish(self, shard: int) -> str:
         return self._control(f"wish:{shard}")
 
-    def trace(self, who: str) -> str:
-        return self._control(f"trace:{who}")
+    def trace(self, worker: str) -> str:
+        return self._control(f"trace:{worker}")
+
+    def shard_trace(self, shard: int) -> str:
+        """Return the trace of a shard. No worker's name has a colon."""
+        return self._control(f"trace:shard:{shard}")
 
     def owner(self, shard: int) -> str:
         return self._bytes(shard, "owner")

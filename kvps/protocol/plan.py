@@ -6,18 +6,20 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from kvps.arrays.layout import Chunk
 from kvps.parsing import Fields, refuse
 
 _MOST_CONTRIBUTIONS = 1 << 20
 _TEXT = re.compile(
     r"([A-Za-z0-9_-]{1,64}) ([A-Za-z0-9-]{1,80}) (\d{1,16}) (\d{1,16}) (\d{1,16}) (\d{1,16}) (-|\d{1,16}) "
-    r"([A-Za-z0-9,-]{1,65536})",
+    r"([A-Za-z0-9,-]{1,65536})(?: ([A-Za-z0-9_-]{1,64}))?",
     re.ASCII,
 )
 
 
 class Contribution(NamedTuple):
-    """One worker's gradient for one round, as inbox, open plan and log name it; `unit` is the unit of data it used."""
+    """One worker's gradient for one round, as inbox, open plan and log name it; `unit` is the unit of data it used, and
+    `part` the part of the model that it is of, "" for all of it."""
 
     worker: str
     incarnation: str
@@ -27,23 +29,25 @@ class Contribution(NamedTuple):
     weight: int
     digest: str
     unit: int | None = None
+    part: str = ""
 
     @classmethod
     def from_text(cls, text: object) -> Contribution:
-        """Parse "worker incarnation seq round base weight unit digest", as `push.lua` writes it. Raises CorruptData."""
+        """Parse "worker incarnation seq round base weight unit digest", and the part if it is of one, as `push.lua`
+        writes it. Raises CorruptData."""
         found = _TEXT.fullmatch(text) if isinstance(text, str) else None
         if found is None:
             refuse("a contribution", "worker, incarnation, numbers and digest", text)
-        worker, incarnation, seq, round_, base, weight, unit, digest = found.groups()
+        worker, incarnation, seq, round_, base, weight, unit, digest, part = found.groups()
         unit_ = None if unit == "-" else int(unit)
-        return cls(worker, incarnation, int(seq), int(round_), int(base), int(weight), digest, unit_)
+        return cls(worker, incarnation, int(seq), int(round_), int(base), int(weight), digest, unit_, part or "")
 
     @property
     def text(self) -> str:
         """The text that `from_text` parses."""
         unit = "-" if self.unit is None else self.unit
         said = (self.worker, self.incarnation, self.seq, self.round, self.base, self.weight, unit, self.digest)
-        return " ".join(map(str, said))
+        return " ".join(map(str, (*said, self.part) if self.part else said))
 
     @property
     def digests(self) -> list[str]:
@@ -71,6 +75,14 @@ class Plan:
     def counting(self) -> list[Contribution]:
         """The contributions that do not count as zeros."""
         return [c for c in self.contributions if c.weight]
+
+    def has(self, chunk: Chunk) -> bool:
+        """Return whether any contribution has a chunk. Without one, its version has the chunk of the version before."""
+        return any(chunk.in_part(c.part) for c in self.contributions)
+
+    def counting_in(self, chunk: Chunk) -> list[Contribution]:
+        """The contributions that count, and have the part of the model that a chunk is of."""
+        return [c for c in self.counting if chunk.in_part(c.part)]
 
     @classmethod
     def from_json(cls, text: object) -> Plan:

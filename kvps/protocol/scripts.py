@@ -55,6 +55,7 @@ _NAMES = [
     "rollback",
     "next_unit",
     "sync",
+    "trace",
     "trim",
 ]
 Safely = Callable[..., Any]
@@ -66,7 +67,7 @@ SCRIPTS = load_scripts("kvps.protocol", _NAMES)
 
 class Joined(NamedTuple):
     """The answer to a worker's join. `round` is the last round that the worker need not do any more; `residual` is the
-    name of the residual that the last incarnation stored when it left, or ""."""
+    name of the residual that the last incarnation stored when it left, or ""; `weight_sum` is that of `Accepted`."""
 
     rank: int
     incarnation: str
@@ -74,13 +75,16 @@ class Joined(NamedTuple):
     clock: int
     pending: int
     residual: str
+    weight_sum: int
 
 
 class Accepted(NamedTuple):
-    """An acknowledged contribution: the clock it was acknowledged as, and its round."""
+    """An acknowledged contribution: the clock it was acknowledged as, and its round. `weight_sum` is the sum of the
+    weights of all that was accepted from its worker; 0 unless the job's rounds end by the clock."""
 
     clock: int
     round: int
+    weight_sum: int
 
 
 class Planned(NamedTuple):
@@ -221,8 +225,9 @@ class JobScripts:
         if reply[0] == "COMPLETE":
             raise UsageError(f"job {k.job!r} has all its workers ({_some(sorted(reply[1:]))}): join as one of them")
         match reply[1:]:
-            case [int(), str(), int(), int(), int(), str()] as joined:
-                return Joined(*joined)
+            case [int(rank), str(incarnation), int(round_), int(clock), int(pending), str(residual), weight_sum]:
+                weights = whole(weight_sum, f"the weights of worker {worker!r}")
+                return Joined(rank, incarnation, round_, clock, pending, residual, weights)
         raise _damaged(f"{k.workers} (worker {worker!r})")
 
     def reserve(self) -> str:
@@ -241,19 +246,20 @@ class JobScripts:
         digest: str,
         history: str,
         unit: int | None = None,
-        trace: Sequence[object] = (),
+        traces: Sequence[str] = (),
+        part: str = "",
     ) -> Accepted:
-        """Accept a contribution whose bytes are stored; note `trace`. Raises WorkerEvicted, WrongOrder, InboxFull,
-        ContributionLate."""
+        """Accept a contribution of a `part` of the model whose bytes are stored; note `traces`. Raises WorkerEvicted,
+        WrongOrder, InboxFull, ContributionLate."""
         said = (base, weight, digest, history, "" if unit is None else unit)
-        accepted = self._push(worker, incarnation, seq, *said, "", *trace)
+        accepted = self._push(worker, incarnation, seq, *said, "", part, *traces)
         assert accepted is not None
         return accepted
 
     def ask(self, worker: str, incarnation: str, seq: int) -> Accepted | None:
         """Return the acceptance of a push whose reply was lost; None if it was not accepted. Changes nothing. Raises
         ContributionLate if it was dropped."""
-        return self._push(worker, incarnation, seq, 0, 0, "-", "", "", "ask")
+        return self._push(worker, incarnation, seq, 0, 0, "-", "", "", "ask", "")
 
     def _push(self, worker: str, incarnation: str, seq: int, *said: object) -> Accepted | None:
         k = self._keys
@@ -267,8 +273,8 @@ class JobScripts:
             call=self._lasting(),
         )
         match reply:
-            case ["ACK", clock, round_]:
-                return Accepted(clock, round_)
+            case ["ACK", clock, round_, weight_sum]:
+                return Accepted(clock, round_, whole(weight_sum, f"the weights of worker {worker!r}"))
             case ["LATE", _]:
                 raise ContributionLate(
                     f"a contribution of worker {worker!r} came late: job {k.job!r} has closed its round without it, "
@@ -394,14 +400,15 @@ class JobScripts:
         k = self._keys
         return ("EVALSHA", SCRIPTS["pin"].sha, 2, k.pin, k.never, k.id, ms, k.version)
 
-    def heartbeat(self, worker: str, incarnation: str) -> None:
-        """Give a sign of life. Raises WorkerEvicted."""
-        reply = self._run("heartbeat", [self._keys.workers, self._keys.heartbeat], worker, incarnation)
+    def heartbeat(self, worker: str, incarnation: str, activity: str = "") -> None:
+        """Give a sign of life, and say what the worker does. Raises WorkerEvicted."""
+        k = self._keys
+        reply = self._run("heartbeat", [k.workers, k.heartbeat, k.activity], worker, incarnation, activity)
         if reply[0] == "EVICTED":
             raise evicted(worker, self._keys.job, reply[1])
 
     def leave(
-        self, worker: str, incarnation: str, finished: bool, trace: Sequence[object] = (), residual: str = ""
+        self, worker: str, incarnation: str, finished: bool, traces: Sequence[str] = (), residual: str = ""
     ) -> None:
         """Leave the vector clock; accepted contributions still commit. `residual` is the name of the stored residual.
 
@@ -410,7 +417,7 @@ class JobScripts:
         k = self._keys
         keys = [k.workers, k.heartbeat, k.commits, k.trace(worker), k.units, k.free_units, k.rounds, k.pushed]
         keys += [k.draining, k.finished, k.turns]
-        said = (worker, incarnation, int(finished), residual, *trace)
+        said = (worker, incarnation, int(finished), residual, *traces)
         reply = self._run("leave", keys, *said, call=self._lasting())
         if reply[0] == "EVICTED":
             raise evicted(worker, k.job, reply[1])
@@ -425,11 +432,12 @@ class JobScripts:
             return None
         return whole(reply[1] if len(reply) > 1 else None, f"the unit of worker {worker!r}")
 
-    def evict(self, worker: str = "", incarnation: str = "") -> Evicted:
-        """Take silent workers out of the vector clock, and this incarnation, which is known to be dead."""
+    def evict(self, worker: str = "", incarnation: str = "", aggregator: str = "") -> Evicted:
+        """Take silent workers out of the vector clock, and this incarnation, which is known to be dead. Note that the
+        calling aggregator is there, if it is one."""
         k = self._keys
         keys = [k.config, k.workers, k.heartbeat, k.commits, k.units, k.free_units, k.rounds, k.pushed, k.draining]
-        _, future_ms, *workers = self._run("evict", [*keys, k.turns], worker, incarnation)
+        _, future_ms, *workers = self._run("evict", [*keys, k.turns, k.aggregators], worker, incarnation, aggregator)
         return Evicted(workers, future_ms)
 
     def recover(self, run_id: str, history: str, remembered: int) -> tuple[int, str]:
@@ -476,6 +484,10 @@ class JobScripts:
             raise ServerRestarted
         return found
 
+    def trace(self, shard: int, entries: Sequence[str]) -> None:
+        """Append entries, "field value field value ...", to the trace of a shard."""
+        self._run("trace", [self._keys.shard_trace(shard)], *entries)
+
     def trim(self, history: str, entry: str, version: int) -> int:
         """Delete the log before `entry`, the commit of `version`. Return how many entries; none in another history."""
         reply = self._run("trim", [self._keys.commits], history, entry, version)
@@ -502,9 +514,9 @@ class JobScripts:
             k.pushed,
             k.draining,
         ]
-        keys += [k.finished, k.turns, *(k.trace(worker) for worker in workers)]
+        keys += [k.finished, k.turns, k.activity, k.aggregators, *(k.trace(worker) for worker in workers)]
         for shard in range(self._shards):
-            keys += [k.lease(shard), k.term(shard), k.wish(shard)]
+            keys += [k.lease(shard), k.term(shard), k.wish(shard), k.shard_trace(shard)]
         return bool(self._run("remove", keys, len(workers))[0] == "OK")
 
     def forget(self) -> None:

@@ -17,11 +17,20 @@ _LOOK_AGAIN_S = 0.2
 
 
 class DataHost:
-    """This host's node, which runs at `address`. All nodes of the cluster have the same password."""
+    """This host's node, which runs at `address`. All nodes of the cluster have the same password.
 
-    def __init__(self, address: Address, password: str | None) -> None:
+    `seen` is called with how many of how many slots have moved.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        password: str | None,
+        seen: Callable[[int, int], None] = lambda moved, of: None,
+    ) -> None:
         self._address = address
         self._password = password
+        self._seen = seen
 
     def come(self, other: Address | None) -> None:
         """Begin a cluster, or join that of another node and take a share of its slots.
@@ -66,7 +75,7 @@ class DataHost:
             me = members.me().id
             log.info("a node at %s has joined; it takes its share of the slots", self._address)
             holders = [member.id for member in members.masters() if member.slots or member.id == me]
-            SlotsMover(members, keep).rebalance(holders)
+            SlotsMover(members, keep, self._seen).rebalance(holders)
         slots, took = len(members.me().slots), time.monotonic() - began
         log.info("the node at %s has %d slots, one of %d nodes (%.1f s)", self._address, slots, len(holders), took)
 
@@ -92,7 +101,7 @@ class DataHost:
                 holders = _others(members)
                 if not holders and members.me().slots:  # the others have left meanwhile, and gave it theirs
                     return False
-                moved = SlotsMover(members, keep).rebalance(holders) if holders else 0
+                moved = SlotsMover(members, keep, self._seen).rebalance(holders) if holders else 0
                 log.info("%d slots were given to %d nodes (%.1f s)", moved, len(holders), time.monotonic() - began)
                 end_others()
                 members.forget([members.me().id])

@@ -83,11 +83,15 @@ def _given(node: str, slots: Mapping[int, int], excess: int, ideal: float) -> li
 
 
 class SlotsMover:
-    """Moves slots between the members of a cluster. `keep` is called now and then, see `Members.turn`."""
+    """Moves slots between the members of a cluster. `keep` is called now and then, see `Members.turn`; `seen`
+    with how many of how many slots have moved."""
 
-    def __init__(self, members: Members, keep: Callable[[], None]) -> None:
+    def __init__(
+        self, members: Members, keep: Callable[[], None], seen: Callable[[int, int], None] = lambda moved, of: None
+    ) -> None:
         self._members = members
         self._keep = keep
+        self._seen = seen
 
     def rebalance(self, holders: Sequence[str]) -> int:
         """Give these masters even shares of all slots, and no other master any; return how many slots have moved.
@@ -100,13 +104,18 @@ class SlotsMover:
         moves = fair_moves(held, holders)
         empty = [move for move in moves if not held[move.source][move.slot]]
         full = [move for move in moves if held[move.source][move.slot]]
+        done = 0
+        self._seen(done, len(moves))
         by_pair = sorted(empty, key=lambda move: (move.source, move.target, move.slot))
         for _, pair in groupby(by_pair, key=lambda move: (move.source, move.target)):
             together = list(pair)
             for at in range(0, len(together), _TOGETHER):
                 self._move(together[at : at + _TOGETHER], masters)
-        for move in full:
+                done += len(together[at : at + _TOGETHER])
+                self._seen(done, len(moves))
+        for number, move in enumerate(full, done + 1):
             self._move([move], masters)
+            self._seen(number, len(moves))
         return len(moves)
 
     def end_interrupted(self) -> None:

@@ -1,32 +1,82 @@
-"""Measures how long the parts of a worker's iterations take."""
+"""Measures how long the phases of a worker's iterations take, and says what the worker does now."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from functools import cache
+
+from kvps.connection.server_clock import ServerClock
+
+OTHER, WAIT, FETCH, COMPUTE, PUSH = PHASES = ("other", "wait", "fetch", "compute", "push")
+"""The phases of an iteration, in their order: the user's own code between a push and the next pull; waiting for the
+turn; receiving weights; from the pull's return to the push's call; and until the push is acknowledged."""
+SEND_EVERY_S = 0.1
+"""Seconds between two pushes that take traces along. The rounds between them pay nothing for that."""
 
 
 class IterationTimer:
-    """A timer of waiting for the turn, fetching, computing and pushing. `trace` is the trace of the last whole
-    iteration; it goes with the next call that writes anyway."""
+    """The timer of one session. Its session's thread enters phases; any thread may ask for the `activity`.
 
-    def __init__(self) -> None:
-        self.trace: list[object] = []
-        self._pull_ms: dict[str, float] = {}
-        self._since = time.perf_counter()
+    Without a clock, traces have no times.
+    """
 
-    def pulled(self, began: float, turn_came: float) -> None:
-        """Note that a pull ends now. It `began`, and its turn came, at these times of `time.perf_counter`."""
-        self._since = time.perf_counter()
-        self._pull_ms = {"wait": 1000 * (turn_came - began), "fetch": 1000 * (self._since - turn_came)}
+    def __init__(self, clock: ServerClock | None, moved: Callable[[str], tuple[int, int]]) -> None:
+        """`moved` returns how many bytes a pull and a push of a part of the model move."""
+        self.clock = clock
+        self._moved = cache(moved)
+        self._traces: list[str] = []
+        self._next_sending = 0.0
+        self._now = (OTHER, time.perf_counter())
+        self._began = self._now[1]
+        self._ms = dict.fromkeys(PHASES, 0.0)
 
-    def pushed(self, began: float, round_: int, version: int, loss: float | None) -> None:
-        """Note that a push ends now that `began` at this time."""
-        spans = self._pull_ms | {
-            "compute": 1000 * (began - self._since),
-            "push": 1000 * (time.perf_counter() - began),
-        }
-        self.trace = ["round", round_, "version", version]
-        for name, milliseconds in spans.items():
-            self.trace += [f"{name}_ms", f"{milliseconds:.3f}"]
-        if loss is not None:
-            self.trace += ["loss", f"{loss:.6g}"]
+    def enter(self, phase: str) -> None:
+        """Note that a phase begins now, and ends the one before."""
+        before, since = self._now
+        self._now = (phase, time.perf_counter())
+        self._ms[before] += 1000 * (self._now[1] - since)
+
+    @property
+    def activity(self) -> str:
+        """The present phase, and when it began by the server's clock: microseconds since 1970; "" if not known."""
+        phase, since = self._now
+        began = self.clock.micros(since) if self.clock else None
+        return f"{phase} {began}" if began else ""
+
+    @property
+    def traces(self) -> list[str]:
+        """The traces of all iterations that are not sent yet, "field value field value ..." each."""
+        return self._traces
+
+    def due(self) -> list[str]:
+        """Return the traces that the next push takes along. With small rounds, only now and then there are some.
+
+        Traces without times are short, and none of them waits.
+        """
+        return self._traces if not self.clock or time.perf_counter() >= self._next_sending else []
+
+    def sent(self, traces: list[str]) -> None:
+        """Note that these traces, from the oldest on, were sent."""
+        if traces:
+            self._traces = self._traces[len(traces) :]
+            self._next_sending = time.perf_counter() + SEND_EVERY_S
+
+    def pushed(self, round_: int, clock: int, version: int, unit: int | None, part: str, loss: float | None) -> None:
+        """Note that the iteration ends now. Its push was acknowledged as this round and `clock`."""
+        self.enter(OTHER)
+        about = "" if loss is None else f" loss {loss:.6g}"
+        if self.clock:
+            pulled, pushed = self._moved(part)
+            at = self.clock.micros(self._began)
+            about = (
+                f" clock {clock} pulled {pulled} pushed {pushed}"
+                + ("" if at is None else f" at {at}")
+                + ("" if unit is None else f" unit {unit}")
+                + "".join([f" {phase}_ms {milliseconds:.3f}" for phase, milliseconds in self._ms.items()])
+                + about
+            )
+        if about:
+            self._traces.append(f"round {round_} version {version}{about}")
+        self._began = self._now[1]
+        self._ms = dict.fromkeys(PHASES, 0.0)

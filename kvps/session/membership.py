@@ -12,7 +12,8 @@ from kvps.machine.fork import ProcessOwner
 from kvps.protocol.job_state import Member, Turn
 from kvps.protocol.recovery import await_history
 from kvps.protocol.scripts import Joined, ServerRestarted, evicted
-from kvps.session.heartbeat import Heartbeat
+from kvps.session.heartbeat import Heartbeat, interval_s
+from kvps.session.iteration import IterationTimer
 from kvps.transport.access import JobAccess
 from kvps.transport.shared_memory import SharedMemoryLost
 from kvps.transport.version_reader import VersionReader
@@ -24,20 +25,27 @@ class Membership:
     sequence  how many contributions of this incarnation have been acknowledged
     settled   contributions up to this number wait no more: they are committed, or rejected
     version   the version of the weights that the last pull returned
+    weight_sum   the sum of the weights that were accepted from all incarnations; see `Accepted`
+    dropped   how many of these contributions came late and never count
     past      the version on which it computed the contribution that was dropped last, because it came late; else -1
     """
 
-    def __init__(self, access: JobAccess, reader: VersionReader, worker: str, joined: Joined) -> None:
+    def __init__(
+        self, access: JobAccess, reader: VersionReader, worker: str, joined: Joined, timer: IterationTimer
+    ) -> None:
         self.worker = worker
         self.incarnation = joined.incarnation
         self.owner = ProcessOwner(f"the session of worker {worker!r}")
         self.closed = False
         self.sequence = self.settled = self.version = 0
         self.past = -1
+        self.dropped = 0
+        self.weight_sum = joined.weight_sum
         self._access = access
         self._reader = reader
         self._thread = threading.get_ident()
-        self._heartbeat = Heartbeat(access.scripts, worker, joined.incarnation, access.config.worker_timeout_ms / 1000)
+        every_s = interval_s(access.config.worker_timeout_ms)
+        self._heartbeat = Heartbeat(access.scripts, worker, joined.incarnation, every_s, timer)
         self._heartbeat.start()
         # A worker that drops its session without leaving falls silent.
         weakref.finalize(self, self.owner.run, self._heartbeat.stop)
@@ -89,13 +97,13 @@ class Membership:
         """Stop giving signs of life."""
         self._heartbeat.stop()
 
-    def leave(self, finished: bool, trace: list[object], residual: str) -> None:
+    def leave(self, finished: bool, traces: list[str], residual: str) -> None:
         """Leave the vector clock. `residual` is the name of the residual stored for the next incarnation, or "".
 
         Raises WorkerEvicted if it was evicted before and not replaced, JobNotFound.
         """
         try:
-            self._access.scripts.leave(self.worker, self.incarnation, finished, trace, residual)
+            self._access.scripts.leave(self.worker, self.incarnation, finished, traces, residual)
         except ServerRestarted:
             raise self.server_restarted() from None
 

@@ -33,9 +33,10 @@ class WeightPull:
         return self._source.inline_buffer
 
     def weights(
-        self, turn: Turn, inline: bool, rounds_done: int, look: Callable[[], Turn]
+        self, turn: Turn, inline: bool, rounds_done: int, look: Callable[[], Turn], part: str
     ) -> tuple[int, dict[str, Any]]:
-        """Return the weights of this turn, or newer ones: their version, and name -> array.
+        """Return the weights of this turn, or newer ones, of a part of the model ("" for all of it): their version, and
+        name -> array.
 
         `inline` says that they are already in `inline_buffer`, `look` returns the newest turn. Raises SharedMemoryLost,
         DeviceFailed, and what `VersionReader.weights` and `look` raise.
@@ -44,10 +45,13 @@ class WeightPull:
         if self._on_device:
             self._on_device.begin()
         arrived = self._on_device.arrived if self._on_device else None
-        version, flat = self._source.weights(turn, inline, rounds_done, look, arrived)
+        version, flat = self._source.weights(turn, inline, rounds_done, look, arrived, part)
         if flat is not self._flat:
             self._flat, self._views = flat, self._layout.views(flat)
-        return version, self._layout.cut(self._on_device.whole(flat)) if self._on_device else dict(self._views)
+        views = self._layout.cut(self._on_device.whole(flat)) if self._on_device else self._views
+        if not part:
+            return version, dict(views)
+        return version, {p.name: views[p.name] for p in self._layout.parameters_in(part)}
 
     def close(self) -> None:
         """Cancel a fetch that is under way."""

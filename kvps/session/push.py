@@ -48,15 +48,17 @@ class Header(NamedTuple):
 
     version  the version of the weights that it was computed on, in this `history`
     unit     the unit of data that it has used, if the job hands out units
-    trace    the trace of the worker's iteration before this one
+    traces   those of earlier iterations of the worker, which this push takes along
     weight   how much it weighs in a weighted reduction, else 1
+    part     the part of the model that it is of, "" for all of it
     """
 
     version: int
     history: str
     unit: int | None
-    trace: list[object]
+    traces: list[str]
     weight: int
+    part: str = ""
 
 
 class Push:
@@ -102,7 +104,7 @@ class Push:
         """Add one gradient, and send the chunks that are now complete. Raises NotFinite; then nothing has changed."""
         with self._encoder.home.current():
             counts = self._is_finite(number, array)
-        upload = self._opened(True, False, buffers)
+        upload = self._opened(True, False, buffers, "")
         try:
             upload.counts &= counts
             upload.put({number: array}, last=False)
@@ -122,19 +124,21 @@ class Push:
         Raises NotFinite, and WrongOrder if an earlier try with an unknown result had other gradients; then nothing has
         changed. Raises ContributionLate; then it will never count. Raises WorkerEvicted, ServerLost, JobNotFound.
         """
+        if self._upload and self._upload.part != header.part:
+            raise WrongOrder("put() hands over gradients of the whole model: push() the others without part=")
         counts = self._upload is None or self._upload.counts
         looks = self._upload is None and self._looks_on_the_way
         with self._encoder.home.current():
             for number, array in arrays.items():
                 counts &= looks or self._is_finite(number, array)
-        upload = self._opened(counts, looks, buffers)
+        upload = self._opened(counts, looks, buffers, header.part)
         before, self.state = self.state, PushState.SENDING
         try:
             if counts:
                 upload.put(arrays)
             if not upload.finite:
                 counts = all(self._is_finite(number, array) for number, array in arrays.items())
-            digests = upload.digests if counts else "-"
+            digests = self._identity(upload, counts)
             if before is PushState.UNKNOWN and self._digests != digests:
                 raise WrongOrder(
                     "how the push before this one ended is not known, and this is another gradient: leave, and join "
@@ -152,6 +156,7 @@ class Push:
             return accepted
         except ContributionLate:
             self._membership.past = header.version
+            self._membership.dropped += 1  # first: after an interrupt here, it is not taken for accepted
             self._membership.sequence += 1  # it is used, so that nothing else is stored under these names
             self.state, self._upload = PushState.DROPPED, None
             self._access.client.unlink(upload.chunks.keys)
@@ -164,9 +169,14 @@ class Push:
         except BaseException:
             self.state, self._upload = before, None
             if before is not PushState.UNKNOWN and (upload.begun or not counts):
-                self._lose_track(upload.digests if counts else "-")
+                self._lose_track(self._identity(upload, counts))
             upload.chunks.drop()
             raise
+
+    @staticmethod
+    def _identity(upload: GradientUpload, counts: bool) -> str:
+        """Return what tells a contribution from another one under the same number."""
+        return f"{upload.part} {upload.digests}" if counts else "-"
 
     def forget(self) -> None:
         """Drop gradients that were put and never pushed. Wait until they have arrived, so that none arrives later."""
@@ -182,14 +192,14 @@ class Push:
     def _lose_track(self, digests: str | None) -> None:
         self.state, self._digests = PushState.UNKNOWN, digests
 
-    def _opened(self, live: bool, looks: bool, buffers: GradientBuffers | None) -> GradientUpload:
+    def _opened(self, live: bool, looks: bool, buffers: GradientBuffers | None, part: str) -> GradientUpload:
         """Return the present upload, or a new one, which is not `live` if bytes were sent under its number before."""
         if not self._upload:
             live, self._tried = live and not self._tried, True
             in_place = buffers is not None and buffers.in_place
             with self._membership.memory_checked():
-                chunks = self._uploads.open(self.seq, live, self._membership.settled, in_place)
-            self._upload = GradientUpload(self._access.layout, self._encoder.residual, chunks, looks)
+                chunks = self._uploads.open(self.seq, live, self._membership.settled, in_place, part)
+            self._upload = GradientUpload(self._access.layout, self._encoder.residual, chunks, looks, part)
         return self._upload
 
     @property
@@ -204,9 +214,10 @@ class Push:
             return True
         if self._access.config.nonfinite == "skip":
             return False
+        parameter = self._access.layout.parameters[number]
         raise NotFinite(
-            f"gradient {self._access.layout.parameters[number].name!r} holds NaN or Inf and was not sent: mend it, or "
-            f"create the job with nonfinite='skip' to count such gradients as zeros"
+            f"{'buffer' if parameter.buffer else 'gradient'} {parameter.name!r} holds NaN or Inf and was not sent: "
+            f"mend it, or create the job with nonfinite='skip' to count such gradients as zeros"
         )
 
     # -- delivery -----------------------------------------------------------------------------------------------
@@ -281,7 +292,7 @@ class Push:
         said = (me.worker, me.incarnation, self.seq, header.version, header.weight if counts else 0, digests)
         while True:
             try:
-                return scripts.push(*said, header.history, header.unit, header.trace)
+                return scripts.push(*said, header.history, header.unit, header.traces, header.part)
             except (ServerRestarted, WrongOrder):  # this session does not miscount: the server forgot some
                 raise me.server_restarted() from None
             except JobNotFound:

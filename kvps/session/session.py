@@ -12,16 +12,18 @@ for it, or is in the log as rejected, with the reason. Lost replies and repeated
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Mapping
+from functools import partial
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvps.arrays.formats import encoded_size, format_of
 from kvps.arrays.inputs import one_number
 from kvps.arrays.layout import DTYPE, Array
+from kvps.connection.server_clock import ServerClock
 from kvps.device.base import CPU, Device
 from kvps.errors import ContributionLate, JobNotFound, KvpsError, LayoutMismatch, WrongOrder
 from kvps.protocol.job_state import Turn
@@ -30,12 +32,13 @@ from kvps.reductions import check_weight
 from kvps.session.buffers import GradientBuffers
 from kvps.session.encoder import Encoder
 from kvps.session.inner_state import to_bytes
-from kvps.session.iteration import IterationTimer
+from kvps.session.iteration import COMPUTE, FETCH, PUSH, WAIT, IterationTimer
 from kvps.session.membership import Membership
 from kvps.session.pull import WeightPull
 from kvps.session.push import Header, Push
 from kvps.transport.access import JobAccess
 from kvps.transport.base import Transport
+from kvps.transport.version_age import version_age_s
 
 
 class Session:
@@ -61,12 +64,12 @@ class Session:
         self.round = joined.round
         self.clock = joined.clock + joined.pending
         self._access = access
-        self._membership = Membership(access, transport.reader, worker, joined)
+        self._timer = IterationTimer(_clock_of(access), partial(_moved, access))
+        self._membership = Membership(access, transport.reader, worker, joined, self._timer)
         self._encoder = Encoder(access, self._membership, joined.residual)
         self._uploads = transport.uploads(worker, joined.incarnation, self._encoder.sizes)
         self._weights = WeightPull(access, transport, device, prefetch)
         self._reader = transport.reader
-        self._timer = IterationTimer()
         self._last_push = self._new_push()
         self._turn: Turn | None = None  # of the last pull; None once a push has used it
         self._wait_behind: Turn | None = None  # in BSP after a push: no look before the next entry
@@ -90,6 +93,17 @@ class Session:
         return self._membership.sequence
 
     @property
+    def weight_sum(self) -> int:
+        """The sum of the weights of the contributions in `clock`; 0 unless the job's rounds end by the clock."""
+        return self._membership.weight_sum
+
+    @property
+    def accepted(self) -> int:
+        """How many contributions of this incarnation have been accepted; those that came late and were dropped are
+        none."""
+        return self.sequence - self._membership.dropped
+
+    @property
     def version(self) -> int:
         """The version of the weights that the last pull returned."""
         return self._membership.version
@@ -101,22 +115,25 @@ class Session:
 
     # -- pull -------------------------------------------------------------------------------------------------
 
-    def pull(self) -> dict[str, Any]:
+    def pull(self, part: str = "") -> dict[str, Any]:
         """Return the newest weights, as soon as the staleness bound lets this worker begin its next round.
 
         Returns name -> array, to be read only, on the device it joined with: valid until the next pull, on a device
-        also for what that pull's current stream still computes. Raises WorkerEvicted, JobNotFound, ServerLost.
+        also for what that pull's current stream still computes. With a `part` of the model, see `Store.create_job`,
+        only those of its parameters, and only they are read. Raises WorkerEvicted, JobNotFound, ServerLost,
+        InvalidSetting if the job has no such part.
         """
         self._membership.check_usable()
+        self._access.layout.check_part(part)
         self._push.forget()
-        began = time.perf_counter()
+        self._timer.enter(WAIT)
         # First, because nothing may fail between taking a prefetched version and ordering the next.
         turn, inline = self._await_turn()
-        turn_came = time.perf_counter()
+        self._timer.enter(FETCH)
         with self._membership.memory_checked():
-            version, weights = self._weights.weights(turn, inline, self.round, self._membership.look)
+            version, weights = self._weights.weights(turn, inline, self.round, self._membership.look, part)
         self._membership.version, self._turn = version, turn
-        self._timer.pulled(began, turn_came)
+        self._timer.enter(COMPUTE)
         return weights
 
     def _await_turn(self) -> tuple[Turn, bool]:
@@ -128,6 +145,11 @@ class Session:
             self._wait_behind = None
             self._membership.check(turn)
         return turn, inline
+
+    def version_age_s(self) -> float:
+        """Return how many seconds ago the version of the last pull was committed, by the server's clock; 0 for one that
+        no commit made, as a job's first. So workers whose hosts have other clocks agree on when a round ends."""
+        return version_age_s(self._access, self.version)
 
     # -- units ------------------------------------------------------------------------------------------------
 
@@ -183,14 +205,18 @@ class Session:
         buffers = self._buffers_now
         push.put(number, self._encoder.flat({number: grad}, buffers)[number], buffers)
 
-    def push(self, grads: Mapping[str, Any] | None = None, loss: Any = None, weight: int | None = None) -> int:
+    def push(
+        self, grads: Mapping[str, Any] | None = None, loss: Any = None, weight: int | None = None, part: str = ""
+    ) -> int:
         """Hand over the gradient of the weights last pulled. Return the clock as which it was acknowledged.
 
         `grads` maps every parameter's name, except those that were `put` before, to a float32 array of its shape, in
         host or CUDA memory. `loss`, a number or an array or tensor with one item, is shown while the job runs. `weight`
         is for a job whose reduction is weighted, as the number of samples: a whole number from 1 to 2**31; left out, it
-        is 1. Raises LayoutMismatch, NotFinite (unless the job counts those as zeros), WrongOrder, InvalidSetting for a
-        weight that the job does not take, and UsageError for a loss that is not one number; after these nothing has
+        is 1. With a `part` of the model, see `Store.create_job`, `grads` maps its parameters alone, and the others stay
+        as they are unless another contribution of the version has them. Raises LayoutMismatch, NotFinite (unless the
+        job counts those as zeros), WrongOrder, InvalidSetting for a weight that the job does not take or a part that it
+        does not have, and UsageError for a loss that is not one number; after these nothing has
         changed and the push may be repeated. Raises WorkerEvicted, and ContributionLate if the job drops late ones and
         this is one: then pull, and compute the round anew. After any other error the push may have counted: push the
         same gradients again (put them again too), and they count once. If the error came while a device was computing
@@ -202,18 +228,22 @@ class Session:
         withdraws = buffers is not None and buffers.may_be_written(grads)
         shown = None if loss is None else one_number(loss, "the loss")
         weight = self.check_weight(weight)
-        began = time.perf_counter()
+        self._access.layout.check_part(part)
+        self._timer.enter(PUSH)
         push = self._push
-        rest = self._access.layout.rest({} if grads is None else grads, "gradient", push.has)
-        header = Header(self.version, self._turn.history, self._unit, self._timer.trace, weight)
+        rest = self._access.layout.rest({} if grads is None else grads, "gradient", push.has, part)
+        traces = self._timer.due()
+        header = Header(self.version, self._turn.history, self._unit, traces, weight, part)
         try:
-            self.clock, self.round = push.send(self._encoder.flat(rest, buffers), header, buffers, withdraws)
+            accepted = push.send(self._encoder.flat(rest, buffers), header, buffers, withdraws)
+            self.clock, self.round, self._membership.weight_sum = accepted
         except ContributionLate:
             self._turn = None
             raise
         self._wait_behind = None if self._access.config.staleness else self._turn
+        self._timer.sent(traces)
+        self._timer.pushed(self.round, self.clock, self.version, self._unit, part, shown)
         self._turn = self._unit = None
-        self._timer.pushed(began, self.round, self.version, shown)
         return self.clock
 
     def check_weight(self, weight: object) -> int:
@@ -275,7 +305,7 @@ class Session:
         finally:
             me.stop_heartbeat()
         try:
-            me.leave(finished, self._timer.trace, residual)
+            me.leave(finished, self._timer.traces, residual)
         except JobNotFound:  # the removal may have scanned before these bytes arrived
             self._access.client.unlink(keys + self._encoder.stored_keys(residual))
             raise
@@ -294,3 +324,20 @@ class Session:
         # The user must see the first error; a server that cannot be reached now will notice the worker's silence.
         with contextlib.suppress(KvpsError):
             self.leave(finished=False)
+
+
+def _clock_of(access: JobAccess) -> ServerClock | None:
+    """Return the clock for the times that are recorded; None if the job records none."""
+    if not access.config.records_spans:
+        return None
+    clock = ServerClock(access.server.seconds)
+    with contextlib.suppress(KvpsError):  # the next call raises it too; the heartbeat asks again
+        clock.sample()
+    return clock
+
+
+def _moved(access: JobAccess, part: str) -> tuple[int, int]:
+    """Return the bytes of the weights and of the gradient of a part of the model, in the formats they are sent in."""
+    config, layout = access.config, access.layout
+    pulled, pushed = (encoded_size(layout, format_of(f), part) for f in (config.weight_format, config.gradient_format))
+    return pulled, pushed

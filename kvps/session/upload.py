@@ -23,16 +23,22 @@ class GradientUpload:
     finite  False once a sent array held NaN or Inf, if this `looks` for them; chunks that left are then never announced
     counts  False once an array with NaN or Inf was put, in a job where such a contribution counts as zeros
     begun   whether any of its bytes may have left
+    part    the part of the model whose gradient it is, "" for all of it
     """
 
-    def __init__(self, layout: Layout, residual: Residual | None, chunks: ChunkUpload, looks: bool = False) -> None:
+    def __init__(
+        self, layout: Layout, residual: Residual | None, chunks: ChunkUpload, looks: bool = False, part: str = ""
+    ) -> None:
         self.chunks = chunks
+        self.part = part
         self.finite = True
         self.counts = True
         self.begun = False
         self._looks = looks
         self._layout = layout
         self._residual = residual
+        if residual:
+            residual.begin()
         self._arrays: list[Flat | None] = [None] * len(layout.parameters)
         self._missing = [[len(pieces) for pieces in chunks] for chunks in layout.pieces]
         self._digests = [[""] * len(chunks) for chunks in layout.pieces]
@@ -87,5 +93,8 @@ class GradientUpload:
 
     @property
     def digests(self) -> str:
-        """The digest of each shard's part, as push.lua takes them, once all arrays were put."""
-        return ",".join(fold(chunks) for chunks in self._digests)
+        """The digest of what each shard has of it, as push.lua takes them, once all arrays were put."""
+        return ",".join(
+            fold(digest for chunk, digest in zip(chunks, digests, strict=True) if chunk.in_part(self.part))
+            for chunks, digests in zip(self._layout.chunks, self._digests, strict=True)
+        )

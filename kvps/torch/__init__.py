@@ -10,7 +10,8 @@
             worker.step(loss)               # gradients to the aggregator, which steps
 
 Only parameters that require a gradient are sent, tied ones once. A model may be in bfloat16 or float16, as a whole or
-in parts; the job's weights are float32. Each worker keeps its own buffers (BatchNorm's running statistics).
+in parts; the job's weights are float32. Each worker keeps its own buffers (BatchNorm's running statistics), or a job of
+``parameters(model, buffers="average")`` or ``"rank0"`` has them too.
 """
 
 try:

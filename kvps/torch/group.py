@@ -107,11 +107,15 @@ class GroupSession:
         """
         losses = self._agree_on(grads, loss)
         shown = sum(losses) / len(losses) if losses else None
+        buffers = self._gradient[self._layout.buffer_start :]
+        own = buffers.copy()
         with self._or_lost():
             self._channel.reduce(self._gradient)
 
         def pushed() -> Message:
             np.divide(self._gradient, np.float32(self._channel.size), out=self._gradient)
+            if self._layout.buffer_kind == "rank0":  # of a group, the leader's
+                np.copyto(buffers, own)
             self._leading.push(self._layout.views(self._gradient), shown)
             return self._here()
 

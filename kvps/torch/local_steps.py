@@ -7,61 +7,85 @@ arXiv 2311.08105, 2023.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from numpy.typing import NDArray
 
-from kvps.config import JobConfig
+from kvps.arrays.parts import fragment_of
+from kvps.config import AUTO, JobConfig
 from kvps.errors import CorruptData, InvalidSetting, NotFinite, WrongOrder
 from kvps.reductions import MOST_WEIGHT
+from kvps.session.round_timer import RoundTimer
 from kvps.torch.model import Parameters
 
 MOST_STEPS = 1_000_000
 
 
 class LocalSteps:
-    """The steps of one worker's present round: `steps` of them, each by `inner` on the parameters `params`.
+    """The steps of one worker's present round: `steps` of them, each by `inner` on the parameters `params`; with "auto"
+    as many as the job's `round_ms` lets it take.
 
     It keeps one copy of the parameters, as pulled, in float32. `weight` is the sum of the steps' weights, None without
-    any. Raises InvalidSetting unless `inner` steps exactly these parameters.
+    any; in a job whose rounds end by the clock, a step without a weight weighs 1. With fragments, `part_of` is
+    parameter -> fragment: a round is of one, and the worker goes on from its own weights of the others. Raises
+    InvalidSetting unless `inner` steps exactly these parameters, and for "auto" in a job without `round_ms`.
     """
 
-    def __init__(self, params: Parameters, inner: torch.optim.Optimizer, steps: int, config: JobConfig) -> None:
-        if isinstance(steps, bool) or not isinstance(steps, int) or not 1 <= steps <= MOST_STEPS:
-            raise InvalidSetting(f"local_steps must be a whole number from 1 to {MOST_STEPS}, not {steps!r}")
+    def __init__(
+        self,
+        params: Parameters,
+        inner: torch.optim.Optimizer,
+        steps: int | str,
+        config: JobConfig,
+        part_of: Mapping[str, str] | None = None,
+    ) -> None:
+        _check_steps(steps, config)
         _check_inner(inner, params)
+        fragments = max(1, config.fragments)
+        if fragments > 1 and (isinstance(steps, str) or steps % fragments):
+            raise InvalidSetting(f"the job's {fragments} fragments must divide local_steps, {steps}")
+        self._part_of = part_of or {}
         self._params = params
         self._inner = inner
-        self._steps = steps
-        self._skips = config.nonfinite == "skip"
-        self._units = config.units > 0
+        self._steps = steps if isinstance(steps, str) else steps // fragments
+        self._config = config
+        self._timer = RoundTimer(config) if steps == AUTO else None
+        self._over = False
         self._pulled: dict[str, torch.Tensor] = {}
         self._pseudo: dict[str, torch.Tensor] = {}
         self._cleared = False  # whether a pull has cleared the gradients since the last step
         self._taken = 0
+        self._part: str | None = None  # of the pseudo-gradient that is being pushed
+        self.to_pull = ""  # the part whose weights the next round needs; "" is the whole model
         self.weight: int | None = None
+        self._is_ahead = False  # whether the parameters have steps that the job lacks
         self._accepted = False  # whether all steps so far are in accepted contributions
 
     @property
     def under_way(self) -> bool:
         """Whether some steps of the round are taken, and not all."""
-        return 0 < self._taken < self._steps
+        return self._taken > 0 and not self._over
 
     @property
     def to_push(self) -> bool:
-        """Whether a worker that leaves now has steps to push. A part of a unit does not count: another worker gets the
-        whole unit."""
-        return self._taken == self._steps or (self._taken > 0 and not self._units)
+        """Whether a worker that leaves now has steps to push, with fragments also those of earlier rounds. A part of a
+        unit does not count: another worker gets the whole unit."""
+        return self._is_ahead and (self._over or not self._config.units)
 
-    def begin(self, anew: bool) -> None:
-        """Begin the next step, whose gradients are cleared; or a round `anew`, from what the parameters hold now."""
+    def begin(self, anew: bool, age_s: Callable[[], float]) -> None:
+        """Begin the next step, whose gradients are cleared; or a round `anew`, whose weights, `to_pull`, are in the
+        parameters now. `age_s` returns how long ago their version was committed."""
         if anew:
-            self._taken, self.weight = 0, None
+            self._taken, self._over, self.weight, self._part = 0, False, None, None
             self._pseudo.clear()
+            self._is_ahead = self._is_ahead and self.to_pull != ""
             for name, parameter in self._params.items():
-                self._pulled[name] = parameter.detach().to(torch.float32, copy=True)
+                if self.to_pull in ("", self._part_of.get(name)):
+                    self._pulled[name] = parameter.detach().to(torch.float32, copy=True)
+            if self._timer:
+                self._timer.begin(age_s)
         self._cleared = True
 
     def take(self, weight: int | None) -> bool:
@@ -69,15 +93,18 @@ class LocalSteps:
 
         Raises WrongOrder, NotFinite; then nothing has changed.
         """
-        if self._taken < self._steps:
+        if not self._over:
             counts = self._counts()
+            self.to_pull = ""  # until the push of this round is accepted
             self._cleared = self._accepted = False
+            self._is_ahead = True
             if counts:
                 self._inner.step()
             self._taken += 1
-            if weight:
+            if weight := weight or (1 if self._config.timed_rounds else None):
                 self.weight = min(MOST_WEIGHT, weight + (self.weight or 0))
-        return self._taken == self._steps
+            self._over = self._timer.over() if self._timer else self._taken == self._steps
+        return self._over
 
     def _counts(self) -> bool:
         """Return whether the step is to be taken: a gradient with NaN would stay in the state of `inner` for good."""
@@ -87,19 +114,25 @@ class LocalSteps:
         if not grads:
             raise WrongOrder("no parameter has a gradient: call loss.backward() between pull() and step()")
         spoilt = _spoilt(grads)
-        if spoilt and not self._skips:
+        if spoilt and self._config.nonfinite == "reject":
             raise NotFinite(
                 f"gradient {spoilt!r} holds NaN or Inf, and no step was taken: mend it, or leave this batch out and "
                 f"pull()"
             )
         return not spoilt
 
-    def pseudo_gradient(self) -> dict[str, torch.Tensor]:
-        """Return name -> weights pulled minus weights now, float32, in the copy's memory; the same if called again."""
-        while self._pulled:
-            name, pulled = self._pulled.popitem()  # an interrupt loses an array, and the push then says which
+    def part(self, round_: int) -> str:
+        """Return the part that a worker pushes which has done so many rounds: the fragment whose turn it is."""
+        return fragment_of(round_, self._config.fragments) if self._config.fragments > 1 else ""
+
+    def pseudo_gradient(self, part: str) -> tuple[str, dict[str, torch.Tensor]]:
+        """Return a part, and name -> weights pulled minus weights now of its parameters, float32, in the copy's memory.
+        If called again they are the same, whatever the `part`: a push may have been accepted."""
+        self._part = part if self._part is None else self._part
+        for name in [name for name in self._pulled if self._part in ("", self._part_of.get(name))]:
+            pulled = self._pulled.pop(name)  # an interrupt loses an array, and the push then says which
             self._pseudo[name] = pulled.sub_(self._params[name].detach())
-        return dict(self._pseudo)
+        return self._part, dict(self._pseudo)
 
     @property
     def kind(self) -> str:
@@ -147,13 +180,15 @@ class LocalSteps:
 
     def dropped(self) -> None:
         """Note that the pseudo-gradient came late and will never count: the next round begins with a pull."""
-        self._taken = 0
+        self._taken, self._over, self._part, self._is_ahead = 0, False, None, False
         self._pulled.clear()
         self._pseudo.clear()
 
     def pushed(self) -> None:
         """Note that the pseudo-gradient was accepted."""
-        self._taken = 0
+        self.to_pull, self._part = self._part or "", None
+        self._is_ahead = self.to_pull != ""
+        self._taken, self._over = 0, False
         self._accepted = True
         self._pseudo.clear()
 
@@ -182,6 +217,18 @@ def _hosted(value: Any) -> NDArray[Any]:
     """Return a number or tensor in host memory; float32 for shorter floats, which loses nothing."""
     tensor = torch.as_tensor(value).detach().cpu()
     return (tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor).numpy()
+
+
+def _check_steps(steps: object, config: JobConfig) -> None:
+    """Raise InvalidSetting unless `steps` is a number of steps, or "auto" in a job whose rounds end by the clock."""
+    if steps == AUTO and isinstance(steps, str):
+        if not config.timed_rounds:
+            raise InvalidSetting(
+                "local_steps='auto' ends rounds with those of the job, and this job's do not end by the clock: create "
+                "it with local_steps='auto' and round_ms, or give a number"
+            )
+    elif isinstance(steps, bool) or not isinstance(steps, int) or not 1 <= steps <= MOST_STEPS:
+        raise InvalidSetting(f"local_steps must be a whole number from 1 to {MOST_STEPS}, or auto, not {steps!r}")
 
 
 def _check_inner(inner: object, params: Parameters) -> None:

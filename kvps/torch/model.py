@@ -1,40 +1,52 @@
-"""The parameters of a model that a job trains, and the copy of weights into them."""
+"""The parameters and buffers of a model that are in a job, and the copy of weights into them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import torch
 from torch.nn.parameter import is_lazy
 
-from kvps.arrays.layout import Array
-from kvps.errors import LayoutMismatch
+from kvps.arrays.layout import BUFFER_KINDS, Array, Buffer
+from kvps.errors import InvalidSetting, LayoutMismatch
 from kvps.job import Job
 
 Parameters = dict[str, torch.nn.Parameter]
-_TRAINED = (torch.float32, torch.bfloat16, torch.float16)
+_OWN = "own"
+_EXACT = (torch.float32, torch.bfloat16, torch.float16)
 """The dtypes that float32 holds exactly."""
 
 
-def parameters(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+def parameters(model: torch.nn.Module, buffers: str = _OWN) -> dict[str, torch.Tensor | Buffer]:
     """Return what a job of this model begins with: name -> float32 tensor, of all parameters that require a gradient.
 
+    `buffers` says what becomes of buffers, such as BatchNorm's running statistics: with "own" each worker keeps its
+    own. With "average" or "rank0" they are in the job: each version has the average of what the workers that
+    contributed to it have, or what the one of the lowest rank has. Then the mapping has a `Buffer` for each that is
+    floating-point and in the model's state_dict; all others stay each worker's.
+
     The tensors are the model's own memory, on any device, or float32 copies of parameters in bfloat16 or float16; tied
-    ones are there once, under the first of their names. Raises LayoutMismatch for a parameter of another dtype, or one
-    that has no values yet.
+    ones are there once, under the first of their names. Raises LayoutMismatch for a parameter or buffer of another
+    dtype, or one that has no values yet, and InvalidSetting for another word.
     """
-    return {name: parameter.detach().float() for name, parameter in trained(model).items()}
+    if buffers not in (_OWN, *BUFFER_KINDS):
+        raise InvalidSetting(f"buffers must be one of {', '.join((_OWN, *BUFFER_KINDS))}, not {buffers!r:.80}")
+    found: dict[str, torch.Tensor | Buffer] = dict(_exact(trained(model)))
+    if buffers != _OWN:
+        found |= {name: Buffer(tensor, buffers) for name, tensor in _exact(job_buffers(model)).items()}
+    return found
 
 
 def load(job: Job, model: torch.nn.Module) -> int:
-    """Copy the newest weights of a job into a model, to evaluate or save it; return their version.
+    """Copy the newest weights of a job into a model, to evaluate or save it, and buffers, if the job has them; return
+    their version.
 
-    Blocks no worker; buffers stay as they are. Raises LayoutMismatch, JobNotFound; nothing was changed then.
+    Blocks no worker; other buffers stay as they are. Raises LayoutMismatch, JobNotFound; nothing was changed then.
     """
-    wanted = fitting(job, model)
+    params, buffers = fitting(job, model)
     version, weights = job.snapshot()
-    fill(wanted, weights)
+    fill(params | buffers.tensors, weights)
     return version
 
 
@@ -46,31 +58,85 @@ def trained(model: torch.nn.Module) -> Parameters:
     if not found:
         raise LayoutMismatch("the model has no parameter that requires a gradient")
     for name, parameter in found.items():
-        if is_lazy(parameter):
-            raise LayoutMismatch(f"parameter {name!r} has no shape yet: put one batch through the model first")
-        if parameter.is_meta:
-            raise LayoutMismatch(f"parameter {name!r} is on the device meta and has no values: give it some first")
-        if parameter.dtype not in _TRAINED:
-            dtype = str(parameter.dtype).removeprefix("torch.")
-            raise LayoutMismatch(
-                f"parameter {name!r} is {dtype}: a job's weights are float32, which a model may hold in float32, "
-                f"bfloat16 or float16; call model.float()"
-            )
+        _check(f"parameter {name!r}", parameter)
     return found
 
 
-def fitting(job: Job, model: torch.nn.Module) -> Parameters:
-    """Return the model's trained parameters. Raises LayoutMismatch if they are not the job's."""
-    job.layout.hosted(parameters(model), "parameter")
-    return trained(model)
+def job_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Return name -> buffer that a job may have, each once: floating-point ones that are in the model's state_dict.
+
+    A model makes the others anew (masks, with infinite values in them), or counts with them. Raises LayoutMismatch as
+    `parameters` does.
+    """
+    persistent = model.state_dict(keep_vars=True)
+    found = {name: b for name, b in model.named_buffers() if name in persistent and b.is_floating_point()}
+    for name, buffer in found.items():
+        _check(f"buffer {name!r}", buffer)
+        if buffer.layout is torch.strided and any(
+            step == 0 and items > 1 for step, items in zip(buffer.stride(), buffer.shape, strict=True)
+        ):
+            raise LayoutMismatch(f"buffer {name!r} is expanded, and cannot be written to: register its .contiguous()")
+    return found
 
 
-def fill(params: Parameters, weights: Mapping[str, Array]) -> None:
-    """Copy received weights into the model's parameters, on their device and in their dtype: the only copy of a
-    pull."""
+def _check(what: str, tensor: torch.Tensor) -> None:
+    """Raise LayoutMismatch for a tensor that no float32 array can hold exactly; `what` is for the message."""
+    if is_lazy(tensor):
+        raise LayoutMismatch(f"{what} has no shape yet: put one batch through the model first")
+    if tensor.is_meta:
+        raise LayoutMismatch(f"{what} is on the device meta and has no values: give it some first")
+    if tensor.dtype not in _EXACT:
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        raise LayoutMismatch(
+            f"{what} is {dtype}: a job's weights are float32, which a model may hold in float32, bfloat16 or float16; "
+            f"call model.float()"
+        )
+
+
+class JobBuffers:
+    """The buffers of a model that are in its job, under these names.
+
+    They are looked up each time, because a forward pass may have put another tensor in the place of one.
+    """
+
+    def __init__(self, model: torch.nn.Module, names: Iterable[str]) -> None:
+        self._model = model
+        self._names = tuple(names)
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Name -> the model's own tensor. Raises LayoutMismatch for one that the model has no more."""
+        found = dict(self._model.named_buffers(remove_duplicate=False)) if self._names else {}
+        for name in self._names:
+            if name not in found:
+                raise LayoutMismatch(f"the model no longer has the buffer {name!r}, which is in its job: put it back")
+        return {name: found[name] for name in self._names}
+
+    @property
+    def float32(self) -> dict[str, torch.Tensor]:
+        """Name -> float32 tensor, as a worker pushes it."""
+        return _exact(self.tensors)
+
+
+def fitting(job: Job, model: torch.nn.Module) -> tuple[Parameters, JobBuffers]:
+    """Return the model's trained parameters, and its buffers if the job has buffers. Raises LayoutMismatch if they are
+    not the job's."""
+    params, buffers = trained(model), job_buffers(model) if job.layout.buffer_kind else {}
+    job.layout.hosted(_exact(params | buffers), "parameter")
+    return params, JobBuffers(model, buffers)
+
+
+def fill(tensors: Mapping[str, torch.Tensor], weights: Mapping[str, Array]) -> None:
+    """Copy received weights into the model's parameters and buffers, on their device and in their dtype: the only copy
+    of a pull."""
     with torch.no_grad():
-        for name, parameter in params.items():
-            parameter.copy_(torch.from_numpy(np.asarray(_Exposed(weights[name]))))
+        for name, array in weights.items():
+            tensors[name].copy_(torch.from_numpy(np.asarray(_Exposed(array))))
+
+
+def _exact(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return them as float32; those that are float32 are the same memory."""
+    return {name: tensor.detach().float() for name, tensor in tensors.items()}
 
 
 class _Exposed:

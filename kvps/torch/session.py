@@ -21,7 +21,7 @@ from kvps.machine.fork import ProcessOwner
 from kvps.session.session import Session
 from kvps.torch.group import GroupSession, join_as_group
 from kvps.torch.local_steps import LocalSteps
-from kvps.torch.model import Parameters, fill, fitting
+from kvps.torch.model import JobBuffers, Parameters, fill, fitting
 
 log = logging.getLogger("kvps.session")
 
@@ -32,23 +32,25 @@ def join(
     worker: str | None = None,
     *,
     inner: torch.optim.Optimizer | None = None,
-    local_steps: int | None = None,
+    local_steps: int | str | None = None,
     overlap: bool = False,
     takeover: bool = False,
     prefetch: bool = False,
     group: dist.ProcessGroup | None = None,
 ) -> TorchSession:
-    """Become a worker that trains `model`, as `Job.join` does; the first pull replaces the model's own weights.
+    """Become a worker that trains `model`, as `Job.join` does; the first pull replaces the model's own weights, and its
+    buffers, if the job has them.
 
     With `inner`, the worker takes `local_steps` steps with that optimizer between two pulls from the job, and pushes
-    the pseudo-gradient, float32: the weights pulled minus the weights now. `local_steps` is the job's if None. This
-    keeps one more copy of the parameters, 4 bytes an item. With `overlap` each gradient is sent while backward computes
+    the pseudo-gradient, float32: the weights pulled minus the weights now. `local_steps` is the job's if None; "auto"
+    takes as many as it has time for until the round of such a job ends. This keeps one more copy of the parameters,
+    4 bytes an item. With `overlap` each gradient is sent while backward computes
     the next: for parameters on the CPU, one backward() per round, and gradients that nothing changes before step().
     With `group`, all members of that gloo group are one worker: each joins with a model of its own, calls pull() and
     step() as often as the others, and the mean of their gradients is pushed once. If a member dies, the calls of the
     others raise GroupLost. Raises LayoutMismatch, InvalidSetting, and what `Job.join` raises; nothing was changed then.
     """
-    params = fitting(job, model)
+    params, buffers = fitting(job, model)
     local = _local(job, params, inner, local_steps)
     if local and overlap:
         raise InvalidSetting(
@@ -66,7 +68,7 @@ def join(
             raise InvalidSetting("inner takes local steps, and the members of a group step together: leave one out")
         if overlap:
             raise InvalidSetting("overlap=True sends gradients before a group has added them up: leave it out")
-        return TorchSession(join_as_group(job, group, worker, device, takeover, prefetch), params, overlap)
+        return TorchSession(join_as_group(job, group, worker, device, takeover, prefetch), params, buffers, overlap)
     session = job.join(worker, device=device, takeover=takeover, prefetch=prefetch)
     if local:
         try:
@@ -74,7 +76,7 @@ def join(
         except BaseException:
             session.leave(finished=False)
             raise
-    return TorchSession(session, params, overlap, local)
+    return TorchSession(session, params, buffers, overlap, local)
 
 
 def _resume(session: Session, local: LocalSteps) -> None:
@@ -91,12 +93,12 @@ def _resume(session: Session, local: LocalSteps) -> None:
 
 
 def _local(
-    job: Job, params: Parameters, inner: torch.optim.Optimizer | None, local_steps: int | None
+    job: Job, params: Parameters, inner: torch.optim.Optimizer | None, local_steps: int | str | None
 ) -> LocalSteps | None:
     """Return the local steps that a worker takes; None if it pushes each gradient. Raises InvalidSetting."""
     steps = job.config.local_steps if local_steps is None else local_steps
     if inner is not None:
-        return LocalSteps(params, inner, steps, job.config)
+        return LocalSteps(params, inner, steps, job.config, {p.name: p.part for p in job.layout.parameters})
     if steps != 1:
         raise InvalidSetting(f"a worker that takes {steps!r} local steps needs an optimizer for them: give inner=")
     return None
@@ -109,11 +111,17 @@ class TorchSession:
     """
 
     def __init__(
-        self, session: Session | GroupSession, params: Parameters, overlap: bool, local: LocalSteps | None = None
+        self,
+        session: Session | GroupSession,
+        params: Parameters,
+        buffers: JobBuffers,
+        overlap: bool,
+        local: LocalSteps | None = None,
     ) -> None:
         self._owner = ProcessOwner(f"the session of worker {session.worker!r}")
         self.session = session
         self._params = params
+        self._buffers = buffers
         self._local = local
         self._put: dict[str, tuple[torch.Tensor, int]] = {}  # sent during backward, with its count of writes then
         self._overlap = overlap
@@ -136,25 +144,33 @@ class TorchSession:
 
         Between local steps, only clear the gradients. Raises WorkerEvicted, JobNotFound, ServerLost.
         """
-        local = self._local
-        weights = None if local and local.under_way else self.session.pull()
+        if self._local:
+            self._pull_to(self._local)
+        else:
+            self._fill(self.session.pull())
+
+    def _pull_to(self, local: LocalSteps) -> None:
+        assert isinstance(self.session, Session)  # a group takes no local steps
+        weights = None if local.under_way else self.session.pull(local.to_pull)
+        self._fill(weights or {})
+        local.begin(weights is not None, self.session.version_age_s)
+
+    def _fill(self, weights: dict[str, Any]) -> None:
+        """Copy weights into the model, and clear its gradients."""
         self._put.clear()
         for parameter in self._params.values():
             parameter.grad = None
-        if weights is not None:
-            fill(self._params, weights)
-        if local:
-            local.begin(anew=weights is not None)
+        fill(self._params | self._buffers.tensors, weights)
 
     def step(self, loss: float | torch.Tensor | None = None, weight: int | None = None) -> int:
         """Push every parameter's `.grad`, by which the aggregator steps; return the clock that acknowledges it.
 
-        A parameter without a gradient counts as zeros. `loss`, one number, is shown while the job runs. `weight` is for
-        a job whose reduction is weighted, as the number of samples. Raises LayoutMismatch, NotFinite, WrongOrder,
-        InvalidSetting for a weight that does not fit, and UsageError for any other loss; nothing has changed then.
-        Raises what else `Session.push` raises, and may then be called again as that may. With local steps, take one;
-        only the last of a round pushes, with the sum of the weights, and a call that repeats its push takes no other.
-        Return the clock so far.
+        The model's buffers go with them, if the job has any. A parameter without a gradient counts as zeros. `loss`,
+        one number, is shown while the job runs. `weight` is for a job whose reduction is weighted, as the number of
+        samples. Raises LayoutMismatch, NotFinite, WrongOrder, InvalidSetting for a weight that does not fit, and
+        UsageError for any other loss; nothing has changed then. Raises what else `Session.push` raises, and may then be
+        called again as that may. With local steps, take one; only the last of a round pushes, with the sum of the
+        weights, and a call that repeats its push takes no other. Return the clock so far.
         """
         self._owner.check()
         if weight is not None:
@@ -165,14 +181,21 @@ class TorchSession:
             return self._push(self._gradients(), loss, weight)
         if not self._local.take(weight):
             return self.session.clock
-        return self._push(self._local.pseudo_gradient(), loss, self._local.weight)
+        return self._push_steps(self._local, self._local.part(self.session.round), loss)
 
-    def _push(self, grads: dict[str, Any], loss: float | torch.Tensor | None, weight: int | None) -> int:
+    def _push_steps(self, local: LocalSteps, part: str, loss: float | torch.Tensor | None) -> int:
+        part, grads = local.pseudo_gradient(part)
+        return self._push(grads, loss, local.weight, part)
+
+    def _push(
+        self, grads: dict[str, Any], loss: float | torch.Tensor | None, weight: int | None, part: str = ""
+    ) -> int:
+        grads |= self._buffers.float32
         try:
             if isinstance(self.session, GroupSession):
                 clock = self.session.push(grads, loss)
             else:
-                clock = self.session.push(grads, loss, weight)
+                clock = self.session.push(grads, loss, weight, part)
         except UsageError:
             raise
         except BaseException as error:
@@ -188,15 +211,21 @@ class TorchSession:
     def leave(self, finished: bool = True) -> None:
         """Leave as `Session.leave` does; the end of a with block does this too.
 
-        First push the local steps that were taken and not pushed. They count as one contribution, as whole rounds do.
+        First push the local steps that were taken and not pushed. They count as one contribution, as whole rounds do;
+        with fragments it is of the whole model.
         In a job that hands out units they are dropped, and the unit goes to another worker. A worker that is not
         `finished` stores the state of its inner optimizer, with which the next `join` under its id goes on. Raises what
         `step` raises.
         """
         self._owner.check()
-        if self._local and self._local.to_push:
+        local = self._local
+        if local and local.to_push:
+            weight = local.weight
+            if local.to_pull:
+                self.pull()  # a push needs one before it
+                local.weight = weight
             with suppress(ContributionLate):  # it never counts, and there is no round after it
-                self._push(self._local.pseudo_gradient(), None, self._local.weight)
+                self._push_steps(local, "", None)
         self._unhook()
         if self._local and isinstance(self.session, Session):
             self.session.leave(finished, self._local.state())

@@ -67,9 +67,12 @@ class Uploads(Protocol):
         Contributions up to the `settled`-th wait no more. Raises ServerFull, SharedMemoryLost.
         """
 
-    def open(self, seq: int, live: bool, settled: int, in_place: bool) -> ChunkUpload:
-        """Return the upload of one contribution. `live` says that chunks may be sent without asking first whether it
-        was accepted, `in_place` that the user has computed into `buffer`. Raises ServerFull, SharedMemoryLost."""
+    def open(self, seq: int, live: bool, settled: int, in_place: bool, part: str) -> ChunkUpload:
+        """Return the upload of one contribution, of a `part` of the model or, if that is "", of all of it.
+
+        `live` says that chunks may be sent without asking first whether it was accepted, `in_place` that the user has
+        computed into `buffer`. Raises ServerFull, SharedMemoryLost.
+        """
 
     def release(self, settled: int) -> None:
         """Give up the bytes of contributions up to the `settled`-th, which wait no more."""
@@ -83,9 +86,10 @@ class WeightSource(Protocol):
         """The array that receives a small model's weights together with a turn; None if they are read separately."""
 
     def weights(
-        self, turn: Turn, inline: bool, rounds_done: int, look: Callable[[], Turn], arrived: Arrived | None
+        self, turn: Turn, inline: bool, rounds_done: int, look: Callable[[], Turn], arrived: Arrived | None, part: str
     ) -> tuple[int, Array]:
-        """Return the weights of this turn, or newer ones: their version, and (size,) float32.
+        """Return the weights of this turn, or newer ones: their version, and (size,) float32. Only those of `part` need
+        be right; "" is the whole model.
 
         `inline` says that they are already in `inline_buffer`, `look` returns the newest turn, `arrived` is called with
         each part read from Redis. Raises SharedMemoryLost, and what `VersionReader.weights` and `look` raise.

@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import NamedTuple
 
 from kvps.arrays.layout import Array
@@ -62,6 +63,13 @@ class Prefetch:
         self._coming = None  # not before: a fetch that still runs writes to the spare
         self._spare = present
         return fetched
+
+    def drop(self) -> None:
+        """Cancel the fetch, or wait until it has ended, and forget what it has read: it is old once it is taken."""
+        coming, self._coming = self._coming, None
+        if coming and not coming.cancel():
+            with suppress(KvpsError):  # the worker's own next call raises it too
+                coming.result()
 
     def close(self) -> None:
         """Cancel the fetch."""

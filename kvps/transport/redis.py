@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from functools import partial
+from itertools import chain
 
 from kvps.arrays.digest import Buffers, digest_of
 from kvps.arrays.formats import format_of
@@ -44,6 +45,7 @@ class RedisWeightSource:
     """Weights received into one array in host memory; with `prefetch` into another too, while the worker computes."""
 
     def __init__(self, access: JobAccess, reader: VersionReader, memory: Callable[[], Array], prefetch: bool) -> None:
+        self._reader = reader
         self._format = format_of(access.config.weight_format)
         self._shared = HostPull(access, reader, self._format) if HostPull.pays(access, self._format) else None
         self._pull = self._shared.weights if self._shared else weights_pull(access, reader)
@@ -57,10 +59,14 @@ class RedisWeightSource:
         return None if self._prefetch or self._format.lossy else self._flat
 
     def weights(
-        self, turn: Turn, inline: bool, rounds_done: int, look: Callable[[], Turn], arrived: Arrived | None
+        self, turn: Turn, inline: bool, rounds_done: int, look: Callable[[], Turn], arrived: Arrived | None, part: str
     ) -> tuple[int, Array]:
         if inline:
             return turn.version, self._flat
+        if part and not has_view(self._format):  # what was fetched ahead, or by another process, is the whole model
+            if self._prefetch:
+                self._prefetch.drop()
+            return self._reader.weights(turn, self._flat, self._format, arrived, part), self._flat
         fetched = self._prefetch.take(self._flat) if self._prefetch else None
         if fetched:
             version, self._flat = fetched
@@ -98,9 +104,13 @@ class RedisUploads:
     def buffer(self, seq: int, settled: int) -> WritableSegment | None:
         return None
 
-    def open(self, seq: int, live: bool, settled: int, in_place: bool) -> RedisUpload:
-        keys, layout = self._access.keys, self._access.layout
-        each = [keys.gradient(c.shard, *self._who, seq, c.number) for shard in layout.chunks for c in shard]
+    def open(self, seq: int, live: bool, settled: int, in_place: bool, part: str) -> RedisUpload:
+        keys, chunks = self._access.keys, chain.from_iterable(self._access.layout.chunks)
+        each = {
+            number: keys.gradient(c.shard, *self._who, seq, c.number)
+            for number, c in enumerate(chunks)
+            if c.in_part(part)
+        }
         return RedisUpload(self._access.client, each, live, self._whole)
 
     def release(self, settled: int) -> None:
@@ -112,11 +122,13 @@ class _Dropped(Exception):
 
 
 class RedisUpload:
-    """The upload of one contribution, whose chunks become the values of `keys`. If it is `live`, they may be sent
-    without asking first whether it was accepted. A `whole` one is sent together with the command that accepts it."""
+    """The upload of one contribution, whose chunks become the values of keys: `key_of` is number -> key. If it is
+    `live`, they may be sent without asking first whether it was accepted. A `whole` one is sent together with the
+    command that accepts it."""
 
-    def __init__(self, client: Client, keys: list[str], live: bool, whole: bool) -> None:
-        self.keys = keys
+    def __init__(self, client: Client, key_of: Mapping[int, str], live: bool, whole: bool) -> None:
+        self.keys = list(key_of.values())
+        self._key_of = key_of
         self._live, self._whole = live, whole
         self.immediate = live and not whole
         self._client = client
@@ -137,7 +149,7 @@ class RedisUpload:
 
     def send(self, number: int, value: Buffers) -> str:
         self._digests.append(digest_of(value))
-        self._items.append((self.keys[number], value))
+        self._items.append((self._key_of[number], value))
         if self._put:
             self._put(*self._items[-1])
         return self._digests[-1]

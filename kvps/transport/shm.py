@@ -83,7 +83,7 @@ class ShmWeightSource:
         self._reader = reader
 
     def weights(
-        self, turn: Turn, inline: bool, rounds_done: int, look: Callable[[], Turn], arrived: Arrived | None
+        self, turn: Turn, inline: bool, rounds_done: int, look: Callable[[], Turn], arrived: Arrived | None, part: str
     ) -> tuple[int, Array]:
         while True:
             if mapped := self._reader.mapped(turn):
@@ -128,7 +128,7 @@ class ShmUploads:
             self._made = {number: made for number, made in self._made.items() if made is not fresh} | {seq: fresh}
         return self._made[seq]
 
-    def open(self, seq: int, live: bool, settled: int, in_place: bool) -> ShmUpload:
+    def open(self, seq: int, live: bool, settled: int, in_place: bool, part: str) -> ShmUpload:
         return ShmUpload(self._sizes, lambda: self.buffer(seq, settled), live, in_place)
 
     def release(self, settled: int) -> None:

@@ -32,11 +32,11 @@ class ShmVersionReader(VersionReader):
         self._in_use: set[ReadableSegment] = set()  # held by the user's arrays: their memory is not used again
 
     def named_weights(
-        self, state: State | Turn, flat: Array, format: Format = FP32, arrived: Arrived | None = None
+        self, state: State | Turn, flat: Array, format: Format = FP32, arrived: Arrived | None = None, part: str = ""
     ) -> tuple[int, tuple[str, ...]]:
         """Like that of `VersionReader`; if this process does not see the memory, read the newest weights in Redis."""
         if self._segments.here:
-            return super().named_weights(state, flat, format, arrived)
+            return super().named_weights(state, flat, format, arrived, part)
         self.reads += 1
         return self._weights_given(state, flat)
 
@@ -94,13 +94,13 @@ class ShmVersionReader(VersionReader):
             f"have Redis given them less often (--mirror-every)"
         )
 
-    def _read(self, names: Sequence[str], flat: Array, what: str = "w") -> None:
+    def _read(self, names: Sequence[str], flat: Array, what: str = "w", part: str = "") -> None:
         if not self._copied(names, flat, what):
-            super()._read(names, flat, what)
+            super()._read(names, flat, what, part)
 
-    def _stream(self, names: Sequence[str], flat: Array, arrived: Arrived) -> None:
+    def _stream(self, names: Sequence[str], flat: Array, arrived: Arrived, part: str) -> None:
         if not self._copied(names, flat, "w"):
-            super()._stream(names, flat, arrived)
+            super()._stream(names, flat, arrived, part)
 
     def _copied(self, names: Sequence[str], flat: Array, what: str) -> bool:
         """Copy an array of a version from memory and return True; False if it is not there."""

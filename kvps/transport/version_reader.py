@@ -160,27 +160,30 @@ class VersionReader:
     def _patience_ms(self, arrays: int = 1) -> int:
         return _PIN_MS + arrays * self._layout.nbytes // _SLOW_BYTES_PER_MS
 
-    def weights(self, state: State | Turn, flat: Array, format: Format = FP32, arrived: Arrived | None = None) -> int:
-        """Read the weights of `state`, or of a newer version, into `flat`, (size,) float32. Return that version.
+    def weights(
+        self, state: State | Turn, flat: Array, format: Format = FP32, arrived: Arrived | None = None, part: str = ""
+    ) -> int:
+        """Read the weights of `state`, or of a newer version, into `flat`, (size,) float32. Return that version. With a
+        `part` of the model, read only that.
 
         `format` is the format in which they arrive: fp32, or the job's `weight_format`. If they are read from Redis,
         `arrived` is called with the first item and the array of each part of `flat` once it is filled, and again if the
         part is read again in another version. Raises CorruptData if bytes are missing that must exist.
         """
-        return self.named_weights(state, flat, format, arrived)[0]
+        return self.named_weights(state, flat, format, arrived, part)[0]
 
     def named_weights(
-        self, state: State | Turn, flat: Array, format: Format = FP32, arrived: Arrived | None = None
+        self, state: State | Turn, flat: Array, format: Format = FP32, arrived: Arrived | None = None, part: str = ""
     ) -> tuple[int, tuple[str, ...]]:
         """Do what `weights` does. Return the version and its names, one for each shard."""
 
         def read(names: tuple[str, ...]) -> None:
             if format.lossy:
-                self._pull(names, flat, format, arrived)
+                self._pull(names, flat, format, arrived, part)
             elif arrived:
-                self._stream(names, flat, arrived)
+                self._stream(names, flat, arrived, part)
             else:
-                self._read(names, flat)
+                self._read(names, flat, part=part)
 
         return self._until_whole(state, read)
 
@@ -301,22 +304,21 @@ class VersionReader:
                     raise CorruptData(f"version {state.version} of job {keys.job!r}, shard {shard}: damaged in Redis")
         return weights, slots
 
-    def _read(self, names: Sequence[str], flat: Array, what: str = "w") -> None:
-        self._client.get(self._gets(names, flat, what))
+    def _read(self, names: Sequence[str], flat: Array, what: str = "w", part: str = "") -> None:
+        self._client.get(self._gets(names, flat, what, part))
 
-    def _gets(self, names: Sequence[str], flat: Array, what: str = "w") -> list[tuple[str, memoryview]]:
+    def _gets(self, names: Sequence[str], flat: Array, what: str = "w", part: str = "") -> list[tuple[str, memoryview]]:
         def key(c: Chunk) -> str:
             return self._keys.array(c.shard, what, names[c.shard], c.number)
 
-        chunks = [c for shard in self._layout.chunks for c in shard]
-        return [(key(c), view(flat[c.start : c.stop])) for c in chunks]
+        return [(key(c), view(flat[c.start : c.stop])) for c in self._layout.chunks_in(part)]
 
-    def _stream(self, names: Sequence[str], flat: Array, arrived: Arrived) -> None:
-        chunks = (c for shard in self._layout.chunks for c in shard)
-        for c, _ in zip(chunks, self._client.getting(self._gets(names, flat)), strict=True):
+    def _stream(self, names: Sequence[str], flat: Array, arrived: Arrived, part: str) -> None:
+        coming = self._client.getting(self._gets(names, flat, part=part))
+        for c, _ in zip(self._layout.chunks_in(part), coming, strict=True):
             arrived(c.start, flat[c.start : c.stop])
 
-    def _pull(self, names: Sequence[str], flat: Array, format: Format, arrived: Arrived | None) -> None:
+    def _pull(self, names: Sequence[str], flat: Array, format: Format, arrived: Arrived | None, part: str) -> None:
         """Read the weights that were staged for workers."""
 
         def take(c: Chunk, part: Bytes) -> None:
@@ -324,23 +326,23 @@ class VersionReader:
             if arrived:
                 arrived(c.start, flat[c.start : c.stop])
 
-        self.pull(names, format, take)
+        self.pull(names, format, take, part)
 
-    def pull(self, names: Sequence[str], format: Format, take: Callable[[Chunk, Bytes], None]) -> None:
+    def pull(self, names: Sequence[str], format: Format, take: Callable[[Chunk, Bytes], None], part: str = "") -> None:
         """Read what was staged for workers in `format`, and call `take` with each chunk and its bytes, while the next
         ones arrive. Raises ChunkGone."""
-        chunks = [c for shard in self._layout.chunks for c in shard]
+        chunks = self._layout.chunks_in(part)
         whole: Bytes = np.empty(sum(format.nbytes(c.stop - c.start) for c in chunks), np.uint8)
-        parts, at = [], 0
+        each, at = [], 0
         for c in chunks:
-            parts.append(whole[at : at + format.nbytes(c.stop - c.start)])
-            at += parts[-1].size
+            each.append(whole[at : at + format.nbytes(c.stop - c.start)])
+            at += each[-1].size
         coming = self._client.getting(
-            [(self._keys.pulled(c.shard, names[c.shard], c.number), p.data) for c, p in zip(chunks, parts, strict=True)]
+            [(self._keys.pulled(c.shard, names[c.shard], c.number), e.data) for c, e in zip(chunks, each, strict=True)]
         )
         if len(chunks) > _FEW:
             coming = read_ahead(coming, slots=len(chunks), held=0)
-        for c, part, _ in zip(chunks, parts, coming, strict=False):
-            take(c, part)
+        for c, data, _ in zip(chunks, each, coming, strict=False):
+            take(c, data)
         for _ in coming:  # gives its connection back
             pass

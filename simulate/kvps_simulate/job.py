@@ -66,6 +66,11 @@ class Job:
         self._arrived = self.env.event()
         self._arrivals = 0
 
+    @property
+    def committed(self) -> int:
+        """How many contributions are committed."""
+        return sum(self._committed)
+
     def run(self) -> Record:
         """Simulate all rounds."""
         done = self.env.all_of([self.env.process(self._worker(number)) for number in range(self._s.workers)])

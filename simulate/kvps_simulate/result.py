@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -66,9 +66,10 @@ class Result:
         return found | {"setting": self.setting.to_dict(), "beyond": list(self.beyond)}
 
 
-def simulate(setting: Setting, constants: Constants) -> Result:
-    """Simulate a run."""
+def simulate(setting: Setting, constants: Constants, watch: Callable[[Job], None] = lambda _: None) -> Result:
+    """Simulate a run. Call `watch` with the job before it runs, for whoever looks how far it is."""
     job = Job(setting, constants)
+    watch(job)
     record = job.run()
     times = sorted(seconds for each in record.rounds for seconds in each) or [record.end_s]
     committed = sum(number for _, number in record.commits)

@@ -29,17 +29,20 @@ def sweep(
     constants: Constants,
     workers: Sequence[int] = WORKERS,
     nodes: Sequence[int] = NODES,
-    say: Callable[[str], None] = lambda _: None,
+    seen: Callable[[Result], None] = lambda _: None,
 ) -> list[Result]:
-    """Simulate every pair. Each node comes with as many aggregators and shards as in `setting`."""
+    """Simulate every pair, and call `seen` with each result."""
     out = []
-    for each in nodes:
-        for number in workers:
-            if setting.topology == "beside" and each > number:
-                continue
-            say(f"{number} workers, {each} data nodes")
-            out.append(simulate(_scaled(setting, number, each), constants))
+    for each in pairs(setting, workers, nodes):
+        out.append(simulate(each, constants))
+        seen(out[-1])
     return out
+
+
+def pairs(setting: Setting, workers: Sequence[int] = WORKERS, nodes: Sequence[int] = NODES) -> list[Setting]:
+    """Return the setting of each pair. Each node comes with as many aggregators and shards as in `setting`."""
+    beside = setting.topology == "beside"
+    return [_scaled(setting, number, each) for each in nodes for number in workers if each <= number or not beside]
 
 
 def _scaled(setting: Setting, workers: int, nodes: int) -> Setting:

@@ -6,12 +6,13 @@ Training and `kvps verify` both compute here, so a replay makes the same bits.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
+from kvps.arrays.parts import fragment_of
 from kvps.device.base import Device
 from kvps.job import Job
 from kvps.session.session import Session
@@ -21,22 +22,33 @@ from kvps_workers.local_steps import LocalSteps
 from kvps_workers.rounds import Rounds
 from kvps_workers.task import Task
 
+Over = Callable[[int], bool]
 log = logging.getLogger("kvps.worker")
 
 
-class Contributions:
-    """The contributions of the worker of one rank, by the numbers of their rounds or units.
+def _never(samples: int) -> bool:
+    return False
 
-    total  how many rounds the worker does, if the job hands out no units
-    """
+
+class Computed(NamedTuple):
+    """A contribution: the mean loss, name -> float32 array, and how many samples it stands for."""
+
+    loss: float
+    grads: Mapping[str, Any]
+    samples: int
+
+
+class Contributions:
+    """The contributions of the worker of one rank, by the numbers of their rounds or units."""
 
     def __init__(self, job: Job, task: Task, rank: int, device: Device) -> None:
         self._config, self._layout = job.config, job.layout
         self._task, self._rank, self._xp = task, rank, device.xp
         self._rounds = Rounds(task, self._config, rank, device.xp)
-        self._local = LocalSteps(task, self._config, job.layout, device) if self._config.local_steps > 1 else None
+        self._local = LocalSteps(task, self._config, job.layout, device) if self._config.takes_local_steps else None
         self._helpers: HelperProcesses | None = None
-        self.total = self._rounds.total
+        self._last: int | None = None  # the last one that was computed
+        self._samples = 0  # that its local steps have had so far
 
     @contextmanager
     def helped(self) -> Iterator[None]:
@@ -50,24 +62,50 @@ class Contributions:
             finally:
                 self._helpers = None
 
-    def compute(self, params: Mapping[str, Any], number: int, accepted: int = 0) -> tuple[float, Mapping[str, Any]]:
-        """Return the loss of contribution `number`, counted from 0, and its gradient or, after local steps, its
-        pseudo-gradient: name -> float32 array. `accepted` is how many of this session were accepted before. Raises
-        TaskFailed, LayoutMismatch, NotFinite."""
-        if self._local:
-            return self._local.pseudo_gradient(params, self._numbered(number), accepted)
-        if self._helpers:
-            return self._helpers.round_gradient(self._task, self._rounds, number, params)
-        return round_gradient(self._task, self._layout, self._rounds, number, params, self._xp)
+    def compute(self, params: Mapping[str, Any], number: int, accepted: int = 0, over: Over = _never) -> Computed:
+        """Return contribution `number`, counted from 0: its gradient or, after local steps, its pseudo-gradient.
 
-    def samples_of(self, number: int) -> int:
-        """Return how many samples a contribution stands for."""
-        return sum(map(len, self._rounds.batches(number)))
+        `accepted` is how many of this session were accepted before. `over` is called after each local step with the
+        number of samples so far, and says whether the round ends with it before its last batch. Raises TaskFailed,
+        LayoutMismatch, NotFinite."""
+        if self._local:
+            self._last, self._samples = number, 0
+            batches = self._batches(number, over)
+            loss, grads = self._local.pseudo_gradient(params, batches, accepted, self.part(number))
+            return Computed(loss, grads, self._samples)
+        if self._helpers:
+            gradient = self._helpers.round_gradient(self._task, self._rounds, number, params)
+        else:
+            gradient = round_gradient(self._task, self._layout, self._rounds, number, params, self._xp)
+        return Computed(*gradient, sum(map(len, self._rounds.batches(number))))
+
+    def next(self, session: Session) -> int | None:
+        """Return the number of the next contribution of a session; None if there is none for it. Raises CorruptData,
+        and what `Session.next_unit` raises."""
+        if self._config.units:
+            return session.next_unit()
+        if self._config.timed_rounds:
+            return self.after(session.weight_sum)
+        return session.round if session.round < self._rounds.total else None
+
+    def after(self, samples: int) -> int | None:
+        """Return the number of the contribution that follows those with so many samples, if rounds end by the clock;
+        None if no batch is left. Raises CorruptData."""
+        return self._rounds.after(samples)
+
+    def part(self, number: int) -> str:
+        """Return the part of the model that a contribution has: a fragment, but the last one has all of it."""
+        fragments = self._config.fragments
+        return fragment_of(number, fragments) if fragments > 1 and number < self._rounds.total - 1 else ""
+
+    def part_to_pull(self, number: int) -> str:
+        """Return the part of the weights that a contribution needs: the fragment that was pushed before it, or all."""
+        return self.part(self._last) if self._last is not None and self._last == number - 1 else ""
 
     def resume(self, session: Session) -> None:
         """Go on from the state of the inner optimizer that the worker left, and say if there is none. Raises
         CorruptData."""
-        if self._local and self._config.inner_state:
+        if self._local and self._config.inner_optimizer.slots:
             kind = self._config.inner_optimizer.kind
             if self._local.restore(session.inherited_state()):
                 log.info("worker %s: its inner %s goes on from the state that it left", session.worker, kind)
@@ -83,9 +121,13 @@ class Contributions:
         """Return the state of the inner optimizer after so many accepted contributions; {} if it has none."""
         return self._local.state(accepted) if self._local else {}
 
-    def _numbered(self, number: int) -> Iterator[tuple[float, tuple[Any, ...]]]:
-        """Yield the batches of a contribution, each with how many its worker has had before, as if all workers of a job
-        with units had the same number."""
+    def _batches(self, number: int, over: Over) -> Iterator[tuple[float, tuple[Any, ...]]]:
+        """Yield the batches of a contribution until it is `over`, each with how many its worker has had before, as if
+        all workers of a job with units had the same number. Count their samples."""
         sharing = self._config.workers if self._config.units else 1
-        for batch, rows in zip(self._rounds.numbers(number), self._rounds.batches(number), strict=True):
+        for batch in self._rounds.numbers(number):
+            rows = self._rounds.rows(batch)
+            self._samples += len(rows)
             yield batch / sharing, self._rounds.samples(rows)
+            if over(self._samples):
+                return

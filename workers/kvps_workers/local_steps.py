@@ -26,14 +26,14 @@ _TAKEN = "taken"
 
 class LocalSteps:
     """The weights and the inner optimizer of one worker, (size,) float32 arrays on its device. The optimizer's state
-    begins as zeros, and goes on from round to round."""
+    begins as zeros, and goes on from round to round; with fragments so do the weights."""
 
     def __init__(self, task: Task, config: JobConfig, layout: Layout, device: Device) -> None:
         self._task = task
         self._config = config
         self._layout = layout
         self._device = device
-        self._weights, self._next, self._gradient = (self._zeros() for _ in range(3))
+        self._weights, self._next, self._gradient, self._pulled = (self._zeros() for _ in range(4))
         slots = config.inner_optimizer.slots
         self._state = {slot: self._zeros() for slot in slots}
         self._next_state = {slot: self._zeros() for slot in slots}
@@ -44,30 +44,33 @@ class LocalSteps:
         return self._device.xp.zeros(self._layout.size, DTYPE)
 
     def pseudo_gradient(
-        self, params: Mapping[str, Any], batches: Iterable[tuple[float, Batch]], accepted: int
+        self, params: Mapping[str, Any], batches: Iterable[tuple[float, Batch]], accepted: int, part: str = ""
     ) -> tuple[float, dict[str, Any]]:
-        """Take a step on each batch, beginning with the weights `params`. Return the mean loss and the pseudo-gradient.
+        """Take a step on each batch, beginning with the weights `params`. Return the mean loss and the pseudo-gradient
+        of a part of the model ("" is all of it). `params` may be those of a part too: the rest are the worker's own.
 
         `accepted` is how many contributions of the session were accepted before: one that was not accepted leaves no
         trace in the optimizer's state. Each batch comes with the progress at which a schedule gives its learning rate.
         Mappings are name -> float32 array; the one returned is valid until the next call. Raises TaskFailed,
         LayoutMismatch and NotFinite.
         """
-        xp, exact = self._device.xp, self._device.exact
+        xp = self._device.xp
         self._set(self._after(accepted))
         self._before = accepted + 1, self._copied()  # at once: an interrupt finds the one state or the other
-        for p in self._layout.parameters:
-            self._weights[p.start : p.stop] = self._device.flat(params[p.name])
+        for name, array in params.items():
+            p = self._layout.parameters[self._layout.numbers[name]]
+            self._pulled[p.start : p.stop] = self._weights[p.start : p.stop] = self._device.flat(array)
         losses = []
         for progress, batch in batches:
             loss, grads = self._task.gradient(self._shown(), batch, xp)
             losses.append(loss)
             if self._take(grads):
                 self._step(self._config.inner_optimizer.lr_at(progress))
-        for p in self._layout.parameters:
-            part = slice(p.start, p.stop)
-            exact.subtract(self._device.flat(params[p.name]), self._weights[part], out=self._gradient[part])
-        return sum(losses) / len(losses), self._layout.cut(self._gradient)
+        self._device.exact.subtract(self._pulled, self._weights, out=self._gradient)
+        if self._config.timed_rounds and self._config.nonfinite == "skip" and not finite(self._gradient):
+            self._gradient[:] = 0  # pushed as NaN it would weigh 0, and its weight tells which batches are done
+        whole = self._layout.cut(self._gradient)
+        return sum(losses) / len(losses), {p.name: whole[p.name] for p in self._layout.parameters_in(part)}
 
     def state(self, accepted: int) -> dict[str, NDArray[Any]]:
         """Return the optimizer's state in host memory after so many accepted contributions: all that were computed, or

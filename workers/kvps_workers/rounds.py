@@ -1,7 +1,8 @@
 """The batches of each round of a worker.
 
 Training and `kvps verify` both use this module. The rows of a round follow from the job's settings, the worker's rank
-and the number of the round (or of its unit), so any process can compute the same contribution again.
+and the number of the round (or of its unit), so any process can compute the same contribution again. If rounds end by
+the clock, the number of samples before it and in it stand for the number of the round.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kvps.config import OWN_PARTITION, JobConfig
-from kvps.errors import InvalidSetting, TaskFailed
+from kvps.errors import CorruptData, InvalidSetting, TaskFailed
 from kvps.partitions import Rows, partition
 from kvps.protocol.plan import Contribution
 from kvps_workers.task import Task, blamed
@@ -23,7 +24,7 @@ from kvps_workers.task import Task, blamed
 def rounds_of(samples: int, config: JobConfig) -> int:
     """Return how many rounds all epochs over so many samples take."""
     span = _Span.of(math.ceil(samples / config.batch_size), config)
-    return span.rounds * (1 if config.local_steps > 1 else config.epochs)
+    return span.rounds * (1 if config.takes_local_steps else config.epochs)
 
 
 class _Span(NamedTuple):
@@ -36,7 +37,7 @@ class _Span(NamedTuple):
     @classmethod
     def of(cls, batches: int, config: JobConfig) -> _Span:
         """`batches` are those of an epoch."""
-        batches *= max(1, config.epochs) if config.local_steps > 1 else 1
+        batches *= max(1, config.epochs) if config.takes_local_steps else 1
         return cls(batches, math.ceil(batches / (config.batches_per_round or batches)))
 
 
@@ -65,12 +66,26 @@ class Batches:
                 f"take fewer workers"
             )
         self.per_epoch = math.ceil(self.rows / config.batch_size)
+        self.total = config.epochs * self.per_epoch
 
     def __getitem__(self, number: int) -> Rows:
         """Return the rows of a batch, for `samples`."""
         epoch, batch = divmod(number, self.per_epoch)
         size = self._config.batch_size
         return self._order(epoch)[batch * size : (batch + 1) * size]
+
+    def after(self, samples: int) -> int | None:
+        """Return the number of the batch that follows the first `samples` samples; None behind the last one. Raises
+        CorruptData if that is in the middle of a batch."""
+        epoch, rest = divmod(samples, self.rows)
+        batch, within = divmod(rest, self._config.batch_size)
+        if within:
+            raise CorruptData(
+                f"the contributions of rank {self._rank} weigh {samples}, and that is no whole number of its batches: "
+                f"the data of task {self._config.task!r} has changed, or another program pushed for it"
+            )
+        number = epoch * self.per_epoch + batch
+        return number if number < self.total else None
 
     def samples(self, rows: Rows) -> tuple[Any, ...]:
         """Return these rows of each array of the data."""
@@ -96,22 +111,41 @@ class Rounds:
     """The rounds of one worker, numbered from 0 over all epochs; of a job with units, the units.
 
     A round has `config.batches_per_round` batches; the last one of an epoch, or, with local steps, the last one of all,
-    may have fewer. Raises as `Batches` does.
+    may have fewer. If rounds end by the clock, one is numbered as its first batch is. Raises as `Batches` does.
+
+    total  how many there are; 0 if rounds end by the clock, because nobody knows before
     """
 
     def __init__(self, task: Task, config: JobConfig, rank: int, xp: ModuleType) -> None:
         self._batches = Batches(task, config, rank, xp)
-        self._length = config.batches_per_round or self._batches.per_epoch
-        self._span = _Span.of(self._batches.per_epoch, config)
+        self._config = config
         self.procs = config.procs
-        self.total = rounds_of(self._batches.rows, config)
+        self.total = 0 if config.timed_rounds else rounds_of(self._batches.rows, config)
+
+    @property
+    def samples_in_all(self) -> int:
+        """How many samples all rounds have."""
+        return self._batches.rows * self._config.epochs
+
+    def after(self, samples: int) -> int | None:
+        """Return the number of the round that follows the first `samples` samples, if rounds end by the clock; None if
+        no batch is left. Raises CorruptData."""
+        return self._batches.after(samples)
 
     def numbers(self, number: int) -> range:
-        """Return the numbers of the batches of a round, counted over all epochs."""
-        span, round_ = divmod(number, self._span.rounds)
-        begin, end = (each * self._span.batches for each in (span, span + 1))
-        first = begin + round_ * self._length
-        return range(first, min(first + self._length, end))
+        """Return the numbers of the batches of a round, counted over all epochs. One that ends by the clock has some of
+        those that are returned, from the first on."""
+        if self._config.timed_rounds:
+            return range(number, self._batches.total)
+        each = _Span.of(self._batches.per_epoch, self._config)
+        length = self._config.batches_per_round or self._batches.per_epoch
+        span, round_ = divmod(number, each.rounds)
+        first = span * each.batches + round_ * length
+        return range(first, min(first + length, (span + 1) * each.batches))
+
+    def rows(self, batch: int) -> Rows:
+        """Return the rows of a batch."""
+        return self._batches[batch]
 
     def batches(self, number: int) -> list[Rows]:
         """Return the rows of each batch of a round."""

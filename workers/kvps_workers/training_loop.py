@@ -1,8 +1,8 @@
 """A worker's training loop: join, then for every round pull, compute, push; leave when all rounds are done.
 
 A round is one batch, or as many as the worker takes local steps. The samples of a contribution follow from the seed and
-its unit, or from seed, rank and round. So a run can be repeated, and a worker that joins again continues where its id
-had stopped.
+its unit, or from seed, rank and round; if rounds end by the clock, from seed, rank and the samples of the contributions
+before. So a run can be repeated, and a worker that joins again continues where its id had stopped.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from kvps.device.base import CPU, Device
 from kvps.errors import ContributionLate, InvalidSetting, InvalidTask, KvpsError, ServerFull, WorkerEvicted
 from kvps.job import Job
 from kvps.machine.files import private
+from kvps.session.round_timer import RoundTimer
 from kvps.session.session import Session
 from kvps_workers.contributions import Contributions
 from kvps_workers.task import Task, load_task
@@ -82,35 +83,37 @@ def _work(job: Job, session: Session, task: Task, device: Device, slow: float, a
         _do_rounds(job, session, contributions, slow, acks)
     except BaseException:
         with suppress(KvpsError):  # the user must see the first error
-            session.leave(finished=False, state=contributions.state(session.sequence))
+            session.leave(finished=False, state=contributions.state(session.accepted))
         raise
-    session.leave(state=contributions.state(session.sequence))
+    session.leave(state=contributions.state(session.accepted))
 
 
 def _do_rounds(job: Job, session: Session, contributions: Contributions, slow: float, acks: Path | None) -> None:
     with WaitReporter(job, session) as patience, contributions.helped():
-        while (number := _next(session, contributions, job.config)) is not None:
+        pace = _Pace(job.config, slow)
+        while (number := contributions.next(session)) is not None:
             with patience.waiting():
-                params = session.pull()
+                params = session.pull(contributions.part_to_pull(number))
+                pace.begin(session)
             began = time.perf_counter()
-            loss, grads = contributions.compute(params, number, session.sequence)
+            loss, grads, samples = contributions.compute(params, number, session.accepted, pace.over)
+            began = pace.stretch(began)
             with patience.waiting():
-                weight = contributions.samples_of(number) if job.config.reduction == "weighted" else None
-                counts = _push(session, grads, loss, weight)
+                weighs = job.config.reduction == "weighted" or job.config.timed_rounds
+                weight = samples if weighs else None
+                counts = _push(session, grads, loss, weight, contributions.part(number))
             if counts and acks:
                 with open(acks, "a", opener=private) as file:  # one write a line: a kill cuts the last line at most
                     file.write(f"{session.worker} {session.incarnation} {session.sequence}\n")
-            if slow > 1:
-                # This is the slowness itself, of computing and sending alike.
-                time.sleep((slow - 1) * (time.perf_counter() - began))
+            pace.stretch(began)
 
 
-def _push(session: Session, grads: Mapping[str, Any], loss: float, weight: int | None) -> bool:
+def _push(session: Session, grads: Mapping[str, Any], loss: float, weight: int | None, part: str) -> bool:
     """Push, and try again while the server's memory is full: commits of others, or an operator, make room. Return False
     if it came late and was dropped: then the same batch is next again."""
     while True:
         try:
-            session.push(grads, loss, weight)
+            session.push(grads, loss, weight, part)
             return True
         except ContributionLate as late:
             log.debug("%s", late)
@@ -119,7 +122,28 @@ def _push(session: Session, grads: Mapping[str, Any], loss: float, weight: int |
             log.warning("%s; tries again", full)
 
 
-def _next(session: Session, contributions: Contributions, config: JobConfig) -> int | None:
-    if config.units:
-        return session.next_unit()
-    return session.round if session.round < contributions.total else None
+class _Pace:
+    """The pace of a worker: how `slow` stretches what it does, and when a round that ends by the clock is over. There
+    `slow` stretches each step, because a slow worker takes fewer of them, and does not push later."""
+
+    def __init__(self, config: JobConfig, slow: float) -> None:
+        self._timer = RoundTimer(config) if config.timed_rounds else None
+        self._slow = slow
+
+    def begin(self, session: Session) -> None:
+        """Begin a round with the weights that the session has just pulled."""
+        if self._timer:
+            self._timer.begin(session.version_age_s)
+
+    def stretch(self, began: float) -> float:
+        """Make what has taken place since `began` take as long as on the slow machine. Return when that was over."""
+        if self._slow > 1 and not self._timer:
+            time.sleep((self._slow - 1) * (time.perf_counter() - began))
+        return time.perf_counter()
+
+    def over(self, samples: int) -> bool:
+        """Return whether the round ends with the step that has just been taken."""
+        if not self._timer:
+            return False
+        time.sleep((self._slow - 1) * self._timer.step_s)
+        return self._timer.over()

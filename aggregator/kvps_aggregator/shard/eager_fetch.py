@@ -11,6 +11,7 @@ from collections.abc import Callable, Container, Sequence
 import numpy as np
 
 from kvps.arrays.formats import Bytes
+from kvps.arrays.layout import Chunk
 from kvps.connection.client import Client
 from kvps.connection.sockets import ChunkGone
 from kvps.protocol.plan import Contribution
@@ -22,12 +23,18 @@ _Name = tuple[str, str, int]
 
 
 class EagerFetch:
-    """The early contributions of one shard. Their chunks have `sizes` bytes, and lie end to end in memory."""
+    """The early contributions of one shard. Their `chunks` have `sizes` bytes, and lie end to end in memory."""
 
     def __init__(
-        self, client: Client, shards: int, sizes: Sequence[int], keys: Callable[[Contribution], Sequence[str]]
+        self,
+        client: Client,
+        shards: int,
+        chunks: Sequence[Chunk],
+        sizes: Sequence[int],
+        keys: Callable[[Contribution], Sequence[str]],
     ) -> None:
         self._client = client
+        self._chunks = chunks
         self._ends = np.cumsum(sizes).tolist()
         self._most = _MOST_BYTES // shards
         self._keys = keys
@@ -54,7 +61,8 @@ class EagerFetch:
             if name not in self._here:
                 whole, chunks = self._memory()
                 try:
-                    self._client.get([(key, chunk.data) for key, chunk in zip(self._keys(c), chunks, strict=True)])
+                    each = zip(self._chunks, self._keys(c), chunks, strict=True)
+                    self._client.get([(key, memory.data) for chunk, key, memory in each if chunk.in_part(c.part)])
                 except ChunkGone:  # damaged: that is found and reported when it is applied
                     chunks = []
                 self._here[name] = whole, chunks

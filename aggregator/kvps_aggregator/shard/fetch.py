@@ -55,8 +55,8 @@ class ContributionFetch:
         self._recorder = recorder
         longest = max(chunk.stop - chunk.start for chunk in chunks)
         self._here = here
-        absent = [keys for found, (_, keys) in zip(here, contributions, strict=True) if not found]
-        parts = [(keys, chunk) for chunk in chunks for keys in absent]
+        absent = [each for found, each in zip(here, contributions, strict=True) if not found]
+        parts = [(keys, chunk) for chunk in chunks for c, keys in absent if chunk.in_part(c.part)]
         self._format = format
         self._buffers: list[Bytes] = [np.empty(format.nbytes(longest), np.uint8) for _ in parts[:_SLOTS]]
         self._decoded: list[Array] = [np.empty(longest, DTYPE) for _ in range(_HELD if format.lossy else 0)]
@@ -65,17 +65,19 @@ class ContributionFetch:
             [(keys[c.number], self._buffer(number, c).data) for number, (keys, c) in enumerate(parts)]
         )
         self._arriving = read_ahead(arriving, _SLOTS, _HELD) if len(parts) > _SLOTS else arriving
-        self._digests = [[""] * len(chunks) for _ in contributions]
+        self._digests: list[dict[int, str]] = [{} for _ in contributions]
         self._suspects: list[Chunk] = []
 
     def _buffer(self, number: int, chunk: Chunk) -> Bytes:
         return self._buffers[number % _SLOTS][: self._format.nbytes(chunk.stop - chunk.start)]
 
     def parts(self, chunk: Chunk) -> Iterator[Array]:
-        """Yield the contributions' parts of `chunk`, (items,) float32, in order. Chunks must come in order and on one
-        thread, unless nothing is fetched, decoded or recorded. Raises BadContribution."""
-        used: list[tuple[list[str], Bytes]] = []
+        """Yield what each contribution has of `chunk`, (items,) float32, in order. Chunks must come in order
+        and on one thread, unless nothing is fetched, decoded or recorded. Raises BadContribution."""
+        used: list[tuple[dict[int, str], Bytes]] = []
         for (contribution, _), here, digests in zip(self._contributions, self._here, self._digests, strict=True):
+            if not chunk.in_part(contribution.part):
+                continue
             if len(used) == _HELD:
                 _note(used, chunk)
             try:
@@ -113,10 +115,12 @@ class ContributionFetch:
         for _ in self._arriving:  # gives its connection back
             pass
         for (contribution, _), digests in zip(self._contributions, self._digests, strict=True):
-            if fold(digests) != contribution.digests[self._shard]:
+            if fold(digest for _, digest in sorted(digests.items())) != contribution.digests[self._shard]:
                 raise BadContribution(contribution, "its bytes differ from its digest")
         for chunk in self._suspects:
             for (contribution, keys), here in zip(self._contributions, self._here, strict=True):
+                if not chunk.in_part(contribution.part):
+                    continue
                 data = here[chunk.number] if here else np.empty(self._format.nbytes(chunk.stop - chunk.start), np.uint8)
                 try:
                     self._client.get([] if here else [(keys[chunk.number], data.data)])
@@ -138,7 +142,7 @@ class ContributionFetch:
             self._recorder.forget()
 
 
-def _note(used: list[tuple[list[str], Bytes]], chunk: Chunk) -> None:
+def _note(used: list[tuple[dict[int, str], Bytes]], chunk: Chunk) -> None:
     """Note the digests of data that was summed. The sum goes first: it brings the bytes into the cache without the
     interpreter's lock, and xxhash keeps that lock even while it waits for memory."""
     for digests, data in used:

@@ -27,7 +27,7 @@ _OF_WORKER = re.compile(
     re.ASCII,
 )
 _OF_VERSION = re.compile(
-    r"([wpm]|opt\.[a-z0-9_]{1,32}):(?P<name>[0-9]{1,16}\.[A-Za-z0-9-]{1,110})(:[0-9]{1,16})?", re.ASCII
+    r"([wpm]|opt\.[A-Za-z0-9]{1,32}):(?P<name>[0-9]{1,16}\.[A-Za-z0-9-]{1,110})(:[0-9]{1,16})?", re.ASCII
 )
 _KEPT = re.compile(r"owner|reserve:[0-9]{1,16}", re.ASCII)
 _SHOWN = 80  # characters of a name in a message

@@ -203,7 +203,7 @@ class Mirror:
 
     @property
     def _whats(self) -> tuple[str, ...]:
-        return ("w", *self._job.config.optimizer.slots)
+        return ("w", *self._job.config.step_slots)
 
     @property
     def _chunks(self) -> tuple[Chunk, ...]:

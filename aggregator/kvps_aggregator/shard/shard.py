@@ -25,7 +25,8 @@ from kvps.protocol.job_state import State, digests_in
 from kvps.protocol.keys import staged_name
 from kvps.protocol.plan import Plan
 from kvps.protocol.scripts import CommitResult
-from kvps_aggregator.shard.fetch import ContributionFetch
+from kvps_aggregator.shard.fetch import BadContribution, ContributionFetch
+from kvps_aggregator.shard.spans import VersionSpans
 from kvps_aggregator.shard.storage import Storage
 from kvps_aggregator.step.clipping import square_sum
 from kvps_aggregator.step.shard_arrays import ShardArrays
@@ -47,6 +48,7 @@ class Shard:
     begun    the plan for which bytes of the next version may have been stored; None if there is none
     staged   that plan, once all of these bytes are stored
     measured  the reduced gradient of a plan, if it is to be clipped
+    spans    the times of its versions
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Shard:
         self.begun: Plan | None = None
         self.staged: Plan | None = None
         self.measured: Measured | None = None
+        self.spans = VersionSpans(job, number, None)
         self._job = job
         self._arrays = arrays
         self._format = format_of(job.config.gradient_format)
@@ -119,22 +122,27 @@ class Shard:
         arrays, total = self._arrays, 0.0
         each = [0.0] * len(plan.counting)
 
-        def noted(parts: Iterator[Array]) -> Iterator[Array]:
+        def noted(parts: Iterator[Array], items: int) -> Iterator[Array]:
             for number, part in enumerate(parts):
-                each[number] += square_sum(part)
+                each[number] += square_sum(part[:items])
                 yield part
 
         gradient = self.measured.gradient if self.measured else np.empty(arrays.size, DTYPE)
         self.measured = None
+        self.spans.begin()
         with self._fetch(plan) as fetch:
             for chunk in arrays.chunks:
-                reduced = arrays.stretch(gradient, chunk)
-                parts = noted(fetch.parts(chunk)) if self._job.config.reject_norm else fetch.parts(chunk)
-                if not arrays.reduce(plan, parts, reduced):
+                reduced, items = arrays.stretch(gradient, chunk), self._job.layout.buffer_start_in(chunk)
+                timer = self.spans.chunk()
+                parts = timer.fetching(fetch.parts(chunk))
+                parts = noted(parts, items) if self._job.config.reject_norm else parts
+                if not arrays.reduce(plan, chunk, parts, reduced):
                     fetch.suspect(chunk)
-                total += square_sum(reduced)
+                total += square_sum(reduced[:items])
+                timer.end()
             fetch.check()
         self.measured = Measured(plan, gradient, (total, *each))
+        self.spans.measured()
 
     def make(self, plan: Plan, scale: np.float32 | None = None) -> str:
         """Compute the next version and store it under this term's name, manifest last. Return its weights' digest.
@@ -144,6 +152,7 @@ class Shard:
         Raises BadContribution, LeaseLost, ServerFull.
         """
         self.begun = plan
+        self.spans.begin() if scale is None else self.spans.resume()
         client, storage, name = self._job.storing, self.storage, staged_name(plan.version, self.term)
         digests: dict[str, list[str]] = {}
         items: list[tuple[str, Buffers]] = []
@@ -172,9 +181,13 @@ class Shard:
             storage.make_room()
             client.put(items)
         self._unsent, self.staged = (items, None) if storage.stores_with_ready else ([], plan)
+        self.spans.made(sum(piece.nbytes for _, value in items for piece in value))
         return folded["w"]
 
     def _fetch(self, plan: Plan) -> ContributionFetch:
+        for c in plan.counting:
+            if c.part and c.part not in self._job.layout.parts:
+                raise BadContribution(c, f"the job has no part {c.part}")
         counted = [(c, self.storage.gradient_keys(c)) for c in plan.counting]
         here = [self.storage.contribution(c) for c, _ in counted]
         client, chunks = self._job.client, self._arrays.chunks
@@ -184,11 +197,14 @@ class Shard:
         self, plan: Plan, chunk: Chunk, fetch: ContributionFetch | None, scale: np.float32 | None
     ) -> dict[str, str]:
         """Make a chunk of the next version. Return the digest of each of its arrays."""
+        timer = self.spans.chunk()
         if scale is not None and self.measured:
             gradient = self._arrays.stretch(self.measured.gradient, chunk)
+            timer.reduced(gradient)
             self._arrays.apply_scaled(plan, chunk, gradient, scale)
-        elif fetch and not self._arrays.step(plan, chunk, fetch.parts(chunk)):
+        elif fetch and not self._arrays.step(plan, chunk, timer.fetching(fetch.parts(chunk)), timer.reduced):
             fetch.suspect(chunk)
+        timer.end()
         return {what: digest_of([made]) for what, made in self._arrays.made(chunk).items()}
 
     def _manifest(self, plan: Plan, digests: Mapping[str, str]) -> memoryview:
@@ -202,6 +218,11 @@ class Shard:
 
         Raises LeaseLost, PlanGone, ServerRestarted, ServerFull.
         """
+        result = self._ready(plan, digest)
+        self.spans.committed(plan)
+        return result
+
+    def _ready(self, plan: Plan, digest: str) -> CommitResult:
         client, scripts = self._job.client, self._job.scripts
         ready = (self.number, self.term, plan, digest)
         if self._unsent:

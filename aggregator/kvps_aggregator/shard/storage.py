@@ -62,7 +62,8 @@ class Storage(ABC):
         """Note that the loaded bytes have proved to be the committed ones."""
 
     def gradient_keys(self, c: Contribution) -> list[str]:
-        """Return the keys of this shard's part of a contribution, one for each chunk."""
+        """Return the keys of this shard's part of a contribution, one for each chunk; also those of chunks that are not
+        in its part of the model."""
         keys, chunks = self._job.keys, self._arrays.chunks
         return [keys.gradient(self._number, c.worker, c.incarnation, c.seq, chunk.number) for chunk in chunks]
 

@@ -30,10 +30,10 @@ class RedisStorage(Storage):
         nbytes = job.layout.nbytes * (1 + len(arrays.slots)) + pulled
         super().__init__(job, number, term, arrays, Versions(nbytes))
         self._view = ViewStorage(job, number, term, arrays) if VIEW in arrays.slots else None
-        self._whats = ("w", *job.config.optimizer.slots)
+        self._whats = ("w", *job.config.step_slots)
         gradient_format = format_of(job.config.gradient_format)
         sizes = [gradient_format.nbytes(chunk.stop - chunk.start) for chunk in arrays.chunks]
-        self._early = EagerFetch(job.client, job.layout.shards, sizes, self.gradient_keys)
+        self._early = EagerFetch(job.client, job.layout.shards, arrays.chunks, sizes, self.gradient_keys)
         self.stores_with_ready = nbytes <= job.client.small_bytes
         # Room for a version, and for two chunks in the server's own buffers, which count as used memory.
         self._reserve = Reserve(job, number, -(-nbytes * arrays.size // job.layout.size) + 2 * CHUNK_BYTES)
@@ -114,7 +114,9 @@ class RedisStorage(Storage):
 
     def _bury_contribution(self, c: Contribution, reuses: bool) -> None:
         keys = self.gradient_keys(c)
-        if reuses:  # at most `max_pending` wait, so the name behind them cannot have been sent yet
+        # At most `max_pending` wait, so the name behind them cannot have been sent yet. A contribution of a part would
+        # leave the renamed keys of other parts behind.
+        if reuses and not self._job.layout.parts:
             self._dead.reuse(keys, self.gradient_keys(c._replace(seq=c.seq + self._job.config.max_pending)))
         else:
             self._dead.bury(keys)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from kvps.arrays.layout import Array, Chunk, Layout
 from kvps.config import JobConfig
@@ -28,16 +28,22 @@ class DeviceStep(ShardArrays):
         self._there.weights = self._device.upload(self.weights)
         self._there.state = {slot: self._device.upload(self.state[slot]) for slot in self._there.slots}
 
-    def step(self, plan: Plan, chunk: Chunk, gradients: Iterable[Array]) -> bool:
+    def step(
+        self,
+        plan: Plan,
+        chunk: Chunk,
+        gradients: Iterable[Array],
+        reduced: Callable[[Array], None] | None = None,
+    ) -> bool:
         with self._device.current():
             finite = self._there.step(plan, chunk, map(self._device.upload, gradients))
         self._bring(chunk)
         return finite
 
-    def reduce(self, plan: Plan, gradients: Iterable[Array], out: Array) -> bool:
+    def reduce(self, plan: Plan, chunk: Chunk, gradients: Iterable[Array], out: Array) -> bool:
         with self._device.current():
             total = self._there.scratch(out.size)
-            is_finite = self._there.reduce(plan, map(self._device.upload, gradients), total)
+            is_finite = self._there.reduce(plan, chunk, map(self._device.upload, gradients), total)
             self._device.download(total, out)
         return is_finite
 

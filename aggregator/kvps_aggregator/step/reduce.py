@@ -18,18 +18,37 @@ import numpy as np
 from kvps.arrays.digest import finite
 from kvps.arrays.layout import Array
 from kvps.config import JobConfig
-from kvps.protocol.plan import Plan
+from kvps.protocol.plan import Contribution, Plan
 from kvps.reductions import SCALINGS, Function, Reduction, custom, parse
+from kvps_aggregator.step.buffers import reduce_buffers
+from kvps_aggregator.step.compensate import staleness_of
 
 
-def reduce_plan(config: JobConfig, plan: Plan, contributions: Iterable[Array], out: Array, xp: Any = np) -> bool:
-    """Write the gradient that a plan's counting `contributions` make into `out`; see `reduce`. Stale ones are scaled
-    first, if the job says so."""
-    counting, scaling = plan.counting, SCALINGS[config.staleness_scaling]
-    factors = [scaling(max(0, plan.version - 1 - c.base)) for c in counting]
+def reduce_plan(
+    config: JobConfig,
+    plan: Plan,
+    counting: Sequence[Contribution],
+    contributions: Iterable[Array],
+    out: Array,
+    buffers: Array,
+    kind: str,
+    xp: Any = np,
+) -> bool:
+    """Write the gradient that `contributions` make into `out`; see `reduce`. They are the values of `counting`, those
+    contributions of the plan that count here. Stale ones are scaled first, if the job says so. Reduce the buffers
+    behind each gradient to `buffers`; see `reduce_buffers`."""
+    scaling = SCALINGS[config.staleness_scaling]
+    weights = [c.weight for c in counting]
+    if buffers.size:
+        contributions = reduce_buffers(contributions, weights, kind, buffers, xp)
+    factors = [scaling(staleness_of(plan, c)) for c in counting]
     if any(factor != 1 for factor in factors):
         contributions = _scaled(contributions, factors, out, xp)
-    return reduce(parse(config.reduction), contributions, [c.weight for c in counting], plan.divisor, out, xp)
+    if out.size:
+        is_finite = reduce(parse(config.reduction), contributions, weights, plan.divisor, out, xp)
+    else:  # a chunk of buffers alone: a reduction of the user's own is for one item or more
+        is_finite = all(True for _ in contributions)
+    return is_finite and (not buffers.size or finite(buffers))
 
 
 def _scaled(contributions: Iterable[Array], factors: Sequence[float], like: Array, xp: Any) -> Iterator[Array]:
@@ -113,16 +132,23 @@ def _ordered(reduction: Reduction, contributions: Iterable[Array], out: Array, x
 
 
 def _custom(reduction: Reduction, contributions: Iterable[Array], weights: Sequence[int], out: Array, xp: Any) -> bool:
-    """The user's own; see `kvps.reductions.Function`. Return whether all contributions and the result are finite."""
-    rows = []
+    """The user's own; see `kvps.reductions.Function`. Return whether all contributions and the result are finite.
+
+    The user's function need not know what NaN is, and gets zeros for it: item by item, because a replay cuts arrays in
+    other places.
+    """
+    rows, are_finite = [], True
     for contribution in contributions:
-        rows.append(xp.empty(out.shape, out.dtype))
-        xp.copyto(rows[-1], contribution)
-    if not rows or not all(map(finite, rows)):  # the user's function need not know what NaN is
+        row = xp.empty(out.shape, out.dtype)
+        xp.copyto(row, contribution)
+        if not finite(row):
+            row, are_finite = xp.where(np.isfinite(row), row, np.float32(0)), False
+        rows.append(row)
+    if not rows:
         out.fill(0)
-        return not rows
+        return True
     _function_of(reduction.name)(rows, list(weights), out, xp)
-    return finite(out)
+    return are_finite and finite(out)
 
 
 def prepare(reduction: str) -> None:

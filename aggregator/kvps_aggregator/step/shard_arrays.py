@@ -7,7 +7,7 @@ a device: every operation is one IEEE 754 operation on float32 items (see `kvps.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -16,17 +16,20 @@ from kvps import update_rules
 from kvps.arrays.digest import digest_of, fold, view
 from kvps.arrays.formats import Bytes, format_of
 from kvps.arrays.layout import CHUNK_ITEMS, DTYPE, Array, Chunk, Layout
+from kvps.arrays.past_weights import past
 from kvps.arrays.weight_view import VIEW, advance
 from kvps.config import JobConfig
 from kvps.optimizers import Optimizer
-from kvps.protocol.plan import Plan
+from kvps.protocol.plan import Contribution, Plan
 from kvps_aggregator.step import reduce
+from kvps_aggregator.step.compensate import compensated, staleness_of
 from kvps_aggregator.step.stretches import stretches
 
 
 class ShardArrays:
-    """Shard `number` of a job. Arrays are (size,) float32; `state` is slot name -> array, zeros at first. In host
-    memory one of them is the view, if workers pull differences.
+    """Shard `number` of a job. Arrays are (size,) float32; `state` is slot name -> array, zeros at first: the
+    optimizer's state, the weights of the last versions if gradients are compensated for their delay, and, in host
+    memory alone, the view if workers pull differences.
 
     They are arrays of `xp`: NumPy, or a device's `exact`. Methods that return memory or digests are for NumPy alone.
     `step` makes the next version, a chunk a call, on any threads; the present version stays as it is until `promote`.
@@ -39,7 +42,7 @@ class ShardArrays:
         self.chunks = layout.chunks[number]
         self.low, self.high = layout.shard_range(number)
         self.size = self.high - self.low
-        self.slots = config.slots if xp is np else config.optimizer.slots
+        self.slots = config.slots if xp is np else config.step_slots
         self._xp = xp
         self.weights, self.next_weights = self._empty(), self._empty()
         self.state = {slot: xp.zeros(self.size, DTYPE) for slot in self.slots}
@@ -51,6 +54,7 @@ class ShardArrays:
         }
         self._scratch = threading.local()
         self._config = config
+        self._layout = layout
         self._stretches = stretches(config.optimizer, layout, number)
 
     def _empty(self) -> Array:
@@ -60,38 +64,81 @@ class ShardArrays:
     def loaded(self) -> None:
         """Go on from the weights and state that were just read into their arrays."""
 
-    def step(self, plan: Plan, chunk: Chunk, gradients: Iterable[Array]) -> bool:
-        """Make a chunk of the plan's version from `gradients`: its part of each counting contribution, in plan order.
+    def step(
+        self,
+        plan: Plan,
+        chunk: Chunk,
+        gradients: Iterable[Array],
+        reduced: Callable[[Array], None] | None = None,
+    ) -> bool:
+        """Make a chunk of the plan's version from `gradients`: its part of each contribution that counts and has it, in
+        plan order. In host memory, `reduced` is called with the reduced gradient before the step.
 
         Each has shape (chunk's items,), is not written to, and is no longer used when the second one after it is
         requested. Return False if one of them, or their sum, is not finite.
         """
-        part_of = slice(chunk.start - self.low, chunk.stop - self.low)
-        if not plan.contributions:  # all were rejected: a version without a step
-            self.next_weights[part_of] = self.weights[part_of]
-            for slot in self.slots:
-                self.next_state[slot][part_of] = self.state[slot][part_of]
-            self.advance_view(chunk)
-            return True
         total = self.scratch(chunk.stop - chunk.start)
-        is_finite = self.reduce(plan, gradients, total)
+        is_finite = not plan.has(chunk) or self.reduce(plan, chunk, gradients, total)
+        if reduced and plan.has(chunk):
+            reduced(total[: self._layout.buffer_start_in(chunk)])
         self.apply(plan, chunk, total)
         return is_finite
 
-    def reduce(self, plan: Plan, gradients: Iterable[Array], out: Array) -> bool:
-        """Write the gradient that a chunk of the plan's contributions make into `out`; see `step`."""
-        return reduce.reduce_plan(self._config, plan, gradients, out, self._xp)
+    def reduce(self, plan: Plan, chunk: Chunk, gradients: Iterable[Array], out: Array) -> bool:
+        """Write the gradient that a chunk of the plan's contributions make into `out`, and behind it the buffers, if
+        the chunk has some; see `step`."""
+        counting, xp = plan.counting_in(chunk), self._xp
+        start, kind = self._layout.buffer_start_in(chunk), self._layout.buffer_kind
+        if self._config.strength:
+            part_of = slice(chunk.start - self.low, chunk.stop - self.low)
+            befores = [self.before(plan, c, part_of) for c in counting]
+            gradients = compensated(self._config.strength, gradients, self.weights[part_of], befores, start, xp)
+        return reduce.reduce_plan(self._config, plan, counting, gradients, out[:start], out[start:], kind, xp)
+
+    def before(self, plan: Plan, c: Contribution, part_of: slice) -> Array | None:
+        """Return part of the weights that a contribution of the plan was computed on, or of the oldest that are kept;
+        None if these are the present ones, and its gradient needs no compensation.
+
+        A version has no more versions before it than its number, so no slot is read that nobody has written.
+        """
+        staleness = min(staleness_of(plan, c), self._config.delay_versions)
+        return self.state[past(staleness)][part_of] if staleness else None
 
     def apply_scaled(self, plan: Plan, chunk: Chunk, gradient: Array, scale: np.float32) -> None:
-        """Make a chunk of the plan's version from the reduced gradient times `scale`."""
-        self.apply(plan, chunk, np.multiply(gradient, scale, out=self.scratch(gradient.size)))
+        """Make a chunk of the plan's version from the reduced gradient times `scale`, and the buffers behind it."""
+        start, total = self._layout.buffer_start_in(chunk), self.scratch(gradient.size)
+        np.multiply(gradient[:start], scale, out=total[:start])
+        np.copyto(total[start:], gradient[start:])
+        self.apply(plan, chunk, total)
 
     def apply(self, plan: Plan, chunk: Chunk, gradient: Array) -> None:
-        """Make a chunk of the plan's version from the reduced gradient, (chunk's items,), which is overwritten."""
+        """Make a chunk of the plan's version from the reduced gradient and buffers, (chunk's items,), which are
+        overwritten. A chunk that no contribution has stays as it is."""
         part_of = slice(chunk.start - self.low, chunk.stop - self.low)
+        if not plan.has(chunk):
+            self._copy(part_of)
+            self._advance_past(part_of)
+            self.advance_view(chunk)
+            return
         for settings, start, stop in self._stretches[chunk.number]:
-            self._update(settings, plan, slice(start, stop), gradient[start - part_of.start : stop - part_of.start])
+            reduced = gradient[start - part_of.start : stop - part_of.start]
+            if settings:
+                self._update(settings, plan, slice(start, stop), reduced)
+            else:
+                self._replace(plan, slice(start, stop), reduced)
+        self._advance_past(part_of)
         self.advance_view(chunk)
+
+    def _copy(self, part_of: slice) -> None:
+        self.next_weights[part_of] = self.weights[part_of]
+        for slot in self._config.optimizer.slots:
+            self.next_state[slot][part_of] = self.state[slot][part_of]
+
+    def _replace(self, plan: Plan, part_of: slice, buffers: Array) -> None:
+        """Put the buffers of the plan's contributions in the place of those before, if any of these counts."""
+        self._xp.copyto(self.next_weights[part_of], buffers if plan.counting else self.weights[part_of])
+        for slot in self._config.optimizer.slots:
+            self.next_state[slot][part_of].fill(0)
 
     def _update(self, settings: Optimizer, plan: Plan, part_of: slice, gradient: Array) -> None:
         """Step parameters of the same settings: `part_of` this shard. `gradient` is overwritten."""
@@ -104,6 +151,13 @@ class ShardArrays:
         for slot in self._config.optimizer.slots:
             if slot not in state:  # only other groups need it
                 self.next_state[slot][part_of].fill(0)
+
+    def _advance_past(self, part_of: slice) -> None:
+        """Make part of the next version's past weights: the present weights are one version old then."""
+        newer = self.weights
+        for slot in self._config.past_slots:
+            self._xp.copyto(self.next_state[slot][part_of], newer[part_of])
+            newer = self.state[slot]
 
     def advance_view(self, chunk: Chunk) -> None:
         """Make a chunk of the next view, if there is one, from the next weights."""

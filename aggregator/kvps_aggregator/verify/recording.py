@@ -101,7 +101,7 @@ class Recorded:
     def __init__(self, directory: Path, job: str, id: str, layout: Layout, gradient_format: str) -> None:
         self._folders = [_folder(directory, job, id, shard) for shard in range(layout.shards)]
         self._layout = layout
-        self._coding = Coding(layout, format_of(gradient_format))
+        self._format = format_of(gradient_format)
 
     def initial(self) -> Array:
         """Return the weights of version 0, (size,) float32. Raises Unproved."""
@@ -113,10 +113,11 @@ class Recorded:
                 raise Unproved(_damaged(path))
         return flat
 
-    def contribution(self, contribution: Contribution, weights: Array | None, encode: Encode) -> Bytes:
+    def contribution(self, contribution: Contribution, weight_sum: int, weights: Array | None, encode: Encode) -> Bytes:
         """Return the contribution as it was on the wire. Raises Unproved."""
         paths = [_within(folder, _name(contribution)) for folder in self._folders]
-        return _joined(paths, [self._coding.nbytes(shard) for shard in range(len(paths))])
+        coding = Coding(self._layout, self._format, contribution.part)
+        return _joined(paths, [coding.nbytes(shard) for shard in range(len(paths))])
 
     def otherwise(self, contribution: Contribution, shard: int) -> str:
         """Return why a shard's part of a contribution has another digest than the logged one."""
@@ -127,6 +128,8 @@ def _joined(paths: list[Path], sizes: list[int]) -> Bytes:
     """Return the bytes of all shards' files, end to end. Raises Unproved unless each file has its size in `sizes`."""
     parts = []
     for path, size in zip(paths, sizes, strict=True):
+        if not size:  # the shard has nothing of the contribution's part, and so no file
+            continue
         try:
             parts.append(np.fromfile(path, np.uint8))
         except FileNotFoundError:

@@ -7,8 +7,10 @@ every resulting digest is compared with the logged one.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Protocol
 
 import numpy as np
@@ -25,6 +27,7 @@ from kvps.history.commit_log import Log
 from kvps.protocol.job_state import Commit, State
 from kvps.protocol.plan import Contribution, Plan
 from kvps_aggregator.step.clipping import scale_of, square_sum
+from kvps_aggregator.step.compensate import compensate
 from kvps_aggregator.step.reduce import reduce_plan
 from kvps_aggregator.step.shard_arrays import ShardArrays
 from kvps_aggregator.verify.chain import Chain, Unproved, at, digest_of
@@ -42,10 +45,11 @@ class Source(Protocol):
     def initial(self) -> Array:
         """Return the weights of version 0, (size,) float32. Raises Unproved."""
 
-    def contribution(self, contribution: Contribution, weights: Array | None, encode: Encode) -> Bytes:
+    def contribution(self, contribution: Contribution, weight_sum: int, weights: Array | None, encode: Encode) -> Bytes:
         """Return a contribution as it was on the wire: its recorded bytes, or `encode` of its (size,) float32 values.
 
-        `weights` are those of its base version if the source wants them, else None. Raises Unproved.
+        `weight_sum` is the sum of the weights of its worker's contributions before it, `weights` are those of its base
+        version if the source wants them, else None. Raises Unproved.
         """
 
     def otherwise(self, contribution: Contribution, shard: int) -> str:
@@ -139,7 +143,7 @@ def prove(
 
 def _compare(layout: Layout, flat: Array, logged: tuple[str, ...], made: Array | None) -> None:
     """Compare the weights in Redis with what their commit logged, and with what a replay made. Raises Unproved."""
-    as_logged = Layout(layout.parameters, len(logged) or layout.shards)  # that of a job before a restore may differ
+    as_logged = layout.of_shards(len(logged) or layout.shards)  # that of a job before a restore may differ
     for shard, (here, there) in enumerate(zip(shard_digests(as_logged, flat), logged, strict=False)):
         if here != digest_of(there):
             raise Unproved(f"the weights of shard {shard} in Redis are not those that were committed")
@@ -179,6 +183,7 @@ class Replay:
         self._format = format_of(config.gradient_format)
         self._inherited = inherited
         self._remainders: dict[str, Residual] = {}
+        self._weight_sums = Counter(start.weight_sums if start else {})
         self._seqs: dict[str, tuple[str, int]] = {}
         self._is_late_start = start is not None
         with at("version 0"):
@@ -205,16 +210,13 @@ class Replay:
         """Make the next version from its commit. Raises Unproved."""
         if len(commit.shards) != len(self._parts):  # restored from a checkpoint with another number of shards
             slots = {slot: np.concatenate([part.state[slot] for part in self._parts]) for slot in self._parts[0].slots}
-            self._cut(Layout(self._layout.parameters, len(commit.shards)), self.weights(), slots)
+            self._cut(self._layout.of_shards(len(commit.shards)), self.weights(), slots)
         with at(f"commit {commit.version}"):
             gradient = self._gradient(commit.plan)
-            self._clip(gradient)
+            self._clip(gradient[: self._layout.buffer_start])
             for shard, part in enumerate(self._parts):
                 for chunk in part.chunks:
-                    if commit.plan.contributions:
-                        part.apply(commit.plan, chunk, gradient[chunk.start : chunk.stop])
-                    else:
-                        part.step(commit.plan, chunk, ())
+                    part.apply(commit.plan, chunk, gradient[chunk.start : chunk.stop])
                 if part.digest(part.next_weights) != digest_of(commit.shards[shard]):
                     raise Unproved(f"its contributions make other weights of shard {shard} than those logged")
         for part in self._parts:
@@ -223,19 +225,29 @@ class Replay:
         self._keep()
 
     def _gradient(self, plan: Plan) -> Array:
-        """Return the gradient that a plan's contributions make, (size,) float32, reduced as its aggregators did."""
-        gradient: Array = np.empty(self._layout.size, DTYPE)
-        reduce_plan(self._config, plan, self._counting(plan), gradient)
+        """Return the gradient that a plan's contributions make, and behind it the buffers, (size,) float32, reduced as
+        its aggregators did."""
+        gradient: Array = np.zeros(self._layout.size, DTYPE)
+        values = self._counting(plan, self._weigh(plan))
+        start, kind = self._layout.buffer_start, self._layout.buffer_kind
+        if not self._layout.parts:
+            reduce_plan(self._config, plan, plan.counting, values, gradient[:start], gradient[start:], kind)
+            return gradient
+        each = list(zip(plan.counting, values, strict=True))  # all at once: each chunk has contributions of its own
+        for chunk in filter(plan.has, self._layout.chunks_in("")):
+            part_of = slice(chunk.start, chunk.stop)
+            parts = [array[part_of] for c, array in each if chunk.in_part(c.part)]
+            reduce_plan(self._config, plan, plan.counting_in(chunk), parts, gradient[part_of], gradient[start:], kind)
         return gradient
 
     def _clip(self, gradient: Array) -> None:
-        """Clip a gradient, (size,) float32, in place, if the job does."""
+        """Clip a gradient, (n,) float32, in place, if the job does."""
         if clip_norm := self._config.optimizer.clip_norm:
             sums = [sum(square_sum(gradient[c.start : c.stop]) for c in part.chunks) for part in self._parts]
             np.multiply(gradient, scale_of(clip_norm, sums), out=gradient)
 
-    def _counting(self, plan: Plan) -> Iterator[Array]:
-        """Yield the values of a plan's contributions that count, in its order."""
+    def _counting(self, plan: Plan, weight_sums: Mapping[Contribution, int]) -> Iterator[Array]:
+        """Yield the values of a plan's contributions that count, in its order. `weight_sums` is from `_weigh`."""
         for contribution in plan.rejected if self._format.lossy else ():
             self._seqs[contribution.worker] = contribution.incarnation, contribution.seq
             self._remainders.pop(contribution.worker, None)  # the log does not tell what it left out
@@ -243,7 +255,28 @@ class Replay:
             if self._format.lossy:
                 self._follow(contribution)
             if contribution.weight:
-                yield self._values(contribution).copy()  # the source may return the same memory again
+                yield self._compensated(plan, contribution, weight_sums[contribution])
+
+    def _compensated(self, plan: Plan, c: Contribution, weight_sum: int) -> Array:
+        """Return a contribution's values, compensated for its delay if the job does that, in memory of its own: the
+        source may return the same memory again."""
+        values = self._values(c, weight_sum)
+        out = values.copy()
+        for part in self._parts:
+            if (before := part.before(plan, c, slice(0, part.size))) is not None:
+                end = max(part.low, min(part.high, self._layout.buffer_start))  # buffers are no gradients
+                mine, items = slice(part.low, end), slice(0, end - part.low)
+                compensate(self._config.strength, values[mine], part.weights[items], before[items], out[mine])
+        return out
+
+    def _weigh(self, plan: Plan) -> dict[Contribution, int]:
+        """Add the weights of a plan, also of what was rejected from it. Return for each contribution the sum before it
+        of those of its worker."""
+        before = {}
+        for c in sorted((*plan.contributions, *plan.rejected), key=attrgetter("round")):
+            before[c] = self._weight_sums[c.worker]
+            self._weight_sums[c.worker] += c.weight
+        return before
 
     def _follow(self, c: Contribution) -> None:
         """Keep the worker's residual only if it is known to be the one before this contribution.
@@ -262,14 +295,16 @@ class Replay:
         elif behind is None or before is None or not _comes_next(before, behind, drops):
             self._remainders.pop(c.worker, None)
 
-    def _values(self, c: Contribution) -> Array:
+    def _values(self, c: Contribution, weight_sum: int) -> Array:
         """Return the values that the aggregators added, (size,) float32. Raises Unproved."""
         with at(f"contribution {c.seq} of {c.worker} (round {c.round}, on version {c.base})"):
             base = self._kept.get(c.base)
             if base is None and self._source.wants_weights:
                 raise Unproved("its weights are older than the checkpoint: begin with an earlier one")
-            coding = Coding(self._layout, self._format)
-            data = self._source.contribution(c, base, lambda values: coding.encode(values, self._residual(c)))
+            coding = Coding(self._layout, self._format, c.part)
+            data = self._source.contribution(
+                c, weight_sum, base, lambda values: coding.encode(values, self._residual(c))
+            )
             for shard, digest in enumerate(coding.digests(data)):
                 if digest != c.digests[shard]:
                     raise Unproved(f"shard {shard}: {self._source.otherwise(c, shard)}")

@@ -52,6 +52,17 @@ local function delete_keys(keys, from)
   return deleted
 end
 
+-- Appends entries to a trace, each a text of fields and values. The traces of a thousand workers take no more room than
+-- those of sixty.
+local function append(key, entries, from, workers)
+  local most = math.max(50, math.min(1000, math.floor(60000 / workers)))
+  for number = from, #entries do
+    local values = {}
+    for value in entries[number]:gmatch('%S+') do values[#values + 1] = value end
+    redis.call('XADD', key, 'MAXLEN', '~', most, '*', unpack(values))
+  end
+end
+
 local function worker_entry(key, worker)
   local text = redis.call('HGET', key, worker)
   return text and cjson.decode(text)
@@ -59,6 +70,20 @@ end
 
 -- Whether a worker is in the vector clock. A restart of the server cut off a rejoining worker: the others wait for it.
 local function counts(entry) return entry.state == 'active' or entry.state == 'rejoining' end
+
+-- Returns the sum of the weights of all contributions that were accepted from a worker, as text. In a job whose rounds
+-- end by the clock it tells which batch is the worker's next.
+local function sums_of(entry) return type(entry.weight_sums) == 'string' and entry.weight_sums or '0' end
+local function weight_sum(entry) return sums_of(entry):match('%d*$') end
+
+-- Adds the weight of a contribution that is accepted now. The entry also has the sums before it, from before the oldest
+-- that may wait on: a version that is gone back to has not all that was accepted.
+local function weigh(entry, weight, max_pending)
+  local sums = {}
+  for sum in sums_of(entry):gmatch('%d+') do sums[#sums + 1] = sum end
+  sums[#sums + 1] = count(math.min((whole(sums[#sums]) or 0) + weight, 9007199254740991))
+  entry.weight_sums = table.concat(sums, ' ', math.max(1, #sums - 2 * max_pending))
+end
 
 -- Frees a unit of data: the next worker that asks gets it.
 local function free_unit(unit, keys)

@@ -1,12 +1,16 @@
 -- evict: take silent workers, and one that is known to be dead, out of the vector clock. If no caller has looked for
 -- long, Redis or the network may have been away: then no silent worker is evicted, and all get a new start. A time
--- that lies in the future counts as now: the server's clock was set back.
+-- that lies in the future counts as now: the server's clock was set back. Each aggregator calls this now and then, so
+-- it also notes that the caller is there.
 -- KEYS[1] version hash, [2] config hash, [3] workers hash, [4] heartbeat zset, [5] commits stream, [6] units hash,
---     [7] free units zset, [8] rounds zset, [9] pushed zset, [10] draining zset, [11] turns stream
--- ARGV[1] job id   [2] the worker that is known to be dead, or ''   [3] its incarnation
+--     [7] free units zset, [8] rounds zset, [9] pushed zset, [10] draining zset, [11] turns stream,
+--     [12] aggregators zset
+-- ARGV[1] job id   [2] the worker that is known to be dead, or ''   [3] its incarnation   [4] the calling aggregator,
+--     or ''
 -- Returns {OK, ms by which the latest time lay in the future, evicted worker...} | {NOJOB} | {ANOTHER}
 --     | {RESTARTED} | {WRONGTYPE, key, is, want}
-local bad = wrong_type({ 'hash', 'hash', 'hash', 'zset', 'stream', 'hash', 'zset', 'zset', 'zset', 'zset', 'stream' })
+local bad = wrong_type({ 'hash', 'hash', 'hash', 'zset', 'stream', 'hash', 'zset', 'zset', 'zset', 'zset', 'stream',
+  'zset' })
 if bad then return bad end
 local at = redis.call('HMGET', KEYS[1], 'id', 'run_id')
 local refused = another_job(at[1]) or restarted(at[2])
@@ -40,5 +44,9 @@ for _, worker in ipairs(redis.call('ZRANGEBYSCORE', KEYS[4], '-inf', '(' .. coun
   if entry and counts(entry) and not entry.awaited then put_out(worker, entry) else redis.call('ZREM', KEYS[4], worker) end
 end
 redis.call('ZADD', KEYS[4], now, '')
+if ARGV[4] ~= '' then
+  redis.call('ZREMRANGEBYSCORE', KEYS[12], '-inf', '(' .. count(now - timeout))
+  redis.call('ZADD', KEYS[12], now, ARGV[4])
+end
 if #out > 2 then wake(KEYS[11], lowest_round(KEYS[8]) or lowest) end
 return out

@@ -4,9 +4,9 @@
 --     [13] draining zset, [14] finished set, [15] ranks hash, [16] turns stream
 -- ARGV[1] job id   [2] worker   [3] nonce of this call   [4] incarnation judged dead, '*' to take over, '' for neither
 --     [5] JSON: host, pid, ... of the process
--- Returns {OK, rank, incarnation, round, clock, pending, name of the stored residual that it inherits or ''} also when
---     repeated | {ALIVE, JSON entry}: the id belongs to a living worker | {COMPLETE, worker...}: the task's data is
---     divided among these workers, and all have joined | {NOJOB} | {ANOTHER} | {RESTARTED} | {WRONGTYPE, key, is, want}
+-- Returns {OK, rank, incarnation, round, clock, pending, name of the stored residual that it inherits or '', sum of
+--     weights as in push} also when repeated | {ALIVE, JSON entry}: the id belongs to a living worker | {COMPLETE,
+--     worker...}: these divide the task's data and all have joined | {NOJOB} | {ANOTHER} | {RESTARTED} | {WRONGTYPE, key, is, want}
 local bad = wrong_type({ 'hash', 'hash', 'hash', 'hash', 'hash', 'zset', 'hash', 'stream', 'hash', 'zset', 'zset',
   'zset', 'zset', 'set', 'hash', 'stream' })
 if bad then return bad end
@@ -21,7 +21,7 @@ local clock = tonumber(redis.call('HGET', KEYS[4], worker) or '0')
 local committed = clock + tonumber(redis.call('HGET', KEYS[5], worker) or '0')
 local pending = entry and entry.round - committed or 0
 local function answer()
-  return { 'OK', entry.rank, entry.incarnation, entry.round, clock, pending, entry.residual or '' }
+  return { 'OK', entry.rank, entry.incarnation, entry.round, clock, pending, entry.residual or '', weight_sum(entry) }
 end
 
 if entry and entry.nonce == ARGV[3] then return answer() end
@@ -62,7 +62,7 @@ end
 fresh.rank, fresh.incarnations = rank, (entry and entry.incarnations or 0) + 1
 fresh.nonce, fresh.incarnation = ARGV[3], count(fresh.incarnations) .. '-' .. ARGV[3]
 fresh.state, fresh.accepted, fresh.round = 'active', 0, round
-fresh.finished, fresh.residual = false, entry and entry.residual or nil
+fresh.finished, fresh.residual, fresh.weight_sums = false, entry and entry.residual or nil, entry and entry.weight_sums or nil
 entry = fresh
 redis.call('HSET', KEYS[3], worker, cjson.encode(entry))
 redis.call('HSET', KEYS[15], count(rank), worker)

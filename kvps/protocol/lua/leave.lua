@@ -3,7 +3,7 @@
 --     [7] free units zset, [8] rounds zset, [9] pushed zset, [10] draining zset, [11] finished set, [12] turns stream
 -- ARGV[1] job id   [2] worker   [3] incarnation   [4] '1' if it has done all its rounds, else '0'
 --     [5] the name of the residual of all that it pushed, stored by it now or inherited at its join; or ''
---     [6...] field, value, ... of the trace of its last iteration
+--     [6...] the traces of its last iterations, "field value field value ..." each
 -- Returns {OK, state} also when repeated, or when a later incarnation has the id | {EVICTED, state}: it was evicted or
 --     cut off before, or its join is lost, and no later incarnation has the id | {RESTARTED} | {NOJOB} | {ANOTHER}
 --     | {WRONGTYPE, key, is, want}
@@ -34,7 +34,7 @@ local right = ARGV[5] == entry.residual or ARGV[5]:sub(1, #own) == own
 entry.residual = right and ARGV[5] or nil
 redis.call('HSET', KEYS[2], worker, cjson.encode(entry))
 redis.call('XADD', KEYS[4], '*', 'kind', 'leave', 'worker', worker, 'incarnation', incarnation, 'state', state)
-if #ARGV > 5 then redis.call('XADD', KEYS[5], 'MAXLEN', '~', 1000, '*', unpack(ARGV, 6)) end
+append(KEYS[5], ARGV, 6, 1)
 local after = lowest_round(KEYS[8])
 if freed or after ~= lowest then wake(KEYS[12], after) end
 return { 'OK', state }

@@ -28,7 +28,7 @@ redis.call('HSET', KEYS[3], 'id', count(plan.id), 'text', plan_encode(plan))
 for _, item in ipairs(redis.call('XRANGE', KEYS[2], '-', open[2])) do
   if item[2][6] == ARGV[4] then redis.call('XDEL', KEYS[2], item[1]) end
 end
-local worker, incarnation, seq, round, digest = ARGV[4]:match('^(%S+) (%S+) (%S+) (%S+) %S+ %S+ %S+ (%S+)$')
+local worker, incarnation, seq, round, digest = ARGV[4]:match('^(%S+) (%S+) (%S+) (%S+) %S+ %S+ %S+ (%S+)')
 redis.call('XADD', KEYS[5], '*', 'kind', 'reject', 'worker', worker, 'incarnation', incarnation,
   'seq', seq, 'round', round, 'reason', ARGV[5], 'digest', digest)
 return { 'OK' }

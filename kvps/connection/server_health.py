@@ -1,0 +1,168 @@
+"""What is right and wrong with a server for training on it, from what it says of itself. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
+from typing import Any, NamedTuple
+
+from kvps.connection.server_info import mb, server_name, version_of
+
+OK, ADVICE, WRONG = "ok", "advice", "wrong"
+
+_CVE = "CVE-2025-49844"
+"""Who may run Lua scripts can run code of their own on the server. It is the newest of the grave ones known when this
+version of kvps was made; what fixes it fixes those before it."""
+_FIXED = {  # the first release of each branch that has the fix; later branches all have it
+    "Redis": {(6, 2): 20, (7, 2): 11, (7, 4): 6, (8, 0): 4, (8, 2): 2},
+    "Valkey": {(7, 2): 11, (8, 0): 6, (8, 1): 4},
+}
+_OLDEST = (6, 2)
+_FULL = 0.8  # part of maxmemory
+_FEW_CLIENTS = 0.8  # part of maxclients that is in use
+_SLOW_MS = 2.0
+_LARGE_REPLY = 256 << 20  # bytes that wait for one slow reader
+_UNITS = {"": 1, "k": 1000, "kb": 1 << 10, "m": 1000**2, "mb": 1 << 20, "g": 1000**3, "gb": 1 << 30}
+
+
+class Finding(NamedTuple):
+    """What was looked at, one of OK, ADVICE and WRONG, what was found, and for the last two what to do."""
+
+    about: str
+    verdict: str
+    found: str
+    remedy: str = ""
+
+
+def of_server(info: Mapping[str, Any], config: Mapping[str, str] | None) -> Iterator[Finding]:
+    """Yield the findings about one server. `info` is its INFO; `config` its CONFIG, None if this user may not read
+    that."""
+    yield _version(info)
+    yield _policy(info)
+    yield _persistence(info, config)
+    yield _memory(info)
+    yield _clients(info, config)
+    if config is None:
+        yield Finding(
+            "configuration", ADVICE, "this user may not read it", "look as a user who may run CONFIG GET, or ask one"
+        )
+    else:
+        yield _reply_buffers(config)
+        yield _script_time(config)
+
+
+def _version(info: Mapping[str, Any]) -> Finding:
+    name = server_name(info)
+    program, _, version = name.partition(" ")
+    if version_of(str(info.get("redis_version", ""))) < _OLDEST:
+        return Finding("version", WRONG, name, "kvps needs Redis 6.2 or newer, or Valkey: upgrade")
+    branch, fixed = version_of(version), _FIXED.get(program, {})
+    found = re.match(r"\d+\.\d+\.(\d+)", version)
+    patch = int(found[1]) if found else 0
+    if not fixed or branch > max(fixed) or patch >= fixed.get(branch, 1 << 30):
+        return Finding("version", OK, name)
+    to = (
+        f"{branch[0]}.{branch[1]}.{fixed[branch]}"
+        if branch in fixed
+        else "a newer branch, unless your system mended it"
+    )
+    return Finding("version", ADVICE, f"{name} has {_CVE}: who may run scripts can run any code", f"upgrade to {to}")
+
+
+def _policy(info: Mapping[str, Any]) -> Finding:
+    policy = str(info.get("maxmemory_policy", "noeviction"))
+    if policy == "noeviction":
+        return Finding("eviction", OK, policy)
+    return Finding("eviction", WRONG, f"{policy} deletes weights when memory is full", "maxmemory-policy noeviction")
+
+
+def _persistence(info: Mapping[str, Any], config: Mapping[str, str] | None) -> Finding:
+    saves = bool(config and config.get("save", "").strip())
+    keeps = [word for word, on in (("AOF", str(info.get("aof_enabled")) == "1"), ("RDB", saves)) if on]
+    for field in ("aof_last_write_status", "rdb_last_bgsave_status"):
+        if info.get(field, "ok") != "ok":
+            return Finding(
+                "persistence", WRONG, f"{field} is {info[field]}", "make room on the server's disk; see its log"
+            )
+    if keeps:
+        return Finding("persistence", OK, " and ".join(keeps))
+    return Finding(
+        "persistence",
+        ADVICE,
+        "nothing is kept" if config is not None else "no AOF; whether RDB is on cannot be read",
+        "if jobs must outlive the server: appendonly yes, or replicas, or kvps aggregator start --checkpoint-every N",
+    )
+
+
+def _memory(info: Mapping[str, Any]) -> Finding:
+    used, limit = int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))
+    machine = int(info.get("total_system_memory", 0))
+    if not limit:
+        return Finding(
+            "memory",
+            ADVICE,
+            f"{mb(used)} used, no limit{f' on a machine of {mb(machine)}' if machine else ''}",
+            "set maxmemory to what the machine can give: kvps then refuses a job that does not fit",
+        )
+    found = f"{mb(used)} of {mb(limit)} used"
+    if used > _FULL * limit:
+        return Finding("memory", WRONG, found, "raise maxmemory, or remove jobs: kvps jobs, kvps rm")
+    return Finding("memory", OK, found)
+
+
+def _clients(info: Mapping[str, Any], config: Mapping[str, str] | None) -> Finding:
+    used, most = int(info.get("connected_clients", 0)), int((config or {}).get("maxclients", info.get("maxclients", 0)))
+    found = f"{used} connections{f' of {most}' if most else ''}"
+    if most and used > _FEW_CLIENTS * most:
+        return Finding("clients", WRONG, found, "raise maxclients, or end clients that nobody needs")
+    return Finding("clients", OK, found)
+
+
+def _reply_buffers(config: Mapping[str, str]) -> Finding:
+    words = config.get("client-output-buffer-limit", "").split()
+    limits = {words[i]: words[i + 1 : i + 3] for i in range(0, len(words) - 3, 4)}
+    least = min((n for n in map(nbytes, limits.get("normal", [])) if n), default=0)
+    if not least:
+        return Finding("reply buffers", OK, "no limit for workers and readers")
+    found = f"the server cuts a worker off that has {mb(least)} still to read"
+    if least >= _LARGE_REPLY:
+        return Finding("reply buffers", OK, found)
+    return Finding("reply buffers", ADVICE, found, "client-output-buffer-limit normal 0 0 0")
+
+
+def _script_time(config: Mapping[str, str]) -> Finding:
+    ms = int(config.get("busy-reply-threshold") or config.get("lua-time-limit") or 5000)
+    if 0 < ms < 1000:
+        return Finding(
+            "scripts",
+            ADVICE,
+            f"others get BUSY after {ms} ms of a script",
+            "busy-reply-threshold 5000 (lua-time-limit)",
+        )
+    return Finding("scripts", OK, f"others wait {ms} ms for a script")
+
+
+def of_latency(seconds: Sequence[float]) -> Finding:
+    """Return the finding about the times of short requests."""
+    ms = sorted(1000 * s for s in seconds)
+    middle, late = median(ms), ms[min(len(ms) - 1, int(0.99 * len(ms)))]
+    found = f"{middle:.2f} ms for a short request, {late:.2f} ms for 1 in 100"
+    if middle <= _SLOW_MS:
+        return Finding("latency", OK, found)
+    return Finding("latency", ADVICE, found, "a round takes several: put workers nearer, or use --local-steps")
+
+
+def of_clock(offset_s: float, error_s: float) -> Finding:
+    """Return the finding about the server's clock minus this machine's."""
+    where = "ahead of" if offset_s > 0 else "behind"
+    found = f"the server's is {abs(offset_s):.3f} s {where} this machine's (+-{error_s:.3f} s)"
+    if abs(offset_s) <= 1 + error_s:
+        return Finding("clock", OK, found)
+    return Finding("clock", ADVICE, found, "training does not mind, but times in logs differ: have both follow NTP")
+
+
+def nbytes(text: str) -> int:
+    """Return the bytes that a size of redis.conf says, as 256mb; 0 for text that is none."""
+    found = re.fullmatch(r"(\d+)([a-z]*)", text.lower())
+    return int(found[1]) * _UNITS.get(found[2], 0) if found else 0

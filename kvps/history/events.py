@@ -1,0 +1,148 @@
+"""What has happened to a job, oldest first, from the commit log and the stream of leases. Nothing is written.
+
+Both streams have ids by the server's clock, so their entries are in one order whatever the clocks of hosts say.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from heapq import merge
+from typing import Any, NamedTuple
+
+from kvps.connection.client import Client
+from kvps.errors import CorruptData, InvalidSetting
+from kvps.parsing import Fields, whole
+from kvps.protocol.job_state import Commit, Entry
+from kvps.protocol.keys import JobKeys
+from kvps.protocol.plan import Contribution
+
+_LATEST_MS = 253_370_764_800_000  # the year 9999: a program may give an entry any time, and calendars end there
+_ID = re.compile(r"[0-9]{1,15}-[0-9]{1,19}", re.ASCII)
+_AT_ONCE = 1_000  # entries of a stream that are read in one request
+
+
+class Event(NamedTuple):
+    """An entry of one of the streams: the server's time when it was written, in ms since 1970; what happened; and the
+    facts that `kvps log --json` prints, by name."""
+
+    at_ms: int
+    kind: str
+    facts: dict[str, Any]
+
+    @classmethod
+    def of(cls, entry: Entry) -> Event:
+        """Parse an entry. Raises CorruptData."""
+        id, fields = entry
+        f = Fields(fields, f"entry {id} of the log")
+        kind = f.one_of("kind", list(_FACTS))
+        return cls(whole(_place(id)[0], f"the time of entry {id}", 0, _LATEST_MS), kind, _FACTS[kind](f, fields))
+
+
+class EventLog:
+    """The events of one job. A call of `newest` reads what there is, and `later` and `unread` go on from there."""
+
+    def __init__(self, client: Client, keys: JobKeys) -> None:
+        self._client = client
+        self._seen = dict.fromkeys((keys.commits, keys.leases), "0-0")  # stream -> the last id that was read
+
+    def newest(self, count: int) -> list[Event]:
+        """Return the newest `count` events, or all that Redis has for 0. Raises CorruptData."""
+        if count:
+            asked = [("XREVRANGE", stream, "+", "-", "COUNT", count) for stream in self._seen]
+            found = [[(id, fields) for id, fields in reversed(page)] for page in self._client.together(asked)]
+        else:
+            found = [list(self._after(stream, last)) for stream, last in self._seen.items()]
+        return self._merged(found)[-count:]
+
+    def unread(self, most: int = _AT_ONCE) -> list[Event]:
+        """Return up to `most` events of each stream after those that were read, in the order of each stream; none if
+        there is nothing new. A call that raises ServerLost has read none. Raises CorruptData."""
+        asked = [("XRANGE", stream, f"({last}", "+", "COUNT", most) for stream, last in self._seen.items()]
+        return self._merged([[(id, fields) for id, fields in page] for page in self._client.together(asked)])
+
+    def before(self, id: str, count: int) -> list[tuple[str, Event]]:
+        """Return the newest `count` events before the entry with this id, "" for the end of the log, each with its own
+        id, oldest first. It has more than `count` only where two entries have the same id. What `newest` and `later`
+        return is not changed by it. Raises InvalidSetting for what is no id, CorruptData."""
+        if id and not _ID.fullmatch(id):
+            raise InvalidSetting(f"{id[:40]!r} is no id of an entry: these look like 1700000000000-0")
+        asked = [("XREVRANGE", stream, f"({id}" if id else "+", "-", "COUNT", count) for stream in self._seen]
+        found = merge(*([(id, f) for id, f in reversed(page)] for page in self._client.together(asked)), key=_order)
+        entries = list(found)
+        first = _order(entries[-count]) if len(entries) > count else (0, 0)
+        return [(entry[0], Event.of(entry)) for entry in entries if _order(entry) >= first]
+
+    def later(self, look: Callable[[], object]) -> Iterator[Event]:
+        """Yield each event after those that were read, as it happens. While there is none, call `look` now and then: it
+        ends this by an error. Raises CorruptData."""
+        while True:
+            if self._client.wait(self._seen):
+                yield from self._merged([list(self._after(stream, last)) for stream, last in self._seen.items()])
+            else:
+                look()
+
+    def _after(self, stream: str, last: str) -> Iterator[Entry]:
+        """Yield the entries of a stream after the id `last`."""
+        while page := self._client.call("XRANGE", stream, f"({last}", "+", "COUNT", _AT_ONCE):
+            yield from ((id, fields) for id, fields in page)
+            last = page[-1][0]
+
+    def _merged(self, found: list[list[Entry]]) -> list[Event]:
+        """Note the last entry of each stream as read; return all in the order of their ids."""
+        self._seen |= {stream: entries[-1][0] for stream, entries in zip(self._seen, found, strict=True) if entries}
+        return [Event.of(entry) for entry in merge(*found, key=_order)]
+
+
+def _order(entry: Entry) -> tuple[int, int]:
+    return _place(entry[0])
+
+
+def _place(id: str) -> tuple[int, int]:
+    """Return the time of a stream's id, in ms, and its number within that ms."""
+    ms, _, number = id.partition("-")
+    return int(ms), int(number)
+
+
+# -- the facts of each kind of event ----------------------------------------------------------------------------------
+
+
+def _commit(f: Fields, fields: dict[str, str]) -> dict[str, Any]:
+    commit = Commit.of(fields)
+    version, plan = commit.version, commit.plan
+    return {
+        "version": version,
+        "contributions": [_contribution(version, c) for c in plan.contributions],
+        "rejected": [_contribution(version, c) for c in plan.rejected],
+    }
+
+
+def _contribution(version: int, c: Contribution) -> dict[str, Any]:
+    """Return the facts of a contribution. `staleness` is how many versions came between the one that it was computed on
+    and the one before this."""
+    known = {"worker": c.worker, "round": c.round, "base": c.base, "staleness": max(0, version - 1 - c.base)}
+    return known | {"weight": c.weight, "unit": c.unit, "part": c.part}
+
+
+def _lease(f: Fields, fields: dict[str, str]) -> dict[str, Any]:
+    """The number in a term grows with each holder of a shard."""
+    parts = f.word("term").split("-")
+    if len(parts) != 3 or not parts[1].isdecimal():
+        raise CorruptData(
+            f"the log of leases has the term {f.word('term')!r}, and that is none: another program wrote it"
+        )
+    return {"holder": f.text("holder"), "term": int(parts[1])}
+
+
+_FACTS: dict[str, Any] = {
+    "create": lambda f, _: {"version": f.whole("version")},
+    "restore": lambda f, _: {"version": f.whole("version"), "job": f.name("job")},
+    "join": lambda f, _: {"worker": f.name("worker"), **{n: f.whole(n) for n in ("rank", "round", "clock")}},
+    "leave": lambda f, _: {"worker": f.name("worker")},
+    "evict": lambda f, _: {"worker": f.name("worker")},
+    "commit": _commit,
+    "reject": lambda f, _: {"worker": f.name("worker"), "round": f.whole("round"), "reason": f.text("reason")},
+    "recover": lambda f, _: {"version": f.whole("version"), "lost": f.whole("lost")},
+    "take": lambda f, fields: {"shard": f.whole("shard"), **_lease(f, fields)},
+    "release": _lease,
+}
