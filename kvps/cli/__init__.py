@@ -17,15 +17,23 @@ from kvps.cli import (
     aggregator,
     checkpoint,
     create,
+    dashboard,
+    doctor,
+    graph,
     host,
+    inspect,
     jobs,
+    log,
+    metrics,
     queue,
     rm,
     run,
     server,
     simulate,
     status,
+    timeline,
     tls,
+    top,
     up,
     verify,
     worker,
@@ -68,10 +76,18 @@ app.command("queue", rich_help_panel="Queue")(queue.show)
 app.command("cancel", rich_help_panel="Queue")(queue.cancel)
 app.command("jobs", rich_help_panel="Jobs")(jobs.jobs)
 app.command("status", rich_help_panel="Jobs")(status.status)
+app.command("graph", rich_help_panel="Jobs")(graph.graph)
+app.command("top", rich_help_panel="Jobs")(top.top)
+app.command("inspect", rich_help_panel="Jobs")(inspect.inspect)
+app.command("log", rich_help_panel="Jobs")(log.log)
+app.command("metrics", rich_help_panel="Jobs")(metrics.metrics)
+app.command("timeline", rich_help_panel="Jobs")(timeline.timeline)
+app.command("dashboard", rich_help_panel="Jobs")(dashboard.dashboard)
 app.add_typer(checkpoint.app, name="checkpoint", rich_help_panel="Jobs")
 app.command("verify", rich_help_panel="Jobs")(verify.verify)
 app.command("rm", rich_help_panel="Jobs")(rm.rm)
 app.add_typer(server.app, name="server", rich_help_panel="Server")
+app.command("doctor", rich_help_panel="Server")(doctor.doctor)
 app.command("acl", rich_help_panel="Server")(acl.acl)
 app.command(
     "cli", rich_help_panel="Server", context_settings={"allow_extra_args": True, "ignore_unknown_options": True}

@@ -15,7 +15,7 @@ from kvps_aggregator.nearness import Near
 from kvps_aggregator.verify.recording import check_directory
 
 from kvps import user_code
-from kvps.cli import connect, health, options
+from kvps.cli import connect, health, metrics, options, training_log
 from kvps.cli.output import say, start_log
 from kvps.device.base import CPU, Device, open_device
 from kvps.errors import InvalidSetting
@@ -40,6 +40,7 @@ def start(
     checkpoint_every: options.CheckpointEvery = None,
     checkpoints: options.CheckpointDirectory = options.DEFAULT_CHECKPOINTS,
     keep: options.Keep = 3,
+    log: training_log.Logs = None,
     gpu: Annotated[
         int | None,
         typer.Option(metavar="N", help="Reduce and step on this CUDA device, with CuPy.", show_default="NumPy"),
@@ -72,6 +73,8 @@ def start(
     ] = None,
     health_port: health.Port = None,
     health_host: health.Host = None,
+    metrics_port: metrics.Port = None,
+    metrics_host: metrics.Host = None,
     redis: options.Redis = None,
     listen: options.Listen = None,
     data_dir: options.DataDir = None,
@@ -88,6 +91,8 @@ def start(
         raise InvalidSetting("--memory-lost is for one job, whose memory is surely lost: give its name with --job")
     if job is not None and health_port is not None:
         raise InvalidSetting("--health-port is for an aggregator that serves every job: leave out --job")
+    if job is None and log:
+        raise InvalidSetting("--log is for one job: give its name with --job")
     if job is not None and allow:
         raise InvalidSetting(
             "--allow is for an aggregator that serves every job: a job named by --job may use its code"
@@ -97,18 +102,22 @@ def start(
     if record is not None:
         record = check_directory(record)
     saving = options.checkpoints_of(checkpoint_every, checkpoints, keep)
+    targets = training_log.targets_of(log, "--log")
     device, nodes = open_device(gpu), Near(near) if near else None
     quiet = start_log(quiet, verbose)
     with (
         health.opened(health_port, health_host) as probes,
+        metrics.opened(metrics_port, metrics_host) as scraped,
         connect.serving_store(redis, listen, data_dir, quiet) as store,
+        metrics.serving(scraped, store, job),
     ):
         if job is None:
             _serve_all(store, record, saving, device, nodes, quiet, probes, allow or ())
         else:
             found = connect.wait_for_job(store, job, quiet)
             connect.announce(found, quiet)
-            serve(found, record=record, checkpoints=saving, device=device, memory_lost=memory_lost, near=nodes)
+            with training_log.logging_to(targets, found, quiet, saving and saving.directory):
+                serve(found, record=record, checkpoints=saving, device=device, memory_lost=memory_lost, near=nodes)
             if not quiet:
                 say(f"job {found.name}: finished")
 

@@ -81,7 +81,7 @@ def replayed(store: Store, job: Job, checkpoints: Path | None = None, record: Pa
     """Replay the whole job in a separate process: with one thread, as its workers had, or from a record. Return "" or
     the difference."""
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "kvps", "verify", job.name]
+        [sys.executable, "-P", "-m", "kvps", "verify", job.name, "--quiet"]
         + (["--checkpoints", str(checkpoints)] if checkpoints else [])
         + (["--record", str(record)] if record else []),
         env=ONE_THREAD | os.environ | {"KVPS_REDIS_URL": store.url},

@@ -8,12 +8,14 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from kvps.cli import options
+from kvps.cli.long_work import LongWork, Stage
 from kvps.cli.output import log_options, say, start_log
 from kvps.connection.credentials import PASSWORD_FILE, read_password
 from kvps.connection.slots import Address
@@ -83,9 +85,11 @@ def host(
             f"{address} is open to the network: give all hosts the same password, with --password-file FILE"
         )
     with cluster_node.started(address, password, data_dir) as node, ExitStack() as stack:
-        member = DataHost(address, password)
+        moves = Stage("moving slots", unit="slots")
+        member = DataHost(address, password, partial(_note, moves))
         try:
-            member.come(seed)
+            with LongWork(quiet) as work, work.showing(moves):
+                member.come(seed)
             aggregator = _Aggregator(address, password, log_options(quiet, verbose))
             stack.callback(aggregator.end)
             if not quiet:
@@ -93,7 +97,8 @@ def host(
             _watch(node, aggregator, address)
         except KeyboardInterrupt:
             try:
-                _leave(member, stack, data_dir)
+                with LongWork(quiet) as work, work.showing(moves):
+                    _leave(member, stack, data_dir)
             except KvpsError as error:
                 raise ServerLost(f"the node at {address} ends, and could not give its slots back: {error}") from None
             raise
@@ -102,6 +107,13 @@ def host(
                 with suppress(KvpsError):  # the first error says more
                     _leave(member, stack, data_dir)
             raise
+
+
+def _note(stage: Stage, moved: int, of: int) -> None:
+    """Note how many of how many slots have moved."""
+    if not moved:
+        stage.restart()
+    stage.done, stage.total = moved, of
 
 
 def _watch(node: subprocess.Popen[bytes], aggregator: _Aggregator, address: Address) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvps_aggregator.aggregator import is_idle
+from kvps_monitor.live import job_word
 
 from kvps.cli import connect, options
 from kvps.cli.output import print_json, print_rows, say
@@ -63,8 +64,6 @@ def active_workers(state: State) -> int:
 
 def job_state(job: Job, state: State) -> str:
     """Return what a job is doing, in a few words."""
-    if state.finished(job.config):
-        return "finished"
-    if len(state.members) < job.config.workers or is_idle(job):
-        return "waits for workers"
-    return "runs" if any(job.holders()) else "waits for an aggregator"
+    finished = state.finished(job.config)
+    lacks_workers = not finished and (len(state.members) < job.config.workers or is_idle(job))
+    return job_word(finished, lacks_workers, lacks_workers or any(job.holders()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, replace
 from functools import wraps
@@ -19,11 +20,13 @@ from kvps_workers.rounds import rounds_of
 from kvps import optimizers
 from kvps.config import SPECS, JobConfig
 from kvps.errors import InvalidSetting
+from kvps.topologies import TOPOLOGIES, added_by, as_options
 
 WORKERS = 3
 """The number of workers of a job that is created from a command line without --workers."""
 _OF_TASK = ("batch_size", "epochs")  # a task chooses defaults for these
 _TASKS_ONLY = (*_OF_TASK, "partition", "push_every", "procs", "inner_optimizer")  # a script has its own loop
+_WHOLE = re.compile(r"-?[0-9]{1,18}", re.ASCII)
 FILES, SERVER = "Files", "Server"  # option groups of a help text, beside those of `Spec.group`
 
 TaskName = Annotated[
@@ -167,11 +170,13 @@ class JobSettings:
     given      the settings that the user gave, under the names of JobConfig and in its units
     optimizer  the value of --optimizer
     lr         the value of --lr
+    topology   what --topology stands for, as a line to print; "" if it was not given
     """
 
     given: Mapping[str, Any]
     optimizer: str
     lr: float | None
+    topology: str
 
     @property
     def workers(self) -> int:
@@ -200,10 +205,13 @@ class Settings(JobSettings):
         # pseudo-gradients at the rate 1 makes the mean of the workers' weights.
         if self.lr is None and _is_sgd_without_rate(self.optimizer):
             chosen["optimizer"] = optimizers.parse(self.optimizer, task.lr if local_steps == 1 else 1.0)
-        if local_steps > 1 and _is_sgd_without_rate(self.inner):
+        if local_steps != 1 and _is_sgd_without_rate(self.inner):
             chosen["inner_optimizer"] = optimizers.parse(self.inner, task.lr)
         config = JobConfig(task=name, **chosen)
-        return replace(config, units=rounds_of(len(task.data(0, 1, np)[0]), config)) if self.data == "units" else config
+        if self.data == "static":
+            return config
+        # Rounds that end by the clock are no units, which JobConfig says of any number.
+        return replace(config, units=1 if config.timed_rounds else rounds_of(len(task.data(0, 1, np)[0]), config))
 
 
 def _is_sgd_without_rate(text: str) -> bool:
@@ -231,12 +239,19 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _options(kind: type[JobSettings]) -> list[Parameter]:
-    """Return an option for each setting that has one, and --lr and --data, which only a command line has."""
+    """Return an option for each setting that has one, and --lr, --topology and --data, which only a command line
+    has."""
     of_task = issubclass(kind, Settings)
     chosen = [f for f in fields(JobConfig) if SPECS[f.name].option and (of_task or f.name not in _TASKS_ONLY)]
     options = sorted(map(_option, chosen), key=lambda option: option.name != "workers")
     rate = "the task's for sgd, else the optimizer's" if of_task else "the optimizer's"
     options.append(_parameter("lr", float | None, None, "--lr", help="Learning rate.", show_default=rate))
+    help = (
+        "A classic arrangement by its name, which stands for settings: kvps says which. What you say wins over what it "
+        "only suggests."
+    )
+    names = "|".join(TOPOLOGIES)
+    options.append(_parameter("topology", str | None, None, "--topology", help=help, metavar=names))
     if of_task:
         help = (
             "How samples are divided. static: each worker has a part of its own. units: batches are handed out one by "
@@ -261,6 +276,8 @@ def _option(f: Field[Any]) -> Parameter:
         default = WORKERS
     elif f.name.endswith("_ms"):
         default /= 1000
+    if spec.bounds and spec.choices:  # a number or a word
+        default = str(default)
     return _parameter(f.name, type(default), default, *spec.option, **told)
 
 
@@ -271,13 +288,18 @@ def _parameter(name: str, kind: Any, default: Any, *option: str, **told: Any) ->
 
 def _settings(kind: type[JobSettings], context: typer.Context, said: Mapping[str, Any]) -> JobSettings:
     """Return the settings; `given` has only those that the user gave. Raises InvalidSetting."""
-    given = {name: _checked(name, value) for name, value in said.items() if name in SPECS and is_given(context, name)}
+    stated = {name: value for name, value in said.items() if is_given(context, name)}
+    topology = stated.pop("topology", None)
+    added = {} if topology is None else added_by(topology, stated, said)
+    stated, said = stated | added, {**said, **added}
+    given = {name: _checked(name, value) for name, value in stated.items() if name in SPECS}
     if "optimizer" in given or said["lr"] is not None:
         given["optimizer"] = optimizers.parse(said["optimizer"], said["lr"])
     of_task = {"inner": said["inner_optimizer"], "data": said["data"]} if "data" in said else {}
     if "inner_optimizer" in given:
         given["inner_optimizer"] = optimizers.parse(said["inner_optimizer"])
-    return kind(given=given, optimizer=said["optimizer"], lr=said["lr"], **of_task)
+    line = "" if topology is None else f"topology {topology}: {as_options(added) or 'as you said'}"
+    return kind(given=given, optimizer=said["optimizer"], lr=said["lr"], topology=line, **of_task)
 
 
 def is_given(context: typer.Context, name: str) -> bool:
@@ -292,6 +314,8 @@ def _checked(name: str, value: Any) -> Any:
     option, bounds = SPECS[name].option[0], SPECS[name].bounds
     if name in _OF_TASK and value < 1:
         raise InvalidSetting(f"{option} must be 1 or more, not {value}")
+    if bounds and isinstance(value, str) and _WHOLE.fullmatch(value):
+        return int(value)
     if not name.endswith("_ms") or bounds is None:
         return value
     low, high = (bound / 1000 for bound in bounds)

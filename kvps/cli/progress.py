@@ -18,10 +18,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from kvps.cli.long_work import duration
 from kvps.cli.supervise import Child, Line, Supervisor
 from kvps.errors import InvalidSetting, KvpsError
 from kvps.job import Job, Trace
-from kvps.protocol.job_state import State
+from kvps.protocol.job_state import Member, State
 
 log = logging.getLogger("kvps.supervise")
 
@@ -35,7 +36,8 @@ _RATE_OVER = 8  # the rate is taken over this many looks at the state
 class Display:
     """A view of a job's state on stderr; with `quiet` it shows nothing.
 
-    `rounds` is worker -> how many rounds it will do, for each worker of which that is known.
+    `rounds` is worker -> how many rounds it will do, for each worker of which that is known; of a job whose rounds end
+    by the clock, how many samples it will have.
     """
 
     def __init__(self, job: Job, rounds: dict[str, int], quiet: bool = False) -> None:
@@ -43,6 +45,7 @@ class Display:
         self._job = job
         self._rounds = rounds
         self._seen: deque[tuple[float, int]] = deque(maxlen=_RATE_OVER)
+        self._first: tuple[float, dict[str, int]] | None = None  # when a worker was first there, and what was done then
         self._next_line = 0.0
         self._final: int | None = None  # the version for which the last line was printed
         self._live: Live | None = None
@@ -75,7 +78,9 @@ class Display:
         self._console.print(self.line(state, traces), highlight=False, soft_wrap=True)
 
     def observe(self, state: State) -> None:
-        """Note the time and the number of contributions, for the rate."""
+        """Note the time, the number of contributions and how much is done, for the rate and the time left."""
+        if self._first is None and state.members:
+            self._first = time.monotonic(), self._work_done(state)
         self._seen.append((time.monotonic(), sum(state.clock.values())))
 
     def line(self, state: State, traces: dict[str, Trace]) -> str:
@@ -83,7 +88,7 @@ class Display:
         clocks = " ".join(f"{worker}={count}" for worker, count in sorted(state.clock.items()))
         return (
             f"version {state.version}  clock {clocks or '-'}  loss {_loss(traces)}  "
-            f"{self._rate():.0f} contributions/s  waiting {_waiting(traces):.0%}"
+            f"{self._rate():.0f} contributions/s  waiting {_waiting(traces):.0%}{self._left(state)}"
         )
 
     def render(self, state: State, traces: dict[str, Trace]) -> RenderableType:
@@ -100,6 +105,7 @@ class Display:
             (_loss(traces), "bold"),
             ("   waiting ", "dim"),
             (f"{_waiting(traces):.0%}", "bold"),
+            (self._left(state).replace("  ", "   "), "bold"),
         )
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
         for name in ("worker", "clock", "", "loss", "waiting", "state"):
@@ -110,12 +116,41 @@ class Display:
             table.add_row(
                 m.worker,
                 str(m.clock),
-                ProgressBar(total=total, completed=m.round, width=24) if total else "",
+                ProgressBar(total=total, completed=self._done(m), width=24) if total else "",
                 f"{trace.loss:.4f}" if trace.loss is not None else "-",
                 f"{trace.waiting:.0%}",
                 "finished" if m.finished else m.state,
             )
         return Group(title, table)
+
+    def _done(self, m: Member) -> int:
+        """Return how much of its work a worker has done, in what `rounds` counts."""
+        if not self._job.config.timed_rounds:
+            return m.round
+        return m.weight_sum
+
+    def _work_done(self, state: State) -> dict[str, int]:
+        """Return worker -> how much it has done, for those of which it is known how much they will do. Units are one
+        for all."""
+        done = {m.worker: min(self._done(m), self._rounds[m.worker]) for m in state.members.values() if self._knows(m)}
+        return {"": sum(done.values())} if self._job.config.units else done
+
+    def _knows(self, m: Member) -> bool:
+        return self._rounds.get(m.worker, 0) > 0
+
+    def _left(self, state: State) -> str:
+        """Return the time that the slowest worker still takes at its rate so far; nothing if nobody can know."""
+        if self._first is None:
+            return ""
+        since, before = self._first
+        lasted, units, longest = time.monotonic() - since, self._job.config.units, 0.0
+        for worker, done in self._work_done(state).items():
+            rest = (units or self._rounds[worker]) - done
+            did = done - before.get(worker, 0)
+            if rest and not did:
+                return ""
+            longest = max(longest, lasted * rest / did if rest > 0 else 0.0)
+        return f"  {duration(longest)} left" if longest else ""
 
     def _rate(self) -> float:
         (then, before), (now, count) = self._seen[0], self._seen[-1]

@@ -49,6 +49,8 @@ def submit(
         except KvpsError:
             store.remove_job(name)
             raise
+    if settings.topology:
+        say(settings.topology)
     say(f"job {name}: {task}, {config.mode}, {config.workers} workers, {config.optimizer}")
     start = f"kvps worker --queue{' --gpu N' if gpus else ''}"
     if hosts < config.workers:

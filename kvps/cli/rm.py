@@ -9,6 +9,7 @@ import typer
 
 from kvps.cli import connect, options
 from kvps.cli.jobs import active_workers
+from kvps.cli.long_work import LongWork
 from kvps.cli.output import say
 from kvps.errors import CorruptData, InvalidSetting, JobNotFound
 
@@ -16,6 +17,7 @@ from kvps.errors import CorruptData, InvalidSetting, JobNotFound
 def rm(
     job: options.JobName,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Remove the job without asking.")] = False,
+    quiet: options.Quiet = False,
     redis: options.Redis = None,
 ) -> None:
     """Remove a job and all its data."""
@@ -33,5 +35,7 @@ def rm(
             if not sys.stdin.isatty():
                 raise InvalidSetting(f"kvps rm asks before removing job {job!r}, but stdin is no terminal: give --yes")
             typer.confirm(f"Remove {what}?", abort=True)
-        store.remove_job(job, id)
-    say(f"job {job}: removed")
+        with LongWork(quiet) as work, work.stage(f"removing job {job}"):
+            store.remove_job(job, id)
+    if not quiet:
+        say(f"job {job}: removed")

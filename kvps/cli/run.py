@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from kvps_monitor.loggers.training_log import TrainingLog
 
 from kvps import launch
-from kvps.cli import connect, options
+from kvps.cli import connect, options, training_log
 from kvps.cli.output import log_options, say, start_log
 from kvps.cli.progress import (
     LOOK_S,
@@ -35,6 +37,7 @@ from kvps.protocol.keys import check_name
 from kvps.protocol.scripts import job_exists
 from kvps.store import Store, fresh_id
 
+_Logs = Callable[[Job], AbstractContextManager[TrainingLog]]
 _LAST_S = 5.0  # for the other copies, when the first has ended without making the job
 
 
@@ -59,6 +62,7 @@ def run(
     checkpoint_every: options.CheckpointEvery = None,
     checkpoints: options.CheckpointDirectory = options.DEFAULT_CHECKPOINTS,
     keep: options.Keep = 3,
+    log: training_log.Logs = None,
     quiet: options.Quiet = False,
     verbose: options.Verbose = 0,
     redis: options.Redis = None,
@@ -74,15 +78,20 @@ def run(
     check_aggregators(aggregators)
     if job is not None:
         check_name("job", job)
-    kept = options.kept_options(record, options.checkpoints_of(checkpoint_every, checkpoints, keep))
+    saving = options.checkpoints_of(checkpoint_every, checkpoints, keep)
+    kept = options.kept_options(record, saving)
+    targets = training_log.targets_of(log, "--log", fresh=True)
     told = {name: value for name, value in settings.given.items() if name != "workers"}
     JobConfig(workers=settings.workers, **told)
     quiet = start_log(quiet, verbose)
+    if settings.topology and not quiet:
+        say(settings.topology)
     with connect.serving_store(redis, listen, data_dir, quiet, joinable=False) as store:
         if job in store.jobs():
             raise job_exists(str(job))
         name = job or store.free_name(_name_of(command))
-        supervised = _Run(store, name, quiet, log_options(quiet, verbose))
+        logs = partial(training_log.logging_to, targets, quiet=quiet, checkpoints=saving and saving.directory)
+        supervised = _Run(store, name, quiet, log_options(quiet, verbose), logs)
         made, copies = supervised.train(command, settings.workers, told, aggregators, kept)
         if made is None:
             if failed := ", ".join(copy.name for copy in copies if copy.failed):
@@ -115,11 +124,15 @@ def _name_of(command: Sequence[str]) -> str:
 
 
 class _Run:
-    """One run. Its job has an id of its own, so that another run's job is not mistaken for it."""
+    """One run. Its job has an id of its own, so that another run's job is not mistaken for it.
 
-    def __init__(self, store: Store, name: str, quiet: bool, log_options: Sequence[str]) -> None:
+    `logs` opens the training log of the job.
+    """
+
+    def __init__(self, store: Store, name: str, quiet: bool, log_options: Sequence[str], logs: _Logs) -> None:
         self._store, self._name, self._id, self._quiet = store, name, fresh_id(), quiet
         self._supervisor = Supervisor(store, "kvps run", self._find, options=log_options)
+        self._logs = logs
         self._shown = 0  # the version whose figures were shown
 
     def train(
@@ -136,7 +149,7 @@ class _Run:
                 copies.append(supervisor.run(f"w{rank}", command, told))
             job = _job_made(supervisor, copies)
             if job:
-                with Display(job, {}, self._quiet) as display:
+                with self._logs(job), Display(job, {}, self._quiet) as display:
                     follow(supervisor, job, serving, copies, display, lambda state: self._show_figures(job, state))
                 finish(supervisor, job, serving)
                 self._show_figures(job, job.state())

@@ -9,11 +9,13 @@ import typer
 from kvps_simulate.settings import TOPOLOGIES, Constants, Setting
 from kvps_simulate.units import parse_size, parse_time, seconds, size
 
-from kvps.cli.options import AsJson
-from kvps.cli.output import print_json, print_rows, say
+from kvps.cli.long_work import LongWork
+from kvps.cli.options import AsJson, Quiet
+from kvps.cli.output import print_json, print_rows
 from kvps.errors import InvalidSetting
 
 if TYPE_CHECKING:
+    from kvps_simulate.job import Job
     from kvps_simulate.result import Result
 
 _HOSTS, _TRAINING, _FAULTS = "Hosts", "Training", "What goes wrong"
@@ -66,6 +68,7 @@ def simulate(
         ),
     ] = None,
     as_json: AsJson = False,
+    quiet: Quiet = False,
 ) -> None:
     """Simulate a job: its rounds, its goodput, and what it waits for."""
     if out and out.suffix not in _KINDS:
@@ -96,7 +99,7 @@ def simulate(
         rounds=rounds,
         seed=seed,
     )
-    _run(setting, Constants.load(constants), out, as_json)
+    _run(setting, Constants.load(constants), out, LongWork(quiet, as_json))
 
 
 def _parse_slow(text: str) -> tuple[float, float]:
@@ -107,28 +110,41 @@ def _parse_slow(text: str) -> tuple[float, float]:
         raise InvalidSetting(f"--slow must be PART=Nx, as 0.01=5x, not {text!r}") from None
 
 
-def _run(setting: Setting, constants: Constants, out: Path | None, as_json: bool) -> None:
+def _run(setting: Setting, constants: Constants, out: Path | None, work: LongWork) -> None:
     try:
         from kvps_simulate.page import page, rounds_picture
         from kvps_simulate.result import simulate
-        from kvps_simulate.sweep import limits, sweep
+        from kvps_simulate.sweep import limits, pairs, sweep
     except ModuleNotFoundError as error:
         if error.name != "simpy":
             raise
         raise InvalidSetting("kvps simulate needs SimPy: pip install 'kvps[simulate]'") from None
-    found = simulate(setting, constants)
-    facts = _facts(found)
-    if as_json:
-        print_json(found.to_dict())
-    else:
-        print_rows(("", ""), facts)
-    if out:
-        swept = sweep(setting, constants, say=say)
-        drawn = page(found, swept, limits(swept), facts) if out.suffix == ".html" else rounds_picture(swept)
-        try:
-            out.write_text(drawn)
-        except OSError as error:
-            raise InvalidSetting(f"--out {out}: {error.strerror}") from None
+    with work:
+        with work.stage("simulating", _cost(setting), "contributions") as stage:
+
+            def watch(job: Job) -> None:
+                stage.measure = lambda: job.committed
+
+            found = simulate(setting, constants, watch)
+        facts = _facts(found)
+        if work.as_json:
+            print_json(found.to_dict())
+        else:
+            print_rows(("", ""), facts)
+        if not out:
+            return
+        with work.stage(f"simulating for {out}", sum(map(_cost, pairs(setting))), "contributions") as stage:
+            swept = sweep(setting, constants, seen=lambda done: stage.add(_cost(done.setting)))
+    drawn = page(found, swept, limits(swept), facts) if out.suffix == ".html" else rounds_picture(swept)
+    try:
+        out.write_text(drawn)
+    except OSError as error:
+        raise InvalidSetting(f"--out {out}: {error.strerror}") from None
+
+
+def _cost(setting: Setting) -> int:
+    """Return how many contributions are simulated, as a measure of the time that it takes."""
+    return setting.workers * setting.rounds
 
 
 def _facts(found: Result) -> list[tuple[str, str]]:

@@ -13,12 +13,14 @@ from typing import Annotated
 
 import numpy as np
 import typer
+from kvps_monitor.loggers.training_log import TrainingLog
 from kvps_workers import Task, load_task
 from kvps_workers.rounds import Rounds
 
 from kvps.arrays.digest import weights_sha256
-from kvps.cli import connect, options
+from kvps.cli import connect, options, training_log
 from kvps.cli.fault_injection import FaultInjection, replayed
+from kvps.cli.long_work import LongWork, store_stage
 from kvps.cli.output import log_options, say, start_log
 from kvps.cli.progress import Display, Figures, aggregate, check_aggregators, check_trained, finish, follow
 from kvps.cli.supervise import Child, Supervisor
@@ -67,6 +69,7 @@ def up(
     checkpoint_every: options.CheckpointEvery = None,
     checkpoints: options.CheckpointDirectory = options.DEFAULT_CHECKPOINTS,
     keep: options.Keep = 3,
+    log: training_log.Logs = None,
     quiet: options.Quiet = False,
     verbose: options.Verbose = 0,
     redis: options.Redis = None,
@@ -85,16 +88,22 @@ def up(
         _check_report(report)
     saving = options.checkpoints_of(checkpoint_every, checkpoints, keep)
     kept = options.kept_options(record, saving)
+    targets = training_log.targets_of(log, "--log", fresh=True)
     found = load_task(task)
     config = replace(settings.job_config(task, found), launched_by=launcher.this_process("kvps up"))
     options.check_prefetch(prefetch, config)
     # Ask the task for data and parameters before anything is started or stored.
     rounds = _rounds(found, config)
-    params = found.parameters(config.seed)
     quiet = start_log(quiet, verbose)
+    with LongWork(quiet) as work, work.stage(f"making the parameters of {task}"):
+        params = found.parameters(config.seed)
+    if settings.topology and not quiet:
+        say(settings.topology)
     with connect.serving_store(redis, listen, data_dir, quiet, joinable=False) as store:
         name = job or store.free_name(task.rpartition(":")[2])
-        made = store.create_job(name, params, config=config)
+        nbytes = sum(np.asarray(array).nbytes for array in params.values())
+        with LongWork(quiet) as work, store_stage(work, store, nbytes):
+            made = store.create_job(name, params, config=config)
         if listen and config.units and not quiet:
             say(f"join from elsewhere: {private_server.join_line(store.url, listen)} --job {name}")
         trial = FaultInjection(kill_every, config.seed) if kill_every else None
@@ -102,10 +111,12 @@ def up(
         arguments = {worker: ["--slow", f"{factors.get(worker, 1):g}x", *ahead] for worker in rounds}
         supervisor = Supervisor(store, "kvps up", lambda: made, not trial, log_options(quiet, verbose))
         display = Display(made, rounds, quiet)
-        workers = _train(supervisor, made, display, arguments, aggregators or (2 if trial else 1), kept, trial)
-        version = _finish(made, found, report)
+        with training_log.logging_to(targets, made, quiet, saving and saving.directory, holds_newest=True) as rows:
+            workers = _train(supervisor, made, display, arguments, aggregators or (2 if trial else 1), kept, trial)
+            version = _finish(made, found, report, rows, quiet)
         if trial:
-            _judge(store, made, trial, saving and saving.directory, record)
+            with LongWork(quiet) as work, work.stage("replaying the log, to prove that nothing was lost"):
+                _judge(store, made, trial, saving and saving.directory, record)
     check_trained(name, version, workers)
 
 
@@ -121,10 +132,12 @@ def _check_report(report: Path) -> None:
 
 
 def _rounds(task: Task, config: JobConfig) -> dict[str, int]:
-    """Return worker -> how many rounds it will do; with units, about how many."""
+    """Return worker -> how many rounds it will do; with units, about how many; how many samples, if rounds end by the
+    clock."""
     if config.units:
         return {f"w{rank}": -(-config.units // config.workers) for rank in range(config.workers)}
-    return {f"w{rank}": Rounds(task, config, rank, np).total for rank in range(config.workers)}
+    each = (Rounds(task, config, rank, np) for rank in range(config.workers))
+    return {f"w{rank}": r.samples_in_all if config.timed_rounds else r.total for rank, r in enumerate(each)}
 
 
 def _train(
@@ -170,8 +183,9 @@ def _judge(store: Store, job: Job, trial: FaultInjection, checkpoints: Path | No
         raise KvpsError(f"job {job.name}: {differs or 'gradients were lost or counted twice'}; please report this")
 
 
-def _finish(job: Job, task: Task, report: Path | None) -> int:
-    """Print the figures of the training, write the report, and only then raise TaskFailed. Return the version.
+def _finish(job: Job, task: Task, report: Path | None, rows: TrainingLog, quiet: bool) -> int:
+    """Print the figures of the training, log them, write the report, and only then raise TaskFailed. Return the
+    version.
 
     For untrained weights (version 0), print nothing and write a report without figures.
     """
@@ -179,9 +193,11 @@ def _finish(job: Job, task: Task, report: Path | None) -> int:
     figures: Mapping[str, float] = {}
     failed: TaskFailed | None = None
     try:
-        figures = task.evaluate(params, np) if version else {}
+        with LongWork(quiet) as work, work.stage("testing the weights"):
+            figures = task.evaluate(params, np) if version else {}
     except TaskFailed as error:
         failed = error
+    rows.tested(version, figures)
     took = Figures.of(job, job.state())
     if version:
         tested = f"test loss {figures['loss']:.4f}" if figures else f"version {version}, not tested"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -17,13 +17,14 @@ from kvps_aggregator.verify.chain import Unproved
 from kvps_aggregator.verify.recording import Recorded
 from kvps_aggregator.verify.replay import Encode, Proof, Source, prove
 from kvps_workers import Task, load_task
-from kvps_workers.contributions import Contributions
+from kvps_workers.contributions import Computed, Contributions
 from kvps_workers.rounds import round_number
 from kvps_workers.task import blamed
 
 from kvps.arrays.formats import Bytes
 from kvps.arrays.layout import DTYPE, Array
 from kvps.cli import connect, options
+from kvps.cli.long_work import LongWork
 from kvps.cli.output import print_json
 from kvps.cli.supervise import ONE_THREAD
 from kvps.config import JobConfig
@@ -32,7 +33,7 @@ from kvps.errors import InvalidSetting, KvpsError
 from kvps.history.checkpoint import Checkpoint
 from kvps.history.commit_log import Log
 from kvps.job import Job
-from kvps.protocol.job_state import State
+from kvps.protocol.job_state import Commit, State
 from kvps.protocol.plan import Contribution
 
 
@@ -61,6 +62,7 @@ def verify(
         typer.Option("--from", metavar="FILE", help="Replay from this checkpoint on instead of from version 0."),
     ] = None,
     as_json: options.AsJson = False,
+    quiet: options.Quiet = False,
     redis: options.Redis = None,
 ) -> None:
     """Prove that a job's commit log is one unbroken chain, and that its replay makes the same weights bit for bit.
@@ -72,7 +74,8 @@ def verify(
         _compute_as_workers_do()
     with connect.existing_store(redis) as store:
         found = store.job(job)
-        state, proof = proof_of(found, record, checkpoints, Checkpoint.load(start) if start else None)
+        with LongWork(quiet, as_json) as work:
+            state, proof = proof_of(found, record, checkpoints, Checkpoint.load(start) if start else None, work)
     if as_json:
         print_json({"job": job, "version": state.version} | dataclasses.asdict(proof))
     else:
@@ -82,24 +85,46 @@ def verify(
 
 
 def proof_of(
-    job: Job, record: Path | None = None, checkpoints: Path | None = None, start: Checkpoint | None = None
+    job: Job,
+    record: Path | None = None,
+    checkpoints: Path | None = None,
+    start: Checkpoint | None = None,
+    work: LongWork | None = None,
 ) -> tuple[State, Proof]:
     """Return a state of a job, and what can be proved of the job up to it. Its workers may work meanwhile.
 
-    Raises InvalidSetting for a checkpoint of another model.
+    `work` shows how far it is. Raises InvalidSetting for a checkpoint of another model.
     """
     if start and start.layout.parameters != job.layout.parameters:
         raise InvalidSetting(f"--from: the checkpoint is of another model than job {job.name!r} has")
     flat: Array = np.empty(job.layout.size, DTYPE)
-    version = job.reader.weights(job.state(), flat)
+    work = work or LongWork(quiet=True)
+    with work.stage(f"reading the weights ({flat.nbytes / 1e6:,.1f} MB)"):
+        version = job.reader.weights(job.state(), flat)
     state = job.state()  # read after the weights: the log then reaches at least their version
     source: Source | None = None
     if record is not None:
         source = Recorded(record, job.name, state.id, job.layout, job.config.gradient_format)
     elif job.config.task and not job.config.inner_state:
         source = Recomputed(job, state)
-    log = Log(job, state, checkpoints)
+    with work.stage("reading the log"):
+        log = _WatchedLog(job, state, checkpoints, work)
     return state, prove(log, state, job.config, job.layout, (version, flat), source, start)
+
+
+class _WatchedLog(Log):
+    """A log that shows how far its readers are. The proof reads it twice: for the chain, and for the replay."""
+
+    def __init__(self, job: Job, state: State, directory: Path | None, work: LongWork) -> None:
+        super().__init__(job, state, directory)
+        self._work, self._total = work, state.version - self.begin.version
+        self._readings = iter(("checking the chain", "replaying"))
+
+    def commits(self) -> Iterator[Commit]:
+        with self._work.stage(next(self._readings, "reading"), self._total, "commits") as stage:
+            for commit in super().commits():
+                yield commit
+                stage.add()
 
 
 class Recomputed:
@@ -130,13 +155,16 @@ class Recomputed:
                 params = task.parameters(self._config.seed)
             return np.concatenate(self._layout.hosted(params, "parameter"))
 
-    def contribution(self, contribution: Contribution, weights: Array | None, encode: Encode) -> Bytes:
+    def contribution(self, contribution: Contribution, weight_sum: int, weights: Array | None, encode: Encode) -> Bytes:
         """Return the contribution as it was on the wire. Raises Unproved."""
         assert weights is not None
         with _unproved():
-            computed = self._contributions(self._members[contribution.worker].rank)
-            _, grads = computed.compute(self._layout.views(weights), round_number(contribution))
-            return encode(np.concatenate(self._layout.hosted(grads, "gradient")))
+            again = self._contributions(self._members[contribution.worker].rank)
+            if self._config.timed_rounds:
+                computed = _timed(again, contribution.weight, weight_sum, self._layout.views(weights))
+            else:
+                computed = again.compute(self._layout.views(weights), round_number(contribution))
+            return encode(np.concatenate(self._layout.hosted(computed.grads, "gradient")))
 
     def otherwise(self, contribution: Contribution, shard: int) -> str:
         """Return why the task may give another gradient here."""
@@ -146,6 +174,19 @@ class Recomputed:
             f"deterministic, or {member.worker} ({member.device} on {member.host}) had another GPU, processor, BLAS or "
             f"number of threads; a job run with --record DIR can be replayed anywhere"
         )
+
+
+def _timed(contributions: Contributions, weight: int, weight_sum: int, params: Mapping[str, Array]) -> Computed:
+    """Return a contribution of a round that ended by the clock: its weight, and that of those before it, tell which
+    batches it had. Raises Unproved, CorruptData and what `Contributions.compute` raises."""
+    number = contributions.after(weight_sum)
+    computed = None if number is None else contributions.compute(params, number, over=lambda had: had >= weight)
+    if computed is None or computed.samples != weight:
+        raise Unproved(
+            f"it weighs {weight} after {weight_sum} samples of its worker, and that is no whole number of batches: the "
+            f"task's data has changed, or another program pushed it"
+        )
+    return computed
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from kvps_workers.training_loop import train
 
-from kvps.cli import connect, options, queue_host
+from kvps.cli import connect, metrics, options, queue_host
 from kvps.cli.output import say, start_log
 from kvps.device.base import open_device
 from kvps.errors import InvalidSetting
@@ -49,6 +49,8 @@ def worker(
         ),
     ] = None,
     queue_redis: queue_host.QueueRedis = None,
+    metrics_port: metrics.Port = None,
+    metrics_host: metrics.Host = None,
     acks: Annotated[Path | None, typer.Option(hidden=True)] = None,
     redis: options.Redis = None,
     listen: options.Listen = None,
@@ -58,6 +60,8 @@ def worker(
 ) -> None:
     """Train: pull weights, compute gradients, push them, until all rounds are done."""
     if from_queue:
+        if metrics_port is not None:
+            raise InvalidSetting("--metrics-port is for one job: kvps metrics serves all jobs of the queue")
         _check_for_queue(job=job, id=id, slow=slow != "1x", prefetch=prefetch)
         quiet = start_log(quiet, verbose)
         queue_host.serve(gpu, burst, allow or [], acks, queue_redis, redis, listen, data_dir, quiet)
@@ -70,10 +74,14 @@ def worker(
             check_name(kind, name)
     device = open_device(gpu)
     quiet = start_log(quiet, verbose)
-    with connect.serving_store(redis, listen, data_dir, quiet) as store:
+    with (
+        metrics.opened(metrics_port, metrics_host) as scraped,
+        connect.serving_store(redis, listen, data_dir, quiet) as store,
+    ):
         found = connect.wait_for_job(store, job, quiet)
         connect.announce(found, quiet)
-        train(found, device, id, factor, acks, prefetch)
+        with metrics.serving(scraped, store, found.name):
+            train(found, device, id, factor, acks, prefetch)
         if not quiet:
             say(f"job {found.name}: this worker has done its rounds")
 

@@ -1,0 +1,175 @@
+"""What the API says of jobs: values for JSON. What somebody looks at already is answered without Redis."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+from kvps.errors import InvalidSetting, JobNotFound, KvpsError, NoServer, ServerLost
+from kvps.history.events import Event, EventLog
+from kvps.job import Job, readable
+from kvps.protocol.job_state import State
+from kvps.protocol.keys import check_name
+from kvps.store import Store
+from kvps_monitor.dashboard.frames import Look
+from kvps_monitor.live import JobWatch, job_word
+from kvps_monitor.spans import SHARD_PHASES, WORKER_PHASES, Iteration, ShardVersion, Span, shard_spans, worker_spans
+
+MOST_EVENTS = 200
+"""The most events in one answer."""
+MOST_LANES = 64
+"""The most lanes of a timeline in one answer."""
+_SEARCHED = 400  # events of the log that are searched for those of one worker
+_PAGE = 50
+
+
+def job_list(store: Store) -> list[dict[str, Any]]:
+    """Return all jobs of the server by name; one that cannot be read has a reason. Raises ServerLost."""
+    found = []
+    for name in store.jobs():
+        try:
+            with readable(name):
+                job = store.job(name)
+                found.append(_summary(job, job.state()))
+        except JobNotFound:
+            continue  # it was removed meanwhile
+        except (NoServer, ServerLost):
+            raise
+        except KvpsError as error:
+            found.append({"job": name, "state": "unreadable", "reason": str(error)})
+    return found
+
+
+def _summary(job: Job, state: State) -> dict[str, Any]:
+    beats, backlog = job.client.together([("ZCARD", job.keys.heartbeat), ("XLEN", job.keys.inbox)])
+    c, finished = job.config, state.finished(job.config)
+    lacks = len(state.members) < c.workers or not (beats or backlog)
+    return {
+        "job": job.name,
+        "task": c.task,
+        "mode": c.mode,
+        "optimizer": str(c.optimizer),
+        "workers": c.workers,
+        "active": sum(member.active for member in state.members.values()),
+        "version": state.version,
+        "contributions": sum(state.clock.values()),
+        "model_bytes": job.layout.nbytes,
+        "state": job_word(finished, lacks, finished or lacks or any(job.holders())),
+    }
+
+
+def job_now(store: Store, name: str, look: Look | None) -> dict[str, Any]:
+    """Return a job as it is now, see `kvps_monitor.views`; the newest look at it, if there is one. Raises JobNotFound,
+    CorruptData, InvalidName, ServerLost."""
+    if look:
+        return look.view.as_json()
+    with readable(_checked(name)):
+        return JobWatch(store.job(name)).look().as_json()
+
+
+def events_before(store: Store, name: str, before: str, count: int, worker: str | None) -> dict[str, Any]:
+    """Return `count` events of the log before the entry `before`, newest first, each with its id; and under "before"
+    where to go on, None at the beginning of what Redis has. With `worker`, only its own: some pages are searched for
+    them, and there may be fewer than `count` or none while there are older ones. Raises as `job_now`, InvalidSetting.
+    """
+    if not 1 <= count <= MOST_EVENTS:
+        raise InvalidSetting(f"count must be from 1 to {MOST_EVENTS}, not {count}")
+    with readable(_checked(name)):
+        job = store.job(name)
+        log = EventLog(job.client, job.keys)
+        if worker is None:
+            page = log.before(before, count)
+            return _page(page, page[0][0] if len(page) >= count else None)
+        found = list[tuple[str, Event]]()
+        for _ in range(_SEARCHED // _PAGE):
+            page = log.before(before, _PAGE)
+            found = [*((id, _own(event, worker)) for id, event in page if _concerns(event, worker)), *found]
+            if len(page) < _PAGE:
+                return _page(found, None)
+            before = page[0][0]
+            if len(found) >= count:
+                break
+        return _page(found, before)
+
+
+def _page(page: Sequence[tuple[str, Event]], before: str | None) -> dict[str, Any]:
+    events = [{"id": id, "at_ms": e.at_ms, "event": e.kind, **e.facts} for id, e in reversed(page)]
+    return {"events": events, "before": before}
+
+
+def _concerns(event: Event, worker: str) -> bool:
+    facts = event.facts
+    named = [*facts.get("contributions", ()), *facts.get("rejected", ()), facts]
+    return any(each.get("worker") == worker for each in named)
+
+
+def _own(event: Event, worker: str) -> Event:
+    """Return an event with the contributions of one worker alone."""
+    facts = dict(event.facts)
+    for name in ("contributions", "rejected"):
+        if name in facts:
+            facts[name] = [c for c in facts[name] if c["worker"] == worker]
+    return event._replace(facts=facts)
+
+
+# -- timelines --------------------------------------------------------------------------------------------------------
+
+Kept = tuple[Mapping[str, Sequence[Iteration]], Mapping[int, Sequence[ShardVersion]]]
+
+
+def kept_now(store: Store, name: str, look: Look | None) -> tuple[list[str], Kept, int]:
+    """Return the workers of a job by rank, what is kept of its traces, and the server's time in ms. Raises as
+    `job_now`."""
+    if look:
+        return [w.worker for w in look.view.workers], (look.iterations, look.versions), look.view.at_ms
+    with readable(_checked(name)):
+        watch = JobWatch(store.job(name))
+        view = watch.look()
+        return [w.worker for w in view.workers], watch.kept(), view.at_ms
+
+
+def spans(workers: Sequence[str], kept: Kept, at_ms: int, first: int, count: int, after_ms: float) -> dict[str, Any]:
+    """Return the spans of lanes `first` to `first + count - 1` that end after `after_ms`. The shards are the first
+    lanes, then come the workers by rank. A span is [phase, start, milliseconds, version, round, bytes], where start is
+    in milliseconds after `base_ms`. Raises InvalidSetting."""
+    if first < 0 or not 1 <= count <= MOST_LANES:
+        raise InvalidSetting(f"first must be 0 or more, and count from 1 to {MOST_LANES}")
+    iterations, versions = kept
+    base_ms = max(after_ms, at_ms - 60_000)
+    names: list[str | int] = [*sorted(versions), *workers]
+    lanes = []
+    for name in islice(names, first, first + count):
+        if isinstance(name, int):
+            found, phases = list(shard_spans(_late(versions[name], base_ms))), SHARD_PHASES
+        else:
+            found, phases = list(worker_spans(_late(iterations.get(name, ()), base_ms))), WORKER_PHASES
+        rows = [_span(s, phases, base_ms) for s in found if s.end_us > 1000 * base_ms]
+        lanes.append({"lane": f"shard {name}" if isinstance(name, int) else name, "spans": rows})
+    return {"at_ms": at_ms, "base_ms": base_ms, "first": first, "all": len(names), "lanes": lanes}
+
+
+def _late(kept: Sequence[Any], after_ms: float) -> list[Any]:
+    """Return the iterations or versions that end after a time."""
+    return [each for each in kept if (each.at_us or 0) / 1000 + sum(each.phases.values()) > after_ms]
+
+
+def _span(s: Span, phases: Sequence[str], base_ms: float) -> list[Any]:
+    start_ms = round(s.start_us / 1000 - base_ms, 2)
+    return [phases.index(s.phase), start_ms, round((s.end_us - s.start_us) / 1000, 2), s.version, s.round, s.bytes]
+
+
+def worker_iterations(workers: Sequence[str], kept: Kept, worker: str) -> dict[str, Any]:
+    """Return the last iterations of a worker, newest first. Raises JobNotFound if the job has no such worker."""
+    if worker not in workers:
+        raise JobNotFound(f"the job has no worker {worker[:64]!r}")
+    fields = ("round", "version", "clock", "at_us", "pulled", "pushed", "unit", "loss")
+    rows = [
+        {name: getattr(i, name) for name in fields} | {"phases": list(i.phases.values())}
+        for i in reversed(kept[0].get(worker, ()))
+    ]
+    return {"worker": worker, "phases": WORKER_PHASES, "iterations": rows}
+
+
+def _checked(name: str) -> str:
+    return check_name("job", name)

@@ -1,0 +1,166 @@
+"""The pages and the API of the dashboard, as an ASGI application."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import FileResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from kvps.errors import InvalidSetting, JobNotFound, KvpsError, NoServer, ServerLost, UsageError
+from kvps.parsing import NAME
+from kvps.store import Store
+from kvps_monitor.dashboard import answers
+from kvps_monitor.dashboard.access import Access, Guard
+from kvps_monitor.dashboard.frames import as_json
+from kvps_monitor.dashboard.watches import Watches
+
+STATIC = Path(__file__).with_name("static")
+_COUNT = re.compile(r"[0-9]{1,15}", re.ASCII)
+_MS = re.compile(r"[0-9]{1,15}(\.[0-9]{1,6})?", re.ASCII)
+_MOST_VIEWERS = 256
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+def application(store: Store, watches: Watches, access: Access) -> Starlette:
+    """Return the application that shows the jobs of a store to those who have access."""
+    api = _Api(store, watches)
+    job = "/api/jobs/{job}"
+    pages = ("/", "/jobs/{job}", "/jobs/{job}/log", "/jobs/{job}/workers/{worker}")
+    routes = [
+        *(Route(path, _page, methods=["GET"]) for path in pages),
+        Route("/api/server", _answered(api.server), methods=["GET"]),
+        Route("/api/jobs", _answered(api.jobs), methods=["GET"]),
+        Route(job, _answered(api.job), methods=["GET"]),
+        Route(f"{job}/events", _answered(api.events), methods=["GET"]),
+        Route(f"{job}/log", _answered(api.log), methods=["GET"]),
+        Route(f"{job}/spans", _answered(api.spans), methods=["GET"]),
+        Route(f"{job}/workers/{{worker}}", _answered(api.worker), methods=["GET"]),
+        Mount("/static", StaticFiles(directory=STATIC)),
+    ]
+    return Starlette(routes=routes, middleware=[Middleware(Guard, access)])
+
+
+async def _page(request: Request) -> Response:
+    """The one page, whose script shows what its path names."""
+    return FileResponse(STATIC / "page.html", media_type="text/html")
+
+
+def _answered(handler: Handler) -> Handler:
+    """Make an error of kvps the answer: a line of JSON with its message."""
+
+    @wraps(handler)
+    async def answer(request: Request) -> Response:
+        try:
+            return await handler(request)
+        except KvpsError as error:
+            return _json({"error": str(error)}, _status(error))
+
+    return answer
+
+
+def _status(error: KvpsError) -> int:
+    if isinstance(error, JobNotFound):
+        return 404
+    if isinstance(error, UsageError):
+        return 400
+    return 503 if isinstance(error, NoServer | ServerLost) else 500
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    return Response(as_json(value), status, media_type="application/json")
+
+
+class _Api:
+    """What programs and the pages' scripts ask for. What reads Redis does so on a thread, not in the event loop."""
+
+    def __init__(self, store: Store, watches: Watches) -> None:
+        self._store = store
+        self._watches = watches
+
+    async def server(self, request: Request) -> Response:
+        """The server's name, and how many viewers each job has that is looked at."""
+        name = await asyncio.to_thread(lambda: self._store.server_name)
+        return _json({"server": name, "viewers": self._watches.count()})
+
+    async def jobs(self, request: Request) -> Response:
+        """All jobs."""
+        return await _made(answers.job_list, self._store)
+
+    async def job(self, request: Request) -> Response:
+        """A job as it is now."""
+        name = _name(request, "job")
+        return await _made(answers.job_now, self._store, name, self._watches.newest(name))
+
+    async def events(self, request: Request) -> Response:
+        """The stream of what changes in a job."""
+        name, worker = _name(request, "job"), request.query_params.get("worker")
+        if sum(self._watches.count().values()) >= _MOST_VIEWERS:
+            return PlainTextResponse("Too many viewers.\n", 503)
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        return StreamingResponse(self._watches.frames(name, worker), media_type="text/event-stream", headers=headers)
+
+    async def log(self, request: Request) -> Response:
+        """A page of the log."""
+        asked = request.query_params
+        count = int(_asked(request, "count", "50", _COUNT))
+        name, worker = _name(request, "job"), asked.get("worker")
+        return await _made(answers.events_before, self._store, name, asked.get("before", ""), count, worker)
+
+    async def spans(self, request: Request) -> Response:
+        """Spans of some lanes of the timeline."""
+        first, count = (int(_asked(request, *said, _COUNT)) for said in (("first", "0"), ("count", "32")))
+        after_ms = float(_asked(request, "after", "0", _MS))
+        name = _name(request, "job")
+        look = self._watches.newest(name)
+
+        def spans() -> dict[str, Any]:
+            kept = answers.kept_now(self._store, name, look)
+            return answers.spans(*kept, first, count, after_ms)
+
+        return await _made(spans)
+
+    async def worker(self, request: Request) -> Response:
+        """The last iterations of a worker."""
+        name, worker = _name(request, "job"), request.path_params["worker"]
+        look = self._watches.newest(name)
+
+        def iterations() -> dict[str, Any]:
+            workers, kept, _ = answers.kept_now(self._store, name, look)
+            return answers.worker_iterations(workers, kept, worker)
+
+        return await _made(iterations)
+
+
+async def _made(answer: Callable[..., Any], *arguments: Any) -> Response:
+    """Return as JSON what a function returns that may wait for Redis."""
+
+    def make() -> bytes:
+        return as_json(answer(*arguments))
+
+    return Response(await asyncio.to_thread(make), media_type="application/json")
+
+
+def _name(request: Request, what: str) -> str:
+    found = str(request.path_params[what])
+    if not NAME.fullmatch(found):
+        raise JobNotFound(f"no {what} has such a name")
+    return found
+
+
+def _asked(request: Request, name: str, default: str, pattern: re.Pattern[str]) -> str:
+    """Return a number of the query as text. Raises InvalidSetting."""
+    given = request.query_params.get(name, default)
+    if not pattern.fullmatch(given):
+        raise InvalidSetting(f"{name} must be a number, not {given[:40]!r}")
+    return given

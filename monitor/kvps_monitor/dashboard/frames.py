@@ -1,0 +1,181 @@
+"""What is sent to a page that looks at a job: everything once, and then only what has changed.
+
+A frame says what changed since an earlier look, whichever that was. So a slow viewer is sent fewer frames, and lacks
+nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from kvps.history.events import Event
+from kvps_monitor.dashboard.history import Snapshot
+from kvps_monitor.spans import SHARD_PHASES, WORKER_PHASES, Iteration, ShardVersion
+from kvps_monitor.views import JobView, ShardView, WorkerView
+
+WORKER_FIELDS = (
+    *("worker", "rank", "state", "since_ms", "waits_for", "pushed", "committed", "clock", "ahead", "behind"),
+    *("staleness", "round_ms", "rounds_per_s", "shares", "pulled_per_s", "pushed_per_s", "loss", "host", "pid"),
+    "device",
+)
+_OF_JOB = (
+    *("job", "task", "mode", "staleness", "transport", "optimizer", "state", "version", "head", "backlog"),
+    *("commits_per_s", "contributions", "loss", "units", "units_done", "eta_s", "memory", "memory_limit"),
+    *("model_bytes", "expected_workers"),
+)
+_NAMED = 6
+"""How many contributions of a version an event has in a frame; `/log` has all."""
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """Why there is nothing to see of a job. `kind` is gone, lost or unreadable."""
+
+    number: int
+    kind: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Look:
+    """One look at a job, with what the looks before it left for charts and timelines. Looks are numbered from 1.
+
+    first  the number of the first look at this job: after a loss of the server, say, all begins anew
+    """
+
+    number: int
+    first: int
+    view: JobView = field(repr=False)
+    series: dict[str, Snapshot] = field(repr=False)
+    iterations: dict[str, list[Iteration]] = field(repr=False)
+    versions: dict[int, list[ShardVersion]] = field(repr=False)
+
+    @cached_property
+    def facts(self) -> dict[str, Any]:
+        """The facts of the job itself."""
+        return {name: _short(getattr(self.view, name)) for name in _OF_JOB}
+
+    @cached_property
+    def rows(self) -> list[list[Any]]:
+        """The workers by rank, each as the values of `WORKER_FIELDS`."""
+        return [_worker_row(w, self.view.at_ms) for w in self.view.workers]
+
+    @cached_property
+    def shards(self) -> list[dict[str, Any]]:
+        """The shards."""
+        return [_shard_row(s) for s in self.view.shards]
+
+    @cached_property
+    def events(self) -> list[dict[str, Any]]:
+        """The newest events, oldest first, with at most a few contributions each."""
+        return [brief(event) for event in self.view.events]
+
+
+def frame(before: Look | None, now: Look | Trouble, worker: str | None = None) -> bytes:
+    """Return what a viewer that has seen `before` needs to see `now`, as an event of the stream. With `worker`, only
+    that worker's row is in it."""
+    if isinstance(now, Trouble):
+        return as_event({"n": now.number, "trouble": now.kind, "message": now.message})
+    if before and before.first != now.first:
+        before = None
+    found: dict[str, Any] = {"n": now.number, "at_ms": now.view.at_ms}
+    if before is None:
+        found |= {"full": True, "fields": WORKER_FIELDS, "phases": {"worker": WORKER_PHASES, "shard": SHARD_PHASES}}
+    old = before.facts if before else {}
+    found["job"] = {name: value for name, value in now.facts.items() if name not in old or old[name] != value}
+    found |= _rows(before, now, worker)
+    if before is None or before.shards != now.shards:
+        found["shards"] = now.shards
+    seen = before.events if before else []
+    found["events"] = [event for event in now.events if event not in seen]
+    found["series"] = {name: part for name, new in now.series.items() if (part := _points(before, new))}
+    return as_event(found)
+
+
+def as_event(value: dict[str, Any]) -> bytes:
+    """Return a message of server-sent events."""
+    return b"data: " + as_json(value) + b"\n\n"
+
+
+def as_json(value: Any) -> bytes:
+    """Return JSON in as few bytes as it can be; numbers that JSON has not are null."""
+    try:
+        text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    except ValueError:
+        text = json.dumps(_finite(value), separators=(",", ":"), allow_nan=False)
+    return text.encode()
+
+
+def brief(event: Event) -> dict[str, Any]:
+    """Return an event with the first contributions of a version, and how many there are."""
+    facts = dict(event.facts)
+    for name in ("contributions", "rejected"):
+        if name in facts:
+            facts |= {name: facts[name][:_NAMED], f"{name}_in_all": len(facts[name])}
+    return {"at_ms": event.at_ms, "event": event.kind, **facts}
+
+
+def _rows(before: Look | None, now: Look, worker: str | None) -> dict[str, Any]:
+    """Return all rows under "workers", or what changed in them under "changes": [row, field, value, field, value, ...].
+    Workers keep their places: a row that is new or another worker's makes all be sent."""
+    old = _chosen(before.rows, worker) if before else []
+    new = _chosen(now.rows, worker)
+    if before is None or [row[0] for row in old] != [row[0] for row in new]:
+        return {"workers": new}
+    changes = []
+    for place, (was, row) in enumerate(zip(old, new, strict=True)):
+        if was != row:
+            changes.append([place, *(x for n, value in enumerate(row) if was[n] != value for x in (n, value))])
+    return {"changes": changes} if changes else {}
+
+
+def _chosen(rows: list[list[Any]], worker: str | None) -> list[list[Any]]:
+    return rows if worker is None else [row for row in rows if row[0] == worker]
+
+
+def _points(before: Look | None, new: Snapshot) -> dict[str, Any] | None:
+    """Return the points of a series that are new or changed; None if none are. With "all" they are the whole series."""
+    since = before.number if before else 0
+    if before is None or new.rewritten > since:
+        return {"all": True, "points": [[p.x, *map(_short, p.values)] for p in new.points]}
+    points = [[p.x, *map(_short, p.values)] for p in new.points if p.look > since]
+    return {"points": points} if points else None
+
+
+def _worker_row(w: WorkerView, at_ms: int) -> list[Any]:
+    values = {
+        "since_ms": None if w.state_s is None else round((at_ms - 1000 * w.state_s) / 100) * 100,
+        "shares": [round(share, 2) for share in w.shares.values()],
+    }
+    return [values[name] if name in values else _short(getattr(w, name)) for name in WORKER_FIELDS]
+
+
+def _shard_row(s: ShardView) -> dict[str, Any]:
+    return {
+        "shard": s.shard,
+        "holder": s.holder,
+        "term": s.term,
+        "commits_per_s": _short(s.commits_per_s),
+        "phases": [_short(ms) for ms in s.phases.values()],
+        "received_per_s": _short(s.received_per_s),
+        "stored_per_s": _short(s.stored_per_s),
+    }
+
+
+def _short(value: Any) -> Any:
+    """Return a number with the digits that a person may see."""
+    if not isinstance(value, float):
+        return value
+    return float(f"{value:.4g}") if math.isfinite(value) else None
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {name: _finite(each) for name, each in value.items()}
+    return [_finite(each) for each in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,129 @@
+"""What a chart shows of a job: points that grow while somebody looks, each a value of x and numbers."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from kvps_monitor.spans import Iteration, ShardVersion
+from kvps_monitor.views import JobView
+
+MOST = 1200
+"""How many points of a series are kept: more than a chart has pixels."""
+_AT_ONCE = 100  # rounds or versions that may still change because a slow worker has not reached them
+
+
+class Point(NamedTuple):
+    """One point of a series, and the number of the look that made or changed it last."""
+
+    look: int
+    x: float
+    values: tuple[float | None, ...]
+
+
+class Series:
+    """Points in the order of x. When there are more than `MOST`, every second one of the older half is dropped.
+
+    rewritten  the look that dropped points last: whoever has seen less needs all of them
+    """
+
+    def __init__(self) -> None:
+        self._points: dict[float, Point] = {}
+        self.rewritten = 0
+
+    def put(self, look: int, x: float, values: Sequence[float | None]) -> None:
+        """Add a point, or change the one that is there."""
+        old, new = self._points.get(x), tuple(values)
+        if old is None or old.values != new:
+            self._points[x] = Point(look, x, new)
+        if len(self._points) > MOST:
+            ordered = sorted(self._points)
+            for x in ordered[1 : MOST // 2 : 2]:
+                del self._points[x]
+            self.rewritten = look
+
+    def points(self) -> list[Point]:
+        """Return the points by x."""
+        return sorted(self._points.values(), key=lambda point: point.x)
+
+
+class Snapshot(NamedTuple):
+    """A series as it was after a look."""
+
+    rewritten: int
+    points: list[Point]
+
+
+class History:
+    """The series of one job. Used by one thread.
+
+    loss     by round: mean, lowest and highest loss of the workers that have done it
+    norm     by version: the norm of the reduced gradient
+    rate     by seconds: versions a second, contributions a second
+    lag      by seconds: mean and highest staleness of the workers' last contributions, and the backlog
+    traffic  by seconds: bytes a second that workers pull, and that they push
+    """
+
+    def __init__(self) -> None:
+        self._series = {name: Series() for name in ("loss", "norm", "rate", "lag", "traffic")}
+        self._losses: dict[int, dict[str, float]] = {}
+        self._last_round: dict[str, int] = {}
+        self._counted: deque[tuple[int, int]] = deque(maxlen=8)  # (ms, contributions) of the last looks
+
+    def begin(
+        self, look: int, iterations: Iterable[Sequence[Iteration]], versions: Sequence[Sequence[ShardVersion]]
+    ) -> None:
+        """Add what was recorded before the first look."""
+        for each in iterations:
+            for i in each:
+                self._add_loss(i.worker, i.round, i.loss)
+        self._put_losses(look)
+        parts: dict[int, list[float]] = {}
+        for shard in versions:
+            for v in shard:
+                parts.setdefault(v.version, []).append(v.square_sum)
+        for version, sums in parts.items():
+            if len(sums) == len(versions):
+                self._series["norm"].put(look, version, (math.sqrt(sum(sums)),))
+
+    def add(self, look: int, view: JobView) -> None:
+        """Add what a look has seen."""
+        for w in view.workers:
+            for round_, loss in w.losses:
+                self._add_loss(w.worker, round_, loss)
+        self._put_losses(look)
+        for version, norm in view.gradient_norms:
+            self._series["norm"].put(look, version, (norm,))
+        at_s = round(view.at_ms / 1000, 1)
+        self._series["rate"].put(look, at_s, (view.commits_per_s, self._contributions_per_s(view)))
+        late = [w.staleness for w in view.workers if w.staleness is not None]
+        mean, most = (sum(late) / len(late), float(max(late))) if late else (None, None)
+        self._series["lag"].put(look, at_s, (mean, most, float(view.backlog)))
+        pulled, pushed = (sum(getattr(w, n) for w in view.workers) for n in ("pulled_per_s", "pushed_per_s"))
+        self._series["traffic"].put(look, at_s, (pulled, pushed))
+
+    def snapshot(self) -> dict[str, Snapshot]:
+        """Return all series as they are now."""
+        return {name: Snapshot(series.rewritten, series.points()) for name, series in self._series.items()}
+
+    def _add_loss(self, worker: str, round_: int, loss: float | None) -> None:
+        if round_ > self._last_round.get(worker, -1):
+            self._last_round[worker] = round_
+            if loss is not None and math.isfinite(loss):
+                self._losses.setdefault(round_, {})[worker] = loss
+
+    def _put_losses(self, look: int) -> None:
+        """Make a point of each round that may have changed; forget the values of rounds that all have passed."""
+        for round_, by_worker in self._losses.items():
+            losses = list(by_worker.values())
+            self._series["loss"].put(look, round_, (sum(losses) / len(losses), min(losses), max(losses)))
+        for round_ in sorted(self._losses)[:-_AT_ONCE]:
+            del self._losses[round_]
+
+    def _contributions_per_s(self, view: JobView) -> float | None:
+        """Return the committed contributions a second over the last looks."""
+        self._counted.append((view.at_ms, view.contributions))
+        (began_ms, first), (ended_ms, last) = self._counted[0], self._counted[-1]
+        return 1000 * max(0, last - first) / (ended_ms - began_ms) if ended_ms > began_ms else None

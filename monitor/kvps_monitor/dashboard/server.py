@@ -1,0 +1,82 @@
+"""Serves the dashboard until Ctrl-C."""
+
+from __future__ import annotations
+
+import errno
+import secrets
+import socket
+from collections.abc import Callable
+
+import uvicorn
+
+from kvps.errors import InvalidSetting, KvpsError
+from kvps.store import Store
+from kvps_monitor.dashboard.access import Access, is_loopback
+from kvps_monitor.dashboard.app import application
+from kvps_monitor.dashboard.watches import Watches
+
+_MOST_CONNECTIONS = 1024
+_GRACE_S = 1  # for answers that are on their way at the end
+
+
+def serve(store: Store, host: str, port: int, token: str, say: Callable[[str], None]) -> None:
+    """Show the jobs of `store` at an address of this machine until SIGINT or SIGTERM, which is raised again at the end.
+
+    `say` is told the URL once the address is bound. If other machines reach the address, viewers must know the token;
+    without one a new one is made, and is in the URL. Raises InvalidSetting if the address cannot be had.
+    """
+    bound = _bind(host, port)
+    address, port = bound.getsockname()[:2]
+    made = "" if token or is_loopback(address) else secrets.token_urlsafe(24)
+    access = Access.of(host, address, port, token or made)
+    shown = f"[{host}]" if ":" in host else host
+    say(f"http://{shown}:{port}/{f'?token={made}' if made else ''}")
+    watches = Watches(store)
+    config = uvicorn.Config(
+        application(store, watches, access),
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        http="h11",
+        loop="asyncio",
+        server_header=False,
+        proxy_headers=False,
+        limit_concurrency=_MOST_CONNECTIONS,
+        timeout_graceful_shutdown=_GRACE_S,
+    )
+    _Server(config, watches).run(sockets=[bound])
+
+
+class _Server(uvicorn.Server):
+    """A server that ends at once: viewers of a job would stay for ever."""
+
+    def __init__(self, config: uvicorn.Config, watches: Watches) -> None:
+        super().__init__(config)
+        self._watches = watches
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._watches.close()
+        await super().shutdown(sockets)
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    """Return a socket that is bound to the address. Raises InvalidSetting."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError):
+        raise InvalidSetting(f"--host {host!r} is no name or address of this machine") from None
+    family, kind, protocol, _, address = found[0]
+    bound = socket.socket(family, kind, protocol)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+        bound.listen(128)
+    except OSError as error:
+        bound.close()
+        if error.errno == errno.EADDRINUSE:
+            raise KvpsError(
+                f"port {port} of {host} is taken: choose another with --port, or 0 for any that is free"
+            ) from None
+        raise InvalidSetting(f"cannot listen on port {port} of {host}: {error.strerror}") from None
+    return bound

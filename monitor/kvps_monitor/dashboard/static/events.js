@@ -1,0 +1,66 @@
+// What has happened to a job, as a person reads it.
+import { clock, day, el, plural, whole, workerPath } from "./dom.js";
+
+const SHOWN = 24; // contributions of a version, before one asks for the rest
+
+/** One event as a line, with its contributions below if it is a version. `contributions` are all, or the first few. */
+export function eventNode(job, event, whole_ = false) {
+  const time = el("time", { title: `${day(event.at_ms)} ${clock(event.at_ms, true)}` }, clock(event.at_ms, true));
+  const node = el(`li.event.${event.event}`, {}, time, el("span.kind", {}, event.event), el("div.facts", {}, ...facts(job, event, whole_)));
+  return node;
+}
+
+const name = (job, worker) => el("a", { href: workerPath(job, worker) }, worker);
+
+function facts(job, event, whole_) {
+  switch (event.event) {
+    case "commit":
+      return commit(job, event, whole_);
+    case "create":
+      return [`version ${whole(event.version)}`];
+    case "restore":
+      return [`version ${whole(event.version)}, from a checkpoint of job ${event.job}`];
+    case "join":
+      return [name(job, event.worker), `, rank ${event.rank}, clock ${event.clock}`];
+    case "leave":
+    case "evict":
+      return [name(job, event.worker)];
+    case "reject":
+      return [name(job, event.worker), ` round ${event.round}: ${event.reason}`];
+    case "recover":
+      return [`version ${whole(event.version)}: the server has lost ${plural(event.lost, "version")}`];
+    case "take":
+      return [`shard ${event.shard} by ${event.holder} (term ${event.term})`];
+    case "release":
+      return [`by ${event.holder} (term ${event.term})`];
+    default:
+      return [];
+  }
+}
+
+function commit(job, event, whole_) {
+  const counted = event.contributions;
+  const number = event.contributions_in_all ?? counted.length;
+  const title = el("b", {}, `version ${whole(event.version)}`);
+  const said = [title, el("span.muted", {}, ` ${number ? plural(number, "contribution") : "no contribution"}`)];
+  const chips = el("div.chips", {}, ...counted.slice(0, whole_ ? SHOWN : 4).map((each) => chip(job, each)));
+  const left = number - Math.min(counted.length, whole_ ? SHOWN : 4);
+  if (left > 0) {
+    const more = whole_
+      ? el("button.quiet", { type: "button", onclick: () => more.replaceWith(...counted.slice(SHOWN).map((c) => chip(job, c))) }, `${whole(left)} more`)
+      : el("span.muted", {}, `and ${whole(left)} more`);
+    chips.append(more);
+  }
+  const out = event.rejected ?? [];
+  if (out.length) chips.append(el("span.muted", {}, "without"), ...out.map((each) => chip(job, each)));
+  return number || out.length ? [...said, chips] : said;
+}
+
+function chip(job, c) {
+  const said = [c.unit === null ? `r${c.round}` : `unit ${c.unit}`];
+  if (c.part) said.push(`part ${c.part}`);
+  if (!c.weight) said.push("counts as zeros");
+  else if (c.weight !== 1) said.push(`weight ${c.weight}`);
+  if (c.staleness) said.push(`staleness ${c.staleness}`);
+  return el(`span.chip${c.staleness ? ".stale" : ""}`, { title: `computed on version ${c.base}` }, name(job, c.worker), ` ${said.join(" · ")}`);
+}

@@ -1,0 +1,219 @@
+// One job: figures, timeline, charts, workers, shards, and what has happened.
+import { bytes, clock, duration, el, jobPath, loss, perSecond, plural, setText, short, statePill, stateTone, setClass, whole, workerPath } from "./dom.js";
+import { Chart } from "./charts.js";
+import { eventNode } from "./events.js";
+import { phaseBar } from "./phases.js";
+import { JobStream } from "./stream.js";
+import { Table, textColumn } from "./table.js";
+import { doing, Tiles } from "./tiles.js";
+import { Timeline } from "./timeline.js";
+
+const EVENTS = 10;
+
+export function showJob(page, job) {
+  const state = el("span");
+  const what = el("p.muted");
+  const tiles = new Tiles(["Version", "Versions", "Loss", "Workers", "Backlog", "Contributions", "Units", "Time left", "Memory"]);
+  const charts = makeCharts();
+  const filter = el("input", { type: "search", placeholder: "Filter by name, state, host", "aria-label": "Filter workers" });
+  const counts = el("span.counts");
+  const events = el("ol.log");
+  const shards = el("tbody");
+  let stream = null;
+  const workers = workerTable(job, () => stream);
+  stream = new JobStream(job, () => update());
+  const timeline = new Timeline(job, stream);
+  filter.addEventListener("input", () => showWorkers());
+  page.replaceChildren(
+    el("div.heading", {}, el("h1", {}, job), state),
+    what,
+    tiles.node,
+    timeline.node,
+    el("div.charts", {}, ...Object.values(charts).map((chart) => chart.node)),
+    el("section.card", {}, el("div.title", {}, el("h2", {}, "Workers"), counts, filter), workers.node),
+    el("section.card", {}, el("h2", {}, "Shards"), el("div.wide-table", {}, shardTable(shards))),
+    el("section.card", {}, el("div.title", {}, el("h2", {}, "Latest"), el("a", { href: `${jobPath(job)}/log` }, "Whole log")), events),
+  );
+
+  function showWorkers() {
+    const wanted = filter.value.trim().toLowerCase();
+    const fits = (w) => [w.worker, w.state, w.host].some((text) => text.toLowerCase().includes(wanted));
+    workers.show(wanted ? stream.workers.filter(fits) : stream.workers);
+  }
+
+  function update() {
+    const f = stream.facts;
+    setState(state, f.state);
+    setText(what, [f.task || "made in Python", f.mode, f.optimizer, `over ${f.transport}`, bytes(f.model_bytes)].filter(Boolean).join(" · "));
+    const active = stream.workers.filter((w) => !["finished", "left", "evicted"].includes(w.state)).length;
+    tiles.set({
+      Version: whole(f.version),
+      Versions: perSecond(f.commits_per_s),
+      Loss: loss(f.loss),
+      Workers: `${whole(active)} of ${whole(f.expected_workers)}`,
+      Backlog: whole(f.backlog),
+      Contributions: whole(f.contributions),
+      Units: f.units ? `${whole(f.units_done)} of ${whole(f.units)}` : "",
+      "Time left": f.eta_s ? duration(1000 * f.eta_s) : "",
+      Memory: bytes(f.memory) + (f.memory_limit ? ` of ${bytes(f.memory_limit)}` : ""),
+    });
+    for (const [name, chart] of Object.entries(charts)) chart.draw(stream.series[name]);
+    setCounts(counts, stream.workers);
+    showWorkers();
+    updateShards(shards, stream);
+    updateEvents(events, job, stream.events);
+    timeline.update();
+  }
+}
+
+function setState(node, state) {
+  if (node.textContent !== state) node.replaceChildren(statePill(state));
+}
+
+function makeCharts() {
+  const round = (value) => `round ${whole(value)}`;
+  const version = (value) => `version ${whole(value)}`;
+  const time = (s) => clock(1000 * s);
+  const rate = (value) => `${bytes(value)}/s`;
+  return {
+    loss: new Chart("Loss", {
+      x: round,
+      lines: [
+        { label: "mean of workers", colour: "compute", value: loss },
+        { label: "lowest", colour: "band", value: loss, hidden: true },
+        { label: "highest", colour: "band", value: loss, hidden: true },
+      ],
+      band: [3, 2],
+    }),
+    norm: new Chart("Norm of the reduced gradient", { x: version, lines: [{ label: "norm", colour: "reduce", value: loss }] }),
+    rate: new Chart("Rate", {
+      x: time,
+      tick: time,
+      lines: [
+        { label: "versions", colour: "compute", value: perSecond },
+        { label: "contributions", colour: "wait", value: perSecond, dash: [6, 3] },
+      ],
+    }),
+    lag: new Chart("Staleness and backlog", {
+      x: time,
+      tick: time,
+      lines: [
+        { label: "mean staleness", colour: "compute", value: short },
+        { label: "highest", colour: "wait", value: short, dash: [6, 3] },
+        { label: "backlog", colour: "push", value: short },
+      ],
+    }),
+    traffic: new Chart("Bytes of weights and gradients", {
+      x: time,
+      tick: time,
+      lines: [
+        { label: "pulled", colour: "fetch", value: rate },
+        { label: "pushed", colour: "push", value: rate, dash: [6, 3] },
+      ],
+    }),
+  };
+}
+
+function workerTable(job, stream) {
+  const state = {
+    name: "state",
+    title: "State",
+    sort: (w) => w.state,
+    make: () => el("span.state", {}, el("span.pill"), el("span.muted")),
+    fill(cell, w) {
+      const [pill, more] = cell.children;
+      setText(pill, w.state);
+      setClass(pill, `pill ${stateTone(w.state)}`);
+      const said = doing(w, stream().nowMs).slice(w.state.length).replace(/^, /, "").trim();
+      setText(more, said);
+      if (more.title !== said) more.title = said;
+    },
+  };
+  const name = {
+    name: "worker",
+    title: "Worker",
+    sort: (w) => w.rank,
+    make: () => el("a"),
+    fill(cell, w) {
+      setText(cell, w.worker);
+      const href = workerPath(job, w.worker);
+      if (cell.getAttribute("href") !== href) cell.setAttribute("href", href);
+    },
+  };
+  const phases = {
+    name: "shares",
+    title: "Time",
+    wide: true,
+    sort: (w) => w.shares[1] ?? null, // waiting
+    make() {
+      const bar = phaseBar();
+      bar.node.bar = bar;
+      return bar.node;
+    },
+    fill: (cell, w) => cell.bar.fill(stream().phases.worker, w.shares),
+  };
+  return new Table(
+    [
+      name,
+      state,
+      textColumn("round", "Round", (w) => whole(w.pushed), (w) => w.pushed),
+      textColumn("clock", "Clock", (w) => whole(w.clock), (w) => w.clock, true),
+      textColumn("behind", "Behind", (w) => whole(w.behind), (w) => w.behind, true),
+      textColumn("stale", "Staleness", (w) => whole(w.staleness), (w) => w.staleness, true),
+      textColumn("took", "A round", (w) => duration(w.round_ms), (w) => w.round_ms, true),
+      phases,
+      textColumn("loss", "Loss", (w) => loss(w.loss), (w) => w.loss),
+      textColumn("host", "Host", (w) => w.host, (w) => w.host, true),
+    ],
+    { label: "Workers", order: "worker" },
+  );
+}
+
+const TONES = ["silent", "evicted", "waiting", "awaited", "rejoining", "computing", "fetching", "pushing", "finished", "left"];
+
+function setCounts(node, workers) {
+  const number = new Map();
+  for (const w of workers) number.set(w.state, (number.get(w.state) ?? 0) + 1);
+  const words = TONES.filter((state) => number.has(state)).map((state) => `${whole(number.get(state))} ${state}`);
+  if (node.textContent !== words.join("")) node.replaceChildren(...words.map((word) => el(`span.pill.${stateTone(word.split(" ")[1])}`, {}, word)));
+}
+
+const SHARD_COLUMNS = ["Shard", "Holder", "Term", "Versions", "Makes one in", "Time", "Receives", "Stores"];
+
+function shardTable(rows) {
+  return el("table.list.small", {}, el("thead", {}, el("tr", {}, ...SHARD_COLUMNS.map((title) => el("th", { scope: "col" }, title)))), rows);
+}
+
+function updateShards(rows, stream) {
+  const made = JSON.stringify(stream.shards);
+  if (rows.made === made) return;
+  rows.made = made;
+  rows.replaceChildren(
+    ...stream.shards.map((shard) => {
+      const bar = phaseBar();
+      const ms = shard.phases.reduce((sum, each) => sum + each, 0);
+      bar.fill(stream.phases.shard, shard.phases.map((each) => (ms ? each / ms : 0)));
+      const cell = (title, content) => el("td", { "data-title": title }, content);
+      return el(
+        "tr",
+        {},
+        el("th", { scope: "row" }, String(shard.shard)),
+        cell("Holder", shard.holder || "nobody"),
+        cell("Term", whole(shard.term)),
+        cell("Versions", perSecond(shard.commits_per_s)),
+        cell("Makes one in", ms ? duration(ms) : "–"),
+        cell("Time", bar.node),
+        cell("Receives", `${bytes(shard.received_per_s)}/s`),
+        cell("Stores", `${bytes(shard.stored_per_s)}/s`),
+      );
+    }),
+  );
+}
+
+function updateEvents(list, job, events) {
+  const shown = events.slice(-EVENTS).reverse();
+  const key = JSON.stringify(shown);
+  if (list.key === key) return;
+  list.key = key;
+  list.replaceChildren(...shown.map((event) => eventNode(job, event)));
+}

@@ -1,0 +1,60 @@
+// The list of jobs.
+import { api, ask, bytes, el, jobPath, repeat, say, setText, statePill, whole } from "./dom.js";
+
+const COLUMNS = ["Job", "State", "Task", "Mode", "Workers", "Version", "Model"];
+
+export function showJobs(page) {
+  const list = el("tbody");
+  const table = el("table.list", { hidden: true }, el("thead", {}, el("tr", {}, ...COLUMNS.map((title) => el("th", { scope: "col" }, title)))), list);
+  const none = el("p.card.none", { hidden: true }, "This server has no jobs. Start one: ", el("code", {}, "kvps up digits"));
+  page.replaceChildren(el("h1", {}, "Jobs"), none, table);
+  const known = new Map(); // job -> what its row was made of
+  repeat(async () => {
+    try {
+      const jobs = await ask(api("/jobs"));
+      none.hidden = jobs.length > 0;
+      table.hidden = jobs.length === 0;
+      update(list, known, jobs);
+      say("");
+    } catch (error) {
+      say(`${error.message} Looking again.`);
+    }
+  }, 1500);
+}
+
+function update(list, known, jobs) {
+  const names = jobs.map((job) => job.job);
+  if (names.join() !== [...known.keys()].join()) {
+    known.clear();
+    list.replaceChildren();
+    for (const job of jobs) {
+      const row = el("tr");
+      list.append(row);
+      known.set(job.job, { row, made: "" });
+    }
+  }
+  for (const job of jobs) {
+    const kept = known.get(job.job);
+    const made = JSON.stringify(job);
+    if (kept.made === made) continue;
+    kept.made = made;
+    kept.row.replaceChildren(...cells(job));
+  }
+  setText(document.querySelector("h1"), jobs.length ? `Jobs (${jobs.length})` : "Jobs");
+}
+
+function cells(job) {
+  const name = el("a", { href: jobPath(job.job) }, job.job);
+  const cell = (title, ...content) => el("td", { "data-title": title }, ...content);
+  const state = cell("State", statePill(job.state));
+  if (job.reason) return [el("th", { scope: "row" }, name), state, el("td.reason", { colspan: 5 }, job.reason)];
+  return [
+    el("th", { scope: "row" }, name),
+    state,
+    cell("Task", job.task || "made in Python"),
+    cell("Mode", job.mode),
+    cell("Workers", `${whole(job.active)} of ${whole(job.workers)}`),
+    cell("Version", whole(job.version)),
+    cell("Model", bytes(job.model_bytes)),
+  ];
+}

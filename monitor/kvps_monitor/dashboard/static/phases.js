@@ -1,0 +1,24 @@
+// A bar of shares of time, one colour for each phase.
+import { el } from "./dom.js";
+
+export function phaseBar(kind = "") {
+  const node = el(`span.phases${kind ? `.${kind}` : ""}`, { role: "img" });
+  return {
+    node,
+    /** Show the share of each phase, 0 to 1. */
+    fill(names, shares) {
+      while (node.children.length < names.length) node.append(el("i"));
+      names.forEach((name, i) => {
+        const part = node.children[i];
+        const width = `${Math.round(1000 * (shares[i] ?? 0)) / 10}%`;
+        if (part.className !== name) part.className = name;
+        if (part.style.width !== width) part.style.width = width;
+      });
+      const words = names.map((name, i) => `${name} ${Math.round(100 * (shares[i] ?? 0))} %`).join(", ");
+      if (node.title !== words) {
+        node.title = words;
+        node.setAttribute("aria-label", words);
+      }
+    },
+  };
+}

@@ -1,0 +1,24 @@
+// Figures that one sees first.
+import { duration, el, setText } from "./dom.js";
+
+export class Tiles {
+  constructor(titles) {
+    this.values = new Map(titles.map((title) => [title, el("dd")]));
+    this.node = el("dl.tiles", {}, ...titles.map((title) => el("div", {}, el("dt", {}, title), this.values.get(title))));
+  }
+
+  /** Set values by title; a tile without a value is not shown. */
+  set(values) {
+    for (const [title, node] of this.values) {
+      const value = values[title] ?? "";
+      setText(node, value);
+      if (node.parentElement.hidden !== (value === "")) node.parentElement.hidden = value === "";
+    }
+  }
+}
+
+/** What a worker does, for how long, and whom it waits for. */
+export function doing(w, nowMs) {
+  const since = w.since_ms && w.state !== "computing" ? ` ${duration(Math.max(0, nowMs - w.since_ms))}` : "";
+  return `${w.state}${w.state === "silent" ? " for" : ""}${since}${w.waits_for.length ? `, for ${w.waits_for.join(", ")}` : ""}`;
+}

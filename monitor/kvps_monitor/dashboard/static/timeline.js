@@ -1,0 +1,246 @@
+// The last seconds of shards and workers as lanes of spans. Only lanes that are visible are asked for and drawn.
+import { api, ask, bytes, duration, el, jobPath, setText } from "./dom.js";
+
+const WINDOW_MS = 10000;
+const LANE = 24; // px
+const MOST_LANES = 14; // visible at once
+const AXIS = 22;
+const PHASES = ["other", "wait", "fetch", "compute", "push", "reduce", "step", "store", "commit"];
+const WORDS = {
+  other: "own code",
+  wait: "waits for its turn",
+  fetch: "fetches",
+  compute: "computes",
+  push: "pushes",
+  reduce: "reduces",
+  step: "optimizer steps",
+  store: "stores",
+  commit: "commits",
+  silent: "silent: no sign of life",
+};
+const NOW = { computing: "compute", waiting: "wait", fetching: "fetch", pushing: "push", silent: "silent" };
+
+const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+export class Timeline {
+  constructor(job, stream) {
+    this.url = api(`${jobPath(job)}/spans`);
+    this.stream = stream;
+    this.lanes = new Map(); // name -> spans {phase, start, end, version, round, bytes}, oldest first
+    this.frozenAt = 0;
+    this.canvas = el("canvas", { "aria-label": "Timeline of the last 10 seconds", role: "img" });
+    this.space = el("div.space", {}, this.canvas);
+    this.view = el("div.lanes", { tabindex: 0, "aria-label": "Lanes of shards and workers" }, this.space);
+    this.tip = el("div.tip", { hidden: true });
+    this.freeze = el("button.quiet", { type: "button", "aria-pressed": "false", onclick: () => this.#toggle() }, "Pause");
+    this.node = el(
+      "section.card.timeline",
+      {},
+      el("div.title", {}, el("h2", {}, "Timeline"), el("span.muted", {}, "the last 10 seconds, by the server's clock"), this.freeze),
+      el("div.legends", {}, legend("workers", ["other", "wait", "fetch", "compute", "push", "silent"]), legend("shards", ["fetch", "reduce", "step", "store", "commit"])),
+      this.view,
+      this.tip,
+    );
+    this.visible = false;
+    new IntersectionObserver(([entry]) => {
+      this.visible = entry.isIntersecting;
+      this.#animate();
+    }).observe(this.node);
+    new ResizeObserver(() => this.#draw()).observe(this.view);
+    this.view.addEventListener("scroll", () => this.#draw(), { passive: true });
+    this.canvas.addEventListener("pointermove", (event) => this.#point(event));
+    this.canvas.addEventListener("pointerleave", () => (this.tip.hidden = true));
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.#colours());
+    this.still = matchMedia("(prefers-reduced-motion: reduce)");
+    this.#colours();
+  }
+
+  /** The names of all lanes: shards, then workers by rank. */
+  get names() {
+    return [...this.stream.shards.map((shard) => `shard ${shard.shard}`), ...this.stream.workers.map((w) => w.worker)];
+  }
+
+  /** Take what is new. Called after each frame. */
+  async update() {
+    const wanted = this.#shown();
+    if (!this.visible || this.frozenAt || this.asking || !wanted.count) return;
+    this.asking = true;
+    const oldest = this.stream.nowMs - 1.2 * WINDOW_MS;
+    const names = this.names.slice(wanted.first, wanted.first + wanted.count);
+    const after = Math.max(oldest, Math.min(...names.map((name) => this.lanes.get(name)?.at(-1)?.end ?? oldest)));
+    try {
+      const found = await ask(`${this.url}?first=${wanted.first}&count=${wanted.count}&after=${after.toFixed(0)}`);
+      for (const lane of found.lanes) this.#add(lane, found.base_ms, oldest);
+      for (const name of this.lanes.keys()) if (!names.includes(name)) this.lanes.delete(name);
+    } catch {
+      // the stream says what is wrong
+    } finally {
+      this.asking = false;
+    }
+    if (this.still.matches) this.#draw();
+  }
+
+  #add({ lane, spans }, base, oldest) {
+    const phases = this.stream.phases[lane.startsWith("shard ") ? "shard" : "worker"];
+    const kept = (this.lanes.get(lane) ?? []).filter((span) => span.end > oldest);
+    for (const [phase, start, ms, version, round, moved] of spans) {
+      const span = { phase: phases[phase], start: base + start, end: base + start + ms, version, round, moved };
+      if (!kept.length || span.start >= kept.at(-1).end - 0.1) kept.push(span);
+    }
+    this.lanes.set(lane, kept);
+  }
+
+  #shown() {
+    const all = this.names.length;
+    const first = Math.min(Math.floor(this.view.scrollTop / LANE), Math.max(0, all - 1));
+    return { first, count: Math.min(MOST_LANES + 1, all - first) };
+  }
+
+  #toggle() {
+    this.frozenAt = this.frozenAt ? 0 : this.stream.nowMs;
+    setText(this.freeze, this.frozenAt ? "Go on" : "Pause");
+    this.freeze.setAttribute("aria-pressed", String(Boolean(this.frozenAt)));
+    this.#animate();
+  }
+
+  #colours() {
+    this.colours = Object.fromEntries([...PHASES, "silent"].map((phase) => [phase, css(`--${phase}`)]));
+    this.ink = { text: css("--ink"), muted: css("--muted"), line: css("--line"), lane: css("--lane") };
+    this.#draw();
+  }
+
+  #animate() {
+    if (this.running) return;
+    const turn = () => {
+      this.running = this.visible && !document.hidden && !this.frozenAt && !this.still.matches;
+      this.#draw();
+      if (this.running) requestAnimationFrame(turn);
+    };
+    this.running = true;
+    requestAnimationFrame(turn);
+    document.addEventListener("visibilitychange", () => this.#animate(), { once: true });
+  }
+
+  get #endMs() {
+    return (this.frozenAt || this.stream.nowMs) + 100;
+  }
+
+  #draw() {
+    const names = this.names;
+    const width = this.view.clientWidth;
+    if (!width || !names.length) return;
+    const shown = Math.min(names.length, MOST_LANES);
+    const height = shown * LANE + AXIS;
+    const ratio = window.devicePixelRatio || 1;
+    size(this.view, "height", height);
+    size(this.space, "height", names.length * LANE + AXIS);
+    if (this.canvas.width !== Math.round(width * ratio) || this.canvas.height !== Math.round(height * ratio)) {
+      this.canvas.width = Math.round(width * ratio);
+      this.canvas.height = Math.round(height * ratio);
+      size(this.canvas, "width", width);
+      size(this.canvas, "height", height);
+    }
+    const pen = this.canvas.getContext("2d");
+    pen.setTransform(ratio, 0, 0, ratio, 0, 0);
+    pen.clearRect(0, 0, width, height);
+    const left = width < 480 ? 62 : 104;
+    this.place = { left, width, perMs: (width - left) / WINDOW_MS, from: this.#endMs - WINDOW_MS };
+    this.#drawGrid(pen, height);
+    const offset = this.view.scrollTop % LANE;
+    const first = Math.floor(this.view.scrollTop / LANE);
+    pen.save();
+    pen.beginPath();
+    pen.rect(0, 0, width, height - AXIS);
+    pen.clip();
+    names.slice(first, first + shown + 1).forEach((name, i) => this.#drawLane(pen, name, i * LANE - offset));
+    pen.restore();
+  }
+
+  #drawGrid(pen, height) {
+    const { left, perMs, width } = this.place;
+    pen.font = "11px system-ui, sans-serif";
+    pen.textBaseline = "middle";
+    pen.lineWidth = 1;
+    for (let s = 0; s <= 10; s += width < 480 ? 5 : 2) {
+      const x = Math.min(width - 0.5, Math.round(left + s * 1000 * perMs) + 0.5);
+      pen.strokeStyle = this.ink.line;
+      pen.beginPath();
+      pen.moveTo(x, 0);
+      pen.lineTo(x, height - AXIS + 4);
+      pen.stroke();
+      pen.fillStyle = this.ink.muted;
+      pen.textAlign = s === 10 ? "right" : s === 0 ? "left" : "center";
+      pen.fillText(s === 10 ? "now" : `${s - 10} s`, x, height - AXIS / 2 + 2);
+    }
+  }
+
+  #drawLane(pen, name, top) {
+    const { left, perMs, from } = this.place;
+    pen.fillStyle = this.ink.lane;
+    pen.fillRect(left, top + 3, WINDOW_MS * perMs, LANE - 6);
+    pen.fillStyle = this.ink.text;
+    pen.textAlign = "left";
+    pen.fillText(fitted(pen, name, left - 10), 0, top + LANE / 2 + 0.5);
+    const spans = this.lanes.get(name) ?? [];
+    for (const span of spans) {
+      if (span.end < from) continue;
+      const x = Math.max(left, left + (span.start - from) * perMs);
+      const wide = left + (span.end - from) * perMs - x;
+      pen.fillStyle = this.colours[span.phase];
+      pen.fillRect(x, top + 3, Math.max(0.4, wide - (wide > 4 ? 0.6 : 0)), LANE - 6);
+    }
+    this.#drawPresent(pen, name, top, spans.at(-1)?.end ?? 0);
+  }
+
+  /** What a worker does now is in no trace yet: it is drawn paler, from when its last span ended. */
+  #drawPresent(pen, name, top, lastEnd) {
+    const worker = this.stream.workers[this.names.indexOf(name) - this.stream.shards.length];
+    const phase = worker && NOW[worker.state];
+    if (!phase || (!worker.since_ms && !lastEnd)) return;
+    const { left, perMs, from, width } = this.place;
+    const start = phase === "silent" ? Math.max(lastEnd, worker.since_ms ?? 0) : Math.max(lastEnd, from);
+    const x = Math.max(left, left + (start - from) * perMs);
+    pen.globalAlpha = phase === "silent" ? 1 : 0.3;
+    pen.fillStyle = this.colours[phase];
+    if (phase === "silent") {
+      for (let at = x; at < width; at += 6) pen.fillRect(at, top + 3, 3, LANE - 6);
+    } else pen.fillRect(x, top + 3, Math.max(0, width - x), LANE - 6);
+    pen.globalAlpha = 1;
+  }
+
+  #point(event) {
+    const box = this.canvas.getBoundingClientRect();
+    const [x, y] = [event.clientX - box.left, event.clientY - box.top];
+    const name = this.names[Math.floor((y + this.view.scrollTop) / LANE)];
+    const at = this.place.from + (x - this.place.left) / this.place.perMs;
+    const near = 1.5 / this.place.perMs;
+    const span = this.lanes.get(name)?.find((each) => at >= each.start - near && at <= each.end + near);
+    this.tip.hidden = !span || x < this.place.left;
+    if (this.tip.hidden) return;
+    const what = [`${name} ${WORDS[span.phase]}`, duration(span.end - span.start)];
+    if (span.round) what.push(`round ${span.round}`);
+    what.push(`version ${span.version}`);
+    if (span.moved) what.push(bytes(span.moved));
+    setText(this.tip, what.join(" · "));
+    const outer = this.node.getBoundingClientRect();
+    this.tip.style.left = `${Math.max(0, Math.min(event.clientX - outer.left + 12, outer.width - this.tip.offsetWidth - 8))}px`;
+    this.tip.style.top = `${event.clientY - outer.top + 18}px`;
+  }
+}
+
+function legend(title, phases) {
+  const items = phases.map((phase) => el("span", {}, el(`i.swatch.${phase}`), phase === "silent" ? "silent" : WORDS[phase]));
+  return el("span.legend", {}, el("b", {}, title), ...items);
+}
+
+function size(element, side, px) {
+  const text = `${px}px`;
+  if (element.style[side] !== text) element.style[side] = text;
+}
+
+function fitted(pen, text, width) {
+  if (pen.measureText(text).width <= width) return text;
+  let end = text.length;
+  while (end > 1 && pen.measureText(`${text.slice(0, end)}…`).width > width) end -= 1;
+  return `${text.slice(0, end)}…`;
+}

@@ -1,0 +1,293 @@
+"""Who is connected to whom, and how much moves between them: the other half of the textbooks' figure, as it is now."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import Any, NamedTuple
+
+from kvps.connection.sockets import redacted
+from kvps.errors import KvpsError, printable
+from kvps.job import Job
+from kvps_monitor.views import JobView, ShardView, WorkerView
+
+_MOST_DRAWN = 10  # workers, aggregators or shards; the others are one box
+_BOX, _GAP, _MARGIN, _HEIGHT = 132, 22, 24, 58
+_TOP, _SERVER, _BOTTOM = 58, 200, 376
+_INK, _SOFT, _PAPER = "#1b2631", "#5d6d7e", "#ffffff"
+_FILL = {
+    "computing": "#d6eaf8",
+    "fetching": "#d4efdf",
+    "pushing": "#fdebd0",
+    "waiting": "#ffffff",
+    "silent": "#f5b7b1",
+    "finished": "#eaeded",
+    "left": "#eaeded",
+    "evicted": "#f5b7b1",
+}
+_PUSH, _FETCH = "#b9770e", "#1e8449"
+
+
+class Client(NamedTuple):
+    """A program that is connected to the server, as it names itself, and how many connections it has."""
+
+    name: str
+    connections: int
+
+
+def as_json(job: Job, view: JobView) -> dict[str, Any]:
+    """Return the graph as nodes: the server with its shards and replicas, aggregators, workers, and other programs of
+    kvps that are connected. Rates are in bytes a second."""
+    members = job.state().members.values()
+    pids = {os.getpid()} | {m.pid for m in members} | {_pid(name) for name in _aggregators(view)}
+    clients, replicas = _clients(job), _replicas(job)
+    others = None if clients is None else [c._asdict() for c in clients if _pid(c.name, "-") not in pids]
+    return {
+        "job": view.job,
+        "mode": view.mode,
+        "transport": view.transport,
+        "version": view.version,
+        "server": {"url": redacted(job.client.url), "memory": view.memory, "replicas": replicas},
+        "shards": [_shard(shard) for shard in view.shards],
+        "aggregators": [{"name": name, "shards": _held(view, name)} for name in _aggregators(view)],
+        "workers": [_worker(worker) for worker in view.workers],
+        "others": others,
+    }
+
+
+def _shard(shard: ShardView) -> dict[str, Any]:
+    return {
+        "shard": shard.shard,
+        "holder": shard.holder,
+        "term": shard.term,
+        "received_per_s": shard.received_per_s,
+        "stored_per_s": shard.stored_per_s,
+    }
+
+
+def _worker(worker: WorkerView) -> dict[str, Any]:
+    known = ("worker", "host", "device", "state", "waits_for", "pushed_per_s", "pulled_per_s", "rounds_per_s")
+    return {name: getattr(worker, name) for name in known}
+
+
+def _aggregators(view: JobView) -> list[str]:
+    """Return the holders, in the order of their shards, and then those that stand by."""
+    return [*dict.fromkeys(shard.holder for shard in view.shards if shard.holder), *view.standbys]
+
+
+def _held(view: JobView, name: str) -> list[int]:
+    return [shard.shard for shard in view.shards if shard.holder == name]
+
+
+def _pid(name: str, between: str = ":") -> int:
+    """Return the process id in an aggregator's or a connection's name; 0 if it has none."""
+    parts = name.split(between)
+    return int(parts[1]) if len(parts) > 2 and parts[1].isdecimal() and len(parts[1]) < 12 else 0
+
+
+def _clients(job: Job) -> list[Client] | None:
+    """Return the programs of kvps that are connected; None if this user may not ask."""
+    try:
+        found = job.server.call("CLIENT LIST")
+    except KvpsError:
+        return None
+    counts: dict[str, int] = {}
+    for client in found:
+        if (name := str(client.get("name", ""))).startswith("kvps-"):
+            counts[name] = counts.get(name, 0) + 1
+    return [Client(name, count) for name, count in sorted(counts.items())]
+
+
+def _replicas(job: Job) -> list[str]:
+    """Return the replicas of the job's server, as host:port."""
+    info = job.server.call("INFO", "replication")
+    found = (value for name, value in info.items() if name.startswith("slave") and isinstance(value, dict))
+    return sorted(f"{each.get('ip')}:{each.get('port')}" for each in found)
+
+
+# -- the picture ------------------------------------------------------------------------------------------------------
+
+
+class _Box(NamedTuple):
+    """A box of the picture: its lines of text, its colour, and whether its border is dashed."""
+
+    lines: Sequence[str]
+    fill: str = _PAPER
+    dashed: bool = False
+
+
+def as_svg(graph: dict[str, Any]) -> str:
+    """Return the picture of a graph: aggregators above, the server with its shards, and the workers below."""
+    aggregators = _row([_aggregator_box(a) for a in graph["aggregators"]], "aggregators")
+    workers = _row([_worker_box(w) for w in graph["workers"]], "workers")
+    shards = _row([_Box([f"shard {s['shard']}", f"term {s['term']}"], "#eaf2f8") for s in graph["shards"]], "shards")
+    beside = _beside(graph)
+    columns = max(len(aggregators), len(workers), len(shards) + len(beside), 3)
+    width = 2 * _MARGIN + columns * (_BOX + _GAP) + 80
+    parts = [_frame(graph, width)]
+    parts += _boxes(aggregators, _TOP, width) + _boxes(workers, _BOTTOM, width)
+    parts += _boxes([*shards, *beside], _SERVER + 14, width)
+    for x, shard in zip(_places(len(shards) + len(beside), width), _drawn_of(graph["shards"]), strict=False):
+        parts += _shard_arrows(graph, shard, x, _places(len(aggregators), width))
+    for x, worker in zip(_places(len(workers), width), _drawn_of(graph["workers"]), strict=True):
+        parts += _worker_arrows(worker, x)
+    height = _BOTTOM + _HEIGHT + 56
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
+        f'font-family="sans-serif" font-size="12" fill="{_INK}"><defs>{_head("push", _PUSH)}{_head("fetch", _FETCH)}'
+        f'{_head("soft", _SOFT)}</defs><rect width="{width}" height="{height}" fill="{_PAPER}"/>{"".join(parts)}'
+        f"{_legend(height - 20)}</svg>\n"
+    )
+
+
+def _aggregator_box(aggregator: dict[str, Any]) -> _Box:
+    shards = ", ".join(map(str, aggregator["shards"]))
+    held = f"holds shard {shards}" if shards else "stands by"
+    return _Box(
+        ["aggregator", _short(" ".join(aggregator["name"].split(":")[:2])), held],
+        "#e8daef" if shards else _PAPER,
+        not shards,
+    )
+
+
+def _worker_box(worker: dict[str, Any]) -> _Box:
+    waits = f" for {worker['waits_for'][0]}" if worker["waits_for"] else ""
+    about = f"{worker['device']} on {worker['host']}"
+    return _Box([worker["worker"], _short(about), _short(worker["state"] + waits)], _FILL.get(worker["state"], _PAPER))
+
+
+def _beside(graph: dict[str, Any]) -> list[_Box]:
+    """Return the boxes beside the shards: replicas, and the other programs that are connected."""
+    boxes = [_Box(["replica", _short(name)], dashed=True) for name in graph["server"]["replicas"][:3]]
+    if graph["others"]:
+        boxes.append(_Box(["other programs", f"{len(graph['others'])} connected"], dashed=True))
+    return boxes
+
+
+def _row(boxes: list[_Box], what: str) -> list[_Box]:
+    if len(boxes) <= _MOST_DRAWN:
+        return boxes
+    return [*boxes[: _MOST_DRAWN - 1], _Box([f"{len(boxes) - _MOST_DRAWN + 1} more", what], "#f4f6f7", True)]
+
+
+def _drawn_of(nodes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the nodes that have a box each; the last one stands for the others, with the sums of their rates."""
+    if len(nodes) <= _MOST_DRAWN:
+        return nodes
+    first, rest = nodes[: _MOST_DRAWN - 1], nodes[_MOST_DRAWN - 1 :]
+    rates = {name: sum(node[name] or 0.0 for node in rest) for name in rest[0] if name.endswith("_per_s")}
+    return [*first, rest[0] | rates]
+
+
+def _places(count: int, width: float) -> list[float]:
+    """Return the left edges of a row of boxes in the middle of the picture."""
+    left = (width - count * _BOX - max(0, count - 1) * _GAP) / 2
+    return [left + i * (_BOX + _GAP) for i in range(count)]
+
+
+def _boxes(boxes: Sequence[_Box], y: float, width: float) -> list[str]:
+    return [_drawn(box, x, y) for box, x in zip(boxes, _places(len(boxes), width), strict=True)]
+
+
+def _drawn(box: _Box, x: float, y: float) -> str:
+    dash = ' stroke-dasharray="5 4"' if box.dashed else ""
+    lines = "".join(
+        f'<text x="{x + _BOX / 2:.1f}" y="{y + 18 + 16 * i:.1f}" text-anchor="middle" '
+        f'font-weight="{"normal" if i else "bold"}">{_text(line)}</text>'
+        for i, line in enumerate(box.lines)
+    )
+    return (
+        f'<rect x="{x:.1f}" y="{y}" width="{_BOX}" height="{_HEIGHT}" rx="6" fill="{box.fill}" stroke="{_SOFT}"{dash}/>'
+        f"{lines}"
+    )
+
+
+def _frame(graph: dict[str, Any], width: float) -> str:
+    """The title, and the server's box."""
+    server = graph["server"]
+    title = f"{graph['job']}: {graph['mode']}, version {graph['version']}"
+    about = f"{server['url']}, {_size(server['memory'])} in use"
+    if graph["transport"] == "shm":
+        about += "; the arrays are in shared memory"
+    return (
+        f'<text x="{_MARGIN}" y="34" font-size="16" font-weight="bold">{_text(title)}</text>'
+        f'<rect x="{_MARGIN}" y="{_SERVER}" width="{width - 2 * _MARGIN}" height="110" rx="10" fill="#fbfcfc" '
+        f'stroke="{_INK}" stroke-width="1.5"/><text x="{_MARGIN + 14}" y="{_SERVER + 96}">'
+        f'<tspan font-weight="bold">Redis</tspan> <tspan fill="{_SOFT}">{_text(about)}</tspan></text>'
+    )
+
+
+def _shard_arrows(graph: dict[str, Any], shard: dict[str, Any], x: float, places: list[float]) -> Iterable[str]:
+    """Yield the arrows between a shard and its holder: contributions go up, new weights come down."""
+    names = [a["name"] for a in graph["aggregators"]]
+    if shard["holder"] not in names:
+        return
+    place = min(names.index(shard["holder"]), len(places) - 1)
+    held = graph["aggregators"][names.index(shard["holder"])]["shards"]
+    above = places[place] + _BOX * (held.index(shard["shard"]) + 1) / (len(held) + 1)
+    below, foot, head = x + _BOX / 2, _SERVER + 14, _TOP + _HEIGHT
+    yield _arrow(below - 7, foot, above - 5, head, "push")
+    yield _arrow(above + 5, head, below + 7, foot, "fetch")
+    near = below + 0.25 * (above - below)
+    yield _label(near - 12, _SERVER - 8, _rate(shard["received_per_s"]), _PUSH, "end")
+    yield _label(near + 12, _SERVER - 8, _rate(shard["stored_per_s"]), _FETCH, "start")
+
+
+def _worker_arrows(worker: dict[str, Any], x: float) -> Iterable[str]:
+    """Yield a worker's arrows: gradients go up to the server, weights come down."""
+    middle, low = x + _BOX / 2, _SERVER + 110
+    yield _arrow(middle - 7, _BOTTOM, middle - 7, low, "push")
+    yield _arrow(middle + 7, low, middle + 7, _BOTTOM, "fetch")
+    yield _label(middle - 12, low + 28, _rate(worker["pushed_per_s"]), _PUSH, "end")
+    yield _label(middle + 12, low + 44, _rate(worker["pulled_per_s"]), _FETCH, "start")
+
+
+def _arrow(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
+    colour = _PUSH if kind == "push" else _FETCH
+    return (
+        f'<path d="M{x1:.1f} {y1:.1f}L{x2:.1f} {y2:.1f}" stroke="{colour}" stroke-width="1.6" '
+        f'marker-end="url(#{kind})"/>'
+    )
+
+
+def _label(x: float, y: float, text: str, colour: str, anchor: str) -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" font-size="11" fill="{colour}" text-anchor="{anchor}">{text}</text>'
+
+
+def _legend(y: float) -> str:
+    words = "gradients, in bytes a second", "weights, in bytes a second", "dashed: stands by"
+    x, out = float(_MARGIN), ""
+    for word, colour in zip(words, (_PUSH, _FETCH, _SOFT), strict=True):
+        out += f'<rect x="{x}" y="{y - 9}" width="10" height="10" fill="{colour}"/>'
+        out += f'<text x="{x + 15}" y="{y}" fill="{_SOFT}">{word}</text>'
+        x += 195
+    return out
+
+
+def _head(name: str, colour: str) -> str:
+    return (
+        f'<marker id="{name}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" '
+        f'orient="auto-start-reverse"><path d="M0 0L8 4L0 8z" fill="{colour}"/></marker>'
+    )
+
+
+def _rate(bytes_per_s: float) -> str:
+    return f"{_size(bytes_per_s)}/s"
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 999.5 or unit == "GB":
+            break
+        count /= 1000
+    return f"{count:.3g} {unit}"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 20 else f"{text[:19]}…"
+
+
+def _text(text: str) -> str:
+    """Return text for SVG. Names may come from anybody."""
+    return escape(printable(text))

@@ -1,0 +1,218 @@
+"""Rows of figures, one a version, from a job's commit log and the traces of its workers. Nothing is written to Redis.
+
+A row is ready when nothing more of its version will come. The trace of an iteration comes with a later push of its
+worker, or when the worker leaves, and it has the loss; so a row waits until the trace of each of its contributions has
+come, or the worker is out of the vector clock. The norm of the gradient comes with the traces of the shards, a moment
+after the commit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+from kvps.errors import CorruptData
+from kvps.history.commit_log import LogFile
+from kvps.job import Job
+from kvps.parsing import number, whole
+from kvps.protocol.job_state import Commit, Entry, State
+from kvps.protocol.plan import Contribution, Plan
+from kvps_monitor.spans import Traces
+
+_TRACES = 1_000  # entries of a worker's trace that are read in one request: as many as the server keeps
+_LATEST_MS = 253_370_764_800_000  # the year 9999: a program may give an entry any time, and calendars end there
+
+Values = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Row:
+    """The figures of one version, by name; what is not known is left out. `at_ms` is the server's time of its commit.
+
+    contributions, rejected           how many it has, and how many were taken out of it
+    learning_rate                     of parameters in no group
+    gradient_norm                     of the reduced gradient, before it is clipped
+    staleness/mean, staleness/max     in versions, over its contributions
+    loss                              the mean over its contributions whose loss is known
+    staleness/<worker>, loss/<worker> of one worker; of several contributions the largest, and the mean
+    test/<name>                       what the task says of the weights of this version
+    """
+
+    version: int
+    at_ms: int
+    values: Mapping[str, float]
+
+
+class _Waiting:
+    """A version whose row is not ready."""
+
+    def __init__(self, id: str, commit: Commit) -> None:
+        self.at_ms = whole(id.partition("-")[0], f"the time of entry {id}", 0, _LATEST_MS)
+        self.version, self.plan = commit.version, commit.plan
+
+
+class RowReader:
+    """The rows of a job after version `after`. `read` returns those that have become ready since the last call.
+
+    While `holds_newest` is true, the row of the newest version waits for its test. `checkpoints` is the
+    directory into which an aggregator moves the older part of the log, if it is known.
+    """
+
+    def __init__(self, job: Job, after: int, holds_newest: bool = False, checkpoints: Path | None = None) -> None:
+        self.missing: list[tuple[int, int]] = []  # the first and the last version of each part of the log that is gone
+        self._job = job
+        self._read_up_to = after
+        self.holds_newest = holds_newest
+        self._checkpoints = checkpoints
+        self._seen = "0-0"
+        self._traced: dict[str, str] = {}  # worker -> the last id of its trace that was read
+        self._losses: dict[str, dict[int, float]] = {}  # worker -> round -> loss
+        self._traced_rounds: dict[str, int] = {}  # worker -> the last round of its trace that was read
+        self._waiting: deque[_Waiting] = deque()
+        self._shards = Traces(job)
+        self._square_sums: dict[int, list[float]] = {}  # version -> of each shard
+        self._newest_made = [0] * job.layout.shards  # the newest version in the trace of each shard
+
+    def read(self) -> list[Row]:
+        """Return the next rows, in the order of their versions.
+
+        Raises JobNotFound, CorruptData and ServerLost.
+        """
+        state = self._job.state()  # read first: the trace of a round that it knows of is then there
+        self._read_log()
+        self._read_traces()
+        self._read_shards()
+        out = []
+        while self._waiting and self._is_ready(self._waiting[0], state):
+            out.append(self._row(self._waiting.popleft()))
+        return out
+
+    # -- the log ---------------------------------------------------------------------------------------------------
+
+    def _read_log(self) -> None:
+        while page := self._job.page(self._seen):
+            for id, fields in page:
+                self._seen = id
+                if fields.get("kind") == "commit":
+                    self._add(id, Commit.of(fields))
+
+    def _add(self, id: str, commit: Commit) -> None:
+        """Note a commit. One that a server has lost and that was made again is not noted a second time."""
+        if commit.version <= self._read_up_to:
+            return
+        if commit.version > self._read_up_to + 1:
+            self._read_up_to = max(self._read_up_to, self._job.state().begin.version)  # the rest is of another job
+            for entry, moved in self._moved(self._read_up_to + 1, commit.version - 1):
+                self._waiting.append(_Waiting(entry, moved))
+                self._read_up_to = moved.version
+        if commit.version > self._read_up_to + 1:
+            self.missing.append((self._read_up_to + 1, commit.version - 1))
+        self._waiting.append(_Waiting(id, commit))
+        self._read_up_to = commit.version
+
+    def _moved(self, first: int, last: int) -> Iterator[tuple[str, Commit]]:
+        """Yield those commits from the file into which the log was moved, as far as it has them."""
+        if not self._checkpoints:
+            return
+        file = LogFile(self._checkpoints, self._job.name, self._job.id)
+        if not file.path.exists():
+            return
+        expected = first
+        for id, fields in file.entries():
+            if fields.get("kind") == "commit" and (commit := Commit.of(fields)).version == expected <= last:
+                yield id, commit
+                expected += 1
+
+    # -- traces ----------------------------------------------------------------------------------------------------
+
+    def _read_traces(self) -> None:
+        """Note the losses of the rounds that wait."""
+        wanted = {c.worker for each in self._waiting for c in each.plan.contributions}
+        while wanted:
+            workers = sorted(wanted)
+            asked = [
+                ("XRANGE", self._job.keys.trace(w), f"({self._traced.get(w, '0-0')}", "+", "COUNT", _TRACES)
+                for w in workers
+            ]
+            for worker, page in zip(workers, self._job.client.together(asked), strict=True):
+                self._note(worker, [(id, fields) for id, fields in page])
+                if len(page) < _TRACES:
+                    wanted.discard(worker)
+
+    def _note(self, worker: str, page: list[Entry]) -> None:
+        where, losses = f"the trace of worker {worker!r}", self._losses.setdefault(worker, {})
+        for id, fields in page:
+            self._traced[worker] = id
+            if "round" not in fields:
+                raise CorruptData(f"{where} has an entry without a round: another program wrote it")
+            self._traced_rounds[worker] = whole(fields["round"], where)
+            if "loss" in fields:
+                # Of a contribution that came late and was dropped, the same round is tried again: the last one counts.
+                losses[whole(fields["round"], where)] = number(fields["loss"], where, finite=False)
+
+    def _read_shards(self) -> None:
+        """Note the sums of squares of the versions that wait."""
+        for shard, made in self._shards.read([])[1].items():
+            for each in made:
+                self._square_sums.setdefault(each.version, []).append(each.square_sum)
+                self._newest_made[shard] = each.version
+
+    # -- rows ------------------------------------------------------------------------------------------------------
+
+    def _is_ready(self, waiting: _Waiting, state: State) -> bool:
+        if self.holds_newest and waiting.version >= self._read_up_to:
+            return False
+        norm_may_come = self._job.config.records_spans and not state.finished(self._job.config)
+        if norm_may_come and waiting.version > min(self._newest_made):
+            return False
+        return not any(self._may_come(c, state) for c in waiting.plan.contributions)
+
+    def _may_come(self, c: Contribution, state: State) -> bool:
+        """Return whether the trace of a contribution's round may still come."""
+        m = state.members.get(c.worker)
+        if m is None or not m.active or m.incarnation != c.incarnation or state.finished(self._job.config):
+            return False
+        if self._job.config.records_spans:
+            return self._traced_rounds.get(c.worker, 0) < c.round
+        return m.round + m.pending <= c.round  # its loss, if it said one, goes with the next push
+
+    def _row(self, waiting: _Waiting) -> Row:
+        plan, config = waiting.plan, self._job.config
+        values: Values = {
+            "contributions": float(len(plan.contributions)),
+            "rejected": float(len(plan.rejected)),
+            "learning_rate": config.optimizer.lr_at(plan.progress / config.workers),
+        }
+        values |= self._norm_of(waiting.version) | _staleness_of(plan) | self._loss_of(plan)
+        return Row(waiting.version, waiting.at_ms, values)
+
+    def _norm_of(self, version: int) -> Values:
+        """Return the norm of a version's gradient, if all shards have said theirs; forget older ones."""
+        sums = self._square_sums.get(version, [])
+        self._square_sums = {later: each for later, each in self._square_sums.items() if later > version}
+        return {"gradient_norm": math.sqrt(sum(sums))} if len(sums) == self._job.layout.shards else {}
+
+    def _loss_of(self, plan: Plan) -> Values:
+        found: dict[str, list[float]] = {}
+        for c in plan.contributions:
+            losses = self._losses[c.worker]
+            if c.round in losses:
+                found.setdefault(c.worker, []).append(losses[c.round])
+            self._losses[c.worker] = {round_: loss for round_, loss in losses.items() if round_ > c.round}
+        each = [loss for losses in found.values() for loss in losses]
+        of_all = {"loss": fmean(each)} if each else {}
+        return of_all | {f"loss/{worker}": fmean(losses) for worker, losses in sorted(found.items())}
+
+
+def _staleness_of(plan: Plan) -> Values:
+    """Return how many versions came between those that contributions were computed on and the one before this."""
+    found: dict[str, list[float]] = {}
+    for c in plan.contributions:
+        found.setdefault(c.worker, []).append(float(max(0, plan.version - 1 - c.base)))
+    each = [value for values in found.values() for value in values]
+    of_all = {"staleness/mean": fmean(each), "staleness/max": max(each)} if each else {}
+    return of_all | {f"staleness/{worker}": max(values) for worker, values in sorted(found.items())}

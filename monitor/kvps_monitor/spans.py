@@ -1,0 +1,203 @@
+"""Reads what workers and aggregators have recorded: how long each phase of their work took, by the server's clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from kvps.job import Job
+from kvps.parsing import Fields, number, whole
+from kvps.protocol.job_state import Entry
+
+WORKER_PHASES = ("other", "wait", "fetch", "compute", "push")
+"""The phases of a worker's iteration, in their order; see `kvps.session.iteration`."""
+SHARD_PHASES = ("fetch", "reduce", "step", "store", "commit")
+"""The phases of a shard's version, in their order; see `kvps_aggregator.shard.spans`."""
+_LONGEST_MS = 1e10
+_LATEST_US = 253_370_764_800_000_000  # the year 9999
+
+Phases = Mapping[str, float]
+
+
+class Iteration(NamedTuple):
+    """One iteration of a worker, which its push ended. Times are of the server's clock, in microseconds since 1970.
+
+    entry    the id of its entry in the stream
+    at_us    when it began; None if the job records no spans
+    phases   phase -> milliseconds; all zero without spans
+    version  the version of the weights that it pulled
+    clock    the clock as which its contribution was acknowledged; 0 without spans
+    pulled, pushed  bytes, as they are encoded
+    unit     the unit of data that it used, if the job hands out units
+    loss     None if the worker said none; it may be NaN
+    """
+
+    worker: str
+    entry: str
+    round: int
+    version: int
+    clock: int
+    at_us: int | None
+    phases: Phases
+    pulled: int
+    pushed: int
+    unit: int | None
+    loss: float | None
+
+    @classmethod
+    def of(cls, worker: str, entry: Entry) -> Iteration:
+        """Parse an entry of the worker's trace. Raises CorruptData."""
+        id, fields = entry
+        where = f"the trace of worker {worker!r}"
+        f = Fields(fields, where)
+        loss = fields.get("loss")
+        return cls(
+            worker=worker,
+            entry=id,
+            round=f.whole("round"),
+            version=f.whole("version"),
+            clock=f.whole("clock", default=0),
+            at_us=f.whole("at", high=_LATEST_US) if "at" in fields else None,
+            phases=_phases(f, WORKER_PHASES, where),
+            pulled=f.whole("pulled", default=0),
+            pushed=f.whole("pushed", default=0),
+            unit=f.whole("unit") if "unit" in fields else None,
+            loss=None if loss is None else number(loss, f"{where}: loss", finite=False),
+        )
+
+    @property
+    def milliseconds(self) -> float:
+        """How long it took, with what the user's code did before its pull."""
+        return sum(self.phases.values())
+
+
+class ShardVersion(NamedTuple):
+    """A shard's part of one version, made by the shard's holder. Times as for `Iteration`.
+
+    received, stored  bytes of contributions that it read, and of what it sent to Redis
+    square_sum        the sum of squares of the shard's part of the reduced gradient; 0 if it was not measured
+    """
+
+    shard: int
+    entry: str
+    version: int
+    contributions: int
+    at_us: int
+    phases: Phases
+    received: int
+    stored: int
+    square_sum: float
+
+    @classmethod
+    def of(cls, shard: int, entry: Entry) -> ShardVersion:
+        """Parse an entry of the shard's trace. Raises CorruptData."""
+        id, fields = entry
+        where = f"the trace of shard {shard}"
+        f = Fields(fields, where)
+        return cls(
+            shard=shard,
+            entry=id,
+            version=f.whole("version"),
+            contributions=f.whole("contributions"),
+            at_us=f.whole("at", high=_LATEST_US),
+            phases=_phases(f, SHARD_PHASES, where),
+            received=f.whole("received"),
+            stored=f.whole("stored"),
+            square_sum=f.number("square_sum"),
+        )
+
+
+class Span(NamedTuple):
+    """One phase on a lane, from `start_us` to `end_us` of the server's clock. `version` is what a worker pulled, or
+    what a shard made; `round` is 0 for a shard. `bytes` is what the phase moved."""
+
+    lane: str
+    phase: str
+    start_us: float
+    end_us: float
+    version: int
+    round: int
+    bytes: int
+    clock: int = 0
+    unit: int | None = None
+
+
+def _phases(f: Fields, names: Iterable[str], where: str) -> dict[str, float]:
+    found = {name: f.number(f"{name}_ms", default=0.0) for name in names}
+    for name, milliseconds in found.items():
+        if not 0 <= milliseconds <= _LONGEST_MS:
+            whole(milliseconds, f"{where}: {name}_ms", 0, int(_LONGEST_MS))  # raises with the value
+    return found
+
+
+def worker_spans(iterations: Iterable[Iteration]) -> Iterator[Span]:
+    """Yield the spans of one worker's iterations, oldest first; they never overlap. An iteration without times has
+    none."""
+    last = 0.0
+    for i in iterations:
+        moved = {"fetch": i.pulled, "push": i.pushed}
+        for phase, start, end in _tiles(i.at_us, i.phases, last):
+            yield Span(i.worker, phase, start, end, i.version, i.round, moved.get(phase, 0), i.clock, i.unit)
+            last = end
+
+
+def shard_spans(versions: Iterable[ShardVersion]) -> Iterator[Span]:
+    """Yield the spans of one shard's versions, oldest first; they never overlap."""
+    last = 0.0
+    for v in versions:
+        moved = {"fetch": v.received, "store": v.stored}
+        for phase, start, end in _tiles(v.at_us, v.phases, last):
+            yield Span(f"shard {v.shard}", phase, start, end, v.version, 0, moved.get(phase, 0))
+            last = end
+
+
+def _tiles(at_us: int | None, phases: Phases, after: float) -> Iterator[tuple[str, float, float]]:
+    """Yield phase, start and end of each phase that took time, one behind the other. The estimate of the server's clock
+    gets better from time to time, and the lane then moves a little: what would lie before `after` is cut off."""
+    if at_us is None:
+        return
+    start = float(at_us)
+    for phase, milliseconds in phases.items():
+        end = start + 1000 * milliseconds
+        if end > max(start, after):
+            yield phase, max(start, after), end
+        start = end
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------
+
+
+class Traces:
+    """The traces of a job. Each call of `read` reads what is new since the one before."""
+
+    def __init__(self, job: Job, first: int = 0) -> None:
+        """The first reading has the newest `first` entries of each trace, or all that there are for 0."""
+        self._job = job
+        self._first = first
+        self._seen: dict[str, str] = {}  # key -> the id of the last entry that was read
+
+    def read(self, workers: Iterable[str]) -> tuple[dict[str, list[Iteration]], dict[int, list[ShardVersion]]]:
+        """Return the new iterations of each worker and the new versions of each shard, oldest first. Raises
+        CorruptData."""
+        keys, names, shards = self._job.keys, list(workers), range(self._job.layout.shards)
+        wanted = [*(keys.trace(name) for name in names), *(keys.shard_trace(shard) for shard in shards)]
+        found = [self._in_order(key, page) for key, page in zip(wanted, self._pages(wanted), strict=True)]
+        iterations = {name: [Iteration.of(name, e) for e in page] for name, page in zip(names, found, strict=False)}
+        rest = found[len(names) :]
+        return iterations, {n: [ShardVersion.of(n, e) for e in page] for n, page in zip(shards, rest, strict=True)}
+
+    def _pages(self, keys: list[str]) -> list[list[Entry]]:
+        return self._job.client.together([self._command(key) for key in keys])
+
+    def _command(self, key: str) -> tuple[object, ...]:
+        if key in self._seen:
+            return ("XRANGE", key, f"({self._seen[key]}", "+")
+        newest = ("XREVRANGE", key, "+", "-")
+        return (*newest, "COUNT", self._first) if self._first else newest
+
+    def _in_order(self, key: str, page: list[Entry]) -> list[Entry]:
+        """Return a page oldest first, and note its last entry."""
+        entries = [(id, fields) for id, fields in (page if key in self._seen else reversed(page))]
+        if entries:
+            self._seen[key] = entries[-1][0]
+        return entries

@@ -1,0 +1,231 @@
+"""The lines and cells of `kvps top`, as pure functions from views of a job; they fit the width that they are given.
+
+Names and holders come from Redis, where anybody with the password may have written them: `printable` text alone leaves
+this module, as Rich's Text, in which brackets are no markup.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from rich.text import Text
+
+from kvps.errors import printable
+from kvps_monitor.top import figures
+from kvps_monitor.views import JobView, ShardView, WorkerView
+
+WORKING = ("computing", "fetching", "pushing", "waiting")
+_STYLES = {"computing": "green", "fetching": "cyan", "pushing": "cyan", "waiting": "yellow", "silent": "bold red"}
+_GONE = ("finished", "left", "evicted")
+_LEGEND = {"compute": ("█", "green"), "other": ("▓", "blue"), "move": ("▒", "cyan"), "wait": ("░", "yellow")}
+_PARTS = {"compute": ("compute",), "other": ("other",), "move": ("fetch", "push"), "wait": ("wait",)}
+_STEP = (
+    1.1  # round times that differ by less than this factor are alike, so that rows do not change places all the time
+)
+_SHOWN_S = 1.0  # a state that has lasted for less is shown without its time: it would change at each look
+
+
+class Column(NamedTuple):
+    """A column of workers: its title, its width in characters, whether it is aligned to the right, and what it shows.
+    `cell` gets the slowest round in milliseconds, and the width."""
+
+    title: str
+    width: int
+    right: bool
+    cell: Callable[[WorkerView, float, int], Text]
+
+    @property
+    def head(self) -> Text:
+        """The title in the column's width."""
+        return _fitted(Text(self.title), self.width, self.right)
+
+    def shown(self, w: WorkerView, slowest: float) -> Text:
+        """Return what it shows of a worker, in the column's width."""
+        return _fitted(self.cell(w, slowest, self.width), self.width, self.right)
+
+
+# -- workers ----------------------------------------------------------------------------------------------------------
+
+
+def slowest_ms(workers: Iterable[WorkerView]) -> float:
+    """Return the round time of the slowest worker that is at work, in milliseconds; 0 if none is known."""
+    return max((w.round_ms or 0.0 for w in workers if w.state not in _GONE), default=0.0)
+
+
+def ordered(workers: Sequence[WorkerView], slowest_first: bool) -> list[WorkerView]:
+    """Return workers by rank. With `slowest_first`: silent ones, then by the time of a round without the waiting, and
+    at the end those that have gone."""
+    return sorted(workers, key=_slowness if slowest_first else lambda w: w.rank)
+
+
+def _slowness(w: WorkerView) -> tuple[int, int, int]:
+    group = 0 if w.state == "silent" else 1 if w.state in WORKING else 2 if w.state not in _GONE else 3
+    own_ms = (w.round_ms or 0.0) * (1 - w.shares.get("wait", 0.0))
+    return group, -round(math.log(max(own_ms, 0.01), _STEP)), w.rank
+
+
+def bar(w: WorkerView, slowest: float, width: int) -> Text:
+    """Return the time of a worker's round, divided into phases; `width` is the time of the slowest worker's."""
+    ms = w.round_ms or 0.0
+    parts = [(name, ms * sum(w.shares.get(phase, 0.0) for phase in phases)) for name, phases in _PARTS.items()]
+    out = Text()
+    for name, length in figures.stacked(parts, slowest, width):
+        glyph, style = _LEGEND[name]
+        out.append(glyph * length, style)
+    return out
+
+
+def legend() -> Text:
+    """Return what the parts of a bar are."""
+    out = Text()
+    for name, (glyph, style) in _LEGEND.items():
+        out.append(glyph, style).append(f" {name}  ")
+    return out
+
+
+def doing(w: WorkerView) -> Text:
+    """Return what a worker does, or whom it waits for, and for how long."""
+    words = f"waits for {', '.join(w.waits_for).removeprefix('the ')}" if w.waits_for else w.state
+    if w.state == "silent":
+        words = f"silent for {figures.duration(w.state_s)}"
+    elif w.state_s is not None and w.state_s >= _SHOWN_S:
+        words += f" {figures.duration(w.state_s)}"
+    return _text(words, _STYLES.get(w.state, "dim"))
+
+
+def _text(words: object, style: str = "") -> Text:
+    return Text(printable(str(words)).replace("\n", "\\n"), style, no_wrap=True)
+
+
+def _number(value: int | None) -> Text:
+    return _text(figures.UNKNOWN if value is None else value)
+
+
+def _curve(w: WorkerView, width: int) -> Text:
+    return _text(figures.curve([value for _, value in w.losses], width), "magenta")
+
+
+_STATE, _BAR, _CURVE = "state", "round time", "loss curve"
+_WORKER = [  # (title, least width, to the right, cell), the most important first
+    ("worker", 6, False, lambda w, slowest, width: _text(w.worker)),
+    (_STATE, 20, False, lambda w, slowest, width: doing(w)),
+    (_BAR, 10, False, bar),
+    ("round", 6, True, lambda w, slowest, width: _text(figures.duration(w.round_ms and w.round_ms / 1000))),
+    ("wait", 4, True, lambda w, slowest, width: _text(figures.share(w.shares.get("wait")))),
+    ("steps/s", 7, True, lambda w, slowest, width: _text(figures.per_second(w.rounds_per_s))),
+    ("ahead", 5, True, lambda w, slowest, width: _number(w.ahead)),
+    ("stale", 5, True, lambda w, slowest, width: _number(w.staleness)),
+    ("loss", 8, True, lambda w, slowest, width: _text(figures.loss(w.loss))),
+    (_CURVE, 10, False, lambda w, slowest, width: _curve(w, width)),
+    ("in/s", 7, True, lambda w, slowest, width: _text(figures.size(w.pulled_per_s))),
+    ("out/s", 7, True, lambda w, slowest, width: _text(figures.size(w.pushed_per_s))),
+    ("behind", 6, True, lambda w, slowest, width: _number(w.behind)),
+]
+_ORDER = (
+    "worker",
+    _STATE,
+    _BAR,
+    "round",
+    "wait",
+    "steps/s",
+    "ahead",
+    "behind",
+    "stale",
+    "in/s",
+    "out/s",
+    "loss",
+    _CURVE,
+)
+_GROWING = {"worker": 24, _STATE: 34, _BAR: 30, _CURVE: 24}  # title: the width up to which it takes room that is left
+
+
+def worker_columns(width: int, workers: Iterable[WorkerView]) -> list[Column]:
+    """Return the columns that fit a terminal of `width` characters, with one character between two."""
+    longest = max((len(w.worker) for w in workers), default=0)
+    widths, left = dict[str, int](), width + 1
+    for title, least, _, _ in _WORKER:
+        if left < least + 1:
+            break
+        widths[title] = least
+        left -= least + 1
+    wanted = _GROWING | {"worker": min(_GROWING["worker"], longest)}
+    for title in ("worker", _STATE, _BAR, _CURVE):
+        if title in widths:
+            more = min(left, max(0, wanted[title] - widths[title]))
+            more = more if title == "worker" else min(more, -(-left // 2))
+            widths[title] += more
+            left -= more
+    cells = {title: (right, cell) for title, _, right, cell in _WORKER}
+    return [Column(title, widths[title], *cells[title]) for title in _ORDER if title in widths]
+
+
+# -- shards -----------------------------------------------------------------------------------------------------------
+
+_SHARD = (("shard", 5), ("holder", 16), ("term", 4), ("commits/s", 9))
+_SHARD_PHASES = ("fetch", "reduce", "step", "store", "commit")
+_LONGEST_HOLDER = 40
+
+
+def shard_table(shards: Sequence[ShardView], width: int) -> tuple[list[Text], list[list[Text]]]:
+    """Return the titles and the rows of shards: who holds each, and how long each phase of a version takes."""
+    titles = [*(title for title, _ in _SHARD), *_SHARD_PHASES, "in/s", "out/s"]
+    widths = [*(least for _, least in _SHARD), *(6 for _ in _SHARD_PHASES), 8, 8]
+    while sum(widths) + len(widths) - 1 > width and len(widths) > 2:
+        titles, widths = titles[:-1], widths[:-1]
+    holders = [_holder(s.holder) for s in shards]
+    left = max(0, width - sum(widths) - len(widths) + 1)
+    widths[1] += min(left, max([0, *(min(_LONGEST_HOLDER, len(h)) - widths[1] for h in holders)]))
+    rows = [_shard(s, holder) for s, holder in zip(shards, holders, strict=True)]
+    right = [title != "holder" for title in titles]
+    table = [[_text(title) for title in titles], *rows]
+    fitted = [[_fitted(*each) for each in zip(row, widths, right, strict=False)] for row in table]
+    return fitted[0], fitted[1:]
+
+
+def _shard(s: ShardView, holder: str) -> list[Text]:
+    phases = [_text(figures.duration(s.phases[p] / 1000 if p in s.phases else None)) for p in _SHARD_PHASES]
+    moved = [_text(figures.size(s.received_per_s)), _text(figures.size(s.stored_per_s))]
+    return [_text(s.shard), _text(holder), _text(s.term), _text(figures.per_second(s.commits_per_s)), *phases, *moved]
+
+
+def _holder(holder: str) -> str:
+    """Return the host and the process of a holder, without what only makes its name unique."""
+    return ":".join(holder.split(":")[:2]) or "nobody"
+
+
+def _fitted(text: Text, width: int, right: bool) -> Text:
+    """Return a text cut or filled up to a width."""
+    text = text.copy()
+    text.truncate(width, overflow="ellipsis")
+    text.align("right" if right else "left", width)
+    return text
+
+
+# -- the job ----------------------------------------------------------------------------------------------------------
+
+
+def header(view: JobView, width: int) -> list[Text]:
+    """Return the lines above the tables."""
+    first = Text.assemble((printable(view.job), "bold"), "  ", (view.state, _job_style(view.state)))
+    first.append(f"  {view.mode}  {printable(view.task) or 'made in Python'}  {printable(view.optimizer)}")
+    at_work = sum(w.state in WORKING for w in view.workers)
+    rate = figures.per_second(view.commits_per_s)
+    second = [f"version {view.version:,}", f"{rate} commits/s", f"backlog {view.backlog:,}"]
+    second.append(f"workers {at_work:,} of {view.expected_workers:,}")
+    memory = f"Redis {figures.size(view.memory)}"
+    memory += f" of {figures.size(view.memory_limit)}" if view.memory_limit else ""
+    third = [memory, f"model {figures.size(view.model_bytes)}", f"loss {figures.loss(view.loss)}"]
+    if view.units:
+        third.insert(0, f"units {view.units_done:,} of {view.units:,} ({view.units_done / view.units:.0%})")
+        left = view.units_done < view.units
+        third.insert(1, f"{figures.duration(view.eta_s)} left" if left else "all done")
+    lines = [first, _text("  ".join(second)), _text("  ".join(third))]
+    for line in lines:
+        line.truncate(width, overflow="ellipsis")
+    return lines
+
+
+def _job_style(state: str) -> str:
+    return {"runs": "green", "finished": "dim"}.get(state, "yellow")

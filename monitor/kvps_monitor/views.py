@@ -1,0 +1,115 @@
+"""What a look at a job returns: plain values, which screens draw and programs read as JSON."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from kvps.history.events import Event
+
+
+@dataclass(frozen=True)
+class WorkerView:
+    """One worker at one instant.
+
+    state          computing, fetching, pushing, waiting, silent, rejoining, awaited (it has not joined since the job
+                   was restored), finished, left or evicted
+    state_s        for how many seconds, as far as that is known
+    waits_for      whom it waits for: workers, slowest first and at most four, or the aggregator
+    pushed         the last round that it has pushed
+    committed      the last round of it that is committed
+    clock          its contributions that count
+    ahead          rounds that it is ahead of the slowest worker: the staleness bound limits this
+    behind         rounds that it is behind the fastest worker
+    staleness      how many versions came between the one that its last committed contribution was computed on and that
+                   contribution's own; None before the first
+    silent_s       seconds since its last sign of life; None if it is not in the job
+    round_ms       median milliseconds of its last iterations; None without spans
+    rounds_per_s   iterations a second; None before the second, and without spans
+    shares         phase -> share of its time, 0 to 1; see `kvps_monitor.spans`
+    pulled_per_s, pushed_per_s  bytes a second
+    loss, losses   the newest, and (round, loss) of the last iterations; not finite ones are None
+    """
+
+    worker: str
+    rank: int
+    state: str
+    state_s: float | None
+    waits_for: list[str]
+    pushed: int
+    committed: int
+    clock: int
+    ahead: int
+    behind: int
+    staleness: int | None
+    silent_s: float | None
+    round_ms: float | None
+    rounds_per_s: float | None
+    shares: dict[str, float]
+    pulled_per_s: float
+    pushed_per_s: float
+    loss: float | None
+    losses: list[tuple[int, float | None]]
+    host: str
+    pid: int
+    device: str
+
+
+@dataclass(frozen=True)
+class ShardView:
+    """One shard at one instant. `term` counts its holders, `phases` has the mean milliseconds of each phase."""
+
+    shard: int
+    holder: str
+    term: int
+    commits_per_s: float | None
+    phases: dict[str, float]
+    received_per_s: float
+    stored_per_s: float
+
+
+@dataclass(frozen=True)
+class JobView:
+    """A job at one instant. `at_ms` is the server's time, milliseconds since 1970.
+
+    state          finished, waits for workers, waits for an aggregator, or runs
+    backlog        accepted contributions that wait for their commit
+    gradient_norms (version, norm of the reduced gradient) of the last versions
+    units          units of data, 0 if the job hands out none; `units_done` are committed
+    eta_s          seconds until the last unit is committed at the present rate; None if that is not known
+    standbys       aggregators that hold no shard, and take over one whose holder is gone
+    memory, memory_limit  bytes that the server uses, and may use; 0 is no limit
+    events         the newest events of its log, oldest first
+    """
+
+    job: str
+    at_ms: int
+    task: str
+    mode: str
+    staleness: int
+    transport: str
+    optimizer: str
+    state: str
+    version: int
+    head: str
+    backlog: int
+    commits_per_s: float | None
+    contributions: int
+    loss: float | None
+    gradient_norms: list[tuple[int, float]]
+    units: int
+    units_done: int
+    eta_s: float | None
+    memory: int
+    memory_limit: int
+    model_bytes: int
+    expected_workers: int
+    workers: list[WorkerView]
+    shards: list[ShardView]
+    standbys: list[str]
+    events: list[Event] = field(repr=False)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return all of it as JSON; an event is an object with `at_ms`, `event` and the facts of its kind."""
+        events = [{"at_ms": e.at_ms, "event": e.kind, **e.facts} for e in self.events]
+        return asdict(self) | {"events": events}
