@@ -25,6 +25,8 @@ from kvps_bench import (
     result,
     round,
     scale,
+    screen_systems,
+    spans,
     straggler,
     transport,
     wake,
@@ -199,6 +201,26 @@ def readers_(
 
     def run(where: Place, names: list[str], turns: int) -> result.Result:
         return readers.measure(where, names, setting, number, turns, quick, say, replicas)
+
+    _measure(run, redis, transports, turns, quick, as_json, ("tcp", "unix", "shm"))
+
+
+@app.command("spans")
+def spans_(
+    mb: Annotated[str, typer.Option(metavar="MB,...", help="Sizes of the model.")] = "0.04,4",
+    workers: Workers = "2",
+    transports: Transports = None,
+    turns: Turns = None,
+    quick: Quick = False,
+    as_json: AsJson = False,
+    redis: Redis = None,
+) -> None:
+    """Measure a BSP round while workers and aggregators record spans, over one in which they do not."""
+    sizes, counts = _numbers("--mb", mb), _counts("--workers", workers)
+    settings = [round.Setting(_bytes_of(size), count) for size in sizes for count in counts]
+
+    def run(where: Place, names: list[str], turns: int) -> result.Result:
+        return spans.measure(where, names, settings, turns, quick, say)
 
     _measure(run, redis, transports, turns, quick, as_json, ("tcp", "unix", "shm"))
 
@@ -414,6 +436,39 @@ def goodput_(
     _measure(run, None, "unix", 1 if turns is None else turns, quick, as_json)
 
 
+@app.command("screens")
+def screens_(
+    systems: Annotated[
+        str | None, typer.Option("--systems", metavar="NAME,...", help="Which to measure.  (default: all of them)")
+    ] = None,
+    peers: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="DIR holds the environments ray, rq, tensorboard, optuna and torchft."),
+    ] = None,
+    pictures: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Take pictures of the pages, wide and as wide as a phone.")
+    ] = None,
+    turns: Annotated[
+        int | None, typer.Option("--turns", metavar="N", help=f"Turns that each case has.  (default: {_FEW_TURNS})")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure how soon a live run can be seen, in other systems' pages and in kvps. Needs Chromium and playwright."""
+    try:
+        from kvps_bench import screens
+    except ImportError:
+        raise InvalidSetting("screens drives Chromium by playwright: pip install playwright") from None
+    all_names = tuple(system.name for system in screen_systems.SYSTEMS)
+    names = _names("--systems", systems, all_names) if systems else all_names
+    number = _positive("--turns", _FEW_TURNS if turns is None else turns)
+    wanted = [system for system in screen_systems.SYSTEMS if system.name in names]
+    found = screens.measure(peer.checked(peers), wanted, number, pictures and pictures.absolute(), say)
+    if as_json:
+        print(json.dumps(found))
+    else:
+        _print_table("", *screens.table(found))
+
+
 def _size(text: str) -> dict[str, int]:
     """Return the keywords of `small_gpt.Size` that "4,192,32,1" stands for."""
     numbers = _counts("--size", text)
@@ -448,15 +503,21 @@ def _measure(
 
 def _show(found: dict[str, Any]) -> None:
     console = Console(markup=False, emoji=False, highlight=False)
-    for title, header, cells in [*result.rows_tables(found), result.bars_table(found)]:
-        console.print(title)
-        table = Table(*header, box=None, pad_edge=False)
-        for row in cells:
-            table.add_row(*row)
-        console.print(table)
+    for table in [*result.rows_tables(found), result.bars_table(found)]:
+        _print_table(*table)
         console.print()
     for note in found["notes"]:
         console.print(note)
+
+
+def _print_table(title: str, header: list[str], cells: list[list[str]]) -> None:
+    console = Console(markup=False, emoji=False, highlight=False)
+    if title:
+        console.print(title)
+    table = Table(*header, box=None, pad_edge=False)
+    for row in cells:
+        table.add_row(*row)
+    console.print(table)
 
 
 # -- options --------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from kvps.config import AUTO
 from kvps.errors import KvpsError
 from kvps.optimizers import SGD, AdamW
 from kvps_bench.crew import Place
@@ -25,12 +26,14 @@ _BAR = 17
 _GOODPUT, _RATE = 0.88, 0.9
 _STOPPED_WORKERS = 4
 _WORKER_TIMEOUT_MS = 60_000  # longer than a learner is stopped: what is shown is not the eviction
+_MANY_EPOCHS = 10**6  # more than there is time for
 OUTER = SGD(lr=0.7, momentum=0.9, nesterov=True)
 INNER = AdamW(lr=0.003)
 
 
 class Rule(NamedTuple):
-    """When a round is over, and with how many steps: see `Pace.timed`."""
+    """When a round is over. One that is `timed` takes as long as its steps do at full speed, and each learner takes as
+    many steps as it has time for."""
 
     quorum: bool
     late: str = "next"
@@ -71,15 +74,18 @@ class Setting:
     def round_s(self) -> float:
         return self.local_steps * self.step_ms / 1000
 
-    def pace(self, rule: Rule) -> Pace:
-        """Return the pace of learners under this rule."""
-        return Pace(self.step_ms, rule.timed, self.slow, self.kill_every_s)
+    @property
+    def pace(self) -> Pace:
+        """The pace of learners."""
+        return Pace(self.step_ms, self.slow, self.kill_every_s)
 
     def job(self, rule: Rule, workers: int, quorum: int) -> dict[str, Any]:
         """Return the settings of a job of so many workers."""
         settings: dict[str, Any] = {"workers": workers, "transport": "redis", "reduction": "weighted"}
         settings |= {"optimizer": OUTER, "inner_optimizer": INNER, "local_steps": self.local_steps}
         settings |= {"batch_size": 32, "worker_timeout_ms": _WORKER_TIMEOUT_MS}
+        if rule.timed:
+            settings |= {"local_steps": AUTO, "round_ms": round(1000 * self.round_s), "epochs": _MANY_EPOCHS}
         if rule.quorum:
             settings |= {"quorum": quorum, "grace_ms": self.grace_ms, "late": rule.late}
         return settings
@@ -128,7 +134,7 @@ class Turns:
         """Stop one of four learners for a while."""
         setting, rule = self._setting, RULES[name]
         settings = setting.job(rule, _STOPPED_WORKERS, _STOPPED_WORKERS - 1)
-        with fleet(self._place.store, setting.pace(rule), settings) as made:
+        with fleet(self._place.store, setting.pace, settings) as made:
             before = made.train(setting.seconds / 4)
             with made.stopped(0):
                 made.train(setting.round_s)  # the round that it may have pushed before
@@ -141,7 +147,7 @@ class Turns:
     def _run(self, name: str, seconds: float, fire: Fire | None) -> Run:
         setting, rule = self._setting, RULES[name]
         settings = setting.job(rule, setting.workers, setting.quorum)
-        with fleet(self._place.store, setting.pace(rule), settings) as made:
+        with fleet(self._place.store, setting.pace, settings) as made:
             progress = made.progress(made.train(seconds, fire))
             return Run(progress, made.kills, made.aggregator_kills, made.end())
 

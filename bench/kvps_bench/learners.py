@@ -92,7 +92,7 @@ class Learner(Role):
         model = SmallGpt(size)
         self._trainer = Trainer(model, size, rank)
         self._model = model
-        self._inner = Inner(model, inner) if found.config.local_steps > 1 else None
+        self._inner = Inner(model, inner) if found.config.takes_local_steps else None
         own = self._inner.adamw if self._inner else None
         self._worker = kvps.torch.join(found, model, f"w{rank}", inner=own)
 

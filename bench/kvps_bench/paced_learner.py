@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from kvps_workers.task import load_task
 from kvps.device.base import CPU
 from kvps.errors import ContributionLate, WorkerEvicted
 from kvps.job import Job
+from kvps.session.round_timer import RoundTimer
 from kvps.session.session import Session
 from kvps.store import connect
 
@@ -34,14 +36,11 @@ class Pace:
     """How fast learners are.
 
     step_ms       what a local step takes
-    timed         whether a round ends `local_steps` times `step_ms` after its version was made, with the steps that the
-                  learner has had time for, one at least; else it ends after `local_steps` steps
     slow          how many times as long a step of the slow learner takes
     slow_every_s  after how many seconds the next learner is the slow one
     """
 
     step_ms: float
-    timed: bool
     slow: float
     slow_every_s: float
 
@@ -90,6 +89,7 @@ class PacedLearner:
         task = load_task(TASK)
         self._batches = Batches(task, self._config, rank, np)
         self._steps = LocalSteps(task, self._config, job.layout, CPU)
+        self._timer = RoundTimer(self._config) if self._config.timed_rounds else None
 
     def run(self) -> None:
         """Train until the bench says stop. A learner that was evicted joins again."""
@@ -105,9 +105,11 @@ class PacedLearner:
 
     def _round(self, session: Session) -> None:
         params = session.pull()
+        if self._timer:
+            self._timer.begin(session.version_age_s)
         rows: list[int] = []
-        batches = self._paced(self._first_step(session), self._ends_at(), rows)
-        loss, gradient = self._steps.pseudo_gradient(params, batches, session.sequence)
+        batches = self._paced(self._first_step(session), rows)
+        loss, gradient = self._steps.pseudo_gradient(params, batches, session.accepted)
         try:
             session.push(gradient, loss, sum(rows))
         except ContributionLate:
@@ -116,27 +118,23 @@ class PacedLearner:
             file.write(f"{session.worker} {session.incarnation} {session.sequence}\n")
 
     def _first_step(self, session: Session) -> int:
-        return session.round * self._config.local_steps
+        if self._timer:
+            first = self._batches.after(session.weight_sum)
+            assert first is not None, "the bench ends before the epochs do"
+            return first
+        return session.round * self._config.batches_per_round
 
-    def _ends_at(self) -> float:
-        """Return the time, in seconds of `time.monotonic`, at which a timed round ends."""
-        reply = self._job.client.call("XREVRANGE", self._job.keys.commits, "+", "-", "COUNT", 1)
-        ago = 0.0
-        if self._pace.timed and reply and reply[0][1].get("kind") == "commit":
-            ago = time.time() - int(reply[0][0].partition("-")[0]) / 1000
-        return time.monotonic() - max(0.0, ago) + self._config.local_steps * self._pace.step_ms / 1000
-
-    def _paced(self, first: int, ends_at: float, rows: list[int]) -> Iterator[tuple[float, tuple[Any, ...]]]:
+    def _paced(self, first: int, rows: list[int]) -> Iterator[tuple[float, tuple[Any, ...]]]:
         """Yield the batches of a round with their numbers, each for its time; append how many samples each has."""
         at = time.monotonic()
-        for number in range(first, first + self._config.local_steps):
+        for number in count(first):
             at += self._pace.step_s(self._rank, self._config.workers, self._orders.slow_for_s())
-            if self._pace.timed and rows and at > ends_at + self._pace.step_ms / 2000:
-                return
             taken = self._batches[number]
             rows.append(len(taken))
             yield number, self._batches.samples(taken)
             time.sleep(max(0.0, at - time.monotonic()))
+            if self._timer.over() if self._timer else len(rows) == self._config.batches_per_round:
+                return
 
 
 def command(job: str, rank: int, pace: Pace, folder: Path) -> list[str]:

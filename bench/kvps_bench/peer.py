@@ -51,7 +51,7 @@ KINDS = (GLOO, RPC_TCP, RPC_SHM, RAY, MXNET, TENSORFLOW)
 def checked(folder: Path | None) -> Path | None:
     """Return the folder of environments as an absolute path. Raises InvalidSetting if it is not a folder."""
     if folder and not folder.is_dir():
-        raise InvalidSetting(f"--peers {folder} is no folder: name one with the environments torch, ray, mxnet, tf")
+        raise InvalidSetting(f"--peers {folder} is no folder: name one with the environments of other systems")
     return folder.absolute() if folder else None
 
 
@@ -130,7 +130,7 @@ class Peer:
         told = process.stdin is None or process.stdin.closed
         with suppress(subprocess.TimeoutExpired):
             process.wait(10 if told and not why else 0)
-        _end_session(process.pid)
+        end_session(process.pid)
         process.wait()
         for file in (process.stdin, process.stdout, self._said):
             if file:
@@ -142,7 +142,7 @@ class Peer:
             _signal_session(self._process.pid, number)
 
 
-def _end_session(session: int) -> None:
+def end_session(session: int) -> None:
     """Kill a session's processes; last Python's resource tracker, which deletes the semaphores that the dead left."""
     for pid in _session(session):
         with suppress(OSError):

@@ -77,6 +77,7 @@ class Aggregator(Role):
 
     def __init__(self, url: str, job: str = "", shards: list[int] | None = None, near: str = "") -> None:
         super().__init__(url)
+        self.serving: kvps_aggregator.Aggregator | None = None
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
         self._shards = shards
@@ -87,8 +88,8 @@ class Aggregator(Role):
     def serve(self, name: str) -> None:
         """Serve this job until `rest`."""
         self._stop.clear()
-        serving = kvps_aggregator.Aggregator(self._find(name), self._stop, self._shards, near=self._near)
-        self._thread = threading.Thread(target=serving.run, kwargs={"until_finished": False})
+        self.serving = kvps_aggregator.Aggregator(self._find(name), self._stop, self._shards, near=self._near)
+        self._thread = threading.Thread(target=self.serving.run, kwargs={"until_finished": False})
         self._thread.start()
 
     def _find(self, name: str) -> Job:

@@ -25,7 +25,7 @@ _LIGHTHOUSE = (
     "--min_replicas",
     "2",
     "--join_timeout_ms",
-    "200",
+    "2000",  # with 200, eight learners did not find each other in two minutes
     "--quorum_tick_ms",
     "50",
     "--heartbeat_timeout_ms",

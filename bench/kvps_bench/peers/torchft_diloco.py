@@ -61,7 +61,7 @@ def main():
         store_addr="127.0.0.1",
         store_port=store.port,
         lighthouse_addr=asked["lighthouse"],
-        replica_id=f"r{asked['rank']}",
+        replica_id=f"{asked.get('name', 'r')}{asked['rank']}",
         hostname="127.0.0.1",
     )
     random = torch.Generator().manual_seed(asked["rank"])
