@@ -21,6 +21,7 @@ from helpers.waiting import eventually, processes_of
 
 import kvps
 from kvps.server import private_server
+from kvps.session import iteration
 from kvps.store import Store
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -44,6 +45,12 @@ def old_server() -> Iterator[str]:
         pytest.skip("KVPS_OLD_REDIS_SERVER names no server program; make test sets it on Linux x86-64")
     with running_server(binary) as url:
         yield url
+
+
+@pytest.fixture(autouse=True)
+def traces_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each push of this process takes the traces of all earlier rounds along, so that no test waits for them."""
+    monkeypatch.setattr(iteration, "SEND_EVERY_S", 0.0)
 
 
 @pytest.fixture

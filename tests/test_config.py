@@ -17,6 +17,7 @@ from kvps.config import SPECS, JobConfig
 from kvps.store import Store
 
 ONE = {"x": np.ones(1, np.float32)}
+TIMED = {"local_steps": "auto", "round_ms": 500}
 
 
 def test_every_setting_is_described() -> None:
@@ -50,6 +51,20 @@ def test_the_table_in_the_docs_is_that_of_the_code() -> None:
         ({"optimizer": "sdg"}, "optimizer 'sdg' is unknown: use one of sgd"),
         ({"inner_optimizer": kvps.Adam()}, "inner_optimizer takes local steps, and local_steps is 1: give local_steps"),
         ({"inner_optimizer": "adam", "local_steps": 2}, "must be a kvps optimizer such as kvps.SGD(...)"),
+        ({"local_steps": "often"}, "local_steps must be a whole number from 1 to 1000000, or auto, not 'often'"),
+        ({"local_steps": True}, "local_steps must be a whole number from 1 to 1000000, or auto, not True"),
+        ({"local_steps": "auto"}, "local_steps auto ends rounds by the clock: set round_ms"),
+        ({"local_steps": "auto", "round_ms": -1}, "round_ms must be a whole number from 0 to 86400000, not -1"),
+        ({"round_ms": 500}, "round_ms (--round-time) ends rounds by the clock: set local_steps to auto too"),
+        ({"round_ms": 500, "local_steps": 4}, "round_ms (--round-time) ends rounds by the clock"),
+        ({"reduction": "mean"} | TIMED, "reduction mean counts all workers alike, and with local_steps auto"),
+        ({"reduction": "trimmed:0.1"} | TIMED, "set weighted, or one of your own"),
+        ({"units": 9, "reduction": "weighted"} | TIMED, "units (--data units) have a fixed number of batches each"),
+        (
+            {"max_pending": 101, "reduction": "weighted"} | TIMED,
+            "must be a whole number from 0 to 100 with",
+        ),
+        ({"local_steps": "auto", "push_every": "2"}, "local_steps steps on each batch, while push_every and procs"),
         ({"gradient_format": "fp8"}, "gradient_format must be one of fp32, bf16"),
         ({"gradient_format": 16}, "gradient_format must be printable text of at most 1024 characters, not 16"),
         ({"mirror_every": "0s"}, "mirror_every must be a number of versions, as 10, or of seconds, as 0.5s, not '0s'"),
@@ -64,13 +79,17 @@ def test_a_value_out_of_range_is_refused_in_one_short_line(settings: Mapping[str
     with pytest.raises(kvps.InvalidSetting) as caught:
         JobConfig(**settings)
     message = str(caught.value)
-    assert message.startswith((next(iter(settings)), "min_workers"))
+    assert message.startswith((next(iter(settings)), "min_workers", "round_ms"))
     assert words in message
     assert len(message) < 240
     assert "\n" not in message
 
 
 def test_what_is_stored_is_read_back() -> None:
+    timed = JobConfig(reduction="weighted", staleness=10_000, **TIMED)
+    assert (timed.timed_rounds, timed.takes_local_steps, timed.max_pending) == (True, True, 100)
+    assert JobConfig(reduction="rules:mine", **TIMED).timed_rounds
+    assert JobConfig.from_hash(timed.to_hash()) == timed
     config = JobConfig(staleness=-1, workers=4, optimizer=kvps.AdamW(lr=0.01), mirror_every="10", min_workers=2)
     stored = config.to_hash()
     assert JobConfig.from_hash(stored) == config
@@ -96,7 +115,9 @@ def test_what_is_stored_is_read_back() -> None:
         ("optimizer", '{"kind": "sgd", "lr": {"kind": "warp"}}', "schedule 'warp' is unknown"),
         ("optimizer", '{"kind": "sgd", "lr": [1]}', "lr must be a finite number"),
         ("optimizer", "[" * 100_000, "holds '[[["),
-        ("local_steps", "0", "must be a whole number from 1 to 1000000, not 0"),
+        ("local_steps", "0", "must be a whole number from 1 to 1000000, or auto, not 0"),
+        ("local_steps", "Auto", "must be a whole number from 1 to 1000000, or auto, not 'Auto'"),
+        ("local_steps", "auto", "auto ends rounds by the clock: set round_ms"),
         ("inner_optimizer", "nonsense", "holds 'nonsense'"),
         ("inner_optimizer", '{"kind": "adam", "lr": 0.1}', "takes local steps, and local_steps is 1"),
         ("inner_optimizer", None, "is missing"),

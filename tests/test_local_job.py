@@ -150,6 +150,7 @@ job.train(endless, rounds={rounds})
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rounds", "last"), [(10**6, ["KeyboardInterrupt"]), (6, [])])
 def test_ctrl_c_ends_it_and_so_does_the_end_of_the_process(
     home: Path, monkeypatch: pytest.MonkeyPatch, rounds: int, last: list[str]

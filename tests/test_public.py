@@ -18,18 +18,18 @@ from kvps.machine.paths import bundled_server, server_program
 from kvps.server import private_server
 
 PUBLIC = """
-Adadelta Adagrad Adam AdamW Adamax Checkpoint ContributionLate CorruptData DeviceFailed GroupLost InvalidName
-InvalidSetting InvalidTask Job JobConfig JobError JobExists JobNotFound KvpsError LayoutMismatch LeaseLost Lion
-LocalJob NAdam NoServer NotFinite ParameterGroup RMSprop RunContext SGD ServerError ServerFull ServerLost ServerUnfit
-Session Store TaskFailed TooManyClients UsageError WorkerAlive WorkerError WorkerEvicted WrongOrder connect from_env
-local partition
+Adadelta Adagrad Adam AdamW Adamax Checkpoint ContributionLate CorruptData DelayedNesterov DeviceFailed GroupLost
+InvalidName InvalidSetting InvalidTask Job JobConfig JobError JobExists JobNotFound KvpsError LayoutMismatch LeaseLost
+Lion LocalJob NAdam NoServer NotFinite ParameterGroup RMSprop RunContext SGD ServerError ServerFull ServerLost
+ServerUnfit Session Store TaskFailed TooManyClients UsageError WorkerAlive WorkerError WorkerEvicted WrongOrder
+Yogi connect from_env local partition topology
 """
 
 
 def test_the_public_names() -> None:
     """A literal list: whoever changes it changes what others build on."""
     assert sorted(kvps.__all__) == PUBLIC.split()
-    assert {n for n in vars(kvps) if n[0].isupper()} | {"connect", "from_env", "local", "partition"} == set(
+    assert {n for n in vars(kvps) if n[0].isupper()} | {"connect", "from_env", "local", "partition", "topology"} == set(
         kvps.__all__
     )
     assert all(getattr(kvps, name).__doc__ for name in kvps.__all__)
@@ -42,6 +42,7 @@ def test_import_kvps_loads_nothing_that_only_parts_need() -> None:
     assert not {"kvps_aggregator", "kvps_workers", "cupy", "rq", "typer", "sklearn", "torch"} & set(loaded)
 
 
+@pytest.mark.slow
 def test_the_wheel_is_whole(tmp_path: Path) -> None:
     """Built, unpacked elsewhere and used there: scripts, guard and all three packages are in it."""
     here = ROOT
@@ -50,6 +51,10 @@ def test_the_wheel_is_whole(tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("kvps-*.whl")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "site")
+    pages = "kvps_monitor/dashboard/static"
+    shown = {path.name: path.read_bytes() for path in (tmp_path / "site" / pages).iterdir()}
+    assert shown == {path.name: path.read_bytes() for path in (ROOT / "monitor" / pages).iterdir()}
+    assert {"page.html", "uPlot.iife.min.js", "uPlot.LICENSE"} <= set(shown)
     code = (
         "import kvps, kvps_aggregator, kvps_workers; print(kvps.__file__)\n"
         "with kvps.connect() as store: print(store.jobs(), store.started_server)"
@@ -70,13 +75,15 @@ def test_the_wheel_trains_in_an_empty_environment(tmp_path: Path) -> None:
     subprocess.run(build, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("kvps-*.whl")
     with zipfile.ZipFile(wheel) as archive:
-        tops = {name.split("/")[0] for name in archive.namelist()}
-    assert {top for top in tops if "dist-info" not in top} == {
+        names = archive.namelist()
+    assert {name.split("/")[0] for name in names if "dist-info" not in name} == {
         "kvps",
         "kvps_aggregator",
+        "kvps_monitor",
         "kvps_simulate",
         "kvps_workers",
     }
+    assert {"kvps/protocol/lua/push.lua", "kvps_monitor/dashboard/static/page.html"} <= set(names)
     venv = tmp_path / "venv"
     subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
     install = [str(venv / "bin" / "pip"), "install", "--quiet", f"{wheel}[embedded,demo]"]

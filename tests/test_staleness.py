@@ -106,6 +106,7 @@ def test_the_weights_are_exactly_the_sum_of_what_was_acknowledged(store: Store, 
         np.testing.assert_array_equal(value, -acknowledged[name])
 
 
+@pytest.mark.slow
 def test_redis_holds_few_versions_whoever_aggregates(store: Store) -> None:
     """Two versions, and the memory for one more; that of a gradient, under its next name; no expiry on what counts."""
     job = store.create_job("few", {"x": np.zeros(4_500_000, np.float32)}, optimizer=kvps.SGD(momentum=0.9), shards=2)

@@ -110,7 +110,10 @@ text = "mean"
     ("optimizer", "words"),
     [
         ("NoStep", "is no optimizer: it lacks the method step"),
-        ("NoSlots", "slots must be a tuple of at most 8 names of letters and digits, none of them w or view, not None"),
+        (
+            "NoSlots",
+            "slots must be a tuple of at most 8 names of letters and digits, none of them w, view or past1, not None",
+        ),
         ("BadSlots", "slots must be a tuple of at most 8 names of letters and digits"),
         ("SlotsRaise", "failed: KeyError: 'slots' (bad_rules.py, line "),
         ("Arguments", "failed: TypeError: Arguments.step() takes 2 positional arguments but 9 were given"),

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.harness import OPTIMIZERS
+from helpers.harness import OPTIMIZERS, model
+from helpers.stepping import flat, stepped
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,7 +28,7 @@ def _reference(o: Any, lr: float, t: int, p: float, g: float, s: dict[str, float
     g = -g if o.maximize else g
     if isinstance(o, kvps.AdamW | kvps.Lion) or getattr(o, "decoupled_weight_decay", False):
         p *= 1 - lr * o.weight_decay
-    else:
+    elif hasattr(o, "weight_decay"):
         g += o.weight_decay * p
     return p - lr * _change(o, t, g, s)
 
@@ -56,6 +57,13 @@ def _change(o: Any, t: int, g: float, s: dict[str, float]) -> float:
             if o.momentum:
                 change = s["momentum"] = o.momentum * s["momentum"] + change
             return change
+        case kvps.DelayedNesterov():
+            s["buffer"] += g
+            if t % o.every:
+                return g / o.every + o.c * o.momentum * s["momentum"]
+            s["momentum"] = o.momentum * s["momentum"] + s["buffer"] / o.every
+            s["buffer"] = 0.0
+            return g / o.every + (1 - o.c * o.every + o.c) * o.momentum * s["momentum"]
     sign_of = o.beta1 * s["m"] + (1 - o.beta1) * g
     s["m"] = (o.beta2 if isinstance(o, kvps.Lion) else o.beta1) * s["m"]
     s["m"] += (1 - (o.beta2 if isinstance(o, kvps.Lion) else o.beta1)) * g
@@ -64,6 +72,10 @@ def _change(o: Any, t: int, g: float, s: dict[str, float]) -> float:
     if isinstance(o, kvps.Adamax):
         s["u"] = max(o.beta2 * s["u"], abs(g) + o.eps)
         return s["m"] / (1 - o.beta1**t) / s["u"]
+    if isinstance(o, kvps.Yogi):
+        if s["v"] != g * g:
+            s["v"] -= (1 - o.beta2) * math.copysign(1, s["v"] - g * g) * g * g
+        return s["m"] / (math.sqrt(s["v"]) + o.eps)
     s["v"] = o.beta2 * s["v"] + (1 - o.beta2) * g * g
     v = s["vmax"] = max(s.get("vmax", 0.0), s["v"])
     v = (v if getattr(o, "amsgrad", False) else s["v"]) / (1 - o.beta2**t)
@@ -107,6 +119,111 @@ def test_each_optimizer_is_its_formula(optimizer: optim.Optimizer) -> None:
         assert out.dtype == np.float32
         weights, state = out, state_out
     np.testing.assert_allclose(weights, want, rtol=2e-5, atol=2e-6)
+
+
+LONG = 200
+DELAYED = [
+    kvps.DelayedNesterov(lr=0.1, every=4),
+    kvps.DelayedNesterov(lr=0.1, momentum=0.5, every=7, c=0.1),
+    kvps.DelayedNesterov(lr=0.1, every=5, c=0.2, maximize=True),
+]
+
+
+@pytest.mark.parametrize("optimizer", DELAYED, ids=str)
+def test_delayed_nesterov_is_algorithm_3_of_its_paper_bit_for_bit(optimizer: kvps.DelayedNesterov) -> None:
+    """200 steps of a loop as the paper writes it, where t counts from 0, in float32."""
+    one = np.float32
+    lr, beta, n, c = one(0.1), optimizer.momentum, optimizer.every, optimizer.c
+    rng = np.random.default_rng(1)
+    theta = weights = rng.normal(size=50).astype(np.float32)
+    momentum, delta = np.zeros(50, np.float32), np.zeros(50, np.float32)
+    state = {slot: np.zeros(50, np.float32) for slot in optimizer.slots}
+    for t in range(LONG):
+        g = rng.normal(size=50).astype(np.float32)
+        weights, state = _stepped(optimizer, t + 1, weights, g.copy(), state)
+        g = -g if optimizer.maximize else g
+        delta = delta + g
+        if (t + 1) % n == 0:
+            momentum = one(beta) * momentum + delta / one(n)
+            theta = theta - (g / one(n) + one((1 - c * n + c) * beta) * momentum) * lr
+            delta = np.zeros_like(delta)
+        else:
+            theta = theta - (g / one(n) + one(c * beta) * momentum) * lr
+        assert weights.tobytes() == theta.tobytes(), t
+
+
+@pytest.mark.parametrize("optimizer", [kvps.Yogi(), kvps.Yogi(0.1, beta1=0.5, beta2=0.9, eps=1e-8)], ids=str)
+def test_yogi_is_algorithm_2_of_its_paper_bit_for_bit(optimizer: kvps.Yogi) -> None:
+    """200 steps of a loop as the paper writes it, in float32; some gradients are 0, and one is repeated."""
+    one = np.float32
+    b1, b2, eps, lr = one(1 - optimizer.beta1), one(1 - optimizer.beta2), one(optimizer.eps), one(optimizer.lr)
+    rng = np.random.default_rng(1)
+    x = weights = rng.normal(size=50).astype(np.float32)
+    m, v = np.zeros(50, np.float32), np.zeros(50, np.float32)
+    state = {slot: np.zeros(50, np.float32) for slot in optimizer.slots}
+    for step in range(1, LONG + 1):
+        g = rng.normal(size=50).astype(np.float32) * one(10.0 ** rng.integers(-4, 5))
+        g[:5], g[5:10] = 0, 3
+        weights, state = _stepped(optimizer, step, weights, g.copy(), state)
+        m = m + b1 * (g - m)
+        v = v - b2 * np.sign(v - g * g) * (g * g)
+        x = x - m / (np.sqrt(v) + eps) * lr
+        assert weights.tobytes() == x.tobytes(), step
+    assert (v >= 0).all()
+
+
+def test_a_long_gradient_makes_no_nan_in_yogi() -> None:
+    yogi = kvps.Yogi(0.1, beta2=0.0)
+    weights, state = np.zeros(3, np.float32), {slot: np.zeros(3, np.float32) for slot in yogi.slots}
+    for step, g in enumerate([1e20, 3e38, -3e38, 0, 1e-30, 1e20], 1):
+        with np.errstate(over="ignore", under="ignore", invalid="raise", divide="raise"):
+            weights, state = _stepped(yogi, step, weights, np.float32([g, g, -g]), state)
+        assert np.isfinite(weights).all()
+        assert np.isfinite(state["v"]).all()
+
+
+def _stepped(
+    optimizer: optim.Optimizer, step: int, weights: np.ndarray, gradient: np.ndarray, state: dict[str, np.ndarray]
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Return the weights and the state after a step."""
+    out, state_out = np.empty_like(weights), {slot: np.empty_like(array) for slot, array in state.items()}
+    update_rules.update(optimizer, optimizer.lr_at(0), step, weights, gradient, state, out, state_out)
+    return out, state_out
+
+
+def test_with_every_version_delayed_nesterov_is_nesterov() -> None:
+    gradients = [model(seed) for seed in range(30)]
+    plain, delayed = kvps.SGD(0.1, momentum=0.9, nesterov=True), kvps.DelayedNesterov(0.1, momentum=0.9, every=1)
+    ends = [flat(stepped(optimizer, model(), gradients)).tobytes() for optimizer in (plain, delayed)]
+    assert ends[0] == ends[1]
+
+
+def test_groups_may_delay_differently() -> None:
+    gradients = [model(seed) for seed in range(30)]
+    grouped = kvps.DelayedNesterov(0.1, every=4, groups=(kvps.ParameterGroup("b", every=3, c=0.2, momentum=0.5),))
+    both = stepped(grouped, model(), gradients, shards=2)
+    main = stepped(kvps.DelayedNesterov(0.1, every=4), model(), gradients)
+    alone = stepped(kvps.DelayedNesterov(0.1, momentum=0.5, every=3, c=0.2), model(), gradients)
+    assert both["W"].tobytes() == main["W"].tobytes() != alone["W"].tobytes()
+    assert both["b"].tobytes() == alone["b"].tobytes() != main["b"].tobytes()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("delayed-nesterov", "delayed-nesterov needs every"),
+        ("delayed-nesterov:every=0", "every must be a whole number from 1 to 1000000, not 0"),
+        ("delayed-nesterov:every=2.5", "every must be a whole number from 1 to 1000000, not 2.5"),
+        ("delayed-nesterov:every=true", "every must be a whole number from 1 to 1000000, not True"),
+        ("delayed-nesterov:every=2,c=0.6", "c must be from 0 to 1/every, it is 0.6"),
+        ("delayed-nesterov:every=2,c=-0.1", "c must be from 0 to 1/every, it is -0.1"),
+        ("delayed-nesterov:every=2,momentum=1", "momentum must be in [0, 1), it is 1"),
+    ],
+)
+def test_a_delay_that_is_none_is_one_line(text: str, words: str) -> None:
+    with pytest.raises(kvps.InvalidSetting) as caught:
+        optim.parse(text)
+    assert str(caught.value) == f"delayed-nesterov: {words}" or str(caught.value) == words
 
 
 def test_a_constant_gradient_has_no_variance_and_makes_no_nan() -> None:
@@ -166,7 +283,15 @@ def test_schedules(schedule: kvps.schedules.Schedule, points: dict[float, float]
 
 
 @pytest.mark.parametrize(
-    "optimizer", [kvps.SGD(kvps.schedules.CosineAnnealingLR(0.1, over=5), 0.9, True), kvps.AdamW(), kvps.Adagrad(0.5)]
+    "optimizer",
+    [
+        kvps.SGD(kvps.schedules.CosineAnnealingLR(0.1, over=5), 0.9, True),
+        kvps.AdamW(),
+        kvps.Adagrad(0.5),
+        kvps.Yogi(0.1),
+        optim.parse("delayed-nesterov:lr=0.7,momentum=0.9,every=8"),
+        kvps.DelayedNesterov(every=3, groups=(kvps.ParameterGroup("b", every=2),)),
+    ],
 )
 def test_settings_survive_redis(optimizer: optim.Optimizer) -> None:
     config = JobConfig(staleness=3, workers=4, optimizer=optimizer, reduction="sum", task="digits", seed=9)

@@ -14,6 +14,7 @@ import pytest
 from helpers.checkpoints import PATIENT, ROUNDS, STOP, bits, saved, train_to
 from helpers.harness import aggregating, check_chain, gradient, model, work
 from helpers.servers import BINARY, running_server
+from helpers.slowly import slowly
 from helpers.waiting import eventually
 from kvps_aggregator import Aggregator
 from safetensors.numpy import load_file
@@ -37,9 +38,8 @@ def other() -> Iterator[Store]:
 @pytest.mark.parametrize(
     ("shards", "anew", "optimizer"),
     [
-        (1, None, kvps.SGD(0.05, momentum=0.9, nesterov=True)),
         (1, 3, kvps.Adam(kvps.schedules.CosineAnnealingLR(0.05, over=ROUNDS))),
-        (3, 2, kvps.Adagrad()),
+        *slowly([(1, None, kvps.SGD(0.05, momentum=0.9, nesterov=True)), (3, 2, kvps.Adagrad())]),
         pytest.param(3, 2, kvps.Adam(kvps.schedules.CosineAnnealingLR(0.05, over=ROUNDS)), marks=pytest.mark.slow),
     ],
 )

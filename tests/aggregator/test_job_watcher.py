@@ -78,6 +78,7 @@ def _round(job: Job, worker: str = "w0", finished: bool = True) -> None:
 # -- what idle jobs cost ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_150_idle_jobs_cost_no_more_than_one(home: Path, start: Any) -> None:
     with kvps.connect() as store:
         jobs = [store.create_job(f"job-{i}", ONE, **PLAIN) for i in range(150)]

@@ -159,6 +159,7 @@ def test_a_job_that_cannot_be_read_hides_no_other(store: Store) -> None:
     assert not [key for key in store.client.scan("*") if "zebra" not in key and "{" in key]
 
 
+@pytest.mark.slow
 def test_a_job_that_cannot_be_read_stops_neither_workers_nor_aggregators(store: Store) -> None:
     spoilt = _spoil(store)
     with beside(store, "aggregator", "start") as aggregator:
@@ -206,6 +207,7 @@ def _one_round(job: Job) -> None:
         session.push(ONE)
 
 
+@pytest.mark.slow
 def test_a_damaged_job_can_be_removed(store: Store) -> None:
     store.create_job("damaged", {"x": np.ones(3, np.float32)}, shards=2)
     store.client.call("HSET", store.job("damaged").keys.config, "optimizer", "nonsense")
@@ -252,6 +254,7 @@ def test_a_finished_job_is_let_go_and_taken_up_again(capsys: pytest.CaptureFixtu
 # -- who waits, and for whom --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_worker_that_waits_long_says_for_whom(store: Store) -> None:
     assert kvps_run(store, "create", "digits", "--job", "slow", "--workers", "2").returncode == 0
     job = store.job("slow")

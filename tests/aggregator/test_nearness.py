@@ -90,6 +90,7 @@ def goes_on(job: Job) -> bool:
     return eventually(lambda: job.state().version > before + 3)
 
 
+@pytest.mark.slow
 def test_each_shard_is_held_by_the_aggregator_near_its_node(cluster: Cluster, job: Job) -> None:
     """The first one is alone for a while: it serves all shards, and gives up those that others are nearer to."""
     own = [{shard_of(cluster, job, node)} for node in cluster.nodes]

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from helpers.commands import bench_run
+from helpers.commands import bench_forked, bench_run
 from kvps_bench.fleet import fleet
 from kvps_bench.goodput import RULES, Setting
 from kvps_bench.paced_learner import Orders, Pace
@@ -21,7 +21,7 @@ TINY = Setting(workers=4, quorum=3, grace_ms=10, local_steps=5, step_ms=4, kill_
 @pytest.mark.parametrize("name", RULES)
 def test_nothing_is_lost_or_counted_twice_under_fire(store: Store, name: str) -> None:
     rule = RULES[name]
-    with fleet(store, TINY.pace(rule), TINY.job(rule, TINY.workers, TINY.quorum)) as made:
+    with fleet(store, TINY.pace, TINY.job(rule, TINY.workers, TINY.quorum)) as made:
         progress = made.progress(made.train(TINY.seconds, Fire(TINY.kill_every_s, seed=1)))
         end = made.end()
         assert made.kills >= 2
@@ -35,7 +35,7 @@ def test_nothing_is_lost_or_counted_twice_under_fire(store: Store, name: str) ->
 def test_a_quorum_goes_on_while_a_learner_is_stopped(store: Store, name: str) -> None:
     """By counts: rounds of a quorum make 20 versions more; rounds of all stand still."""
     rule = RULES[name]
-    with fleet(store, TINY.pace(rule), TINY.job(rule, TINY.workers, TINY.quorum)) as made:
+    with fleet(store, TINY.pace, TINY.job(rule, TINY.workers, TINY.quorum)) as made:
         with made.stopped(0):
             if rule.quorum:
                 made.await_more(20)
@@ -72,7 +72,7 @@ def test_goodput_counts_whole_versions() -> None:
 
 
 def test_one_learner_is_slow_at_a_time() -> None:
-    pace = Pace(step_ms=10, timed=False, slow=5, slow_every_s=2)
+    pace = Pace(step_ms=10, slow=5, slow_every_s=2)
     assert [pace.step_s(rank, 3, -1) for rank in range(3)] == [0.01, 0.01, 0.01]
     slow = [[rank for rank in range(3) if pace.step_s(rank, 3, at) > 0.01] for at in (0.0, 1.9, 2.0, 4.1, 6.5)]
     assert slow == [[0], [0], [1], [2], [0]]
@@ -101,6 +101,6 @@ def test_orders_reach_a_learner_that_starts_later(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_option_is_told_in_one_line(option: str, value: str, words: str) -> None:
-    done = bench_run("goodput", option, value)
+    done = bench_forked("goodput", option, value)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert words in done.stderr

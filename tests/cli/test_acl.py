@@ -95,6 +95,7 @@ def test_a_password_of_ones_own_and_a_user_who_may_not_set_users(store: Store, u
     assert "s3cret" not in done.stderr
 
 
+@pytest.mark.slow
 def test_what_a_reader_may_not_do_is_said_in_one_line(store: Store, users: Any) -> None:
     store.create_job("mine", ONE)
     store.create_job("other", ONE)
@@ -162,6 +163,7 @@ def test_a_queue_run_with_every_process_under_its_own_role(store: Store, users: 
     assert store.jobs() == ["team-a"]
 
 
+@pytest.mark.slow
 def test_who_joins_from_elsewhere_cannot_administer_the_server(home: Path) -> None:
     """The user of --listen trains, but writes no file and runs no script of its own; the administrator's password is
     not in the line."""

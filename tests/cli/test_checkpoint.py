@@ -89,7 +89,7 @@ def test_by_hand(lasting: Store, tmp_path: Path) -> None:
         (["aggregator", "start", "--checkpoint-every", "0"], 2, "--checkpoint-every must be 1 or more, not 0"),
         (["aggregator", "start", "--checkpoint-every", "5", "--keep", "0"], 2, "--keep must be 1 or more, not 0"),
         (["up", "digits", "--checkpoint-every", "5", "--checkpoints", "/proc/x"], 2, "--checkpoints /proc/x"),
-        (["verify", "job", "--from", "here/bad.safetensors"], 1, "here/bad.safetensors is damaged"),
+        (["verify", "job", "-q", "--from", "here/bad.safetensors"], 1, "here/bad.safetensors is damaged"),
     ]:
         done = kvps_run(*arguments)
         assert (done.returncode, done.stderr.count("\n")) == (code, 1), (arguments, done.stderr)

@@ -62,6 +62,14 @@ def test_usage_errors_are_one_line_and_exit_2(home: Path, arguments: list[str], 
         "cancel",
         "jobs",
         "status",
+        "top",
+        "log",
+        "metrics",
+        "timeline",
+        "dashboard",
+        "doctor",
+        "inspect",
+        "graph",
         "verify",
         "rm",
         "server",
@@ -74,6 +82,7 @@ def test_help(home: Path, command: str) -> None:
     assert "Usage: kvps" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [80, 120])
 @pytest.mark.parametrize("command", ["up", "run", "create", "submit"])
 def test_options_are_in_groups_and_fit_the_terminal(home: Path, command: str, columns: int) -> None:
@@ -90,6 +99,7 @@ def test_version(home: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, f"kvps {metadata.version('kvps')}\n", "")
 
 
+@pytest.mark.slow
 def test_completion_knows_commands_and_options(home: Path) -> None:
     def completed(words: str, number: int) -> list[str]:
         environment = {"_KVPS_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(number)}

@@ -120,6 +120,7 @@ def test_options() -> None:
         parse(["--stat"])
 
 
+@pytest.mark.slow
 def test_a_command_without_redis_cli(filled: Store) -> None:
     assert _cli(filled.url, "hget", "hash", "w0").stdout == b"1\n"
     typed = _cli(filled.url, "--no-raw", input=b'hget hash w0\n\nget "none"\nget "\nquit\nhget hash w1\n')
@@ -128,6 +129,7 @@ def test_a_command_without_redis_cli(filled: Store) -> None:
     assert (done.returncode, done.stderr.count(b"\n")) == (2, 1)
 
 
+@pytest.mark.slow
 def test_a_user_and_a_password(store: Store) -> None:
     store.client.call("ACL", "SETUSER", "reader", "on", ">secret", "~*", "+@read", "+@connection", "+acl|whoami")
     try:
@@ -172,6 +174,7 @@ def test_what_streams_is_shown_until_ctrl_c(store: Store, monkeypatch: pytest.Mo
     assert listening.end(signal.SIGINT) == 128 + signal.SIGINT
 
 
+@pytest.mark.slow
 def test_the_private_server_and_what_it_is(lasting: kvps.Store) -> None:
     done = kvps_run("server", "status")
     assert done.stdout.strip() == lasting.url

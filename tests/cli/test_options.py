@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import typer
+from helpers.options import settings_of
 from kvps_workers import load_task
 from typer.testing import CliRunner
 
@@ -16,21 +17,6 @@ from kvps.cli import options
 from kvps.config import SPECS, JobConfig
 
 OF_TASK = {"batch_size", "epochs", "partition", "push_every", "procs", "inner_optimizer"}
-
-
-def _said(kind: type[options.JobSettings], *arguments: str) -> Any:
-    """What a command gets that is called with these arguments."""
-    got = list[options.JobSettings]()
-
-    def command(settings: options.JobSettings) -> None:
-        got.append(settings)
-
-    command.__annotations__["settings"] = kind
-    app = typer.Typer()
-    app.command()(options.with_settings(command))
-    result = CliRunner().invoke(app, arguments, catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return got[0]
 
 
 @pytest.mark.parametrize("kind", [options.Settings, options.JobSettings])
@@ -57,19 +43,24 @@ def test_every_setting_that_has_an_option_is_in_the_help_with_its_default(kind: 
         ("--worker-timeout 2.5 --lease 1", {"worker_timeout_ms": 2500, "lease_ms": 1000}),
         ("--optimizer adam:beta1=0.8", {"optimizer": kvps.Adam(beta1=0.8)}),
         ("--lr 0.2", {"optimizer": kvps.SGD(lr=0.2)}),
+        (
+            "--local-steps auto --round-time 0.5 --reduction weighted",
+            {"local_steps": "auto", "round_ms": 500, "reduction": "weighted"},
+        ),
+        ("--local-steps 12", {"local_steps": 12}),
         ("--mirror-every 10 --transport redis", {"mirror_every": "10", "transport": "redis"}),
     ],
 )
 def test_what_was_given_is_told_from_defaults(arguments: str, given: Mapping[str, Any]) -> None:
-    assert _said(options.JobSettings, *arguments.split()).given == given
+    assert settings_of(options.JobSettings, arguments).given == given
 
 
 def test_a_job_of_a_task_has_its_choices_where_nothing_was_given() -> None:
     task = load_task("digits")
-    config = _said(options.Settings).job_config("digits", task)
+    config = settings_of(options.Settings).job_config("digits", task)
     assert (config.workers, config.batch_size, config.epochs) == (options.WORKERS, task.batch_size, task.epochs)
     assert config.optimizer == kvps.SGD(lr=task.lr)
-    config = _said(options.Settings, "--optimizer", "adam", "--epochs", "2", "--data", "units").job_config("d", task)
+    config = settings_of(options.Settings, "--optimizer adam --epochs 2 --data units").job_config("d", task)
     assert (config.optimizer, config.epochs) == (kvps.Adam(), 2)
     assert config.units > 0
 
@@ -80,9 +71,40 @@ def test_a_job_of_a_task_has_its_choices_where_nothing_was_given() -> None:
         ("--lease 0.01", "--lease must be from 0.1 to 86400 seconds, not 0.01"),
         ("--worker-timeout nan", "--worker-timeout must be from 0.1 to 86400 seconds, not nan"),
         ("--epochs 0", "--epochs must be 1 or more, not 0"),
+        ("--round-time -1", "--round-time must be from 0 to 86400 seconds, not -1"),
+        ("--round-time inf", "--round-time must be from 0 to 86400 seconds, not inf"),
     ],
 )
 def test_what_is_out_of_range_is_named_as_the_option(arguments: str, words: str) -> None:
     with pytest.raises(kvps.InvalidSetting) as caught:
-        _said(options.Settings, *arguments.split())
+        settings_of(options.Settings, arguments)
     assert str(caught.value) == words
+
+
+TIMED = "--local-steps auto --round-time 1 --reduction weighted"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("--local-steps auto", "set round_ms, on a command line --round-time SECONDS"),
+        ("--round-time 2", "round_ms (--round-time) ends rounds by the clock: set local_steps to auto too"),
+        ("--local-steps auto --round-time 1", "set weighted, or one of your own"),
+        (f"{TIMED} --data units", "units (--data units) have a fixed number of batches each"),
+        ("--local-steps fast", "local_steps must be a whole number from 1 to 1000000, or auto, not 'fast'"),
+        ("--local-steps 0", "local_steps must be a whole number from 1 to 1000000, or auto, not 0"),
+        ("--local-steps 1e3", "not '1e3'"),
+        (f"{TIMED} --procs 2", "local_steps steps on each batch"),
+    ],
+)
+def test_rounds_that_end_by_the_clock_are_refused_in_one_line_where_they_do_not_fit(arguments: str, words: str) -> None:
+    with pytest.raises(kvps.InvalidSetting) as caught:
+        settings_of(options.Settings, arguments).job_config("digits", load_task("digits"))
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_rounds_that_end_by_the_clock_have_the_rates_of_local_steps() -> None:
+    task = load_task("digits")
+    config = settings_of(options.Settings, TIMED).job_config("digits", task)
+    assert (config.optimizer, config.inner_optimizer) == (kvps.SGD(lr=1.0), kvps.SGD(lr=task.lr))

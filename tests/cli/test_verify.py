@@ -40,7 +40,7 @@ class Task:
 
 
 def _verified(*arguments: str) -> list[str]:
-    done = kvps_run("verify", *arguments)
+    done = kvps_run("verify", *arguments, "--quiet")
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout.splitlines()
 
@@ -75,7 +75,7 @@ def test_a_task_that_changed_is_told_from_one_that_did_not(
         (("class Task", "class Other"), "has no 'Task'"),
     ]:
         file.write_text(TASK.replace(*change))
-        done = kvps_run("verify", "job")
+        done = kvps_run("verify", "job", "--quiet")
         assert (done.returncode, done.stderr.count("\n")) == (1, 1)
         assert done.stderr.startswith("kvps: error: job job: ")
         assert words in done.stderr
@@ -117,9 +117,9 @@ def test_how_little_can_be_proved_is_said(lasting: kvps.Store, tmp_path: Path) -
     assert chain.startswith("chain       0 commits, 0 contributions: unbroken")
     assert replayed == "replayed    nothing: no task computes its gradients again, and no --record DIR was given"
     for arguments, code, words in [
-        (["verify", "nothing"], 1, "no job 'nothing'"),
+        (["verify", "nothing", "-q"], 1, "no job 'nothing'"),
         (["verify", "job", "--record", "nowhere"], 2, "does not exist"),
-        (["verify", "job", "--record", "."], 1, "initial.*.f32 is missing"),
+        (["verify", "job", "-q", "--record", "."], 1, "initial.*.f32 is missing"),
         (["aggregator", "start", "--job", "job", "--record", "/proc/kept"], 2, "--record /proc/kept"),
         (["up", "digits", "--record", "/proc/kept"], 2, "--record /proc/kept"),
     ]:

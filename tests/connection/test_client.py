@@ -126,6 +126,7 @@ def small() -> Iterator[SmallServer]:
         server.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("over", ["unix", "tcp"])
 def test_a_client_too_many_is_told_so(small: SmallServer, over: str) -> None:
     small.fill()

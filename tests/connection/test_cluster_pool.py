@@ -215,6 +215,7 @@ def test_a_cluster_without_slots_is_said_in_one_line(tmp_path: Path) -> None:
 # -- nodes that come and go ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_nodes_are_added_and_removed_under_a_client() -> None:
     """It began with the address of a node that serves no slot any more, and that knows no other node."""
     with running_cluster(BINARY, masters=4, replicas=0) as cluster, ClusterClient(cluster.url, 20) as client:

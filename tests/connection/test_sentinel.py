@@ -197,6 +197,7 @@ def _killed(watched: Watched) -> Iterator[None]:
     assert eventually(watched.is_whole)
 
 
+@pytest.mark.slow
 def test_a_client_follows_the_master_and_a_start_waits_for_it(watched: Watched) -> None:
     with kvps.connect(watched.url) as store:
         before = store.client.run_id()

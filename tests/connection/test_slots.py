@@ -27,6 +27,7 @@ def node(cluster: Cluster) -> Iterator[Any]:
         yield found
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(keys=st.lists(_TEXT, min_size=1, max_size=20))
 def test_a_key_has_the_slot_that_the_server_says(node: Any, keys: list[str]) -> None:
@@ -42,6 +43,7 @@ def test_a_name_that_is_no_text_has_a_slot(node: Any) -> None:
     )
 
 
+@pytest.mark.slow
 def test_every_command_that_a_job_sends_goes_to_its_keys(
     cluster: Cluster, node: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:

@@ -172,6 +172,7 @@ def test_a_read_cut_at_every_byte_is_made_again(server_url: str, store: Store) -
         assert relay.cuts == length
 
 
+@pytest.mark.slow
 def test_a_wait_that_is_cut_is_made_again(server_url: str, store: Store) -> None:
     """The answer with which a blocked worker wakes up: bell, state and weights. Cut after every fifth byte."""
     job = store.create_job("cut", {"a": np.zeros(5, np.float32)}, shards=2, optimizer=kvps.SGD(lr=1.0))

@@ -87,6 +87,7 @@ def test_a_server_that_cannot_prove_who_it_is(tls_url: str) -> None:
         kvps.connect(tls_url.partition("?")[0])
 
 
+@pytest.mark.slow
 def test_kvps_cli_checks_the_host_name(tls_url: str) -> None:
     """redis-cli and valkey-cli do not, so they are not used for TLS, though one may be on the PATH."""
     done = kvps_run("cli", "--redis", tls_url, "ping")

@@ -25,6 +25,7 @@ from helpers.harness import (
     work,
 )
 from helpers.servers import BINARY, running_server
+from helpers.slowly import slowly
 from kvps_aggregator.step.device_step import DeviceStep
 from kvps_aggregator.step.shard_arrays import ShardArrays
 
@@ -131,6 +132,7 @@ def test_cupy_that_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         open_device(0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [["worker"], ["aggregator", "start"]])
 def test_a_command_says_it_in_one_line(home: Path, tmp_path: Path, command: list[str]) -> None:
     (tmp_path / "cupy.py").write_text("raise ImportError('libcudart.so.12: cannot open')")
@@ -179,7 +181,14 @@ def test_a_chunk_leaves_while_the_next_is_still_coming(cupy: None) -> None:
 
 @pytest.mark.parametrize(
     ("transport", "gradient_format"),
-    [("redis", "fp32"), ("shm", "fp32"), ("redis", "bf16"), ("shm", "int8"), ("redis", "topk:0.1")],
+    [
+        ("redis", "fp32"),
+        ("shm", "int8"),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in (("shm", "fp32"), ("redis", "bf16"), ("redis", "topk:0.1"))
+        ),
+    ],
 )
 def test_gradients_on_a_device_count_as_those_in_host_memory(
     store: Store, cupy: None, transport: str, gradient_format: str
@@ -223,7 +232,7 @@ def test_only_what_is_sent_comes_from_the_device(store: Store, cupy: None, gradi
         assert sum(hostcupy.copied) == sum(chunk_sizes(job.layout, format_of(gradient_format)))
 
 
-@pytest.mark.parametrize("gradient_format", ["bf16", "int8", "topk:0.1"])
+@pytest.mark.parametrize("gradient_format", [*slowly(["bf16", "topk:0.1"]), "int8"])
 def test_what_was_left_out_goes_from_device_to_host_and_back(store: Store, cupy: None, gradient_format: str) -> None:
     """It is stored by who leaves; each incarnation finds it, wherever that computes, and goes on to the same bits."""
     ended = []
@@ -525,7 +534,9 @@ def test_who_computes_on_the_cpu_never_asks_for_cupy(store: Store, monkeypatch: 
 # -- the aggregator ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("optimizer", [*OPTIMIZERS, GROUPED], ids=str)
+@pytest.mark.parametrize(
+    "optimizer", [GROUPED, *(pytest.param(each, marks=pytest.mark.slow) for each in OPTIMIZERS)], ids=str
+)
 def test_a_twin_makes_what_a_part_makes(cupy: None, optimizer: kvps.Optimizer) -> None:
     config, layout = JobConfig(workers=2, optimizer=optimizer), Layout.of(large_model(), shards=2)
     parts = [ShardArrays(config, layout, 1), DeviceStep(config, layout, 1, Cuda(hostcupy, 0))]
@@ -544,7 +555,7 @@ def test_a_twin_makes_what_a_part_makes(cupy: None, optimizer: kvps.Optimizer) -
             part.promote()
 
 
-@pytest.mark.parametrize("transport", ["redis", "shm"])
+@pytest.mark.parametrize("transport", [*slowly(["redis"]), "shm"])
 def test_an_aggregator_on_a_device_commits_the_same_bits(store: Store, cupy: None, transport: str) -> None:
     """It is taken over in the middle, by one that reads weights and state anew."""
     shards = 2 if transport == "redis" else 1

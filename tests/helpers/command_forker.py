@@ -1,4 +1,4 @@
-"""Runs commands of kvps in children forked after the imports, which are most of the cost of a short command.
+"""Runs commands of the module that is named in children forked after the imports, which are most of their cost.
 
 Reads requests from stdin and writes answers to stdout, a line of JSON each:
 [arguments, environment, directory] -> [exit code, stdout, stderr].
@@ -6,6 +6,7 @@ Reads requests from stdin and writes answers to stdout, a line of JSON each:
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
@@ -14,6 +15,8 @@ from tempfile import TemporaryFile
 from typing import IO
 
 from kvps.cli import main
+
+app = importlib.import_module(sys.argv[1]).app
 
 
 def _serve() -> None:
@@ -34,8 +37,8 @@ def _become(out: IO[bytes], err: IO[bytes], arguments: list[str], environment: d
         os.chdir(directory)
         os.environ.clear()
         os.environ.update(environment)
-        sys.argv = ["kvps", *arguments]
-        main()
+        sys.argv = [app.info.name or "kvps", *arguments]
+        main(app)
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else 1
     except BaseException:

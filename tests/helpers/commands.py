@@ -28,18 +28,22 @@ def kvps_run(*arguments: str, **environment: str) -> subprocess.CompletedProcess
 
 def kvps_forked(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run a command that starts nothing to its end, as `kvps_run` does, but without the time of its imports."""
-    forker = _command_forker()
+    return _forked("kvps.cli", arguments, environment)
+
+
+def _forked(module: str, arguments: Sequence[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    forker = _command_forker(module)
     assert forker.stdin
     assert forker.stdout
-    forker.stdin.write(json.dumps([arguments, os.environ | environment, os.getcwd()]) + "\n")
+    forker.stdin.write(json.dumps([arguments, {**os.environ, **environment}, os.getcwd()]) + "\n")
     forker.stdin.flush()
     return subprocess.CompletedProcess(arguments, *json.loads(forker.stdout.readline()))
 
 
 @cache
-def _command_forker() -> subprocess.Popen[str]:
+def _command_forker(module: str) -> subprocess.Popen[str]:
     """Return the process that forks the commands; it ends with this process, which has the other end of its stdin."""
-    command = [sys.executable, str(Path(__file__).with_name("command_forker.py"))]
+    command = [sys.executable, str(Path(__file__).with_name("command_forker.py")), module]
     of_no_test = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=of_no_test)
 
@@ -53,6 +57,11 @@ def bench_run(*arguments: str, **environment: str) -> subprocess.CompletedProces
         stdin=subprocess.DEVNULL,
         env=os.environ | environment,
     )
+
+
+def bench_forked(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a benchmark that starts nothing to its end, as `bench_run` does, but without the time of its imports."""
+    return _forked("kvps_bench.cli", arguments, environment)
 
 
 def private_store() -> kvps.Store:

@@ -1,6 +1,7 @@
 """DistributedDataParallel over gloo, which tests compare kvps.torch with; each rank is its own process.
 
-python ddp.py RANK WORKERS FOLDER      rank 0 leaves FOLDER/<optimizer>.npz, the final weights
+python ddp.py RANK WORKERS FOLDER      rank 0 leaves FOLDER/<optimizer>.npz, the final weights, and its buffers in
+                                       FOLDER/<optimizer>-buffers.npz
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ def main(rank: int, workers: int, folder: Path) -> None:
             optimizer.step()
         if rank == 0:
             np.savez(folder / f"{name}.npz", **weights_of(model))
+            np.savez(folder / f"{name}-buffers.npz", **{name: b.numpy() for name, b in model.named_buffers()})
     torch.distributed.destroy_process_group()
 
 

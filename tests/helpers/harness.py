@@ -20,7 +20,20 @@ from kvps.connection.sockets import connection_settings
 from kvps.device.base import CPU, Device
 from kvps.history.commit_log import Log
 from kvps.job import Job
-from kvps.optimizers import SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, Lion, NAdam, ParameterGroup, RMSprop
+from kvps.optimizers import (
+    SGD,
+    Adadelta,
+    Adagrad,
+    Adam,
+    Adamax,
+    AdamW,
+    DelayedNesterov,
+    Lion,
+    NAdam,
+    ParameterGroup,
+    RMSprop,
+    Yogi,
+)
 from kvps.protocol.plan import Contribution, Plan
 from kvps.schedules import TableLR
 from kvps.session.session import Session
@@ -41,6 +54,9 @@ OPTIMIZERS = [
     NAdam(lr=0.1, weight_decay=0.01, decoupled_weight_decay=True),
     Adamax(lr=0.1, weight_decay=0.01),
     Lion(lr=0.01, weight_decay=0.1),
+    Yogi(lr=0.1, weight_decay=0.01),
+    DelayedNesterov(lr=0.1, every=3),
+    DelayedNesterov(lr=0.1, every=2, c=0.3, maximize=True),
 ]
 """Each rule, and each way in which it steps."""
 GROUPED = Adam(
@@ -109,9 +125,9 @@ class _Abandoned(Aggregator):
         self._leases._keeper.remove(self._leases)
 
 
-def abandoned(job: Job, near: Near | None = None) -> _Abandoned:
+def abandoned(job: Job, near: Near | None = None, record: Path | None = None) -> _Abandoned:
     """Return an aggregator that ends with its `with` block as if its process had been killed."""
-    return _Abandoned(job, threading.Event(), near=near)
+    return _Abandoned(job, threading.Event(), near=near, record=record)
 
 
 def work(job: Job, rounds: int, step: Callable[[Session, Params, int], Params], workers: int) -> None:

@@ -13,6 +13,7 @@ from helpers.checkpoints import PATIENT, ROUNDS, STOP, train_to
 from helpers.faults import MortalServer
 from helpers.harness import aggregating, check_chain, model, work, work_on
 from helpers.servers import BINARY, private_directory
+from helpers.slowly import slowly
 from helpers.waiting import eventually
 from kvps_aggregator.checkpoints import Checkpoints
 from kvps_workers import load_task
@@ -65,7 +66,7 @@ def test_the_log_moves_and_is_one_chain_across_two_checkpoints_and_restores(
         check_chain(jobs[2], tmp_path)
 
 
-@pytest.mark.parametrize("staleness", [0, 1, -1])
+@pytest.mark.parametrize("staleness", [*slowly([0, -1]), 1])
 def test_a_restored_job_is_replayed_from_its_checkpoint(store: Store, tmp_path: Path, staleness: int) -> None:
     """And from version 0 where the logs of both are there, though the number of shards has changed."""
     settings: dict[str, Any] = {"workers": 2, "task": "digits", "batch_size": 96, "staleness": staleness}
@@ -101,6 +102,7 @@ def _run_task(job: Job, checkpoints: Checkpoints | None = None) -> None:
         assert eventually(lambda: job.state().finished(job.config))
 
 
+@pytest.mark.slow
 def test_the_log_in_redis_stays_short(store: Store, tmp_path: Path) -> None:
     job = store.create_job("job", {"x": np.zeros(3, np.float32)}, **PATIENT)
     longest = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,17 +17,23 @@ from helpers.harness import gradient
 from kvps_aggregator import Aggregator
 from kvps_aggregator.aggregator import is_idle
 from kvps_aggregator.job_watcher import JobWatcher
+from kvps_monitor.dashboard import answers
+from kvps_monitor.dashboard.frames import Look, as_json, frame
+from kvps_monitor.dashboard.history import History
+from kvps_monitor.live import JobWatch
+from kvps_monitor.spans import Traces, shard_spans, worker_spans
 from kvps_workers.queue.host import Host
 from kvps_workers.queue.queue import CPU, TaskQueue
 from kvps_workers.queue.task_runner import HostResources
 
 from hostile.scene import JOB, NEIGHBOUR, HurriedClient, Scene
 from kvps import store as store_module
-from kvps.cli import checkpoint, jobs, queue, status, verify
+from kvps.cli import checkpoint, graph, inspect, jobs, log, queue, status, timeline, top, verify
 from kvps.cli.connect import all_jobs
 from kvps.errors import KvpsError, WorkerAlive
 from kvps.history.checkpoint import Checkpoint, listed
 from kvps.history.commit_log import Log, LogFile
+from kvps.history.events import EventLog
 from kvps.job import Job
 from kvps.store import Store
 from kvps.transport import version_reader
@@ -89,6 +96,28 @@ def _state(scene: Scene, job: Open) -> None:
     found.clock()
     repr(found)
     str(found.config.optimizer)
+
+
+def _events(scene: Scene, job: Open) -> None:
+    found = job()
+    events = EventLog(found.client, found.keys)
+    for event in events.newest(3) + events.newest(0):
+        str(event)
+
+
+def _live(scene: Scene, job: Open) -> None:
+    watch = JobWatch(job())
+    watch.look()
+    json.dumps(watch.look().as_json())
+
+
+def _spans(scene: Scene, job: Open) -> None:
+    found = job()
+    iterations, versions = Traces(found).read(found.state().members)
+    for each in iterations.values():
+        list(worker_spans(each))
+    for made in versions.values():
+        list(shard_spans(made))
 
 
 def _looks(scene: Scene, job: Open) -> None:
@@ -189,6 +218,15 @@ def _command(run: Callable[[Scene], Any]) -> Callable[[Scene, Open], None]:
     return command
 
 
+def _inspect(scene: Scene, as_json: bool) -> None:
+    inspect.inspect(JOB, "*", None, as_json, scene.url)
+
+
+def _timelines(scene: Scene) -> None:
+    for name in ("t.perfetto-trace", "t.json", "t.svg"):
+        timeline.timeline(JOB, scene.folder / name, None, None, None, scene.url)
+
+
 def _save(scene: Scene) -> None:
     checkpoint.save(JOB, scene.folder, scene.url)
 
@@ -199,6 +237,25 @@ def _verify(scene: Scene, job: Open) -> None:
 
 def _checkpoint(scene: Scene, job: Open) -> None:
     job().checkpoint().begin  # noqa: B018 - reading it adds up the clocks
+
+
+def _dashboard(scene: Scene, job: Open) -> None:
+    """What a viewer of the job is sent, and what its pages ask for."""
+    watch, history = JobWatch(job()), History()
+    view = watch.look()
+    history.add(1, view)
+    look = Look(1, 1, view, history.snapshot(), *watch.kept())
+    said = frame(None, look) + frame(look, look) + frame(None, look, "w0")
+    kept = answers.kept_now(scene.store, JOB, look)
+    said += as_json(answers.spans(*kept, 0, 32, 0)) + as_json(answers.worker_iterations(*kept[:2], "w0"))
+    for worker in (None, "w0"):
+        said += as_json(answers.events_before(scene.store, JOB, "", 5, worker))
+    assert said.isascii()
+
+
+def _dashboard_list(scene: Scene, job: Open) -> None:
+    names = [one["job"] for one in answers.job_list(scene.store) if one["state"] != "unreadable"]
+    assert NEIGHBOUR in names, "it hides the neighbour"
 
 
 # -- files --------------------------------------------------------------------------------------------------------
@@ -298,6 +355,20 @@ READERS = {
     "remove": Reader(lambda scene, job: scene.store.remove_job(JOB), writes=True, every=40),
     "kvps status": Reader(_command(lambda scene: status.status(JOB, False, scene.url)), every=40),
     "kvps status --json": Reader(_command(lambda scene: status.status(JOB, True, scene.url)), every=40),
+    "events": Reader(_events, every=3),
+    "live view": Reader(_live, every=3),
+    "spans": Reader(_spans, every=3),
+    "kvps graph": Reader(_command(lambda scene: graph.graph(JOB, "svg", scene.url)), every=20),
+    "kvps graph -o json": Reader(_command(lambda scene: graph.graph(JOB, "json", scene.url)), every=40),
+    "kvps log": Reader(_command(lambda scene: log.log(JOB, False, 0, False, scene.url)), every=20),
+    "kvps log --json": Reader(_command(lambda scene: log.log(JOB, False, 9, True, scene.url)), every=40),
+    "kvps timeline": Reader(_command(_timelines), every=20),
+    "kvps inspect": Reader(_command(lambda scene: _inspect(scene, False)), writes=True, every=40),
+    "kvps inspect --json": Reader(_command(lambda scene: _inspect(scene, True)), writes=True, every=40),
+    "kvps top --once": Reader(_command(lambda scene: top.top(JOB, True, False, scene.url)), every=20),
+    "kvps top --json": Reader(_command(lambda scene: top.top(JOB, False, True, scene.url)), every=20),
+    "kvps dashboard: a job": Reader(_dashboard, every=4),
+    "kvps dashboard: jobs": Reader(_dashboard_list, every=10),
     "kvps jobs": Reader(_command(lambda scene: jobs.jobs(False, scene.url)), every=40),
     "kvps checkpoint save": Reader(_command(_save), writes=True, every=40),
     "kvps queue": Reader(_command(lambda scene: queue.show(False, None, scene.url)), every=4, of=QUEUE),

@@ -16,6 +16,7 @@ from kvps_workers.queue.queue import CPU, TaskQueue
 
 import kvps
 from hostile.mutations import Content
+from kvps.arrays.layout import Buffer
 from kvps.connection.client import Client
 from kvps.history import commit_log
 from kvps.job import Job
@@ -96,6 +97,7 @@ class Scene:
         k = job.keys
         possible = [k.pin, k.mirror, k.plan, k.ready, k.inbox, k.removed, k.units, k.free_units, k.draining, k.clock]
         possible += [k.finished, k.lease(0), k.term(0), k.lease(1), k.leases, k.owner(0), k.trace("w0"), k.skip]
+        possible += [k.activity, k.aggregators, k.shard_trace(0)]
         self.absent = [key.encode() for key in possible if key.encode() not in self._dumps]
         self.neighbour = self.digest(NEIGHBOURS_KEYS)
         self.size = sum(len(dump) for dump, _ in self._dumps.values())
@@ -179,8 +181,11 @@ def _pushed(*sessions: Session) -> None:
     abandon(sessions[0])
 
 
-def _trained(store: Store, folder: Path, workers: int = 2, rounds: int = 3, **settings: Any) -> Job:
-    job = store.create_job(JOB, model(), workers=workers, **(_LONG | settings))
+def _trained(
+    store: Store, folder: Path, workers: int = 2, rounds: int = 3, buffers: tuple[str, ...] = (), **settings: Any
+) -> Job:
+    params = model() | {name: Buffer(model()[name], "average") for name in buffers}
+    job = store.create_job(JOB, params, workers=workers, **(_LONG | settings))
     sessions = [job.join(f"w{i}") for i in range(workers)]
     with aggregating(job):
         for _ in range(rounds):
@@ -244,6 +249,7 @@ SCENES: dict[str, Callable[[Store, Path], Job]] = {
     "SSP, topk and bf16, a pin": _slow_reader,
     "units": lambda store, folder: _trained(store, folder, units=12),
     "two shards": lambda store, folder: _trained(store, folder, shards=2, optimizer=kvps.SGD(lr=0.1, momentum=0.9)),
+    "buffers": lambda store, folder: _trained(store, folder, buffers=("b", "scale"), optimizer=kvps.Adam(lr=0.1)),
     "restored": _restored,
     "queue": _queued,
 }

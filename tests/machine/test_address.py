@@ -22,6 +22,7 @@ def host():
         pytest.skip(str(why))
 
 
+@pytest.mark.slow
 def test_the_address_on_the_way_to_others_is_named_and_without_a_way_the_name(host) -> None:
     assert host.run(sys.executable, "-c", _PRINT).strip() == host.address
     host.run("ip", "route", "del", "default")

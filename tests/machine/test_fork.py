@@ -54,13 +54,14 @@ def _forked(store: Store, children: list[str], *options: str, **settings: Any) -
     return said
 
 
-@pytest.mark.parametrize("transport", ["redis", "shm"])
+@pytest.mark.parametrize("transport", ["redis", pytest.param("shm", marks=pytest.mark.slow)])
 def test_a_child_does_nothing_to_what_its_parent_made(store: Store, transport: str) -> None:
     children = ["uses", "closes", "exits", "raises", "collects", "uses-at-once", "closes-at-once", "process", "pool"]
     for name, status, commands, same in _forked(store, children, transport=transport):
         assert (name, status, commands, same) == (name, "1" if name == "raises" else "0", "0", "True")
 
 
+@pytest.mark.slow
 def test_a_child_of_a_worker_that_fetches_ahead(store: Store) -> None:
     """Its other thread goes on asking for the next version meanwhile, so commands are not counted."""
     children = ["uses", "exits", "collects"]
@@ -68,7 +69,8 @@ def test_a_child_of_a_worker_that_fetches_ahead(store: Store) -> None:
     assert [[name, status, same] for name, status, _, same in said] == [[name, "0", "True"] for name in children]
 
 
-@pytest.mark.parametrize("transport", ["redis", "shm"])
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["redis", pytest.param("shm", marks=pytest.mark.slow)])
 def test_a_child_connects_and_joins_anew(store: Store, transport: str) -> None:
     (name, status, _, _), *rest = _forked(store, ["connects"], transport=transport)
     assert (name, status, rest) == ("connects", "0", [])
@@ -182,13 +184,15 @@ ALONE = """if True:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "create"),
     [
         ("with kvps.local({'a': np.zeros(3, np.float32)}, workers=2) as job:", "job.state()"),
-        (
+        pytest.param(
             "worker = kvps.from_env(); job = worker.create_job({'a': np.zeros(3, np.float32)})\n    with worker:",
             "worker.create_job({})",
+            marks=pytest.mark.slow,
         ),
     ],
 )

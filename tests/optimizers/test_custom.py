@@ -66,6 +66,7 @@ def test_the_users_reduction_has_the_bits_of_the_median(store: Store, own_rules:
     _assert_equal(own, _trained(store, "kvps", reduction="median", shards=shards))
 
 
+@pytest.mark.slow
 def test_a_device_has_the_same_bits(store: Store, own_rules: Path, cupy: None) -> None:
     own = _trained(store, "own", Cuda(hostcupy, 0), optimizer=OWN, reduction="own_rules:median", shards=2)
     _assert_equal(own, _trained(store, "kvps", optimizer=SAME, reduction="median", shards=2))
@@ -230,6 +231,7 @@ def test_what_is_stored_is_read_without_an_import(own_rules: Path) -> None:
         {"state_names": "momentum"},
         {"state_names": ["w"]},
         {"state_names": ["view"]},
+        {"state_names": ["past1"]},
         {"state_names": ["m:1"]},
         {"state_names": ["m", "m"]},
         {"state_names": [["m"]]},

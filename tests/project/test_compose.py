@@ -32,6 +32,7 @@ PINNED = runpy.run_path(str(ROOT / "docker" / "pin.py"))["FILES"]
 PASSWORD = "0123456789abcdef" * 4
 NODES = [f"node-{number}" for number in range(1, 7)]
 SERVERS = {"valkey", "cluster", *NODES}  # what runs the server's image
+WATCHERS = {"prometheus", "grafana"}  # what knows neither Redis nor its password
 FIXED = Version("9.0.0")  # Valkey without CVE-2025-49844; 8.1.4 has the fix too
 
 
@@ -43,7 +44,8 @@ def test_valkey_keeps_everything_and_whoever_dies_comes_back() -> None:
     assert {name for name, each in SERVICES.items() if each["restart"] != "unless-stopped"} == {"submit", "cluster"}
     profiles = {name: each["profiles"] for name, each in SERVICES.items() if "profiles" in each}
     in_cluster = {name: ["cluster"] for name in (*NODES, "cluster")}
-    assert profiles == {"gpu-worker": ["gpu"], "submit": ["submit"]} | in_cluster
+    monitor = {name: ["monitor"] for name in (*WATCHERS, "metrics")}
+    assert profiles == {"gpu-worker": ["gpu"], "submit": ["submit"]} | in_cluster | monitor
 
 
 def test_the_server_is_past_cve_2025_49844() -> None:
@@ -64,6 +66,9 @@ def test_no_port_is_open_to_other_machines_unless_somebody_asks() -> None:
 def test_the_password_is_a_secret_that_only_the_user_of_each_service_reads() -> None:
     assert COMPOSE["secrets"] == {"redis_password": {"environment": "KVPS_PASSWORD"}}
     for name, each in SERVICES.items():
+        if name in WATCHERS:
+            assert "secrets" not in each
+            continue
         (secret,) = each["secrets"]
         assert (secret["source"], secret["mode"]) == ("redis_password", 0o400), name
         assert secret.get("uid", "0") == ("0" if name in SERVERS else "10001"), name
@@ -76,8 +81,8 @@ def test_the_password_is_a_secret_that_only_the_user_of_each_service_reads() -> 
 
 
 def test_each_command_of_kvps_has_the_options_of_this_version() -> None:
-    ours = {name: each for name, each in SERVICES.items() if name not in SERVERS}
-    assert ours.keys() == {"aggregator", "standby", "worker", "gpu-worker", "submit"}
+    ours = {name: each for name, each in SERVICES.items() if name not in SERVERS | WATCHERS}
+    assert ours.keys() == {"aggregator", "standby", "worker", "gpu-worker", "submit", "metrics"}
     for each in ours.values():
         check_parses([*each.get("entrypoint", ["kvps"])[1:], *each["command"]])
 
@@ -107,6 +112,7 @@ def _started(folder: Path, text: str, password: str = PASSWORD) -> subprocess.Po
     return subprocess.Popen(["sh", "-c", text], cwd=folder, env=environment, stdout=subprocess.PIPE)
 
 
+@pytest.mark.slow
 def test_the_server_wants_the_password_and_no_list_of_processes_shows_it(tmp_path: Path) -> None:
     server = _server(tmp_path, PASSWORD)
     try:

@@ -19,7 +19,7 @@ from ruamel.yaml import YAML
 pytestmark = pytest.mark.slow  # each starts whole commands
 
 COMPOSE = ROOT / "docker" / "compose.yaml"
-IMAGES = {"docker/Dockerfile": "[demo]", "docker/Dockerfile.cuda": "[demo,cuda12]"}
+IMAGES = {"docker/Dockerfile": "[demo,metrics]", "docker/Dockerfile.cuda": "[demo,metrics,cuda12]"}
 BIN = Path(sys.executable).parent
 
 

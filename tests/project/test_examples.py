@@ -38,6 +38,14 @@ def test_the_rows_of_a_worker() -> None:
     assert len(namespace["rows"]) == 15_000
 
 
+def test_a_worker_of_a_part(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kvps, "connect", lambda: store)
+    shown: dict[str, Any] = {}
+    exec(python_in("docs/data-and-groups.md")[1], shown)
+    assert list(shown["gradient"]) == ["head.w"]
+    assert [c.part for c in shown["job"].inbox()] == ["head"]
+
+
 def test_a_process_group_as_one_worker(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """The loop of a member, whose group is this process alone."""
     environment = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
@@ -50,7 +58,7 @@ def test_a_process_group_as_one_worker(store: Store, monkeypatch: pytest.MonkeyP
     served.start()
     try:
         exec(
-            python_in("docs/data-and-groups.md")[1],
+            python_in("docs/data-and-groups.md")[2],
             {"kvps": kvps, "torch": torch, "job": job, "model": model, "batch_of": lambda round_, rank: batch},
         )
     finally:
@@ -247,7 +255,7 @@ def test_submit_from_python(home: Path, start: Any) -> None:
 def test_the_loop_of_the_page_of_local_steps(home: Path) -> None:
     assert kvps_run("server", "start").returncode == 0
     try:
-        creating, joining = python_in("docs/local-training.md")
+        creating, joining, clocked = python_in("docs/local-training.md")
         there: dict[str, Any] = {}
         exec(creating.replace("workers=4", "workers=1"), there)
         x = torch.randn(8, 20)
@@ -258,5 +266,12 @@ def test_the_loop_of_the_page_of_local_steps(home: Path) -> None:
         exec(joining, there)
         thread.join(30)
         assert check_chain(job) == 3, "50 steps, 50, and the 20 that were left"
+        exec(clocked.replace("workers=4", "workers=1"), there)
+        timed = there["job"]
+        thread = threading.Thread(target=kvps_aggregator.serve, args=(timed,))
+        thread.start()
+        exec(joining, there)
+        thread.join(30)
+        assert sum(c.weight for commit in timed.log() for c in commit.plan.contributions) == 120
     finally:
         assert kvps_run("server", "stop").returncode == 0

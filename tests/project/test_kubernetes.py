@@ -58,6 +58,7 @@ def selects(selector: dict[str, Any], component: str) -> bool:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_object_fits_the_schema_of_kubernetes(objects: list[dict[str, Any]], version: str) -> None:
     assert len(objects) == 8

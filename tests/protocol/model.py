@@ -221,8 +221,8 @@ class Model:
         if not (active or s.zombie) if session else more:
             answer, t = self.scripts.join(s, worker)
             if answer[0] == "OK":
-                _, life, round_ = answer
-                begun = Session(life, 0, round_, "take" if self.units else "pull")
+                _, life, round_, weight_sum = answer
+                begun = Session(life, 0, round_, "take" if self.units else "pull", weight_sum=weight_sum)
                 t = t._replace(sessions=put(s.sessions, worker, begun))
                 if session and (session.does != "pull" or session.round >= self.rounds):  # else it sees that it is out
                     t = t._replace(zombie=(worker, session))
@@ -278,21 +278,24 @@ class Model:
                 t = t._replace(wrong="a contribution is accepted on the word of an earlier run")
             if t != s and entry and entry.unit != session.unit:
                 t = t._replace(wrong="a contribution is accepted as of another unit than it was computed on")
+            if len(t.accepted) > len(s.accepted) and session.weight_sum != sum(c.worker == worker for c in s.accepted):
+                t = t._replace(wrong="a batch is trained twice, or left out")
             if answer[0] == "ACK" and session.does == "push" and entry and entry.accepted > session.seq:
                 t = t._replace(wrong="a gradient is acknowledged in the place of another")
             counts = (worker, session.incarnation, session.seq + 1) in {c[:3] for c in t.accepted}
             if self.drops and answer[0] in ("ACK", "LATE") and counts != (answer[0] == "ACK"):
                 t = t._replace(wrong="a worker is not told the truth about a contribution that came late")
             match answer:
-                case ("ACK", _) if not self._is_safe(t, CONTROL, "push-synced"):
+                case ("ACK", _, _) if not self._is_safe(t, CONTROL, "push-synced"):
                     yield Step(f"{who} pushes, and waits for the replica", then(t, session._replace(does="ask")))
-                case ("ACK", round_):
+                case ("ACK", round_, weight_sum):
                     t = self._promised(t, worker, session)
-                    after = Session(session.incarnation, session.seq + 1, round_, "take" if self.units else "pull")
+                    does = "take" if self.units else "pull"
+                    after = Session(session.incarnation, session.seq + 1, round_, does, weight_sum=weight_sum)
                     yield Step(f"{who} pushes round {round_}", then(t, after))
                 case ("LATE",):
                     past = session.base if s.version == session.base else -1
-                    after = Session(session.incarnation, session.seq + 1, session.round, unit=session.unit, past=past)
+                    after = session._replace(seq=session.seq + 1, does="pull", history=0, base=0, past=past)
                     yield Step(f"{who} pushes too late", then(t, after))
                 case ("SEQUENCE",) if s.life == 0:
                     yield Step(f"{who} pushes", s._replace(wrong="a worker in order is told SEQUENCE"))
@@ -496,6 +499,8 @@ class Model:
                 return "a clock is not the count of commits"
             if (entry.pending if entry else 0) != waiting[worker]:
                 return "pending is not the count of what waits"
+            if entry and entry.weight_sum != sum(c.worker == worker for c in s.accepted):
+                return "a sum of weights is not that of what was accepted"
             if entry and entry.pending > self.scripts.max_pending:
                 return "more than max_pending wait"
             if entry and entry.state == GONE and entry.pending:

@@ -27,12 +27,16 @@ MUTANTS = {
     "push-late-plan": "push: also while the plan without it is open",
     "push-late-repeat": "push: a repeat of what was dropped is told that it counts",
     "push-late-first": "push: a repeat is told that it comes late, though it was accepted",
+    "push-weight-sum": "push: does not add the weight of what it accepts",
+    "push-weight-sum-once": "push: a repeat adds the weight again",
+    "push-weight-sum-late": "push: what is dropped adds its weight too",
     "join-own": "join: admits at the others' round though this worker was further",
     "join-others": "join: admits at the worker's own round, whatever the others did meanwhile",
     "join-plan": "join: does not count the rounds that the open plan will end",
     "join-pending": "join: forgets what the last incarnation has waiting",
     "join-waits": "join: admits past rounds that the last incarnation still has waiting",
     "join-unit": "join: the last incarnation's unit is not given back",
+    "join-weight-sum": "join: begins the sum of weights anew",
     "join-restart": "join: also after a restart of the server",
     "next-unit-restart": "take: also after a restart of the server",
     "next-unit-incarnation": "take: any incarnation may take for the present one",
@@ -147,7 +151,8 @@ class Plan(NamedTuple):
 
 class Entry(NamedTuple):
     """A worker in the workers hash. `round` is that of its last accepted contribution, `unit` what it computes, `late`
-    the number of the contribution that was dropped last."""
+    the number of the contribution that was dropped last, `weight_sum` the sum of the weights of all incarnations'
+    accepted contributions, each of which weighs 1."""
 
     incarnation: int
     state: str
@@ -158,6 +163,7 @@ class Entry(NamedTuple):
     finished: bool
     unit: int | None
     late: int = 0
+    weight_sum: int = 0
 
     @property
     def counts(self) -> bool:
@@ -168,7 +174,8 @@ class Session(NamedTuple):
     """A worker's process: it will pull, push, or ask whether a push had been accepted before its link was cut.
 
     Where data is handed out it will take a unit before, or leave. `history` and version `base` are what it has pulled;
-    `past` is the version that it waits to see the end of, because its contribution to the next one came too late.
+    `past` is the version that it waits to see the end of, because its contribution to the next one came too late. By
+    `weight_sum`, as join and push have told it, it knows its next batch.
     """
 
     incarnation: int
@@ -179,6 +186,7 @@ class Session(NamedTuple):
     history: int = 0
     base: int = 0
     past: int = -1
+    weight_sum: int = 0
 
 
 class Holder(NamedTuple):
@@ -464,10 +472,11 @@ class Scripts:
         if pending and self.has("join-waits"):
             round_ = own  # a skip would count as committed before what waits is
         life = s.next(entry.incarnation if entry else 0)
-        fresh = Entry(life, ACTIVE, 0, pending, round_ - clock - pending, 0, False, None)
+        weight_sum = entry.weight_sum if entry and self.has("join-weight-sum") else 0
+        fresh = Entry(life, ACTIVE, 0, pending, round_ - clock - pending, 0, False, None, weight_sum=weight_sum)
         if entry:
             s = self.drop_unit(s, worker, "join-unit")
-        return ("OK", life, round_), s.entered(worker, fresh)
+        return ("OK", life, round_, weight_sum), s.entered(worker, fresh)
 
     def take(self, s: State, worker: int, incarnation: int, job: int | None = None) -> Outcome:
         if self.another_job(s, job, "next-unit-id"):
@@ -496,7 +505,10 @@ class Scripts:
         if late and not ask and not self.has("push-late-first"):
             return ("LATE",), s
         if seq == entry.accepted and self.has("push-repeat") and self.has("push-sequence"):
-            return ("LATE",) if entry.late == seq and self.has("push-late-repeat") else ("ACK", entry.round), s
+            if entry.late == seq and self.has("push-late-repeat"):
+                return ("LATE",), s
+            entry = entry._replace(weight_sum=entry.weight_sum + (not ask and not self.has("push-weight-sum-once")))
+            return ("ACK", entry.round, entry.weight_sum), s.entered(worker, entry)
         if entry.state != ACTIVE and self.has("push-state"):
             return ("EVICTED",), s
         if ask:
@@ -512,15 +524,21 @@ class Scripts:
         if session.unit != entry.unit and self.has("push-unit"):
             return ("UNIT",), s
         if late and self.has("push-late"):
-            return ("LATE",), s.entered(worker, entry._replace(accepted=seq, late=seq))
+            weight_sum = entry.weight_sum + (not self.has("push-weight-sum-late"))
+            return ("LATE",), s.entered(worker, entry._replace(accepted=seq, late=seq, weight_sum=weight_sum))
         if entry.pending >= self.max_pending and self.has("push-full"):
             return ("FULL",), s
         unit, keeps = entry.unit, not self.has("push-pushed")
         entry = entry._replace(accepted=seq, pending=entry.pending + 1, unit=unit if keeps else None)
-        entry = entry._replace(round=s.clock[worker] + entry.pending + entry.skip)
+        entry = entry._replace(
+            round=s.clock[worker] + entry.pending + entry.skip,
+            weight_sum=entry.weight_sum + self.has("push-weight-sum"),
+        )
         c = Contribution(worker, entry.incarnation, seq, entry.round, unit, session.base if self.drops else 0)
         s = s.entered(worker, entry).united(unit, PUSHED)._replace(accepted=s.accepted | {c})
-        return ("ACK", entry.round), s._replace(inbox=tuple(sorted((*s.inbox, c))))  # a plan sorts them so anyway
+        return ("ACK", entry.round, entry.weight_sum), s._replace(
+            inbox=tuple(sorted((*s.inbox, c)))
+        )  # a plan sorts them so anyway
 
     def leave(self, s: State, worker: int, incarnation: int, finished: bool = True, job: int | None = None) -> Outcome:
         if self.another_job(s, job, "leave-id"):

@@ -51,6 +51,7 @@ def _bytes_a_contribution(store: Store, workers: int, staleness: int) -> float:
     return sent / (ROUNDS * workers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("staleness", [0, 2])
 def test_the_bytes_of_a_contribution_do_not_grow_with_the_workers(store: Store, staleness: int) -> None:
     """With every look of a worker at every other, 64 cost ten times as much as 4."""

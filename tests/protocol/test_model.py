@@ -20,7 +20,7 @@ def _bounds(shards: int, staleness: int, slow: bool = False, **settings: Any) ->
 
 
 SMALL = [
-    _bounds(1, 0, kills=1, evictions=1, joined=False),
+    _bounds(1, 0, kills=1, evictions=1, joined=False, slow=True),
     _bounds(1, 0, kills=1, evictions=1, lost=1, slow=True),
     _bounds(1, 0, kills=1, takeovers=1, lost=1, slow=True),
     _bounds(1, 0, evictions=1, workers=3),
@@ -32,22 +32,22 @@ SMALL = [
     _bounds(1, 0, kills=1, evictions=1, bad=1, slow=True),
     _bounds(1, 1, kills=1, bad=1, slow=True),
     _bounds(1, 1, bad=1, rounds=3, slow=True),
-    _bounds(2, 0, late=1, bad=1),
-    _bounds(2, 0, lost=1, bad=1),
+    _bounds(2, 0, late=1, bad=1, slow=True),
+    _bounds(2, 0, lost=1, bad=1, slow=True),
     _bounds(2, 0, takeovers=1, bad=1, slow=True),
     _bounds(1, 0, units=2, kills=1),
-    _bounds(1, 0, units=2, evictions=1),
-    _bounds(1, 0, units=2, lost=1, bad=1),
+    _bounds(1, 0, units=2, evictions=1, slow=True),
+    _bounds(1, 0, units=2, lost=1, bad=1, slow=True),
     _bounds(1, 0, units=2, workers=3),
-    _bounds(1, 1, units=2, evictions=1),
+    _bounds(1, 1, units=2, evictions=1, slow=True),
     _bounds(1, ASP, units=2, kills=1),
-    _bounds(2, 0, units=1, kills=1, bad=1),
+    _bounds(2, 0, units=1, kills=1, bad=1, slow=True),
     _bounds(1, 0, workers=1, losses=1),
     _bounds(1, 0, workers=1, losses=1, kills=1, rounds=1),
     _bounds(1, 0, workers=1, losses=1, bad=1, rounds=1),
     _bounds(1, 0, workers=1, losses=1, rounds=1, joined=False),
-    _bounds(1, ASP, workers=1, losses=1),
-    _bounds(1, 0, workers=1, losses=1, units=2),
+    _bounds(1, ASP, workers=1, losses=1, slow=True),
+    _bounds(1, 0, workers=1, losses=1, units=2, slow=True),
     _bounds(1, 0, workers=1, removals=2, rounds=1),
     _bounds(1, 0, removals=1, rounds=1),
     _bounds(1, 0, workers=1, removals=2, rounds=1, units=1),
@@ -55,10 +55,10 @@ SMALL = [
     _bounds(1, 0, workers=1, failovers=1, slow=True),
     _bounds(1, 0, quorum=1, evictions=1),
     _bounds(1, 0, quorum=1, kills=1, evictions=1, lost=1, slow=True),
-    _bounds(1, 0, quorum=1, drops=True, evictions=1),
+    _bounds(1, 0, quorum=1, drops=True, evictions=1, slow=True),
     _bounds(1, 0, quorum=1, drops=True, evictions=1, lost=1, slow=True),
     _bounds(1, 0, quorum=2, drops=True, workers=3, kills=1, rounds=1),
-    _bounds(1, 0, quorum=1, drops=True, units=2, kills=1, lost=1),
+    _bounds(1, 0, quorum=1, drops=True, units=2, kills=1, lost=1, slow=True),
     _bounds(1, ASP, quorum=2, evictions=1, lost=1, slow=True),
     _bounds(2, 0, quorum=1, drops=True, bad=1, rounds=1),
 ]
@@ -148,6 +148,10 @@ SEEN = {  # the mutant, and where it shows
     "push-late-plan": ((1, 0), DROPS),
     "push-late-repeat": ((1, 0), DROPS | {"lost": 1}),
     "push-late-first": ((1, 0), DROPS | {"lost": 1}),
+    "push-weight-sum": ((1, 0), {}),
+    "push-weight-sum-once": ((1, 0), {"lost": 1}),
+    "push-weight-sum-late": ((1, 0), DROPS),
+    "join-weight-sum": ((1, 0), {"evictions": 1}),
     "plan-quorum": ((1, 0), {"quorum": 2}),
     "plan-present": ((1, 0), {"quorum": 2, "kills": 1}),
     "session-own": ((1, 0), {"quorum": 1, "max_pending": 2}),
@@ -245,6 +249,7 @@ def test_a_missing_check_is_seen(mutants: str) -> None:
     assert explore(_model(*sizes, set(mutants.split()), **settings), first=True).found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutant", REDUNDANT)
 def test_a_check_that_others_make_too_is_not_missed(mutant: str) -> None:
     """So that it is known which checks only guard against what the model does not have."""

@@ -69,7 +69,7 @@ def test_a_repeated_push_is_one_contribution(job: Job) -> None:
     push = ("w0", me.incarnation, 1, 0, 1, "0,0", job.state().history)
     assert job.scripts.ask("w0", me.incarnation, 1) is None
     first = job.scripts.push(*push)
-    assert first == (1, 1)
+    assert first == (1, 1, 0)
     assert job.scripts.push(*push) == first
     assert job.scripts.ask("w0", me.incarnation, 1) == first
     assert job.client.call("XLEN", job.keys.inbox) == 1

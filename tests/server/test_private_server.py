@@ -42,6 +42,7 @@ def test_who_started_it_ends_and_the_others_go_on(home: Path, start: Any) -> Non
     assert eventually(lambda: private_server.running() is None)
 
 
+@pytest.mark.slow
 def test_who_used_it_alone_ends_it(home: Path, start: Any) -> None:
     first = start("worker", "--job", "none")
     first.until("waiting for job")
@@ -118,6 +119,7 @@ def test_the_guard_ends_with_its_server(home: Path) -> None:
 # -- what is said when it cannot be had -----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_taken_port_is_said_with_the_servers_own_words(home: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -246,6 +248,7 @@ def test_modules_of_the_user_do_not_stand_in_for_others(home: Path, tmp_path: Pa
 # -- data that outlive it -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", list(BINARIES))
 def test_a_server_with_a_data_directory_goes_on_where_it_was(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
@@ -266,6 +269,7 @@ def test_a_server_with_a_data_directory_goes_on_where_it_was(
     assert private_server.stop()
 
 
+@pytest.mark.slow
 def test_a_data_directory_that_is_none(home: Path, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()

@@ -127,6 +127,7 @@ def test_an_aggregator_behind_such_a_link_ends(store: Store) -> None:
     assert np.unique(job.snapshot()[1]["a"]).tolist() == [-1.0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("limit", "says"),
     [

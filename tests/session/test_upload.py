@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from helpers.digits_job import digits_job, proved, run_workers, task_gradient, training
 from helpers.harness import aggregating, check_chain, gradient, model, plain_loop, staleness_used, work
+from helpers.slowly import slowly
 from helpers.waiting import eventually
 from kvps_aggregator.shard.eager_fetch import EagerFetch
 from kvps_aggregator.verify.contribution import Coding
@@ -162,7 +163,7 @@ def test_bsp_equals_a_plain_loop_over_what_was_sent(store: Store, gradient_forma
         assert value.tobytes() == params[name].tobytes(), name
 
 
-@pytest.mark.parametrize("staleness", [0, 1, -1])
+@pytest.mark.parametrize("staleness", [*slowly([0, 1]), -1])
 @pytest.mark.parametrize("gradient_format", ["bf16", "int8", "topk:0.1"])
 def test_lossy_runs_are_replayed_bit_for_bit(
     store: Store, tmp_path: Path, gradient_format: str, staleness: int
@@ -364,7 +365,7 @@ def test_what_waits_for_others_is_fetched_early(
 # -- dead bytes ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("staleness", [0, 2])
+@pytest.mark.parametrize("staleness", [0, *slowly([2])])
 def test_dead_bytes_become_those_that_come_next(store: Store, staleness: int) -> None:
     """A large model's server holds as many bytes after thirty rounds as after five; none are left in the end."""
     params = {"x": np.zeros(700_000, np.float32)}

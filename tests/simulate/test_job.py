@@ -91,6 +91,7 @@ def test_a_data_node_that_fails_stops_everybody() -> None:
     assert 1000 + 29 * (record.failovers - 1) < record.end_s < 1100 + 31 * record.failovers
 
 
+@pytest.mark.slow
 def test_ten_thousand_workers_take_a_bounded_number_of_changes() -> None:
     setting = Setting(workers=10_000, nodes=64, shards=256, size=10e9, jitter=0.2, rounds=2)
     record = Job(setting, Constants.load()).run()

@@ -20,6 +20,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from helpers.ddp import loss_of, net, weights_of
+from helpers.digits_job import proved
 from helpers.group_member import POINTS, Member
 from helpers.harness import check_chain
 from helpers.paths import TESTS
@@ -34,11 +35,11 @@ ROUNDS = 6
 Weights = dict[str, np.ndarray]
 
 
-def _create(store: Store, name: str, **settings: Any) -> kvps.Job:
+def _create(store: Store, name: str, buffers: str = "own", **settings: Any) -> kvps.Job:
     model = net()
     optimizer = kvps.torch.optimizer(model, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9))
     settings = {"workers": 2, "transport": "redis", "worker_timeout_ms": 60_000} | settings
-    return store.create_job(name, kvps.torch.parameters(model), optimizer=optimizer, **settings)
+    return store.create_job(name, kvps.torch.parameters(model, buffers), optimizer=optimizer, **settings)
 
 
 @contextmanager
@@ -155,6 +156,34 @@ def test_two_groups_of_two_push_half_the_bytes_and_end_as_averaged_by_hand(
     _assert_same_bits(ends[2], _by_hand(store))
     for name, array in ends[1].items():  # the mean of four, added up in another order
         np.testing.assert_allclose(ends[2][name], array, rtol=0, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["average", "rank0"])
+def test_a_group_pushes_the_buffers_of_its_members(store: Store, server_url: str, tmp_path: Path, kind: str) -> None:
+    """Their mean, or those of the leader, from what all of them have pulled."""
+    job = _create(store, "job", kind, workers=1)
+    with _members(job, server_url, tmp_path) as members, _serving(job, record=tmp_path / "record"):
+        for process in [members.start(worker="w0", data=data, rank=data, size=2) for data in range(2)]:
+            _ended(process)
+    assert proved(job, tmp_path / "record").by == "recorded"
+    by_hand = _create(store, "by-hand", kind, workers=1)
+    with _serving(by_hand), kvps.torch.join(by_hand, model := net(), "w0") as worker:
+        while worker.session.round < ROUNDS:
+            worker.pull()
+            pulled, ends = {name: b.clone() for name, b in model.named_buffers()}, []
+            for data in range(2):
+                for name, buffer in pulled.items():
+                    model.get_buffer(name).copy_(buffer)
+                gradients = _gradients(model, data, worker.session.round)
+                ends.append((gradients, {name: b.clone() for name, b in model.named_buffers()}))
+            (ours, first), (theirs, second) = ends
+            for parameter, one, other in zip(model.parameters(), ours, theirs, strict=True):
+                parameter.grad = (one + other) / 2
+            for name, buffer in model.named_buffers():
+                buffer.copy_(first[name] if kind == "rank0" else (first[name] + second[name]) / 2)
+            worker.step()
+    _assert_same_bits(job.snapshot()[1], by_hand.snapshot()[1])
 
 
 @pytest.mark.slow
@@ -319,6 +348,7 @@ def test_an_error_of_one_member_or_of_redis_is_raised_in_all(store: Store, serve
     assert job.clock() == {"w0": 2}
 
 
+@pytest.mark.slow
 def test_what_is_no_group_is_refused_in_one_line(store: Store) -> None:
     job = _create(store, "job")
     with pytest.raises(kvps.InvalidSetting, match=r"^group must be a process group"):

@@ -121,6 +121,23 @@ def assert_close(one: Weights, other: Weights, far: float = 3e-6) -> None:
         np.testing.assert_allclose(one[name], other[name], rtol=0, atol=far * np.abs(other[name]).max(), err_msg=name)
 
 
+class Yogi(torch.optim.Optimizer):
+    """FedYogi's server step (Reddi et al., 2021, algorithm 2), which torch.optim does not have."""
+
+    def __init__(self, params: Any, lr: float, beta2: float, eps: float) -> None:
+        super().__init__(params, {"lr": lr, "beta2": beta2, "eps": eps})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        (group,) = self.param_groups
+        for p in group["params"]:
+            state, square = self.state[p], p.grad**2
+            m, v = (state.get(name, torch.zeros_like(p)) for name in ("m", "v"))
+            m = state["m"] = 0.9 * m + 0.1 * p.grad
+            v = state["v"] = v - (1 - group["beta2"]) * square * torch.sign(v - square)
+            p -= group["lr"] * m / (v.sqrt() + group["eps"])
+
+
 # -- the algorithms of docs/other-systems.md -----------------------------------------------------------------------
 
 
@@ -159,8 +176,9 @@ def test_local_sgd_averages_the_weights(store: Store) -> None:
             kvps.Adam(lr=0.01, beta2=0.99, eps=1e-3),
             lambda p: torch.optim.Adam(p, lr=0.01, betas=(0.9, 0.99), eps=1e-3),
         ),
+        (kvps.Yogi(lr=0.01, beta2=0.99, eps=1e-3), lambda p: Yogi(p, lr=0.01, beta2=0.99, eps=1e-3)),
     ],
-    ids=["FedAvgM", "FedAdagrad", "FedAdam"],
+    ids=["FedAvgM", "FedAdagrad", "FedAdam", "FedYogi"],
 )
 def test_the_outer_optimizers_of_fedopt_step_on_the_mean_difference(
     store: Store, outer: kvps.optimizers.Optimizer, in_torch: Inner
@@ -179,11 +197,13 @@ def test_the_users_scheduler_goes_on_over_rounds(store: Store) -> None:
     assert_close(ends, plain(1, sgd, lambda p: torch.optim.SGD(p, lr=1.0), STEPS * ROUNDS, halving))
 
 
-def test_asynchronous_workers_take_local_steps(store: Store) -> None:
+@pytest.mark.parametrize("outer", [kvps.SGD(lr=0.5), kvps.DelayedNesterov(lr=0.7, every=2)], ids=str)
+def test_asynchronous_workers_take_local_steps(store: Store, outer: kvps.optimizers.Optimizer) -> None:
     """Asynchronous local SGD: no one waits, every pseudo-gradient counts once, and the loss falls."""
     model = net()
     before = loss_of(model, 0, 100).item()
-    job = create(store, model, kvps.SGD(lr=0.5), workers=2, staleness=-1)
+    reduction = "mean" if isinstance(outer, kvps.SGD) else "sum"
+    job = create(store, model, outer, workers=2, staleness=-1, reduction=reduction)
     ends = trained(job, sgd, STEPS * 8)
     model.load_state_dict({name: torch.from_numpy(array) for name, array in ends.items()}, strict=False)
     assert loss_of(model, 0, 100).item() < before
@@ -342,7 +362,7 @@ def test_a_gradient_with_nan_reaches_no_optimizer(store: Store, nonfinite: str) 
 def test_a_large_gradient_whose_sum_overflows_counts() -> None:
     x = nn.Parameter(torch.zeros(4))
     local = LocalSteps({"x": x}, torch.optim.SGD([x], lr=1e-38), 1, JobConfig())
-    local.begin(anew=True)
+    local.begin(True, lambda: 0.0)
     x.grad = torch.full((4,), 3e38)
     assert local.take(None)
     assert (x < -2).all()
@@ -377,7 +397,7 @@ def test_a_wrong_loop_is_told(store: Store) -> None:
         (lambda m: {"inner": sgd([*m.parameters(), nn.Parameter(torch.ones(1))])}, "no parameters of the model"),
         (lambda m: {"inner": torch.optim.LBFGS(m.parameters())}, "LBFGS needs one"),
         (lambda m: {"inner": kvps.SGD()}, "inner must be an optimizer of torch.optim, not SGD"),
-        (lambda m: {"inner": sgd(m.parameters()), "local_steps": 0}, "whole number from 1 to 1000000, not 0"),
+        (lambda m: {"inner": sgd(m.parameters()), "local_steps": 0}, "whole number from 1 to 1000000, or auto, not 0"),
         (lambda m: {"inner": sgd(m.parameters()), "local_steps": True}, "not True"),
         (lambda m: {"inner": sgd(m.parameters()), "local_steps": 2.0}, r"not 2\.0"),
         (lambda m: {"inner": None}, "takes 3 local steps needs an optimizer for them: give inner="),
@@ -433,11 +453,11 @@ def test_sparse_frozen_and_unused_parameters(store: Store) -> None:
 def test_the_pseudo_gradient_of_bf16_is_float32() -> None:
     x = nn.Parameter(torch.tensor([1.0, 2.0], dtype=torch.bfloat16))
     local = LocalSteps({"x": x}, torch.optim.SGD([x], lr=0.5), 1, JobConfig())
-    local.begin(anew=True)
+    local.begin(True, lambda: 0.0)
     x.grad = torch.tensor([0.5, 1.0], dtype=torch.bfloat16)
     assert local.take(None)
     for _ in range(2):
-        pseudo = local.pseudo_gradient()["x"]
+        pseudo = local.pseudo_gradient("")[1]["x"]
         assert pseudo.dtype == torch.float32
         assert pseudo.tolist() == [0.25, 0.5]
 
@@ -569,13 +589,16 @@ def test_a_stored_state_that_is_damaged_or_gone_is_an_error(store: Store, harm: 
 def test_a_round_has_the_weights_of_its_steps(store: Store) -> None:
     job, model = create(store, net(), reduction="weighted"), net()
     inner = sgd(model.parameters())
-    with aggregating(job), kvps.torch.join(job, model, "w0", inner=inner, local_steps=STEPS) as worker:
+    with aggregating(job):
+        worker = kvps.torch.join(job, model, "w0", inner=inner, local_steps=STEPS)
         for weight in [5, 6, 7, 1, None, 2, None, None, None, 4]:
             worker.pull()
             loss_of(model, 0, 0).backward()
             with pytest.raises(kvps.InvalidSetting, match="weight must be a whole number from 1"):
                 worker.step(weight=0)
             worker.step(weight=weight)
+        worker.leave()
+        await_version(job, 4)
     assert [c.weight for commit in job.log() for c in commit.plan.contributions] == [18, 3, 1, 4]
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 import torch
@@ -37,39 +35,31 @@ def after_own_batches(rank: int) -> nn.Sequential:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_average_of_the_workers_buffers(store: Store, dtype: torch.dtype) -> None:
-    """In the order of ranks, as a job reduces; integer buffers and parameters stay a worker's own."""
+    """Integer buffers stay a worker's own, and so do all where the job has none."""
     models = [after_own_batches(rank).to(dtype) for rank in range(WORKERS)]
-    for rank, model in enumerate(models):
-        model.register_buffer("scale", torch.tensor(rank, dtype=dtype))
-        model[1].num_batches_tracked.fill_(rank)
-    want = {name: sum(m.get_buffer(name).float() for m in models) / WORKERS for name in (*BUFFERS, "scale")}
-    weights = [[p.clone() for p in model.parameters()] for model in models]
-    exec(of_page("def average"), found := {"torch": torch})
-    buffers_of: Callable[[Any], dict[str, torch.Tensor]] = found["buffers_of"]
-    start = buffers_of(after_own_batches(0).to(dtype)) | {"scale": torch.tensor(5.0)}
-    job = store.create_job("buffers", start, optimizer=kvps.SGD(lr=1.0), workers=WORKERS)
-    with aggregating(job), ThreadPoolExecutor(WORKERS) as pool:
-        for end in [pool.submit(found["average"], job, model, f"w{n}") for n, model in enumerate(models)]:
+    sgd = torch.optim.SGD(models[0].parameters(), lr=0.1)
+    exec(of_page('buffers="average"'), found := {"kvps": kvps, "store": store, "model": models[0], "sgd": sgd})
+    job: kvps.Job = found["job"]
+    want = {name: sum(m.get_buffer(name).float() for m in models[:2]) / 2 for name in BUFFERS}
+    with aggregating(job), ThreadPoolExecutor(2) as pool:
+
+        def train(number: int) -> None:
+            own = [buffer.clone() for buffer in models[number].buffers()]
+            with kvps.torch.join(job, models[number], f"w{number}") as worker:
+                worker.pull()
+                sum(p.sum() for p in models[number].parameters()).backward()  # type: ignore[union-attr]
+                for buffer, before in zip(models[number].buffers(), own, strict=True):
+                    buffer.copy_(before)
+                worker.step()
+
+        for end in [pool.submit(train, number) for number in range(2)]:
             end.result()
-        found["average"](job, models[0], "w0")  # a worker that was started again changes nothing
-    assert job.state().version == 1
-    for rank, model in enumerate(models):
-        for name, mean in want.items():
-            torch.testing.assert_close(model.get_buffer(name), mean.to(dtype), msg=name)
-        assert model[1].num_batches_tracked == rank
-        assert all(map(torch.equal, model.parameters(), weights[rank]))
-
-
-def test_an_average_that_a_worker_has_left_is_refused(store: Store) -> None:
-    exec(of_page("def average"), found := {"torch": torch})
-    model = after_own_batches(1)
-    own = [model.get_buffer(name).clone() for name in BUFFERS]
-    start = found["buffers_of"](net())
-    job = store.create_job("buffers", start, optimizer=kvps.SGD(lr=1.0), workers=2, worker_timeout_ms=1000)
-    job.join("w1").leave(finished=False)
-    with aggregating(job), pytest.raises(RuntimeError, match="a worker has left"):
-        found["average"](job, model, "w0")
-    assert all(torch.equal(model.get_buffer(name), before) for name, before in zip(BUFFERS, own, strict=True))
+        job.await_finished()
+    models[2][1].num_batches_tracked.fill_(7)
+    kvps.torch.load(job, models[2])
+    for name, mean in want.items():
+        torch.testing.assert_close(models[2].get_buffer(name), mean.to(dtype), msg=name)
+    assert models[2][1].num_batches_tracked == 7
 
 
 def test_statistics_of_the_final_weights_are_those_of_any_worker(store: Store) -> None:

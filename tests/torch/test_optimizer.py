@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.ddp import net, weights_of
+from helpers.slowly import slowly
 from helpers.stepping import Params, stepped
 from torch import nn
 from torch.optim import lr_scheduler
@@ -80,7 +81,7 @@ def two_groups(model: nn.Module, make: Make, **of_second: Any) -> torch.optim.Op
     return make([{"params": first}, {"params": second, "name": "no decay"} | of_second])
 
 
-@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("shards", [*slowly([1]), 3])
 @pytest.mark.parametrize("rule", RULES)
 def test_each_rule_steps_as_pytorchs(rule: str, shards: int) -> None:
     model = net()
@@ -107,7 +108,7 @@ def test_where_products_are_exact_the_bits_are_pytorchs(number: int) -> None:
         np.testing.assert_array_equal(ended[name], wanted, name)
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", [*list(RULES)[:4], *slowly(list(RULES)[4:])])
 def test_two_parameter_groups_step_as_pytorchs(rule: str) -> None:
     model = net()
     optimizer = two_groups(model, RULES[rule], lr=0.003, weight_decay=0.0)

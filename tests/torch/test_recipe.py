@@ -60,13 +60,14 @@ def trained(store: Store, folder: Path, steps: int, dtype: torch.dtype, shards: 
 @pytest.mark.parametrize(
     ("steps", "dtype", "shards"),
     [
-        (FEW, torch.float32, 1),
         (FEW, torch.float32, 2),
-        (FEW, torch.bfloat16, 1),
+        pytest.param(FEW, torch.float32, 1, marks=pytest.mark.slow),
+        pytest.param(FEW, torch.bfloat16, 1, marks=pytest.mark.slow),
         pytest.param(MANY, torch.bfloat16, 1, marks=pytest.mark.slow),
         pytest.param(MANY, torch.bfloat16, 2, marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.timeout(900)  # a step in bfloat16 takes a processor without it a second, if others want it too
 def test_a_gpt_ends_as_in_a_plain_loop(
     store: Store, tmp_path: Path, steps: int, dtype: torch.dtype, shards: int
 ) -> None:
@@ -84,6 +85,7 @@ def test_a_gpt_ends_as_with_distributed_data_parallel(store: Store, tmp_path: Pa
     assert distance(trained(store, tmp_path, MANY, torch.float32, shards), of_ddp) <= far
 
 
+@pytest.mark.slow
 def test_a_recipe_with_any_part_changed_ends_far_away() -> None:
     """So the comparisons above would notice each part that was left out."""
 

@@ -94,6 +94,7 @@ def test_a_formula_is_pytorchs_up_to_its_rounding(scheduled: Callable[[Any], Any
         scheduler.step()
 
 
+@pytest.mark.slow
 def test_a_table_ends_where_the_rate_changes_no_more() -> None:
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -172,6 +172,7 @@ def _make(home: str, id: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_notes_go_with_their_processes(runtime: Path, note: Path) -> None:
     """The note of a process that was killed is deleted by the next that makes a copy."""
     for id, left in (("ffffffff", ["ffffffff"]), (ID, [])):

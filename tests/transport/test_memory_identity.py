@@ -154,6 +154,7 @@ def _train(job: Job, rounds: int) -> None:
 # -- who does not see the memory of a job --------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_an_aggregator_that_does_not_see_the_memory_stands_by(store: Store, elsewhere: Elsewhere, run: Any) -> None:
     """Alone and beside one that serves the job; it says so once."""
     job = store.create_job("job", model(), optimizer=kvps.SGD(lr=0.05), **SHM)
@@ -173,6 +174,7 @@ def test_an_aggregator_that_does_not_see_the_memory_stands_by(store: Store, else
         np.testing.assert_array_equal(job.snapshot()[1][name], array)
 
 
+@pytest.mark.slow
 def test_a_worker_that_does_not_see_the_memory_is_refused(store: Store, elsewhere: Elsewhere, run: Any) -> None:
     job = store.create_job("job", model(), **SHM)
     code = "import sys, kvps; job = kvps.connect(sys.argv[1]).job('job'); print(job.snapshot()[0]); "
@@ -184,6 +186,7 @@ def test_a_worker_that_does_not_see_the_memory_is_refused(store: Store, elsewher
     assert job.state().members == {}
 
 
+@pytest.mark.slow
 def test_auto_takes_no_other_memory_than_the_first_job(
     store: Store, elsewhere: Elsewhere, run: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -443,6 +446,7 @@ def test_a_worker_that_joins_while_the_job_moves_does_not_work_in_the_old_memory
     assert not any(member.active for member in old.state().members.values())
 
 
+@pytest.mark.slow
 def test_it_is_said_for_one_job_over_shared_memory(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVPS_REDIS_URL", store.url)
     store.create_job("job", model(), transport="redis")

@@ -390,6 +390,7 @@ def test_a_holder_that_has_nothing_to_do_notices_too_that_the_memory_is_lost(sto
     assert check_chain(job) == 4
 
 
+@pytest.mark.slow
 def test_a_server_that_lost_its_last_writes_goes_on_from_what_it_was_given() -> None:
     """Its inbox waits for contributions whose memory has been written anew since."""
     settings = {**PATIENT, "lease_ms": 300, "mirror_every": "5", "optimizer": kvps.SGD(lr=0.05)}
@@ -912,7 +913,7 @@ def _stand_in(place: Path, how: str, outside: Path) -> None:
         os.chown(place, 65534 if how == "another's" else 0, 0)
 
 
-@pytest.mark.parametrize("level", [0, 1, 2])
+@pytest.mark.parametrize("level", [0, *(pytest.param(level, marks=pytest.mark.slow) for level in (1, 2))])
 @pytest.mark.parametrize("how", ["a link to another's", "a link to the same", "another's", "open to others"])
 def test_nothing_is_made_or_mapped_where_others_may_write(
     store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, outside: Path, how: str, level: int

@@ -104,6 +104,7 @@ def rounds_of(sessions: list[Session], rounds: int) -> list[str]:
     return out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weight_format", PLAIN)
 def test_all_workers_hold_the_bits_of_a_plain_simulation(store: Store, weight_format: str) -> None:
     job = made(store, weight_format)

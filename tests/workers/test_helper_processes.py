@@ -73,7 +73,9 @@ def _task(file: Path, gradient: str) -> str:
     return f"{file.stem}:Task"
 
 
-@pytest.mark.parametrize("said", [{"procs": 2}, {"procs": 3, "push_every": "4"}, {"procs": 2, "batch_size": 1}])
+@pytest.mark.parametrize(
+    "said", [{"procs": 3, "push_every": "4"}, pytest.param({"procs": 2, "batch_size": 1}, marks=pytest.mark.slow)]
+)
 def test_the_bits_are_those_of_one_process_alone(said: dict[str, Any]) -> None:
     config, task = _config(workers=40, **said), load_task("digits")
     rounds = Rounds(task, config, 7, np)
@@ -92,6 +94,7 @@ def test_the_bits_are_those_of_one_process_alone(said: dict[str, Any]) -> None:
         np.testing.assert_allclose(first.grads[name], whole.grads[name], rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_helper_that_is_killed_is_started_again() -> None:
     config, task = _config(procs=3), load_task("digits")
     rounds = Rounds(task, config, 0, np)
@@ -133,6 +136,7 @@ def test_what_a_task_raises_in_a_helper_is_said_in_one_line(mine: Path) -> None:
         helpers.round_gradient(task, rounds, 0, {"x": np.zeros(3, np.float32)})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("said", [{"procs": 2}, {"procs": 2, "push_every": "2", "staleness": -1, "units": 24}])
 def test_what_processes_trained_together_is_computed_again_by_one(store: Store, said: dict[str, Any]) -> None:
     job = digits_job(store, **said)

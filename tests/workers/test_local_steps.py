@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 from helpers.clusters import running
 from helpers.digits_job import digits_job, proved, run_workers, training
+from helpers.harness import aggregating, await_version
 from helpers.servers import ONE_AND_SLOWLY_ALL
 from kvps_workers import load_task
+from kvps_workers.contributions import Contributions
 from kvps_workers.local_steps import LocalSteps
 from kvps_workers.rounds import Batches, rounds_of
 
@@ -281,3 +283,21 @@ def test_a_contribution_that_was_not_accepted_leaves_no_trace() -> None:
                 assert local.state(accepted)["taken"] == 3
         assert local.state(accepted + 1)["taken"] == 3 * (accepted + 1)
         np.testing.assert_array_equal(local.state(accepted + 1)["momentum"], plain.state(accepted + 1)["momentum"])
+
+
+def test_a_round_that_was_dropped_leaves_no_trace(store: Store) -> None:
+    """It uses up a sequence number, and is not accepted: its steps stayed in the inner momentum."""
+    settings = {"quorum": 1, "late": "drop", "workers": 2}
+    job = digits_job(store, **_settings(inner_optimizer=kvps.SGD(lr=0.5, momentum=0.5), **settings))
+    with aggregating(job), job.join("w0") as first, job.join("w1") as second:
+        mine, other = (Contributions(job, load_task("digits"), rank, CPU) for rank in range(2))
+        pulled, weights = first.pull(), second.pull()
+        first.push(mine.compute(pulled, 0, first.accepted).grads)
+        await_version(job, 1)
+        late = other.compute(weights, 0, second.accepted)
+        with pytest.raises(kvps.ContributionLate):
+            second.push(late.grads)
+        assert (second.sequence, second.accepted) == (1, 0)
+        assert other.state(second.accepted) == {}
+        again = other.compute(weights, 0, second.accepted)
+        assert again.loss == late.loss

@@ -149,6 +149,7 @@ def test_what_was_trained_is_computed_again(store: Store, said: dict[str, Any]) 
     check_chain(job)
 
 
+@pytest.mark.slow
 def test_a_partition_of_the_same_rows_makes_the_same_bits(store: Store) -> None:
     """digits gives each worker every `workers`-th sample, which is what round-robin says."""
     ends = []

@@ -378,6 +378,7 @@ def test_whether_the_report_can_be_written_is_found_out_first(mine: Any) -> None
     assert mine.store.jobs() == []
 
 
+@pytest.mark.slow
 def test_the_digits_are_those_of_scikit_learn() -> None:
     from kvps_workers import digits
     from sklearn.datasets import load_digits

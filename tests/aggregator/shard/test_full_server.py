@@ -39,6 +39,7 @@ def _fill(store: Store, room: int) -> None:
     store.client.call("CONFIG", "SET", "maxmemory", store.client.memory()[0] + room)
 
 
+@pytest.mark.slow
 def test_a_server_full_of_gradients_drains_by_itself(impatient: Store) -> None:
     """There is no room to stage a version, until the reserve is given up. Again and again."""
     job = impatient.create_job("job", BIG, staleness=50, max_pending=8, transport="redis", **SUM)

@@ -14,6 +14,7 @@ from helpers.harness import aggregating
 from helpers.waiting import eventually
 from kvps_aggregator import Aggregator
 from kvps_aggregator.shard import storage_redis
+from kvps_aggregator.shard.garbage import dead, is_stray
 
 import kvps
 from kvps import store as store_module
@@ -68,6 +69,14 @@ def test_what_dead_processes_left_is_swept_and_nothing_else(store: Store) -> Non
     aggregator.sweep()
     assert _gradients(job) == set(), "w0 has left: what it sent and did not have accepted is nobody's"
     aggregator.release()
+
+
+def test_state_under_any_name_that_an_optimizer_may_give_it_is_swept() -> None:
+    """Also under one with capitals, of an optimizer of the user's own."""
+    names = ["w:3.1-a:0", "opt.momentum:3.1-a:0", "opt.Momentum2:3.1-a:0", "opt.past16:3.1-a:0", "opt.view:3.1-a:0"]
+    assert not any(map(is_stray, names))
+    assert list(dead(names, {"4.1-a"}, {}, set())) == names
+    assert list(dead(names, {"3.1-a"}, {}, set())) == []
 
 
 @pytest.mark.parametrize("transport", ["redis", "shm"])

@@ -41,7 +41,10 @@ def test_a_gradient_is_scaled_only_if_it_is_too_long() -> None:
     assert scale_of(1.0, []) == 1
 
 
-@pytest.mark.parametrize(("shards", "aggregators"), [(1, 1), (3, 1), (3, 2), (3, 3)])
+@pytest.mark.parametrize(
+    ("shards", "aggregators"),
+    [(3, 2), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((1, 1), (3, 1), (3, 3)))],
+)
 def test_all_shards_are_clipped_alike_whoever_holds_them(store: Store, shards: int, aggregators: int) -> None:
     """Against a loop in NumPy, and within its rounding against torch.nn.utils.clip_grad_norm_."""
     torch = pytest.importorskip("torch")
@@ -98,7 +101,7 @@ def test_a_device_clips_to_the_same_bits() -> None:
         parts = [any_floats(seed, layout.size)[chunk.start : chunk.stop] for seed in (2, 3)]
         for arrays in (here, there):
             gradient = np.empty(chunk.stop - chunk.start, np.float32)
-            assert arrays.reduce(a_plan(1), parts, gradient)
+            assert arrays.reduce(a_plan(1), chunk, parts, gradient)
             arrays.apply_scaled(a_plan(1), chunk, gradient, np.float32(0.3))
     assert here.next_weights.tobytes() == there.next_weights.tobytes()
     assert here.next_state["momentum"].tobytes() == there.next_state["momentum"].tobytes()

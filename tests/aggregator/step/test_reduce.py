@@ -117,7 +117,8 @@ def test_stale_contributions_count_for_less(kind: str, scaling: str) -> None:
     rows = np.random.default_rng(3).standard_normal((3, ITEMS), np.float32)
     config = kvps.JobConfig(workers=4, staleness=-1, reduction=kind, staleness_scaling=scaling)
     out = np.empty(ITEMS, np.float32)
-    assert reduce_plan(config, _plan_on(5, 4, 1), iter(rows), out)
+    plan = _plan_on(5, 4, 1)
+    assert reduce_plan(config, plan, plan.counting, iter(rows), out, out[ITEMS:], "")
     stale = np.array([0, 1, 4])
     factor = {"none": np.ones(3), "inverse": 1 / (1 + stale), "inverse-sqrt": (1 + stale) ** -0.5}[scaling]
     scaled = rows * factor.astype(np.float32)[:, None]

@@ -29,6 +29,10 @@ GROUPED = kvps.AdamW(
     groups=(kvps.ParameterGroup("b*", weight_decay=0.0, lr=TableLR([0.01, 0.02, 0.003], every=4)),),
 )
 
+DELAYED = kvps.DelayedNesterov(
+    lr=0.05, every=3, c=0.1, groups=(kvps.ParameterGroup("b*", every=2, c=0.0, lr=TableLR([0.1, 0.02], every=2)),)
+)
+
 # -- what is proved ------------------------------------------------------------------------------------------------
 
 
@@ -43,7 +47,9 @@ GROUPED = kvps.AdamW(
         (-1, 2, {"optimizer": kvps.AdamW(kvps.schedules.LinearLR(0.0, 0.01, over=8))}),
         (0, 2, {"optimizer": kvps.RMSprop(0.001, momentum=0.5, centered=True)}),
         (1, 2, {"optimizer": kvps.NAdam(0.01)}),
+        (-1, 2, {"optimizer": kvps.Yogi(0.01)}),
         (-1, 1, {"optimizer": kvps.Lion(0.001, weight_decay=0.1)}),
+        (-1, 2, {"optimizer": DELAYED, "reduction": "sum"}),
         (0, 2, {"optimizer": GROUPED}),
         (1, 1, {"optimizer": GROUPED}),
     ],

@@ -1,0 +1,147 @@
+"""Spans of aggregators: one entry a version and shard. Its phases are the time that passed; it has the norm."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+
+import numpy as np
+import pytest
+from helpers.clusters import SHM
+from helpers.harness import aggregating, await_version, gradient, model
+from helpers.waiting import eventually
+from kvps_aggregator.shard.spans import PHASES, ShardTraces, VersionSpans
+
+import kvps
+from kvps.connection.server_clock import ServerClock
+from kvps.errors import ServerFull
+from kvps.job import Job
+from kvps.protocol.plan import Plan
+from kvps.store import Store
+
+
+def trace_of(job: Job, shard: int) -> list[dict[str, str]]:
+    return [fields for _, fields in job.client.call("XRANGE", job.keys.shard_trace(shard), "-", "+")]
+
+
+def milliseconds(entry: dict[str, str]) -> float:
+    return sum(float(entry[f"{phase}_ms"]) for phase in PHASES)
+
+
+@pytest.mark.parametrize("transport", ["redis", SHM])
+@pytest.mark.parametrize("settings", [{}, {"optimizer": kvps.SGD(lr=0.1, clip_norm=1.0)}])
+def test_each_version_of_each_shard_is_recorded_once(store: Store, transport: str, settings: dict[str, object]) -> None:
+    shards = 2 if transport == "redis" else 1
+    job = store.create_job("j", model(), workers=2, shards=shards, transport=transport, **settings)
+    norms = []
+    with aggregating(job), job.join("w0") as w0, job.join("w1") as w1:
+        for round_ in range(5):
+            grads = [gradient(session.pull(), rank, round_) for rank, session in enumerate((w0, w1))]
+            mean = [(a.astype(np.float64) + b) / 2 for a, b in zip(*(g.values() for g in grads), strict=True)]
+            norms.append(math.sqrt(sum(float(np.sum(np.square(each))) for each in mean)))
+            for session, each in zip((w0, w1), grads, strict=True):
+                session.push(each)
+            await_version(job, round_ + 1)
+    traces = [trace_of(job, shard) for shard in range(shards)]
+    for trace in traces:
+        assert [int(entry["version"]) for entry in trace] == [1, 2, 3, 4, 5]
+        assert {int(entry["contributions"]) for entry in trace} == {2}
+        ends = [int(e["at"]) + 1000 * milliseconds(e) for e in trace]
+        assert all(int(e["at"]) >= end - 5000 for e, end in zip(trace[1:], ends, strict=False)), "no overlap"
+    received = [sum(int(trace[n]["received"]) for trace in traces) for n in range(5)]
+    assert received == [2 * job.layout.nbytes] * 5
+    found = [math.sqrt(sum(float(trace[n]["square_sum"]) for trace in traces)) for n in range(5)]
+    assert found == pytest.approx(norms, rel=1e-4)
+
+
+def test_phases_are_the_time_that_passed_also_on_several_threads(store: Store) -> None:
+    job = store.create_job("j", model())
+    clock = ServerClock(store.client.seconds)
+    clock.sample()
+    spans = VersionSpans(job, 0, clock)
+    plan = Plan(1, 1, "h", "h", 1, 0, (), ())
+
+    def chunk() -> None:
+        timer = spans.chunk()
+        for _ in timer.fetching(iter([np.ones(3, np.float32)])):
+            time.sleep(0.02)
+        timer.reduced(np.full(3, 2, np.float32))
+        time.sleep(0.01)
+        timer.end()
+
+    for threads in (1, 4):
+        began = time.perf_counter()
+        spans.begin()
+        running = [threading.Thread(target=chunk) for _ in range(threads)]
+        for thread in running:
+            thread.start()
+        for thread in running:
+            thread.join()
+        spans.made(12)
+        spans.committed(plan)
+        passed_ms = 1000 * (time.perf_counter() - began)
+        values = spans.entries.pop().split()
+        entry = dict(zip(values[::2], values[1::2], strict=True))
+        assert 25 < milliseconds(entry) <= passed_ms
+        assert float(entry["reduce_ms"]) > float(entry["step_ms"]) > 0
+        assert float(entry["square_sum"]) == 12 * threads
+
+
+def test_what_overflows_is_no_error(store: Store) -> None:
+    """A damaged contribution may hold anything until its digest is checked."""
+    clock = ServerClock(store.client.seconds)
+    clock.sample()
+    spans = VersionSpans(store.create_job("j", model()), 0, clock)
+    spans.begin()
+    timer = spans.chunk()
+    timer.reduced(np.array([3e38, np.inf, np.nan], np.float32))
+    timer.end()
+    spans.made(0)
+    spans.committed(Plan(1, 1, "h", "h", 1, 0, (), ()))
+    assert "square_sum 0 " in spans.entries[0]
+
+
+def test_a_full_server_costs_spans_and_nothing_else(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = store.create_job("j", model())
+    refused = []
+
+    def full(*_: object) -> None:
+        refused.append(1)
+        raise ServerFull("no room")
+
+    with aggregating(job), job.join("w0") as session, monkeypatch.context() as patch:
+        patch.setattr(job.scripts, "trace", full)
+        for round_ in range(3):
+            session.push(gradient(session.pull(), 0, round_))
+        await_version(job, 3)
+        assert eventually(lambda: bool(refused) or session.push(gradient(session.pull(), 0, 9)) == 0)
+    assert job.state().version >= 3
+
+
+def test_no_entry_is_lost_that_waits_for_the_next_write(store: Store) -> None:
+    job = store.create_job("j", model())
+    traces = ShardTraces(job)
+    spans = traces.of(0)
+    plan = Plan(1, 1, "h", "h", 1, 0, (), ())
+    for at_once, stored in ((True, 1), (False, None), (False, None), (True, 4)):
+        spans.begin()
+        spans.made(0)
+        spans.committed(plan)
+        traces.write(at_once)
+        assert stored is None or len(trace_of(job, 0)) == stored
+
+
+def test_waiting_for_other_aggregators_to_measure_is_fetching(store: Store) -> None:
+    clock = ServerClock(store.client.seconds)
+    clock.sample()
+    spans = VersionSpans(store.create_job("j", model()), 0, clock)
+    spans.begin()
+    spans.measured()
+    time.sleep(0.03)
+    spans.resume()
+    spans.made(0)
+    spans.committed(Plan(1, 1, "h", "h", 1, 0, (), ()))
+    values = spans.entries[0].split()
+    entry = dict(zip(values[::2], values[1::2], strict=True))
+    assert 30 <= float(entry["fetch_ms"]) <= milliseconds(entry)

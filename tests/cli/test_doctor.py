@@ -1,0 +1,101 @@
+"""`kvps doctor` on real servers: nothing is changed, and what is wrong has its remedy and exit code 1."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.commands import kvps_forked
+from helpers.harness import model
+
+import kvps
+from kvps.store import Store
+
+
+def doctor(url: str, *arguments: str) -> tuple[int, list[dict[str, Any]]]:
+    done = kvps_forked("doctor", "--json", *arguments, KVPS_REDIS_URL=url)
+    assert done.stderr == ""
+    return done.returncode, json.loads(done.stdout)
+
+
+def keys(store: Store) -> set[str]:
+    """All keys but the one with which each connection tests for a second that it may write."""
+    return set(store.client.scan("*")) - {"kvps:preflight"}
+
+
+def about(findings: list[dict[str, Any]], what: str) -> dict[str, Any]:
+    (one,) = [finding for finding in findings if finding["about"].startswith(what)]
+    return one
+
+
+def test_a_fit_server_is_fit_and_nothing_is_changed(store: Store) -> None:
+    store.create_job("j", model())
+    before = keys(store)
+    code, findings = doctor(store.url)
+    assert (code, keys(store)) == (0, before)
+    assert "wrong" not in {finding["verdict"] for finding in findings}
+    assert about(findings, "version")["found"].startswith(store.server_name)
+    assert about(findings, "latency")["verdict"] == "ok"
+    assert about(findings, "clock")["verdict"] == "ok"
+    assert about(findings, "user")["verdict"] in ("ok", "advice")
+    wanted = ("eviction", "persistence", "memory", "clients", "reply", "scripts", "replicas", "shared", "GPU")
+    assert all(about(findings, what) for what in wanted)
+    for finding in findings:
+        assert (finding["verdict"] == "ok") == (finding["remedy"] == ""), finding
+
+
+def test_people_see_each_remedy_under_its_finding(store: Store) -> None:
+    _, findings = doctor(store.url)
+    done = kvps_forked("doctor", KVPS_REDIS_URL=store.url)
+    assert done.returncode == 0
+    assert done.stdout.count("->") == sum(bool(finding["remedy"]) for finding in findings) > 0
+    assert len(done.stdout.splitlines()) == len(findings) + done.stdout.count("->")
+
+
+def test_a_model_that_does_not_fit_is_said_as_create_job_would(store: Store) -> None:
+    used, limit = store.client.memory()
+    store.client.call("CONFIG", "SET", "maxmemory", used + 50_000_000)
+    try:
+        code, findings = doctor(store.url, "--model", "1", "--workers", "2")
+        assert about(findings, "room for 1 MB")["verdict"] == "ok"
+        code, findings = doctor(store.url, "--model", "40", "--workers", "2")
+        assert (code, about(findings, "room for 40 MB")["verdict"]) == (1, "wrong")
+        big = {"model": np.zeros(10_000_000, np.float32)}
+        with pytest.raises(kvps.ServerFull):
+            store.create_job("j", big, workers=2, optimizer=kvps.Adam(), transport="redis")
+    finally:
+        store.client.call("CONFIG", "SET", "maxmemory", limit)
+
+
+def test_a_user_with_few_rights_is_told_what_cannot_be_seen(store: Store) -> None:
+    store.create_job("j", model())
+    store.client.call("ACL", "SETUSER", "few", "on", ">secret", "~*", "&*", "+@all", "-config", "-acl|whoami")
+    try:
+        code, findings = doctor(_as_user(store.url, "few", "secret"))
+        assert code == 0
+        assert "may not read" in about(findings, "configuration")["found"]
+        assert about(findings, "user")["found"] == "one with few rights, as kvps acl makes them"
+    finally:
+        store.client.call("ACL", "DELUSER", "few")
+
+
+def _as_user(url: str, user: str, password: str) -> str:
+    scheme, _, rest = url.partition("://")
+    return f"{scheme}://{user}:{password}@{rest.rpartition('@')[2]}"
+
+
+def test_a_server_that_evicts_is_one_line(store: Store) -> None:
+    store.client.call("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+    try:
+        done = kvps_forked("doctor", KVPS_REDIS_URL=store.url)
+        assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+        assert "maxmemory-policy noeviction" in done.stderr
+    finally:
+        store.client.call("CONFIG", "SET", "maxmemory-policy", "noeviction")
+
+
+def test_nobody_there_is_one_line(home: object) -> None:
+    done = kvps_forked("doctor")
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)

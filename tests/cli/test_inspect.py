@@ -1,0 +1,109 @@
+"""`kvps inspect`: the numbers of a whole version, one parameter or all, and how far they come between two looks."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.commands import KVPS, Started, kvps_forked
+from helpers.harness import aggregating, await_version, model
+
+import kvps
+from kvps.arrays.layout import Buffer
+from kvps.store import Store
+
+SGD = kvps.SGD(lr=1.0)
+
+
+def inspect(store: Store, *arguments: str) -> str:
+    done = kvps_forked("inspect", *arguments, KVPS_REDIS_URL=store.url)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def as_json(store: Store, *arguments: str) -> Any:
+    return json.loads(inspect(store, *arguments, "--json"))
+
+
+def test_each_parameter_has_its_numbers(store: Store) -> None:
+    weights = model()
+    store.create_job("j", weights, shards=2)
+    found = as_json(store, "j")
+    assert (found["version"], found["waiting"]) == (0, [])
+    assert [p["parameter"] for p in found["parameters"]] == list(weights)
+    for p in found["parameters"]:
+        array = weights[p["parameter"]]
+        assert (p["shape"], p["dtype"], p["change"]) == (list(array.shape), "float32", None)
+        assert p["norm"] == pytest.approx(float(np.linalg.norm(array.astype(np.float64).reshape(-1))))
+        assert (p["least"], p["greatest"]) == (array.min(), array.max())
+        assert "histogram" not in p
+    assert {shard for p in found["parameters"] for shard in p["shards"]} == {0, 1}
+
+
+def test_it_shows_the_version_that_is_committed(store: Store) -> None:
+    job = store.create_job("j", {"x": np.zeros(8, np.float32)}, workers=1, optimizer=SGD)
+    with aggregating(job), job.join("w0") as session:
+        session.pull()
+        session.push({"x": np.arange(8, dtype=np.float32)})
+        await_version(job, 1)
+    found = as_json(store, "j", "x")
+    (x,) = found["parameters"]
+    assert (found["version"], x["least"], x["greatest"], x["mean"], x["zeros"]) == (1, -7, 0, -3.5, 1)
+    assert sum(b["items"] for b in x["histogram"]) == 8
+    shown = inspect(store, "j", "x").splitlines()
+    assert shown[0] == "version 1  0 contributions waiting"
+    assert len(shown) == 3 + len(x["histogram"])
+    assert all("█" in line for line, b in zip(shown[3:], x["histogram"], strict=True) if b["items"])
+
+
+def test_contributions_that_wait_are_named(store: Store) -> None:
+    job = store.create_job("j", {"x": np.zeros(8, np.float32)}, workers=2)
+    with job.join("w0") as w0, job.join("w1"):
+        w0.pull()
+        w0.push({"x": np.ones(8, np.float32)})
+        assert "1 contributions waiting: w0 round 1" in inspect(store, "j")
+        assert as_json(store, "j")["waiting"] == [{"worker": "w0", "round": 1, "base": 0}]
+
+
+def test_a_pattern_chooses(store: Store) -> None:
+    names = ["layers.0.w", "layers.1.w", "head.w"]
+    store.create_job("j", {name: np.ones((2, 3), np.float32) for name in names})
+    assert [p["parameter"] for p in as_json(store, "j", "layers.*")["parameters"]] == names[:2]
+    lines = inspect(store, "j", "layers.*").splitlines()
+    assert len(lines) == 4
+    assert "2 x 3" in lines[-1]
+
+
+def test_parts_and_buffers_are_said(store: Store) -> None:
+    store.create_job("parts", {"a": np.ones(3, np.float32), "b": np.ones(3, np.float32)}, parts={"l": "a", "r": "b"})
+    assert [p["part"] for p in as_json(store, "parts")["parameters"]] == ["l", "r"]
+    store.create_job("buffers", {"a": np.ones(3, np.float32), "m": Buffer(np.ones(3, np.float32), "average")})
+    assert [p.get("buffer") for p in as_json(store, "buffers")["parameters"]] == [None, "average"]
+
+
+def test_it_looks_again_and_says_how_far_the_weights_came(store: Store) -> None:
+    job = store.create_job("j", {"x": np.full(4, 2, np.float32)}, workers=1, optimizer=SGD)
+    looking = Started([*KVPS, "inspect", "j", "--every", "0.1", "--redis", store.url])
+    looking.until("0.00%")
+    with aggregating(job), job.join("w0") as session:
+        session.pull()
+        session.push({"x": np.full(4, 0.5, np.float32)})
+        assert "25.00%" in looking.until("25.00%")
+    assert looking.end() == 128 + 15
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("j", "nothing"), "job j has no parameter 'nothing': it has "),
+        (("j", "--every", "0"), "--every"),
+        (("other",), "other"),
+    ],
+)
+def test_what_is_wrong_is_one_line(store: Store, arguments: tuple[str, ...], words: str) -> None:
+    store.create_job("j", model())
+    done = kvps_forked("inspect", *arguments, KVPS_REDIS_URL=store.url)
+    assert (done.returncode in (1, 2), done.stderr.count("\n")) == (True, 1)
+    assert words in done.stderr

@@ -1,0 +1,187 @@
+"""`kvps log`: each thing that happens to a job is a line, in its order, and nobody's text is obeyed."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.commands import KVPS, Started, kvps_forked
+from helpers.digits_job import digits_job
+from helpers.harness import abandoned, aggregating, await_version, gradient, model
+from helpers.waiting import eventually
+
+import kvps
+from kvps.history.events import EventLog
+from kvps.job import Job
+from kvps.store import Store
+
+
+def log(store: Store, *arguments: str) -> list[str]:
+    done = kvps_forked("log", *arguments, KVPS_REDIS_URL=store.url)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.splitlines()
+
+
+def as_json(store: Store, *arguments: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in log(store, *arguments, "--json")]
+
+
+def trained(store: Store, **settings: Any) -> Job:
+    """Three rounds of two workers, of which w1 leaves."""
+    job = store.create_job("j", model(), workers=2, **settings)
+    with aggregating(job), job.join("w0") as w0, job.join("w1") as w1:
+        for round_ in range(3):
+            for rank, session in enumerate((w0, w1)):
+                session.push(gradient(session.pull(), rank, round_))
+            await_version(job, round_ + 1)
+        assert eventually(lambda: sum(job.state().clock.values()) == 6), "in SSP they make more versions"
+        w1.leave()
+    return job
+
+
+def test_what_happened_is_a_line_each_in_its_order(store: Store) -> None:
+    trained(store)
+    lines = log(store, "j")
+    told = [line.split("  ", 2)[1:] for line in lines]
+    kinds = [kind.strip() for kind, _ in told]
+    assert kinds[0] == "create"
+    assert sorted(kinds) == sorted(["create", "take", "release", *["join", "leave"] * 2, *["commit"] * 3])
+    assert [words.strip() for kind, words in told if kind.strip() == "commit"] == [
+        f"version {n}: w0 round {n}, w1 round {n}" for n in (1, 2, 3)
+    ]
+    assert [line.split("  ")[0] for line in lines] == sorted(line.split("  ")[0] for line in lines)
+
+
+def test_json_has_the_facts(store: Store) -> None:
+    job = trained(store, staleness=1, reduction="weighted")
+    found = as_json(store, "j", "-n", "0")
+    at, commits = [one["at_ms"] for one in found], [one for one in found if one["event"] == "commit"]
+    assert at == sorted(at)
+    assert abs(at[-1] / 1000 - int(job.client.call("TIME")[0])) < 60
+    assert [one["version"] for one in commits] == list(range(1, len(commits) + 1))
+    counted = [c for one in commits for c in one["contributions"]]
+    assert len(counted) == 6
+    for one in commits:
+        for c in one["contributions"]:
+            assert (c["weight"], c["unit"], c["part"]) == (1, None, "")
+            assert c["staleness"] == one["version"] - 1 - c["base"] >= 0
+    (taken,) = [one for one in found if one["event"] == "take"]
+    assert (taken["shard"], taken["term"]) == (0, 1)
+    assert {one["worker"] for one in found if one["event"] == "join"} == {"w0", "w1"}
+
+
+def test_the_last_ones_and_all(store: Store) -> None:
+    trained(store)
+    every = as_json(store, "j", "-n", "0")
+    assert as_json(store, "j") == every
+    for last in (1, 4, len(every), 1_000):
+        assert as_json(store, "j", "--last", str(last)) == every[-last:]
+
+
+@pytest.mark.slow
+def test_more_than_one_request_has_them_all(store: Store) -> None:
+    job = store.create_job("j", {"x": np.zeros(1, np.float32)}, workers=1)
+    with aggregating(job), job.join("w0") as session:
+        for _ in range(1_050):
+            session.pull()
+            session.push({"x": np.ones(1, np.float32)})
+        await_version(job, 1_050)
+    versions = [e.facts["version"] for e in EventLog(job.client, job.keys).newest(0) if e.kind == "commit"]
+    assert versions == list(range(1, 1_051))
+
+
+def test_what_is_not_ordinary_is_said(store: Store) -> None:
+    job = store.create_job("j", model(), workers=2, staleness=-1, reduction="weighted")
+    with aggregating(job):
+        slow, fast = job.join("w0"), job.join("w1")
+        with fast:
+            params = slow.pull()
+            for _ in range(2):
+                fast.push(gradient(fast.pull(), 1, 0), weight=7)
+            await_version(job, 2)
+            slow.push(gradient(params, 0, 0))
+            await_version(job, 3)
+    text = "\n".join(log(store, "j", "-n", "0"))
+    assert "w1 round 1 (weight 7)" in text
+    assert "version 3: w0 round 1 (staleness 2)" in text
+    slow.leave()
+
+
+def test_parts_and_units_are_named(store: Store) -> None:
+    job = store.create_job("j", model(), parts={"all": "*"}, workers=1)
+    with aggregating(job), job.join("w0") as session:
+        session.push(gradient(session.pull("all"), 0, 0), part="all")
+        await_version(job, 1)
+    assert any("version 1: w0 round 1 (part all)" in line for line in log(store, "j"))
+    job = digits_job(store, units=4, workers=1)
+    with aggregating(job), job.join("w0") as session:
+        number = session.next_unit()
+        session.push({name: np.zeros_like(a) for name, a in session.pull().items()})
+        await_version(job, 1)
+    assert any(f"version 1: w0 unit {number}" in line for line in log(store, job.name))
+
+
+def test_who_takes_over_is_said(store: Store) -> None:
+    job = store.create_job("j", model(), workers=1, lease_ms=200)
+    with abandoned(job):
+        pass
+    with aggregating(job), job.join("w0") as session:
+        session.push(gradient(session.pull(), 0, 0))
+        await_version(job, 1)
+    terms = [one["term"] for one in as_json(store, "j", "-n", "0") if one["event"] == "take"]
+    assert terms == [1, 2]
+
+
+def test_it_follows_as_it_happens_and_ends_with_the_job(store: Store) -> None:
+    job = store.create_job("j", model(), workers=1)
+    following = Started([*KVPS, "log", "j", "--follow", "--redis", store.url])
+    assert "create" in following.until("create")
+    with aggregating(job), job.join("w0") as session:
+        assert "w0, rank 0" in following.until("join")
+        session.push(gradient(session.pull(), 0, 0))
+        assert "w0 round 1" in following.until("version 1:")
+    store.remove_job("j")
+    assert "'j'" in following.until("kvps: error:").splitlines()[-1]
+    assert following.wait() == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        (("kind", "\x1b[2J"), "kind must be one of"),
+        (("kind", "join", "worker", "\x1b[31m", "rank", "0", "round", "0", "clock", "0"), "worker must be"),
+        (("kind", "reject", "worker", "w0", "round", "x", "reason", "r"), "round must be a whole number"),
+        (("kind", "commit", "version", "1"), "commit 1 cannot be read"),
+        (("other", "x"), "kind is missing"),
+    ],
+)
+def test_what_another_program_wrote_is_one_line(store: Store, fields: tuple[str, ...], words: str) -> None:
+    job = store.create_job("j", model())
+    job.client.call("XADD", job.keys.commits, "*", *fields)
+    done = kvps_forked("log", "j", KVPS_REDIS_URL=store.url)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert words in done.stderr
+    assert "job 'j'" in done.stderr
+    assert "\x1b" not in done.stdout + done.stderr
+
+
+def test_a_time_that_no_calendar_has_is_one_line(store: Store) -> None:
+    job = store.create_job("j", model())
+    job.client.call("XADD", job.keys.commits, f"{2**63}-1", "kind", "leave", "worker", "w0")
+    done = kvps_forked("log", "j", KVPS_REDIS_URL=store.url)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "the time of entry" in done.stderr
+
+
+def test_a_term_that_is_none_is_one_line(store: Store) -> None:
+    job = store.create_job("j", model())
+    job.client.call("XADD", job.keys.leases, "*", "kind", "release", "holder", "me", "term", "1-x-2")
+    with pytest.raises(kvps.CorruptData, match="'1-x-2', and that is none"):
+        EventLog(job.client, job.keys).newest(5)
+
+
+def test_there_is_no_such_job(store: Store) -> None:
+    done = kvps_forked("log", "nothing", KVPS_REDIS_URL=store.url)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)

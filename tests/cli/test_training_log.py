@@ -1,0 +1,128 @@
+"""`--log` and `kvps log --to`: training curves of real jobs. Real processes, a real server, real signals."""
+
+from __future__ import annotations
+
+import csv
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.commands import TINY, kvps_run, private_store
+from helpers.waiting import eventually
+from kvps_monitor.loggers.event_file import files_in, records
+from tensorboardX.proto.event_pb2 import Event
+
+import kvps
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def scalars(directory: Path) -> dict[tuple[int, str], float]:
+    """Return (step, tag) -> value of all event files of a directory; no scalar may be there twice."""
+    out: dict[tuple[int, str], float] = {}
+    for path, _ in files_in(directory):
+        for event in map(Event.FromString, records(path.read_bytes())):
+            for value in event.summary.value:
+                assert (event.step, value.tag) not in out
+                out[event.step, value.tag] = value.simple_value
+    return out
+
+
+@pytest.mark.parametrize("mode", ["0", pytest.param("-1", marks=pytest.mark.slow)])
+def test_up_writes_what_the_log_has(home: Path, tmp_path: Path, mode: str) -> None:
+    assert kvps_run("server", "start").returncode == 0
+    try:
+        done = kvps_run("up", "digits", *TINY, "-s", mode, "--log", "csv:a.csv", "--log", "tensorboard")
+        assert done.returncode == 0, done.stderr
+        assert "training curves: tensorboard --logdir runs/digits" in done.stderr
+        with private_store() as store:
+            commits = list(store.job("digits").log())
+    finally:
+        assert kvps_run("server", "stop").returncode == 0
+    found, shown = rows(tmp_path / "a.csv"), scalars(tmp_path / "runs/digits")
+    assert [row["version"] for row in found] == [str(commit.version) for commit in commits]
+    for row, commit in zip(found, commits, strict=True):
+        late: dict[str, int] = {}
+        for c in commit.plan.contributions:
+            late[c.worker] = max(late.get(c.worker, 0), commit.version - 1 - c.base)
+        for worker in ("w0", "w1", "w2"):
+            assert row[f"staleness/{worker}"] == (str(late[worker]) if worker in late else "")
+            assert shown.get((commit.version, f"staleness/{worker}")) == late.get(worker)
+            assert bool(row[f"loss/{worker}"]) == (worker in late)
+        assert row["staleness/max"] == str(max(late.values()))
+        assert shown[commit.version, "loss"] == pytest.approx(float(row["loss"]), rel=1e-6)
+    accuracy = next(line.split()[-1] for line in done.stdout.splitlines() if line.startswith("test accuracy"))
+    assert f"{float(found[-1]['test/accuracy']):.4f}" == accuracy
+    assert [row["test/accuracy"] for row in found[:-1]] == [""] * (len(found) - 1)
+
+
+@pytest.mark.slow
+def test_what_cannot_be_logged_is_said_before_anything_starts(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "old.csv").write_text("version,job,at_ms\n")
+    for text in ("xml:a", "csv:", "csv:none/a.csv", "csv:old.csv", "tensorboard:old.csv"):
+        for command in (["up", "--log", text, "digits"], ["run", "--log", text, "--", "true"]):
+            done = kvps_run(*command)
+            assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+            assert done.stderr.startswith("kvps: error: ")
+    done = kvps_run("up", "digits", "--log", "csv:a.csv", "--log", "csv:a.csv")
+    assert (done.returncode, done.stderr) == (2, "kvps: error: --log csv:a.csv was given twice\n")
+    done = kvps_run("aggregator", "start", "--log", "csv:a.csv")
+    assert (done.returncode, done.stderr) == (2, "kvps: error: --log is for one job: give its name with --job\n")
+
+
+SCRIPT = """
+import numpy as np
+import kvps
+
+with kvps.from_env() as me:
+    job = me.create_job({"x": np.zeros(3, np.float32)})
+    with job.join(me.id) as session:
+        while session.round < 5:
+            params = session.pull()
+            session.push({"x": params["x"] - 1}, loss=5 - session.round)
+"""
+
+
+def test_run_logs_a_script(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    done = kvps_run("run", "-w", "2", "--log", "csv:a.csv", "--", "python", "train.py")
+    assert done.returncode == 0, done.stderr
+    assert [(row["version"], row["loss"]) for row in rows(tmp_path / "a.csv")] == [
+        (str(n), str(6 - n)) for n in range(1, 6)
+    ]
+
+
+@pytest.mark.slow
+def test_a_job_that_others_run(lasting: kvps.Store, tmp_path: Path, start: Any) -> None:
+    """`kvps log --to` beside it, and again after its end: the same rows."""
+    running = start("up", "digits", "--epochs", "8", "--job", "j")
+    running.until("version")
+    follows = start("log", "j", "--to", "csv:a.csv", "--follow")
+    assert follows.wait() == 0
+    assert running.wait() == 0
+    whole = (tmp_path / "a.csv").read_bytes()
+    for _ in range(2):
+        assert kvps_run("log", "j", "--to", "csv:a.csv", "--to", "csv:b.csv").returncode == 0
+    found = rows(tmp_path / "b.csv")
+    assert [row["version"] for row in found] == [str(n) for n in range(1, lasting.job("j").state().version + 1)]
+    assert (tmp_path / "a.csv").read_bytes() == whole == (tmp_path / "b.csv").read_bytes()
+
+
+@pytest.mark.slow
+def test_the_log_of_a_killed_aggregator_goes_on(lasting: kvps.Store, tmp_path: Path, start: Any) -> None:
+    """The next aggregator under the same name writes on, also where the log was moved into a file meanwhile."""
+    path = tmp_path / "a.csv"
+    options = ["--job", "j", "--log", f"csv:{path}", "--checkpoint-every", "20"]
+    assert kvps_run("create", "digits", "--job", "j", "-w", "1", "--epochs", "8").returncode == 0
+    first = start("aggregator", "start", *options)
+    worker = start("worker", "--job", "j", "--slow", "5x")
+    assert eventually(lambda: path.exists() and len(rows(path)) > 20)
+    first.end(signal.SIGKILL)
+    second = start("aggregator", "start", *options)
+    assert worker.wait() == second.wait() == 0
+    last = lasting.job("j").state().version
+    assert [row["version"] for row in rows(path)] == [str(n) for n in range(1, last + 1)]

@@ -1,0 +1,26 @@
+"""What a command gets that is called with some options."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+import typer
+from typer.testing import CliRunner
+
+from kvps.cli import options
+
+
+def settings_of(kind: type[options.JobSettings], line: str = "") -> Any:
+    """Return the settings of this kind that the options in `line` say."""
+    got = list[options.JobSettings]()
+
+    def command(settings: options.JobSettings) -> None:
+        got.append(settings)
+
+    command.__annotations__["settings"] = kind
+    app = typer.Typer()
+    app.command()(options.with_settings(command))
+    result = CliRunner().invoke(app, shlex.split(line), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return got[0]

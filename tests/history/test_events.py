@@ -1,0 +1,59 @@
+"""`EventLog.unread`: each event once, however many there are, also across a lost server."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import pytest
+from helpers.harness import aggregating, await_version, gradient, model
+from helpers.servers import BINARY, private_directory, running_server
+
+import kvps
+from kvps.history.events import Event, EventLog
+from kvps.job import Job
+from kvps.store import Store
+
+
+def by_time(events: list[Event]) -> list[str]:
+    return sorted(map(repr, events))
+
+
+def rounds(job: Job, number: int) -> None:
+    with aggregating(job), job.join("w0") as session:
+        first = job.state().version
+        for done in range(number):
+            session.push(gradient(session.pull(), 0, done))
+        await_version(job, first + number)
+        session.leave(finished=False)
+
+
+@pytest.mark.parametrize("most", [1, 3, 1_000])
+def test_it_reads_on_page_by_page(store: Store, most: int) -> None:
+    job = store.create_job("j", model())
+    log, seen = EventLog(job.client, job.keys), []
+    for _ in range(2):
+        rounds(job, 4)
+        while page := log.unread(most):
+            assert len(page) <= 2 * most, "a page of each of two streams"
+            seen += page
+        assert by_time(seen) == by_time(EventLog(job.client, job.keys).newest(0))
+    assert [e.facts["version"] for e in seen if e.kind == "commit"] == list(range(1, 9))
+
+
+def test_a_call_that_fails_has_read_nothing() -> None:
+    with private_directory() as folder, ExitStack() as first, ExitStack() as later:
+        files = ["--dir", str(folder), "--appendonly", "yes", "--appendfsync", "always"]
+        path = str(folder / "socket")
+        store = later.enter_context(kvps.connect(first.enter_context(running_server(BINARY, *files, socket=path))))
+        job = store.create_job("j", model())
+        rounds(job, 2)
+        log = EventLog(later.enter_context(store.client.twin(0.1)), job.keys)
+        seen = log.unread()
+        rounds(job, 2)
+        first.close()
+        with pytest.raises(kvps.ServerError):
+            log.unread()
+        first.enter_context(running_server(BINARY, *files, socket=path))
+        seen += log.unread()
+        assert [e.facts["version"] for e in seen if e.kind == "commit"] == [1, 2, 3, 4]
+        assert by_time(seen) == by_time(EventLog(job.client, job.keys).newest(0))

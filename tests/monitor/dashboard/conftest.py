@@ -1,0 +1,60 @@
+"""A real browser for the pages."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture(scope="module")  # Playwright holds the thread's event loop while it runs
+def chromium() -> Iterator[Any]:
+    """A headless Chromium. It needs one on the PATH; none is downloaded."""
+    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if path is None:
+        pytest.skip("no Chromium on the PATH: install Debian's chromium")
+    api = pytest.importorskip("playwright.sync_api")
+    with api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+class Tab:
+    """A page of the browser that notes what its console says: a page without errors says nothing."""
+
+    def __init__(self, context: Any) -> None:
+        self.page = context.new_page()
+        self.page.set_default_timeout(90_000)
+        self.said: list[str] = []
+        self.page.on("console", lambda message: self.said.append(f"{message.type}: {message.text}"))
+        self.page.on("pageerror", lambda error: self.said.append(f"error: {error}"))
+
+    def open(self, url: str) -> Any:
+        """Open a page and return it."""
+        self.page.goto(url, wait_until="domcontentloaded")
+        return self.page
+
+
+@pytest.fixture
+def tab(chromium: Any) -> Iterator[Tab]:
+    """A tab of a new browser; what its console said is an error at the end."""
+    context = chromium.new_context(viewport={"width": 1280, "height": 900})
+    found = Tab(context)
+    yield found
+    context.close()
+    assert found.said == []
+
+
+@pytest.fixture
+def phone(chromium: Any) -> Iterator[Tab]:
+    """A tab as wide as a narrow phone."""
+    context = chromium.new_context(viewport={"width": 360, "height": 740}, color_scheme="dark")
+    found = Tab(context)
+    yield found
+    context.close()
+    assert found.said == []

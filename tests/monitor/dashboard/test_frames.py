@@ -1,0 +1,146 @@
+"""What viewers are sent: changes that make the same of an older look as the whole newer one, in few bytes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+from helpers.harness import aggregating, gradient, model
+from helpers.waiting import eventually
+from kvps_monitor.dashboard.frames import WORKER_FIELDS, Look, Trouble, as_json, brief, frame
+from kvps_monitor.dashboard.history import MOST, History, Series
+from kvps_monitor.live import JobWatch
+
+from kvps.history.events import Event
+from kvps.job import Job
+from kvps.store import Store
+
+
+def looks_at(job: Job, count: int, between: Any) -> list[Look]:
+    """Return so many looks at a job; `between` is called before each but the first."""
+    watch, history, found = JobWatch(job), History(), []
+    for number in range(1, count + 1):
+        if number > 1:
+            between(number)
+        view = watch.look()
+        history.add(number, view)
+        found.append(Look(number, 1, view, history.snapshot(), *watch.kept()))
+    return found
+
+
+def read(text: bytes) -> dict[str, Any]:
+    assert text.startswith(b"data: ")
+    assert text.endswith(b"\n\n")
+    assert text.count(b"\n") == 2, "a line break would end the event"
+    found: dict[str, Any] = json.loads(text[6:])
+    return found
+
+
+def state_after(*frames: bytes) -> dict[str, Any]:
+    """Return what a page makes of frames, as stream.js does."""
+    page: dict[str, Any] = {"job": {}, "workers": [], "events": [], "series": {}, "shards": []}
+    for each in map(read, frames):
+        page["job"] |= each["job"]
+        page["workers"] = [list(row) for row in each.get("workers", page["workers"])]
+        for place, *changes in each.get("changes", ()):
+            for field, value in zip(changes[::2], changes[1::2], strict=True):
+                page["workers"][place][field] = value
+        page["shards"] = each.get("shards", page["shards"])
+        page["events"] += each["events"]
+        for name, part in each["series"].items():
+            known = {} if part.get("all") else page["series"].get(name, {})
+            page["series"][name] = known | {x: values for x, *values in part["points"]}
+    return page
+
+
+def test_changes_since_any_look_make_the_newest(store: Store) -> None:
+    job = store.create_job("j", model(), workers=3, staleness=-1, shards=2)
+    sessions: dict[str, Any] = {}
+
+    def between(number: int) -> None:
+        if number == 2:
+            sessions.update({name: job.join(name) for name in ("w0", "w1", "w2")})
+        for session in sessions.values():
+            session.push(gradient(session.pull(), session.rank, number), loss=1 / number)
+        if number == 6:
+            sessions.pop("w1").leave()
+
+    with aggregating(job):
+        looks = looks_at(job, 8, between)
+        for session in sessions.values():
+            session.leave()
+    for last in range(1, len(looks)):
+        whole = state_after(frame(None, looks[last]))
+        for first in range(last):
+            page = state_after(frame(None, looks[first]), frame(looks[first], looks[last]))
+            for part in ("job", "workers", "shards", "series"):
+                assert page[part] == whole[part], (first, last, part)
+            assert page["events"][-len(whole["events"]) :] == whole["events"]
+        one = read(frame(looks[0], looks[last], worker="w0"))
+        assert [row[0] for row in one["workers"]] == ["w0"]
+
+
+def test_a_look_at_a_job_that_began_anew_is_sent_whole(store: Store) -> None:
+    job = store.create_job("j", model())
+    one, two = looks_at(job, 2, lambda number: None)
+    again = Look(3, 3, two.view, two.series, two.iterations, two.versions)
+    assert "full" not in read(frame(one, two))
+    assert read(frame(two, again))["full"]
+
+
+def test_a_quiet_job_costs_few_bytes_whatever_its_workers(store: Store) -> None:
+    job = store.create_job("j", {"x": np.zeros(8, np.float32)}, workers=300, worker_timeout_ms=3_600_000)
+    for number in range(300):
+        job.scripts.join(f"w{number}", "n", "", {"host": "h", "pid": number, "device": "cpu"})
+    one, two = looks_at(job, 2, lambda number: None)
+    assert len(frame(None, two)) < 300 * 250
+    assert len(frame(one, two)) < 1000
+    assert len(frame(None, two, "w7")) < 5000
+
+
+def test_what_a_frame_says_of_a_worker(store: Store) -> None:
+    job = store.create_job("j", model(), workers=1)
+    job.scripts.join("w0", "n", "", {"host": "<b>", "pid": 7, "device": "cpu"})
+    [look] = looks_at(job, 1, lambda number: None)
+    [row] = read(frame(None, look))["workers"]
+    said = dict(zip(WORKER_FIELDS, row, strict=True))
+    assert (said["worker"], said["host"], said["pid"], said["rank"], said["clock"]) == ("w0", "<b>", 7, 0, 0)
+
+
+def test_numbers_that_json_has_not_are_null() -> None:
+    assert as_json({"a": float("nan"), "b": [1.5, float("inf")], "c": (2,)}) == b'{"a":null,"b":[1.5,null],"c":[2]}'
+    assert read(frame(None, Trouble(3, "gone", "a\nb"))) == {"n": 3, "trouble": "gone", "message": "a\nb"}
+
+
+def test_an_event_of_many_contributions_is_short() -> None:
+    contributions = [{"worker": f"w{n}"} for n in range(1000)]
+    short = brief(Event(5, "commit", {"version": 1, "contributions": contributions, "rejected": []}))
+    assert short["contributions"] == contributions[:6]
+    assert (short["contributions_in_all"], short["rejected_in_all"]) == (1000, 0)
+
+
+def test_a_series_has_a_bounded_number_of_points_and_keeps_its_ends() -> None:
+    series = Series()
+    for x in range(5 * MOST):
+        series.put(x, x, (float(x),))
+    points = series.points()
+    assert len(points) <= MOST
+    assert (points[0].x, points[-1].x) == (0, 5 * MOST - 1)
+    assert [p.x for p in points] == sorted(p.x for p in points)
+    assert series.rewritten > 0
+
+
+def test_losses_of_a_round_are_those_of_all_workers(store: Store) -> None:
+    job = store.create_job("j", model(), workers=2, staleness=-1)
+    with aggregating(job), job.join("w0") as w0, job.join("w1") as w1:
+        for session, loss in ((w0, 1.0), (w0, 0.5), (w1, 3.0), (w1, float("nan"))):
+            session.push(gradient(session.pull(), session.rank, 0), loss=loss)
+        for session in (w0, w1):  # a trace goes with the next push
+            session.push(gradient(session.pull(), session.rank, 0))
+        assert eventually(lambda: sum(job.clock().values()) == 6)
+        [look] = looks_at(job, 1, lambda number: None)
+    points = {p.x: p.values for p in look.series["loss"].points}
+    assert points == {1: (2.0, 1.0, 3.0), 2: (0.5, 0.5, 0.5)}
+    norms = {p.x: p.values for p in look.series["norm"].points}
+    assert norms == {version: (norm,) for version, norm in look.view.gradient_norms}

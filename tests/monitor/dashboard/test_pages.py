@@ -1,0 +1,292 @@
+"""The pages in a real browser: they show what Redis says, live, whatever is written there."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.commands import Started
+from helpers.dashboards import Dashboard, dashboard
+from helpers.harness import aggregating, gradient, model
+
+import kvps
+from kvps.job import Job
+from kvps.store import Store
+
+WORKER = """
+import sys, time
+import numpy as np
+import kvps
+url, name, rounds = sys.argv[1], sys.argv[2], int(sys.argv[3])
+with kvps.connect(url) as store, store.job("j").join(name) as session:
+    print("joined", flush=True)
+    for number in range(rounds):
+        weights = session.pull()
+        time.sleep(0.1)
+        session.push({n: np.ones_like(w) for n, w in weights.items()}, loss=1 / (number + 1))
+"""
+TILE = "dl.tiles > div:has(dt:text-is('{}')) dd"
+HOSTILE = "<img src=/x onerror=window.hacked=1><script>window.hacked=1</script>"
+ME = {"host": "here", "pid": 1, "start": "", "space": "", "device": "cpu"}
+
+COLOURED = """(lanes) => {
+  const canvas = document.querySelector(".lanes canvas");
+  if (!canvas.width) return false;
+  const ratio = window.devicePixelRatio, pen = canvas.getContext("2d"), left = 110 * ratio;
+  const colourful = (r, g, b, a) => a === 255 && Math.max(r, g, b) - Math.min(r, g, b) > 80;
+  for (let lane = 0; lane < lanes; lane += 1) {
+    const {data} = pen.getImageData(left, (lane * 24 + 12) * ratio, canvas.width - left, 1);
+    let found = false;
+    for (let i = 0; i < data.length; i += 4) found ||= colourful(...data.slice(i, i + 4));
+    if (!found) return false;
+  }
+  return true;
+}"""
+"""Whether each of the first lanes has pixels in the colour of a phase."""
+FORBIDDEN = """() => {
+  const add = (name, change) => {
+    const made = document.createElement(name);
+    change(made);
+    document.body.append(made);
+  };
+  add("script", (made) => { made.textContent = "window.hacked = 1"; });
+  add("p", (made) => made.setAttribute("style", "color: red"));
+  add("img", (made) => { made.src = "http://192.0.2.1/x"; });
+}"""
+"""Adds what the policy forbids: a script in the page, a style in it, and an image of another server."""
+
+
+@pytest.fixture
+def shown(store: Store) -> Iterator[Dashboard]:
+    with dashboard(store.url) as found:
+        yield found
+
+
+@contextmanager
+def working(store: Store, names: list[str], rounds: int = 10_000) -> Iterator[dict[str, Started]]:
+    """Workers of job j as processes of their own, which have joined."""
+    found = {name: Started([sys.executable, "-c", WORKER, store.url, name, str(rounds)]) for name in names}
+    try:
+        for each in found.values():
+            each.until("joined")
+        yield found
+    finally:
+        for each in found.values():
+            if each.process.poll() is None:
+                each.process.send_signal(signal.SIGCONT)
+                each.end(signal.SIGKILL)
+
+
+def text_is(page: Any, selector: str, text: str) -> None:
+    """Wait until the first element that fits has this text."""
+    page.wait_for_function(
+        "([selector, text]) => document.querySelector(selector)?.textContent === text", arg=[selector, text]
+    )
+
+
+def tile(page: Any, title: str, value: str) -> None:
+    page.locator(TILE.format(title)).filter(has_text=value).wait_for()
+
+
+def test_the_pages_agree_with_redis(store: Store, shown: Dashboard, raw: Any, tab: Any) -> None:
+    job = store.create_job("j", model(), workers=2, shards=2, staleness=1)
+    page = tab.open(f"{shown.root}/")
+    page.get_by_role("link", name="j", exact=True).click()
+    tile(page, "Workers", "0 of 2")
+    with aggregating(job):
+        with working(store, ["w0", "w1"], rounds=8) as workers:
+            for each in workers.values():
+                assert each.wait() == 0
+        text_is(page, ".heading .pill", "finished")
+        k = job.keys
+        tile(page, "Version", raw.hget(k.version, "version").decode())
+        tile(page, "Backlog", str(raw.xlen(k.inbox)))
+        tile(page, "Contributions", "16")
+        clocks = {name.decode(): clock.decode() for name, clock in raw.hgetall(k.clock).items()}
+        assert clocks == {"w0": "8", "w1": "8"}
+        for name, clock in clocks.items():
+            row = page.locator(".rows .row", has=page.get_by_role("link", name=name, exact=True))
+            row.locator(".clock", has_text=clock).wait_for()
+            row.locator(".pill", has_text="finished").wait_for()
+        holders = page.locator("td[data-title=Holder]").all_inner_texts()
+        assert holders == [raw.get(k.lease(shard)).decode() for shard in (0, 1)]
+    page.get_by_role("link", name="Whole log").click()
+    page.locator(".event.commit").first.wait_for()
+    assert page.locator(".event.commit").count() == int(raw.hget(k.version, "version"))
+    assert page.locator(".event.commit .chip").count() == 16
+    assert page.locator(".event.join").count() == 2
+    page.goto(f"{shown.root}/jobs/j/workers/w1")
+    page.locator("tbody tr").nth(7).wait_for()
+    tile(page, "Committed", "8")
+    page.locator(".log .commit").nth(7).wait_for()
+
+
+def test_a_stopped_worker_is_silent_and_goes_on(store: Store, shown: Dashboard, tab: Any) -> None:
+    job = store.create_job("j", model(), workers=2, staleness=-1, worker_timeout_ms=600_000)
+    with aggregating(job), working(store, ["w0", "w1"]) as workers:
+        page = tab.open(f"{shown.root}/jobs/j")
+        row = page.locator(".rows .row", has=page.get_by_role("link", name="w1", exact=True))
+        row.locator(".pill", has_text="computing").wait_for()
+        assert page.locator(".rows .pill", has_text="silent").count() == 0
+        workers["w1"].process.send_signal(signal.SIGSTOP)
+        row.locator(".pill", has_text="silent").wait_for()
+        page.locator(".counts", has_text="1 silent").wait_for()
+        assert page.locator(".rows .pill", has_text="silent").count() == 1, "the other one is not"
+        workers["w1"].process.send_signal(signal.SIGCONT)
+        row.locator(".pill", has_text="computing").wait_for()
+
+
+@pytest.mark.slow
+def test_the_timeline_draws_each_lane(store: Store, shown: Dashboard, tab: Any) -> None:
+    job = store.create_job("j", model(), workers=2, staleness=-1)
+    with aggregating(job), working(store, ["w0", "w1"]):
+        page = tab.open(f"{shown.root}/jobs/j")
+        page.wait_for_function(COLOURED, arg=3)  # shard 0, w0 and w1
+        page.get_by_role("button", name="Pause").click()
+        page.get_by_role("button", name="Go on").wait_for()
+    tab.said = [line for line in tab.said if "getImageData" not in line]  # this test's own
+
+
+def test_hostile_text_is_shown_and_never_run(store: Store, shown: Dashboard, raw: Any, tab: Any) -> None:
+    job = store.create_job("j", model(), workers=1, staleness=-1)
+    job.scripts.join("w0", "n", "", {**ME, "host": HOSTILE, "device": HOSTILE})
+    job.scripts.acquire(0, HOSTILE, 3_600_000, "n1")
+    raw.xadd(job.keys.commits, {"kind": "reject", "worker": "w0", "round": "1", "reason": HOSTILE})
+    other = store.create_job("bad", model())
+    raw.hset(other.keys.config, "mode", HOSTILE)
+    raw.hset(other.keys.config, "workers", HOSTILE)
+    raw.sadd("kvps:jobs", HOSTILE)
+    page = tab.open(f"{shown.root}/")
+    page.locator("td.reason", has_text="onerror").first.wait_for()
+    for path, words in (("/jobs/j", 3), ("/jobs/j/workers/w0", 2), ("/jobs/j/log", 2)):
+        page.goto(shown.root + path)
+        page.get_by_text("<img src=/x").nth(words - 2).wait_for()
+        assert page.evaluate("document.querySelectorAll('main img, main script').length") == 0
+        assert page.evaluate("window.hacked") is None
+    page.goto(f"{shown.root}/jobs/bad")
+    page.locator("#banner", has_text="onerror").wait_for()
+    assert page.evaluate("window.hacked") is None
+
+
+def test_the_policy_forbids_scripts_in_the_page(store: Store, shown: Dashboard, tab: Any) -> None:
+    page = tab.open(f"{shown.root}/")
+    page.locator("h1").wait_for()
+    page.evaluate(FORBIDDEN)
+    assert page.evaluate("window.hacked") is None
+    for _ in range(3):
+        page.evaluate("1")  # lets the console's messages come
+    refused = [line for line in tab.said if "Content Security Policy" in line or "Content-Security-Policy" in line]
+    assert len(refused) == len(tab.said) >= 3
+    tab.said.clear()
+
+
+def test_a_phone_needs_no_sideways_scroll(store: Store, shown: Dashboard, phone: Any) -> None:
+    job = store.create_job("j" * 64, model(), workers=2, shards=2, staleness=-1, optimizer=kvps.AdamW(lr=0.1))
+    with aggregating(job), job.join("a" * 64) as w0, job.join("w1") as w1:
+        for number in range(5):
+            for session in (w0, w1):
+                session.push(gradient(session.pull(), session.rank, number), loss=1.0)
+        for path, ready in (
+            ("/", "tbody tr"),
+            (f"/jobs/{job.name}", ".rows .row"),
+            (f"/jobs/{job.name}/workers/{'a' * 64}", "tbody tr"),
+            (f"/jobs/{job.name}/log", ".event"),
+        ):
+            page = phone.open(shown.root + path)
+            page.locator(ready).first.wait_for()
+            page.wait_for_function("() => !document.querySelector('.chart') || document.querySelector('.chart canvas')")
+            assert page.evaluate("document.documentElement.scrollWidth") <= 360, path
+
+
+@pytest.mark.slow
+def test_a_removed_job_is_said_and_comes_back(store: Store, shown: Dashboard, tab: Any) -> None:
+    store.create_job("j", model(), workers=3)
+    page = tab.open(f"{shown.root}/jobs/j")
+    tile(page, "Workers", "0 of 3")
+    store.remove_job("j")
+    page.locator("#banner", has_text="This job is not on the server.").wait_for()
+    store.create_job("j", model(), workers=5)
+    tile(page, "Workers", "0 of 5")
+    page.locator("#banner").wait_for(state="hidden")
+
+
+@pytest.mark.slow
+def test_the_token_in_the_url_opens_the_pages(store: Store, tab: Any) -> None:
+    store.create_job("j", model())
+    with dashboard(store.url, "--host", "0.0.0.0") as shown:
+        page = tab.open(shown.url.replace("0.0.0.0", "127.0.0.1"))
+        page.get_by_role("link", name="j", exact=True).wait_for()
+        assert page.url == f"{shown.root}/", "it is not in the address, and so in no history"
+        [cookie] = page.context.cookies()
+        assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Strict")
+        assert page.evaluate("document.cookie") == ""
+        page.get_by_role("link", name="j", exact=True).click()
+        tile(page, "Version", "0")
+
+
+def _busy(job: Job, workers: int, stop: threading.Event) -> None:
+    """Push a round of all workers again and again, with traces and commits, until `stop`."""
+    history, term, version, round_ = job.turn().history, job.scripts.acquire(0, "h", 3_600_000, "n1").term, 0, 0
+    while not stop.is_set():
+        round_ += 1
+        at = round(1e6 * job.server.seconds())
+        for number in range(workers):
+            trace = f"round {round_} version {version} clock {round_} pulled 32 pushed 32 at {at}"
+            trace += f" wait_ms {100 + number % 50} compute_ms {200 + number % 90} loss {1 / round_:.6g}"
+            job.scripts.push(f"w{number}", "1-n", round_, version, 0, "-", history, traces=[trace])
+        while plan := job.scripts.plan().plan:
+            job.scripts.ready(0, term, plan, f"{plan.version:016x}")
+            version = plan.version
+
+
+GAPS = """() => {
+  window.gaps = [];
+  let last = performance.now();
+  const turn = () => { const now = performance.now(); gaps.push(now - last); last = now; requestAnimationFrame(turn); };
+  requestAnimationFrame(turn);
+}"""
+
+
+@pytest.mark.slow
+def test_a_thousand_workers_do_not_stall_the_page(store: Store, shown: Dashboard, tab: Any) -> None:
+    """While all rows change, the page draws on: it has a screenful of rows, and is never busy for long."""
+    job = store.create_job(
+        "many", {"x": np.zeros(8, np.float32)}, workers=1000, staleness=2, worker_timeout_ms=3_600_000
+    )
+    for number in range(1000):
+        job.scripts.join(f"w{number}", "n", "", ME)
+    stop = threading.Event()
+    thread = threading.Thread(target=_busy, args=(job, 1000, stop))
+    thread.start()
+    try:
+        page = tab.open(f"{shown.root}/jobs/many")
+        tile(page, "Workers", "1,000 of 1,000")
+        page.evaluate(GAPS)
+        for place in range(0, 36_000, 3600):
+            page.evaluate("top => { document.querySelector('.table .scroll').scrollTop = top; }", place)
+            page.wait_for_function("frames => gaps.length > frames", arg=20 * (1 + place // 3600))
+        version = page.locator(TILE.format("Version")).inner_text()
+        page.wait_for_function("before => document.querySelector('dl.tiles dd').textContent !== before", arg=version)
+        gaps = page.evaluate("gaps")
+        assert page.locator(".rows .row").count() < 25
+        assert page.get_by_role("link", name="w905", exact=True).count() == 1, "what is scrolled to is there"
+        # One frame takes 17 ms. A page that draws a thousand rows anew each time stalls for much longer than this.
+        assert sorted(gaps)[int(len(gaps) * 0.9)] < 200
+        assert max(gaps) < 2000
+    finally:
+        stop.set()
+        thread.join()
+    page.get_by_label("Filter workers").fill("w99")
+    page.locator(".rows .row:not([hidden])").nth(10).wait_for()
+    deadline = time.monotonic() + 60
+    while page.locator(".rows .row:not([hidden])").count() != 11 and time.monotonic() < deadline:
+        page.wait_for_timeout(50)
+    names = page.locator(".rows .row:not([hidden]) .worker a").all_inner_texts()
+    assert names == ["w99", *(f"w99{n}" for n in range(10))]

@@ -1,0 +1,153 @@
+"""The command: what it prints, whom it lets in, what every answer says, and how it ends."""
+
+from __future__ import annotations
+
+import signal
+from http.cookies import SimpleCookie
+from pathlib import Path
+
+import pytest
+from helpers.commands import kvps_run
+from helpers.dashboards import dashboard
+from helpers.harness import model
+from helpers.waiting import eventually
+from kvps_monitor.dashboard.access import HEADERS
+
+from kvps.store import Store
+
+TOKEN = "a-token-of-a-file"
+
+
+@pytest.fixture
+def token_file(tmp_path: Path) -> Path:
+    path = tmp_path / "token"
+    path.write_text(f"{TOKEN}\n")
+    path.chmod(0o600)
+    return path
+
+
+def test_every_answer_has_the_headers(store: Store) -> None:
+    with dashboard(store.url) as shown:
+        for path in ("/", "/jobs/x", "/static/main.js", "/static/nothing", "/nothing", "/api/jobs", "/api/jobs/none"):
+            answer, _ = shown.ask(path)
+            assert {name: answer.headers[name] for name in HEADERS} == HEADERS, path
+            assert "server" not in answer.headers
+        for line in ("default-src 'none'", "script-src 'self'", "frame-ancestors 'none'"):
+            assert line in (shown.ask("/")[0].headers["Content-Security-Policy"] or "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "HEAD", "PATCH"])
+def test_only_get(store: Store, method: str) -> None:
+    with dashboard(store.url) as shown:
+        answer, _ = shown.ask("/api/jobs", method)
+        assert (answer.status, answer.headers["Allow"]) == (405, "GET")
+
+
+def test_only_names_that_it_is_bound_to(store: Store) -> None:
+    with dashboard(store.url) as shown:
+        for host in ("localhost", f"localhost:{shown.port}", "127.0.0.1:1", "LOCALHOST."):
+            assert shown.ask("/api/jobs", Host=host)[0].status == 200, host
+        for host in ("evil.example", f"localhost.evil.example:{shown.port}", "10.0.0.1", "", "[", "localhost@evil.com"):
+            assert shown.ask("/api/jobs", Host=host)[0].status in (400, 421), host
+
+
+def test_no_file_but_the_pages_own_is_served(store: Store) -> None:
+    with dashboard(store.url) as shown:
+        for path in (
+            "/static/../app.py",
+            "/static/%2e%2e/app.py",
+            "/static/..%2fapp.py",
+            "/static//etc/passwd",
+            "/static/",
+        ):
+            assert shown.ask(path)[0].status == 404, path
+
+
+def test_other_machines_need_the_token(store: Store) -> None:
+    with dashboard(store.url, "--host", "0.0.0.0") as shown:
+        path, _, token = shown.url.partition("/?token=")
+        assert path == f"http://0.0.0.0:{shown.port}"
+        assert len(token) >= 32
+        for wrong in ("/api/jobs", "/", "/static/main.js", "/api/jobs?token=", f"/api/jobs?token={token}x"):
+            assert shown.ask(wrong)[0].status == 401, wrong
+        assert shown.ask("/api/jobs", Cookie=f"kvps_{shown.port}=wrong")[0].status == 401
+
+        answer, _ = shown.ask(f"/jobs/x?a=b&token={token}")
+        assert (answer.status, answer.headers["Location"]) == (303, "/jobs/x?a=b")
+        cookie = SimpleCookie(answer.headers["Set-Cookie"])[f"kvps_{shown.port}"]
+        assert (cookie["httponly"], cookie["samesite"].lower(), cookie["path"]) == (True, "strict", "/")
+        assert shown.ask("/api/jobs", Cookie=f"{cookie.key}={cookie.value}")[0].status == 200
+        assert shown.ask("/api/jobs", Authorization=f"Bearer {token}")[0].status == 200
+        assert shown.ask(f"//evil.example/?token={token}")[0].headers["Location"] == "/evil.example/"
+        assert shown.ask("/api/jobs", Host="192.0.2.7:80", Authorization=f"Bearer {token}")[0].status == 200
+        assert shown.ask("/api/jobs", Host="evil.example", Authorization=f"Bearer {token}")[0].status == 421
+
+
+def test_a_token_from_a_file_is_not_printed(store: Store, token_file: Path) -> None:
+    with dashboard(store.url, "--token-file", str(token_file)) as shown:
+        assert TOKEN not in shown.url
+        assert shown.ask("/api/jobs")[0].status == 401
+        assert shown.ask("/api/jobs", Authorization=f"Bearer {TOKEN}")[0].status == 200
+
+
+@pytest.mark.slow
+def test_wrong_options_are_one_line(store: Store, token_file: Path) -> None:
+    token_file.chmod(0o644)
+    with dashboard(store.url) as shown:
+        cases = {
+            ("--port", str(shown.port)): (1, f"port {shown.port} of 127.0.0.1 is taken: choose another with --port"),
+            ("--host", "no such name"): (2, "is no name or address of this machine"),
+            ("--host", "192.0.2.1", "--port", "0"): (2, "cannot listen on port 0 of 192.0.2.1"),
+            ("--token-file", str(token_file)): (2, "can be read by others: chmod 600"),
+        }
+        for options, (code, words) in cases.items():
+            done = kvps_run("dashboard", "--redis", store.url, *options)
+            assert (done.returncode, done.stdout) == (code, "")
+            assert words in done.stderr
+            assert done.stderr.count("\n") == 1, done.stderr
+    done = kvps_run("dashboard", "--redis", "unix:///nowhere/socket")
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_while_there_are_viewers(store: Store, number: int) -> None:
+    store.create_job("j", model())
+    with (
+        dashboard(store.url) as shown,
+        shown.frames("/api/jobs/j/events") as one,
+        shown.frames("/api/jobs/j/events") as two,
+    ):
+        assert next(one)["full"]
+        assert next(two)["full"]
+        shown.started.process.send_signal(number)
+        printed, _ = shown.started.process.communicate(timeout=30)
+        assert shown.started.process.returncode == 128 + number
+        assert printed == "", "no traceback"
+        assert all("full" not in frame for frame in two), "its stream has ended"
+
+
+@pytest.mark.slow
+def test_it_says_so_if_there_is_no_private_server(home: Path) -> None:
+    done = kvps_run("dashboard", "--port", "0")
+    assert done.returncode == 1
+    assert "no private server runs" in done.stderr
+
+
+@pytest.mark.slow
+def test_it_writes_nothing(store: Store) -> None:
+    """What it asks leaves the server's keys and its count of changes as they were."""
+    store.create_job("j", model())
+
+    def changes() -> int:
+        return int(store.client.call("INFO", "persistence")["rdb_changes_since_last_save"])
+
+    with dashboard(store.url) as shown:
+        before, keys = changes(), sorted(store.client.scan("*"))
+        with shown.frames("/api/jobs/j/events") as frames:
+            for _ in range(3):
+                next(frames)
+        for path in ("", "/j", "/j/log", "/j/spans"):
+            shown.ask(f"/api/jobs{path}")
+        assert (changes(), sorted(store.client.scan("*"))) == (before, keys)
+        assert eventually(lambda: shown.json("/api/server")["viewers"] in ({}, {"j": 0}))

@@ -1,0 +1,165 @@
+"""One watch of a job for all its viewers: it is shared, ends with them, and goes on after what is lost comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.harness import model
+from helpers.servers import BINARY, private_directory, running_server
+from helpers.waiting import eventually
+from kvps_monitor.dashboard.watches import Watches
+
+import kvps
+from kvps.store import Store
+
+
+def looking() -> list[str]:
+    """The names of the threads that look at jobs."""
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("kvps-look-")]
+
+
+async def taken(frames: AsyncIterator[bytes]) -> dict[str, Any]:
+    """Return the next frame."""
+    text = (await asyncio.wait_for(anext(frames), 60)).decode()
+    found: dict[str, Any] = json.loads(text.removeprefix("data: "))
+    return found
+
+
+async def until(frames: AsyncIterator[bytes], **wanted: Any) -> dict[str, Any]:
+    """Return the next frame that has these values."""
+    while True:
+        frame = await taken(frames)
+        if wanted.items() <= frame.items():
+            return frame
+
+
+@pytest.mark.slow
+def test_viewers_share_a_watch_and_the_last_one_ends_it(store: Store) -> None:
+    for name in ("a", "b"):
+        store.create_job(name, model())
+
+    async def scene() -> None:
+        watches = Watches(store)
+        one, two, other = watches.frames("a"), watches.frames("a"), watches.frames("b")
+        for frames in (one, two, other):
+            assert (await taken(frames))["full"]
+        assert watches.count() == {"a": 2, "b": 1}
+        assert sorted(looking()) == ["kvps-look-a", "kvps-look-b"]
+        await one.aclose()
+        assert (await taken(two))["n"] > 1
+        assert watches.count() == {"a": 1, "b": 1}
+        await two.aclose()
+        assert watches.count() == {"a": 0, "b": 1}
+        while "kvps-look-a" in looking():  # it lingers for a page that is loaded again
+            await taken(other)
+        assert watches.count() == {"b": 1}
+        watches.close()
+
+    asyncio.run(scene())
+    assert eventually(lambda: not looking())
+
+
+def test_a_viewer_that_comes_back_soon_finds_the_same_watch(store: Store) -> None:
+    store.create_job("a", model())
+
+    async def scene() -> None:
+        watches = Watches(store)
+        frames = watches.frames("a")
+        await taken(frames)
+        last = (await taken(frames))["n"]
+        await frames.aclose()
+        again = watches.frames("a")
+        frame = await taken(again)
+        assert frame["full"]
+        assert frame["n"] >= last, "the looks go on"
+        watches.close()
+
+    asyncio.run(scene())
+
+
+@pytest.mark.slow
+def test_a_slow_viewer_is_sent_fewer_frames_and_lacks_nothing(store: Store) -> None:
+    job = store.create_job("a", model(), workers=2)
+
+    async def scene() -> None:
+        watches = Watches(store)
+        slow, fast = watches.frames("a"), watches.frames("a")
+        first = await taken(slow)
+        await taken(fast)
+        await asyncio.to_thread(job.scripts.join, "w0", "n", "", {"host": "h", "pid": 1, "device": "cpu"})
+        # The slow one takes nothing while the other takes several.
+        numbers = [(await taken(fast))["n"] for _ in range(5)]
+        frame = await taken(slow)
+        assert frame["n"] >= numbers[-1] > first["n"] + 3
+        assert [row[0] for row in frame["workers"]] == ["w0"], "what frames that were passed over had"
+        assert [event["event"] for event in frame["events"]] == ["join"]
+        watches.close()
+
+    asyncio.run(scene())
+
+
+def test_a_job_that_is_removed_and_made_again(store: Store) -> None:
+    store.create_job("a", model())
+
+    async def scene() -> None:
+        watches = Watches(store)
+        frames = watches.frames("a")
+        await taken(frames)
+        await asyncio.to_thread(store.remove_job, "a")
+        assert "no job" in (await until(frames, trouble="gone"))["message"]
+        assert watches.newest("a") is None
+        await asyncio.to_thread(store.create_job, "a", model())
+        assert (await until(frames, full=True))["job"]["version"] == 0
+        watches.close()
+
+    asyncio.run(scene())
+
+
+def test_a_job_that_cannot_be_read(store: Store, raw: Any) -> None:
+    job = store.create_job("a", model())
+
+    async def scene() -> None:
+        watches = Watches(store)
+        frames = watches.frames("a")
+        await taken(frames)
+        raw.hset(job.keys.version, "version", "<script>")
+        assert "<script>" in (await until(frames, trouble="unreadable"))["message"]
+        raw.hset(job.keys.version, "version", "0")
+        assert await until(frames, full=True)
+        watches.close()
+
+    asyncio.run(scene())
+
+
+@pytest.mark.slow
+def test_a_server_that_is_lost_and_comes_back() -> None:
+    with private_directory() as folder:
+        path = str(Path(folder) / "server")
+        asyncio.run(_lose_the_server(path))
+    assert eventually(lambda: not looking())
+
+
+async def _lose_the_server(path: str) -> None:
+    server = running_server(BINARY, socket=path)
+    url = server.__enter__()
+    with kvps.connect(url) as store:
+        store.create_job("a", model())
+        watches = Watches(store)
+        frames = watches.frames("a")
+        await taken(frames)
+        await asyncio.to_thread(server.__exit__, None, None, None)
+        await until(frames, trouble="lost")
+        with running_server(BINARY, socket=path):
+            assert await until(frames, trouble="gone"), "the server is new and has no job"
+            await asyncio.to_thread(store.create_job, "a", model())
+            assert await until(frames, full=True)
+            watches.close()
+        while looking():
+            time.sleep(0.02)

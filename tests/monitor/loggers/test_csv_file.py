@@ -1,0 +1,140 @@
+"""A CSV file of rows: whoever opens it again goes on after its last whole line, and never in another job's rows."""
+
+from __future__ import annotations
+
+import csv
+import resource
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from kvps_monitor.loggers.csv_file import CsvFile
+from kvps_monitor.loggers.lineage import Lineage
+from kvps_monitor.loggers.rows import Row
+
+from kvps.errors import InvalidSetting, KvpsError
+
+JOB = Lineage("j.00000001", 0, "")
+RESTORED = Lineage("j.00000002", 3, "j.00000001")
+ANOTHER = Lineage("j.00000003", 0, "")
+
+
+def row(version: int, **values: float) -> Row:
+    return Row(version, 1_000 * version, {"loss": 1 / version, **values})
+
+
+def written(path: Path, *rows: Row, lineage: Lineage = JOB) -> None:
+    file = CsvFile(path, lineage)
+    file.write(rows)
+    file.close()
+
+
+def found(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_it_goes_on_after_the_last_row(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    written(path, row(1), row(2))
+    file = CsvFile(path, JOB)
+    assert file.last == 2
+    file.write([row(3)])
+    file.close()
+    assert [(each["version"], each["loss"]) for each in found(path)] == [("1", "1"), ("2", "0.5"), ("3", "0.333333333")]
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_half_a_line_is_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    written(path, row(1), row(2))
+    whole = path.read_bytes()
+    for cut in range(1, len(whole)):
+        path.write_bytes(whole[:-cut])
+        file = CsvFile(path, JOB)
+        last = file.last
+        file.write([row(version) for version in range(last + 1, 3)])
+        file.close()
+        assert path.read_bytes() == whole, cut
+
+
+def test_a_new_figure_is_a_new_column(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    written(path, row(1), row(2))
+    written(path, row(3, accuracy=0.5), row(4))
+    assert [each["accuracy"] for each in found(path)] == ["", "", "0.5", ""]
+    assert [each["version"] for each in found(path)] == ["1", "2", "3", "4"]
+    assert [each.name for each in tmp_path.iterdir()] == ["a.csv"]
+
+
+def test_rows_after_a_checkpoint_give_way_to_those_of_the_restored_job(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    written(path, *map(row, range(1, 6)))
+    written(path, row(4), row(5), row(6), lineage=RESTORED)
+    rows = [(each["version"], each["job"]) for each in found(path)]
+    assert rows == [(str(n), "j.00000001" if n < 4 else "j.00000002") for n in range(1, 7)]
+
+
+def test_rows_of_another_job_stay(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    written(path, row(1))
+    before = path.read_bytes()
+    with pytest.raises(InvalidSetting, match=r"rows of another job \(j.00000001\)"):
+        CsvFile(path, ANOTHER)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a,b\n1,2\n",
+        "version,job,at_ms\nx,j.00000001,1\n",
+        "\xff\xfe\n",
+        "versions",
+        "version,job,at_ms\n\xff\n",
+        "no line",
+    ],
+)
+def test_another_file_is_refused_and_stays(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(InvalidSetting, match=r"is no log of kvps|is damaged"):
+        CsvFile(path, JOB)
+    assert path.read_bytes() == text.encode("latin-1")
+
+
+def test_one_process_writes_it(tmp_path: Path) -> None:
+    file = CsvFile(tmp_path / "a.csv", JOB)
+    with pytest.raises(InvalidSetting, match="another process writes it"):
+        CsvFile(tmp_path / "a.csv", JOB)
+    file.write([row(1)])  # it makes the columns: the file is another one now, and locked too
+    with pytest.raises(InvalidSetting, match="another process writes it"):
+        CsvFile(tmp_path / "a.csv", JOB)
+    file.close()
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """Inside the block this process writes no file of more than `size` bytes, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, before)
+
+
+def test_a_full_disk_is_said_and_whole_lines_stay(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    written(path, row(1))
+    file = CsvFile(path, JOB)
+    with largest_file(path.stat().st_size + 10), pytest.raises(KvpsError, match="File too large"):
+        file.write([row(2)])
+    assert file.last == 1
+    file.close()
+    written(path, row(2))
+    assert [each["version"] for each in found(path)] == ["1", "2"]

@@ -1,0 +1,164 @@
+"""Each version is one row, with what the commit log and the traces say of it, and not before all of that is there."""
+
+from __future__ import annotations
+
+import math
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+import pytest
+from helpers.harness import aggregating, await_version, gradient, model
+from helpers.waiting import eventually
+from kvps_aggregator.checkpoints import Checkpoints
+from kvps_monitor.loggers.rows import Row, RowReader
+
+import kvps
+from kvps.errors import CorruptData
+from kvps.job import Job
+from kvps.schedules import StepLR
+from kvps.session.session import Session
+from kvps.store import Store
+
+ROUNDS = 6
+
+
+def loss_of(rank: int, round_: int) -> float:
+    return 10 * (rank + 1) + round_
+
+
+def trained(store: Store, staleness: int, checkpoints: Checkpoints | None = None) -> Job:
+    """Three workers that say their losses."""
+    optimizer = kvps.SGD(lr=StepLR(0.8, every=2, factor=0.5))
+    job = store.create_job("j", model(), workers=3, staleness=staleness, optimizer=optimizer)
+
+    def run(number: int) -> None:
+        with job.join(f"w{number}") as session:
+            together.wait(60)
+            for round_ in range(ROUNDS):
+                push(session, loss_of(number, round_))
+
+    together = threading.Barrier(3)
+    with aggregating(job, checkpoints=checkpoints), ThreadPoolExecutor(3) as pool:
+        for result in [pool.submit(run, number) for number in range(3)]:
+            result.result()
+        assert eventually(lambda: job.state().settled)
+    return job
+
+
+def push(session: Session, loss: float) -> None:
+    session.push(gradient(session.pull(), session.rank, session.round), loss)
+
+
+@pytest.mark.parametrize("staleness", [0, -1])
+def test_rows_are_what_the_log_says(store: Store, staleness: int) -> None:
+    job = trained(store, staleness)
+    rows, commits = RowReader(job, 0).read(), list(job.log())
+    assert [row.version for row in rows] == [commit.version for commit in commits] != []
+    times = [int(id.partition("-")[0]) for id, fields in job.entries() if fields["kind"] == "commit"]
+    assert [row.at_ms for row in rows] == times
+    for row, commit in zip(rows, commits, strict=True):
+        plan, found = commit.plan, row.values
+        late = {c.worker: commit.version - 1 - c.base for c in plan.contributions}
+        if len(late) == len(plan.contributions):  # none has two
+            assert {w: found[f"staleness/{w}"] for w in late} == late
+            losses = {c.worker: loss_of(int(c.worker[1:]), c.round - 1) for c in plan.contributions}
+            assert {w: found[f"loss/{w}"] for w in losses} == losses
+            assert found["loss"] == pytest.approx(fmean(losses.values()))
+            assert found["staleness/mean"] == pytest.approx(fmean(late.values()))
+            assert found["staleness/max"] == max(late.values())
+        assert found["contributions"] == len(plan.contributions)
+        assert found["learning_rate"] == pytest.approx(0.8 * 0.5 ** (plan.progress / 3 // 2))
+    assert len({row.values["learning_rate"] for row in rows}) == 3
+    assert sum(row.values["contributions"] for row in rows) == 3 * ROUNDS
+
+
+def test_a_row_waits_for_its_loss(store: Store) -> None:
+    job = store.create_job("j", model(), workers=1)
+    reader = RowReader(job, 0)
+    with aggregating(job):
+        with job.join("w0") as session:
+            push(session, 3.5)
+            await_version(job, 1)
+            assert eventually(lambda: job.client.call("XLEN", job.keys.shard_trace(0)) == 1)
+            assert reader.read() == [], "its loss comes with the second push"
+            push(session, 2.5)
+            assert [(row.version, row.values["loss"]) for row in reader.read()] == [(1, 3.5)]
+            await_version(job, 2)
+            assert reader.read() == []
+        assert [(row.version, row.values["loss"]) for row in reader.read()] == [(2, 2.5)]
+        assert reader.read() == []
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_the_norm_is_that_of_the_averaged_gradient(store: Store, shards: int) -> None:
+    job = store.create_job("j", model(), workers=2, shards=shards)
+    norms = []
+    with aggregating(job), job.join("w0") as w0, job.join("w1") as w1:
+        for round_ in range(4):
+            both = [gradient(session.pull(), rank, round_) for rank, session in enumerate((w0, w1))]
+            mean = [(a.astype(np.float64) + b) / 2 for a, b in zip(*(g.values() for g in both), strict=True)]
+            norms.append(math.sqrt(sum(float(np.sum(np.square(each))) for each in mean)))
+            for session, each in zip((w0, w1), both, strict=True):
+                session.push(each)
+            await_version(job, round_ + 1)
+    rows = RowReader(job, 0).read()
+    assert [row.values["gradient_norm"] for row in rows] == pytest.approx(norms, rel=1e-4)
+
+
+def test_without_spans_no_row_waits_for_a_norm(store: Store) -> None:
+    job = store.create_job("j", model(), workers=1, spans="off")
+    with aggregating(job), job.join("w0") as session:
+        push(session, 1.5)
+        push(session, 2.5)
+        await_version(job, 2)
+        (row,) = RowReader(job, 0).read()
+    assert "gradient_norm" not in row.values
+    assert row.values["loss"] == 1.5
+
+
+def test_what_a_lost_worker_did_not_say_is_left_out(store: Store) -> None:
+    job = store.create_job("j", model(), workers=1)
+    with aggregating(job):
+        session = job.join("w0")
+        push(session, 3.5)
+        await_version(job, 1)
+        job.evict(job.state().members["w0"])
+        reader, rows = RowReader(job, 0), list[Row]()
+        assert eventually(lambda: bool(rows.extend(reader.read()) or rows))
+    (row,) = rows
+    assert "loss" not in row.values
+    assert row.values["staleness/w0"] == 0
+
+
+def test_the_newest_row_waits_for_its_test(store: Store) -> None:
+    job = trained(store, 0)
+    reader = RowReader(job, 0, holds_newest=True)
+    assert [row.version for row in reader.read()] == list(range(1, ROUNDS))
+    reader.holds_newest = False
+    assert [row.version for row in reader.read()] == [ROUNDS]
+
+
+def test_it_goes_on_after_the_last_row(store: Store) -> None:
+    job = trained(store, 0)
+    assert [row.version for row in RowReader(job, 4).read()] == [5, 6]
+
+
+def test_what_was_moved_into_a_file_is_read_there(store: Store, tmp_path: Path) -> None:
+    job = trained(store, 0, Checkpoints(tmp_path, 2, 1))
+    assert job.state().moved, "the aggregator has moved a part of the log"
+    whole, part = RowReader(job, 0, checkpoints=tmp_path), RowReader(job, 0)
+    rows = whole.read()
+    assert [row.version for row in rows] == list(range(1, ROUNDS + 1))
+    assert (whole.missing, [row.values["loss"] for row in rows]) == ([], [fmean((10, 20, 30)) + n for n in range(6)])
+    left: list[Row] = part.read()
+    assert part.missing == [(1, left[0].version - 1)], "said, and not made up"
+
+
+def test_a_trace_of_another_program_is_refused(store: Store) -> None:
+    job = trained(store, 0)
+    job.client.call("XADD", job.keys.trace("w1"), "*", "round", "many", "loss", "1")
+    with pytest.raises(CorruptData, match="the trace of worker 'w1'"):
+        RowReader(job, 0).read()

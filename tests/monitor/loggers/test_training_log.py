@@ -1,0 +1,132 @@
+"""A job's loggers beside its training: what one of them cannot do ends that one alone."""
+
+from __future__ import annotations
+
+import csv
+import logging
+import shutil
+from pathlib import Path
+
+import pytest
+from helpers.harness import aggregating, await_version, gradient, model
+from helpers.waiting import eventually
+from kvps_monitor.loggers.targets import Target
+from kvps_monitor.loggers.training_log import TrainingLog
+
+from kvps.errors import InvalidSetting
+from kvps.job import Job
+from kvps.store import Store
+
+
+def train(job: Job, first: int, last: int) -> None:
+    """One worker makes the versions from `first` to `last`, and goes on later."""
+    with job.join("w0") as session:
+        for version in range(first, last + 1):
+            session.push(gradient(session.pull(), 0, version), float(version))
+        await_version(job, last)
+
+
+def versions(path: Path) -> list[int]:
+    with path.open(newline="") as file:
+        return [int(row["version"]) for row in csv.DictReader(file)]
+
+
+def test_rows_are_written_while_the_job_trains(store: Store, tmp_path: Path) -> None:
+    job, path = store.create_job("j", model(), workers=1), tmp_path / "a.csv"
+    with aggregating(job), TrainingLog(job, [Target("csv", path)]) as rows:
+        train(job, 1, 4)
+        assert eventually(lambda: versions(path) == [1, 2, 3, 4])
+        assert not rows.failures
+
+
+def test_a_test_is_in_the_row_of_its_version(store: Store, tmp_path: Path) -> None:
+    job, path = store.create_job("j", model(), workers=1), tmp_path / "a.csv"
+    with aggregating(job), TrainingLog(job, [Target("csv", path)], holds_newest=True) as rows:
+        train(job, 1, 3)
+        assert eventually(lambda: versions(path) == [1, 2])
+        rows.tested(3, {"accuracy": 0.75})
+    with path.open(newline="") as file:
+        assert [(row["version"], row["test/accuracy"]) for row in csv.DictReader(file)] == [
+            ("1", ""),
+            ("2", ""),
+            ("3", "0.75"),
+        ]
+
+
+def test_one_that_fails_is_one_line_and_the_others_go_on(
+    store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    job, gone, stays = store.create_job("j", model(), workers=1), tmp_path / "gone", tmp_path / "b.csv"
+    gone.mkdir()
+    with aggregating(job):
+        rows = TrainingLog(job, [Target("csv", gone / "a.csv"), Target("csv", stays)])
+        train(job, 1, 2)
+        shutil.rmtree(gone)  # its columns cannot be written any more
+        with caplog.at_level(logging.ERROR, "kvps"):
+            rows.write()
+            rows.write()
+        train(job, 3, 4)
+        with rows:
+            pass
+    (line,) = rows.failures
+    assert line == f"the log csv:{gone}/a.csv ends after version 0: {gone}/a.csv: No such file or directory"
+    assert [record.getMessage() for record in caplog.records] == [f"{line}; the training goes on"]
+    assert versions(stays) == [1, 2, 3, 4]
+
+
+def test_each_logger_goes_on_where_it_was(store: Store, tmp_path: Path) -> None:
+    job, a, b = store.create_job("j", model(), workers=1), tmp_path / "a.csv", tmp_path / "b.csv"
+    with aggregating(job):
+        train(job, 1, 3)
+        with TrainingLog(job, [Target("csv", a)]):
+            pass
+        train(job, 4, 6)
+        with TrainingLog(job, [Target("csv", a), Target("csv", b)]):
+            pass
+    assert versions(a) == versions(b) == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_row_without_its_loss_is_left_to_the_next_process(store: Store, tmp_path: Path) -> None:
+    job, path = store.create_job("j", model(), workers=1), tmp_path / "a.csv"
+    with aggregating(job), job.join("w0") as session:
+        for version in (1, 2):
+            session.push(gradient(session.pull(), 0, version), float(version))
+        assert eventually(lambda: job.client.call("XLEN", job.keys.shard_trace(0)) == 2)
+        with TrainingLog(job, [Target("csv", path)]):
+            pass
+        assert versions(path) == [1], "the loss of the second is not known yet"
+        session.leave()
+        with TrainingLog(job, [Target("csv", path)]):
+            pass
+    with path.open(newline="") as file:
+        assert [(row["version"], row["loss"]) for row in csv.DictReader(file)] == [("1", "1"), ("2", "2")]
+
+
+def test_a_restored_job_goes_on_in_its_file(store: Store, tmp_path: Path) -> None:
+    """What was trained after the checkpoint is lost, and so are its rows; no version has two."""
+    job, path = store.create_job("j", model(), workers=1), tmp_path / "a.csv"
+    with aggregating(job):
+        train(job, 1, 3)
+        checkpoint = job.checkpoint()
+        train(job, 4, 5)
+        with TrainingLog(job, [Target("csv", path)]):
+            pass
+    store.remove_job("j")
+    again = store.restore_job(checkpoint)
+    with aggregating(again), TrainingLog(again, [Target("csv", path)]):
+        train(again, 4, 7)
+    with path.open(newline="") as file:
+        found = [(row["version"], row["job"]) for row in csv.DictReader(file)]
+    assert found == [(str(n), f"j.{(job if n < 4 else again).id}") for n in range(1, 8)]
+    store.remove_job("j")
+    fresh = store.create_job("j", model(), workers=1)
+    with pytest.raises(InvalidSetting, match="rows of another job"):
+        TrainingLog(fresh, [Target("csv", path)])
+
+
+def test_a_job_that_goes_away_ends_the_log(store: Store, tmp_path: Path) -> None:
+    job = store.create_job("j", model(), workers=1)
+    with TrainingLog(job, [Target("csv", tmp_path / "a.csv")]) as rows:
+        store.remove_job("j")
+        assert eventually(lambda: rows.ended)
+    assert "ends after version 0: no job 'j'" in rows.failures[0]

@@ -1,0 +1,405 @@
+"""What a scrape says is what Redis holds: counted once each, on real servers with real workers."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import threading
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.commands import KVPS, Started
+from helpers.digits_job import digits_job
+from helpers.harness import abandoned, aggregating, await_version, gradient, model
+from helpers.internals import abandon, fall_silent
+from helpers.scrapes import Exported, Scrape, exporting
+from helpers.servers import BINARY, private_directory, running_server
+from helpers.waiting import eventually
+from kvps_monitor.metrics.totals import STALENESS
+
+import kvps
+from kvps.errors import ContributionLate
+from kvps.history.events import EventLog
+from kvps.job import Job
+from kvps.session.session import Session
+from kvps.store import Store
+
+PHASES = ("other", "wait", "fetch", "compute", "push")
+
+
+def step(session: Session, number: int = 0) -> None:
+    session.push(gradient(session.pull(), session.rank, number), loss=1 / (number + 1))
+
+
+def train(job: Job, workers: int, rounds: int, slow: Callable[[int], float] = lambda rank: 0.0) -> None:
+    """Do rounds on threads; a worker of a rank waits so many seconds in each."""
+    together = threading.Barrier(workers)
+
+    def work(rank: int) -> None:
+        with job.join(f"w{rank}") as session:
+            together.wait(30)
+            for number in range(rounds):
+                params = session.pull()
+                threading.Event().wait(slow(rank))
+                session.push(gradient(params, rank, number), loss=1 / (number + 1))
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(workers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def logged_staleness(job: Job) -> dict[str, Counter[int]]:
+    """Return how often each worker's committed contributions had each staleness, by the commit log alone."""
+    found: dict[str, Counter[int]] = {}
+    for commit in job.log():
+        for c in commit.plan.contributions:
+            found.setdefault(c.worker, Counter())[commit.version - 1 - c.base] += 1
+    return found
+
+
+def check_staleness(scrape: Scrape, job: Job) -> None:
+    """Assert that the histogram has each committed contribution once, in its bucket."""
+    for worker, values in logged_staleness(job).items():
+        labels = {"job": job.name, "worker": worker}
+        for bound in (*STALENESS, math.inf):
+            le = "+Inf" if bound == math.inf else str(float(bound))
+            count = sum(number for staleness, number in values.items() if staleness <= bound)
+            assert scrape.value("kvps_staleness_versions_bucket", le=le, **labels) == count, (worker, le)
+        assert scrape.value("kvps_staleness_versions_sum", **labels) == sum(s * n for s, n in values.items())
+        assert scrape.value("kvps_staleness_versions_count", **labels) == sum(values.values())
+
+
+def check_traces(scrape: Scrape, job: Job) -> None:
+    """Assert that seconds and bytes are the sums of the traces in Redis."""
+    for worker in job.state().members:
+        entries = [fields for _, fields in job.client.call("XRANGE", job.keys.trace(worker), "-", "+")]
+        labels = {"job": job.name, "worker": worker}
+        assert scrape.value("kvps_worker_iterations_total", **labels) == len(entries)
+        for phase in PHASES:
+            seconds = sum(float(fields[f"{phase}_ms"]) for fields in entries) / 1000
+            assert scrape.value("kvps_worker_phase_seconds_total", phase=phase, **labels) == pytest.approx(seconds)
+        for way in ("pulled", "pushed"):
+            moved = sum(int(fields[way]) for fields in entries)
+            assert moved > 0
+            assert scrape.value(f"kvps_worker_{way}_bytes_total", **labels) == moved
+
+
+@pytest.mark.parametrize("staleness", [0, -1], ids=["BSP", "ASP"])
+def test_rounds_staleness_seconds_and_bytes_are_those_of_redis(store: Store, staleness: int) -> None:
+    job = store.create_job("j", model(), workers=3, shards=2, staleness=staleness, worker_timeout_ms=60_000)
+    with aggregating(job), exporting(store) as exported:
+        train(job, 3, 30, lambda rank: 0.03 if rank == 2 else 0.002)
+        assert eventually(lambda: sum(job.clock().values()) == 90)
+        traced = sum(job.client.call("XLEN", job.keys.trace(worker)) for worker in job.clock())
+        scrape = exported.until(
+            kvps_contributions_total=90, kvps_staleness_versions_count=90, kvps_worker_iterations_total=traced
+        )
+    assert scrape.series("kvps_contributions_total", job="j") == job.clock()
+    check_staleness(scrape, job)
+    if staleness:
+        assert scrape.value("kvps_staleness_versions_sum", job="j", worker="w2"), "a slow worker is stale in ASP"
+    check_traces(scrape, job)
+    version = job.state().version
+    assert scrape.value("kvps_versions_total", job="j") == version
+    assert scrape.value("kvps_log_versions_missed_total", job="j") == 0
+    assert scrape.series("kvps_joins_total", job="j") == {"w0": 1, "w1": 1, "w2": 1}
+    assert scrape.series("kvps_leaves_total", job="j") == {"w0": 1, "w1": 1, "w2": 1}
+    assert scrape.series("kvps_loss", job="j") == {w: pytest.approx(1 / 30, rel=1e-4) for w in ("w0", "w1", "w2")}
+
+
+def test_shards_have_the_times_and_bytes_of_their_traces(store: Store) -> None:
+    job = store.create_job("j", model(), shards=2)
+    with aggregating(job), exporting(store) as exported, job.join("w0") as session:
+        for number in range(8):
+            step(session, number)
+        await_version(job, 8)
+        scrape = exported.until(kvps_shard_phase_seconds_count=2 * 5 * 8, kvps_shard_held=2)
+        traces = [job.client.call("XRANGE", job.keys.shard_trace(shard), "-", "+") for shard in (0, 1)]
+        for shard, entries in enumerate(traces):
+            labels = {"job": "j", "shard": str(shard)}
+            for phase in ("fetch", "reduce", "step", "store", "commit"):
+                seconds = sum(float(fields[f"{phase}_ms"]) for _, fields in entries) / 1000
+                found = scrape.value("kvps_shard_phase_seconds_sum", phase=phase, **labels)
+                assert found == pytest.approx(seconds)
+                buckets = scrape.series("kvps_shard_phase_seconds_bucket", phase=phase, **labels)
+                assert list(buckets.values()) == sorted(buckets.values())
+                assert buckets["+Inf"] == 8
+            for way in ("received", "stored"):
+                moved = sum(int(fields[way]) for _, fields in entries)
+                assert scrape.value(f"kvps_shard_{way}_bytes_total", **labels) == moved > 0
+            assert scrape.value("kvps_lease_takes_total", **labels) == 1
+        squares = sum(float(entries[-1][1]["square_sum"]) for entries in traces)
+        assert scrape.value("kvps_gradient_norm", job="j") == pytest.approx(math.sqrt(squares))
+
+
+@pytest.mark.slow
+def test_an_evicted_worker_is_counted_once(store: Store) -> None:
+    job = store.create_job("j", model(), workers=2, staleness=-1, worker_timeout_ms=600)
+    with aggregating(job), exporting(store) as exported:
+        dead = job.join("w1")
+        with job.join("w0") as session:
+            step(session)
+            step(dead)
+            assert exported.until(kvps_worker_active=2).series("kvps_evictions_total") == {"j w0": 0, "j w1": 0}
+            fall_silent(dead)
+            exported.until(kvps_evictions_total=1)
+            step(session)
+            scrape = exported.until(kvps_contributions_total=3)
+        assert scrape.series("kvps_evictions_total", job="j") == {"w0": 0, "w1": 1}
+        assert scrape.series("kvps_worker_active", job="j") == {"w0": 1, "w1": 0}
+        assert scrape.series("kvps_worker_heartbeat_age_seconds", job="j").keys() == {"w0"}
+        exported.until(kvps_evictions_total=1, kvps_leaves_total=1)
+        abandon(dead)
+
+
+@pytest.mark.slow
+def test_a_killed_process_is_one_eviction(store: Store) -> None:
+    job = digits_job(store, workers=2, epochs=1_000, worker_timeout_ms=2_000)
+    command = [*KVPS, "worker", "--job", job.name, "--redis", store.url, "--id"]
+    with aggregating(job), exporting(store) as exported:
+        started = [Started([*command, worker]) for worker in ("w0", "w1")]
+        try:
+            assert eventually(lambda: len(job.clock()) == 2 and min(job.clock().values()) > 3)
+            started[1].process.send_signal(signal.SIGKILL)
+            exported.until(kvps_evictions_total=1)
+            clock = job.clock()["w0"]
+            assert eventually(
+                lambda: (
+                    (exported.scrape().value("kvps_contributions_total", job="digits", worker="w0") or 0) > clock + 9
+                )
+            )
+            scrape = exported.scrape()
+            assert scrape.series("kvps_evictions_total", job="digits") == {"w0": 0, "w1": 1}
+            assert scrape.series("kvps_worker_active", job="digits") == {"w0": 1, "w1": 0}
+        finally:
+            for each in started:
+                each.process.kill()
+                each.wait()
+
+
+@pytest.mark.slow
+def test_late_contributions_are_counted(store: Store) -> None:
+    job = store.create_job("j", model(), workers=2, quorum=1, late="drop", worker_timeout_ms=60_000)
+    with aggregating(job), exporting(store) as exported, job.join("w0") as w0, job.join("w1") as w1:
+        for number in range(3):
+            params = w1.pull()
+            step(w0, number)
+            await_version(job, number + 1)
+            with pytest.raises(ContributionLate):
+                w1.push(gradient(params, 1, number))
+            scrape = exported.until(kvps_late_contributions_total=number + 1)
+        assert scrape.series("kvps_late_contributions_total", job="j") == {"w0": 0, "w1": 3}
+        assert scrape.value("kvps_contributions_total", job="j", worker="w1") == 0
+
+
+def test_rejected_contributions_are_counted(store: Store) -> None:
+    job = store.create_job("j", model(), workers=4, reject_norm=5.0, worker_timeout_ms=60_000)
+    with aggregating(job), exporting(store) as exported:
+        sessions = [job.join(f"w{rank}") for rank in range(4)]
+        for number in range(3):
+            for session in sessions:
+                params = session.pull()
+                found = {name: np.ones_like(value) for name, value in params.items()}
+                if number == 1 and session.rank == 3:
+                    found = {name: 1000 * value for name, value in found.items()}
+                session.push(found)
+            await_version(job, number + 1)
+        rejected = [e for e in EventLog(job.client, job.keys).newest(0) if e.kind == "reject"]
+        assert [e.facts["worker"] for e in rejected] == ["w3"]
+        scrape = exported.until(kvps_rejected_contributions_total=1, kvps_contributions_total=11)
+        assert scrape.series("kvps_rejected_contributions_total", job="j") == {"w0": 0, "w1": 0, "w2": 0, "w3": 1}
+        for session in sessions:
+            session.leave()
+
+
+def test_an_exporter_that_starts_late_counts_what_the_log_has(store: Store) -> None:
+    job = store.create_job("j", model(), workers=2)
+    with aggregating(job):
+        train(job, 2, 10)
+        await_version(job, 10)
+    for _ in range(2):
+        with exporting(store) as exported:
+            scrape = exported.scrape()  # the first one already: it waits for the first reading
+            assert scrape.series("kvps_contributions_total", job="j") == {"w0": 10, "w1": 10}
+            check_staleness(scrape, job)
+            check_traces(scrape, job)
+            assert scrape.series("kvps_joins_total", job="j") == {"w0": 1, "w1": 1}
+            assert scrape.series("kvps_job_state", job="j") == {
+                "finished": 1,
+                "waits for workers": 0,
+                "waits for an aggregator": 0,
+                "runs": 0,
+            }
+
+
+@pytest.mark.slow
+def test_a_takeover_is_a_take_of_the_lease(store: Store) -> None:
+    job = store.create_job("j", model(), lease_ms=500)
+    with exporting(store) as exported, job.join("w0") as session:
+        with abandoned(job):
+            exported.until(kvps_lease_takes_total=1, kvps_shard_held=1)
+        exported.until(kvps_shard_held=0)
+        with aggregating(job):
+            step(session)
+            await_version(job, 1)
+            exported.until(kvps_lease_takes_total=2, kvps_versions_total=1)
+
+
+def test_versions_whose_commits_a_checkpoint_has_moved_are_named_as_missed(store: Store) -> None:
+    job = store.create_job("j", model())
+    with aggregating(job), job.join("w0") as session:
+        for number in range(6):
+            step(session, number)
+        await_version(job, 6)
+        entry = next(id for id, fields in job.entries() if fields.get("version") == "4")
+        job.client.call("XTRIM", job.keys.commits, "MINID", entry)  # as trim.lua does behind version 4
+        with exporting(store) as exported:
+            scrape = exported.scrape()
+            assert scrape.value("kvps_log_versions_missed_total", job="j") == 3
+            assert scrape.value("kvps_staleness_versions_count", job="j", worker="w0") == 3
+            assert scrape.value("kvps_contributions_total", job="j", worker="w0") == 6
+
+
+@pytest.mark.slow
+def test_jobs_come_and_go(store: Store) -> None:
+    with exporting(store) as exported:
+        scrape = exported.scrape()
+        assert (scrape.value("kvps_up"), scrape.jobs()) == (1, set())
+        jobs = [store.create_job(name, model()) for name in ("a", "b")]
+        for job, rounds in zip(jobs, (2, 3), strict=True):
+            with aggregating(job), job.join("w0") as session:
+                for number in range(rounds):
+                    step(session, number)
+                await_version(job, rounds)
+        assert exported.until(kvps_contributions_total=5).series("kvps_contributions_total") == {"a w0": 2, "b w0": 3}
+        store.remove_job("a")
+        assert eventually(lambda: exported.scrape().jobs() == {"b"})
+        again = store.create_job("a", model())
+        scrape = exported.until(kvps_contributions_total=3, kvps_versions_total=3, kvps_workers_expected=2)
+        assert scrape.series("kvps_job_info", job="a").keys() == {f"{again.id} BSP {again.config.optimizer}  redis"}
+        assert exported.said == []
+        with exporting(store, "b") as only:
+            assert only.scrape().jobs() == {"b"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("key", "harm"),
+    [
+        ("commits", lambda call, key: call("XADD", key, "*", "kind", "\x1b[2J")),
+        ("commits", lambda call, key: call("XADD", key, "*", "kind", "commit", "version", "9", "plan", "{")),
+        ("commits", lambda call, key: (call("DEL", key), call("SET", key, "no stream"))),
+        ("version", lambda call, key: call("HSET", key, "version", "-7")),
+        ("heartbeat", lambda call, key: (call("DEL", key), call("SET", key, "x"))),
+        ("workers", lambda call, key: call("HSET", key, 'w"}\n# HELP', "{}")),
+        ("config", lambda call, key: call("HSET", key, "workers", "NaN")),
+        ("trace", lambda call, key: call("XADD", key, "*", "round", "1", "version", "1", "wait_ms", "1e400")),
+        ("term", lambda call, key: call("SET", key, "a-b-c")),
+        ("dropped", lambda call, key: None),
+    ],
+    ids=["kind", "plan", "no-stream", "version", "heartbeat", "worker", "config", "trace", "term", "dropped"],
+)
+def test_a_damaged_job_is_said_once_and_the_others_are_served(store: Store, key: str, harm: Any) -> None:
+    good, bad = (store.create_job(name, model()) for name in ("good", "bad"))
+    for job in (good, bad):
+        with aggregating(job), job.join("w0") as session:
+            step(session)
+            await_version(job, 1)
+    call, keys = store.client.call, bad.keys
+    with exporting(store) as exported:
+        exported.until(kvps_contributions_total=2)
+        if key == "dropped":
+            entry = call("HGET", keys.workers, "w0")
+            call("HSET", keys.workers, "w0", entry.replace("{", '{"dropped":"many",', 1))
+        else:
+            name = {"trace": keys.trace("w0"), "term": keys.term(0)}.get(key) or getattr(keys, key)
+            harm(call, name)
+        if key == "config":  # the settings of a job never change: an exporter that starts now reads them
+            with exporting(store) as later:
+                check_damaged(later)
+            return
+        check_damaged(exported)
+
+
+def check_damaged(exported: Exported) -> None:
+    scrape = exported.until(kvps_jobs_unreadable=1)
+    assert scrape.jobs() == {"good"}
+    assert scrape.value("kvps_up") == 1
+    tries = [exported.scrape().value("kvps_reading_seconds")]
+    assert eventually(lambda: tries.append(exported.scrape().value("kvps_reading_seconds")) or len(set(tries)) > 4)
+    assert len(exported.said) == 1, exported.said
+    assert exported.said[0].isprintable()
+    assert "bad" in exported.said[0]
+
+
+def test_a_damaged_job_that_is_mended_is_counted_anew(store: Store) -> None:
+    job = store.create_job("j", model())
+    with aggregating(job), job.join("w0") as session:
+        step(session)
+        await_version(job, 1)
+    with exporting(store) as exported:
+        exported.until(kvps_contributions_total=1)
+        id = job.client.call("XADD", job.keys.commits, "*", "kind", "nonsense")
+        exported.until(kvps_jobs_unreadable=1)
+        job.client.call("XDEL", job.keys.commits, id)
+        scrape = exported.until(kvps_jobs_unreadable=0, kvps_contributions_total=1)
+        check_staleness(scrape, job)
+
+
+@pytest.mark.parametrize("name", ["../x", "a b", "", "x" * 65, '"}\n'])
+def test_names_that_no_job_has_are_passed_over(store: Store, name: str) -> None:
+    store.create_job("good", model())
+    store.client.call("SADD", "kvps:jobs", name)
+    with exporting(store) as exported:
+        scrape = exported.scrape()
+        assert (scrape.jobs(), scrape.value("kvps_jobs_unreadable")) == ({"good"}, 1)
+        assert len(exported.said) == 1
+        assert exported.said[0].isprintable()
+
+
+@pytest.mark.slow
+def test_a_server_that_is_lost_and_comes_back() -> None:
+    with private_directory() as folder, ExitStack() as first, ExitStack() as later:
+        files = ["--dir", str(folder), "--appendonly", "yes", "--appendfsync", "always"]
+        path = str(folder / "socket")
+        url = first.enter_context(running_server(BINARY, *files, socket=path))
+        store = later.enter_context(kvps.connect(url))
+        exported = later.enter_context(exporting(store))
+        job = store.create_job("j", model())
+        with aggregating(job), job.join("w0") as session:
+            for number in range(4):
+                step(session, number)
+            await_version(job, 4)
+        exported.until(kvps_up=1, kvps_contributions_total=4, kvps_leaves_total=1)
+        first.close()
+        assert exported.until(kvps_up=0).names() == {"kvps_up"}
+        first.enter_context(running_server(BINARY, *files, socket=path))
+        exported.until(kvps_up=1, kvps_contributions_total=4, kvps_staleness_versions_count=4, kvps_leaves_total=1)
+        with aggregating(job), job.join("w0") as session:
+            for number in range(4, 6):
+                step(session, number)
+            await_version(job, 6)
+        scrape = exported.until(kvps_contributions_total=6, kvps_leaves_total=2, kvps_staleness_versions_count=6)
+        check_staleness(scrape, job)
+        assert len(exported.said) == 1, exported.said
+
+
+@pytest.mark.slow
+def test_a_server_that_hangs_is_not_up_and_a_scrape_is_answered_all_the_same() -> None:
+    with running_server(BINARY) as url, kvps.connect(url) as store, exporting(store) as exported:
+        store.create_job("j", model())
+        exported.until(kvps_up=1, kvps_workers_expected=1)
+        pid = int(store.client.call("INFO", "server")["process_id"])
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            assert exported.until(kvps_up=0).names() == {"kvps_up"}
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        exported.until(kvps_up=1, kvps_workers_expected=1)

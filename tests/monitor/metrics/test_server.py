@@ -1,0 +1,101 @@
+"""The HTTP server of metrics: both formats, one path, and threads and ports that end with it."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+import pytest
+from helpers.harness import aggregating, await_version, gradient, model
+from helpers.scrapes import HERE, OPENMETRICS, Scrape, ask, exporting
+from helpers.servers import free_port
+from helpers.waiting import eventually
+from kvps_monitor.metrics import server
+from kvps_monitor.metrics.table import COUNTER, TABLE, markdown
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_families
+
+import kvps
+from kvps.store import Store
+
+
+def test_each_metric_of_the_table_is_there_in_both_formats(store: Store) -> None:
+    job = store.create_job("j", model(), shards=2, units=9, task="digits")
+    with aggregating(job), job.join("w0") as session, exporting(store) as exported:
+        for _ in range(3):
+            session.next_unit()
+            session.push(gradient(session.pull(), 0, 0), loss=float("nan"))
+        await_version(job, 3)
+        scrape = exported.until(kvps_contributions_total=3, kvps_units_done_total=3, kvps_shard_phase_seconds_count=30)
+        _, kind, text = ask(exported.port, accept=OPENMETRICS)
+        session.leave(finished=False)
+    assert kind.startswith("application/openmetrics-text")
+    wanted = {name for spec in TABLE for name in spec.series}
+    assert scrape.names() == wanted
+    families = list(open_families(text))
+    assert {sample.name for family in families for sample in family.samples} == wanted
+    types = {family.name: family.type for family in families}
+    for spec in TABLE:
+        assert types[spec.name.removesuffix("_total")] == spec.type
+        assert f"# HELP {spec.name.removesuffix('_total')} {spec.help}" in text
+        labels = [set(s.labels) - {"le"} for f in scrape.families for s in f.samples if s.name in spec.series]
+        assert all(each == set(spec.labels) for each in labels), spec.name
+
+
+def test_names_follow_the_rules_of_prometheus() -> None:
+    assert len({spec.name for spec in TABLE}) == len(TABLE)
+    for spec in TABLE:
+        assert spec.name.startswith("kvps_")
+        assert spec.name.endswith("_total") == (spec.type == COUNTER), spec.name
+        assert not any(unit in spec.name.split("_") for unit in ("ms", "milliseconds", "kb", "mb", "percent"))
+        assert spec.help.endswith(".")
+    assert markdown().count("\n") == len(TABLE) + 1
+
+
+def test_only_one_path_and_two_methods_have_an_answer(store: Store) -> None:
+    with exporting(store) as exported:
+        for path in ("/", "/metrics/", "/jobs"):
+            assert ask(exported.port, path) == (404, "text/plain", "there is /metrics\n")
+        assert ask(exported.port, "/metrics?x=1")[0] == 200
+        assert ask(exported.port, method="HEAD")[2] == ""
+        for method in ("POST", "PUT", "DELETE"):
+            assert ask(exported.port, method=method)[0] == 501
+
+
+def test_a_port_that_is_taken_is_one_line() -> None:
+    with socket.create_server((HERE, 0)) as taken:
+        port = taken.getsockname()[1]
+        wanted = rf"^--port: port {port} of 127.0.0.1 cannot be opened: Address already in use$"
+        with pytest.raises(kvps.KvpsError, match=wanted), server.opened("--port", HERE, port):
+            pass
+
+
+@pytest.mark.parametrize("host", ["no.such.host.invalid", "x" * 300, "256.1.1.1"])
+def test_a_host_that_is_none_is_one_line(host: str) -> None:
+    with pytest.raises(kvps.KvpsError, match="cannot be opened"), server.opened("--port", host, free_port()):
+        pass
+
+
+@pytest.mark.slow
+def test_nothing_is_left_of_it(store: Store) -> None:
+    before = set(threading.enumerate())
+    port = free_port()
+    for _ in range(2):  # the port is free again at once
+        with server.opened("--port", HERE, port) as opened:
+            for _ in range(2):
+                with opened.serving(store, None, [].append):
+                    assert Scrape.of(port).value("kvps_up") == 1
+    assert eventually(lambda: set(threading.enumerate()) <= before)
+    with pytest.raises(ConnectionRefusedError):
+        ask(port)
+    clients = store.client.call("CLIENT LIST")
+    assert eventually(lambda: len(store.client.call("CLIENT LIST")) == 1), clients
+    assert store.jobs() == [], "the store itself is open"
+
+
+def test_many_who_hang_keep_nobody_from_an_answer(store: Store) -> None:
+    with exporting(store) as exported:
+        silent = [socket.create_connection((HERE, exported.port)) for _ in range(20)]
+        silent[0].sendall(b"\x00\xff\r\n\r\n")
+        assert exported.scrape().value("kvps_up") == 1
+        for each in silent:
+            each.close()

@@ -1,0 +1,193 @@
+"""A look at a job agrees with what Redis holds, and says what each worker does and whom it waits for."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+from helpers.commands import KVPS, Started
+from helpers.digits_job import digits_job
+from helpers.harness import aggregating, await_version, gradient, model
+from helpers.waiting import eventually
+from kvps_monitor.live import JobWatch
+from kvps_monitor.views import JobView, WorkerView
+
+from kvps.job import Job
+from kvps.session.session import Session
+from kvps.store import Store
+
+
+def states(view: JobView) -> dict[str, str]:
+    return {w.worker: w.state for w in view.workers}
+
+
+def worker(watch: JobWatch, name: str) -> WorkerView:
+    return next(w for w in watch.look().workers if w.worker == name)
+
+
+def step(session: Session, number: int = 0) -> None:
+    session.push(gradient(session.pull(), session.rank, number), loss=1 / (number + 1))
+
+
+def test_it_agrees_with_redis(store: Store) -> None:
+    job = store.create_job("j", model(), workers=2, shards=2, staleness=1)
+    call, keys = job.client.call, job.keys
+    with aggregating(job), job.join("w0") as w0, job.join("w1") as w1:
+        for number in range(4):
+            step(w0, number)
+            step(w1, number)
+        await_version(job, 4)
+        assert eventually(lambda: sum(job.clock().values()) == 8)
+        view = JobWatch(job).look()
+        assert view.version == int(call("HGET", keys.version, "version"))
+        assert view.head == call("HGET", keys.version, "head")
+        assert {w.worker: w.clock for w in view.workers} == {w: int(n) for w, n in call("HGETALL", keys.clock).items()}
+        assert [s.holder for s in view.shards] == [call("GET", keys.lease(n)) for n in (0, 1)]
+        assert [s.term for s in view.shards] == [1, 1]
+        assert view.backlog == call("XLEN", keys.inbox) == 0
+        assert (view.state, view.mode, view.contributions) == ("runs", "SSP(1)", 8)
+        assert [w.losses[-1] for w in view.workers] == [(3, pytest.approx(1 / 3, rel=1e-5))] * 2
+        assert json.loads(json.dumps(view.as_json()))["workers"][0]["worker"] == "w0"
+    view = JobWatch(job).look()
+    assert (view.state, states(view)) == ("finished", {"w0": "finished", "w1": "finished"})
+
+
+def test_whom_a_worker_waits_for(store: Store) -> None:
+    job = store.create_job("j", model(), workers=3, worker_timeout_ms=60_000)
+    watch = JobWatch(job)
+    w0, w1 = job.join("w0"), job.join("w1")
+    step(w0)
+    assert worker(watch, "w0").waits_for == ["workers that have not joined"]
+    w2 = job.join("w2")
+    assert (worker(watch, "w0").state, worker(watch, "w0").waits_for) == ("waiting", ["w1", "w2"])
+    assert (worker(watch, "w1").state, worker(watch, "w1").behind, worker(watch, "w0").ahead) == ("computing", 1, 1)
+    step(w1)
+    assert worker(watch, "w0").waits_for == ["w2"]
+    step(w2)
+    assert [w.waits_for for w in watch.look().workers] == [["the aggregator"]] * 3
+    with aggregating(job):
+        await_version(job, 1)
+    assert set(states(watch.look()).values()) == {"computing"}
+    for session in (w0, w1, w2):
+        session.leave(finished=False)
+    assert set(states(watch.look()).values()) == {"left"}
+
+
+def test_in_ssp_it_waits_for_those_beyond_the_bound_alone(store: Store) -> None:
+    job = store.create_job("j", model(), workers=3, staleness=2, worker_timeout_ms=60_000)
+    watch = JobWatch(job)
+    sessions = [job.join(f"w{rank}") for rank in range(3)]
+    with aggregating(job):
+        for rounds, session in zip((3, 1, 0), sessions, strict=True):
+            for _ in range(rounds):
+                step(session)
+        assert eventually(lambda: job.clock() == {"w0": 3, "w1": 1, "w2": 0})
+        assert worker(watch, "w0").waits_for == ["w2"], "w1 is two rounds behind, as many as the bound allows"
+        assert (worker(watch, "w0").ahead, worker(watch, "w2").behind) == (3, 3)
+        assert worker(watch, "w1").state == "computing"
+        for session in sessions:
+            session.leave()
+
+
+@pytest.mark.slow
+def test_a_stopped_process_is_silent_and_then_evicted(store: Store) -> None:
+    job = digits_job(store, workers=2, epochs=1_000, worker_timeout_ms=5_000)
+    watch = JobWatch(job)
+    with aggregating(job):
+        command = [*KVPS, "worker", "--job", job.name, "--redis", store.url]
+        stopped, other = (Started([*command, "--id", worker]) for worker in ("w0", "w1"))
+        assert eventually(lambda: job.clock().get("w0", 0) > 3)
+        assert eventually(lambda: (worker(watch, "w0").rounds_per_s or 0) > 0)
+        stopped.process.send_signal(signal.SIGSTOP)
+        try:
+            assert eventually(lambda: worker(watch, "w0").state == "silent")
+            assert eventually(lambda: worker(watch, "w1").waits_for == ["w0"])
+            assert eventually(lambda: worker(watch, "w0").state == "evicted")
+        finally:
+            for started in (stopped, other):
+                started.process.kill()
+                started.wait()
+
+
+def _train(job: Job, rank: int, seconds: float) -> None:
+    with job.join(f"w{rank}") as session:
+        for number in range(20):
+            params = session.pull()
+            time.sleep(seconds)
+            session.push(gradient(params, rank, number))
+
+
+def test_rates_and_shares_are_those_of_the_traces(store: Store) -> None:
+    job = store.create_job("j", model(), workers=2, worker_timeout_ms=60_000)
+    watch = JobWatch(job)
+    with aggregating(job):
+        threads = [threading.Thread(target=_train, args=(job, rank, (0.002, 0.02)[rank])) for rank in (0, 1)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    view = watch.look()
+    quick, slow = view.workers
+    for w in view.workers:
+        assert w.round_ms is not None
+        assert sum(w.shares.values()) == pytest.approx(1)
+        assert len(w.losses) == 0
+    assert quick.shares["wait"] > slow.shares["wait"]
+    assert slow.shares["compute"] > quick.shares["compute"]
+    assert len(view.gradient_norms) == 20
+    assert all(math.isfinite(norm) and norm > 0 for _, norm in view.gradient_norms)
+    assert set(view.shards[0].phases) == {"fetch", "reduce", "step", "store", "commit"}
+
+
+def test_units_give_a_time_left(store: Store) -> None:
+    job = store.create_job("j", model(), units=40)
+    watch = JobWatch(job)
+    with aggregating(job), job.join("w0") as session:
+        for number in range(10):
+            assert session.next_unit() == number
+            step(session)
+        await_version(job, 10)
+        view = watch.look()
+        assert (view.units, view.units_done) == (40, 10)
+        assert view.eta_s is not None
+        assert view.workers[0].rounds_per_s is not None
+        assert view.eta_s == pytest.approx(30 / view.workers[0].rounds_per_s)
+        session.leave(finished=False)
+
+
+def test_staleness_is_that_of_the_last_committed_contribution(store: Store) -> None:
+    job = store.create_job("j", model(), workers=2, staleness=-1, worker_timeout_ms=60_000)
+    watch = JobWatch(job)
+    with aggregating(job), job.join("w0") as w0, job.join("w1") as w1:
+        old = w1.pull()
+        for number in range(5):
+            step(w0, number)
+            await_version(job, number + 1)
+        w1.push({name: np.ones_like(array) for name, array in old.items()})
+        await_version(job, 6)
+        assert [(w.worker, w.staleness) for w in watch.look().workers] == [("w0", 0), ("w1", 5)]
+
+
+def test_without_spans_there_is_what_redis_has_anyway(store: Store) -> None:
+    job = store.create_job("j", model(), spans="off")
+    with aggregating(job), job.join("w0") as session:
+        for number in range(3):
+            step(session, number)
+        await_version(job, 3)
+        view = JobWatch(job).look()
+    assert (view.version, view.commits_per_s, view.gradient_norms, view.workers[0].shares) == (3, None, [], {})
+    assert view.workers[0].loss == 0.5
+
+
+def test_a_thousand_workers_are_one_look(store: Store) -> None:
+    job = store.create_job("j", {"w": np.zeros(4, np.float32)}, workers=1000, worker_timeout_ms=600_000)
+    for rank in range(1000):
+        job.scripts.join(f"w{rank}", "n", "", {"host": "h", "pid": 1, "device": "cpu"})
+    view = JobWatch(job).look()
+    assert [w.rank for w in view.workers] == list(range(1000))
+    assert set(states(view).values()) <= {"computing", "silent"}, "their joins may take a while"

@@ -1,0 +1,127 @@
+"""The figure, read back as XML: lanes, labels and arrows, and how BSP and ASP differ."""
+
+from __future__ import annotations
+
+import io
+import re
+from dataclasses import replace
+from xml.etree import ElementTree
+
+import pytest
+from helpers.timelines import alternating_job, timed_job
+from kvps_monitor.timeline.figure import MOST_WORKERS, figure
+from kvps_monitor.timeline.recording import Recording, record
+from matplotlib.image import imread
+
+from kvps.errors import InvalidSetting
+from kvps.store import Store
+
+_SVG = "{http://www.w3.org/2000/svg}"
+_FIRST_X = re.compile(r"M ([\d.]+) ")
+_AXES_PT = 72 * 11.0 * 0.913
+CLOCKS_MS = 5  # how far the estimates that two processes have of the server's clock may be apart on a busy machine
+
+
+class Drawn:
+    """A figure that is read back."""
+
+    def __init__(self, recording: Recording) -> None:
+        self.root = ElementTree.fromstring(figure(recording, "svg"))
+        self.texts = ["".join(text.itertext()).strip() for text in self.root.iter(f"{_SVG}text")]
+        self.clocks = CLOCKS_MS * _AXES_PT / ((recording.end_us - recording.start_us) / 1000)
+        self._groups = {g.get("id", ""): g for g in self.root.iter(f"{_SVG}g")}
+
+    def starts(self, id: str) -> list[float]:
+        """Return where the blocks of a group begin, from left to right in points."""
+        paths = self._groups[id].iter(f"{_SVG}path")
+        return [float(found[1]) for path in paths if (found := _FIRST_X.match(path.get("d", "")))]
+
+    def arrows(self, kind: str) -> list[str]:
+        return [id for id in self._groups if id.startswith(f"arrow-{kind}-")]
+
+
+def test_in_bsp_each_update_stands_behind_the_last_push_of_its_round(store: Store) -> None:
+    found = record(timed_job(store, rounds=6, pause_ms=10, staleness=0))
+    drawn = Drawn(found)
+    updates = drawn.starts("update-0")
+    pushes = [drawn.starts(f"push-w{number}") for number in range(3)]
+    assert len(updates) == 6
+    assert all(len(each) == 6 for each in pushes)
+    for round_, update in enumerate(updates):
+        assert update > max(each[round_] for each in pushes) - drawn.clocks
+        assert all(update < each[round_ + 1] for each in pushes if round_ < 5)
+    assert "BSP" in drawn.texts
+    assert "job j: 3 workers, 6 updates, 18 minibatches" in drawn.texts
+
+
+def test_in_asp_each_push_has_an_update_of_its_own(store: Store) -> None:
+    drawn = Drawn(record(alternating_job(store)))
+    updates = drawn.starts("update-0")
+    pushes = sorted(x for number in range(3) for x in drawn.starts(f"push-w{number}"))
+    assert len(updates) == len(pushes) == 12
+    for number, push in enumerate(pushes):
+        nearest = min(range(len(updates)), key=lambda n: abs(updates[n] - push))
+        assert nearest == number, "the pushes are further apart than clocks are"
+        assert updates[nearest] > push - drawn.clocks
+    assert "ASP" in drawn.texts
+
+
+def test_lanes_labels_arrows_and_a_legend(store: Store) -> None:
+    found = record(timed_job(store, staleness=2, pause_ms=20, shards=2))
+    drawn = Drawn(found)
+    assert {"SSP(2)", "shard 0", "shard 1", "w0", "w1", "w2", "ms", "minibatch 1", "v1"} <= set(drawn.texts)
+    for label in ("update: a new version", "F  fetch", "P  push", "waits", "other code", "not recorded", "gradient"):
+        assert label in drawn.texts
+    arrows = list(found.arrows())
+    for kind in ("push", "fetch"):
+        assert len(drawn.arrows(kind)) == len([arrow for arrow in arrows if arrow.kind == kind])
+    push = next(arrow for arrow in arrows if arrow.kind == "push")
+    assert f"arrow-push-{push.worker.lane}-{push.worker.number}-0" in drawn.arrows("push")
+
+
+def test_many_arrows_are_left_out(store: Store) -> None:
+    drawn = Drawn(record(timed_job(store, workers=8, rounds=10, pause_ms=1, staleness=-1)))
+    assert drawn.arrows("push") == drawn.arrows("fetch") == []
+    assert "gradient" not in drawn.texts
+    assert {f"w{number}" for number in range(8)} <= set(drawn.texts)
+
+
+def test_many_shards_have_one_row(store: Store) -> None:
+    found = record(timed_job(store, workers=1, rounds=3, shards=6))
+    assert len(found.shards) == 6
+    drawn = Drawn(found)
+    assert "server" in drawn.texts
+    assert len(drawn.starts("update-0")) == 3
+
+
+def test_a_window_is_drawn_from_its_begin_to_its_end(store: Store) -> None:
+    found = record(timed_job(store, rounds=8, pause_ms=10, staleness=0))
+    part = found.making(3, 5)
+    starts = Drawn(part).starts("update-0")
+    assert len(starts) == len(part.versions)
+    assert len(starts) < 8
+
+
+def test_the_same_recording_gives_the_same_bytes(store: Store) -> None:
+    found = record(timed_job(store, rounds=2))
+    assert figure(found, "svg") == figure(found, "svg")
+    assert b"<dc:date>" not in figure(found, "svg")
+
+
+def test_a_picture_of_points(store: Store) -> None:
+    found = record(timed_job(store, rounds=3))
+    low = imread(io.BytesIO(figure(found, "png")))
+    more = replace(found, workers={**found.workers, **{f"x{n}": lane for n, lane in enumerate(found.workers.values())}})
+    high = imread(io.BytesIO(figure(more, "png")))
+    assert low.shape[1] == high.shape[1] == 1650
+    assert high.shape[0] > low.shape[0]
+    assert low.min() < 0.3
+    assert low.max() == 1.0
+
+
+def test_too_many_workers_are_refused(store: Store) -> None:
+    found = record(timed_job(store, workers=1, rounds=2))
+    lane = found.workers["w0"]
+    many = replace(found, workers={f"w{number}": lane for number in range(MOST_WORKERS + 1)})
+    with pytest.raises(InvalidSetting, match=r"room for 64 workers, and job j has 65: write a \.perfetto-trace"):
+        figure(many, "svg")

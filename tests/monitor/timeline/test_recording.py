@@ -1,0 +1,169 @@
+"""What is read of a job's time: whole runs, windows, arrows, and what is refused."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from helpers.harness import aggregating, gradient, model
+from helpers.paths import TESTS
+from helpers.timelines import recorded, timed_job, versions_of
+from kvps_monitor.timeline.recording import Recording, record
+
+import kvps
+from kvps.errors import CorruptData, InvalidSetting, JobError
+from kvps.job import Job
+from kvps.store import Store
+
+CLOCKS_US = 5_000  # how far the estimates that two processes have of the server's clock may be apart on a busy machine
+WORKER = TESTS / "helpers/timed_worker.py"
+
+
+def started(store: Store, worker: str, rounds: int, pause_ms: int) -> subprocess.Popen[str]:
+    command = [sys.executable, str(WORKER), "j", worker, str(rounds), str(pause_ms)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"KVPS_REDIS_URL": store.url})
+
+
+def said(process: subprocess.Popen[str], word: str) -> None:
+    """Wait until a worker has said a line with this word."""
+    assert process.stdout
+    assert any(word in line for line in process.stdout)
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_the_spans_of_a_worker_add_up_to_its_run(store: Store, staleness: int) -> None:
+    """Each process measures its own run; what it waited, moved and computed is all of that, within 2 %."""
+    job = store.create_job("j", model(), workers=3, staleness=staleness)
+    with aggregating(job):
+        processes = {f"w{n}": started(store, f"w{n}", 60, 20 if n else 30) for n in range(3)}
+        walls = {worker: float(process.communicate()[0].split()[-1]) for worker, process in processes.items()}
+        job.await_finished()
+    found = record(job)
+    for worker, wall in walls.items():
+        phases: dict[str, float] = {}
+        for span in (span for block in found.workers[worker][1:] for span in block.spans):
+            phases[span.phase] = phases.get(span.phase, 0.0) + (span.end_us - span.start_us) / 1e6
+        assert sum(phases.values()) == pytest.approx(wall, rel=0.02), (worker, phases)
+        assert phases["compute"] > 59 * (0.02 if worker != "w0" else 0.03)
+    assert len(found.workers["w0"]) == 60
+
+
+def test_a_killed_worker_has_one_lane_of_two_incarnations(store: Store) -> None:
+    job = store.create_job("j", model(), workers=2, staleness=0)
+    with aggregating(job), job.join("w1") as w1, started(store, "w0", 16, 5) as first:
+        for _ in range(6):
+            w1.push(gradient(w1.pull(), 1, 0))
+        said(first, "round 6")
+        first.kill()
+        first.wait()
+        with started(store, "w0", 16, 5) as second:
+            said(second, "joined")
+            for _ in range(10):
+                w1.push(gradient(w1.pull(), 1, 0))
+            assert second.wait() == 0
+        w1.leave()
+        job.await_finished()
+    found = record(job)
+    rounds = [block.number for block in found.workers["w0"]]
+    assert len(rounds) == recorded(job)["w0"]
+    assert rounds == sorted(set(rounds))
+    told_by_nobody = set(range(1, 17)) - set(rounds)
+    last = max(told_by_nobody)
+    assert last in (6, 7), "a later push would have told of its last iterations"
+    assert told_by_nobody == set(range(min(told_by_nobody), last + 1))
+    assert [mark.kind for mark in found.marks if mark.worker == "w0" and mark.kind == "join"] == ["join"] * 2
+    joined = [mark.at_us for mark in found.marks if mark.worker == "w0" and mark.kind == "join"]
+    assert any(block.end_us < joined[1] for block in found.workers["w0"])
+    assert any(block.start_us > joined[1] - 1000 for block in found.workers["w0"])
+    log = versions_of(job)
+    for arrow in found.arrows():
+        if arrow.kind == "push":
+            assert arrow.shard.number == log[arrow.worker.lane, arrow.worker.number]
+
+
+def test_arrows_go_forward_in_time(store: Store) -> None:
+    job = timed_job(store, staleness=1)
+    arrows = list(record(job).arrows())
+    assert {arrow.kind for arrow in arrows} == {"push", "fetch"}
+    for arrow in arrows:
+        if arrow.kind == "push":
+            assert arrow.span.start_us < arrow.shard.end_us + CLOCKS_US
+        else:
+            assert arrow.shard.start_us < arrow.span.end_us + CLOCKS_US
+
+
+def _numbers(found: Recording, worker: str) -> list[int]:
+    return [block.number for block in found.workers[worker]]
+
+
+def test_windows(store: Store) -> None:
+    found = record(timed_job(store, rounds=8, staleness=0))
+    part = found.making(3, 5)
+    assert {3, 4, 5} <= set(part.versions)
+    assert {1, 6, 7, 8}.isdisjoint(part.versions), "only what was made at the time is there too"
+    assert all({3, 4, 5} <= set(_numbers(part, w)) for w in part.workers)
+    assert found.making(3, None).versions[-1] == 8
+    assert found.making(None, 2).versions[0] == 1
+    with pytest.raises(InvalidSetting, match="no spans of versions 9 to 12: its traces have versions 1 to 8"):
+        found.making(9, 12)
+    last = found.last((found.end_us - found.workers["w0"][5].end_us) / 1e6)
+    assert _numbers(last, "w0") == [7, 8]
+    assert len(_numbers(found.newest_rounds(3), "w0")) <= 4
+    assert _numbers(found.newest_rounds(100), "w0") == list(range(1, 9))
+
+
+def test_the_newest_rounds_of_asp_are_those_when_all_worked(store: Store) -> None:
+    """The fast workers are done long before w0 is: a figure of the end of the run would show w0 alone."""
+    found = record(timed_job(store, rounds=9, pause_ms=10, staleness=-1)).newest_rounds(2)
+    assert all(found.workers.values())
+    assert _numbers(found, "w1")[-1] == 9 or _numbers(found, "w2")[-1] == 9
+    assert _numbers(found, "w0")[-1] < 9
+
+
+def test_a_job_without_spans_is_refused(store: Store) -> None:
+    job = timed_job(store, workers=1, rounds=2, spans="off")
+    with pytest.raises(JobError, match="records no spans: it was made with --spans off"):
+        record(job)
+
+
+def test_a_job_that_has_not_begun_is_refused(store: Store) -> None:
+    with pytest.raises(JobError, match="has no spans yet"):
+        record(store.create_job("j", model()))
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"compute_ms": "-1"}, "compute_ms"),
+        ({"at": "soon"}, "at must be"),
+        ({"at": "9" * 16}, "after the year 2250"),
+        ({"at": "1" + "0" * 17}, "at must be"),
+        ({"round": "x"}, "round must be"),
+    ],
+)
+def test_a_corrupt_entry_is_one_line(store: Store, fields: dict[str, Any], words: str) -> None:
+    job = timed_job(store, workers=1, rounds=2)
+    entry = {"round": 3, "version": 2, "at": 1_700_000_000_000_000, "compute_ms": 1} | fields
+    job.client.call("XADD", job.keys.trace("w0"), "*", *(x for pair in entry.items() for x in pair))
+    with pytest.raises(CorruptData, match=words):
+        record(job)
+
+
+def test_a_corrupt_commit_is_one_line(store: Store) -> None:
+    job = timed_job(store, workers=1, rounds=2)
+    job.client.call("XADD", job.keys.commits, "*", "kind", "commit", "version", "x")
+    with pytest.raises(CorruptData):
+        record(job)
+
+
+def test_a_running_job_is_read_as_far_as_it_is(store: Store) -> None:
+    job: Job = store.create_job("j", model(), workers=1)
+    with aggregating(job), job.join("w0") as session:
+        for _ in range(3):
+            session.push({name: array * 0 for name, array in session.pull().items()})
+        assert _numbers(record(job), "w0") == [1, 2], "the trace of an iteration comes with the next push"
+    assert isinstance(job, kvps.Job)
+    assert _numbers(record(job), "w0") == [1, 2, 3]

@@ -1,0 +1,102 @@
+"""Traces in both formats, read back: lanes, counts and flows are those of Redis and of the commit log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from helpers.timelines import Read, Slice, read_chrome, read_perfetto, recorded, timed_job, versions_of
+from kvps_monitor.timeline.chrome import chrome_trace
+from kvps_monitor.timeline.perfetto import perfetto_trace
+from kvps_monitor.timeline.recording import record
+
+from kvps.job import Job
+from kvps.store import Store
+
+FORMATS: dict[str, Callable[[Job], Read]] = {
+    "perfetto": lambda job: read_perfetto(perfetto_trace(record(job))),
+    "chrome": lambda job: read_chrome(chrome_trace(record(job)).encode()),
+}
+EXACT_US = 0.002  # times are written in whole nanoseconds
+
+
+@pytest.mark.parametrize("format_", FORMATS)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"staleness": 0},
+        {"staleness": 1, "shards": 2},
+        {"staleness": -1, "workers": 8, "rounds": 4, "shards": 2},
+    ],
+    ids=["BSP", "SSP on two shards", "ASP of eight workers on two shards"],
+)
+def test_a_trace_has_what_redis_has(store: Store, format_: str, settings: dict[str, Any]) -> None:
+    job = timed_job(store, **settings)
+    read = FORMATS[format_](job)
+    workers, shards = list(recorded(job)), [f"shard {n}" for n in range(job.config.shards)]
+    assert list(read.lanes) == [*shards, *sorted(workers)]
+    for worker, count in recorded(job).items():
+        assert count == settings.get("rounds", 6)
+        lane = read.lanes[worker]
+        assert len({s.facts["round"] for s in lane}) == count
+        _one_after_the_other(lane)
+        assert all({"version", "round", "clock"} <= set(s.facts) for s in lane)
+        assert all(s.facts["bytes"] > 0 for s in lane if s.name in ("fetch", "push"))
+    for shard in shards:
+        made = [s for s in read.lanes[shard] if not s.depth]
+        assert sorted(s.facts["version"] for s in made) == list(range(1, job.state().version + 1))
+        _one_after_the_other(made)
+        _one_after_the_other([s for s in read.lanes[shard] if s.depth])
+        for s in made:
+            inside = [p for p in read.lanes[shard] if p.depth and p.facts["version"] == s.facts["version"]]
+            assert (inside[0].start, inside[-1].end) == pytest.approx((s.start, s.end), abs=EXACT_US)
+    _flows_are_those_of_the_log(job, read)
+
+
+def _one_after_the_other(lane: list[Slice]) -> None:
+    assert lane
+    for before, after in pairwise(sorted(lane, key=lambda s: s.start)):
+        assert before.end <= after.start + EXACT_US, f"{before} and {after} overlap"
+
+
+def _flows_are_those_of_the_log(job: Job, read: Read) -> None:
+    versions, shards = versions_of(job), job.config.shards
+    pushes = [(a, b) for a, b in read.flows.values() if a.name == "push"]
+    for push, made in pushes:
+        assert made.name == f"version {versions[push.lane, push.facts['round']]}"
+        assert not made.depth
+    pushed = [s for lane, slices in read.lanes.items() for s in slices if s.name == "push"]
+    assert len(pushes) == len(versions) * shards == len(pushed) * shards
+    fetches = [(a, b) for a, b in read.flows.values() if a.name != "push"]
+    for commit, fetch in fetches:
+        assert (commit.name, fetch.name) == ("commit", "fetch")
+        assert commit.facts["version"] == fetch.facts["version"]
+        ends = [s.end for n in range(shards) for s in read.lanes[f"shard {n}"] if s.name == commit.name]
+        assert commit.end in ends
+    fetched = [s for slices in read.lanes.values() for s in slices if s.name == "fetch" and "round" in s.facts]
+    assert len(fetches) == len([s for s in fetched if s.facts["version"]])
+
+
+@pytest.mark.parametrize("format_", FORMATS)
+def test_counters_and_marks(store: Store, format_: str) -> None:
+    job = timed_job(store, workers=2, rounds=3, staleness=0)
+    read = FORMATS[format_](job)
+    assert read.counters["staleness of w0"] == [0, 0, 0], "in BSP nothing is stale"
+    assert "loss of w0" not in read.counters, "none was told"
+    assert read.instants["w0"] == read.instants["w1"] == ["join", "leave"]
+
+
+@pytest.mark.parametrize("format_", FORMATS)
+def test_losses_and_units_are_there(store: Store, format_: str) -> None:
+    from helpers.harness import aggregating, gradient, model
+
+    job = store.create_job("j", model(), workers=1, units=3)
+    with aggregating(job), job.join("w0") as session:
+        for loss in (1.0, float("nan"), 0.25):
+            assert session.next_unit() is not None
+            session.push(gradient(session.pull(), 0, 0), loss=loss)
+    read = FORMATS[format_](job)
+    assert read.counters["loss of w0"] == [1.0, 0.25], "JSON has no NaN"
+    assert {s.facts["unit"] for s in read.lanes["w0"]} == {0, 1, 2}

@@ -1,0 +1,334 @@
+"""The screen on real jobs, with real worker processes and real keys: it shows what they do, and the user can act."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.commands import Started
+from helpers.harness import aggregating, await_version, model
+from helpers.paths import TESTS
+from helpers.servers import BINARY, running_server
+from helpers.waiting import eventually
+from kvps_monitor.top.app import Top
+from kvps_monitor.top.dialogs import Confirmation, JobChoice
+from kvps_monitor.top.tables import ShardTable, WorkerTable
+from textual.pilot import Pilot
+from textual.widgets import DataTable, Static
+
+import kvps
+from kvps.history.events import EventLog
+from kvps.job import Job
+from kvps.store import Store
+
+ENOUGH_S = 60
+PATIENT = {"worker_timeout_ms": 60_000}  # a stopped worker is silent for long before it is evicted
+ME = {"host": "here", "pid": 1, "start": "", "space": "", "device": "cpu"}
+
+Piloted = Callable[[Top, Pilot[None]], Coroutine[Any, Any, None]]
+
+
+@contextmanager
+def workers(job: Job, **seconds: float) -> Iterator[dict[str, Started]]:
+    """Processes of workers, each with the seconds that it computes for in a round, and an aggregator."""
+    script = str(TESTS / "helpers/paced_worker.py")
+    with aggregating(job), ExitStack() as stack:
+        found = {}
+        for name, each in seconds.items():
+            environment = {**os.environ, "KVPS_REDIS_URL": job.client.url}
+            found[name] = Started([sys.executable, script, job.name, name, str(each)], environment)
+            stack.callback(lambda process=found[name].process: (process.kill(), process.communicate()))
+        await_version(job, 2)
+        yield found
+
+
+def drive(app: Top, drive: Piloted, size: tuple[int, int] = (120, 40)) -> None:
+    """Run the app on a terminal of this size, and `drive` with it."""
+
+    async def run() -> None:
+        async with app.run_test(size=size) as pilot:
+            await drive(app, pilot)
+
+    asyncio.run(run())
+
+
+async def until(holds: Callable[[], bool], what: Callable[[], str]) -> None:
+    """Wait for something that the screen is to show."""
+    deadline = asyncio.get_running_loop().time() + ENOUGH_S
+    while not holds():
+        assert asyncio.get_running_loop().time() < deadline, what()
+        await asyncio.sleep(0.05)
+
+
+def lines(table: DataTable[Any]) -> list[str]:
+    return [" ".join(str(cell) for cell in table.get_row_at(n)) for n in range(table.row_count)]
+
+
+def seen(app: Top) -> str:
+    """What the screen shows, as text."""
+    above = [str(app.query_one(f"#{name}", Static).render()) for name in ("job", "notice", "legend")]
+    return "\n".join([*above, *lines(app.query_one(WorkerTable)), *lines(app.query_one(ShardTable))])
+
+
+def row(app: Top, worker: str) -> str:
+    return next((line for line in lines(app.query_one(WorkerTable)) if line.split(" ")[0] == worker), "")
+
+
+async def sees(app: Top, *words: str) -> None:
+    await until(lambda: all(each in seen(app) for each in words), lambda: f"{words} not in:\n{seen(app)}")
+
+
+def kinds(job: Job) -> list[tuple[str, str]]:
+    return [(e.kind, e.facts.get("worker", "")) for e in EventLog(job.client, job.keys).newest(0)]
+
+
+def test_each_worker_has_a_row_with_its_state_and_figures(store: Store) -> None:
+    job = store.create_job("j", model(), workers=3, shards=2, **PATIENT)
+
+    async def look(app: Top, pilot: Pilot[None]) -> None:
+        await sees(app, "runs  BSP", "waits for w0", "workers 3 of 3")
+        await until(lambda: "█" in row(app, "w0") and "░" in row(app, "w1"), lambda: seen(app))
+        assert row(app, "w0") == lines(app.query_one(WorkerTable))[0], "the slowest is first"
+        await pilot.press("s")
+        assert [line.split()[0] for line in lines(app.query_one(WorkerTable))] == ["w0", "w1", "w2"]
+        holder = job.holders()[0].split(":")
+        assert all(f"{holder[0]}:{holder[1]}" in line for line in lines(app.query_one(ShardTable)))
+        assert app.query_one(ShardTable).row_count == 2
+        before = app._view
+        assert before
+        await until(lambda: bool(app._view and app._view.version > before.version), lambda: seen(app))
+        await sees(app, f"version {app._view.version:,}" if app._view else "")
+
+    with workers(job, w0=0.4, w1=0.02, w2=0.02):
+        drive(Top(store, "j"), look)
+
+
+def test_a_stopped_process_is_seen_to_be_silent_and_to_come_back(store: Store) -> None:
+    job = store.create_job("j", model(), workers=2, **PATIENT)
+
+    async def look(app: Top, pilot: Pilot[None]) -> None:
+        await sees(app, "w0", "w1")
+        assert "silent" not in row(app, "w1")
+        running["w1"].process.send_signal(signal.SIGSTOP)
+        await until(lambda: "silent for" in row(app, "w1"), lambda: seen(app))
+        await until(lambda: "waits for w1" in row(app, "w0"), lambda: seen(app))
+        running["w1"].process.send_signal(signal.SIGCONT)
+        await until(lambda: "silent" not in row(app, "w1"), lambda: seen(app))
+
+    with workers(job, w0=0.05, w1=0.05) as running:
+        drive(Top(store, "j"), look)
+
+
+def test_evict_asks_first_and_then_evicts(store: Store) -> None:
+    job = store.create_job("j", model(), workers=2, **PATIENT)
+
+    async def look(app: Top, pilot: Pilot[None]) -> None:
+        await sees(app, "w0", "w1")
+        await pilot.press("s", "down", "e")
+        await until(lambda: isinstance(app.screen, Confirmation), lambda: seen(app))
+        asked = str(app.screen.query_one("#question", Static).render())
+        assert f"Evict w1 (process {running['w1'].process.pid} on " in asked
+        await pilot.press("n")
+        await until(lambda: not isinstance(app.screen, Confirmation), lambda: seen(app))
+        assert ("evict", "w1") not in kinds(job), "no is no"
+        await pilot.press("e")
+        await until(lambda: isinstance(app.screen, Confirmation), lambda: seen(app))
+        await pilot.press("y")
+        await sees(app, "w1 is evicted")
+        await until(lambda: "evicted" in row(app, "w1"), lambda: seen(app))
+
+    with workers(job, w0=0.05, w1=0.05) as running:
+        drive(Top(store, "j"), look)
+        assert ("evict", "w1") in kinds(job)
+        assert ("evict", "w0") not in kinds(job)
+        running["w1"].until("evicted")
+        version = job.state().version
+        await_version(job, version + 2)  # the other goes on alone
+
+
+def test_evict_spares_an_incarnation_that_came_after_the_question(store: Store) -> None:
+    job = store.create_job("j", model(), workers=2, **PATIENT)
+    job.scripts.join("w0", "first", "", ME)
+
+    async def look(app: Top, pilot: Pilot[None]) -> None:
+        await sees(app, "w0")
+        await pilot.press("e")
+        await until(lambda: isinstance(app.screen, Confirmation), lambda: seen(app))
+        job.scripts.join("w0", "second", "*", ME)
+        await pilot.press("y")
+        await sees(app, "w0 is in the job again: it has joined anew")
+
+    drive(Top(store, "j"), look)
+    assert job.state().members["w0"].active
+
+
+@pytest.mark.slow
+def test_pause_freezes_the_screen(store: Store) -> None:
+    job = store.create_job("j", model(), workers=2, **PATIENT)
+
+    async def look(app: Top, pilot: Pilot[None]) -> None:
+        await sees(app, "w0", "w1")
+        await pilot.press("p")
+        await sees(app, "paused")
+        frozen = seen(app)
+        last = job.state().version
+        await until(lambda: job.state().version > last + 20, lambda: "the job stands still")
+        assert seen(app) == frozen
+        await pilot.press("p")
+        await until(lambda: bool(app._view and app._view.version > last + 20), lambda: seen(app))
+        assert "paused" not in seen(app)
+
+    with workers(job, w0=0.01, w1=0.01):
+        drive(Top(store, "j"), look)
+
+
+@pytest.mark.slow
+def test_the_list_of_jobs_leads_to_another_job(store: Store) -> None:
+    for name, staleness in (("one", 0), ("two", 3)):
+        made = store.create_job(name, model(), workers=1, staleness=staleness, **PATIENT)
+        made.scripts.join(f"{name}-worker", "n", "", ME)
+    store.client.call("SADD", "kvps:jobs", "three")  # it is listed, and not there
+
+    async def look(app: Top, pilot: Pilot[None]) -> None:
+        await until(lambda: isinstance(app.screen, JobChoice), lambda: seen(app))
+        await pilot.press("escape")
+        await sees(app, "no job is chosen")
+        await pilot.press("j")
+        await until(lambda: isinstance(app.screen, JobChoice), lambda: seen(app))
+        await pilot.press("down", "enter")
+        await sees(app, "two  ", "SSP(3)", "two-worker")
+        await pilot.press("j")
+        await until(lambda: isinstance(app.screen, JobChoice), lambda: seen(app))
+        await pilot.press("escape")
+        await pilot.press("j")
+        await until(lambda: isinstance(app.screen, JobChoice), lambda: seen(app))
+        await pilot.press("enter")
+        await sees(app, "one  ", "BSP", "one-worker")
+        assert "two-worker" not in seen(app)
+
+    drive(Top(store), look)
+
+
+def test_a_job_that_is_gone_is_told_and_one_of_its_name_is_shown(store: Store) -> None:
+    store.create_job("j", model(), workers=2)
+
+    async def look(app: Top, pilot: Pilot[None]) -> None:
+        await sees(app, "BSP")
+        store.remove_job("j")
+        await sees(app, "'j'")
+        store.create_job("j", model(), workers=7, staleness=5)
+        await sees(app, "SSP(5)", "workers 0 of 7")
+        assert "ago" not in seen(app)
+
+    drive(Top(store, "j"), look)
+
+
+@pytest.mark.slow
+def test_a_lost_server_is_told_and_the_screen_goes_on_when_it_is_back(tmp_path: Any) -> None:
+    socket = str(tmp_path / "redis.sock")
+    with ExitStack() as first:
+        url = first.enter_context(running_server(BINARY, socket=socket))
+        store = first.enter_context(kvps.connect(url))
+        store.create_job("j", model(), workers=2)
+
+        async def look(app: Top, pilot: Pilot[None]) -> None:
+            await sees(app, "waits for workers  BSP")
+            await asyncio.to_thread(first.close)
+            await sees(app, "the server does not answer", "waits for workers  BSP")
+            await pilot.press("s", "p")
+            assert "paused" in seen(app), "keys are answered"
+            await pilot.press("p")
+            with running_server(BINARY, socket=socket) as again, kvps.connect(again) as new:
+                new.create_job("j", model(), workers=2, staleness=4)
+                await sees(app, "waits for workers  SSP(4)")
+                assert "does not answer" not in seen(app)
+
+        drive(Top(store, "j"), look)
+
+
+def many(store: Store, number: int = 1000) -> Job:
+    """A job of so many workers, each with recorded rounds; no process computes."""
+    job = store.create_job("many", {"x": np.zeros(8, np.float32)}, workers=number, **PATIENT)
+    now_us = int(1e6 * job.server.seconds())
+    for n in range(number):
+        job.scripts.join(f"w{n}", "n", "", ME)
+        phases = ("other_ms", 1, "wait_ms", 50 - n % 50, "fetch_ms", 2, "compute_ms", 20 + n % 50, "push_ms", 3)
+        facts = ("version", 1, "clock", 1, "pulled", 1000, "pushed", 1000, "loss", 0.5)
+        job.client.together(
+            [
+                ("XADD", job.keys.trace(f"w{n}"), "*", "round", r, "at", now_us - (9 - r) * 100_000, *phases, *facts)
+                for r in range(1, 9)
+            ]
+        )
+    return job
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [(80, 24), (120, 40)])
+def test_a_thousand_workers_do_not_keep_the_screen_from_keys(store: Store, size: tuple[int, int]) -> None:
+    """They are counted: a look draws the rows in sight alone."""
+    many(store)
+
+    async def look(app: Top, pilot: Pilot[None]) -> None:
+        table = app.query_one(WorkerTable)
+        await until(lambda: table.row_count == 1000, lambda: seen(app))
+        await pilot.press("s", "down", "down")
+        assert table.cursor_row == 2
+        assert table.chosen
+        assert table.chosen.worker == "w2"
+        made = sum(1 for line in lines(table) if line.strip())
+        assert 10 < made < 100
+        await pilot.press("ctrl+end")
+        await until(lambda: "w999" in lines(table)[-1], lambda: lines(table)[-1])
+        await pilot.press("p", "pageup", "pageup")
+        assert lines(table)[table.cursor_row].startswith(table.chosen.worker), "rows that come into sight while paused"
+        await pilot.press("p", "ctrl+end", "e")
+        await until(lambda: isinstance(app.screen, Confirmation), lambda: seen(app))
+        assert "Evict w999 " in str(app.screen.query_one("#question", Static).render())
+        await pilot.press("n", "s")
+        await until(lambda: not isinstance(app.screen, Confirmation), lambda: seen(app))
+        assert table.chosen.worker == "w999", "the cursor stays on its worker in another order"
+
+    drive(Top(store, "many"), look, size)
+
+
+@pytest.mark.slow
+def test_a_window_of_another_size_shows_the_columns_that_fit(store: Store) -> None:
+    job = store.create_job("j", model(), workers=1, **PATIENT)
+    job.scripts.join("w0", "n", "", ME)
+
+    async def look(app: Top, pilot: Pilot[None]) -> None:
+        await sees(app, "w0")
+        table = app.query_one(WorkerTable)
+        for width in (160, 80, 40, 120, 20):
+            await pilot.resize_terminal(width, 20)
+            await until(lambda width=width: 0 < table.virtual_size.width <= width, lambda: str(table.virtual_size))
+            assert row(app, "w0").startswith("w0"), width
+            titles = [str(column.label) for column in table.ordered_columns]
+            assert ("loss curve" in " ".join(titles)) == (width >= 120), width
+
+    drive(Top(store, "j"), look, (100, 30))
+
+
+@pytest.mark.parametrize(("job", "key"), [("j", "q"), (None, "q"), (None, "ctrl+c")])
+def test_quit_ends_the_thread_that_looks(store: Store, job: str | None, key: str) -> None:
+    store.create_job("j", model(), workers=1)
+
+    async def look(app: Top, pilot: Pilot[None]) -> None:
+        if job:
+            await sees(app, "BSP")
+        else:
+            await until(lambda: isinstance(app.screen, JobChoice), lambda: seen(app))
+        await pilot.press(key)
+        await until(lambda: not app.is_running, lambda: "it goes on")
+
+    drive(Top(store, job), look)
+    assert eventually(lambda: all(thread.name != "kvps-top" for thread in threading.enumerate()))

@@ -1,0 +1,147 @@
+"""Spans of workers: phases add up to the time that passed, and what is recorded is what the server acknowledged."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.digits_job import digits_job
+from helpers.harness import aggregating, await_version, gradient, model
+from helpers.waiting import eventually
+
+import kvps
+from kvps.job import Job
+from kvps.session.iteration import PHASES
+from kvps.store import Store
+
+ROUNDS = 6
+
+
+def trace_of(job: Job, worker: str = "w0") -> list[dict[str, str]]:
+    return [fields for _, fields in job.client.call("XRANGE", job.keys.trace(worker), "-", "+")]
+
+
+def milliseconds(entries: list[dict[str, str]]) -> float:
+    return sum(float(entry[f"{phase}_ms"]) for entry in entries for phase in PHASES)
+
+
+def trained(job: Job, rounds: int = ROUNDS) -> float:
+    """Train alone, with some sleep in and between rounds. Return the seconds from the first pull to the last push."""
+    with aggregating(job):
+        with job.join("w0") as session:
+            session.pull()
+            session.push(gradient(session.pull(), 0, 0))
+            began = time.perf_counter()
+            for number in range(1, rounds):
+                time.sleep(0.01)
+                params = session.pull()
+                time.sleep(0.02)
+                session.push(gradient(params, 0, number), loss=1 / number)
+            seconds = time.perf_counter() - began
+        await_version(job, rounds)
+    return seconds
+
+
+def test_phases_add_up_to_the_time_that_passed(store: Store) -> None:
+    job = store.create_job("j", model())
+    seconds = trained(job)
+    entries = trace_of(job)
+    assert [int(entry["round"]) for entry in entries] == list(range(1, ROUNDS + 1))
+    assert milliseconds(entries[1:]) == pytest.approx(1000 * seconds, rel=0.02)
+    assert all(float(entry["compute_ms"]) >= 20 and float(entry["other_ms"]) >= 10 for entry in entries[1:])
+
+
+def test_iterations_follow_each_other_on_the_servers_clock(store: Store) -> None:
+    job = store.create_job("j", model())
+    before = store.client.seconds()
+    trained(job)
+    after = store.client.seconds()
+    entries = trace_of(job)
+    starts = [int(entry["at"]) / 1e6 for entry in entries]
+    ends = [start + milliseconds([entry]) / 1e3 for start, entry in zip(starts, entries, strict=True)]
+    assert before - 0.05 < starts[0]
+    assert ends[-1] < after + 0.05
+    for end, start in zip(ends, starts[1:], strict=False):
+        assert start == pytest.approx(end, abs=0.005), "one begins where the last ended, but for the clock's error"
+
+
+def test_an_entry_has_what_was_acknowledged(store: Store) -> None:
+    job = store.create_job("j", model(), units=ROUNDS, gradient_format="bf16", transport="redis")
+    clocks = []
+    with aggregating(job), job.join("w0") as session:
+        while session.next_unit() is not None:
+            clocks.append(session.push(gradient(session.pull(), 0, 0)))
+    entries = trace_of(job)
+    assert [int(entry["clock"]) for entry in entries] == clocks
+    assert [int(entry["unit"]) for entry in entries] == list(range(ROUNDS))
+    assert {(int(e["pulled"]), int(e["pushed"])) for e in entries} == {(job.layout.nbytes, job.layout.nbytes // 2)}
+    assert [int(entry["version"]) for entry in entries] == list(range(ROUNDS))
+
+
+def test_a_part_moves_its_own_bytes(store: Store) -> None:
+    params = {"a": np.zeros(100, np.float32), "b": np.zeros(300, np.float32)}
+    job = store.create_job("j", params, parts={"left": "a", "right": "b"}, transport="redis")
+    with aggregating(job), job.join("w0") as session:
+        for part, name in (("left", "a"), ("right", "b")):
+            session.push({name: np.ones_like(session.pull(part)[name])}, part=part)
+    assert [(int(e["pulled"]), int(e["pushed"])) for e in trace_of(job)] == [(400, 400), (1200, 1200)]
+
+
+@pytest.mark.parametrize("loss", [None, 0.5])
+def test_without_spans_there_is_the_loss_alone(store: Store, loss: float | None) -> None:
+    job = store.create_job("j", model(), spans="off")
+    with aggregating(job), job.join("w0") as session:
+        session.push(gradient(session.pull(), 0, 0), loss=loss)
+        activity = session._timer.activity
+    assert activity == ""
+    assert trace_of(job) == ([{"round": "1", "version": "0", "loss": "0.5"}] if loss else [])
+    assert not job.client.call("XLEN", job.keys.shard_trace(0))
+
+
+def test_a_heartbeat_says_what_the_worker_does(store: Store) -> None:
+    job = store.create_job("j", model(), workers=2, worker_timeout_ms=500)
+
+    def activity() -> Any:
+        return (job.client.call("HGET", job.keys.activity, "w0") or "").split(" ")
+
+    with job.join("w0") as session:
+        assert eventually(lambda: activity()[0] == "other")
+        session.pull()
+        assert eventually(lambda: activity()[0] == "compute")
+        since = int(activity()[1])
+        assert 0 < 1e6 * store.client.seconds() - since < 60e6
+        session.push(gradient(session.pull(), 0, 0))
+        assert eventually(lambda: activity()[0] == "other")
+        assert int(activity()[1]) > since
+
+
+def test_traces_of_many_workers_take_no_more_room(store: Store) -> None:
+    """A stream is cut in steps of its inner nodes, so it may be a little longer."""
+    few, many = (store.create_job(name, model(), workers=n, staleness=-1) for name, n in (("few", 1), ("many", 1200)))
+    for job in (few, many):
+        entry = "round 1 version 0"
+        joined = job.scripts.join("w0", "cafe", "", {"host": "h", "pid": 1, "device": "cpu"})
+        for seq in range(1, 400):
+            job.scripts.push("w0", joined.incarnation, seq, 0, 1, "0" * 16, job.state().history, None, [entry])
+            job.client.call("DEL", job.keys.inbox)
+            job.client.call("HINCRBY", job.keys.clock, "w0", 1)
+    assert few.client.call("XLEN", few.keys.trace("w0")) == 399
+    assert 50 <= many.client.call("XLEN", many.keys.trace("w0")) < 200
+
+
+def test_removal_takes_all_of_it(store: Store) -> None:
+    job = digits_job(store, workers=1)
+    with aggregating(job), job.join("w0") as session:
+        session.push({name: np.zeros_like(array) for name, array in session.pull().items()})
+        assert eventually(lambda: bool(job.client.call("HLEN", job.keys.activity)))
+        await_version(job, 1)
+    assert job.client.call("XLEN", job.keys.shard_trace(0)) == 1
+    store.remove_job(job.name)
+    assert not [key for key in job.client.call("KEYS", "*") if job.name in key]
+    with pytest.raises(kvps.JobNotFound):
+        job.scripts.trace(0, ["version 1"])
+    with pytest.raises(kvps.JobNotFound):
+        job.scripts.heartbeat("w0", "x", "push 1")
+    assert not [key for key in job.client.call("KEYS", "*") if job.name in key], "late spans bring no key back"

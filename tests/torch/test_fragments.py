@@ -1,0 +1,232 @@
+"""Local steps that synchronize fragments of the model in turn (Streaming DiLoCo), against a loop in PyTorch alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.clusters import SHARED_MEMORY, running
+from helpers.ddp import loss_of, net, weights_of
+from helpers.digits_job import proved
+from helpers.harness import aggregating, await_version, check_chain
+from helpers.servers import ONE_AND_SLOWLY_ALL
+from torch import nn
+
+import kvps
+import kvps.torch
+from kvps.arrays.parts import fragment_of
+from kvps.store import Store
+
+STEPS, FRAGMENTS = 4, 2
+OUTER = {"lr": 0.7, "momentum": 0.9, "nesterov": True}
+
+
+@pytest.fixture(scope="module", params=ONE_AND_SLOWLY_ALL)
+def server_url(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Of one server every day: nothing here depends on its kind."""
+    with running(request.param) as url:
+        yield url
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+
+
+def create(store: Store, **settings: Any) -> kvps.Job:
+    settings = {"workers": 2, "transport": "redis", "local_steps": STEPS, "fragments": FRAGMENTS} | settings
+    return store.create_job("job", kvps.torch.parameters(net()), optimizer=kvps.SGD(**OUTER), **settings)
+
+
+def batch(worker: kvps.torch.TorchSession, model: nn.Module, number: int) -> None:
+    worker.pull()
+    loss_of(model, worker.session.rank, number).backward()
+    worker.step()
+
+
+class Plain:
+    """The algorithm in one process: after every STEPS / FRAGMENTS steps one fragment is averaged and stepped."""
+
+    def __init__(self, part_of: dict[str, str], workers: int) -> None:
+        self.main, self.replicas = net(), [net() for _ in range(workers)]
+        self.inners = [sgd(replica) for replica in self.replicas]
+        self.outers = {
+            part: torch.optim.SGD([p for n, p in self.main.named_parameters() if part_of[n] == part], **OUTER)
+            for part in part_of.values()
+        }
+        self._part_of = part_of
+
+    def train(self, batches: range) -> None:
+        for rank, (replica, inner) in enumerate(zip(self.replicas, self.inners, strict=True)):
+            for number in batches:
+                inner.zero_grad()
+                loss_of(replica, rank, number).backward()
+                inner.step()
+
+    def synchronize(self, parts: list[str]) -> None:
+        with torch.no_grad():
+            for name, parameter in self.main.named_parameters():
+                mine = [dict(replica.named_parameters())[name] for replica in self.replicas]
+                parameter.grad = torch.stack([parameter - each for each in mine]).mean(0)
+        for part in parts:
+            self.outers[part].step()
+        with torch.no_grad():
+            for name, parameter in self.main.named_parameters():
+                for replica in self.replicas:
+                    if self._part_of[name] in parts:
+                        dict(replica.named_parameters())[name].copy_(parameter)
+
+
+PLACES = ["redis", pytest.param("shm", marks=SHARED_MEMORY)]
+
+
+@pytest.mark.parametrize("transport", PLACES)
+def test_streaming_diloco_is_the_loop_of_its_paper(store: Store, tmp_path: Path, transport: str) -> None:
+    """Fragments in turn; the last steps are of the whole model, so that no worker's steps are lost."""
+    job, models = create(store, transport=transport), [net(), net()]
+    plain = Plain({p.name: p.part for p in job.layout.parameters}, 2)
+    every, rounds = STEPS // FRAGMENTS, 5
+    with aggregating(job, record=tmp_path):
+        workers = [kvps.torch.join(job, model, f"w{n}", inner=sgd(model)) for n, model in enumerate(models)]
+        for number in range(rounds * every + 1):
+            for worker, model in zip(workers, models, strict=True):
+                batch(worker, model, number)
+        for round_ in range(rounds):
+            plain.train(range(round_ * every, (round_ + 1) * every))
+            plain.synchronize([fragment_of(round_, FRAGMENTS)])
+        plain.train(range(rounds * every, rounds * every + 1))
+        plain.synchronize(list(plain.outers))
+        for worker in workers:
+            worker.leave()
+        await_version(job, rounds + 1)
+    end = net()
+    assert kvps.torch.load(job, end) == check_chain(job) == rounds + 1
+    parts = [[c.part for c in commit.plan.contributions] for commit in job.log()]
+    assert parts == [[part] * 2 for part in ("0", "1", "0", "1", "0", "")]
+    ends, wanted = weights_of(end), weights_of(plain.main)
+    for name in wanted:
+        np.testing.assert_allclose(ends[name], wanted[name], rtol=0, atol=1e-5 * np.abs(wanted[name]).max())
+    assert proved(job, tmp_path).replayed == rounds + 1
+
+
+def test_who_leaves_after_a_push_pushes_what_other_fragments_have(store: Store) -> None:
+    job, model = create(store, workers=1), net()
+    with aggregating(job):
+        worker = kvps.torch.join(job, model, inner=sgd(model))
+        for number in range(STEPS // FRAGMENTS):
+            batch(worker, model, number)
+        worker.leave()
+        await_version(job, 2)
+    assert [c.part for commit in job.log() for c in commit.plan.contributions] == ["0", ""]
+
+
+def test_who_has_taken_no_step_pushes_nothing(store: Store) -> None:
+    job, model = create(store, workers=1), net()
+    with aggregating(job):
+        worker = kvps.torch.join(job, model, inner=sgd(model))
+        worker.pull()
+        worker.leave()
+    assert job.state().version == 0
+
+
+def test_a_worker_that_comes_back_goes_on_with_the_fragment_whose_turn_it_is(store: Store) -> None:
+    job, model = create(store, workers=1), net()
+    with aggregating(job):
+        worker = kvps.torch.join(job, model, "w0", inner=sgd(model))
+        for number in range(STEPS // FRAGMENTS):
+            batch(worker, model, number)
+        worker.session.leave(finished=False)  # as a process that was killed, which pushes nothing
+        again = kvps.torch.join(job, model, "w0", inner=sgd(model))
+        again.pull()
+        _, weights = job.snapshot()
+        assert all(p.detach().numpy().tobytes() == weights[n].tobytes() for n, p in model.named_parameters())
+        loss_of(model, 0, 0).backward()
+        again.step()
+        batch(again, model, 1)
+        again.leave()
+        await_version(job, 3)
+    assert [c.part for commit in job.log() for c in commit.plan.contributions] == ["0", "1", ""]
+
+
+def test_a_round_that_was_given_up_begins_with_the_whole_model(store: Store) -> None:
+    job, model = create(store, workers=1), net()
+    with aggregating(job):
+        worker = kvps.torch.join(job, model, "w0", inner=sgd(model))
+        batch(worker, model, 0)
+        batch(worker, model, 1)
+        assert worker._local is not None
+        batch(worker, model, 2)
+        push, worker.session.push = worker.session.push, _fails  # type: ignore[method-assign]
+        with pytest.raises(kvps.ServerLost):
+            batch(worker, model, 3)
+        worker.session.push = push  # type: ignore[method-assign]
+        worker.pull()
+        _, weights = job.snapshot()
+        assert all(p.detach().numpy().tobytes() == weights[n].tobytes() for n, p in model.named_parameters())
+        worker.leave()
+    assert [c.part for commit in job.log() for c in commit.plan.contributions] == ["0"]
+
+
+@pytest.mark.parametrize("spoilt", [False, True])
+def test_a_batch_that_is_left_out_takes_no_steps_back(store: Store, spoilt: bool) -> None:
+    """A pull after a pull, as NotFinite advises, kept the job's weights of other fragments in place of the worker's."""
+    job, model = create(store, workers=1), net()
+    with aggregating(job):
+        worker = kvps.torch.join(job, model, "w0", inner=sgd(model))
+        for number in range(STEPS // FRAGMENTS):
+            batch(worker, model, number)
+        worker.pull()
+        own = {name: array.copy() for name, array in weights_of(model).items()}
+        if spoilt:
+            (loss_of(model, 0, 0) * float("nan")).backward()
+            with pytest.raises(kvps.NotFinite):
+                worker.step()
+        worker.pull()
+        for name, array in weights_of(model).items():
+            assert array.tobytes() == own[name].tobytes(), name
+        worker.leave()
+        await_version(job, 2)
+    assert [c.part for commit in job.log() for c in commit.plan.contributions] == ["0", ""]
+
+
+def test_what_a_leaving_worker_pushes_has_the_weight_of_its_steps(store: Store) -> None:
+    job, model = create(store, workers=1, reduction="weighted"), net()
+    with aggregating(job):
+        worker = kvps.torch.join(job, model, "w0", inner=sgd(model))
+        for number in range(STEPS // FRAGMENTS):
+            worker.pull()
+            loss_of(model, 0, number).backward()
+            worker.step(weight=64)
+        worker.leave()
+        await_version(job, 2)
+    assert [c.weight for commit in job.log() for c in commit.plan.contributions] == [128, 128]
+
+
+def _fails(*_: Any, **__: Any) -> int:
+    raise kvps.ServerLost("no server")
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"local_steps": 5}, "fragments must divide local_steps"),
+        ({"local_steps": 1}, "fragments must divide local_steps"),
+        ({"fragments": 4_000, "local_steps": 4_000}, "fragments must not exceed the"),
+        ({"quorum": 1, "late": "drop"}, "choose late next"),
+        ({"weight_format": "int8"}, "with fragments choose fp32 or bf16"),
+        ({"units": 4}, "leave units or fragments out"),
+    ],
+)
+def test_what_cannot_be_is_one_line(store: Store, settings: dict[str, Any], why: str) -> None:
+    with pytest.raises(kvps.InvalidSetting, match=why):
+        create(store, **settings)
+    assert not list(store.jobs())
+
+
+def test_a_workers_own_number_of_steps_must_fit(store: Store) -> None:
+    job, model = create(store), net()
+    with pytest.raises(kvps.InvalidSetting, match="the job's 2 fragments must divide local_steps, 3"):
+        kvps.torch.join(job, model, inner=sgd(model), local_steps=3)

@@ -1,0 +1,247 @@
+"""Rounds of PyTorch that end by the clock: counts from the log, and no times."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.clusters import SHARED_MEMORY, running
+from helpers.ddp import loss_of, net, weights_of
+from helpers.digits_job import proved
+from helpers.harness import aggregating, await_version, check_chain
+from helpers.internals import lose_next_answer
+from helpers.servers import ONE_AND_SLOWLY_ALL
+from helpers.slowly import slowly
+from kvps_aggregator import serve
+
+import kvps
+import kvps.torch
+from kvps.job import Job
+from kvps.store import Store
+from kvps.torch.session import TorchSession
+
+AUTO = {"local_steps": "auto", "round_ms": 100, "reduction": "weighted", "optimizer": kvps.SGD(lr=1.0)}
+
+
+@pytest.fixture(scope="module", params=ONE_AND_SLOWLY_ALL)
+def server_url(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Of one server every day: nothing here depends on its kind."""
+    with running(request.param) as url:
+        yield url
+
+
+def create(store: Store, **settings: Any) -> Job:
+    settings = {"workers": 1, "transport": "redis", "worker_timeout_ms": 60_000} | AUTO | settings
+    return store.create_job("job", kvps.torch.parameters(net()), **settings)
+
+
+def joined(job: Job, model: torch.nn.Module, worker: str = "w0", **options: Any) -> TorchSession:
+    inner = torch.optim.SGD(model.parameters(), lr=0.05)
+    return kvps.torch.join(job, model, worker, inner=inner, **options)
+
+
+def batch(worker: TorchSession, model: torch.nn.Module, number: int, weight: int | None = None) -> int:
+    """The loop as it is without local steps."""
+    worker.pull()
+    loss = loss_of(model, worker.session.rank, number)
+    loss.backward()
+    return worker.step(loss, weight)
+
+
+def weights_in(job: Job, worker: str) -> list[int]:
+    return [c.weight for commit in job.log() for c in commit.plan.contributions if c.worker == worker]
+
+
+def plain(job: Job) -> dict[str, np.ndarray]:
+    """The same in PyTorch alone, with as many steps in each round as the log says: the mean of the learners' weights,
+    each by its steps."""
+    main, taken = net(), [0] * job.config.workers
+    for commit in job.log():
+        ends, steps = [], []
+        for rank, contribution in enumerate(commit.plan.contributions):
+            replica = net()
+            replica.load_state_dict(main.state_dict())
+            inner = torch.optim.SGD(replica.parameters(), lr=0.05)
+            for number in range(taken[rank], taken[rank] + contribution.weight):
+                inner.zero_grad()
+                loss_of(replica, rank, number).backward()
+                inner.step()
+            taken[rank] += contribution.weight
+            ends.append([contribution.weight * p.detach() for p in replica.parameters()])
+            steps.append(contribution.weight)
+        with torch.no_grad():
+            for number, parameter in enumerate(main.parameters()):
+                parameter.copy_(torch.stack([end[number] for end in ends]).sum(0) / sum(steps))
+    return weights_of(main)
+
+
+def trained(
+    job: Job, rounds: int, sleeps: dict[str, float], record: Path | None = None, **steps: Any
+) -> dict[str, int]:
+    """Train until each worker has done so many rounds, with a pause in each batch; return how many steps each took."""
+
+    def work(worker: str, sleep_s: float) -> int:
+        model, taken = net(), 0
+        with joined(job, model, worker, local_steps=steps.get(worker)) as session:
+            while session.session.round < rounds:
+                time.sleep(sleep_s)  # what a step takes
+                batch(session, model, taken)
+                taken += 1
+        return taken
+
+    stop = threading.Event()
+    with ThreadPoolExecutor(len(sleeps) + 1) as pool:
+        served = pool.submit(serve, job, stop=stop, record=record)
+        try:
+            taken = {worker: pool.submit(work, worker, sleep_s) for worker, sleep_s in sleeps.items()}
+            found = {worker: done.result() for worker, done in taken.items()}
+            served.result()
+        finally:
+            stop.set()
+    check_chain(job)
+    return found
+
+
+@pytest.mark.parametrize("transport", [*slowly(["redis"]), pytest.param("shm", marks=SHARED_MEMORY)])
+def test_a_fast_learner_takes_more_steps_in_a_round_than_a_slow_one(
+    store: Store, tmp_path: Path, transport: str
+) -> None:
+    job = create(store, workers=2, transport=transport)
+    taken = trained(job, 5, {"w0": 0.001, "w1": 0.04}, record=tmp_path)
+    fast, slow = weights_in(job, "w0"), weights_in(job, "w1")
+    assert (len(fast), len(slow)) == (5, 5)
+    assert median(fast) > 2 * median(slow) >= 2
+    assert (sum(fast), sum(slow)) == (taken["w0"], taken["w1"]), "each step without a weight weighs 1"
+    assert proved(job, tmp_path).by == "recorded"
+    for name, array in plain(job).items():
+        np.testing.assert_allclose(job.snapshot()[1][name], array, atol=1e-5)
+
+
+def test_a_worker_may_take_a_number_of_steps_of_its_own(store: Store) -> None:
+    """Its steps weigh as much as those of the others."""
+    job = create(store, workers=2)
+    trained(job, 3, {"w0": 0.001, "w1": 0.001}, w1=3)
+    assert weights_in(job, "w1") == [3, 3, 3]
+    assert len(weights_in(job, "w0")) == 3
+
+
+def test_the_weights_of_a_round_add_up(store: Store) -> None:
+    job, model, given = create(store, round_ms=60), net(), [5, None, 7, 1]
+    sums, added = [0], 0
+    with aggregating(job), joined(job, model) as worker:
+        for number in range(400):
+            weight = given[number % len(given)]
+            before = worker.session.clock
+            clock = batch(worker, model, number, weight)
+            sums[-1] += weight or 1
+            if clock > before:
+                added += 1
+                assert worker.session.weight_sum == sum(sums)
+                sums.append(0)
+            if added == 3:
+                break
+        await_version(job, 3)
+    assert weights_in(job, "w0") == sums[:3]
+
+
+def test_a_round_whose_reply_was_lost_is_pushed_again_and_takes_no_other_step(store: Store) -> None:
+    job, model = create(store, round_ms=1), net()
+    with aggregating(job), joined(job, model) as worker:
+        worker.pull()
+        loss_of(model, 0, 0).backward()
+        lose_next_answer(worker.session)
+        with pytest.raises(kvps.ServerLost):
+            worker.step(weight=4)
+        ours = weights_of(model)
+        assert worker.step(weight=9) == 1
+        for name, array in weights_of(model).items():
+            np.testing.assert_array_equal(array, ours[name])
+        assert worker.session.weight_sum == 4
+        worker.pull()
+        loss_of(model, 0, 1).backward()
+        assert worker.step() == 2
+        assert worker.session.weight_sum == 5
+        await_version(job, 2)
+    assert weights_in(job, "w0") == [4, 1]
+
+
+def test_leaving_in_the_middle_of_a_round_pushes_its_steps(store: Store) -> None:
+    job, model = create(store, round_ms=86_400_000), net()
+    with aggregating(job):
+        with joined(job, model) as worker:
+            for number in range(3):
+                assert batch(worker, model, number) == 0
+        assert job.await_finished()
+    assert weights_in(job, "w0") == [3]
+
+
+def test_who_joins_long_after_the_commit_takes_one_step(store: Store) -> None:
+    """The others end the round now, or have ended it."""
+    job, model = create(store, round_ms=50), net()
+    with aggregating(job):
+        with joined(job, model) as worker:
+            while not worker.session.clock:
+                batch(worker, model, 0)
+            worker.leave(finished=False)
+        await_version(job, 1)
+        time.sleep(0.06)  # the round's time, by any clock
+        with joined(job, model) as worker:
+            assert batch(worker, model, 1) == 2
+        await_version(job, 2)
+    assert weights_in(job, "w0")[1] == 1
+
+
+def test_a_late_round_is_dropped_and_its_weight_does_not_count(store: Store) -> None:
+    job = create(store, workers=2, quorum=1, late="drop", round_ms=1)
+    models = [net(), net()]
+    with aggregating(job):
+        fast, slow = (joined(job, model, f"w{rank}") for rank, model in enumerate(models))
+        slow.pull()
+        loss_of(models[1], 1, 0).backward()
+        assert batch(fast, models[0], 0) == 1
+        await_version(job, 1)
+        with pytest.raises(kvps.ContributionLate):
+            slow.step()
+        assert slow.session.weight_sum == 0
+        assert batch(slow, models[1], 1) == 1
+        assert slow.session.weight_sum == 1
+        for worker in (fast, slow):
+            worker.leave()
+
+
+@pytest.mark.parametrize(
+    ("settings", "how", "words"),
+    [
+        (AUTO, lambda m: {}, "a worker that takes 'auto' local steps needs an optimizer for them: give inner="),
+        (AUTO, lambda m: {"inner": sgd(m), "local_steps": "often"}, "from 1 to 1000000, or auto, not 'often'"),
+        (AUTO, lambda m: {"inner": sgd(m), "local_steps": 0}, "from 1 to 1000000, or auto, not 0"),
+        (AUTO, lambda m: {"inner": sgd(m), "overlap": True}, "a pseudo-gradient exists only after the last"),
+        (
+            {"local_steps": 3},
+            lambda m: {"inner": sgd(m), "local_steps": "auto"},
+            "this job's do not end by the clock: create it with local_steps='auto' and round_ms",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_before_the_join(
+    store: Store, settings: dict[str, Any], how: Callable[[Any], Any], words: str
+) -> None:
+    model = net()
+    job = store.create_job("job", kvps.torch.parameters(model), **settings)
+    with pytest.raises(kvps.InvalidSetting) as caught:
+        kvps.torch.join(job, model, **how(model))
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not job.state().members
+
+
+def sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
