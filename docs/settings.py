@@ -10,7 +10,7 @@ from kvps.config import JobConfig, Spec
 HEAD = """# Settings of a job
 
 A job's settings are chosen when it is created, and stay. This table is made from
-[kvps/config.py](../kvps/config.py) by `python docs/settings.py`.
+[kvps/config/settings.py](../kvps/config/settings.py) by `python docs/settings.py`.
 
 `kvps up`, `create` and `submit` have an option for each setting, except for those marked -. `kvps run`
 has them too, except for those of tasks: `--batch-size`, `--epochs`, `--partition`,
@@ -32,7 +32,7 @@ def row(setting: Field[Any]) -> str:
 
 def _values(spec: Spec) -> str:
     if spec.bounds:
-        return f"{spec.bounds[0]} to {spec.bounds[1]}"
+        return ", ".join([f"{spec.bounds[0]} to {spec.bounds[1]}", *spec.choices])
     return ", ".join(spec.choices) or "see right"
 
 
