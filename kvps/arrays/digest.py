@@ -6,6 +6,7 @@ xxh3 finds accidents (lost, cut, mixed bytes) at memory speed; it is no defence 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -13,6 +14,8 @@ import xxhash
 
 from kvps.arrays.layout import DTYPE, Array, Layout
 from kvps.device.base import Flat, PendingArray
+
+_CACHED_ITEMS = 1 << 18
 
 Buffers = Sequence[memoryview]
 """Pieces of memory that are one value when laid end to end."""
@@ -52,8 +55,21 @@ def shard_digests(layout: Layout, flat: Array) -> list[str]:
 
 def finite(array: Flat) -> bool:
     """Return whether a flat array has no NaN or Inf. Reads pieces that fit the cache, or on a device all at once."""
-    step = 1 << 18 if isinstance(array, np.ndarray | PendingArray) else array.size
+    step = _CACHED_ITEMS if isinstance(array, np.ndarray | PendingArray) else array.size
     return all(bool(np.isfinite(array[i : i + step]).all()) for i in range(0, array.size, step))
+
+
+def finite_square_sum(array: Array) -> float:
+    """Return the sum of the squares of a flat array in host memory, to the precision of float32.
+
+    It is NaN if an item is not finite, and Inf if finite items have too large a sum. It takes less time than `finite`.
+    """
+    total = 0.0
+    with np.errstate(all="ignore"):
+        for start in range(0, array.size, _CACHED_ITEMS):
+            piece = array[start : start + _CACHED_ITEMS]
+            total += float(np.dot(piece, piece))
+    return math.nan if math.isinf(total) and not finite(array) else total
 
 
 def weights_sha256(flat: Array) -> str:

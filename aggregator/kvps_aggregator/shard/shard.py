@@ -7,6 +7,7 @@ the present version is still as it was committed.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import closing, nullcontext
 from functools import partial
@@ -136,10 +137,12 @@ class Shard:
                 timer = self.spans.chunk()
                 parts = timer.fetching(fetch.parts(chunk))
                 parts = noted(parts, items) if self._job.config.reject_norm else parts
-                if not arrays.reduce(plan, chunk, parts, reduced):
+                if math.isnan(arrays.reduce(plan, chunk, parts, reduced)):
                     fetch.suspect(chunk)
-                total += square_sum(reduced[:items])
+                exact = square_sum(reduced[:items])
+                timer.reduced(exact)
                 timer.end()
+                total += exact
             fetch.check()
         self.measured = Measured(plan, gradient, (total, *each))
         self.spans.measured()
@@ -200,7 +203,7 @@ class Shard:
         timer = self.spans.chunk()
         if scale is not None and self.measured:
             gradient = self._arrays.stretch(self.measured.gradient, chunk)
-            timer.reduced(gradient)
+            timer.reduced(0.0)  # `measure` has noted the sum
             self._arrays.apply_scaled(plan, chunk, gradient, scale)
         elif fetch and not self._arrays.step(plan, chunk, timer.fetching(fetch.parts(chunk)), timer.reduced):
             fetch.suspect(chunk)

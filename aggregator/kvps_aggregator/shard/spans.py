@@ -13,8 +13,6 @@ from contextlib import suppress
 from functools import cache
 from typing import NamedTuple
 
-import numpy as np
-
 from kvps.arrays.formats import format_of
 from kvps.arrays.layout import Array
 from kvps.connection.server_clock import ServerClock
@@ -42,9 +40,8 @@ class _Times(NamedTuple):
 class ChunkTimer:
     """The timer of one chunk, from when it is made. On one thread."""
 
-    def __init__(self, into: list[_Times], measures: bool) -> None:
-        """With `measures`, it takes the sum of squares of the gradient."""
-        self._into, self._measures = into, measures
+    def __init__(self, into: list[_Times]) -> None:
+        self._into = into
         self._fetch = self._squares = 0.0
         self._reduced_at: float | None = None
         self._began = time.perf_counter()
@@ -59,11 +56,9 @@ class ChunkTimer:
                 return
             yield part
 
-    def reduced(self, gradient: Array) -> None:
-        """Note that the reduction ends now, with this gradient, (n,) float32 in host memory."""
-        if self._measures:
-            with np.errstate(all="ignore"):  # a damaged contribution may hold anything, and is found later
-                self._squares = float(np.dot(gradient, gradient))
+    def reduced(self, square_sum: float) -> None:
+        """Note that the reduction ends now, with a gradient of this sum of squares."""
+        self._squares = square_sum
         self._reduced_at = time.perf_counter()
 
     def end(self) -> None:
@@ -93,7 +88,7 @@ class VersionSpans:
 
     def chunk(self) -> ChunkTimer:
         """Return the timer of a chunk that is being made. Any thread may ask."""
-        return ChunkTimer(self._times, self._clock is not None)
+        return ChunkTimer(self._times)
 
     def measured(self) -> None:
         """Note that the gradient is measured. Other aggregators may have to measure their shards before it goes on."""

@@ -33,19 +33,19 @@ class DeviceStep(ShardArrays):
         plan: Plan,
         chunk: Chunk,
         gradients: Iterable[Array],
-        reduced: Callable[[Array], None] | None = None,
+        reduced: Callable[[float], None] | None = None,
     ) -> bool:
         with self._device.current():
             finite = self._there.step(plan, chunk, map(self._device.upload, gradients))
         self._bring(chunk)
         return finite
 
-    def reduce(self, plan: Plan, chunk: Chunk, gradients: Iterable[Array], out: Array) -> bool:
+    def reduce(self, plan: Plan, chunk: Chunk, gradients: Iterable[Array], out: Array) -> float:
         with self._device.current():
             total = self._there.scratch(out.size)
-            is_finite = self._there.reduce(plan, chunk, map(self._device.upload, gradients), total)
+            square_sum = self._there.reduce(plan, chunk, map(self._device.upload, gradients), total)
             self._device.download(total, out)
-        return is_finite
+        return square_sum
 
     def apply(self, plan: Plan, chunk: Chunk, gradient: Array) -> None:
         with self._device.current():

@@ -9,13 +9,15 @@ bits.
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from kvps.arrays.digest import finite
+from kvps.arrays.digest import finite, finite_square_sum
 from kvps.arrays.layout import Array
 from kvps.config import JobConfig
 from kvps.protocol.plan import Contribution, Plan
@@ -33,10 +35,10 @@ def reduce_plan(
     buffers: Array,
     kind: str,
     xp: Any = np,
-) -> bool:
-    """Write the gradient that `contributions` make into `out`; see `reduce`. They are the values of `counting`, those
-    contributions of the plan that count here. Stale ones are scaled first, if the job says so. Reduce the buffers
-    behind each gradient to `buffers`; see `reduce_buffers`."""
+) -> float:
+    """Write the gradient that `contributions` make into `out`, and return what `reduce` returns. They are the values of
+    `counting`, those contributions of the plan that count here. Stale ones are scaled first, if the job says so. Reduce
+    the buffers behind each gradient to `buffers`; see `reduce_buffers`."""
     scaling = SCALINGS[config.staleness_scaling]
     weights = [c.weight for c in counting]
     if buffers.size:
@@ -44,11 +46,12 @@ def reduce_plan(
     factors = [scaling(staleness_of(plan, c)) for c in counting]
     if any(factor != 1 for factor in factors):
         contributions = _scaled(contributions, factors, out, xp)
+    square_sum = 0.0
     if out.size:
-        is_finite = reduce(parse(config.reduction), contributions, weights, plan.divisor, out, xp)
+        square_sum = reduce(parse(config.reduction), contributions, weights, plan.divisor, out, xp)
     else:  # a chunk of buffers alone: a reduction of the user's own is for one item or more
-        is_finite = all(True for _ in contributions)
-    return is_finite and (not buffers.size or finite(buffers))
+        deque(contributions, maxlen=0)
+    return square_sum if not buffers.size or finite(buffers) else math.nan
 
 
 def _scaled(contributions: Iterable[Array], factors: Sequence[float], like: Array, xp: Any) -> Iterator[Array]:
@@ -65,8 +68,9 @@ def reduce(
     divisor: int,
     out: Array,
     xp: Any = np,
-) -> bool:
-    """Write the gradient to step by into `out`. Return False if a contribution, or the result, is not finite.
+) -> float:
+    """Write the gradient to step by into `out`. Return the sum of its squares, or NaN if a contribution, or the result,
+    is not finite. The sum is of float32's precision, and on a device it is left out: 0.
 
     contributions  (n,) arrays of `xp`, not written to, and not used any more when the second one after is requested
     weights        of `weighted` and of the user's own: the weight of each contribution
@@ -75,16 +79,22 @@ def reduce(
     Without contributions the gradient is zeros.
     """
     if reduction.is_ordered:
-        return _ordered(reduction, contributions, out, xp)
-    if reduction.kind == "custom":
-        return _custom(reduction, contributions, weights, out, xp)
-    if reduction.kind == "weighted":
-        _weighted(contributions, weights, out, xp)
+        are_finite = _ordered(reduction, contributions, out, xp)
+    elif reduction.kind == "custom":
+        are_finite = _custom(reduction, contributions, weights, out, xp)
     else:
-        _total(contributions, out, xp)
-    if reduction.kind == "mean" and divisor != 1:
-        xp.divide(out, np.float32(divisor), out=out)
-    return finite(out)
+        are_finite = True  # a sum shows it
+        if reduction.kind == "weighted":
+            _weighted(contributions, weights, out, xp)
+        else:
+            _total(contributions, out, xp)
+        if reduction.kind == "mean" and divisor != 1:
+            xp.divide(out, np.float32(divisor), out=out)
+    if not are_finite:
+        return math.nan
+    if xp is np:
+        return finite_square_sum(out)
+    return 0.0 if finite(out) else math.nan
 
 
 def _total(contributions: Iterable[Array], out: Array, xp: Any) -> None:
@@ -115,7 +125,8 @@ def _weighted(contributions: Iterable[Array], weights: Sequence[int], out: Array
 
 
 def _ordered(reduction: Reduction, contributions: Iterable[Array], out: Array, xp: Any) -> bool:
-    """The middle of the sorted values, or the mean of those between both ends. Return whether all are finite."""
+    """The middle of the sorted values, or the mean of those between both ends. Return whether all contributions are
+    finite."""
     rows = [xp.add(contribution, np.float32(0)) for contribution in contributions]  # copies, without negative zeros
     are_finite = all(map(finite, rows))
     if not rows:
@@ -132,7 +143,7 @@ def _ordered(reduction: Reduction, contributions: Iterable[Array], out: Array, x
 
 
 def _custom(reduction: Reduction, contributions: Iterable[Array], weights: Sequence[int], out: Array, xp: Any) -> bool:
-    """The user's own; see `kvps.reductions.Function`. Return whether all contributions and the result are finite.
+    """The user's own; see `kvps.reductions.Function`. Return whether all contributions are finite.
 
     The user's function need not know what NaN is, and gets zeros for it: item by item, because a replay cuts arrays in
     other places.
@@ -148,7 +159,7 @@ def _custom(reduction: Reduction, contributions: Iterable[Array], weights: Seque
         out.fill(0)
         return True
     _function_of(reduction.name)(rows, list(weights), out, xp)
-    return are_finite and finite(out)
+    return are_finite
 
 
 def prepare(reduction: str) -> None:

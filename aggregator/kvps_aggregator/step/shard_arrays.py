@@ -6,6 +6,7 @@ a device: every operation is one IEEE 754 operation on float32 items (see `kvps.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -69,24 +70,24 @@ class ShardArrays:
         plan: Plan,
         chunk: Chunk,
         gradients: Iterable[Array],
-        reduced: Callable[[Array], None] | None = None,
+        reduced: Callable[[float], None] | None = None,
     ) -> bool:
         """Make a chunk of the plan's version from `gradients`: its part of each contribution that counts and has it, in
-        plan order. In host memory, `reduced` is called with the reduced gradient before the step.
+        plan order. In host memory, `reduced` is called before the step with the reduced gradient's sum of squares.
 
         Each has shape (chunk's items,), is not written to, and is no longer used when the second one after it is
         requested. Return False if one of them, or their sum, is not finite.
         """
         total = self.scratch(chunk.stop - chunk.start)
-        is_finite = not plan.has(chunk) or self.reduce(plan, chunk, gradients, total)
-        if reduced and plan.has(chunk):
-            reduced(total[: self._layout.buffer_start_in(chunk)])
+        square_sum = self.reduce(plan, chunk, gradients, total) if plan.has(chunk) else 0.0
+        if reduced:
+            reduced(square_sum)
         self.apply(plan, chunk, total)
-        return is_finite
+        return not math.isnan(square_sum)
 
-    def reduce(self, plan: Plan, chunk: Chunk, gradients: Iterable[Array], out: Array) -> bool:
+    def reduce(self, plan: Plan, chunk: Chunk, gradients: Iterable[Array], out: Array) -> float:
         """Write the gradient that a chunk of the plan's contributions make into `out`, and behind it the buffers, if
-        the chunk has some; see `step`."""
+        the chunk has some; see `step`. Return the gradient's sum of squares, NaN if anything is not finite."""
         counting, xp = plan.counting_in(chunk), self._xp
         start, kind = self._layout.buffer_start_in(chunk), self._layout.buffer_kind
         if self._config.strength:

@@ -151,9 +151,17 @@ def test_a_server_that_is_busy_with_a_script_is_waited_for(kind: str) -> None:
         job = store.create_job("job", {"x": np.zeros(3, np.float32)})
         with job.join("w0") as session:
             session.pull()
-            thread = threading.Thread(target=other.call, args=("EVAL", busy, 0))
+            refused = threading.Event()
+
+            def keep_busy() -> None:
+                while not refused.is_set():  # this process may sleep through a script
+                    other.call("EVAL", busy, 0)
+
+            thread = threading.Thread(target=keep_busy)
             thread.start()
-            assert eventually(lambda: _refuses_busy(url))
+            seen = eventually(lambda: _refuses_busy(url))
+            refused.set()
+            assert seen
             assert session.push({"x": np.ones(3, np.float32)}) == 1
             thread.join()
 

@@ -14,6 +14,7 @@ from helpers.waiting import eventually
 from kvps_aggregator.shard.spans import PHASES, ShardTraces, VersionSpans
 
 import kvps
+from kvps.arrays.layout import Buffer
 from kvps.connection.server_clock import ServerClock
 from kvps.errors import ServerFull
 from kvps.job import Job
@@ -55,6 +56,20 @@ def test_each_version_of_each_shard_is_recorded_once(store: Store, transport: st
     assert found == pytest.approx(norms, rel=1e-4)
 
 
+@pytest.mark.parametrize("settings", [{}, {"clip_norm": 0.5}])
+def test_buffers_are_not_in_the_norm_of_the_gradient(store: Store, settings: dict[str, float]) -> None:
+    """BatchNorm's running statistics are in the contribution, and are no gradient."""
+    params = model() | {"running": Buffer(np.zeros(5, np.float32), "average")}
+    job = store.create_job("j", params, workers=1, optimizer=kvps.SGD(lr=0.1, **settings))
+    with aggregating(job), job.join("w0") as session:
+        grads = gradient({k: v for k, v in session.pull().items() if k != "running"}, 0, 0)
+        session.push(grads | {"running": np.full(5, 1000, np.float32)})
+        await_version(job, 1)
+    (entry,) = trace_of(job, 0)
+    norm = math.sqrt(sum(float(np.sum(np.square(each, dtype=np.float64))) for each in grads.values()))
+    assert math.sqrt(float(entry["square_sum"])) == pytest.approx(norm, rel=1e-4)
+
+
 def test_phases_are_the_time_that_passed_also_on_several_threads(store: Store) -> None:
     job = store.create_job("j", model())
     clock = ServerClock(store.client.seconds)
@@ -66,7 +81,7 @@ def test_phases_are_the_time_that_passed_also_on_several_threads(store: Store) -
         timer = spans.chunk()
         for _ in timer.fetching(iter([np.ones(3, np.float32)])):
             time.sleep(0.02)
-        timer.reduced(np.full(3, 2, np.float32))
+        timer.reduced(12.0)
         time.sleep(0.01)
         timer.end()
 
@@ -88,14 +103,15 @@ def test_phases_are_the_time_that_passed_also_on_several_threads(store: Store) -
         assert float(entry["square_sum"]) == 12 * threads
 
 
-def test_what_overflows_is_no_error(store: Store) -> None:
+@pytest.mark.parametrize("square_sum", [math.inf, math.nan])
+def test_what_overflows_is_no_error(store: Store, square_sum: float) -> None:
     """A damaged contribution may hold anything until its digest is checked."""
     clock = ServerClock(store.client.seconds)
     clock.sample()
     spans = VersionSpans(store.create_job("j", model()), 0, clock)
     spans.begin()
     timer = spans.chunk()
-    timer.reduced(np.array([3e38, np.inf, np.nan], np.float32))
+    timer.reduced(square_sum)
     timer.end()
     spans.made(0)
     spans.committed(Plan(1, 1, "h", "h", 1, 0, (), ()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -97,7 +98,7 @@ def stepped(parts: list[ShardArrays], plan: Plan, rows: list[np.ndarray], scale:
                 assert part.step(plan, chunk, of_chunk)
                 continue
             reduced = np.empty(chunk.stop - chunk.start, np.float32)
-            assert part.reduce(plan, chunk, of_chunk, reduced)
+            assert not math.isnan(part.reduce(plan, chunk, of_chunk, reduced))
             part.apply_scaled(plan, chunk, reduced, np.float32(scale))
         part.promote()
     return np.concatenate([part.weights for part in parts])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from helpers import hostcupy
@@ -22,7 +24,8 @@ ITEMS = 1001
 def _reduced(kind: str, rows: np.ndarray, xp: object = np) -> np.ndarray:
     out = np.full(rows.shape[1], np.nan, np.float32)
     weights = list(range(1, len(rows) + 1))
-    assert reduce(reductions.parse(kind), rows, weights, max(1, len(rows)), out)
+    square_sum = reduce(reductions.parse(kind), rows, weights, max(1, len(rows)), out)
+    assert square_sum == pytest.approx(float(np.sum(np.square(out, dtype=np.float64))), rel=1e-4)
     return out
 
 
@@ -72,7 +75,17 @@ def test_what_is_not_finite_is_seen(kind: str, bad: float) -> None:
     """By the median too, which would not show it."""
     rows = np.ones((3, ITEMS), np.float32)
     rows[1, 17] = bad
-    assert not reduce(reductions.parse(kind), rows, [1, 1, 1], 3, np.empty(ITEMS, np.float32))
+    assert math.isnan(reduce(reductions.parse(kind), rows, [1, 1, 1], 3, np.empty(ITEMS, np.float32)))
+    there, exact = [hostcupy.asarray(row) for row in rows], Exact(hostcupy)
+    assert math.isnan(reduce(reductions.parse(kind), there, [1, 1, 1], 3, hostcupy.empty(ITEMS, np.float32), exact))
+
+
+@pytest.mark.parametrize("kind", ["sum", "median"])
+def test_a_result_that_overflows_is_seen_though_each_contribution_is_finite(kind: str) -> None:
+    """The median of an even number is the mean of the two in the middle, and their sum may be too large."""
+    rows = np.full((2, ITEMS), 3e38, np.float32)
+    with np.errstate(over="ignore"):
+        assert math.isnan(reduce(reductions.parse(kind), rows, [1, 1], 2, np.empty(ITEMS, np.float32)))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -118,7 +131,7 @@ def test_stale_contributions_count_for_less(kind: str, scaling: str) -> None:
     config = kvps.JobConfig(workers=4, staleness=-1, reduction=kind, staleness_scaling=scaling)
     out = np.empty(ITEMS, np.float32)
     plan = _plan_on(5, 4, 1)
-    assert reduce_plan(config, plan, plan.counting, iter(rows), out, out[ITEMS:], "")
+    assert reduce_plan(config, plan, plan.counting, iter(rows), out, out[ITEMS:], "") > 0
     stale = np.array([0, 1, 4])
     factor = {"none": np.ones(3), "inverse": 1 / (1 + stale), "inverse-sqrt": (1 + stale) ** -0.5}[scaling]
     scaled = rows * factor.astype(np.float32)[:, None]
