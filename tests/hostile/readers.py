@@ -21,6 +21,9 @@ from kvps_monitor.dashboard import answers
 from kvps_monitor.dashboard.frames import Look, as_json, frame
 from kvps_monitor.dashboard.history import History
 from kvps_monitor.live import JobWatch
+from kvps_monitor.loggers.rows import RowReader
+from kvps_monitor.loggers.targets import Target
+from kvps_monitor.metrics.job_reader import JobReader
 from kvps_monitor.spans import Traces, shard_spans, worker_spans
 from kvps_workers.queue.host import Host
 from kvps_workers.queue.queue import CPU, TaskQueue
@@ -219,16 +222,33 @@ def _command(run: Callable[[Scene], Any]) -> Callable[[Scene, Open], None]:
 
 
 def _inspect(scene: Scene, as_json: bool) -> None:
-    inspect.inspect(JOB, "*", None, as_json, scene.url)
+    inspect.inspect(JOB, "*", as_json=as_json, redis=scene.url)
 
 
 def _timelines(scene: Scene) -> None:
     for name in ("t.perfetto-trace", "t.json", "t.svg"):
-        timeline.timeline(JOB, scene.folder / name, None, None, None, scene.url)
+        timeline.timeline(JOB, scene.folder / name, redis=scene.url)
+
+
+def _metrics(scene: Scene, job: Open) -> None:
+    reader = JobReader(job(), threading.Lock())
+    for _ in range(2):  # the second reads what is new
+        reader.read(lambda: None)
+
+
+def _training_log(scene: Scene, job: Open) -> None:
+    reader = RowReader(job(), 0, holds_newest=False, checkpoints=None)
+    target = Target.parse(f"csv:{scene.folder / 'log.csv'}")
+    logger, _ = target.open(job())
+    try:
+        logger.write(reader.read())
+    finally:
+        logger.close()
+        (scene.folder / "log.csv").unlink(missing_ok=True)
 
 
 def _save(scene: Scene) -> None:
-    checkpoint.save(JOB, scene.folder, scene.url)
+    checkpoint.save(JOB, scene.folder, redis=scene.url)
 
 
 def _verify(scene: Scene, job: Open) -> None:
@@ -353,25 +373,27 @@ READERS = {
     "aggregator of all": Reader(_serve_all, writes=True, seconds=20, every=100),
     "verify": Reader(_verify, writes=True, every=10),
     "remove": Reader(lambda scene, job: scene.store.remove_job(JOB), writes=True, every=40),
-    "kvps status": Reader(_command(lambda scene: status.status(JOB, False, scene.url)), every=40),
-    "kvps status --json": Reader(_command(lambda scene: status.status(JOB, True, scene.url)), every=40),
+    "kvps status": Reader(_command(lambda scene: status.status(JOB, redis=scene.url)), every=40),
+    "kvps status --json": Reader(_command(lambda scene: status.status(JOB, as_json=True, redis=scene.url)), every=40),
     "events": Reader(_events, every=3),
     "live view": Reader(_live, every=3),
     "spans": Reader(_spans, every=3),
-    "kvps graph": Reader(_command(lambda scene: graph.graph(JOB, "svg", scene.url)), every=20),
-    "kvps graph -o json": Reader(_command(lambda scene: graph.graph(JOB, "json", scene.url)), every=40),
-    "kvps log": Reader(_command(lambda scene: log.log(JOB, False, 0, False, scene.url)), every=20),
-    "kvps log --json": Reader(_command(lambda scene: log.log(JOB, False, 9, True, scene.url)), every=40),
+    "kvps graph": Reader(_command(lambda scene: graph.graph(JOB, "svg", redis=scene.url)), every=20),
+    "kvps graph -o json": Reader(_command(lambda scene: graph.graph(JOB, "json", redis=scene.url)), every=40),
+    "kvps log": Reader(_command(lambda scene: log.log(JOB, last=0, redis=scene.url)), every=20),
+    "kvps log --json": Reader(_command(lambda scene: log.log(JOB, last=9, as_json=True, redis=scene.url)), every=40),
     "kvps timeline": Reader(_command(_timelines), every=20),
+    "metrics": Reader(_metrics, every=6),
+    "training log": Reader(_training_log, every=6),
     "kvps inspect": Reader(_command(lambda scene: _inspect(scene, False)), writes=True, every=40),
     "kvps inspect --json": Reader(_command(lambda scene: _inspect(scene, True)), writes=True, every=40),
-    "kvps top --once": Reader(_command(lambda scene: top.top(JOB, True, False, scene.url)), every=20),
-    "kvps top --json": Reader(_command(lambda scene: top.top(JOB, False, True, scene.url)), every=20),
+    "kvps top --once": Reader(_command(lambda scene: top.top(JOB, once=True, redis=scene.url)), every=20),
+    "kvps top --json": Reader(_command(lambda scene: top.top(JOB, as_json=True, redis=scene.url)), every=20),
     "kvps dashboard: a job": Reader(_dashboard, every=4),
     "kvps dashboard: jobs": Reader(_dashboard_list, every=10),
-    "kvps jobs": Reader(_command(lambda scene: jobs.jobs(False, scene.url)), every=40),
+    "kvps jobs": Reader(_command(lambda scene: jobs.jobs(redis=scene.url)), every=40),
     "kvps checkpoint save": Reader(_command(_save), writes=True, every=40),
-    "kvps queue": Reader(_command(lambda scene: queue.show(False, None, scene.url)), every=4, of=QUEUE),
+    "kvps queue": Reader(_command(lambda scene: queue.show(redis=scene.url)), every=4, of=QUEUE),
     "queue: look": Reader(_look, every=2, of=QUEUE),
     "queue: take, release, cancel, submit": Reader(_take, writes=True, every=2, of=QUEUE),
     "host": Reader(_host, writes=True, every=2, of=QUEUE),
