@@ -59,17 +59,22 @@ def finite(array: Flat) -> bool:
     return all(bool(np.isfinite(array[i : i + step]).all()) for i in range(0, array.size, step))
 
 
-def finite_square_sum(array: Array) -> float:
-    """Return the sum of the squares of a flat array in host memory, to the precision of float32.
+def finite_square_sum(array: Flat) -> float:
+    """Return the sum of the squares of a flat array, to the precision of float32.
 
     It is NaN if an item is not finite, and Inf if finite items have too large a sum. It takes less time than `finite`.
     """
+    total = _square_sum(array) if isinstance(array, np.ndarray) else float((array * array).sum())
+    return math.nan if math.isinf(total) and not finite(array) else total
+
+
+def _square_sum(array: Array) -> float:
     total = 0.0
     with np.errstate(all="ignore"):
         for start in range(0, array.size, _CACHED_ITEMS):
             piece = array[start : start + _CACHED_ITEMS]
             total += float(np.dot(piece, piece))
-    return math.nan if math.isinf(total) and not finite(array) else total
+    return total
 
 
 def weights_sha256(flat: Array) -> str:

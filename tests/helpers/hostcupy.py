@@ -146,6 +146,12 @@ class ndarray(np.lib.mixins.NDArrayOperatorsMixin):  # noqa: N801
         (out,) = options.pop("out", (None,))
         return _computed(lambda: _flushed(ufunc(*map(_flushed, map(_values, inputs)), **options)), out)
 
+    def __float__(self) -> float:
+        return float(_values(self))
+
+    def sum(self) -> ndarray:
+        return _computed(lambda: _values(self).sum())
+
     def all(self) -> ndarray:
         return _computed(lambda: _values(self).all())
 
@@ -200,7 +206,8 @@ def _values(array: object) -> object:
 
 def _computed(compute: Callable[[], object], out: ndarray | None = None) -> ndarray:
     """Return an array that holds the result of `compute` once the current stream gets there."""
-    found = np.asarray(compute())
+    with np.errstate(all="ignore"):  # a device does not warn
+        found = np.asarray(compute())
     if out is None:
         out = empty(found.shape, found.dtype)
     get_current_stream().queue(lambda: np.copyto(out.values, found))

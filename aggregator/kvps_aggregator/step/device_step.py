@@ -36,7 +36,7 @@ class DeviceStep(ShardArrays):
         reduced: Callable[[float], None] | None = None,
     ) -> bool:
         with self._device.current():
-            finite = self._there.step(plan, chunk, map(self._device.upload, gradients))
+            finite = self._there.step(plan, chunk, map(self._device.upload, gradients), reduced)
         self._bring(chunk)
         return finite
 

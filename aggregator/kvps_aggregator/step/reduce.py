@@ -70,7 +70,7 @@ def reduce(
     xp: Any = np,
 ) -> float:
     """Write the gradient to step by into `out`. Return the sum of its squares, or NaN if a contribution, or the result,
-    is not finite. The sum is of float32's precision, and on a device it is left out: 0.
+    is not finite. The sum is of float32's precision.
 
     contributions  (n,) arrays of `xp`, not written to, and not used any more when the second one after is requested
     weights        of `weighted` and of the user's own: the weight of each contribution
@@ -90,11 +90,7 @@ def reduce(
             _total(contributions, out, xp)
         if reduction.kind == "mean" and divisor != 1:
             xp.divide(out, np.float32(divisor), out=out)
-    if not are_finite:
-        return math.nan
-    if xp is np:
-        return finite_square_sum(out)
-    return 0.0 if finite(out) else math.nan
+    return finite_square_sum(out) if are_finite else math.nan
 
 
 def _total(contributions: Iterable[Array], out: Array, xp: Any) -> None:

@@ -73,7 +73,7 @@ class ShardArrays:
         reduced: Callable[[float], None] | None = None,
     ) -> bool:
         """Make a chunk of the plan's version from `gradients`: its part of each contribution that counts and has it, in
-        plan order. In host memory, `reduced` is called before the step with the reduced gradient's sum of squares.
+        plan order. `reduced` is called before the step, with the reduced gradient's sum of squares.
 
         Each has shape (chunk's items,), is not written to, and is no longer used when the second one after it is
         requested. Return False if one of them, or their sum, is not finite.

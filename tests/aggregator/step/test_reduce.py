@@ -57,9 +57,10 @@ def test_a_device_gives_the_same_bits(kind: str) -> None:
     rows[:, :7] = np.float32([[0.0], [-0.0], [1e-45], [-1e-45], [-0.0]])
     there = [hostcupy.asarray(row) for row in rows]
     out = hostcupy.empty(ITEMS, np.float32)
-    reduce(reductions.parse(kind), there, [1, 2, 3, 4, 5], 5, out, Exact(hostcupy))
+    square_sum = reduce(reductions.parse(kind), there, [1, 2, 3, 4, 5], 5, out, Exact(hostcupy))
     hostcupy.get_current_stream().synchronize()
     assert out.values.tobytes() == _reduced(kind, rows).tobytes()
+    assert square_sum == pytest.approx(float(np.sum(np.square(out.values, dtype=np.float64))), rel=1e-4)
 
 
 @pytest.mark.parametrize("kind", KINDS)
