@@ -21,6 +21,7 @@ from kvps.session.round_timer import RoundTimer
 from kvps.torch.model import Parameters
 
 MOST_STEPS = 1_000_000
+_STORED = (torch.float32, torch.float64, torch.int64)
 
 
 class LocalSteps:
@@ -207,16 +208,19 @@ def _spoilt(grads: Mapping[str, torch.Tensor]) -> str:
 
 
 def _fits(value: Any, parameter: torch.Tensor) -> bool:
-    """Return whether a value of a state is a number, or an array of its parameter's shape."""
-    return isinstance(value, int | float) or (
-        isinstance(value, torch.Tensor) and value.shape in (torch.Size(), parameter.shape)
-    )
+    """Return whether a value of a state can be stored: a number, or an array of floats or of int64 in its parameter's
+    shape. A flag is neither: PyTorch makes floats of what an optimizer loads."""
+    if isinstance(value, torch.Tensor):
+        return value.shape in (torch.Size(), parameter.shape) and (
+            value.is_floating_point() or value.dtype == torch.int64
+        )
+    return isinstance(value, float) or (type(value) is int and -(2**63) <= value < 2**63)
 
 
 def _hosted(value: Any) -> NDArray[Any]:
     """Return a number or tensor in host memory; float32 for shorter floats, which loses nothing."""
-    tensor = torch.as_tensor(value).detach().cpu()
-    return (tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor).numpy()
+    tensor = torch.as_tensor(value, dtype=torch.float64 if isinstance(value, float) else None).detach().cpu()
+    return (tensor if tensor.dtype in _STORED else tensor.float()).numpy()
 
 
 def _check_steps(steps: object, config: JobConfig) -> None:

@@ -95,7 +95,9 @@ def _settings(
         if found := [names[id(p)] for p in group["params"] if id(p) in names]:
             settings = {"lr": rate} | _of_group(optimizer, group)
             first = first or settings
-            different = tuple((name, value) for name, value in settings.items() if value != first[name])
+            different = tuple(  # NaN differs from itself, and is refused where it is a setting
+                (name, value) for name, value in settings.items() if value is not first[name] and value != first[name]
+            )
             others.setdefault(different, []).extend(found)
     others.pop(())
     groups = [optimizers.ParameterGroup(found, **dict(different)) for different, found in others.items()]

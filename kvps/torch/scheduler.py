@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -34,7 +35,10 @@ def rates_of(
     _check(optimizer, scheduler, every)
     if type(scheduler) in _FORMULAS:
         convert = _FORMULAS[type(scheduler)]
-        return [convert(scheduler, float(number(rate)), every) for rate in scheduler.base_lrs]
+        found = [convert(scheduler, float(number(rate)), every) for rate in scheduler.base_lrs]
+        for rate, group in zip(found, optimizer.param_groups, strict=True):
+            _check_alone(rate.at(0.0), float(number(group["lr"])))
+        return list(found)
     said = type(scheduler).__name__
     if steps is None:
         raise InvalidSetting(
@@ -66,6 +70,15 @@ def _check(optimizer: torch.optim.Optimizer, scheduler: lr_scheduler.LRScheduler
         raise InvalidSetting("the scheduler is another optimizer's: give the one that changes this one's learning rate")
     if any(getattr(each, "last_epoch", 0) > 0 for each in (scheduler, *getattr(scheduler, "_schedulers", ()))):
         raise InvalidSetting("the scheduler has stepped already, and a job begins at its first step: make a new one")
+
+
+def _check_alone(first: float, now: float) -> None:
+    """Raise InvalidSetting unless a schedule begins with the learning rate that its optimizer has now."""
+    if not math.isclose(first, now, rel_tol=1e-6):
+        raise InvalidSetting(
+            f"the optimizer's learning rate is {now:g}, and the scheduler begins with {first:g}: if another scheduler "
+            f"changes it too, give both as one SequentialLR or ChainedScheduler"
+        )
 
 
 def _tables(optimizer: torch.optim.Optimizer, scheduler: lr_scheduler.LRScheduler, steps: int) -> list[list[float]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,7 @@ with kvps.from_env() as me:
 
 def test_run_logs_a_script(home: Path, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    done = kvps_run("run", "-w", "2", "--log", "csv:a.csv", "--", "python", "train.py")
+    done = kvps_run("run", "-w", "2", "--log", "csv:a.csv", "--", sys.executable, "train.py")
     assert done.returncode == 0, done.stderr
     assert [(row["version"], row["loss"]) for row in rows(tmp_path / "a.csv")] == [
         (str(n), str(6 - n)) for n in range(1, 6)

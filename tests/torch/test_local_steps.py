@@ -572,6 +572,33 @@ def test_a_state_of_another_optimizer_is_not_taken(store: Store, caplog: pytest.
             batch(worker, model, 1)
 
 
+class Odd(torch.optim.SGD):
+    """An optimizer that keeps what kvps cannot store."""
+
+    kept: Any = None
+
+    def step(self, closure: Any = None) -> None:
+        super().step()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter]["kept"] = self.kept
+
+
+@pytest.mark.parametrize("kept", [True, 1 << 63, torch.tensor(True), torch.tensor(3, dtype=torch.int32), "a word"])
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_state_that_cannot_be_stored_keeps_nobody_from_leaving(store: Store, kept: Any, finished: bool) -> None:
+    model = net()
+    job = create(store, model)
+    inner = Odd(model.parameters(), lr=0.1)
+    inner.kept = kept
+    with aggregating(job):
+        worker = kvps.torch.join(job, model, "w0", inner=inner, local_steps=1)
+        batch(worker, model, 0)
+        worker.leave(finished)
+        await_version(job, 1)
+    assert job.state().members["w0"].finished == finished
+
+
 @pytest.mark.parametrize("harm", ["SETRANGE", "DEL"])
 def test_a_stored_state_that_is_damaged_or_gone_is_an_error(store: Store, harm: str) -> None:
     model = net()

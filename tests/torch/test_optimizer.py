@@ -131,6 +131,16 @@ def test_groups_differ_in_any_setting() -> None:
         assert_near(by_kvps(model, kvps.torch.optimizer(model, optimizer)), by_pytorch(model, optimizer))
 
 
+@pytest.mark.parametrize("setting", ["lr", "weight_decay"])
+@pytest.mark.parametrize("group", [0, 1])
+def test_a_setting_that_is_nan_is_refused_in_any_group(group: int, setting: str) -> None:
+    model = net()
+    optimizer = torch.optim.SGD([{"params": [p]} for p in model.parameters()], lr=0.1)
+    optimizer.param_groups[group][setting] = float("nan")
+    with pytest.raises(kvps.InvalidSetting, match=f"{setting} must be .*nan"):
+        kvps.torch.optimizer(model, optimizer)
+
+
 def test_a_frozen_parameter_in_a_group_is_passed_over() -> None:
     model = net()
     model[0].weight.requires_grad_(False)

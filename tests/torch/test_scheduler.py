@@ -138,6 +138,11 @@ REFUSED: list[tuple[Callable[[Any], Any], Any, str]] = [
     (lambda o: lr_scheduler.LambdaLR(o, lambda s: 1 / (5 - s)), STEPS, "for 200 steps: ZeroDivisionError"),
     (lambda o: lr_scheduler.LambdaLR(o, lambda s: float("nan")), STEPS, "values must be finite|lr must be a finite"),
     (lr_scheduler.ReduceLROnPlateau, STEPS, "ReduceLROnPlateau depends on a loss"),
+    (
+        lambda o: (lr_scheduler.LinearLR(o, 0.1, 1.0, 20), lr_scheduler.StepLR(o, 30))[1],
+        None,
+        r"learning rate is [\d.]+, and the scheduler begins with [\d.]+: .* one SequentialLR or ChainedScheduler",
+    ),
     (lambda o: "cosine", STEPS, r"scheduler must be one of torch\.optim\.lr_scheduler, not str"),
 ]
 

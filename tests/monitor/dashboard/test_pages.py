@@ -229,6 +229,7 @@ def test_the_token_in_the_url_opens_the_pages(store: Store, tab: Any) -> None:
         assert page.evaluate("document.cookie") == ""
         page.get_by_role("link", name="j", exact=True).click()
         tile(page, "Version", "0")
+        page.close()  # before the server ends: it would try to connect again, and say so
 
 
 def _busy(job: Job, workers: int, stop: threading.Event) -> None:

@@ -143,6 +143,7 @@ def test_it_writes_nothing(store: Store) -> None:
         return int(store.client.call("INFO", "persistence")["rdb_changes_since_last_save"])
 
     with dashboard(store.url) as shown:
+        assert eventually(lambda: not store.client.call("EXISTS", "kvps:preflight"))  # it has connected
         before, keys = changes(), sorted(store.client.scan("*"))
         with shown.frames("/api/jobs/j/events") as frames:
             for _ in range(3):

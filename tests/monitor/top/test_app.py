@@ -291,7 +291,7 @@ def test_a_thousand_workers_do_not_keep_the_screen_from_keys(store: Store, size:
         await pilot.press("p", "pageup", "pageup")
         assert lines(table)[table.cursor_row].startswith(table.chosen.worker), "rows that come into sight while paused"
         await pilot.press("p", "ctrl+end", "e")
-        await until(lambda: isinstance(app.screen, Confirmation), lambda: seen(app))
+        await until(lambda: bool(app.screen.query("#question")), lambda: seen(app))
         assert "Evict w999 " in str(app.screen.query_one("#question", Static).render())
         await pilot.press("n", "s")
         await until(lambda: not isinstance(app.screen, Confirmation), lambda: seen(app))
