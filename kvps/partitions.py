@@ -13,6 +13,7 @@ from kvps.errors import InvalidSetting
 Rows = NDArray[np.int64]
 
 SCHEMES = ("contiguous", "round-robin", "random", "overlap")
+_MOST_SAMPLES = 2**63 - 1
 _OF_ALL, _OF_WORKER = 1, 2  # they keep these random numbers apart from each other, and from those of the batches
 
 
@@ -29,11 +30,12 @@ def partition(
     With the first three, each row belongs to exactly one worker, and the numbers of rows differ by one at most. The
     same arguments always give the same rows. Raises InvalidSetting.
     """
-    _check("samples", samples, 0)
-    _check("workers", workers, 1)
-    _check("rank", rank, 0, workers - 1)
-    _check("seed", seed, 0)
-    _check("epoch", epoch, 0)
+    samples = _whole("samples", samples, 0)
+    if samples > _MOST_SAMPLES:
+        raise InvalidSetting(f"samples must be at most {_MOST_SAMPLES}, not {samples}")
+    workers = _whole("workers", workers, 1)
+    rank = _whole("rank", rank, 0, workers - 1)
+    seed, epoch = _whole("seed", seed, 0), _whole("epoch", epoch, 0)
     if scheme == "contiguous":
         return np.arange(samples * rank // workers, samples * (rank + 1) // workers)
     if scheme == "round-robin":
@@ -45,9 +47,10 @@ def partition(
     raise InvalidSetting(f"scheme must be one of {', '.join(SCHEMES)}, not {scheme!r}")
 
 
-def _check(name: str, value: object, low: int, high: int | None = None) -> None:
-    """Raise InvalidSetting unless `value` is a whole number from `low` to `high`."""
-    fits = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    if not fits or not low <= value or (high is not None and value > high):  # type: ignore[operator]
+def _whole(name: str, value: object, low: int, high: int | None = None) -> int:
+    """Return a whole number from `low` to `high` as Python's, which does not overflow. Raises InvalidSetting."""
+    found = int(value) if isinstance(value, int | np.integer) and not isinstance(value, bool) else low - 1
+    if found < low or (high is not None and found > high):
         upto = "" if high is None else f" to {high}"
         raise InvalidSetting(f"{name} must be a whole number from {low}{upto}, not {value!r}")
+    return found

@@ -86,3 +86,21 @@ def test_a_wrong_argument_is_one_line(changes: dict[str, Any], words: str) -> No
     with pytest.raises(kvps.InvalidSetting) as caught:
         kvps.partition(**given)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("kind", [np.uint8, np.int16, np.int32, np.int64, np.uint64])
+def test_numpys_integers_give_the_rows_of_pythons(scheme: str, kind: type[np.integer[Any]]) -> None:
+    """Their products overflow: of 60 million rows over 50 workers, some workers had none, and others rows below 0."""
+    given_, plain = ({"samples": each(200), "workers": each(7), "rank": each(6)} for each in (kind, int))
+    rows = kvps.partition(**given_, scheme=scheme, seed=kind(3), epoch=kind(2))
+    np.testing.assert_array_equal(rows, kvps.partition(**plain, scheme=scheme, seed=3, epoch=2))
+
+
+def test_many_samples() -> None:
+    rows = kvps.partition(np.int32(60_000_000), np.int32(50), np.int32(36), scheme="contiguous")
+    assert (rows[0], rows[-1]) == (43_200_000, 44_399_999)
+    with pytest.raises(
+        kvps.InvalidSetting, match="samples must be at most 9223372036854775807, not 9223372036854775808"
+    ):
+        kvps.partition(2**63, 1, 0)

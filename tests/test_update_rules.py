@@ -165,7 +165,7 @@ def test_yogi_is_algorithm_2_of_its_paper_bit_for_bit(optimizer: kvps.Yogi) -> N
         g = rng.normal(size=50).astype(np.float32) * one(10.0 ** rng.integers(-4, 5))
         g[:5], g[5:10] = 0, 3
         weights, state = _stepped(optimizer, step, weights, g.copy(), state)
-        m = m + b1 * (g - m)
+        m = m + b1 * (g - m) if b1 < 0.5 else g - (one(1) - b1) * (g - m)  # the same, from the nearer end
         v = v - b2 * np.sign(v - g * g) * (g * g)
         x = x - m / (np.sqrt(v) + eps) * lr
         assert weights.tobytes() == x.tobytes(), step

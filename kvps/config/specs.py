@@ -112,10 +112,12 @@ def not_a_push_period(value: str) -> str:
     return "" if fits else f"must be a number of batches from 1, or epoch, not {shown(value)}"
 
 
-def not_a_launcher(value: str) -> str:
+def not_a_launcher(value: object) -> str:
     try:
-        _ = value and Launcher.of(value)
+        fits = isinstance(value, str) and (not value or bool(Launcher.of(value)))
     except CorruptData:
+        fits = False
+    if not fits:
         return f"may only be set by kvps up and kvps run, not to {shown(value)}"
     return ""
 

@@ -59,6 +59,12 @@ class Setting:
 class Schedule(Setting):
     """A learning rate that changes with progress."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("initial", "final"):
+            value = getattr(self, name, 0.0)
+            require(value >= 0, f"{self.kind}: {name} must not be negative, it is {value}")
+
     @classmethod
     def of_json(cls, values: dict[str, Any]) -> Schedule:
         """Return the schedule of which `to_json` wrote these fields beside its kind. Raises InvalidSetting."""

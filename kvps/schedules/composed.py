@@ -92,6 +92,7 @@ class TableLR(Schedule):
         count = len(self.values)
         require(1 <= count <= MOST_STEPS, f"table: there must be 1 to {MOST_STEPS} values, not {count}")
         require(all(map(is_number, self.values)), "table: values must be finite numbers")
+        require(min(self.values) >= 0, f"table: values must not be negative, one is {min(self.values)}")
         object.__setattr__(self, "values", tuple(map(float, self.values)))
         require(self.every > 0, "table: every must be above 0 contributions per worker")
 

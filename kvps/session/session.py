@@ -288,7 +288,9 @@ class Session:
         returned. A worker that is not finished finds it again when it joins: see `inherited_state`. Raises
         WorkerEvicted if it was evicted before and not replaced, because then the job does not know that it finished.
         """
-        kept = to_bytes(state) if state else b""
+        # No worker comes back after its last round, except to compute the units of dead workers.
+        comes_back = not finished or bool(self._access.config.units)
+        kept = to_bytes(state) if state and comes_back else b""
         me = self._membership
         me.owner.check()
         if me.closed:
@@ -300,8 +302,7 @@ class Session:
         self._weights.close()
         self._uploads.release(me.settled)
         try:
-            # No worker comes back after its last round, except to compute the units of dead workers.
-            residual = "" if finished and not self._access.config.units else self._encoder.save(kept)
+            residual = self._encoder.save(kept) if comes_back else ""
         finally:
             me.stop_heartbeat()
         try:

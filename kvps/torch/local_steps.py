@@ -75,6 +75,11 @@ class LocalSteps:
         unit does not count: another worker gets the whole unit."""
         return self._is_ahead and (self._over or not self._config.units)
 
+    @property
+    def hands_out_units(self) -> bool:
+        """Whether a worker may come back after its last round, to compute the units of dead workers."""
+        return bool(self._config.units)
+
     def begin(self, anew: bool, age_s: Callable[[], float]) -> None:
         """Begin the next step, whose gradients are cleared; or a round `anew`, whose weights, `to_pull`, are in the
         parameters now. `age_s` returns how long ago their version was committed."""

@@ -228,7 +228,8 @@ class TorchSession:
                 self._push_steps(local, "", None)
         self._unhook()
         if self._local and isinstance(self.session, Session):
-            self.session.leave(finished, self._local.state())
+            state = self._local.state() if not finished or self._local.hands_out_units else None
+            self.session.leave(finished, state)
         else:
             self.session.leave(finished)
 

@@ -135,8 +135,10 @@ def test_of_another_machines_command_nothing_is_known(store: kvps.Store) -> None
         session.leave(finished=False)
 
 
-@pytest.mark.parametrize("text", ["kvps up", "[]", '{"command": "kvps up"}', '{"command": 1, "host": 2, "pid": "x"}'])
-def test_a_launcher_that_is_none_is_refused(store: kvps.Store, text: str) -> None:
+@pytest.mark.parametrize(
+    "text", [None, 0, [], "kvps up", "[]", '{"command": "kvps up"}', '{"command": 1, "host": 2, "pid": "x"}']
+)
+def test_a_launcher_that_is_none_is_refused(store: kvps.Store, text: Any) -> None:
     with pytest.raises(kvps.InvalidSetting, match="launched_by"):
         store.create_job("job", model(), launched_by=text)
     assert store.jobs() == []

@@ -33,7 +33,7 @@ def test_a_table_holds_its_last_value() -> None:
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=40))
+@given(st.lists(st.floats(-0.0, allow_nan=False, allow_infinity=False), min_size=1, max_size=40))
 def test_redis_keeps_every_bit_of_a_table(values: list[float]) -> None:
     config = JobConfig(optimizer=kvps.SGD(lr=TableLR(values, every=3)))
     read = JobConfig.from_hash(config.to_hash()).optimizer.lr
@@ -65,6 +65,7 @@ def test_a_long_table_is_compact_and_shown_in_one_short_line() -> None:
         (lambda: TableLR([]), "there must be 1 to 262144 values, not 0"),
         (lambda: TableLR([0.1] * (schedules.composed.MOST_STEPS + 1)), "there must be 1 to 262144 values, not 262145"),
         (lambda: TableLR([0.1, float("nan")]), "values must be finite numbers"),
+        (lambda: TableLR([0.1, -1e-9]), "values must not be negative, one is -1e-09"),
         (lambda: TableLR([True]), "values must be finite numbers"),
         (lambda: TableLR([10**400]), "values must be finite numbers"),
         (lambda: TableLR("123"), "values must be a list of numbers"),

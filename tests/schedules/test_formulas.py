@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import kvps
-from kvps.schedules import InverseSquareRootLR, InverseTimeLR, LinearLR, PolynomialLR, Schedule, SequentialLR
+from kvps.schedules import InverseSquareRootLR, InverseTimeLR, LinearLR, PolynomialLR, Schedule, SequentialLR, StepLR
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,15 @@ def test_the_schedule_of_the_transformer() -> None:
     lr = SequentialLR([LinearLR(0.0, 1.0, over=40), InverseSquareRootLR(1.0, over=40)], milestones=[40])
     for step in range(1, 400):
         assert lr.at(step) == pytest.approx(40**0.5 * min(step**-0.5, step * 40**-1.5))
+
+
+def test_a_learning_rate_below_zero_is_refused() -> None:
+    for make in (lambda: LinearLR(-0.1, 1.0, over=4), lambda: StepLR(-1, every=3)):
+        with pytest.raises(kvps.InvalidSetting, match="initial must not be negative, it is -"):
+            make()
+    for kind in (LinearLR, PolynomialLR):
+        with pytest.raises(kvps.InvalidSetting, match=f"{kind.kind}: final must not be negative, it is -1"):
+            kind(0.1, final=-1, over=4)
 
 
 @pytest.mark.parametrize("kind", [PolynomialLR, InverseSquareRootLR, InverseTimeLR])

@@ -30,10 +30,13 @@ RULES: dict[str, Make] = {
     "rmsprop, centered": lambda p: torch.optim.RMSprop(p, lr=0.001, momentum=0.9, centered=True),
     "adam": lambda p: torch.optim.Adam(p, lr=0.01, betas=(0.8, 0.99), weight_decay=0.01),
     "adam, amsgrad": lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True, maximize=True),
+    "adam, no first moment": lambda p: torch.optim.Adam(p, lr=0.01, betas=(0.0, 0.9)),
+    "adam, short memory": lambda p: torch.optim.Adam(p, lr=0.01, betas=(0.3, 0.5)),
     "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1, eps=1e-6),
     "nadam": lambda p: torch.optim.NAdam(p, weight_decay=0.01),
     "nadam, decoupled": lambda p: torch.optim.NAdam(p, weight_decay=0.01, decoupled_weight_decay=True),
     "adamax": lambda p: torch.optim.Adamax(p, weight_decay=0.01),
+    "adamax, no first moment": lambda p: torch.optim.Adamax(p, betas=(0.0, 0.9)),
 }
 FAR = 8
 """Units in the last place of a tensor's largest weight; the most that was seen is 5. PyTorch multiplies and adds in one
