@@ -230,3 +230,19 @@ class Fields:
             if isinstance(value, dict | list) or (isinstance(value, str) and len(value) > most):
                 refuse(f"{self._where}: {text(field, f'a field of {self._where}')}", "a number or a short text", value)
         return dict(self._values)
+
+
+def json_of(value: Any, separators: tuple[str, str] | None = None) -> str:
+    """Return JSON as its standard has it: a number that is not finite is null."""
+    try:
+        return json.dumps(value, separators=separators, allow_nan=False)
+    except ValueError:
+        return json.dumps(_without_nan(value), separators=separators, allow_nan=False)
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {name: _without_nan(each) for name, each in value.items()}
+    return [_without_nan(each) for each in value] if isinstance(value, list | tuple) else value

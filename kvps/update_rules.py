@@ -316,16 +316,13 @@ def _sign(xp: Any, array: Array, scratch: Array) -> Array:
 
 
 def _first_moment(xp: Any, before: Array, g: Array, decay: float, out: Array) -> None:
-    """``out = before + (1-decay)*(g - before)``; as in torch.lerp from the nearer end, which may be g, so that a
-    `before` that is much larger than g takes nothing from it."""
+    """``out = before + (1-decay)*(g - before)``; as in torch.lerp from the nearer end, which may be g."""
     weight = _f(1 - decay)
     xp.subtract(g, before, out=out)
     if weight < 0.5:
-        xp.multiply(out, weight, out=out)
-        xp.add(out, before, out=out)
+        xp.add(xp.multiply(out, weight, out=out), before, out=out)
     else:
-        xp.multiply(out, _f(1) - weight, out=out)
-        xp.subtract(g, out, out=out)
+        xp.subtract(g, xp.multiply(out, _f(1) - weight, out=out), out=out)
 
 
 def _second_moment(xp: Any, before: Array, g: Array, decay: float, out: Array, scratch: Array) -> None:

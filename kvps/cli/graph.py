@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +13,7 @@ from kvps.cli import connect, options
 from kvps.cli.output import print_json, say
 from kvps.errors import InvalidSetting
 from kvps.job import readable
+from kvps.parsing import json_of
 
 _KINDS = ("svg", "json")
 
@@ -41,7 +41,7 @@ def graph(
         print(graphs.as_svg(drawn), end="")
     else:
         try:
-            Path(output).write_text(graphs.as_svg(drawn) if kind == "svg" else json.dumps(drawn) + "\n")
+            Path(output).write_text(graphs.as_svg(drawn) if kind == "svg" else json_of(drawn) + "\n")
         except OSError as error:
             raise InvalidSetting(f"--output {output}: {error.strerror}") from None
         say(f"wrote {output}")

@@ -6,7 +6,6 @@ leaves.
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from rich.text import Text
 
 from kvps.errors import InvalidSetting, printable
 from kvps.machine import launcher
+from kvps.parsing import json_of
 
 _WIDE = 1000  # columns: a table that a program reads is never wrapped
 
@@ -52,7 +52,7 @@ def print_rows(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 def print_json(value: Any) -> None:
     """Print one line of JSON."""
-    print(json.dumps(value))
+    print(json_of(value))
 
 
 # -- the log ------------------------------------------------------------------------------------------------------

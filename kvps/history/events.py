@@ -67,6 +67,8 @@ class EventLog:
         return is not changed by it. Raises InvalidSetting for what is no id, CorruptData."""
         if id and not _ID.fullmatch(id):
             raise InvalidSetting(f"{id[:40]!r} is no id of an entry: these look like 1700000000000-0")
+        if id and _place(id) == (0, 0):  # nothing is before it, and Redis calls the question an error
+            return []
         asked = [("XREVRANGE", stream, f"({id}" if id else "+", "-", "COUNT", count) for stream in self._seen]
         found = merge(*([(id, f) for id, f in reversed(page)] for page in self._client.together(asked)), key=_order)
         entries = list(found)

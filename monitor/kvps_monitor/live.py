@@ -16,7 +16,7 @@ from kvps.parsing import number, whole
 from kvps.protocol.job_state import Member, State
 from kvps.session.heartbeat import interval_s
 from kvps.staleness import admits
-from kvps_monitor.spans import Iteration, ShardVersion, Traces
+from kvps_monitor.spans import Iteration, ShardVersion, Traces, mean
 from kvps_monitor.views import JobView, ShardView, WorkerView
 
 KEPT = 60
@@ -90,7 +90,7 @@ class JobWatch:
             backlog=reply.backlog,
             commits_per_s=rate,
             contributions=sum(state.clock.values()),
-            loss=sum(losses) / len(losses) if losses else None,
+            loss=_finite(mean(losses)) if losses else None,
             gradient_norms=self._norms(),
             units=job.config.units,
             units_done=state.units_done,
@@ -214,15 +214,15 @@ class _Workers:
             pushed=pushed,
             committed=m.round,
             clock=m.clock,
-            ahead=max(0, pushed - self._lowest),
+            ahead=max(0, pushed - self._lowest) if m.active else 0,
             behind=max([pushed, *self._pushed.values()]) - pushed,
             staleness=self._staleness.get(m.worker),
             silent_s=silent_s,
             round_ms=_median([i.milliseconds for i in recent if i.at_us]),
             rounds_per_s=_rate(spans, self._now_us),
             shares={p: sum(i.phases[p] for i in recent) / total for p in recent[0].phases} if total else {},
-            pulled_per_s=sum(i.pulled for i in recent) / seconds,
-            pushed_per_s=sum(i.pushed for i in recent) / seconds,
+            pulled_per_s=sum(i.pulled for i in recent) / seconds if m.active else 0.0,
+            pushed_per_s=sum(i.pushed for i in recent) / seconds if m.active else 0.0,
             loss=losses[-1][1] if losses else None,
             losses=losses,
             host=m.host,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from kvps.job import Job
@@ -105,6 +105,11 @@ class ShardVersion(NamedTuple):
             stored=f.whole("stored"),
             square_sum=f.number("square_sum"),
         )
+
+
+def mean(values: Sequence[float]) -> float:
+    """Return the mean of losses. They may be infinite, or too large to be added up, where training has diverged."""
+    return sum(value / len(values) for value in values)
 
 
 class Span(NamedTuple):

@@ -98,9 +98,9 @@ def test_what_is_not_ordinary_is_said(store: Store) -> None:
         slow, fast = job.join("w0"), job.join("w1")
         with fast:
             params = slow.pull()
-            for _ in range(2):
+            for version in (1, 2):  # one by one: two that arrive together would share a version
                 fast.push(gradient(fast.pull(), 1, 0), weight=7)
-            await_version(job, 2)
+                await_version(job, version)
             slow.push(gradient(params, 0, 0))
             await_version(job, 3)
     text = "\n".join(log(store, "j", "-n", "0"))

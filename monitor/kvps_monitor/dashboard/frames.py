@@ -6,13 +6,13 @@ nothing.
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from kvps.history.events import Event
+from kvps.parsing import json_of
 from kvps_monitor.dashboard.history import Snapshot
 from kvps_monitor.spans import SHARD_PHASES, WORKER_PHASES, Iteration, ShardVersion
 from kvps_monitor.views import JobView, ShardView, WorkerView
@@ -103,11 +103,7 @@ def as_event(value: dict[str, Any]) -> bytes:
 
 def as_json(value: Any) -> bytes:
     """Return JSON in as few bytes as it can be; numbers that JSON has not are null."""
-    try:
-        text = json.dumps(value, separators=(",", ":"), allow_nan=False)
-    except ValueError:
-        text = json.dumps(_finite(value), separators=(",", ":"), allow_nan=False)
-    return text.encode()
+    return json_of(value, (",", ":")).encode()
 
 
 def brief(event: Event) -> dict[str, Any]:
@@ -171,11 +167,3 @@ def _short(value: Any) -> Any:
     if not isinstance(value, float):
         return value
     return float(f"{value:.4g}") if math.isfinite(value) else None
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {name: _finite(each) for name, each in value.items()}
-    return [_finite(each) for each in value] if isinstance(value, list | tuple) else value

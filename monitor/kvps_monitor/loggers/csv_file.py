@@ -12,6 +12,7 @@ import fcntl
 import io
 import os
 import secrets
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -23,6 +24,7 @@ from kvps_monitor.loggers.lineage import Lineage
 from kvps_monitor.loggers.rows import Row
 
 _FIRST = ("version", "job", "at_ms")
+_MOST_DIGITS = 15  # of a version
 
 
 class CsvFile:
@@ -82,7 +84,7 @@ class CsvFile:
         lines = self._lines(whole)
         self._columns = next(lines, [])
         for cells in lines:
-            mark, last = cells[1], self._version(cells)
+            last, mark = self._version(cells), cells[1]
         if mark:
             try:
                 self.last = lineage.kept(mark, last)
@@ -93,7 +95,7 @@ class CsvFile:
             self._write_again(lambda cells: self._version(cells) <= self.last)
 
     def _version(self, cells: list[str]) -> int:
-        if not cells[0].isdecimal() or len(cells) != len(self._columns):
+        if len(cells) != len(self._columns) or not cells[0].isdecimal() or len(cells[0]) > _MOST_DIGITS:
             raise InvalidSetting(f"{self._path} is damaged: {','.join(cells)[:40]!r} is no row of a log")
         return int(cells[0])
 
@@ -144,6 +146,9 @@ def _append(file: int, data: bytes) -> None:
 def _locked(path: Path) -> int:
     """Open a file that one process at a time may write. Raises OSError, InvalidSetting."""
     file = private(str(path), os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise InvalidSetting(f"{path} is no regular file: name a file")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 
 from kvps.errors import CorruptData
 from kvps.history.commit_log import LogFile
@@ -21,7 +20,7 @@ from kvps.job import Job
 from kvps.parsing import number, whole
 from kvps.protocol.job_state import Commit, Entry, State
 from kvps.protocol.plan import Contribution, Plan
-from kvps_monitor.spans import Traces
+from kvps_monitor.spans import Traces, mean
 
 _TRACES = 1_000  # entries of a worker's trace that are read in one request: as many as the server keeps
 _LATEST_MS = 253_370_764_800_000  # the year 9999: a program may give an entry any time, and calendars end there
@@ -204,8 +203,8 @@ class RowReader:
                 found.setdefault(c.worker, []).append(losses[c.round])
             self._losses[c.worker] = {round_: loss for round_, loss in losses.items() if round_ > c.round}
         each = [loss for losses in found.values() for loss in losses]
-        of_all = {"loss": fmean(each)} if each else {}
-        return of_all | {f"loss/{worker}": fmean(losses) for worker, losses in sorted(found.items())}
+        of_all = {"loss": mean(each)} if each else {}
+        return of_all | {f"loss/{worker}": mean(losses) for worker, losses in sorted(found.items())}
 
 
 def _staleness_of(plan: Plan) -> Values:
@@ -214,5 +213,5 @@ def _staleness_of(plan: Plan) -> Values:
     for c in plan.contributions:
         found.setdefault(c.worker, []).append(float(max(0, plan.version - 1 - c.base)))
     each = [value for values in found.values() for value in values]
-    of_all = {"staleness/mean": fmean(each), "staleness/max": max(each)} if each else {}
+    of_all = {"staleness/mean": mean(each), "staleness/max": max(each)} if each else {}
     return of_all | {f"staleness/{worker}": max(values) for worker, values in sorted(found.items())}

@@ -64,6 +64,8 @@ class Target(NamedTuple):
         try:
             if self.kind == "csv" and self.path is not None:
                 os.close(private(str(self.path), os.O_RDWR | os.O_CREAT | os.O_APPEND))
+                if not self.path.is_file():
+                    raise InvalidSetting(f"{self} is no regular file: name a file")
                 has_rows = self.path.stat().st_size > 0
             elif self.kind == "tensorboard":
                 make_directory(self.path or RUNS)

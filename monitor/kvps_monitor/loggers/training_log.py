@@ -68,7 +68,7 @@ class TrainingLog:
             return
         try:
             rows = self._rows.read()
-        except KvpsError as error:
+        except Exception as error:  # whatever is wrong with the log of a job, its training goes on
             for name in list(self._loggers):
                 self._end(name, error)
             return
@@ -91,10 +91,11 @@ class TrainingLog:
             except KvpsError as error:
                 self._end(name, error)
 
-    def _end(self, name: str, error: KvpsError) -> None:
+    def _end(self, name: str, error: Exception) -> None:
         """End one logger after an error."""
         logger = self._loggers.pop(name)
-        self.failures.append(f"the log {name} ends after version {logger.last}: {error}")
+        why = str(error) if isinstance(error, KvpsError) else f"{type(error).__name__}: {error}"
+        self.failures.append(f"the log {name} ends after version {logger.last}: {why}")
         log.error("%s; the training goes on", self.failures[-1])  # an error: it must be seen with --quiet too
         with suppress(KvpsError):
             logger.close()

@@ -5,11 +5,11 @@ Times are microseconds from the recording's origin. A thread stands for each wor
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from kvps.parsing import json_of
 from kvps_monitor.spans import Span
 from kvps_monitor.timeline.flows import Flows
 from kvps_monitor.timeline.recording import Block, Recording
@@ -23,7 +23,7 @@ def chrome_trace(recording: Recording) -> str:
     lanes = _Lanes(recording)
     events = [*lanes.names(), *lanes.blocks(), *lanes.flows(), *lanes.marks(), *lanes.counters()]
     facts = {"job": recording.job, "mode": recording.mode, "origin_us": round(recording.origin_us)}
-    return json.dumps({"traceEvents": events, "displayTimeUnit": "ms", "otherData": facts})
+    return json_of({"traceEvents": events, "displayTimeUnit": "ms", "otherData": facts})
 
 
 class _Lanes:

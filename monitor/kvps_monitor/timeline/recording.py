@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import groupby
 from typing import NamedTuple
 
@@ -101,17 +102,17 @@ class Recording:
         for lane in (*self.workers.values(), *self.shards):
             yield from lane
 
-    @property
+    @cached_property
     def start_us(self) -> float:
         """When the first block began, in microseconds of the server's clock."""
         return min(block.start_us for block in self.blocks)
 
-    @property
+    @cached_property
     def end_us(self) -> float:
         """When the last block ended, in microseconds of the server's clock."""
         return max(block.end_us for block in self.blocks)
 
-    @property
+    @cached_property
     def origin_us(self) -> float:
         """The time that traces count from, in microseconds of the server's clock: nothing that is here was before."""
         return min([self.start_us, *(float(mark.at_us) for mark in self.marks)])
@@ -141,8 +142,8 @@ class Recording:
                     yield Arrow("fetch", block, max(sources, key=lambda source: source.end_us), fetch)
 
     def last(self, seconds: float) -> Recording:
-        """Return the blocks of the last `seconds`."""
-        return self.between(self.end_us - 1e6 * seconds, self.end_us)
+        """Return the blocks of the last `seconds`, or all of them."""
+        return self.between(max(self.start_us, self.end_us - 1e6 * seconds), self.end_us)
 
     def between(self, start_us: float, end_us: float) -> Recording:
         """Return the blocks that have any time between two moments of the server's clock."""
@@ -176,9 +177,10 @@ class Recording:
         lanes = [lane for lane in self.workers.values() if lane]
         if not lanes:
             return self
-        end = min(lane[-1].end_us for lane in lanes)
-        if end <= max(lane[0].start_us for lane in lanes):  # one left before another one came
-            end = self.end_us
+        if (end := _common_end(lanes)) is None:  # one left before another one came: those that were there at the end
+            newest = max(lanes, key=lambda lane: lane[-1].end_us)
+            lanes = [lane for lane in lanes if lane[-1].end_us > newest[-rounds:][0].start_us]
+            end = _common_end(lanes) or self.end_us
         slowest = max(lanes, key=lambda lane: (lane[-1].end_us - lane[0].start_us) / len(lane))
         begun = [block.start_us for block in slowest if block.start_us < end][-rounds:]
         return self.between(begun[0] if begun else self.start_us, end)
@@ -227,3 +229,9 @@ def _taken(events: Sequence[Event]) -> dict[tuple[str, int], Taken]:
         if event.kind == "commit"
         for c in event.facts["contributions"]
     }
+
+
+def _common_end(lanes: Sequence[Sequence[Block]]) -> float | None:
+    """Return when the first of the lanes ends, in microseconds; None if another one begins only then."""
+    end = min(lane[-1].end_us for lane in lanes)
+    return end if end > max(lane[0].start_us for lane in lanes) else None

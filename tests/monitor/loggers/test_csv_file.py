@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 import resource
 import signal
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import pytest
 from kvps_monitor.loggers.csv_file import CsvFile
 from kvps_monitor.loggers.lineage import Lineage
 from kvps_monitor.loggers.rows import Row
+from kvps_monitor.loggers.targets import Target
 
 from kvps.errors import InvalidSetting, KvpsError
 
@@ -103,6 +105,26 @@ def test_another_file_is_refused_and_stays(tmp_path: Path, text: str) -> None:
     with pytest.raises(InvalidSetting, match=r"is no log of kvps|is damaged"):
         CsvFile(path, JOB)
     assert path.read_bytes() == text.encode("latin-1")
+
+
+@pytest.mark.parametrize("line", ["", "garbage", "9" * 30 + ",j.00000001,5,1", "9" * 5000 + ",j.00000001,5,1"])
+def test_a_damaged_line_is_named_and_stays(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "a.csv"
+    written(path, row(1), row(2))
+    path.write_text(before := f"{path.read_text()}{line}\n")
+    with pytest.raises(InvalidSetting, match=r"a\.csv is damaged: .* is no row of a log"):
+        CsvFile(path, JOB)
+    assert path.read_text() == before
+
+
+def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
+    """A pipe has no end to go on after, and /dev/full has more bytes than memory."""
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/full")):
+        with pytest.raises(InvalidSetting, match="is no regular file: name a file"):
+            CsvFile(path, JOB)
+        with pytest.raises(InvalidSetting, match=f"^csv:{path} is no regular file: name a file"):
+            Target.parse(f"csv:{path}").check()
 
 
 def test_one_process_writes_it(tmp_path: Path) -> None:

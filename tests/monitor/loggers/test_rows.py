@@ -52,6 +52,20 @@ def push(session: Session, loss: float) -> None:
     session.push(gradient(session.pull(), session.rank, session.round), loss)
 
 
+@pytest.mark.parametrize("losses", [(math.inf, -math.inf), (1.7e308, 1.7e308), (math.nan, 1.0)])
+def test_a_loss_that_has_diverged_is_a_row_too(store: Store, losses: tuple[float, float]) -> None:
+    """The sum of the losses may be no number though each is one, and the rows before and after it are there."""
+    job = store.create_job("j", model(), workers=2)
+    with aggregating(job), job.join("w0") as w0, job.join("w1") as w1:
+        for each in ((1.0, 2.0), losses, (3.0, 4.0)):
+            push(w0, each[0])
+            push(w1, each[1])
+    rows = RowReader(job, 0).read()
+    assert [row.values["loss"] for row in rows[::2]] == [1.5, 3.5]
+    found = rows[1].values["loss"]
+    assert found == pytest.approx(1.7e308) if losses[0] == losses[1] else math.isnan(found)
+
+
 @pytest.mark.parametrize("staleness", [0, -1])
 def test_rows_are_what_the_log_says(store: Store, staleness: int) -> None:
     job = trained(store, staleness)

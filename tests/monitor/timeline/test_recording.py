@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -113,6 +114,8 @@ def test_windows(store: Store) -> None:
     assert _numbers(last, "w0") == [7, 8]
     assert len(_numbers(found.newest_rounds(3), "w0")) <= 4
     assert _numbers(found.newest_rounds(100), "w0") == list(range(1, 9))
+    for seconds in (1e300, float("inf"), 3600):
+        assert found.last(seconds).window == (found.start_us, found.end_us), "an axis is not longer than the run"
 
 
 def test_the_newest_rounds_of_asp_are_those_when_all_worked(store: Store) -> None:
@@ -121,6 +124,20 @@ def test_the_newest_rounds_of_asp_are_those_when_all_worked(store: Store) -> Non
     assert all(found.workers.values())
     assert _numbers(found, "w1")[-1] == 9 or _numbers(found, "w2")[-1] == 9
     assert _numbers(found, "w0")[-1] < 9
+
+
+def test_the_newest_rounds_are_not_those_of_a_worker_that_left_long_ago(store: Store) -> None:
+    """Its lane ends before those of the others begin that Redis still has."""
+    found = record(timed_job(store, workers=2, rounds=12, staleness=-1))
+    gone, rest = found.workers["w0"][:2], found.workers["w1"][6:]
+    shift_us = 9e9
+    later = [
+        b._replace(spans=tuple(s._replace(start_us=s.start_us + shift_us, end_us=s.end_us + shift_us) for s in b.spans))
+        for b in rest
+    ]
+    kept = replace(found, workers={"w0": gone, "w1": later}).newest_rounds(3)
+    assert _numbers(kept, "w1") == [10, 11, 12]
+    assert _numbers(kept, "w0") == []
 
 
 def test_a_job_without_spans_is_refused(store: Store) -> None:
