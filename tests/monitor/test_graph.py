@@ -70,6 +70,7 @@ def test_the_picture_at_every_size(store: Store, workers: int) -> None:
     assert "<b>" not in drawn
 
 
+@pytest.mark.slow
 def test_the_command_writes_what_it_is_asked_for(store: Store, tmp_path: Path) -> None:
     store.create_job("j", model())
 

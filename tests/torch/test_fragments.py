@@ -84,6 +84,7 @@ PLACES = ["redis", pytest.param("shm", marks=SHARED_MEMORY)]
 
 
 @pytest.mark.parametrize("transport", PLACES)
+@pytest.mark.slow
 def test_streaming_diloco_is_the_loop_of_its_paper(store: Store, tmp_path: Path, transport: str) -> None:
     """Fragments in turn; the last steps are of the whole model, so that no worker's steps are lost."""
     job, models = create(store, transport=transport), [net(), net()]

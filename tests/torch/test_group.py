@@ -358,6 +358,7 @@ def test_what_is_no_group_is_refused_in_one_line(store: Store) -> None:
     assert job.state().members == {}
 
 
+@pytest.mark.slow
 def test_a_group_without_gloo_is_refused_in_one_line(store: Store) -> None:
     job = _create(store, "job")
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)

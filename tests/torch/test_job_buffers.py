@@ -271,6 +271,7 @@ def test_a_new_aggregator_goes_on(store: Store) -> None:
 
 
 @pytest.mark.parametrize("kind", BUFFER_KINDS)
+@pytest.mark.slow
 def test_local_steps_push_those_after_the_last_step(store: Store, kind: str) -> None:
     """As a plain loop makes them that averages after each three steps."""
     job = create(store, net(), kind, optimizer=kvps.SGD(lr=1.0))

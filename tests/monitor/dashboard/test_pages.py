@@ -154,6 +154,7 @@ def test_the_timeline_draws_each_lane(store: Store, shown: Dashboard, tab: Any) 
     tab.said = [line for line in tab.said if "getImageData" not in line]  # this test's own
 
 
+@pytest.mark.slow
 def test_hostile_text_is_shown_and_never_run(store: Store, shown: Dashboard, raw: Any, tab: Any) -> None:
     job = store.create_job("j", model(), workers=1, staleness=-1)
     job.scripts.join("w0", "n", "", {**ME, "host": HOSTILE, "device": HOSTILE})
@@ -187,6 +188,7 @@ def test_the_policy_forbids_scripts_in_the_page(store: Store, shown: Dashboard, 
     tab.said.clear()
 
 
+@pytest.mark.slow
 def test_a_phone_needs_no_sideways_scroll(store: Store, shown: Dashboard, phone: Any) -> None:
     job = store.create_job("j" * 64, model(), workers=2, shards=2, staleness=-1, optimizer=kvps.AdamW(lr=0.1))
     with aggregating(job), job.join("a" * 64) as w0, job.join("w1") as w1:

@@ -26,6 +26,7 @@ def token_file(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_every_answer_has_the_headers(store: Store) -> None:
     with dashboard(store.url) as shown:
         for path in ("/", "/jobs/x", "/static/main.js", "/static/nothing", "/nothing", "/api/jobs", "/api/jobs/none"):
@@ -52,6 +53,7 @@ def test_only_names_that_it_is_bound_to(store: Store) -> None:
             assert shown.ask("/api/jobs", Host=host)[0].status in (400, 421), host
 
 
+@pytest.mark.slow
 def test_no_file_but_the_pages_own_is_served(store: Store) -> None:
     with dashboard(store.url) as shown:
         for path in (

@@ -102,6 +102,7 @@ def test_a_row_without_its_loss_is_left_to_the_next_process(store: Store, tmp_pa
         assert [(row["version"], row["loss"]) for row in csv.DictReader(file)] == [("1", "1"), ("2", "2")]
 
 
+@pytest.mark.slow
 def test_a_restored_job_goes_on_in_its_file(store: Store, tmp_path: Path) -> None:
     """What was trained after the checkpoint is lost, and so are its rows; no version has two."""
     job, path = store.create_job("j", model(), workers=1), tmp_path / "a.csv"

@@ -52,6 +52,7 @@ def test_the_spans_of_a_worker_add_up_to_its_run(store: Store, staleness: int) -
     assert len(found.workers["w0"]) == 60
 
 
+@pytest.mark.slow
 def test_a_killed_worker_has_one_lane_of_two_incarnations(store: Store) -> None:
     job = store.create_job("j", model(), workers=2, staleness=0)
     with aggregating(job), job.join("w1") as w1, started(store, "w0", 16, 5) as first:

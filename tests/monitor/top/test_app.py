@@ -127,6 +127,7 @@ def test_a_stopped_process_is_seen_to_be_silent_and_to_come_back(store: Store) -
         drive(Top(store, "j"), look)
 
 
+@pytest.mark.slow
 def test_evict_asks_first_and_then_evicts(store: Store) -> None:
     job = store.create_job("j", model(), workers=2, **PATIENT)
 
