@@ -107,8 +107,15 @@ class Top(App[None]):
         with suppress(RuntimeError):  # the screen has ended meanwhile
             self.post_message(FromFeed(told))
 
+    @property
+    def _is_drawn(self) -> bool:
+        """Whether the parts of the screen are there: while it opens or ends, they may not be."""
+        return bool(self.screen_stack) and bool(self.screen_stack[0].query("#gpus"))
+
     def on_from_feed(self, message: FromFeed) -> None:
         """Show what the feed has told."""
+        if not self._is_drawn:
+            return
         match message.told:
             case Looked(view):
                 self._why, self._looked = "", time.monotonic()
@@ -181,6 +188,8 @@ class Top(App[None]):
             self.query_one("#legend", Static).update(rows.legend().append(f"a whole bar is {slowest}"))
 
     def _tick(self) -> None:
+        if not self._is_drawn:
+            return
         if not self.paused:
             gpus = self._gpus.look()
             found = self.query_one("#gpus", Static)
