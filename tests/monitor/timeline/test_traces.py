@@ -10,7 +10,7 @@ import pytest
 from helpers.timelines import Read, Slice, read_chrome, read_perfetto, recorded, timed_job, versions_of
 from kvps_monitor.timeline.chrome import chrome_trace
 from kvps_monitor.timeline.perfetto import perfetto_trace
-from kvps_monitor.timeline.recording import record
+from kvps_monitor.timeline.recording import Recording, record
 
 from kvps.job import Job
 from kvps.store import Store
@@ -100,3 +100,21 @@ def test_losses_and_units_are_there(store: Store, format_: str) -> None:
     read = FORMATS[format_](job)
     assert read.counters["loss of w0"] == [1.0, 0.25], "JSON has no NaN"
     assert {s.facts["unit"] for s in read.lanes["w0"]} == {0, 1, 2}
+
+
+@pytest.mark.parametrize("write", [chrome_trace, perfetto_trace])
+def test_the_blocks_are_gone_through_as_often_however_many_there_are(
+    store: Store, monkeypatch: pytest.MonkeyPatch, write: Callable[[Recording], Any]
+) -> None:
+    """Each time is written as a distance from the first one, which is looked for once: else 3,000 iterations take
+    minutes."""
+    found, passes = record(timed_job(store, workers=2, rounds=6)), list[int]()
+    blocks = Recording.blocks.fget
+    assert blocks
+    monkeypatch.setattr(Recording, "blocks", property(lambda self: passes.append(1) or blocks(self)))
+    counts = []
+    for part in (found.making(6, 6), found):
+        passes.clear()
+        write(part)
+        counts.append(len(passes))
+    assert counts[0] == counts[1] > 0
