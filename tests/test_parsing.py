@@ -58,3 +58,10 @@ def test_what_fits_is_returned() -> None:
 
 def test_an_error_is_printable_whatever_it_quotes() -> None:
     assert str(KvpsError("job \x1b[31m\u202e\ud800")) == r"job \x1b[31m\u202e\ud800"
+
+
+def test_json_has_null_for_what_is_not_finite() -> None:
+    """JSON has no NaN and no Infinity, and a strict parser refuses the whole line."""
+    value = {"loss": float("inf"), "each": [1.5, (float("nan"), "x")], "none": None, "n": 3}
+    assert parsing.json_of(value) == '{"loss": null, "each": [1.5, [null, "x"]], "none": null, "n": 3}'
+    assert parsing.json_of([1.5], (",", ":")) == "[1.5]"

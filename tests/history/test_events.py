@@ -57,3 +57,9 @@ def test_a_call_that_fails_has_read_nothing() -> None:
         seen += log.unread()
         assert [e.facts["version"] for e in seen if e.kind == "commit"] == [1, 2, 3, 4]
         assert by_time(seen) == by_time(EventLog(job.client, job.keys).newest(0))
+
+
+def test_nothing_is_before_the_first_id_of_all(store: Store) -> None:
+    job = store.create_job("j", model())
+    assert EventLog(job.client, job.keys).before("0-0", 5) == []
+    assert EventLog(job.client, job.keys).before("0-1", 5) == []

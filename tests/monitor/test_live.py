@@ -144,6 +144,32 @@ def test_rates_and_shares_are_those_of_the_traces(store: Store) -> None:
     assert set(view.shards[0].phases) == {"fetch", "reduce", "step", "store", "commit"}
 
 
+def test_workers_that_have_left_are_ahead_of_nobody_and_move_nothing(store: Store) -> None:
+    job = store.create_job("j", model(), workers=2)
+    with aggregating(job), job.join("w0") as w0, job.join("w1") as w1:
+        watch = JobWatch(job)
+        for number in range(3):
+            step(w0, number)
+            step(w1, number)
+        await_version(job, 3)
+        w0.leave(finished=False)
+        assert worker(watch, "w1").pushed_per_s > 0
+        gone = worker(watch, "w0")
+        assert (gone.state, gone.pushed) == ("left", 3)
+        assert (gone.ahead, gone.pulled_per_s, gone.pushed_per_s) == (0, 0, 0)
+    assert [w.ahead for w in watch.look().workers] == [0, 0], "of a finished job too"
+
+
+def test_losses_that_are_too_large_to_be_added_up_have_a_mean(store: Store) -> None:
+    job = store.create_job("j", model(), workers=2)
+    watch = JobWatch(job)
+    with aggregating(job), job.join("w0") as w0, job.join("w1") as w1:
+        for session in (w0, w1):
+            session.push(gradient(session.pull(), session.rank, 0), loss=1.7e308)
+        await_version(job, 1)
+    assert watch.look().loss == pytest.approx(1.7e308)
+
+
 def test_units_give_a_time_left(store: Store) -> None:
     job = store.create_job("j", model(), units=40)
     watch = JobWatch(job)
