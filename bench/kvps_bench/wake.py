@@ -119,12 +119,12 @@ class Stream:
         kind = {"unix": redis.UnixDomainSocketConnection, "rediss": redis.SSLConnection}
         pool = redis.ConnectionPool(connection_class=kind.get(url.split(":", 1)[0], redis.Connection), **settings)
         self._redis: Any = redis.Redis(connection_pool=pool)
-        self._name = name
+        self._name, self._last = name, "0-0"
 
     def adds(self, number: int) -> list[tuple[int, int]]:
         """Call XADD `number` times; return when each call was made and answered, in ns."""
         spans = []
-        time.sleep(0.3)  # the first XADD must find the reader blocked, or the reader waits for one too many
+        time.sleep(0.3)  # the first XADD should find the reader blocked
         for _ in range(number):
             time.sleep(1.5 * _GAP_S)
             began = time.monotonic_ns()
@@ -134,13 +134,15 @@ class Stream:
 
     def wakes(self, number: int) -> list[int]:
         """Call XREAD `number` times; return when each call returned, in ns."""
-        woken, last = [], "$"
-        for _ in range(number):
-            reply = self._redis.execute_command("XREAD", "BLOCK", 2000, "STREAMS", self._name, last)
+        woken: list[int] = []
+        while len(woken) < number:
+            # Not "$", and one at a time: an entry that was added before this call must not be missed.
+            command = ("XREAD", "COUNT", 1, "BLOCK", 2000, "STREAMS", self._name, self._last)
+            if not (reply := self._redis.execute_command(*command)):
+                continue
             woken.append(time.monotonic_ns())
-            pairs = reply.items() if isinstance(reply, dict) else reply
-            ((_, entries),) = pairs
-            last = entries[-1][0]
+            ((_, entries),) = reply.items() if isinstance(reply, dict) else reply
+            self._last = entries[-1][0]
         return woken
 
     def clear(self) -> None:

@@ -10,15 +10,18 @@ import tempfile
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from kvps.cli.supervise import ONE_THREAD, Supervisor
+from kvps.errors import KvpsError
 from kvps.history.commit_log import Log
 from kvps.job import Job
 from kvps.parsing import file_name
 from kvps.store import Store
+
+_LOOK_S = 0.1
 
 
 class Verdict(NamedTuple):
@@ -48,10 +51,10 @@ class FaultInjection:
         return Path(self._folder.name) / file_name(worker, "the name of a worker's file")
 
     @contextmanager
-    def killing(self, supervisor: Supervisor) -> Iterator[None]:
-        """Kill a random running child inside the block, every `every_s` seconds on average."""
+    def killing(self, supervisor: Supervisor, job: Job) -> Iterator[None]:
+        """Kill a random running child inside the block, every `every_s` seconds of training on average."""
         over = threading.Event()
-        killer = threading.Thread(target=self._kill, args=(supervisor, over), name="kvps-killer", daemon=True)
+        killer = threading.Thread(target=self._kill, args=(supervisor, job, over), name="kvps-killer", daemon=True)
         killer.start()
         try:
             yield
@@ -59,14 +62,25 @@ class FaultInjection:
             over.set()
             killer.join()
 
-    def _kill(self, supervisor: Supervisor, over: threading.Event) -> None:
-        while not over.wait(self._random.uniform(0.5, 1.5) * self._every_s):
+    def _kill(self, supervisor: Supervisor, job: Job, over: threading.Event) -> None:
+        # Where processes take longer to start than to be killed again, a job without this wait would never end.
+        while self._committed(job, over) and not over.wait(self._random.uniform(0.5, 1.5) * self._every_s):
             running = [child for _, child in sorted(supervisor.children.items()) if child.running]
             if running:
                 child = self._random.choice(running)
                 child.killed_by = "--kill-every"
                 child.process.kill()
                 self.kills += 1
+
+    def _committed(self, job: Job, over: threading.Event) -> bool:
+        """Wait for a commit that follows the last kill. Return False if the training is over before."""
+        with suppress(KvpsError):  # whoever follows the training says what became of the server or the job
+            before = job.turn().version if self.kills else -1
+            while job.turn().version <= before:
+                if over.wait(_LOOK_S):
+                    return False
+            return True
+        return False
 
     def judge(self, job: Job, checkpoints: Path | None = None) -> Verdict:
         """Compare the workers' files with the commit log of a job that nobody works on any more."""

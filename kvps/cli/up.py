@@ -59,8 +59,8 @@ def up(
         float | None,
         typer.Option(
             metavar="SECONDS",
-            help="Kill a random worker or aggregator about once in so many seconds, and start it again. At the end, "
-            "prove that nothing was lost.",
+            help="Kill a random worker or aggregator about once in so many seconds, but only after a commit since the "
+            "last kill. Start it again. At the end, prove that nothing was lost.",
             rich_help_panel="Failures",
         ),
     ] = None,
@@ -156,7 +156,7 @@ def _train(
         for worker, own in arguments.items():
             acks = ("--acks", str(trial.acks(worker))) if trial else ()
             workers.append(supervisor.start(worker, "worker", "--job", job.name, "--id", worker, *own, *acks))
-        with display, trial.killing(supervisor) if trial else nullcontext():
+        with display, trial.killing(supervisor, job) if trial else nullcontext():
             follow(supervisor, job, serving, workers, display)
         finish(supervisor, job, serving)
         return workers

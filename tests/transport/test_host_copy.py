@@ -207,7 +207,9 @@ def _read(url: str, home: str, results: Any, done: Path) -> None:
             version, weights = job.snapshot()
             torn += bool((weights["x"] != version).any())
             versions.append(version)
-            done.with_name(f"reads-{os.getpid()}").write_text(str(version))
+            aside = done.with_name(f"aside-{os.getpid()}")
+            aside.write_text(str(version))
+            aside.replace(done.with_name(f"reads-{os.getpid()}"))  # never an empty file, however slow this process is
         results.put((torn, versions, job.reader.fetched))
 
 
@@ -237,7 +239,7 @@ def test_sixteen_readers_see_whole_versions_in_rising_order(store: Store, runtim
         killed.kill()
         killed.join()
     reached = job.state().version
-    assert eventually(lambda: all(int((runtime / f"reads-{pid}").read_text() or 0) > reached for pid in pids))
+    assert eventually(lambda: all(int((runtime / f"reads-{pid}").read_text()) > reached for pid in pids))
     done.touch()
     got = [results.get(timeout=60) for _ in range(len(pids))]
     over.set()
