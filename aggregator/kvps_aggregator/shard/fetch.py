@@ -25,7 +25,7 @@ _HELD = 2  # buffers in use: a sum begins with two contributions at once, and th
 
 
 class BadContribution(Exception):
-    """A planned contribution that cannot be applied: its bytes are gone, damaged or not finite."""
+    """A planned contribution that cannot be applied: its bytes are gone, damaged, not finite or too large."""
 
     def __init__(self, contribution: Contribution, reason: str) -> None:
         super().__init__(reason)
@@ -107,29 +107,39 @@ class ContributionFetch:
         return values
 
     def suspect(self, chunk: Chunk) -> None:
-        """Let `check` find the contribution that made the sum of this chunk NaN or Inf."""
+        """Let `check` find the contribution that made the reduced gradient of this chunk NaN or Inf."""
         self._suspects.append(chunk)
 
     def check(self) -> None:
-        """Raise BadContribution unless each contribution is finite and has its accepted digest; then keep records."""
+        """Raise BadContribution unless each contribution is finite, has its accepted digest, and makes no chunk NaN or
+        Inf together with the others; then keep records."""
         for _ in self._arriving:  # gives its connection back
             pass
         for (contribution, _), digests in zip(self._contributions, self._digests, strict=True):
             if fold(digest for _, digest in sorted(digests.items())) != contribution.digests[self._shard]:
                 raise BadContribution(contribution, "its bytes differ from its digest")
-        for chunk in self._suspects:
-            for (contribution, keys), here in zip(self._contributions, self._here, strict=True):
-                if not chunk.in_part(contribution.part):
-                    continue
-                data = here[chunk.number] if here else np.empty(self._format.nbytes(chunk.stop - chunk.start), np.uint8)
-                try:
-                    self._client.get([] if here else [(keys[chunk.number], data.data)])
-                except ChunkGone as gone:
-                    raise BadContribution(contribution, str(gone)) from None
-                if not finite(self._values(data, chunk)):
-                    raise BadContribution(contribution, "it holds NaN or Inf")
+        if self._suspects:
+            raise self._blamed(self._suspects[0])
         if self._recorder:
             self._recorder.keep()
+
+    def _blamed(self, chunk: Chunk) -> BadContribution:
+        """Blame a contribution for NaN or Inf in a chunk: one that is not finite, or else that with the largest number."""
+        largest, blamed = -1.0, self._contributions[0][0]
+        for (contribution, keys), here in zip(self._contributions, self._here, strict=True):
+            if not chunk.in_part(contribution.part):
+                continue
+            data = here[chunk.number] if here else np.empty(self._format.nbytes(chunk.stop - chunk.start), np.uint8)
+            try:
+                self._client.get([] if here else [(keys[chunk.number], data.data)])
+            except ChunkGone as gone:
+                return BadContribution(contribution, str(gone))
+            values = self._values(data, chunk)
+            if not finite(values):
+                return BadContribution(contribution, "it holds NaN or Inf")
+            if (size := float(np.abs(values).max())) > largest:
+                largest, blamed = size, contribution
+        return BadContribution(blamed, f"the reduced gradient overflows, and its {largest:.4g} is the largest number")
 
     def __enter__(self) -> ContributionFetch:
         return self

@@ -20,6 +20,7 @@ import numpy as np
 from kvps.arrays.digest import finite, finite_square_sum
 from kvps.arrays.layout import Array
 from kvps.config import JobConfig
+from kvps.errors import InvalidSetting
 from kvps.protocol.plan import Contribution, Plan
 from kvps.reductions import SCALINGS, Function, Reduction, custom, parse
 from kvps_aggregator.step.buffers import reduce_buffers
@@ -47,10 +48,11 @@ def reduce_plan(
     if any(factor != 1 for factor in factors):
         contributions = _scaled(contributions, factors, out, xp)
     square_sum = 0.0
-    if out.size:
-        square_sum = reduce(parse(config.reduction), contributions, weights, plan.divisor, out, xp)
-    else:  # a chunk of buffers alone: a reduction of the user's own is for one item or more
-        deque(contributions, maxlen=0)
+    with np.errstate(over="ignore", invalid="ignore"):  # NaN in the result tells of it
+        if out.size:
+            square_sum = reduce(parse(config.reduction), contributions, weights, plan.divisor, out, xp)
+        else:  # a chunk of buffers alone: a reduction of the user's own is for one item or more
+            deque(contributions, maxlen=0)
     return square_sum if not buffers.size or finite(buffers) else math.nan
 
 
@@ -76,7 +78,8 @@ def reduce(
     weights        of `weighted` and of the user's own: the weight of each contribution
     divisor        of `mean`: what divides the sum
 
-    Without contributions the gradient is zeros.
+    Without contributions the gradient is zeros. Raises InvalidSetting if a reduction of the user's own makes NaN or Inf
+    of finite contributions.
     """
     if reduction.is_ordered:
         are_finite = _ordered(reduction, contributions, out, xp)
@@ -90,7 +93,13 @@ def reduce(
             _total(contributions, out, xp)
         if reduction.kind == "mean" and divisor != 1:
             xp.divide(out, np.float32(divisor), out=out)
-    return finite_square_sum(out) if are_finite else math.nan
+    square_sum = finite_square_sum(out) if are_finite else math.nan
+    if are_finite and math.isnan(square_sum) and reduction.name:
+        raise InvalidSetting(
+            f"reduction {reduction.name!r} made NaN or Inf of finite contributions, which is not committed: mend it, "
+            "and start the aggregator again"
+        )
+    return square_sum
 
 
 def _total(contributions: Iterable[Array], out: Array, xp: Any) -> None:

@@ -76,14 +76,16 @@ class ShardArrays:
         plan order. `reduced` is called before the step, with the reduced gradient's sum of squares.
 
         Each has shape (chunk's items,), is not written to, and is no longer used when the second one after it is
-        requested. Return False if one of them, or their sum, is not finite.
+        requested. Return False, and make nothing, if one of them, or what they are reduced to, is not finite.
         """
         total = self.scratch(chunk.stop - chunk.start)
         square_sum = self.reduce(plan, chunk, gradients, total) if plan.has(chunk) else 0.0
         if reduced:
             reduced(square_sum)
+        if math.isnan(square_sum):
+            return False
         self.apply(plan, chunk, total)
-        return not math.isnan(square_sum)
+        return True
 
     def reduce(self, plan: Plan, chunk: Chunk, gradients: Iterable[Array], out: Array) -> float:
         """Write the gradient that a chunk of the plan's contributions make into `out`, and behind it the buffers, if
