@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -96,6 +97,7 @@ app.command("simulate", rich_help_panel="Plan")(simulate.simulate)
 tls.add_options(app)
 
 _received: list[int] = []
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def main(app: typer.Typer = app) -> None:
@@ -108,6 +110,7 @@ def main(app: typer.Typer = app) -> None:
 def _run(app: typer.Typer) -> int:
     try:
         code: Any = app(prog_name=app.info.name, standalone_mode=False)
+        sys.stdout.flush()  # what cannot be written is an error here, and not after the last line of this program
         # Typer turns an interrupt into 130, whichever signal it came from.
         return 128 + _received[0] if _received else code if isinstance(code, int) else 0
     except (KeyboardInterrupt, typer.Abort):
@@ -117,8 +120,13 @@ def _run(app: typer.Typer) -> int:
             traceback.print_exception(error)
         return _fail(str(error), 2 if isinstance(error, UsageError) else 1)
     except BrokenPipeError:  # the reader of our output (head, less) has closed the pipe
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        _drop_output()
         return 0
+    except OSError as error:
+        if error.errno not in _NO_ROOM or error.filename:
+            raise
+        _drop_output()
+        return _fail(f"the output could not be written: {error.strerror}; make room, or send it elsewhere", 1)
     except Exception as error:
         # Typer's own exceptions know their exit code and message; the base class is not a public name.
         if not hasattr(error, "format_message"):
@@ -126,6 +134,11 @@ def _run(app: typer.Typer) -> int:
         if type(error).__name__ == "NoArgsIsHelpError":
             return 2
         return _fail(error.format_message(), 2)
+
+
+def _drop_output() -> None:
+    """Send what is still to be written to stdout nowhere: Python tries once more at its end, and complains."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _fail(message: str, code: int) -> int:

@@ -10,6 +10,7 @@ import typer
 from kvps_monitor.timeline.recording import Recording, record
 
 from kvps.cli import connect, options
+from kvps.cli.long_work import LongWork
 from kvps.cli.output import say
 from kvps.errors import InvalidSetting
 from kvps.job import readable
@@ -46,6 +47,7 @@ def timeline(
         int | None,
         typer.Option("--to", metavar="VERSION", min=0, help="Only up to this version.", rich_help_panel=_WINDOW),
     ] = None,
+    quiet: options.Quiet = False,
     redis: options.Redis = None,
 ) -> None:
     """Write what every worker and every shard of a job did, and when: waiting, fetching, computing, pushing, and each
@@ -62,20 +64,23 @@ def timeline(
     if first is not None and to is not None and first > to:
         raise InvalidSetting(f"--from {first} is after --to {to}")
     write = _writer(suffix)
-    with connect.existing_store(redis) as store, readable(job):
-        found = record(store.job(job))
+    with connect.existing_store(redis) as store, readable(job), LongWork(quiet) as work:
+        with work.stage(f"reading the spans of {job}"):
+            found = record(store.job(job))
     if last is not None:
         found = found.last(last)
     elif first is not None or to is not None:
         found = found.making(first, to)
     elif suffix in _FIGURES:
         found = found.newest_rounds(_ROUNDS)
-    content = write(found)
+    with LongWork(quiet) as work, work.stage(f"making {out}"):
+        content = write(found)
     try:
         out.write_bytes(content)
     except OSError as error:
         raise InvalidSetting(f"--out {out}: {error.strerror}") from None
-    say(f"{out}: {_what(found)}")
+    if not quiet:
+        say(f"{out}: {_what(found)}")
 
 
 def _writer(suffix: str) -> Callable[[Recording], bytes]:

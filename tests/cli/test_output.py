@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import re
+import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.commands import TINY, kvps_forked, kvps_run
+from helpers.commands import KVPS, TINY, kvps_forked, kvps_run
 
 from kvps.cli import output
 from kvps.store import Store
@@ -110,3 +111,19 @@ def test_commands_show_what_others_wrote_as_text(store: Store, tmp_path: Path) -
         assert seen in done.stdout
         assert "\x1b" not in done.stdout
         assert os.linesep + "shard 1" not in done.stdout
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["simulate", "--workers", "2"]], ids=str)
+def test_a_full_disk_is_one_line(arguments: list[str]) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([*KVPS, *arguments], stdout=full, stderr=subprocess.PIPE, text=True)
+    line = "the output could not be written: No space left on device; make room, or send it elsewhere"
+    assert (done.returncode, done.stderr) == (1, f"kvps: error: {line}\n")
+
+
+def test_nothing_is_said_to_a_reader_that_has_closed_its_pipe() -> None:
+    with subprocess.Popen([*KVPS, "--version"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout
+        assert process.stderr
+        process.stdout.close()
+        assert process.stderr.read() == b""
