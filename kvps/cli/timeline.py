@@ -64,9 +64,13 @@ def timeline(
     if first is not None and to is not None and first > to:
         raise InvalidSetting(f"--from {first} is after --to {to}")
     write = _writer(suffix)
-    with connect.existing_store(redis) as store, readable(job), LongWork(quiet) as work:
-        with work.stage(f"reading the spans of {job}"):
-            found = record(store.job(job))
+    with (
+        connect.existing_store(redis) as store,
+        readable(job),
+        LongWork(quiet) as work,
+        work.stage(f"reading the spans of {job}"),
+    ):
+        found = record(store.job(job))
     if last is not None:
         found = found.last(last)
     elif first is not None or to is not None:

@@ -124,7 +124,7 @@ class ContributionFetch:
             self._recorder.keep()
 
     def _blamed(self, chunk: Chunk) -> BadContribution:
-        """Blame a contribution for NaN or Inf in a chunk: one that is not finite, or else that with the largest number."""
+        """Blame for NaN or Inf in a chunk a contribution that is not finite, or the one with the largest number."""
         largest, blamed = -1.0, self._contributions[0][0]
         for (contribution, keys), here in zip(self._contributions, self._here, strict=True):
             if not chunk.in_part(contribution.part):

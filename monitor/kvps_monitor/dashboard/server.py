@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import secrets
 import socket
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from collections.abc import Callable
 import uvicorn
 
 from kvps.errors import InvalidSetting, KvpsError
+from kvps.machine.address import outward_address
 from kvps.store import Store
 from kvps_monitor.dashboard.access import Access, is_loopback
 from kvps_monitor.dashboard.app import application
@@ -29,8 +31,7 @@ def serve(store: Store, host: str, port: int, token: str, say: Callable[[str], N
     address, port = bound.getsockname()[:2]
     made = "" if token or is_loopback(address) else secrets.token_urlsafe(24)
     access = Access.of(host, address, port, token or made)
-    shown = f"[{host}]" if ":" in host else host
-    say(f"http://{shown}:{port}/{f'?token={made}' if made else ''}")
+    say(f"http://{_opened(bound, host)}:{port}/{f'?token={made}' if made else ''}")
     watches = Watches(store)
     config = uvicorn.Config(
         application(store, watches, access),
@@ -58,6 +59,13 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._watches.close()
         await super().shutdown(sockets)
+
+
+def _opened(bound: socket.socket, host: str) -> str:
+    """Return what a browser calls this machine: `host`, or its own address if the socket is bound to all of them."""
+    if ipaddress.ip_address(bound.getsockname()[0]).is_unspecified:
+        host = outward_address(bound.family)
+    return f"[{host}]" if ":" in host else host
 
 
 def _bind(host: str, port: int) -> socket.socket:

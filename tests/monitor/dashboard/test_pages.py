@@ -223,7 +223,7 @@ def test_a_removed_job_is_said_and_comes_back(store: Store, shown: Dashboard, ta
 def test_the_token_in_the_url_opens_the_pages(store: Store, tab: Any) -> None:
     store.create_job("j", model())
     with dashboard(store.url, "--host", "0.0.0.0") as shown:
-        page = tab.open(shown.url.replace("0.0.0.0", "127.0.0.1"))
+        page = tab.open(shown.root + shown.url[shown.url.index("/?token=") :])
         page.get_by_role("link", name="j", exact=True).wait_for()
         assert page.url == f"{shown.root}/", "it is not in the address, and so in no history"
         [cookie] = page.context.cookies()

@@ -13,6 +13,7 @@ from helpers.harness import model
 from helpers.waiting import eventually
 from kvps_monitor.dashboard.access import HEADERS
 
+from kvps.machine.address import outward_address
 from kvps.store import Store
 
 TOKEN = "a-token-of-a-file"
@@ -69,7 +70,7 @@ def test_no_file_but_the_pages_own_is_served(store: Store) -> None:
 def test_other_machines_need_the_token(store: Store) -> None:
     with dashboard(store.url, "--host", "0.0.0.0") as shown:
         path, _, token = shown.url.partition("/?token=")
-        assert path == f"http://0.0.0.0:{shown.port}"
+        assert path == f"http://{outward_address()}:{shown.port}", "a browser cannot open 0.0.0.0"
         assert len(token) >= 32
         for wrong in ("/api/jobs", "/", "/static/main.js", "/api/jobs?token=", f"/api/jobs?token={token}x"):
             assert shown.ask(wrong)[0].status == 401, wrong
