@@ -7,6 +7,7 @@ arXiv 2311.08105, 2023.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -20,6 +21,7 @@ from kvps.reductions import MOST_WEIGHT
 from kvps.session.round_timer import RoundTimer
 from kvps.torch.model import Parameters
 
+log = logging.getLogger("kvps.session")
 MOST_STEPS = 1_000_000
 _STORED = (torch.float32, torch.float64, torch.int64)
 
@@ -63,6 +65,7 @@ class LocalSteps:
         self.weight: int | None = None
         self._is_ahead = False  # whether the parameters have steps that the job lacks
         self._accepted = False  # whether all steps so far are in accepted contributions
+        self._restored = False  # whether `inner` has a stored state, and has not stepped with it
 
     @property
     def under_way(self) -> bool:
@@ -105,12 +108,32 @@ class LocalSteps:
             self._cleared = self._accepted = False
             self._is_ahead = True
             if counts:
-                self._inner.step()
+                self._step()
             self._taken += 1
             if weight := weight or (1 if self._config.timed_rounds else None):
                 self.weight = min(MOST_WEIGHT, weight + (self.weight or 0))
             self._over = self._timer.over() if self._timer else self._taken == self._steps
         return self._over
+
+    def _step(self) -> None:
+        """Have `inner` step. It starts anew if it needs what a restored state lacks: that was stored by one of the same
+        class and other settings, as Adam without amsgrad."""
+        restored, self._restored = self._restored, False
+        try:
+            self._inner.step()
+        except KeyError as error:
+            if not restored:
+                raise
+            log.warning(
+                "the inner %s starts anew: the state that the worker left lacks %s, which its settings now need",
+                self.kind,
+                error,
+            )
+            with torch.no_grad():  # it may have stepped some groups of parameters before
+                for name, pulled in self._pulled.items():
+                    self._params[name].copy_(pulled)
+            self._inner.state.clear()
+            self._inner.step()
 
     def _counts(self) -> bool:
         """Return whether the step is to be taken: a gradient with NaN would stay in the state of `inner` for good."""
@@ -182,7 +205,8 @@ class LocalSteps:
                 found.setdefault(numbers[id(self._params[parameter])], {})[name] = value
         if found:
             self._inner.load_state_dict(self._inner.state_dict() | {"state": found})
-        return bool(found)
+        self._restored = bool(found)
+        return self._restored
 
     def dropped(self) -> None:
         """Note that the pseudo-gradient came late and will never count: the next round begins with a pull."""

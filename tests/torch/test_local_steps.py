@@ -572,6 +572,34 @@ def test_a_state_of_another_optimizer_is_not_taken(store: Store, caplog: pytest.
             batch(worker, model, 1)
 
 
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_state_without_what_new_settings_need_is_not_taken(
+    store: Store, caplog: pytest.LogCaptureFixture, groups: int
+) -> None:
+    """Adam keeps one array more with amsgrad. PyTorch raises KeyError, maybe after it has stepped another group."""
+
+    def adam(model: nn.Module, amsgrad: bool) -> torch.optim.Adam:
+        first, *rest = model.parameters()
+        split = [[first], rest] if groups == 2 else [[first, *rest]]
+        return torch.optim.Adam([{"params": p} for p in split[:-1]] + [{"params": split[-1], "amsgrad": amsgrad}], 0.1)
+
+    model, twin = net(), net()
+    job = create(store, model)
+    with aggregating(job):
+        worker = kvps.torch.join(job, model, "w0", inner=adam(model, False), local_steps=1)
+        batch(worker, model, 0)
+        worker.leave(finished=False)
+        with kvps.torch.join(job, model, "w0", inner=adam(model, True), local_steps=1) as worker:
+            worker.pull()
+            twin.load_state_dict(model.state_dict())
+            batch(worker, model, 1)
+        assert "the inner Adam starts anew: the state that the worker left lacks 'max_exp_avg_sq'" in caplog.text
+    loss_of(twin, 0, 1).backward()
+    adam(twin, True).step()
+    for name, array in weights_of(twin).items():
+        np.testing.assert_array_equal(array, weights_of(model)[name], name)
+
+
 class Odd(torch.optim.SGD):
     """An optimizer that keeps what kvps cannot store."""
 
