@@ -44,6 +44,15 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
+_SHOWN = 80
+
+
+def shown(value: object) -> str:
+    """Return a value for a message: one line of at most 80 characters."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+
+
 class KvpsError(Exception):
     """Base of all errors that kvps raises on purpose. Its message is one that a person may see, see `printable`."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from kvps.errors import InvalidSetting
+from kvps.errors import InvalidSetting, shown
 
 Rows = NDArray[np.int64]
 
@@ -44,7 +44,7 @@ def partition(
         return np.random.default_rng((_OF_ALL, seed, epoch)).permutation(samples)[rank::workers]
     if scheme == "overlap":
         return np.random.default_rng((_OF_WORKER, seed, rank, epoch)).permutation(samples)
-    raise InvalidSetting(f"scheme must be one of {', '.join(SCHEMES)}, not {scheme!r}")
+    raise InvalidSetting(f"scheme must be one of {', '.join(SCHEMES)}, not {shown(scheme)}")
 
 
 def _whole(name: str, value: object, low: int, high: int | None = None) -> int:

@@ -47,6 +47,8 @@ def test_the_table_in_the_docs_is_that_of_the_code() -> None:
             "reduction must be one of mean, sum, weighted, median, or trimmed:PART with a PART above 0",
         ),
         ({"transport": ["shm"]}, "transport must be one of auto, redis, shm"),
+        ({"late": np.zeros((3, 3))}, "late must be one of next, drop, not array([[0., 0., 0.], [0., 0., 0.], [0., 0"),
+        ({"gradient_format": 999 * "a"}, "topk:PART with a PART up to 1, not 'aaaaaaa"),
         ({"optimizer": 5}, "optimizer must be a kvps optimizer such as kvps.SGD(...), not a builtins.int"),
         ({"optimizer": "sdg"}, "optimizer 'sdg' is unknown: use one of sgd"),
         ({"inner_optimizer": kvps.Adam()}, "inner_optimizer takes local steps, and local_steps is 1: give local_steps"),

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvps.arrays.layout import DTYPE, Array, Layout
-from kvps.errors import InvalidSetting
+from kvps.errors import InvalidSetting, shown
 
 Bytes = NDArray[np.uint8]
 
@@ -259,7 +259,7 @@ def format_of(name: str) -> Format:
     except ValueError:
         pass
     raise InvalidSetting(
-        f"gradient_format must be one of {', '.join(_NAMED)}, topk:PART with a PART up to 1, not {name!r}"
+        f"gradient_format must be one of {', '.join(_NAMED)}, topk:PART with a PART up to 1, not {shown(name)}"
     )
 
 

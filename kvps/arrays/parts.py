@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import cast
 
-from kvps.arrays.inputs import check_mapping
 from kvps.arrays.layout import Layout
-from kvps.errors import InvalidSetting
+from kvps.errors import InvalidSetting, shown
 from kvps.parsing import NAME, names_like
 
 MOST_PARTS = 4_096
@@ -37,7 +36,10 @@ def part_of_each(parts: Mapping[str, str | Iterable[str]], names: Collection[str
 
     Raises InvalidSetting unless each parameter is in exactly one part, and each pattern matches a parameter.
     """
-    check_mapping(parts, "parts")
+    if not isinstance(parts, Mapping):
+        raise InvalidSetting(
+            f"parts must map names to names of parameters, as {{'head': 'head.*'}}, not {shown(parts)}"
+        )
     found = dict[str, str]()
     if not 0 < len(parts) <= MOST_PARTS:
         raise InvalidSetting(f"a model has 1 to {MOST_PARTS} parts, not {len(parts)}: leave parts out for none")

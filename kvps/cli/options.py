@@ -321,4 +321,7 @@ def _checked(name: str, value: Any) -> Any:
     low, high = (bound / 1000 for bound in bounds)
     if not low <= value <= high:
         raise InvalidSetting(f"{option} must be from {low:g} to {high:g} seconds, not {value:g}")
-    return round(value * 1000)
+    milliseconds = round(value * 1000)
+    if value and not milliseconds:
+        raise InvalidSetting(f"{option} must be 0, or 0.001 seconds or more, not {value:g}")
+    return milliseconds

@@ -13,8 +13,8 @@ from kvps.arrays.inputs import in_words
 from kvps.arrays.past_weights import MOST_PAST
 from kvps.config import combinations
 from kvps.config.settings import SPECS, Settings
-from kvps.config.specs import MOST_OPTIMIZER, as_text, not_an_optimizer, shown, why_not
-from kvps.errors import CorruptData, InvalidSetting
+from kvps.config.specs import MOST_OPTIMIZER, as_text, not_an_optimizer, why_not
+from kvps.errors import CorruptData, InvalidSetting, shown
 from kvps.parsing import Fields
 from kvps.staleness import ASP
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from kvps import optimizers, reductions
 from kvps.arrays.formats import format_of
-from kvps.errors import CorruptData, InvalidSetting
+from kvps.errors import CorruptData, InvalidSetting, shown
 from kvps.machine.launcher import Launcher
 from kvps.parsing import MOST_TEXT
 
@@ -22,7 +22,6 @@ _BATCHES = re.compile(r"[0-9]{1,9}")
 _FACTOR = re.compile(r"[0-9]{1,9}(\.[0-9]{1,6})?")
 _STRENGTH = re.compile(r"[0-9]{1,9}(\.[0-9]{1,12})?(e-[0-9]{1,2})?")  # as str(float) writes it
 _LEAST_STRENGTH = 1e-9  # of what is not zero: less would be lost in float32
-_SHOWN = 80  # a message quotes at most so many characters of a value
 
 
 @dataclass(frozen=True)
@@ -141,10 +140,6 @@ def why_not(spec: Spec, value: Any) -> str:
         fits = fits or (isinstance(value, str) and value in spec.choices)
         return "" if fits else f"must be a whole number from {low} to {high}{instead}, not {shown(value)}"
     if spec.choices:
-        return "" if value in spec.choices else f"must be one of {', '.join(spec.choices)}, not {shown(value)}"
+        fits = isinstance(value, str) and value in spec.choices
+        return "" if fits else f"must be one of {', '.join(spec.choices)}, not {shown(value)}"
     return (spec.why_not or not_a_text)(value)
-
-
-def shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from kvps.errors import InvalidSetting
+from kvps.errors import InvalidSetting, shown
 from kvps.parsing import MOST_TEXT, names_like
 from kvps.schedules import Schedule
-from kvps.schedules.base import Setting, require, shown
+from kvps.schedules.base import Setting, require
 
 MOST_GROUPS = 1_024
 MOST_NAMES = 1 << 16

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from kvps.errors import shown
 from kvps.optimizers.base import Optimizer
 from kvps.schedules import Schedule
-from kvps.schedules.base import require, shown
+from kvps.schedules.base import require
 
 _MOST_EVERY = 1_000_000
 

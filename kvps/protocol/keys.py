@@ -118,7 +118,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from kvps.errors import InvalidName
+from kvps.errors import InvalidName, shown
 
 JOBS = "kvps:jobs"
 MEMORY = "kvps:memory"
@@ -130,14 +130,16 @@ _ID = re.compile(r"[0-9a-f]{8}")
 def check_name(kind: str, name: str) -> str:
     """Return `name` if it can be part of a key, else raise InvalidName. `kind` ("job", "worker") is for its message."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise InvalidName(f"{kind} name {name!r} is not allowed: use 1 to 64 characters out of A-Z, a-z, 0-9, _ and -")
+        raise InvalidName(
+            f"{kind} name {shown(name)} is not allowed: use 1 to 64 characters out of A-Z, a-z, 0-9, _ and -"
+        )
     return name
 
 
 def check_id(id: str) -> str:
     """Return `id` if it can be a job's id, else raise InvalidName."""
     if not isinstance(id, str) or not _ID.fullmatch(id):
-        raise InvalidName(f"job id {id!r} is not valid: leave it out, or take one that kvps.store.fresh_id() made")
+        raise InvalidName(f"job id {shown(id)} is not valid: leave it out, or take one that kvps.store.fresh_id() made")
     return id
 
 

@@ -6,21 +6,14 @@ import dataclasses
 import sys
 from typing import Any, ClassVar, TypeVar
 
-from kvps.errors import InvalidSetting
+from kvps.errors import InvalidSetting, shown
 
-_SHOWN = 80  # a message quotes at most so many characters of a value
 _T = TypeVar("_T", bound="Setting")
 
 
 def require(ok: bool, message: str) -> None:
     if not ok:
         raise InvalidSetting(message)
-
-
-def shown(value: object) -> str:
-    """Return a value for a message."""
-    text = repr(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
 def is_number(value: object) -> bool:

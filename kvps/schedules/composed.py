@@ -11,8 +11,8 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any, ClassVar
 
-from kvps.errors import InvalidSetting
-from kvps.schedules.base import Schedule, build, is_number, require, shown
+from kvps.errors import InvalidSetting, shown
+from kvps.schedules.base import Schedule, build, is_number, require
 from kvps.schedules.formulas import (
     CosineAnnealingLR,
     ExponentialLR,

@@ -33,6 +33,7 @@ Message = dict[str, Any]
 
 _OVER = "the process group is lost: make a new one, and join again with takeover=True"
 _MESSAGE_BYTES = 4096
+_MOST_NAME = 80  # characters of a name that members compare: no worker's is as long
 _MOST_WORDS = 900  # characters of an error's message, each of 4 bytes at most
 
 
@@ -54,7 +55,8 @@ def join_as_group(
             f"torch.distributed.new_group(backend='gloo')"
         )
     channel = _Channel(group)
-    channel.check_equal({"job": job.name, "id": job.id, "worker": worker})
+    name = None if worker is None else str(worker)[:_MOST_NAME]
+    channel.check_equal({"job": job.name, "id": job.id, "worker": name})
     return GroupSession(job, channel, lambda: job.join(worker, device=device, takeover=takeover, prefetch=prefetch))
 
 

@@ -38,6 +38,8 @@ def test_patterns_name_parts() -> None:
         ({"body": 3}, "part body must have names of parameters"),
         ({"body": [None]}, "part body must have names of parameters"),
         ({}, "a model has 1 to"),
+        ("head.*", "parts must map names to names of parameters, as {'head': 'head\\.\\*'}, not 'head\\.\\*'"),
+        ([("head", "*")], "parts must map names to names of parameters"),
     ],
 )
 def test_parts_that_do_not_fit_are_one_line(parts: Any, why: str) -> None:

@@ -35,6 +35,13 @@ def test_every_setting_that_has_an_option_is_in_the_help_with_its_default(kind: 
     assert ("--data" in shown) == ("--epochs" in shown) == (kind is options.Settings)
 
 
+def test_a_time_too_short_for_milliseconds_is_refused() -> None:
+    """It would be 0, which for some settings is another rule."""
+    with pytest.raises(kvps.InvalidSetting, match=r"^--grace must be 0, or 0\.001 seconds or more, not 0\.0004$"):
+        _ = settings_of(options.JobSettings, "--quorum 1 --grace 0.0004").given
+    assert settings_of(options.JobSettings, "--quorum 1 --grace 0.001").given["grace_ms"] == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "given"),
     [

@@ -237,6 +237,7 @@ def pushed(spoil=None, loss=None):
 first = next(iter(model.parameters()))
 said = {}
 said["disagree"] = says(lambda: kvps.torch.join(job, model, f"w{rank}", group=group))
+said["long"] = says(lambda: kvps.torch.join(job, model, 5000 * "x", group=group))
 with kvps.torch.join(job, model, group=group) as worker:
     said["id"] = [worker.session.worker, worker.session.rank, worker.session.clock]
     said["NaN"] = pushed(lambda: first.grad.fill_(float("nan")))
@@ -333,6 +334,7 @@ def test_an_error_of_one_member_or_of_redis_is_raised_in_all(store: Store, serve
         said = _pair(TOLD, server_url, tmp_path)
     for each in said:
         assert each["disagree"].startswith("InvalidSetting: all members of a group join the same job under the same id")
+        assert each["long"].startswith("InvalidName: worker name 'xxxx")
         assert each["id"] == ["w0", 0, 0]
         assert each["NaN"].startswith("NotFinite: ")
         assert each["NaN again"].startswith("NotFinite: ")
