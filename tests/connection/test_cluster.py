@@ -87,7 +87,7 @@ def test_streams_of_several_masters_are_waited_for(client: ClusterClient) -> Non
     streams = {f"{{{name}}}:stream": "0" for name in "abcdef"}
     began = time.monotonic()
     assert client.wait(streams, timeout_ms=200) == {}
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 60
     timer = threading.Timer(0.1, lambda: client.call("XADD", "{d}:stream", "*", "field", "1"))
     timer.start()
     assert list(client.wait(streams, timeout_ms=20_000)) == ["{d}:stream"]

