@@ -78,11 +78,16 @@ def at_work(store: Store) -> list[str]:
 @contextmanager
 def existing_store(redis: str | None) -> Iterator[Store]:
     """Open a store for a command that starts no server. Raises NoServer if none runs."""
+    with kvps.connect(existing_url(redis)) as store:
+        yield store
+
+
+def existing_url(redis: str | None) -> str:
+    """Return the URL that was given, or that of the private server. Raises NoServer if none runs."""
     url = redis or private_server.running()
     if url is None:
         raise NoServer("no private server runs: start one with kvps up, kvps aggregator start or kvps server start")
-    with kvps.connect(url) as store:
-        yield store
+    return url
 
 
 def wait_for_server(redis: str | None) -> None:

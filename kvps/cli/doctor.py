@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
@@ -16,7 +17,7 @@ from kvps.config import JobConfig
 from kvps.connection.client import Client
 from kvps.connection.server_health import ADVICE, OK, WRONG, Finding, of_clock, of_latency, of_server
 from kvps.device.base import open_device
-from kvps.errors import KvpsError, NotPermitted, ServerFull
+from kvps.errors import KvpsError, NotPermitted, ServerFull, ServerUnfit
 from kvps.optimizers import Adam
 from kvps.store import Store
 from kvps.transport import shared_memory
@@ -45,8 +46,11 @@ def doctor(
 
     Nothing is changed. The exit code is 1 if anything is wrong. With --model it says too whether there is room for it.
     """
-    with connect.existing_store(redis) as store:
-        found = [*_server(store), *_room(store, model, workers), *_machine()]
+    try:
+        with connect.existing_store(redis) as store:
+            found = [*_server(store), *_room(store, model, workers), *_machine()]
+    except ServerUnfit as unfit:
+        found = [*_refused(connect.existing_url(redis), unfit), *_machine()]
     if as_json:
         print_json([finding._asdict() for finding in found])
     else:
@@ -68,6 +72,15 @@ def _server(store: Store) -> Iterator[Finding]:
     yield _user(store.client)
     yield of_latency([_seconds(store.client) for _ in range(_ASKED)])
     yield _clock(store.client)
+
+
+def _refused(url: str, unfit: ServerUnfit) -> Iterator[Finding]:
+    """What can be seen of a server that every other command refuses."""
+    yield Finding("server", WRONG, str(unfit), "kvps refuses the server until that is mended")
+    with suppress(KvpsError), Client(url) as node:
+        yield from of_server(_info(node), _config(node))
+        yield of_latency([_seconds(node) for _ in range(_ASKED)])
+        yield _clock(node)
 
 
 def _info(node: Client) -> Mapping[str, Any]:
