@@ -50,6 +50,13 @@ def print_rows(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     plain_console().print(table)
 
 
+def loss_text(loss: float | None) -> str:
+    """Return a loss for a table, "-" for none; one that has grown beyond all use is no wider than others."""
+    if loss is None:
+        return "-"
+    return f"{loss:.4f}" if abs(loss) < 1e6 else f"{loss:.3g}"
+
+
 def print_json(value: Any) -> None:
     """Print one line of JSON."""
     print(json_of(value))

@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvps.cli.long_work import duration
+from kvps.cli.output import loss_text
 from kvps.cli.supervise import Child, Line, Supervisor
 from kvps.errors import InvalidSetting, KvpsError
 from kvps.job import Job, Trace
@@ -117,7 +118,7 @@ class Display:
                 m.worker,
                 str(m.clock),
                 ProgressBar(total=total, completed=self._done(m), width=24) if total else "",
-                f"{trace.loss:.4f}" if trace.loss is not None else "-",
+                loss_text(trace.loss),
                 f"{trace.waiting:.0%}",
                 "finished" if m.finished else m.state,
             )
@@ -159,7 +160,7 @@ class Display:
 
 def _loss(traces: dict[str, Trace]) -> str:
     losses = [t.loss for t in traces.values() if t.loss is not None]
-    return f"{sum(losses) / len(losses):.4f}" if losses else "-"
+    return loss_text(sum(losses) / len(losses) if losses else None)
 
 
 def _waiting(traces: dict[str, Trace]) -> float:

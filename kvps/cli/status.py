@@ -10,7 +10,7 @@ from rich.text import Text
 
 from kvps.cli import connect, options
 from kvps.cli.jobs import job_state, summary
-from kvps.cli.output import plain_console, print_json, print_rows
+from kvps.cli.output import loss_text, plain_console, print_json, print_rows
 from kvps.job import Job, Trace, readable
 from kvps.protocol.job_state import Member, State
 
@@ -60,7 +60,7 @@ def _by_rank(state: State) -> list[Member]:
 
 
 def _row(member: Member, trace: Trace | None) -> list[str]:
-    loss = f"{trace.loss:.4f}" if trace and trace.loss is not None else "-"
+    loss = loss_text(trace.loss if trace else None)
     waiting = f"{trace.waiting:.0%}" if trace else "-"
     own = (member.worker, member.rank, member.state, member.clock, member.round, loss, waiting, member.device)
     return [*map(str, own), f"{member.host}:{member.pid}"]

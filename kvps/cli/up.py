@@ -21,7 +21,7 @@ from kvps.arrays.digest import weights_sha256
 from kvps.cli import connect, options, training_log
 from kvps.cli.fault_injection import FaultInjection, replayed
 from kvps.cli.long_work import LongWork, store_stage
-from kvps.cli.output import log_options, say, start_log
+from kvps.cli.output import log_options, loss_text, say, start_log
 from kvps.cli.progress import Display, Figures, aggregate, check_aggregators, check_trained, finish, follow
 from kvps.cli.supervise import Child, Supervisor
 from kvps.config import JobConfig
@@ -200,7 +200,7 @@ def _finish(job: Job, task: Task, report: Path | None, rows: TrainingLog, quiet:
     rows.tested(version, figures)
     took = Figures.of(job, job.state())
     if version:
-        tested = f"test loss {figures['loss']:.4f}" if figures else f"version {version}, not tested"
+        tested = f"test loss {loss_text(figures['loss'])}" if figures else f"version {version}, not tested"
         print(f"{took}, {tested}")
     for name, value in figures.items():
         if name != "loss":

@@ -127,3 +127,19 @@ def test_nothing_is_said_to_a_reader_that_has_closed_its_pipe() -> None:
         assert process.stderr
         process.stdout.close()
         assert process.stderr.read() == b""
+
+
+@pytest.mark.parametrize(
+    ("loss", "text"),
+    [
+        (None, "-"),
+        (0.12345, "0.1235"),
+        (12345.678, "12345.6780"),
+        (3e38, "3e+38"),
+        (-2e9, "-2e+09"),
+        (float("inf"), "inf"),
+        (float("nan"), "nan"),
+    ],
+)
+def test_a_loss_is_never_wide(loss: float | None, text: str) -> None:
+    assert output.loss_text(loss) == text
