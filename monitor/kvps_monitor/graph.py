@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from kvps.connection.sockets import redacted
 from kvps.errors import KvpsError, printable
 from kvps.job import Job
-from kvps_monitor.views import JobView, ShardView, WorkerView
+from kvps_monitor.views import JobView, ShardView, WorkerView, short_name
 
 _MOST_DRAWN = 10  # workers, aggregators or shards; the others are one box
 _BOX, _GAP, _MARGIN, _HEIGHT = 132, 22, 24, 58
@@ -145,7 +145,7 @@ def _aggregator_box(aggregator: dict[str, Any]) -> _Box:
     shards = ", ".join(map(str, aggregator["shards"]))
     held = f"holds shard {shards}" if shards else "stands by"
     return _Box(
-        ["aggregator", _short(" ".join(aggregator["name"].split(":")[:2])), held],
+        ["aggregator", short_name(" ".join(aggregator["name"].split(":")[:2])), held],
         "#e8daef" if shards else _PAPER,
         not shards,
     )
@@ -154,12 +154,15 @@ def _aggregator_box(aggregator: dict[str, Any]) -> _Box:
 def _worker_box(worker: dict[str, Any]) -> _Box:
     waits = f" for {worker['waits_for'][0]}" if worker["waits_for"] else ""
     about = f"{worker['device']} on {worker['host']}"
-    return _Box([worker["worker"], _short(about), _short(worker["state"] + waits)], _FILL.get(worker["state"], _PAPER))
+    return _Box(
+        [short_name(worker["worker"]), short_name(about), short_name(worker["state"] + waits)],
+        _FILL.get(worker["state"], _PAPER),
+    )
 
 
 def _beside(graph: dict[str, Any]) -> list[_Box]:
     """Return the boxes beside the shards: replicas, and the other programs that are connected."""
-    boxes = [_Box(["replica", _short(name)], dashed=True) for name in graph["server"]["replicas"][:3]]
+    boxes = [_Box(["replica", short_name(name)], dashed=True) for name in graph["server"]["replicas"][:3]]
     if graph["others"]:
         boxes.append(_Box(["other programs", f"{len(graph['others'])} connected"], dashed=True))
     return boxes
@@ -282,10 +285,6 @@ def _size(count: float) -> str:
             break
         count /= 1000
     return f"{count:.3g} {unit}"
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 20 else f"{text[:19]}…"
 
 
 def _text(text: str) -> str:

@@ -8,6 +8,12 @@ from typing import Any
 from kvps.history.events import Event
 
 
+def short_name(name: str, most: int = 20) -> str:
+    """Return a name for a picture: without its middle, if it is longer. Names of one job differ at their ends."""
+    left = most // 2
+    return name if len(name) <= most else f"{name[:left]}…{name[left + 1 - most :]}"
+
+
 @dataclass(frozen=True)
 class WorkerView:
     """One worker at one instant.

@@ -13,6 +13,7 @@ from helpers.harness import abandoned, aggregating, await_version, gradient, mod
 from helpers.waiting import eventually
 from kvps_monitor.graph import as_json, as_svg
 from kvps_monitor.live import JobWatch
+from kvps_monitor.views import short_name
 
 from kvps.store import Store
 
@@ -68,6 +69,15 @@ def test_the_picture_at_every_size(store: Store, workers: int) -> None:
     assert ("16 more" in words) == (workers == 25)
     assert "3 more" in words, "of the shards"
     assert "<b>" not in drawn
+
+
+def test_long_names_lose_their_middle_and_stay_apart(store: Store) -> None:
+    job = store.create_job("j", model(), workers=2)
+    names = [f"{60 * 'x'}-{rank}" for rank in range(2)]
+    for name in names:
+        job.scripts.join(name, "n", "", {"host": "h", "pid": 1, "device": "cpu"})
+    assert {"xxxxxxxxxx…xxxxxxx-0", "xxxxxxxxxx…xxxxxxx-1"} <= _words(as_svg(as_json(job, JobWatch(job).look())))
+    assert short_name(20 * "x") == 20 * "x"
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ from matplotlib.patches import FancyArrowPatch, Patch
 
 from kvps.errors import InvalidSetting
 from kvps_monitor.timeline.recording import Block, Recording
+from kvps_monitor.views import short_name
 
 MOST_WORKERS = 64
 _SHARD_ROWS = 4  # more shards than these have one row together
@@ -103,10 +104,10 @@ class _Drawing:
         r, axes = self._recording, self._axes
         counts = f"{len(r.workers)} workers, {len(r.versions)} updates, {r.iterations} minibatches"
         axes.set_title(r.mode, loc="left", fontsize=12, fontweight="bold", pad=9)
-        axes.set_title(f"job {r.job}: {counts}", loc="right", fontsize=9, pad=9)
+        axes.set_title(f"job {short_name(r.job, 32)}: {counts}", loc="right", fontsize=9, pad=9)
         axes.set_xlim(0, self._length)
         axes.set_ylim(-len(self._heights) + 0.5, 0.7)
-        axes.set_yticks(list(self._heights.values()), list(self._heights))
+        axes.set_yticks(list(self._heights.values()), [short_name(name) for name in self._heights])
         axes.set_xlabel("ms", labelpad=1)
         axes.tick_params(axis="y", length=0)
         axes.spines[["top", "right", "left"]].set_visible(False)
