@@ -21,6 +21,7 @@ from kvps.errors import InvalidSetting
 from kvps_monitor.timeline.recording import Block, Recording
 from kvps_monitor.views import short_name
 
+_MOST_NAME = 10  # characters, left of a lane
 MOST_WORKERS = 64
 _SHARD_ROWS = 4  # more shards than these have one row together
 _FEW_ARROWS = 120
@@ -107,7 +108,7 @@ class _Drawing:
         axes.set_title(f"job {short_name(r.job, 32)}: {counts}", loc="right", fontsize=9, pad=9)
         axes.set_xlim(0, self._length)
         axes.set_ylim(-len(self._heights) + 0.5, 0.7)
-        axes.set_yticks(list(self._heights.values()), [short_name(name) for name in self._heights])
+        axes.set_yticks(list(self._heights.values()), [short_name(name, _MOST_NAME) for name in self._heights])
         axes.set_xlabel("ms", labelpad=1)
         axes.tick_params(axis="y", length=0)
         axes.spines[["top", "right", "left"]].set_visible(False)
