@@ -21,7 +21,7 @@ from kvps.errors import InvalidSetting
 from kvps_monitor.timeline.recording import Block, Recording
 from kvps_monitor.views import short_name
 
-_MOST_NAME = 10  # characters, left of a lane
+_MOST_NAME = 9  # characters, left of a lane
 MOST_WORKERS = 64
 _SHARD_ROWS = 4  # more shards than these have one row together
 _FEW_ARROWS = 120
