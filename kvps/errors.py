@@ -30,6 +30,7 @@ KvpsError
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -48,8 +49,8 @@ _SHOWN = 80
 
 
 def shown(value: object) -> str:
-    """Return a value for a message: one line of at most 80 characters."""
-    text = " ".join(repr(value).split())
+    """Return a value for a message: one line, of which no more than 80 characters are shown."""
+    text = re.sub(r"\s*\n\s*", " ", repr(value))
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 

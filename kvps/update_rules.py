@@ -19,7 +19,7 @@ import numpy as np
 
 from kvps.arrays.digest import finite
 from kvps.arrays.layout import Array
-from kvps.errors import InvalidSetting
+from kvps.errors import NotFinite
 from kvps.optimizers import (
     SGD,
     Adadelta,
@@ -298,15 +298,12 @@ def _delayed_nesterov(
 def _custom(
     xp: Any, s: CustomOptimizer, lr: float, step: int, w: Array, g: Array, state: State, out: Array, state_out: State
 ) -> None:
-    """The user's own; see `kvps.optimizers.custom.Rule`. Raises InvalidSetting if it makes NaN or Inf: `w` and `g` are
+    """The user's own; see `kvps.optimizers.custom.Rule`. Raises NotFinite if it makes NaN or Inf: `w` and `g` are
     finite."""
     s.step(w, g, state, out, state_out, lr, step, xp)
     for what, made in (("weights", out), *state_out.items()):
         if not finite(made):
-            raise InvalidSetting(
-                f"optimizer {s.name!r} made NaN or Inf in its {what} for version {step}, which is not committed: mend "
-                f"it, and start the aggregator again"
-            )
+            raise NotFinite(f"optimizer {s.name!r} makes NaN or Inf in its {what} of finite gradients: mend it")
 
 
 def _decay(xp: Any, g: Array, w: Array, weight_decay: float, scratch: Array) -> None:

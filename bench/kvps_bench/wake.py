@@ -23,6 +23,7 @@ from kvps_bench.result import Bar, Result, Row, machine
 from kvps_bench.roles import Aggregator, Role, temporary_job
 from kvps_bench.turns import Times, in_turns
 
+_PATIENCE_S = 120.0
 _GAP_S = 0.004  # the wait before a commit, after which the other worker is certainly blocked
 _WAKES, _QUICK_WAKES = 200, 20
 _BARE, _XREAD, _WHOLE, _CALL, _ADD = (
@@ -135,14 +136,17 @@ class Stream:
     def wakes(self, number: int) -> list[int]:
         """Call XREAD `number` times; return when each call returned, in ns."""
         woken: list[int] = []
+        until = time.monotonic() + _PATIENCE_S
         while len(woken) < number:
             # Not "$", and one at a time: an entry that was added before this call must not be missed.
             command = ("XREAD", "COUNT", 1, "BLOCK", 2000, "STREAMS", self._name, self._last)
             if not (reply := self._redis.execute_command(*command)):
+                if time.monotonic() > until:
+                    raise RuntimeError(f"nothing was added to {self._name} for {_PATIENCE_S:g} s")
                 continue
             woken.append(time.monotonic_ns())
             ((_, entries),) = reply.items() if isinstance(reply, dict) else reply
-            self._last = entries[-1][0]
+            self._last, until = entries[-1][0], time.monotonic() + _PATIENCE_S
         return woken
 
     def clear(self) -> None:

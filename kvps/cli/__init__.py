@@ -104,13 +104,12 @@ def main(app: typer.Typer = app) -> None:
     """Run the command line of `app`. An error is one line on stderr, with exit code 2 for usage and 1 for all else."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)
-    sys.exit(_run(app))
+    sys.exit(_flushed(_run(app)))
 
 
 def _run(app: typer.Typer) -> int:
     try:
         code: Any = app(prog_name=app.info.name, standalone_mode=False)
-        sys.stdout.flush()  # what cannot be written is an error here, and not after the last line of this program
         # Typer turns an interrupt into 130, whichever signal it came from.
         return 128 + _received[0] if _received else code if isinstance(code, int) else 0
     except (KeyboardInterrupt, typer.Abort):
@@ -122,11 +121,10 @@ def _run(app: typer.Typer) -> int:
     except BrokenPipeError:  # the reader of our output (head, less) has closed the pipe
         _drop_output()
         return 0
-    except OSError as error:
+    except OSError as error:  # of stdout, or of a file that had been opened: both have no name
         if error.errno not in _NO_ROOM or error.filename:
             raise
-        _drop_output()
-        return _fail(f"the output could not be written: {error.strerror}; make room, or send it elsewhere", 1)
+        return _fail(f"{error.strerror} while writing: make room, or send the output elsewhere", 1)
     except Exception as error:
         # Typer's own exceptions know their exit code and message; the base class is not a public name.
         if not hasattr(error, "format_message"):
@@ -136,8 +134,22 @@ def _run(app: typer.Typer) -> int:
         return _fail(error.format_message(), 2)
 
 
+def _flushed(code: int) -> int:
+    """Write what has been printed, and return the exit code. Python itself would do that later, and with a traceback if
+    it fails."""
+    try:
+        if sys.stdout:  # None if the program was started without one
+            sys.stdout.flush()
+    except BrokenPipeError:
+        _drop_output()
+    except OSError as error:
+        _drop_output()
+        return code or _fail(f"{error.strerror} while writing: make room, or send the output elsewhere", 1)
+    return code
+
+
 def _drop_output() -> None:
-    """Send what is still to be written to stdout nowhere: Python tries once more at its end, and complains."""
+    """Send what is still to be written to stdout nowhere."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 

@@ -50,7 +50,7 @@ def doctor(
         with connect.existing_store(redis) as store:
             found = [*_server(store), *_room(store, model, workers), *_machine()]
     except ServerUnfit as unfit:
-        found = [*_refused(connect.existing_url(redis), unfit), *_machine()]
+        found = [*_refused(connect.existing_url(redis), unfit, model), *_machine()]
     if as_json:
         print_json([finding._asdict() for finding in found])
     else:
@@ -74,13 +74,15 @@ def _server(store: Store) -> Iterator[Finding]:
     yield _clock(store.client)
 
 
-def _refused(url: str, unfit: ServerUnfit) -> Iterator[Finding]:
+def _refused(url: str, unfit: ServerUnfit, model: float | None) -> Iterator[Finding]:
     """What can be seen of a server that every other command refuses."""
-    yield Finding("server", WRONG, str(unfit), "kvps refuses the server until that is mended")
+    yield Finding("server", WRONG, str(unfit), "mend that first: kvps trains nothing on this server")
     with suppress(KvpsError), Client(url) as node:
         yield from of_server(_info(node), _config(node))
         yield of_latency([_seconds(node) for _ in range(_ASKED)])
         yield _clock(node)
+    if model is not None:
+        yield Finding(_room_for(model), ADVICE, "not looked at on such a server", "ask again when it is mended")
 
 
 def _info(node: Client) -> Mapping[str, Any]:
@@ -139,13 +141,17 @@ def _room(store: Store, model: float | None, workers: int) -> Iterator[Finding]:
         return
     items = max(1, round(model * _MB / DTYPE.itemsize))
     layout = Layout((Parameter("model", (items,), 0),), 1)
-    about = f"room for {model:g} MB"
+    about = _room_for(model)
     try:
         needs = store.check_room("model", JobConfig(workers=workers, optimizer=Adam(), transport="redis"), layout)
     except ServerFull as full:
         yield Finding(about, WRONG, str(full).partition(": ")[0], "raise maxmemory, remove jobs, or have fewer workers")
         return
     yield Finding(about, OK, f"at most {needs / _MB:,.1f} MB for {workers} workers and Adam")
+
+
+def _room_for(model: float) -> str:
+    return f"room for {model:g} MB"
 
 
 def _machine() -> Iterator[Finding]:

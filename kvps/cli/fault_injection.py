@@ -74,13 +74,11 @@ class FaultInjection:
 
     def _committed(self, job: Job, over: threading.Event) -> bool:
         """Wait for a commit that follows the last kill. Return False if the training is over before."""
-        with suppress(KvpsError):  # whoever follows the training says what became of the server or the job
-            before = job.turn().version if self.kills else -1
-            while job.turn().version <= before:
-                if over.wait(_LOOK_S):
-                    return False
-            return True
-        return False
+        before = _version(job) if self.kills else -1
+        while _version(job) <= before:
+            if over.wait(_LOOK_S):
+                return False
+        return True
 
     def judge(self, job: Job, checkpoints: Path | None = None) -> Verdict:
         """Compare the workers' files with the commit log of a job that nobody works on any more."""
@@ -89,6 +87,13 @@ class FaultInjection:
     def close(self) -> None:
         """Remove the files."""
         self._folder.cleanup()
+
+
+def _version(job: Job) -> int:
+    """Return the job's version, -1 if it cannot be read now: whoever follows the training says why."""
+    with suppress(KvpsError):
+        return job.turn().version
+    return -1
 
 
 def replayed(store: Store, job: Job, checkpoints: Path | None = None, record: Path | None = None) -> str:

@@ -65,7 +65,8 @@ class LocalSteps:
         self.weight: int | None = None
         self._is_ahead = False  # whether the parameters have steps that the job lacks
         self._accepted = False  # whether all steps so far are in accepted contributions
-        self._restored = False  # whether `inner` has a stored state, and has not stepped with it
+        self._untried = set[str]()  # parameters whose restored state `inner` has not stepped with
+        self._fresh: dict[Any, Any] = {}  # the state of `inner` before that one
 
     @property
     def under_way(self) -> bool:
@@ -118,22 +119,24 @@ class LocalSteps:
     def _step(self) -> None:
         """Have `inner` step. It starts anew if it needs what a restored state lacks: that was stored by one of the same
         class and other settings, as Adam without amsgrad."""
-        restored, self._restored = self._restored, False
+        before = {name: p.detach().clone() for name, p in self._params.items()} if self._untried else {}
         try:
             self._inner.step()
         except KeyError as error:
-            if not restored:
+            if not before:
                 raise
             log.warning(
                 "the inner %s starts anew: the state that the worker left lacks %s, which its settings now need",
                 self.kind,
                 error,
             )
-            with torch.no_grad():  # it may have stepped some groups of parameters before
-                for name, pulled in self._pulled.items():
-                    self._params[name].copy_(pulled)
-            self._inner.state.clear()
+            with torch.no_grad():  # it may have stepped some groups of parameters already
+                for name, value in before.items():
+                    self._params[name].copy_(value)
+            self._load(self._fresh)
+            self._untried.clear()
             self._inner.step()
+        self._untried -= {name for name, p in self._params.items() if p.grad is not None}
 
     def _counts(self) -> bool:
         """Return whether the step is to be taken: a gradient with NaN would stay in the state of `inner` for good."""
@@ -204,9 +207,13 @@ class LocalSteps:
             if kind == self.kind:
                 found.setdefault(numbers[id(self._params[parameter])], {})[name] = value
         if found:
-            self._inner.load_state_dict(self._inner.state_dict() | {"state": found})
-        self._restored = bool(found)
-        return self._restored
+            self._fresh = self._inner.state_dict()["state"]
+            self._load(found)
+            self._untried = {name for name, p in self._params.items() if numbers[id(p)] in found}
+        return bool(found)
+
+    def _load(self, state: Mapping[Any, Any]) -> None:
+        self._inner.load_state_dict(self._inner.state_dict() | {"state": state})
 
     def dropped(self) -> None:
         """Note that the pseudo-gradient came late and will never count: the next round begins with a pull."""

@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -113,20 +114,71 @@ def test_commands_show_what_others_wrote_as_text(store: Store, tmp_path: Path) -
         assert os.linesep + "shard 1" not in done.stdout
 
 
+FULL = "kvps: error: No space left on device while writing: make room, or send the output elsewhere\n"
+"""What is said of a full disk, also if the output is kept back until there is more of it."""
+
+
+@pytest.fixture(params=["1", ""], ids=["at once", "kept back"])
+def unbuffered(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONUNBUFFERED", request.param)
+
+
 @pytest.mark.parametrize("arguments", [["--version"], ["simulate", "--workers", "2"]], ids=str)
-def test_a_full_disk_is_one_line(arguments: list[str]) -> None:
+def test_a_full_disk_is_one_line(unbuffered: None, arguments: list[str]) -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run([*KVPS, *arguments], stdout=full, stderr=subprocess.PIPE, text=True)
-    line = "the output could not be written: No space left on device; make room, or send it elsewhere"
-    assert (done.returncode, done.stderr) == (1, f"kvps: error: {line}\n")
+    assert (done.returncode, done.stderr) == (1, FULL)
 
 
-def test_nothing_is_said_to_a_reader_that_has_closed_its_pipe() -> None:
+FAILS = """
+import typer
+from kvps.cli import main
+from kvps.errors import KvpsError
+
+app = typer.Typer()
+
+@app.command()
+def fails(late: bool = False) -> None:
+    print("all of it")
+    if late:
+        raise typer.Exit(3)
+    raise KvpsError("no luck")
+
+main(app)
+"""
+
+
+def test_what_failed_before_stays_the_error_of_a_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The output is kept back, so that it is written when the error has been told."""
+    monkeypatch.setenv("PYTHONUNBUFFERED", "")
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([sys.executable, "-c", FAILS], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (1, "kvps: error: no luck\n")
+
+
+def test_a_closed_pipe_makes_no_success_of_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONUNBUFFERED", "")
+    command = [sys.executable, "-c", FAILS, "--late"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout
+        assert process.stderr
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 3
+
+
+def test_a_reader_that_has_closed_its_pipe_hears_nothing_more(unbuffered: None) -> None:
     with subprocess.Popen([*KVPS, "--version"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout
         assert process.stderr
         process.stdout.close()
         assert process.stderr.read() == b""
+    assert process.returncode in (0, 1), "no 120, with which Python ends if it cannot write"
+
+
+def test_without_any_stdout_a_command_does_its_work(unbuffered: None) -> None:
+    done = subprocess.run(["sh", "-c", 'exec "$@" >&-', "sh", *KVPS, "--version"], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(

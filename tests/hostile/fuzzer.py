@@ -28,6 +28,7 @@ from kvps.protocol.keys import JOBS
 
 _IN_ONE_SCENE = 50  # mutations in a row
 _SPACE = 4 << 30  # bytes of address space beyond those at the start
+_IDLE = 20  # times as long may it take as it may work
 _GROWTH = 64 << 20  # bytes that one reader may add to the peak, besides twice the scene's size
 
 
@@ -73,7 +74,8 @@ def run(seed: int, numbers: list[int]) -> Tally:
     hurry()
     logging.disable()  # what is logged about thousands of damaged jobs
     tally = Tally()
-    signal.signal(signal.SIGALRM, _hung)
+    for which in (signal.SIGPROF, signal.SIGALRM):
+        signal.signal(which, _hung)
     limit = _virtual() + _SPACE
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     with running_server(BINARY) as url, tempfile.TemporaryDirectory() as folder:
@@ -95,6 +97,12 @@ def run(seed: int, numbers: list[int]) -> Tally:
 
 def _virtual() -> int:
     return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+
+
+def _limit(seconds: float) -> None:
+    """Raise Hung after so many seconds of work, or many times as long: a busy machine leaves it little of its time."""
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    signal.setitimer(signal.ITIMER_REAL, _IDLE * seconds)
 
 
 def _hung(signal: int, frame: FrameType | None) -> None:
@@ -170,7 +178,7 @@ class _Trial:
         peak = _peak()
         threads: list[Any] = []
         threading.excepthook = threads.append
-        signal.setitimer(signal.ITIMER_REAL, reader.seconds)
+        _limit(reader.seconds)
         try:
             reader.run(self._scene, (lambda: opened) if opened else self._scene.opened)
         except KvpsError as error:
@@ -181,12 +189,14 @@ class _Trial:
         except GaveUp:
             pass
         except Hung as error:
-            self._fail(name, shown, f"it did not end in {reader.seconds:g} s", f"hang at {_place(error)}", error)
+            self._fail(
+                name, shown, f"it did not end in {reader.seconds:g} s of work", f"hang at {_place(error)}", error
+            )
         except Exception as error:
             at = f"{type(error).__name__} at {_place(error)}"
             self._fail(name, shown, f"{type(error).__name__}: {str(error)[:200]}", at, error)
         finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
+            _limit(0)
         for thread in threads:
             if not isinstance(thread.exc_value, GaveUp):
                 at = f"{thread.exc_type.__name__} at {_place(thread.exc_value)} on a thread"

@@ -183,38 +183,6 @@ def test_an_error_while_it_trains_is_one_line_and_loses_nothing(store: Store, ow
     np.testing.assert_array_equal(job.snapshot()[1]["x"], [-5, -5])
 
 
-@pytest.mark.filterwarnings("ignore:invalid value")
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        ({"optimizer": "late:Root:lr=1.0"}, "optimizer 'late:Root' made NaN or Inf in its weights for version 3"),
-        ({"optimizer": "late:Root:lr=1.0", "shards": 2}, "optimizer 'late:Root' made NaN or Inf in its weights"),
-        ({"reduction": "late:root"}, "reduction 'late:root' made NaN or Inf of finite contributions"),
-    ],
-    ids=str,
-)
-def test_nan_that_they_make_of_finite_gradients_is_not_committed(
-    store: Store, own_rules: Path, settings: dict[str, Any], says: str
-) -> None:
-    own_rules.joinpath("late.py").write_text(
-        "class Root:\n"
-        "    slots = ()\n"
-        "    def step(self, weights, gradient, state, out, state_out, lr, version, xp):\n"
-        "        few = 1 < len(out) < 100\n"
-        "        xp.subtract(weights, xp.sqrt(gradient) if few else gradient, out=out)\n"
-        "def root(contributions, weights, out, xp):\n"
-        "    few = 1 < len(out) < 100\n"
-        "    xp.copyto(out, xp.sqrt(contributions[0]) if few else contributions[0])\n"
-    )
-    job = store.create_job("job", {"x": np.zeros(4, np.float32)}, **settings)
-    with job.join("w0") as session:
-        with pytest.raises(kvps.InvalidSetting, match=f"^{says}"), aggregating(job):
-            _push_until_given_up(job, session, 1.0, 1.0, -1.0)
-        assert job.state().version == 2
-        assert [c.seq for c in job.inbox()] == [3]
-        assert np.isfinite(job.snapshot()[1]["x"]).all()
-
-
 def _push_until_given_up(job: Job, session: Session, *numbers: float) -> None:
     for number in numbers:
         weights = session.pull()

@@ -600,6 +600,76 @@ def test_a_state_without_what_new_settings_need_is_not_taken(
         np.testing.assert_array_equal(array, weights_of(model)[name], name)
 
 
+def test_a_parameter_that_is_stepped_later_may_lack_its_state_too(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its gradient comes with the second step. What the first step did stays."""
+
+    def adam(model: nn.Module, amsgrad: bool) -> torch.optim.Adam:
+        first, *rest = model.parameters()
+        return torch.optim.Adam([{"params": rest}, {"params": [first], "amsgrad": amsgrad}], 0.1)
+
+    def step(number: int) -> None:
+        worker.pull()
+        loss_of(model, 0, number).backward()
+        if number == 1:
+            next(model.parameters()).grad = None
+        worker.step()
+
+    model = net()
+    job = create(store, model)
+    with aggregating(job):
+        worker = kvps.torch.join(job, model, "w0", inner=adam(model, False), local_steps=1)
+        step(0)
+        worker.leave(finished=False)
+        inner = adam(model, True)
+        with kvps.torch.join(job, model, "w0", inner=inner, local_steps=3) as worker:
+            step(1)
+            middle = weights_of(model)
+            assert "starts anew" not in caplog.text
+            step(2)
+            assert "the inner Adam starts anew" in caplog.text
+            assert len(inner.state) == len(middle)
+            assert all(state["step"] == 1 for state in inner.state.values())
+            for name, array in weights_of(model).items():
+                moved = np.abs(
+                    array - middle[name]
+                )  # by the learning rate, in a first step, wherever there is a gradient
+                assert (np.minimum(moved, np.abs(moved - 0.1)) < 1e-3).all(), name
+                assert moved.any(), name
+
+
+class Begun(torch.optim.SGD):
+    """An optimizer that makes its state when it is made, as Adagrad does."""
+
+    def __init__(self, params: Any, name: str) -> None:
+        super().__init__(params, lr=0.1)
+        self.name = name
+        for parameter in self.param_groups[0]["params"]:
+            self.state[parameter][name] = torch.ones_like(parameter)
+
+    def step(self, closure: Any = None) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            self.state[parameter][self.name] += 1
+        super().step()
+
+
+def test_a_state_that_was_made_with_its_optimizer_comes_back(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    model = net()
+    job = create(store, model)
+    with aggregating(job):
+        worker = kvps.torch.join(job, model, "w0", inner=Begun(model.parameters(), "a"), local_steps=1)
+        batch(worker, model, 0)
+        worker.leave(finished=False)
+        inner = Begun(model.parameters(), "b")
+        with kvps.torch.join(job, model, "w0", inner=inner, local_steps=1) as worker:
+            batch(worker, model, 1)
+            assert "the inner Begun starts anew: the state that the worker left lacks 'b'" in caplog.text
+            for state in inner.state.values():
+                assert list(state) == ["b"]
+                assert (state["b"] == 2).all()
+
+
 class Odd(torch.optim.SGD):
     """An optimizer that keeps what kvps cannot store."""
 

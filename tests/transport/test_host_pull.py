@@ -224,7 +224,7 @@ def test_nobody_waits_for_the_read_of_another_version(runtime: Path) -> None:
     thread.start()
     assert reading.wait(10)
     assert other.exactly("2.term", _constant(2, reads)) is None
-    threading.Timer(0.3, over.set).start()
+    threading.Timer(1.5, over.set).start()
     assert third.exactly("1.term", _constant(1, reads)) is None
     assert over.is_set(), "it waited"
     thread.join()

@@ -6,7 +6,7 @@ way, and only a few chunks are in memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 
 import numpy as np
@@ -16,12 +16,17 @@ from kvps.arrays.formats import Bytes, Format
 from kvps.arrays.layout import DTYPE, Array, Chunk
 from kvps.connection.client import Client
 from kvps.connection.sockets import ChunkGone
+from kvps.errors import UsageError
 from kvps.protocol.plan import Contribution
 from kvps.transport.read_ahead import read_ahead
 from kvps_aggregator.verify.recording import Recorder
 
 _SLOTS = 6  # buffers for chunks that have arrived or are in use
 _HELD = 2  # buffers in use: a sum begins with two contributions at once, and then takes one at a time
+
+
+Sizes = Callable[[Chunk, Iterable[Array]], list[float]]
+"""Returns the largest magnitude that each contribution of a chunk has where it is reduced."""
 
 
 class BadContribution(Exception):
@@ -67,6 +72,7 @@ class ContributionFetch:
         self._arriving = read_ahead(arriving, _SLOTS, _HELD) if len(parts) > _SLOTS else arriving
         self._digests: list[dict[int, str]] = [{} for _ in contributions]
         self._suspects: list[Chunk] = []
+        self._error: UsageError | None = None
 
     def _buffer(self, number: int, chunk: Chunk) -> Bytes:
         return self._buffers[number % _SLOTS][: self._format.nbytes(chunk.stop - chunk.start)]
@@ -106,26 +112,40 @@ class ContributionFetch:
         self._format.decode(data, values)
         return values
 
-    def suspect(self, chunk: Chunk) -> None:
-        """Let `check` find the contribution that made the reduced gradient of this chunk NaN or Inf."""
+    def suspect(self, chunk: Chunk, error: UsageError | None = None) -> None:
+        """Let `check` find the contribution that made the reduced gradient of this chunk NaN or Inf, or that caused an
+        error of the user's code."""
         self._suspects.append(chunk)
+        self._error = self._error or error
 
-    def check(self) -> None:
+    def check(self, sizes: Sizes) -> None:
         """Raise BadContribution unless each contribution is finite, has its accepted digest, and makes no chunk NaN or
-        Inf together with the others; then keep records."""
+        Inf together with the others; then keep records.
+
+        Raises the error of the user's code if no contribution has damaged bytes, NaN or Inf.
+        """
         for _ in self._arriving:  # gives its connection back
             pass
         for (contribution, _), digests in zip(self._contributions, self._digests, strict=True):
             if fold(digest for _, digest in sorted(digests.items())) != contribution.digests[self._shard]:
                 raise BadContribution(contribution, "its bytes differ from its digest")
+        for chunk in self._suspects:
+            for contribution, values in self._again(chunk):
+                if not finite(values):
+                    raise BadContribution(contribution, "it holds NaN or Inf")
+        if self._error:
+            raise self._error
         if self._suspects:
-            raise self._blamed(self._suspects[0])
+            chunk = self._suspects[0]
+            found = sizes(chunk, (values for _, values in self._again(chunk)))
+            counting = [c for c, _ in self._contributions if chunk.in_part(c.part)]
+            reason = "it is the largest of those whose reduced gradient overflows"
+            raise BadContribution(counting[found.index(max(found))], reason)
         if self._recorder:
             self._recorder.keep()
 
-    def _blamed(self, chunk: Chunk) -> BadContribution:
-        """Blame for NaN or Inf in a chunk a contribution that is not finite, or the one with the largest number."""
-        largest, blamed = -1.0, self._contributions[0][0]
+    def _again(self, chunk: Chunk) -> Iterator[tuple[Contribution, Array]]:
+        """Yield each contribution that has `chunk`, and its part of it. Raises BadContribution."""
         for (contribution, keys), here in zip(self._contributions, self._here, strict=True):
             if not chunk.in_part(contribution.part):
                 continue
@@ -133,13 +153,8 @@ class ContributionFetch:
             try:
                 self._client.get([] if here else [(keys[chunk.number], data.data)])
             except ChunkGone as gone:
-                return BadContribution(contribution, str(gone))
-            values = self._values(data, chunk)
-            if not finite(values):
-                return BadContribution(contribution, "it holds NaN or Inf")
-            if (size := float(np.abs(values).max())) > largest:
-                largest, blamed = size, contribution
-        return BadContribution(blamed, f"the reduced gradient overflows, and its {largest:.4g} is the largest number")
+                raise BadContribution(contribution, str(gone)) from None
+            yield contribution, self._values(data, chunk)
 
     def __enter__(self) -> ContributionFetch:
         return self

@@ -20,7 +20,7 @@ from kvps.arrays.digest import Buffers, digest_of, fold
 from kvps.arrays.formats import format_of
 from kvps.arrays.layout import DTYPE, Array, Chunk
 from kvps.connection.sockets import ChunkGone
-from kvps.errors import CorruptData, ServerFull
+from kvps.errors import CorruptData, ServerFull, UsageError
 from kvps.job import Job
 from kvps.protocol.job_state import State, digests_in
 from kvps.protocol.keys import staged_name
@@ -118,7 +118,7 @@ class Shard:
     def measure(self, plan: Plan) -> None:
         """Reduce this part of the plan's gradient, and keep it as `measured` for `make`.
 
-        Raises BadContribution, LeaseLost.
+        Raises BadContribution, LeaseLost, and UsageError for a reduction of the user's own that fails.
         """
         arrays, total = self._arrays, 0.0
         each = [0.0] * len(plan.counting)
@@ -137,13 +137,16 @@ class Shard:
                 timer = self.spans.chunk()
                 parts = timer.fetching(fetch.parts(chunk))
                 parts = noted(parts, items) if self._job.config.reject_norm else parts
-                if math.isnan(arrays.reduce(plan, chunk, parts, reduced)):
-                    fetch.suspect(chunk)
+                try:
+                    if math.isnan(arrays.reduce(plan, chunk, parts, reduced)):
+                        fetch.suspect(chunk)
+                except UsageError as error:  # of the user's code: a damaged contribution may be the cause
+                    fetch.suspect(chunk, error)
                 exact = square_sum(reduced[:items])
                 timer.reduced(exact)
                 timer.end()
                 total += exact
-            fetch.check()
+            fetch.check(partial(arrays.sizes, plan))
         self.measured = Measured(plan, gradient, (total, *each))
         self.spans.measured()
 
@@ -152,7 +155,7 @@ class Shard:
 
         With a `scale`, it is made from the `measured` gradient. A small version is stored by `commit` instead.
         While one chunk is reduced and stepped, the next contributions are being received and the last results sent.
-        Raises BadContribution, LeaseLost, ServerFull.
+        Raises BadContribution, LeaseLost, ServerFull, and UsageError for code of the user's own that fails.
         """
         self.begun = plan
         self.spans.begin() if scale is None else self.spans.resume()
@@ -173,7 +176,7 @@ class Shard:
                             items.append(item)
                             put(*item)
                 if fetch:
-                    fetch.check()
+                    fetch.check(partial(self._arrays.sizes, plan))
                 folded = {what: fold(each) for what, each in digests.items()}
                 items.append((self._job.keys.manifest(self.number, name), [self._manifest(plan, folded)]))
                 self._manifests[plan.version] = items[-1]
@@ -205,8 +208,12 @@ class Shard:
             gradient = self._arrays.stretch(self.measured.gradient, chunk)
             timer.reduced(0.0)  # `measure` has noted the sum
             self._arrays.apply_scaled(plan, chunk, gradient, scale)
-        elif fetch and not self._arrays.step(plan, chunk, timer.fetching(fetch.parts(chunk)), timer.reduced):
-            fetch.suspect(chunk)
+        elif fetch:
+            try:
+                if not self._arrays.step(plan, chunk, timer.fetching(fetch.parts(chunk)), timer.reduced):
+                    fetch.suspect(chunk)
+            except UsageError as error:  # of the user's code: a damaged contribution may be the cause
+                fetch.suspect(chunk, error)
         timer.end()
         return {what: digest_of([made]) for what, made in self._arrays.made(chunk).items()}
 

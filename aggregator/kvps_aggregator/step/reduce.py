@@ -20,7 +20,7 @@ import numpy as np
 from kvps.arrays.digest import finite, finite_square_sum
 from kvps.arrays.layout import Array
 from kvps.config import JobConfig
-from kvps.errors import InvalidSetting
+from kvps.errors import NotFinite
 from kvps.protocol.plan import Contribution, Plan
 from kvps.reductions import SCALINGS, Function, Reduction, custom, parse
 from kvps_aggregator.step.buffers import reduce_buffers
@@ -56,6 +56,20 @@ def reduce_plan(
     return square_sum if not buffers.size or finite(buffers) else math.nan
 
 
+def sizes(
+    config: JobConfig, plan: Plan, counting: Sequence[Contribution], contributions: Iterable[Array]
+) -> list[float]:
+    """Return the largest magnitude that each contribution of `counting`, (n,) in host memory, has where it is reduced;
+    Inf if it has NaN or Inf."""
+    scaling, is_weighted = SCALINGS[config.staleness_scaling], config.reduction == "weighted"
+    found = []
+    with np.errstate(over="ignore", invalid="ignore"):
+        for c, values in zip(counting, contributions, strict=True):
+            factor = scaling(staleness_of(plan, c)) * (c.weight if is_weighted else 1)
+            found.append(factor * float(np.abs(values).max()) if finite(values) else math.inf)
+    return found
+
+
 def _scaled(contributions: Iterable[Array], factors: Sequence[float], like: Array, xp: Any) -> Iterator[Array]:
     """Yield each contribution times its factor, in one of two buffers."""
     buffers = [xp.empty(like.shape, like.dtype) for _ in range(2)]
@@ -78,8 +92,8 @@ def reduce(
     weights        of `weighted` and of the user's own: the weight of each contribution
     divisor        of `mean`: what divides the sum
 
-    Without contributions the gradient is zeros. Raises InvalidSetting if a reduction of the user's own makes NaN or Inf
-    of finite contributions.
+    Without contributions the gradient is zeros. Raises NotFinite if a reduction of the user's own makes NaN or Inf of
+    finite contributions.
     """
     if reduction.is_ordered:
         are_finite = _ordered(reduction, contributions, out, xp)
@@ -95,10 +109,7 @@ def reduce(
             xp.divide(out, np.float32(divisor), out=out)
     square_sum = finite_square_sum(out) if are_finite else math.nan
     if are_finite and math.isnan(square_sum) and reduction.name:
-        raise InvalidSetting(
-            f"reduction {reduction.name!r} made NaN or Inf of finite contributions, which is not committed: mend it, "
-            "and start the aggregator again"
-        )
+        raise NotFinite(f"reduction {reduction.name!r} makes NaN or Inf of finite contributions: mend it")
     return square_sum
 
 

@@ -90,13 +90,23 @@ class ShardArrays:
     def reduce(self, plan: Plan, chunk: Chunk, gradients: Iterable[Array], out: Array) -> float:
         """Write the gradient that a chunk of the plan's contributions make into `out`, and behind it the buffers, if
         the chunk has some; see `step`. Return the gradient's sum of squares, NaN if anything is not finite."""
-        counting, xp = plan.counting_in(chunk), self._xp
+        counting, corrected = plan.counting_in(chunk), self._corrected(plan, chunk, gradients)
         start, kind = self._layout.buffer_start_in(chunk), self._layout.buffer_kind
-        if self._config.strength:
-            part_of = slice(chunk.start - self.low, chunk.stop - self.low)
-            befores = [self.before(plan, c, part_of) for c in counting]
-            gradients = compensated(self._config.strength, gradients, self.weights[part_of], befores, start, xp)
-        return reduce.reduce_plan(self._config, plan, counting, gradients, out[:start], out[start:], kind, xp)
+        return reduce.reduce_plan(self._config, plan, counting, corrected, out[:start], out[start:], kind, self._xp)
+
+    def sizes(self, plan: Plan, chunk: Chunk, gradients: Iterable[Array]) -> list[float]:
+        """Return the largest magnitude that each contribution of a chunk, in host memory, has where it is reduced."""
+        corrected = self._corrected(plan, chunk, gradients)
+        return reduce.sizes(self._config, plan, plan.counting_in(chunk), corrected)
+
+    def _corrected(self, plan: Plan, chunk: Chunk, gradients: Iterable[Array]) -> Iterable[Array]:
+        """Return the contributions of a chunk, compensated for their delay if the job does that."""
+        if not self._config.strength:
+            return gradients
+        part_of = slice(chunk.start - self.low, chunk.stop - self.low)
+        befores = [self.before(plan, c, part_of) for c in plan.counting_in(chunk)]
+        items = self._layout.buffer_start_in(chunk)
+        return compensated(self._config.strength, gradients, self.weights[part_of], befores, items, self._xp)
 
     def before(self, plan: Plan, c: Contribution, part_of: slice) -> Array | None:
         """Return part of the weights that a contribution of the plan was computed on, or of the oldest that are kept;

@@ -21,7 +21,7 @@ from kvps.arrays.formats import Bytes, encoded, format_of
 from kvps.arrays.layout import DTYPE, Array, Layout
 from kvps.arrays.weight_view import VIEW
 from kvps.config import JobConfig
-from kvps.errors import CorruptData
+from kvps.errors import CorruptData, NotFinite
 from kvps.history.checkpoint import Checkpoint
 from kvps.history.commit_log import Log
 from kvps.protocol.job_state import Commit, State
@@ -212,11 +212,15 @@ class Replay:
             slots = {slot: np.concatenate([part.state[slot] for part in self._parts]) for slot in self._parts[0].slots}
             self._cut(self._layout.of_shards(len(commit.shards)), self.weights(), slots)
         with at(f"commit {commit.version}"):
-            gradient = self._gradient(commit.plan)
-            self._clip(gradient[: self._layout.buffer_start])
+            try:
+                gradient = self._gradient(commit.plan)
+                self._clip(gradient[: self._layout.buffer_start])
+                for part in self._parts:
+                    for chunk in part.chunks:
+                        part.apply(commit.plan, chunk, gradient[chunk.start : chunk.stop])
+            except NotFinite as error:  # no log has a version that is not finite
+                raise Unproved(str(error)) from None
             for shard, part in enumerate(self._parts):
-                for chunk in part.chunks:
-                    part.apply(commit.plan, chunk, gradient[chunk.start : chunk.stop])
                 if part.digest(part.next_weights) != digest_of(commit.shards[shard]):
                     raise Unproved(f"its contributions make other weights of shard {shard} than those logged")
         for part in self._parts:

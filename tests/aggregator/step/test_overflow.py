@@ -1,0 +1,214 @@
+"""Finite contributions that make NaN or Inf: the one that is the cause is rejected, and nothing of it is committed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.clusters import SHARED_MEMORY
+from helpers.digits_job import digits_job, proved, run_workers, training
+from helpers.harness import aggregating, await_version, check_chain
+
+import kvps
+from kvps.arrays.layout import CHUNK_ITEMS
+from kvps.cli.verify import proof_of
+from kvps.job import Job
+from kvps.session import push
+from kvps.session.session import Session
+from kvps.store import Store
+
+ONE = {"x": np.zeros(4, np.float32)}
+TWO_CHUNKS = {"x": np.zeros(CHUNK_ITEMS + 8, np.float32)}
+OVERFLOWS = "it is the largest of those whose reduced gradient overflows"
+
+
+@contextmanager
+def _workers(job: Job) -> Iterator[list[Session]]:
+    with ExitStack() as stack:
+        yield [stack.enter_context(job.join(f"w{rank}")) for rank in range(job.config.workers)]
+
+
+def _push(session: Session, number: float, weight: int | None = None) -> None:
+    session.push({name: np.full_like(value, number) for name, value in session.pull().items()}, weight=weight)
+
+
+def _rejected(job: Job) -> list[tuple[str, str]]:
+    """Return the worker and the reason of each rejection."""
+    entries = [fields for _, fields in job.entries() if fields["kind"] == "reject"]
+    return [(fields["worker"], fields["reason"]) for fields in entries]
+
+
+def _assert_finite(job: Job) -> None:
+    assert all(np.isfinite(value).all() for value in job.snapshot()[1].values())
+    check_chain(job)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"optimizer": kvps.SGD(clip_norm=1.0)},
+        {"gradient_format": "bf16"},
+        {"reduction": "sum"},
+        pytest.param({"transport": "shm"}, marks=SHARED_MEMORY),
+    ],
+    ids=str,
+)
+def test_the_largest_is_rejected_and_the_others_count(store: Store, settings: dict[str, Any]) -> None:
+    job = store.create_job("job", ONE, workers=3, **settings)
+    with _workers(job) as sessions, aggregating(job):
+        for session, number in zip(sessions, (2e38, 3e38, 1.0), strict=True):
+            _push(session, number)
+        await_version(job, 1)
+    (commit,) = job.log()
+    assert [c.worker for c in commit.plan.contributions] == ["w0", "w2"]
+    assert _rejected(job) == [("w1", OVERFLOWS)]
+    _assert_finite(job)
+
+
+def test_it_is_the_largest_with_its_weight(store: Store) -> None:
+    job = store.create_job("job", ONE, workers=2, reduction="weighted")
+    with _workers(job) as (first, second), aggregating(job):
+        first.pull()
+        second.pull()
+        _push(first, 2e30, weight=1)
+        _push(second, 1e30, weight=2_000_000_000)
+        await_version(job, 1)
+    assert _rejected(job) == [("w1", OVERFLOWS)]
+    _assert_finite(job)
+
+
+@pytest.mark.parametrize(
+    ("settings", "stale", "fresh", "blamed"),
+    [
+        ({"staleness_scaling": "inverse"}, 3.3e38, 2.9e38, "w1"),  # the stale one counts a quarter
+        ({"delay_compensation": 0.1}, 1e25, 1e30, "w0"),  # the stale one's square overflows where weights have moved
+    ],
+    ids=str,
+)
+def test_it_is_the_largest_as_its_staleness_changes_it(
+    store: Store, settings: dict[str, Any], stale: float, fresh: float, blamed: str
+) -> None:
+    job = store.create_job("job", ONE, workers=3, staleness=-1, quorum=2, reduction="sum", **settings)
+    with _workers(job) as sessions, aggregating(job):
+        sessions[0].pull()
+        for version in range(1, 4):
+            for session in sessions[1:]:
+                _push(session, 1.0)
+            await_version(job, version)
+        sessions[0].push({"x": np.full(4, stale, np.float32)})
+        _push(sessions[1], fresh)
+        await_version(job, 4)
+    assert _rejected(job) == [(blamed, OVERFLOWS)]
+    _assert_finite(job)
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+def test_who_is_not_finite_is_to_blame_before_who_is_large(
+    store: Store, monkeypatch: pytest.MonkeyPatch, number: float
+) -> None:
+    """Both overflow together in the first chunk, and one of them is not finite in the second."""
+    monkeypatch.setattr(push, "finite", lambda array: True)  # a worker of another make
+    job = store.create_job("job", TWO_CHUNKS, workers=2, reduction="sum")
+    with _workers(job) as (first, second), aggregating(job):
+        _push(first, 3e38)
+        bad = np.full(TWO_CHUNKS["x"].shape, 2e38, np.float32)
+        bad[-8:] = number
+        second.pull()
+        second.push({"x": bad})
+        await_version(job, 1)
+    assert _rejected(job) == [("w1", "it holds NaN or Inf")]
+    _assert_finite(job)
+
+
+CODE = """
+class Root:
+    slots = ()
+    def step(self, weights, gradient, state, out, state_out, lr, version, xp):
+        if 1 < len(out) < 100 and gradient.min() < -1000:
+            raise ValueError("much too low")
+        root = xp.sqrt(gradient) if 1 < len(out) < 100 else gradient
+        xp.subtract(weights, root, out=out)
+
+def root(contributions, weights, out, xp):
+    xp.copyto(out, xp.sqrt(contributions[0]) if 1 < len(out) < 100 else contributions[0])
+"""  # the trial on small arrays has one item, or hundreds
+
+
+@pytest.fixture
+def rules(own_rules: Path) -> Path:
+    own_rules.joinpath("late.py").write_text(CODE)
+    return own_rules
+
+
+OWN: Sequence[dict[str, Any]] = (
+    {"optimizer": "late:Root:lr=1.0"},
+    {"optimizer": "late:Root:lr=1.0", "shards": 2},
+    {"optimizer": "late:Root:lr=1.0,clip_norm=100"},
+    {"reduction": "late:root"},
+    {"reduction": "late:root", "optimizer": kvps.SGD(clip_norm=100.0)},
+)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")
+@pytest.mark.parametrize("settings", OWN, ids=str)
+def test_what_the_users_code_makes_nan_of_is_not_committed(store: Store, rules: Path, settings: dict[str, Any]) -> None:
+    what = "optimizer 'late:Root' makes NaN or Inf in its weights of finite gradients"
+    if "reduction" in settings:
+        what = "reduction 'late:root' makes NaN or Inf of finite contributions"
+    job = store.create_job("job", ONE, **settings)
+    with job.join("w0") as session:
+        with pytest.raises(kvps.NotFinite, match=f"^{what}: mend it$"), aggregating(job):
+            _push_until_given_up(job, session, 1.0, 1.0, -1.0)
+        assert job.state().version == 2
+        assert [c.seq for c in job.inbox()] == [3]
+    _assert_finite(job)
+
+
+@pytest.mark.parametrize("number", [-1.0, -2000.0])
+@pytest.mark.filterwarnings("ignore:invalid value")
+@pytest.mark.parametrize("settings", OWN, ids=str)
+def test_a_damaged_contribution_is_to_blame_before_the_users_code(
+    store: Store, rules: Path, settings: dict[str, Any], number: float
+) -> None:
+    """Its code never saw such values before, and may raise what it will."""
+    job = store.create_job("job", ONE, workers=2, transport="redis", **settings)
+    with _workers(job) as (first, second):
+        for session in (first, second):
+            _push(session, 1.0)
+        for shard in range(job.config.shards):
+            key = job.keys.gradient(shard, "w0", first.incarnation, 1, 0)
+            nbytes = job.client.call("STRLEN", key)
+            assert nbytes
+            job.client.put([(key, [memoryview(np.full(nbytes // 4, number, np.float32)).cast("B")])])
+        with aggregating(job):
+            await_version(job, 1)
+    assert _rejected(job) == [("w0", "its bytes differ from its digest")]
+    _assert_finite(job)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")
+def test_a_replay_with_code_that_makes_nan_differs(store: Store, rules: Path) -> None:
+    job = digits_job(store, workers=2, epochs=1, optimizer="late:Root:lr=1.0")
+    run_workers(job, *training(job, "w0", "w1"))
+    assert proved(store.job(job.name)).by == "recomputed"
+    rules.joinpath("late.py").write_text(CODE.replace("1 < len(out) < 100", "True"))
+    del sys.modules["late"]
+    _, proof = proof_of(store.job(job.name))
+    assert proof.differs == (
+        "commit 1: optimizer 'late:Root' makes NaN or Inf in its weights of finite gradients: mend it"
+    )
+
+
+def _push_until_given_up(job: Job, session: Session, *numbers: float) -> None:
+    """Push, and wait until no aggregator holds the job."""
+    for number in numbers:
+        _push(session, number)
+    seen = "0-0"
+    while any(job.holders()):
+        seen = job.client.wait({job.keys.leases: seen}).get(job.keys.leases, seen)
