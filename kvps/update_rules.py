@@ -17,9 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from kvps.arrays.digest import finite
 from kvps.arrays.layout import Array
-from kvps.errors import NotFinite
 from kvps.optimizers import (
     SGD,
     Adadelta,
@@ -298,12 +296,8 @@ def _delayed_nesterov(
 def _custom(
     xp: Any, s: CustomOptimizer, lr: float, step: int, w: Array, g: Array, state: State, out: Array, state_out: State
 ) -> None:
-    """The user's own; see `kvps.optimizers.custom.Rule`. Raises NotFinite if it makes NaN or Inf: `w` and `g` are
-    finite."""
+    """The user's own; see `kvps.optimizers.custom.Rule`."""
     s.step(w, g, state, out, state_out, lr, step, xp)
-    for what, made in (("weights", out), *state_out.items()):
-        if not finite(made):
-            raise NotFinite(f"optimizer {s.name!r} makes NaN or Inf in its {what} of finite gradients: mend it")
 
 
 def _decay(xp: Any, g: Array, w: Array, weight_decay: float, scratch: Array) -> None:

@@ -81,14 +81,14 @@ def join(
 
 def _resume(session: Session, local: LocalSteps) -> None:
     """Have the inner optimizer go on from the state that the worker left, and say if it cannot. Raises CorruptData."""
-    if local.restore(session.inherited_state()):
-        log.info("worker %s: its inner %s goes on from the state that it left", session.worker, local.kind)
-    elif session.clock and local.is_new:
+    if local.inner.restore(session.inherited_state()):
+        log.info("worker %s: its inner %s goes on from the state that it left", session.worker, local.inner.kind)
+    elif session.clock and local.inner.is_new:
         log.warning(
             "worker %s: its inner %s starts anew, because the last process did not leave its state: it was killed or "
             "evicted, failed, or had another optimizer",
             session.worker,
-            local.kind,
+            local.inner.kind,
         )
 
 

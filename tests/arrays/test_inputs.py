@@ -88,6 +88,7 @@ def test_a_loss_of_what_was_put_is_refused_before_the_rest_is_sent(store: Store)
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf, np.float32("nan"), 1e-320, 1e300])
 def test_any_float_is_shown_as_it_is(store: Store, loss: float) -> None:
     """A run that diverges is seen to diverge, by whoever reads the traces."""
+    from kvps.cli.output import loss_text
     from kvps.cli.progress import Display
 
     job = store.create_job("job", ZEROS, transport="redis", **SETTINGS)
@@ -99,7 +100,7 @@ def test_any_float_is_shown_as_it_is(store: Store, loss: float) -> None:
     np.testing.assert_allclose(trace.loss, loss, rtol=1e-5)
     display = Display(job, {})
     display.observe(job.state())
-    assert f"loss {float(loss):.4f}" in display.line(job.state(), job.traces())
+    assert f"loss {loss_text(float(loss))}" in display.line(job.state(), job.traces())
 
 
 # -- arrays --------------------------------------------------------------------------------------------------------

@@ -83,6 +83,7 @@ def test_parts_and_buffers_are_said(store: Store) -> None:
     assert [p.get("buffer") for p in as_json(store, "buffers")["parameters"]] == [None, "average"]
 
 
+@pytest.mark.slow
 def test_it_looks_again_and_says_how_far_the_weights_came(store: Store) -> None:
     job = store.create_job("j", {"x": np.full(4, 2, np.float32)}, workers=1, optimizer=SGD)
     looking = Started([*KVPS, "inspect", "j", "--every", "0.1", "--redis", store.url])

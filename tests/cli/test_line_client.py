@@ -149,6 +149,7 @@ def test_nobody_there(tmp_path: Path) -> None:
     assert b"no Redis server answers" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_terminal_has_a_prompt(filled: Store) -> None:
     screen, its_end = pty.openpty()
     command = [*KVPS, "cli", "--redis", filled.url]
@@ -165,6 +166,7 @@ def test_a_terminal_has_a_prompt(filled: Store) -> None:
     os.close(screen)
 
 
+@pytest.mark.slow
 def test_what_streams_is_shown_until_ctrl_c(store: Store, monkeypatch: pytest.MonkeyPatch, start: Any) -> None:
     monkeypatch.setenv("PATH", "")
     listening: Started = start("cli", "--redis", store.url, "subscribe", "news")

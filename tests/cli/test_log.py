@@ -72,6 +72,7 @@ def test_json_has_the_facts(store: Store) -> None:
     assert {one["worker"] for one in found if one["event"] == "join"} == {"w0", "w1"}
 
 
+@pytest.mark.slow
 def test_the_last_ones_and_all(store: Store) -> None:
     trained(store)
     every = as_json(store, "j", "-n", "0")
@@ -134,6 +135,7 @@ def test_who_takes_over_is_said(store: Store) -> None:
     assert terms == [1, 2]
 
 
+@pytest.mark.slow
 def test_it_follows_as_it_happens_and_ends_with_the_job(store: Store) -> None:
     job = store.create_job("j", model(), workers=1)
     following = Started([*KVPS, "log", "j", "--follow", "--redis", store.url])

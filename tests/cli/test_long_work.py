@@ -91,6 +91,7 @@ def test_quiet_says_nothing() -> None:
     assert on_pipe("quiet") == ("42\n", [])
 
 
+@pytest.mark.slow
 def test_a_terminal_gets_a_bar() -> None:
     out = on_terminal([sys.executable, "-c", WORK])
     assert "sorting [red] figs" in out
@@ -101,6 +102,7 @@ def test_a_terminal_gets_a_bar() -> None:
     assert on_terminal([sys.executable, "-c", WORK, "quiet"]).strip() == "42"
 
 
+@pytest.mark.slow
 def test_a_quick_command_shows_nothing(home: Path) -> None:
     """No command here takes 2 s but for its imports, which are before its work."""
     done = subprocess.run([*KVPS, "checkpoint", "ls", "."], capture_output=True, text=True, cwd=home.parent)

@@ -79,6 +79,7 @@ def test_options_that_do_not_go_together_are_usage_errors(home: Path) -> None:
     assert kvps_forked("metrics", "--port", "70000").returncode == 2
 
 
+@pytest.mark.slow
 def test_without_the_extra_it_says_what_to_install(home: Path, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['prometheus_client'] = None\n")
     path = os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]])

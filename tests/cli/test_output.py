@@ -91,6 +91,7 @@ def test_every_way_to_print_shows_what_a_terminal_would_obey(capsys: pytest.Capt
     assert line == rf"shard 0  a{SHOWN}b\nshard 1  made up"
 
 
+@pytest.mark.slow
 def test_commands_show_what_others_wrote_as_text(store: Store, tmp_path: Path) -> None:
     """Where no parser refuses it first: who holds a shard, and names of files."""
     job = store.create_job("job", {"x": np.ones(2, np.float32)})
@@ -118,7 +119,7 @@ FULL = "kvps: error: No space left on device while writing: make room, or send t
 """What is said of a full disk, also if the output is kept back until there is more of it."""
 
 
-@pytest.fixture(params=["1", ""], ids=["at once", "kept back"])
+@pytest.fixture(params=[pytest.param("1", id="at once", marks=pytest.mark.slow), pytest.param("", id="kept back")])
 def unbuffered(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONUNBUFFERED", request.param)
 

@@ -74,6 +74,7 @@ def pairs(found: list[str]) -> dict[str, int]:
     return {name: int(value) for name, value in zip(found[::2], found[1::2], strict=True)}
 
 
+@pytest.mark.slow
 def test_one_look_agrees_with_redis_cli(store: Store) -> None:
     job = held_still(store)
     keys = job.keys
@@ -101,6 +102,7 @@ def test_one_look_agrees_with_redis_cli(store: Store) -> None:
     assert before - 1 <= view["at_ms"] <= after
 
 
+@pytest.mark.slow
 def test_json_says_the_same_with_and_without_once(store: Store) -> None:
     job = held_still(store)
     silent = eventually(lambda: all(w.state == "silent" for w in JobWatch(job).look().workers))

@@ -33,6 +33,7 @@ def scalars(directory: Path) -> dict[tuple[int, str], float]:
     return out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["0", pytest.param("-1", marks=pytest.mark.slow)])
 def test_up_writes_what_the_log_has(home: Path, tmp_path: Path, mode: str) -> None:
     assert kvps_run("server", "start").returncode == 0
@@ -88,6 +89,7 @@ with kvps.from_env() as me:
 """
 
 
+@pytest.mark.slow
 def test_run_logs_a_script(home: Path, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     done = kvps_run("run", "-w", "2", "--log", "csv:a.csv", "--", sys.executable, "train.py")

@@ -16,6 +16,7 @@ from helpers.waiting import eventually, processes_of
 from kvps.server import private_server
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ONE_AND_SLOWLY_ALL)
 def test_up_trains_the_digits_and_repeats_itself_bit_for_bit(home: Path, tmp_path: Path, kind: str) -> None:
     reports = []
@@ -85,6 +86,7 @@ def test_ending_up_ends_all_of_it(home: Path, start: Any) -> None:
         assert private_server.running() is None
 
 
+@pytest.mark.slow
 def test_a_worker_that_fails_is_named_and_the_others_go_on(home: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(TASK + "\n    def data(self, rank, workers, xp):\n        return DATA[rank]\n")
     done = kvps_run("up", "mine:Task", "--workers", "2", "--epochs", "3")

@@ -54,6 +54,7 @@ def _forked(store: Store, children: list[str], *options: str, **settings: Any) -
     return said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", ["redis", pytest.param("shm", marks=pytest.mark.slow)])
 def test_a_child_does_nothing_to_what_its_parent_made(store: Store, transport: str) -> None:
     children = ["uses", "closes", "exits", "raises", "collects", "uses-at-once", "closes-at-once", "process", "pool"]

@@ -50,6 +50,7 @@ def test_who_used_it_alone_ends_it(home: Path, start: Any) -> None:
     assert private_server.running() is None
 
 
+@pytest.mark.slow
 def test_who_goes_on_is_said_before_the_error(home: Path, start: Any) -> None:
     first = start("worker", "--job", "a")
     first.until("waiting for job")
@@ -85,6 +86,7 @@ def test_stores_of_one_process_share_the_server(home: Path) -> None:
         assert again.started_server
 
 
+@pytest.mark.slow
 def test_it_ends_though_a_forked_child_lives(home: Path) -> None:
     """The one child's close ends nothing; the other holds the guard's input open."""
     code = """if True:

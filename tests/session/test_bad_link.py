@@ -82,6 +82,7 @@ def test_a_push_that_does_not_get_through_ends(store: Store, caplog: pytest.LogC
     assert np.unique(job.snapshot()[1]["a"]).tolist() == [-1.0]
 
 
+@pytest.mark.slow
 def test_a_push_on_a_link_that_moves_a_chunk_at_a_time_gets_through(
     store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -98,6 +99,7 @@ def test_a_push_on_a_link_that_moves_a_chunk_at_a_time_gets_through(
     assert np.unique(job.snapshot()[1]["a"]).tolist() == [-1.0]
 
 
+@pytest.mark.slow
 def test_who_leaves_over_such_a_link_is_told(store: Store) -> None:
     """What a lossy format left out does not get through."""
     job = store.create_job("job", PARAMS, gradient_format="bf16", **PATIENT)
@@ -111,6 +113,7 @@ def test_who_leaves_over_such_a_link_is_told(store: Store) -> None:
     assert job.state().members["w0"].active
 
 
+@pytest.mark.slow
 def test_an_aggregator_behind_such_a_link_ends(store: Store) -> None:
     job = store.create_job("job", PARAMS, **PATIENT)
     with _link(store) as proxy, _job_over(proxy) as remote, job.join("w0") as session:

@@ -204,6 +204,7 @@ def test_after_its_grace_a_version_is_made_though_nobody_else_pushes(store: Stor
         assert [c.worker for c in next(job.log()).plan.contributions] == ["w0"]
 
 
+@pytest.mark.slow
 def test_a_short_grace_time_costs_no_more_than_that(store: Store) -> None:
     """An idle server ends a wait of 20 ms up to 100 ms late: rounds with such a grace time took five times as long."""
     seconds = {}

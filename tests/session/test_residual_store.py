@@ -128,6 +128,7 @@ def test_who_leaves_and_comes_back_makes_the_same_weights(store: Store, gradient
     assert left == whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gradient_format", ["int8", pytest.param("topk:0.1", marks=pytest.mark.slow)])
 def test_who_is_killed_begins_with_nothing(store: Store, gradient_format: str) -> None:
     def evicted(job: Job, session: Session) -> Session:

@@ -27,6 +27,7 @@ def test_a_slow_link_is_the_bottleneck() -> None:
     assert found.node_in == pytest.approx(1e9 / 8 * found.busy["node link in"], rel=0.15)
 
 
+@pytest.mark.slow
 def test_what_kvps_itself_refuses_is_said() -> None:
     found = simulate(Setting(workers=5000, shards=1001, size=4e3, rounds=1), CONSTANTS)
     assert len(found.beyond) == 2

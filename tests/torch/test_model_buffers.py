@@ -33,6 +33,7 @@ def after_own_batches(rank: int) -> nn.Sequential:
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_average_of_the_workers_buffers(store: Store, dtype: torch.dtype) -> None:
     """Integer buffers stay a worker's own, and so do all where the job has none."""

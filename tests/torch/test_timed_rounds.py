@@ -110,6 +110,7 @@ def trained(
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", [*slowly(["redis"]), pytest.param("shm", marks=SHARED_MEMORY)])
 def test_a_fast_learner_takes_more_steps_in_a_round_than_a_slow_one(
     store: Store, tmp_path: Path, transport: str

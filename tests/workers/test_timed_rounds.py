@@ -72,6 +72,7 @@ def slowly(job: Job, worker: str, slow: float) -> Callable[[], None]:
     return lambda: train(job, CPU, worker, slow)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from kvps import update_rules
-from kvps.arrays.digest import digest_of, fold, view
+from kvps.arrays.digest import digest_of, finite, fold, view
 from kvps.arrays.formats import Bytes, format_of
 from kvps.arrays.layout import CHUNK_ITEMS, DTYPE, Array, Chunk, Layout
 from kvps.arrays.past_weights import past
 from kvps.arrays.weight_view import VIEW, advance
 from kvps.config import JobConfig
-from kvps.optimizers import Optimizer
+from kvps.errors import NotFinite
+from kvps.optimizers import CustomOptimizer, Optimizer
 from kvps.protocol.plan import Contribution, Plan
 from kvps_aggregator.step import reduce
 from kvps_aggregator.step.compensate import compensated, staleness_of
@@ -161,6 +162,8 @@ class ShardArrays:
         lr = settings.lr_at(plan.progress / self._config.workers)
         weights, out = self.weights[part_of], self.next_weights[part_of]
         update_rules.update(settings, lr, plan.version, weights, gradient, state, out, state_out, self._xp)
+        if isinstance(settings, CustomOptimizer):
+            _check_finite(settings.name, {"weights": out, **state_out})
         for slot in self._config.optimizer.slots:
             if slot not in state:  # only other groups need it
                 self.next_state[slot][part_of].fill(0)
@@ -219,3 +222,10 @@ class ShardArrays:
 
 def _bytes(count: int) -> Bytes:
     return np.empty(count, np.uint8)
+
+
+def _check_finite(name: str, made: Mapping[str, Array]) -> None:
+    """Raise NotFinite if an array that an optimizer of the user's own has made, of finite ones, holds NaN or Inf."""
+    for what, array in made.items():
+        if not finite(array):
+            raise NotFinite(f"optimizer {name!r} makes NaN or Inf in its {what} of finite gradients: mend it")

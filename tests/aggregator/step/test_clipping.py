@@ -42,6 +42,7 @@ def test_a_gradient_is_scaled_only_if_it_is_too_long() -> None:
     assert scale_of(1.0, []) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shards", "aggregators"),
     [(3, 2), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((1, 1), (3, 1), (3, 3)))],

@@ -128,6 +128,7 @@ def test_the_pages_agree_with_redis(store: Store, shown: Dashboard, raw: Any, ta
     page.locator(".log .commit").nth(7).wait_for()
 
 
+@pytest.mark.slow
 def test_a_stopped_worker_is_silent_and_goes_on(store: Store, shown: Dashboard, tab: Any) -> None:
     job = store.create_job("j", model(), workers=2, staleness=-1, worker_timeout_ms=600_000)
     with aggregating(job), working(store, ["w0", "w1"]) as workers:

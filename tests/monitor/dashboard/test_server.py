@@ -113,6 +113,7 @@ def test_wrong_options_are_one_line(store: Store, token_file: Path) -> None:
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_it_while_there_are_viewers(store: Store, number: int) -> None:
     store.create_job("j", model())
