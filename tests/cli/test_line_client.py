@@ -143,6 +143,7 @@ def test_a_user_and_a_password(store: Store) -> None:
         store.client.call("ACL", "DELUSER", "reader")
 
 
+@pytest.mark.slow
 def test_nobody_there(tmp_path: Path) -> None:
     done = _cli(f"unix://{tmp_path}/none", "ping")
     assert (done.returncode, done.stderr.count(b"\n")) == (1, 1)

@@ -37,6 +37,7 @@ def _one(session: Session, params: Params, round_: int) -> Params:
 # -- this process's own limit -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_150_sessions_of_one_process_train(store: Store) -> None:
     """In BSP each that waits holds a connection, and its heartbeat needs another."""
     job = store.create_job("job", TINY, workers=150, worker_timeout_ms=60_000, optimizer=kvps.SGD(lr=1.0))

@@ -110,6 +110,7 @@ def test_a_node_that_has_lost_its_scripts_gets_them_again(cluster: Cluster, clie
     Store(client).remove_job("scripts")
 
 
+@pytest.mark.slow
 def test_a_dead_master_without_a_replica_is_said_in_one_line(cluster: Cluster, client: ClusterClient) -> None:
     victim = cluster.masters[-1]
     key = next(f"key:{number}" for number in range(100) if cluster.master_of(f"key:{number}") is victim)

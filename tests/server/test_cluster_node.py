@@ -22,6 +22,7 @@ def test_any_password_is_one_word_of_the_settings() -> None:
         assert client.call("PING")
 
 
+@pytest.mark.slow
 def test_who_is_left_alone_keeps_all_slots_and_says_so() -> None:
     """The others may have given it theirs while it waited for its turn to give its own."""
     address, ended = Address("127.0.0.1", *node_ports(1)), list[bool]()

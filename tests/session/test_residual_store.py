@@ -165,6 +165,7 @@ def test_what_waits_is_part_of_it(store: Store) -> None:
     assert trained(leaves=True) == trained(leaves=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("staleness", [*(pytest.param(s, marks=pytest.mark.slow) for s in (0, 1)), -1])
 def test_workers_that_come_and_go_are_replayed_bit_for_bit(store: Store, staleness: int) -> None:
     job = digits_job(store, gradient_format="int8", staleness=staleness, shards=2)

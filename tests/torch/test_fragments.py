@@ -113,6 +113,7 @@ def test_streaming_diloco_is_the_loop_of_its_paper(store: Store, tmp_path: Path,
     assert proved(job, tmp_path).replayed == rounds + 1
 
 
+@pytest.mark.slow
 def test_who_leaves_after_a_push_pushes_what_other_fragments_have(store: Store) -> None:
     job, model = create(store, workers=1), net()
     with aggregating(job):

@@ -63,6 +63,7 @@ def test_the_average_of_the_workers_buffers(store: Store, dtype: torch.dtype) ->
     assert models[2][1].num_batches_tracked == 7
 
 
+@pytest.mark.slow
 def test_statistics_of_the_final_weights_are_those_of_any_worker(store: Store) -> None:
     """Whatever a worker's buffers were, the new ones follow from the weights and the batches alone."""
     model = net()

@@ -98,7 +98,7 @@ def trained(store: Store, make: Callable[[], nn.Sequential], overlap: bool = Fal
 @pytest.mark.parametrize(
     ("make", "settings"),
     [
-        (in_bf16, {"shards": 2}),
+        pytest.param(in_bf16, {"shards": 2}, marks=pytest.mark.slow),
         (in_bf16, {"overlap": True}),
         (in_bf16, {"gradient_format": "bf16", "weight_format": "bf16"}),
         pytest.param(in_bf16, {"transport": "shm"}, marks=SHARED_MEMORY),

@@ -57,6 +57,7 @@ def trained(store: Store, folder: Path, steps: int, dtype: torch.dtype, shards: 
     return job.snapshot()[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("steps", "dtype", "shards"),
     [

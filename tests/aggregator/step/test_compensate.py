@@ -185,7 +185,7 @@ MOMENTUM = kvps.SGD(lr=LR, momentum=0.9, clip_norm=3.0)
                 (2, 1, {"delay_versions": 16}),
             ]
         ),
-        pytest.param(1, 1, {"transport": "shm", "delay_versions": 2}, marks=SHARED_MEMORY),
+        pytest.param(1, 1, {"transport": "shm", "delay_versions": 2}, marks=[SHARED_MEMORY, pytest.mark.slow]),
         pytest.param(-1, 1, {"transport": "shm", "reduction": "sum"}, marks=SHARED_MEMORY),
         (0, 2, {"quorum": 1, "delay_versions": 1}),
     ],

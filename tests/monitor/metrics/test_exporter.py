@@ -91,7 +91,7 @@ def check_traces(scrape: Scrape, job: Job) -> None:
             assert scrape.value(f"kvps_worker_{way}_bytes_total", **labels) == moved
 
 
-@pytest.mark.parametrize("staleness", [0, -1], ids=["BSP", "ASP"])
+@pytest.mark.parametrize("staleness", [pytest.param(0, id="BSP"), pytest.param(-1, id="ASP", marks=pytest.mark.slow)])
 def test_rounds_staleness_seconds_and_bytes_are_those_of_redis(store: Store, staleness: int) -> None:
     job = store.create_job("j", model(), workers=3, shards=2, staleness=staleness, worker_timeout_ms=60_000)
     with aggregating(job), exporting(store) as exported:

@@ -111,6 +111,7 @@ def test_each_worker_has_a_row_with_its_state_and_figures(store: Store) -> None:
         drive(Top(store, "j"), look)
 
 
+@pytest.mark.slow
 def test_a_stopped_process_is_seen_to_be_silent_and_to_come_back(store: Store) -> None:
     job = store.create_job("j", model(), workers=2, **PATIENT)
 
