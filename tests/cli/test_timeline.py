@@ -32,7 +32,8 @@ def test_a_file_of_each_kind(store: Store, tmp_path: Path) -> None:
     for path in files.values():
         done = kvps_forked("timeline", "j", "-o", str(path), KVPS_REDIS_URL=store.url)
         assert (done.returncode, done.stdout) == (0, "")
-        assert done.stderr.startswith(f"{path}: 3 workers and 1 shard, ")
+        last = done.stderr.splitlines()[-1]  # before it may be progress, on a busy machine
+        assert last.startswith(f"{path}: 3 workers and 1 shard, ")
     perfetto = read_perfetto(files[".perfetto-trace"].read_bytes())
     chrome = read_chrome(files[".json"].read_bytes())
     assert {lane: len(slices) for lane, slices in perfetto.lanes.items()} == {
