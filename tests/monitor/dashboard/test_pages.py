@@ -250,6 +250,12 @@ def _busy(job: Job, workers: int, stop: threading.Event) -> None:
             version = plan.version
 
 
+DRAWN = """
+window.drawn = [];
+const added = record => [...record.addedNodes].reduce((sum, n) => sum + 1 + (n.querySelectorAll?.('*').length ?? 0), 0);
+new MutationObserver(records => drawn.push(records.reduce((sum, record) => sum + added(record), 0)))
+  .observe(document.body, {childList: true, subtree: true, characterData: true});
+"""  # how many nodes each change of the page has made
 GAPS = """() => {
   window.gaps = [];
   let last = performance.now();
@@ -260,7 +266,7 @@ GAPS = """() => {
 
 @pytest.mark.slow
 def test_a_thousand_workers_do_not_stall_the_page(store: Store, shown: Dashboard, tab: Any) -> None:
-    """While all rows change, the page draws on: it has a screenful of rows, and is never busy for long."""
+    """While all rows change, the page draws on: it has a screenful of rows, and makes no more of them anew."""
     job = store.create_job(
         "many", {"x": np.zeros(8, np.float32)}, workers=1000, staleness=2, worker_timeout_ms=3_600_000
     )
@@ -273,17 +279,16 @@ def test_a_thousand_workers_do_not_stall_the_page(store: Store, shown: Dashboard
         page = tab.open(f"{shown.root}/jobs/many")
         tile(page, "Workers", "1,000 of 1,000")
         page.evaluate(GAPS)
+        page.evaluate(DRAWN)
         for place in range(0, 36_000, 3600):
             page.evaluate("top => { document.querySelector('.table .scroll').scrollTop = top; }", place)
             page.wait_for_function("frames => gaps.length > frames", arg=20 * (1 + place // 3600))
         version = page.locator(TILE.format("Version")).inner_text()
         page.wait_for_function("before => document.querySelector('dl.tiles dd').textContent !== before", arg=version)
-        gaps = page.evaluate("gaps")
         assert page.locator(".rows .row").count() < 25
         assert page.get_by_role("link", name="w905", exact=True).count() == 1, "what is scrolled to is there"
-        # One frame takes 17 ms. A page that draws a thousand rows anew each time stalls for much longer than this.
-        assert sorted(gaps)[int(len(gaps) * 0.9)] < 200
-        assert max(gaps) < 2000
+        # Counts, because frames take long on a busy machine. A thousand rows have 27,000 nodes.
+        assert 0 < page.evaluate("Math.max(...drawn)") < 2000
     finally:
         stop.set()
         thread.join()
