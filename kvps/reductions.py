@@ -12,7 +12,7 @@ from operator import index
 from typing import Any, NamedTuple, SupportsIndex
 
 from kvps import user_code
-from kvps.errors import InvalidSetting
+from kvps.errors import InvalidSetting, shown
 from kvps.parsing import MOST_TEXT
 
 PLAIN = ("mean", "sum", "weighted", "median")
@@ -55,7 +55,7 @@ def parse(text: object) -> Reduction:
             return Reduction("custom", name=text)
     raise InvalidSetting(
         f"reduction must be one of {', '.join(PLAIN)}, or trimmed:PART with a PART above 0 and below 0.5, or "
-        f"module:function for one of your own, not {text!r:.80}"
+        f"module:function for one of your own, not {shown(text)}"
     )
 
 
@@ -101,5 +101,5 @@ def check_weight(weight: object, reduction: str) -> int:
             f"the job with reduction='weighted'"
         )
     if isinstance(weight, bool) or not isinstance(weight, SupportsIndex) or not 1 <= index(weight) <= MOST_WEIGHT:
-        raise InvalidSetting(f"weight must be a whole number from 1 to {MOST_WEIGHT}, not {weight!r:.80}")
+        raise InvalidSetting(f"weight must be a whole number from 1 to {MOST_WEIGHT}, not {shown(weight)}")
     return index(weight)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvps.config import SPECS
-from kvps.errors import InvalidSetting
+from kvps.errors import InvalidSetting, shown
 
 _DATA = "data"  # what only a command line has; in Python it is how many units there are
 
@@ -57,12 +57,12 @@ def added_by(name: str, stated: Mapping[str, Any], known: Collection[str] | None
     Raises InvalidSetting.
     """
     if not isinstance(name, str) or name not in TOPOLOGIES:
-        raise InvalidSetting(f"topology must be one of {', '.join(TOPOLOGIES)}, not {name!r:.80}")
+        raise InvalidSetting(f"topology must be one of {', '.join(TOPOLOGIES)}, not {shown(name)}")
     chosen = TOPOLOGIES[name]
     for setting, value in chosen.means.items():
         if stated.get(setting, value) != value:
             raise InvalidSetting(
-                f"topology {name} means {setting} {value}, not {stated[setting]!r:.80}: leave one of the two out"
+                f"topology {name} means {setting} {value}, not {shown(stated[setting])}: leave one of the two out"
             )
     suggested = {setting: value for setting, value in chosen.suggests.items() if not _replaced(setting, stated)}
     settings = {**chosen.means, **suggested}

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from kvps.errors import KvpsError, UsageError
+from kvps.errors import KvpsError, UsageError, shown
 
 NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 """The name of code of the user's own."""
@@ -27,7 +27,7 @@ NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 def load(what: str, name: str, invalid: type[UsageError]) -> Any:
     """Return the attribute that `name` names, of a module in the current directory. Raises `invalid`."""
     if not NAME.fullmatch(name):
-        raise invalid(f"{what} must be named module:attribute, not {name!r:.80}")
+        raise invalid(f"{what} must be named module:attribute, not {shown(name)}")
     module_name, _, attribute = name.partition(":")
     module = _import_from_here(what, module_name, name, invalid)
     if not hasattr(module, attribute):

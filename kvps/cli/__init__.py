@@ -124,7 +124,7 @@ def _run(app: typer.Typer) -> int:
     except OSError as error:  # of stdout, or of a file that had been opened: both have no name
         if error.errno not in _NO_ROOM or error.filename:
             raise
-        return _fail(f"{error.strerror} while writing: make room, or send the output elsewhere", 1)
+        return _no_room(error)
     except Exception as error:
         # Typer's own exceptions know their exit code and message; the base class is not a public name.
         if not hasattr(error, "format_message"):
@@ -144,8 +144,12 @@ def _flushed(code: int) -> int:
         _drop_output()
     except OSError as error:
         _drop_output()
-        return code or _fail(f"{error.strerror} while writing: make room, or send the output elsewhere", 1)
+        return code or _no_room(error)
     return code
+
+
+def _no_room(error: OSError) -> int:
+    return _fail(f"{error.strerror} while writing: make room, or send the output elsewhere", 1)
 
 
 def _drop_output() -> None:

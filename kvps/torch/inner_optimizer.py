@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from kvps.errors import CorruptData, InvalidSetting
-from kvps.torch.model import Parameters
+from kvps.torch.model import Parameters, check_steps_all
 
 log = logging.getLogger("kvps.session")
 _STORED = (torch.float32, torch.float64, torch.int64)
@@ -40,7 +40,8 @@ class InnerOptimizer:
     def step(self) -> None:
         """Step once. The optimizer starts anew if it needs what a restored state lacks: one of the same class and other
         settings has stored that, as Adam without amsgrad."""
-        before = {name: p.detach().clone() for name, p in self._params.items()} if self._untried else {}
+        tried = {name for name in self._untried if self._params[name].grad is not None}
+        before = {name: p.detach().clone() for name, p in self._params.items()} if tried else {}
         try:
             self._optimizer.step()
         except KeyError as error:
@@ -57,7 +58,9 @@ class InnerOptimizer:
             self._load(self._fresh)
             self._untried.clear()
             self._optimizer.step()
-        self._untried -= {name for name, p in self._params.items() if p.grad is not None}
+        self._untried -= tried
+        if not self._untried:
+            self._fresh = {}
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Return the state in host memory: "<its class>:<name>:<parameter>" -> array.
@@ -120,12 +123,4 @@ def _check_inner(inner: object, params: Parameters) -> None:
         raise InvalidSetting(f"inner must be an optimizer of torch.optim, not {type(inner).__name__}")
     if isinstance(inner, torch.optim.LBFGS):
         raise InvalidSetting("inner must step without a closure, and LBFGS needs one: take another optimizer")
-    stepped = {id(p) for group in inner.param_groups for p in group["params"] if p.requires_grad}
-    for name, parameter in params.items():
-        if id(parameter) not in stepped:
-            raise InvalidSetting(
-                f"inner does not step {name!r}, which requires a gradient: give it that, or freeze it with "
-                f"requires_grad_(False)"
-            )
-    if len(stepped) > len(params):
-        raise InvalidSetting("inner steps tensors that are no parameters of the model: make them parameters")
+    check_steps_all(inner, params, "inner")

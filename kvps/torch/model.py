@@ -9,7 +9,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from kvps.arrays.layout import BUFFER_KINDS, Array, Buffer
-from kvps.errors import InvalidSetting, LayoutMismatch
+from kvps.errors import InvalidSetting, LayoutMismatch, shown
 from kvps.job import Job
 
 Parameters = dict[str, torch.nn.Parameter]
@@ -31,7 +31,7 @@ def parameters(model: torch.nn.Module, buffers: str = _OWN) -> dict[str, torch.T
     dtype, or one that has no values yet, and InvalidSetting for another word.
     """
     if buffers not in (_OWN, *BUFFER_KINDS):
-        raise InvalidSetting(f"buffers must be one of {', '.join((_OWN, *BUFFER_KINDS))}, not {buffers!r:.80}")
+        raise InvalidSetting(f"buffers must be one of {', '.join((_OWN, *BUFFER_KINDS))}, not {shown(buffers)}")
     found: dict[str, torch.Tensor | Buffer] = dict(_exact(trained(model)))
     if buffers != _OWN:
         found |= {name: Buffer(tensor, buffers) for name, tensor in _exact(job_buffers(model)).items()}
@@ -145,3 +145,16 @@ class _Exposed:
     def __init__(self, array: Array) -> None:
         self._array = array  # keeps the memory alive for its users
         self.__array_interface__ = array.__array_interface__ | {"data": (array.ctypes.data, False)}
+
+
+def check_steps_all(optimizer: torch.optim.Optimizer, params: Parameters, what: str) -> None:
+    """Raise InvalidSetting unless it steps exactly the trained parameters. `what` is what the message calls it."""
+    stepped = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
+    for name, parameter in params.items():
+        if id(parameter) not in stepped:
+            raise InvalidSetting(
+                f"{what} does not step {name!r}, which requires a gradient: give it that, or freeze it with "
+                f"requires_grad_(False)"
+            )
+    if len(stepped) > len(params):
+        raise InvalidSetting(f"{what} steps tensors that are no parameters of the model: make them parameters")

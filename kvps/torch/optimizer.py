@@ -11,7 +11,7 @@ from torch.optim import lr_scheduler
 
 from kvps import optimizers, schedules
 from kvps.errors import InvalidSetting
-from kvps.torch.model import Parameters, trained
+from kvps.torch.model import Parameters, check_steps_all, trained
 from kvps.torch.scheduler import OF_SCHEDULERS, number, rates_of
 
 
@@ -49,15 +49,7 @@ def optimizer(
 
 def _check_begins_with(optimizer: torch.optim.Optimizer, params: Parameters) -> None:
     """Raise InvalidSetting unless it steps exactly the trained parameters, and has not stepped yet."""
-    stepped = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
-    for name, parameter in params.items():
-        if id(parameter) not in stepped:
-            raise InvalidSetting(
-                f"the optimizer does not step {name!r}, which requires a gradient: give it that, or freeze it with "
-                f"requires_grad_(False)"
-            )
-    if len(stepped) > len(params):
-        raise InvalidSetting("the optimizer steps tensors that are no parameters of the model: make them parameters")
+    check_steps_all(optimizer, params, "the optimizer")
     if any(state.get("momentum_buffer") is not None or state.get("step", 0) > 0 for state in optimizer.state.values()):
         raise InvalidSetting(
             "the optimizer has stepped already, and a job begins with its state at zero: make a new one"

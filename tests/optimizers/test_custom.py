@@ -11,7 +11,17 @@ import numpy as np
 import pytest
 from helpers import hostcupy
 from helpers.digits_job import digits_job, proved, run_workers, training
-from helpers.harness import a_plan, aggregating, any_floats, await_version, check_chain, gradient, large_model, work
+from helpers.harness import (
+    a_plan,
+    aggregating,
+    any_floats,
+    await_version,
+    check_chain,
+    gradient,
+    large_model,
+    push_until_given_up,
+    work,
+)
 from helpers.internals import forget_reductions
 from kvps_aggregator import serve
 from kvps_aggregator.step.device_step import DeviceStep
@@ -25,7 +35,6 @@ from kvps.history.checkpoint import Checkpoint
 from kvps.job import Job
 from kvps.optimizers import custom, from_json, parse
 from kvps.schedules import StepLR
-from kvps.session.session import Session
 from kvps.store import Store
 
 OWN, SAME = "own_rules:Momentum:lr=0.1,mu=0.8", kvps.SGD(lr=0.1, momentum=0.8)
@@ -172,7 +181,7 @@ def test_an_error_while_it_trains_is_one_line_and_loses_nothing(store: Store, ow
     )
     with job.join("w0") as session:
         with pytest.raises(kvps.InvalidSetting, match=failed), aggregating(job):
-            _push_until_given_up(job, session, *(5 * [1.0]))
+            push_until_given_up(job, session, *(5 * [1.0]))
         assert job.state().version == 4
         assert [c.seq for c in job.inbox()] == [5]
         del sys.modules["late"]
@@ -181,20 +190,6 @@ def test_an_error_while_it_trains_is_one_line_and_loses_nothing(store: Store, ow
         with aggregating(store.job("job")):
             await_version(job, 5)
     np.testing.assert_array_equal(job.snapshot()[1]["x"], [-5, -5])
-
-
-def _push_until_given_up(job: Job, session: Session, *numbers: float) -> None:
-    for number in numbers:
-        weights = session.pull()
-        session.push({"x": np.full_like(weights["x"], number)})
-    _await_given_up(job)
-
-
-def _await_given_up(job: Job) -> None:
-    """Wait until no aggregator holds the job."""
-    seen = "0-0"
-    while any(job.holders()):
-        seen = job.client.wait({job.keys.leases: seen}).get(job.keys.leases, seen)
 
 
 def test_what_is_stored_is_read_without_an_import(own_rules: Path) -> None:

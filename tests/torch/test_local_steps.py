@@ -632,9 +632,7 @@ def test_a_parameter_that_is_stepped_later_may_lack_its_state_too(
             assert len(inner.state) == len(middle)
             assert all(state["step"] == 1 for state in inner.state.values())
             for name, array in weights_of(model).items():
-                moved = np.abs(
-                    array - middle[name]
-                )  # by the learning rate, in a first step, wherever there is a gradient
+                moved = np.abs(array - middle[name])  # a first step is of the learning rate, where there is a gradient
                 assert (np.minimum(moved, np.abs(moved - 0.1)) < 1e-3).all(), name
                 assert moved.any(), name
 

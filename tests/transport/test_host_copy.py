@@ -126,13 +126,22 @@ def test_what_is_no_note_is_worked_around(note: Path, tmp_path: Path, there: str
 
 
 @pytest.mark.parametrize("ago_s", [2, pytest.param(-3600, id="the clock was set back by an hour")])
-def test_a_process_that_is_stopped_holds_up_nobody(note: Path, ago_s: float) -> None:
+def test_a_process_that_is_stopped_holds_up_nobody(note: Path, monkeypatch: pytest.MonkeyPatch, ago_s: float) -> None:
+    """Who comes sleeps no longer than the last reader rests."""
+    sleep, slept = time.sleep, list[float]()
+
+    def counted(seconds: float) -> None:
+        slept.append(seconds)
+        sleep(seconds)
+
+    monkeypatch.setattr(time, "sleep", counted)
     maker = HostCopy(ID, ITEMS)
     assert maker.weights("1.term", 0, constant(1))
     with note.open("rb+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         os.utime(note, (0, time.time() - ago_s))
         assert HostCopy(ID, ITEMS).weights("2.term", later(), refuse) is None
+        assert sum(slept) < 2
 
 
 def _hang(home: str, reading: Event) -> None:

@@ -7,6 +7,7 @@ way, and only a few chunks are in memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 
 import numpy as np
@@ -112,11 +113,19 @@ class ContributionFetch:
         self._format.decode(data, values)
         return values
 
-    def suspect(self, chunk: Chunk, error: UsageError | None = None) -> None:
-        """Let `check` find the contribution that made the reduced gradient of this chunk NaN or Inf, or that caused an
-        error of the user's code."""
+    def suspect(self, chunk: Chunk) -> None:
+        """Let `check` find the contribution that made the reduced gradient of this chunk NaN or Inf."""
         self._suspects.append(chunk)
-        self._error = self._error or error
+
+    @contextmanager
+    def blaming(self, chunk: Chunk) -> Iterator[None]:
+        """Leave an error that the user's code raises inside the block to `check`: a damaged contribution may be the
+        cause."""
+        try:
+            yield
+        except UsageError as error:
+            self.suspect(chunk)
+            self._error = self._error or error
 
     def check(self, sizes: Sizes) -> None:
         """Raise BadContribution unless each contribution is finite, has its accepted digest, and makes no chunk NaN or

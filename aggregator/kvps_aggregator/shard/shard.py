@@ -20,7 +20,7 @@ from kvps.arrays.digest import Buffers, digest_of, fold
 from kvps.arrays.formats import format_of
 from kvps.arrays.layout import DTYPE, Array, Chunk
 from kvps.connection.sockets import ChunkGone
-from kvps.errors import CorruptData, ServerFull, UsageError
+from kvps.errors import CorruptData, ServerFull
 from kvps.job import Job
 from kvps.protocol.job_state import State, digests_in
 from kvps.protocol.keys import staged_name
@@ -137,11 +137,9 @@ class Shard:
                 timer = self.spans.chunk()
                 parts = timer.fetching(fetch.parts(chunk))
                 parts = noted(parts, items) if self._job.config.reject_norm else parts
-                try:
+                with fetch.blaming(chunk):
                     if math.isnan(arrays.reduce(plan, chunk, parts, reduced)):
                         fetch.suspect(chunk)
-                except UsageError as error:  # of the user's code: a damaged contribution may be the cause
-                    fetch.suspect(chunk, error)
                 exact = square_sum(reduced[:items])
                 timer.reduced(exact)
                 timer.end()
@@ -209,11 +207,9 @@ class Shard:
             timer.reduced(0.0)  # `measure` has noted the sum
             self._arrays.apply_scaled(plan, chunk, gradient, scale)
         elif fetch:
-            try:
+            with fetch.blaming(chunk):
                 if not self._arrays.step(plan, chunk, timer.fetching(fetch.parts(chunk)), timer.reduced):
                     fetch.suspect(chunk)
-            except UsageError as error:  # of the user's code: a damaged contribution may be the cause
-                fetch.suspect(chunk, error)
         timer.end()
         return {what: digest_of([made]) for what, made in self._arrays.made(chunk).items()}
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from helpers.clusters import SHARED_MEMORY
 from helpers.digits_job import digits_job, proved, run_workers, training
-from helpers.harness import aggregating, await_version, check_chain
+from helpers.harness import aggregating, await_version, check_chain, push_until_given_up
 
 import kvps
 from kvps.arrays.layout import CHUNK_ITEMS
@@ -164,7 +164,7 @@ def test_what_the_users_code_makes_nan_of_is_not_committed(store: Store, rules: 
     job = store.create_job("job", ONE, **settings)
     with job.join("w0") as session:
         with pytest.raises(kvps.NotFinite, match=f"^{what}: mend it$"), aggregating(job):
-            _push_until_given_up(job, session, 1.0, 1.0, -1.0)
+            push_until_given_up(job, session, 1.0, 1.0, -1.0)
         assert job.state().version == 2
         assert [c.seq for c in job.inbox()] == [3]
     _assert_finite(job)
@@ -203,12 +203,3 @@ def test_a_replay_with_code_that_makes_nan_differs(store: Store, rules: Path) ->
     assert proof.differs == (
         "commit 1: optimizer 'late:Root' makes NaN or Inf in its weights of finite gradients: mend it"
     )
-
-
-def _push_until_given_up(job: Job, session: Session, *numbers: float) -> None:
-    """Push, and wait until no aggregator holds the job."""
-    for number in numbers:
-        _push(session, number)
-    seen = "0-0"
-    while any(job.holders()):
-        seen = job.client.wait({job.keys.leases: seen}).get(job.keys.leases, seen)
