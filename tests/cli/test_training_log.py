@@ -34,7 +34,7 @@ def scalars(directory: Path) -> dict[tuple[int, str], float]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["0", pytest.param("-1", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("mode", ["0", "-1"])
 def test_up_writes_what_the_log_has(home: Path, tmp_path: Path, mode: str) -> None:
     assert kvps_run("server", "start").returncode == 0
     try:

@@ -70,7 +70,7 @@ def test_the_shards_of_a_job_fall_evenly_on_the_masters(cluster: Cluster, client
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize("workers", [1, 2])
 def test_a_cluster_and_one_server_make_the_same_weights(store: Store, client: ClusterClient, workers: int) -> None:
     ends = set()
     for place in (store, Store(client)):

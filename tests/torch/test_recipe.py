@@ -62,10 +62,10 @@ def trained(store: Store, folder: Path, steps: int, dtype: torch.dtype, shards: 
     ("steps", "dtype", "shards"),
     [
         (FEW, torch.float32, 2),
-        pytest.param(FEW, torch.float32, 1, marks=pytest.mark.slow),
-        pytest.param(FEW, torch.bfloat16, 1, marks=pytest.mark.slow),
-        pytest.param(MANY, torch.bfloat16, 1, marks=pytest.mark.slow),
-        pytest.param(MANY, torch.bfloat16, 2, marks=pytest.mark.slow),
+        (FEW, torch.float32, 1),
+        (FEW, torch.bfloat16, 1),
+        (MANY, torch.bfloat16, 1),
+        (MANY, torch.bfloat16, 2),
     ],
 )
 @pytest.mark.timeout(900)  # a step in bfloat16 takes a processor without it a second, if others want it too

@@ -19,7 +19,6 @@ from helpers.digits_job import proved
 from helpers.harness import aggregating, await_version, check_chain
 from helpers.internals import lose_next_answer
 from helpers.servers import ONE_AND_SLOWLY_ALL
-from helpers.slowly import slowly
 from kvps_aggregator import serve
 
 import kvps
@@ -111,7 +110,7 @@ def trained(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("transport", [*slowly(["redis"]), pytest.param("shm", marks=SHARED_MEMORY)])
+@pytest.mark.parametrize("transport", ["redis", pytest.param("shm", marks=SHARED_MEMORY)])
 def test_a_fast_learner_takes_more_steps_in_a_round_than_a_slow_one(
     store: Store, tmp_path: Path, transport: str
 ) -> None:

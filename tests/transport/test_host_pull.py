@@ -91,7 +91,7 @@ def _trained(store: Store, job: Job) -> tuple[dict[str, Array], int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("weight_format", ["bf16", pytest.param("fp32", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("weight_format", ["bf16", "fp32"])
 def test_weights_are_bit_for_bit_those_of_separate_pulls(
     store: Store, monkeypatch: pytest.MonkeyPatch, pulled: list[tuple[str, ...]], weight_format: str
 ) -> None:

@@ -107,7 +107,7 @@ def _claim(store: Store, **settings: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("transport", ["redis", pytest.param("shm", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("transport", ["redis", "shm"])
 def test_no_layout_has_a_process_allocate_what_redis_has_not(store: Store, transport: str) -> None:
     """In a process that gets 2 GiB."""
     _claim(store, transport=transport)

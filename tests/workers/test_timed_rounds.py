@@ -78,7 +78,7 @@ def slowly(job: Job, worker: str, slow: float) -> Callable[[], None]:
     [
         {"quorum": 2, "late": "drop"},
         *(
-            pytest.param(settings, marks=pytest.mark.slow)
+            settings
             for settings in (
                 {},
                 {"transport": "redis", "shards": 2},
