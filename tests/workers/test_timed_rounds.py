@@ -77,17 +77,12 @@ def slowly(job: Job, worker: str, slow: float) -> Callable[[], None]:
     "settings",
     [
         {"quorum": 2, "late": "drop"},
-        *(
-            settings
-            for settings in (
-                {},
-                {"transport": "redis", "shards": 2},
-                {"staleness": 2},
-                {"staleness": -1},
-                {"quorum": 2, "late": "next"},
-            )
-        ),
-        pytest.param({"transport": "shm"}, marks=[SHARED_MEMORY, pytest.mark.slow]),
+        {},
+        {"transport": "redis", "shards": 2},
+        {"staleness": 2},
+        {"staleness": -1},
+        {"quorum": 2, "late": "next"},
+        pytest.param({"transport": "shm"}, marks=SHARED_MEMORY),
     ],
     ids=str,
 )
