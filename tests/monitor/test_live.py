@@ -131,6 +131,8 @@ def test_rates_and_shares_are_those_of_the_traces(store: Store) -> None:
             thread.start()
         for thread in threads:
             thread.join()
+        # The last commit, and the aggregator's account of it, come after the last push.
+        assert eventually(lambda: len(JobWatch(job).look().gradient_norms) == 20)
     view = watch.look()
     quick, slow = view.workers
     for w in view.workers:
