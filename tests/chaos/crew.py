@@ -19,6 +19,7 @@ from kvps.cli.supervise import bury
 from kvps.job import Job
 
 _ENDLESS = 10**9
+_MOST_KILLS = 4
 
 
 class Stuck(Exception):
@@ -170,17 +171,22 @@ class Crew:
                 raise Stuck(f"the awaited state does not come: {self.job.state()} {self.job.holders()}")
 
     def run(self, killing: random.Random | None = None, every_s: float = 0.0, limit_s: float = 120.0) -> None:
-        """Run until all have ended; with `killing`, kill a random child about every `every_s`. Raises Stuck."""
-        version, since = -1, time.monotonic()
+        """Run until all have ended; with `killing`, kill a random child about every `every_s`. Raises Stuck.
+
+        Between two commits no more than `_MOST_KILLS` are killed: where children start more slowly than they are
+        killed, no version would be committed again.
+        """
+        version, since, kills = -1, time.monotonic(), 0
         due = time.monotonic() + every_s
         while self.running:
-            if killing and time.monotonic() >= due:
-                self.kill(killing.choice(self.running))
-                due = time.monotonic() + killing.uniform(0.2, 1.8) * every_s
-            self.step(max(0.0, min(0.2, due - time.monotonic())) if killing else 0.2)
+            may_kill = killing if kills < _MOST_KILLS else None
+            if may_kill and time.monotonic() >= due:
+                kills += self.kill(may_kill.choice(self.running))
+                due = time.monotonic() + may_kill.uniform(0.2, 1.8) * every_s
+            self.step(max(0.0, min(0.2, due - time.monotonic())) if may_kill else 0.2)
             now = self.job.state().version
             if now != version:
-                version, since = now, time.monotonic()
+                version, since, kills = now, time.monotonic(), 0
             if time.monotonic() - since > limit_s:
                 state = self.job.state()
                 names = [child.name for child in self.running]
