@@ -163,7 +163,7 @@ def test_ctrl_c_ends_it_and_so_does_the_end_of_the_process(
             assert program.stdout.readline() == "there\n"
             if last:
                 program.send_signal(signal.SIGINT)
-            assert program.communicate(timeout=30)[1].splitlines()[-1:] == last
+            assert program.communicate(timeout=120)[1].splitlines()[-1:] == last
         finally:
             program.kill()
     assert eventually(lambda: processes_of(home) == []), processes_of(home)

@@ -91,7 +91,7 @@ SHORT: dict[str, Scenario] = {
         slow_units=50,
     ),
     "memory-lost": partial(memory.memory_is_lost, kills=2, losses=3, pause_s=0.2, each=1, units=150),
-    "times": partial(times.faults_are_timed, known=2, unknown=1, lease_ms=300, worker_timeout_ms=600),
+    "times": partial(times.faults_are_timed, known=2, unknown=1, lease_ms=300, worker_timeout_ms=600, slack_s=60),
     "controls": partial(controls.mutants_are_caught, names=("digest",)),
 }
 

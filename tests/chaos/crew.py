@@ -162,7 +162,7 @@ class Crew:
         while (left := deadline - time.monotonic()) > 0:
             self.step(left)
 
-    def until(self, holds: Callable[[], bool], limit_s: float = 30.0) -> None:
+    def until(self, holds: Callable[[], bool], limit_s: float = 90.0) -> None:
         """Let the children work until `holds()`. Raises Stuck after `limit_s`."""
         deadline = time.monotonic() + limit_s
         while not holds():

@@ -41,7 +41,7 @@ def workers_are_killed(arena: Arena, units: int = 600, each: int = 8, mutants: t
             job = arena.job(store, staleness=staleness, units=units)
             with arena.crew(job, arms=arms, mutants=mutants) as crew:
                 crew.start_all(3, 2)
-                crew.run(limit_s=15)
+                crew.run(limit_s=60)
                 result.faults[mode] = crew.fired.total()
                 result.verdict.add(arena.judge(store, crew))
             if mutants and result.verdict.problems:

@@ -127,7 +127,7 @@ def test_the_server_wants_the_password_and_no_list_of_processes_shows_it(tmp_pat
             assert PASSWORD.encode() not in _read(shown)
     finally:
         server.send_signal(signal.SIGTERM)
-        server.communicate(timeout=20)
+        server.communicate(timeout=120)
 
 
 def _read(path: Path) -> bytes:
@@ -140,7 +140,7 @@ def _read(path: Path) -> bytes:
 @pytest.mark.parametrize("password", ["", "two words"])
 def test_without_a_password_that_it_understands_the_server_does_not_start(password: str, tmp_path: Path) -> None:
     server = _server(tmp_path, password)
-    server.communicate(timeout=20)
+    server.communicate(timeout=120)
     assert server.returncode
     assert not (tmp_path / "socket").exists()
 
@@ -184,7 +184,7 @@ class Cluster:
         for node in self._nodes:
             node.send_signal(signal.SIGTERM)
         for node in self._nodes:
-            node.communicate(timeout=20)
+            node.communicate(timeout=120)
         self._nodes.clear()
 
     def address(self, name: str) -> str:

