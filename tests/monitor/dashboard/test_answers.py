@@ -7,52 +7,59 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import redis
 from helpers.dashboards import Dashboard, dashboard
 from helpers.harness import aggregating, gradient, model
+from helpers.servers import BINARY, running_server
 from helpers.waiting import eventually
 from kvps_monitor.spans import SHARD_PHASES, WORKER_PHASES
 
+import kvps
 from kvps.history.events import EventLog
 from kvps.job import Job
+from kvps.session import iteration
 from kvps.store import Store
 
 
-@pytest.fixture
-def job(store: Store) -> Iterator[Job]:
-    """A job of two workers that have done six rounds and are still there."""
-    job = store.create_job("j", model(), workers=2, shards=2, staleness=1)
-    with aggregating(job), job.join("w0") as w0, job.join("w1") as w1:
-        for number in range(6):
-            for session in (w0, w1):
-                session.push(gradient(session.pull(), session.rank, number), loss=1 / (number + 1))
-        assert eventually(lambda: sum(job.clock().values()) == 12)
-        yield job
+@pytest.fixture(scope="module")
+def job() -> Iterator[Job]:
+    """A job of two workers that have done six rounds and stay, on a server of its own; tests only read it."""
+    with pytest.MonkeyPatch.context() as patch, running_server(BINARY) as url, kvps.connect(url) as store:
+        patch.setattr(iteration, "SEND_EVERY_S", 0.0)
+        job = store.create_job("j", model(), workers=2, shards=2, staleness=1)
+        with aggregating(job), job.join("w0") as w0, job.join("w1") as w1:
+            for number in range(6):
+                for session in (w0, w1):
+                    session.push(gradient(session.pull(), session.rank, number), loss=1 / (number + 1))
+            assert eventually(lambda: sum(job.clock().values()) == 12)
+            yield job
 
 
-@pytest.fixture
-def shown(store: Store) -> Iterator[Dashboard]:
-    with dashboard(store.url) as found:
+@pytest.fixture(scope="module")
+def shown(job: Job) -> Iterator[Dashboard]:
+    with dashboard(job.client.url) as found:
         yield found
 
 
-def test_a_job_agrees_with_redis(shown: Dashboard, job: Job, raw: Any) -> None:
-    k = job.keys
+def test_a_job_agrees_with_redis(shown: Dashboard, job: Job) -> None:
+    k, raw = job.keys, redis.Redis.from_url(job.client.url, protocol=2, decode_responses=True)
 
     def agrees() -> bool:
         said = shown.json("/api/jobs/j")
         return (
             said["version"] == int(raw.hget(k.version, "version"))
-            and said["head"] == raw.hget(k.version, "head").decode()
+            and said["head"] == raw.hget(k.version, "head")
             and {w["worker"]: w["clock"] for w in said["workers"]}
-            == {name.decode(): int(clock) for name, clock in raw.hgetall(k.clock).items()}
-            and [s["holder"] for s in said["shards"]] == [raw.get(k.lease(n)).decode() for n in (0, 1)]
+            == {name: int(clock) for name, clock in raw.hgetall(k.clock).items()}
+            and [s["holder"] for s in said["shards"]] == [raw.get(k.lease(n)) for n in (0, 1)]
             and said["backlog"] == raw.xlen(k.inbox)
         )
 
-    assert eventually(agrees)
+    with raw:
+        assert eventually(agrees)
     with shown.frames("/api/jobs/j/events") as frames:
         seen = next(frames)
-    assert seen["job"]["version"] == int(raw.hget(k.version, "version"))
+    assert seen["job"]["version"] == job.state().version
     [listed] = shown.json("/api/jobs")
     assert (listed["job"], listed["active"], listed["version"]) == ("j", 2, seen["job"]["version"])
 
@@ -107,7 +114,6 @@ def test_the_iterations_of_a_worker(shown: Dashboard, job: Job) -> None:
     assert all(len(each["phases"]) == len(said["phases"]) == 5 for each in said["iterations"])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "status", "words"),
     [
@@ -126,18 +132,19 @@ def test_the_iterations_of_a_worker(shown: Dashboard, job: Job) -> None:
         ("/api/jobs/j/spans?after=nan", 400, "after must be a number"),
     ],
 )
-def test_what_cannot_be_answered(shown: Dashboard, job: Job, path: str, status: int, words: str) -> None:
+def test_what_cannot_be_answered(shown: Dashboard, path: str, status: int, words: str) -> None:
     answer, body = shown.ask(path)
     assert answer.status == status, body
     assert words in json.loads(body)["error"]
 
 
-def test_a_job_that_cannot_be_read_is_listed_with_its_reason(shown: Dashboard, store: Store, raw: Any) -> None:
+def test_a_job_that_cannot_be_read_is_listed_with_its_reason(store: Store, raw: Any) -> None:
     bad, good = store.create_job("bad", model()), store.create_job("good", model())
     raw.hset(bad.keys.config, "workers", "many")
-    said = {each["job"]: each for each in shown.json("/api/jobs")}
-    assert said["bad"]["state"] == "unreadable"
-    assert "many" in said["bad"]["reason"]
-    assert said["good"]["version"] == good.state().version
-    assert shown.ask("/api/jobs/bad")[0].status == 500
-    assert "many" in json.loads(shown.ask("/api/jobs/bad")[1])["error"]
+    with dashboard(store.url) as shown:
+        said = {each["job"]: each for each in shown.json("/api/jobs")}
+        assert said["bad"]["state"] == "unreadable"
+        assert "many" in said["bad"]["reason"]
+        assert said["good"]["version"] == good.state().version
+        assert shown.ask("/api/jobs/bad")[0].status == 500
+        assert "many" in json.loads(shown.ask("/api/jobs/bad")[1])["error"]
