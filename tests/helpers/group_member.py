@@ -1,6 +1,4 @@
-"""A process that is one member of a process group that is one worker, for tests of kvps.torch's groups.
-
-python group_member.py '{"url": ..., "job": ..., "worker": ..., "data": ..., "rank": ..., ...}'      see `Member`
+"""What a process does that is one member of a process group that is one worker, for tests of kvps.torch's groups.
 
 It trains `rounds` rounds on the batches of `data`. If a member dies, it makes a group with whoever comes instead, and
 is the leader there. With `die`, it kills itself at that point of round `die_in`.
@@ -11,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -94,5 +91,6 @@ def main(me: Member) -> None:
             me.generation, me.rank = me.generation + 1, 0
 
 
-if __name__ == "__main__":
-    main(Member(**json.loads(sys.argv[1])))
+def told(text: str) -> Member:
+    """Return what the text in JSON says, the inverse of `dataclasses.asdict`."""
+    return Member(**json.loads(text))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +21,7 @@ from helpers.ddp import loss_of, net, weights_of
 from helpers.digits_job import proved
 from helpers.group_member import POINTS, Member
 from helpers.harness import check_chain
-from helpers.paths import TESTS
+from helpers.torch_process import TorchProcess
 from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -60,18 +58,16 @@ class Members:
 
     def __init__(self, job: kvps.Job, url: str, folder: Path) -> None:
         self._told = {"url": url, "job": job.name, "folder": str(folder), "rounds": ROUNDS, "size": 2}
-        self._all: list[subprocess.Popen[str]] = []
+        self._all: list[TorchProcess] = []
 
-    def start(self, **said: Any) -> subprocess.Popen[str]:
+    def start(self, **said: Any) -> TorchProcess:
         told = json.dumps(asdict(Member(**(self._told | said))))
-        command = [sys.executable, str(TESTS / "helpers" / "group_member.py"), told]
-        self._all.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+        self._all.append(TorchProcess("import sys, helpers.group_member as it; it.main(it.told(sys.argv[1]))", told))
         return self._all[-1]
 
     def end(self) -> None:
         for process in self._all:
-            process.kill()
-            process.communicate()
+            process.end()
 
 
 @contextmanager
@@ -83,9 +79,9 @@ def _members(job: kvps.Job, url: str, folder: Path) -> Iterator[Members]:
         members.end()
 
 
-def _ended(process: subprocess.Popen[str], code: int = 0) -> str:
-    said, _ = process.communicate(timeout=120)
-    assert process.returncode == code, said
+def _ended(process: TorchProcess, wanted: int = 0) -> str:
+    code, said = process.ended()
+    assert code == wanted, said
     return said
 
 
@@ -261,7 +257,7 @@ with kvps.torch.join(job, model, group=group) as worker:
     if rank == 0:
         thief.leave()
 said["left"] = [worker.session.round, worker.session.clock]
-print(json.dumps(said))
+print(json.dumps(said), flush=True)
 os._exit(0)
 """
 
@@ -291,29 +287,19 @@ with kvps.torch.join(job, model, "w0", group=dist.group.WORLD) as worker:
         said.append([worker.session.round, worker.session.clock])
 if other:
     other.leave()
-print(json.dumps(said))
+print(json.dumps(said), flush=True)
 os._exit(0)
 """
 
 
 def _pair(code: str, url: str, folder: Path) -> list[Any]:
     """What two processes print in JSON that are the members 0 and 1 of a group."""
-    both = [
-        subprocess.Popen(
-            [sys.executable, "-c", code, url, str(folder / "meet"), str(rank)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
+    both = [TorchProcess(code, url, str(folder / "meet"), str(rank)) for rank in range(2)]
     try:
-        printed = [process.communicate(timeout=100) for process in both]
+        return [json.loads(_ended(process).splitlines()[-1]) for process in both]
     finally:
         for process in both:
-            process.kill()
-            process.communicate()
-    return [json.loads(out) if out else error for out, error in printed]
+            process.end()
 
 
 @pytest.mark.slow
