@@ -36,17 +36,16 @@ def _units(job: Job) -> Counter[int | None]:
 
 @pytest.mark.parametrize(
     ("staleness", "data"),
-    [("0", "static"), ("1", "units"), ("-1", "static")]
-    + [pytest.param(*case, marks=pytest.mark.slow) for case in (("0", "units"), ("1", "static"), ("-1", "units"))],
+    [("0", "static"), ("1", "units"), ("-1", "static"), ("0", "units"), ("1", "static"), ("-1", "units")],
 )
 def test_up_under_fire_loses_nothing(home: Path, staleness: str, data: str) -> None:
-    command = [sys.executable, "-m", "kvps", "up", "digits", "--kill-every", "1.5", "--epochs", "40", "-s", staleness]
+    command = [sys.executable, "-m", "kvps", "up", "digits", "--kill-every", "1.5", "--epochs", "15", "-s", staleness]
     done = subprocess.run([*command, "--data", data, "--shards", "2"], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     found = re.search(r"^(\d+) kills, (\d+) acknowledged, 0 lost, 0 twice, replay identical", done.stdout, re.MULTILINE)
     assert found, done.stdout
     assert int(found[1]) >= 2
-    assert int(found[2]) >= 500
+    assert int(found[2]) >= 250
     assert processes_of(home) == []
 
 

@@ -62,9 +62,7 @@ def trained(store: Store, folder: Path, steps: int, dtype: torch.dtype, shards: 
     ("steps", "dtype", "shards"),
     [
         (FEW, torch.float32, 2),
-        (FEW, torch.float32, 1),
         (FEW, torch.bfloat16, 1),
-        (MANY, torch.bfloat16, 1),
         (MANY, torch.bfloat16, 2),
     ],
 )
