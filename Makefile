@@ -56,7 +56,7 @@ cluster: .stamps/dev ## Run the tests of what kvps promises on clusters of 3 mas
 	    $(addprefix tests/,$(CONFORMANCE)) || exit 1; \
 	done
 
-test-all: .stamps/dev $(TOO_OLD) check ## Run every test but those that need a GPU, on every kind of server; what CI runs
+test-all: .stamps/dev $(TOO_OLD) check ## Run every test but those that need a GPU, the engine's on every kind of server; what CI runs
 	$(BIN)/pytest -n 4 -m "not exhaustive"
 
 exhaustive: .stamps/dev ## Explore the commit protocol at larger bounds (an hour, gigabytes)
