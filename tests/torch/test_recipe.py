@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import cache
@@ -9,9 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.clusters import running
 from helpers.digits_job import proved
 from helpers.gpt import CLIP_NORM, WORKERS, Weights, by_ddp, distance, example, plain_loop
 from helpers.harness import aggregating
+from helpers.servers import BINARIES
 
 import kvps
 import kvps.torch
@@ -22,6 +25,13 @@ FACTOR = 3
 """How much further kvps may be from PyTorch than two loops of PyTorch are from each other, which differ in nothing but
 the order of sums or the number of roundings. That is one sample of a distance that varies: over 10, 30, 100 and 200
 steps kvps was at 0.5 to 1.2 times theirs in float32, and at 0.3 to 0.8 times in bfloat16."""
+
+
+@pytest.fixture(scope="session")
+def server_url() -> Iterator[str]:
+    """One kind of server will do: a step in bfloat16 takes a processor without it a second."""
+    with running(next(iter(BINARIES))) as url:
+        yield url
 
 
 @cache
@@ -66,7 +76,7 @@ def trained(store: Store, folder: Path, steps: int, dtype: torch.dtype, shards: 
         (MANY, torch.bfloat16, 2),
     ],
 )
-@pytest.mark.timeout(900)  # a step in bfloat16 takes a processor without it a second, if others want it too
+@pytest.mark.timeout(1800)  # for the hundred steps in bfloat16
 def test_a_gpt_ends_as_in_a_plain_loop(
     store: Store, tmp_path: Path, steps: int, dtype: torch.dtype, shards: int
 ) -> None:

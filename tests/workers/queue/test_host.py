@@ -31,7 +31,7 @@ from kvps.store import Store
 RQ = str(Path(sys.executable).with_name("rq"))
 Start = Callable[..., Started]
 # Each starts whole commands, and a busy machine starts a process in seconds.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def eventually(holds: Callable[[], bool]) -> bool:

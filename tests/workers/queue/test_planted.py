@@ -22,7 +22,7 @@ from kvps.job import Job
 
 Start = Callable[..., Started]
 # Each starts whole commands, and a busy machine starts a process in seconds.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def waiting(raw: Any) -> list[str]:
