@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 import redis
 from helpers.clusters import empty, running
@@ -25,6 +26,8 @@ from kvps.session import iteration
 from kvps.store import Store
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+hypothesis.settings.register_profile("kvps", deadline=None)  # an example may have to wait for a processor
+hypothesis.settings.load_profile("kvps")
 # Scripts that tests start import helpers too.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH", "")]))
 

@@ -298,7 +298,7 @@ def test_settings_survive_redis(optimizer: optim.Optimizer) -> None:
     assert JobConfig.from_hash(config.to_hash()) == config
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(sizes=st.lists(st.integers(1, 3 * CHUNK_ITEMS // 2), min_size=1, max_size=6), shards=st.integers(1, 9))
 def test_chunks_tile_the_parameters_in_order(sizes: list[int], shards: int) -> None:
     rng = np.random.default_rng(sum(sizes))

@@ -39,13 +39,13 @@ def nearest_bf16(value: np.float32) -> float:
     return float(np.copysign(near, value))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(ARRAYS)
 def test_bf16_is_the_nearest(values: np.ndarray) -> None:
     assert through("bf16", values).tolist() == [nearest_bf16(v) for v in values]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(ARRAYS)
 def test_fp16_is_the_nearest_and_saturates(values: np.ndarray) -> None:
     got = through("fp16", values)
@@ -54,7 +54,7 @@ def test_fp16_is_the_nearest_and_saturates(values: np.ndarray) -> None:
     assert np.array_equal(got[~small], np.copysign(np.float32(65504), values[~small]))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(hnp.arrays(np.float32, st.integers(1, 3000), elements=st.floats(-1e6, 1e6, width=32)))
 def test_int8_is_off_by_half_a_step_at_most(values: np.ndarray) -> None:
     got = through("int8", values)
@@ -64,7 +64,7 @@ def test_int8_is_off_by_half_a_step_at_most(values: np.ndarray) -> None:
         assert np.abs(got[i : i + 1024] - block).max() <= step * 0.5001 + 1e-37
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(ARRAYS, st.sampled_from([0.01, 0.3, 1.0]))
 def test_topk_keeps_the_largest(values: np.ndarray, part: float) -> None:
     got = through(f"topk:{part}", values)
@@ -74,7 +74,7 @@ def test_topk_keeps_the_largest(values: np.ndarray, part: float) -> None:
     assert np.isin(got, np.append(values, 0)).all()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(hnp.arrays(np.float32, st.integers(1, 3000), elements=st.sampled_from([0.0, -0.0, 1.0, -1.0, 2.0])))
 def test_topk_takes_the_first_of_equals(values: np.ndarray) -> None:
     """np.argpartition takes others with AVX2 than without: a run of it could be proved on its own kind only."""
@@ -85,7 +85,7 @@ def test_topk_takes_the_first_of_equals(values: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("name", LOSSY)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(values=ARRAYS)
 def test_what_was_finite_stays_so(name: str, values: np.ndarray) -> None:
     assert np.isfinite(through(name, values)).all()
@@ -138,7 +138,7 @@ def any_bits(draw: st.DrawFn) -> np.ndarray:
 
 @pytest.mark.parametrize("name", LOSSY)
 @pytest.mark.parametrize("xp", [np, Exact(hostcupy)], ids=["numpy", "cupy"])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(values=any_bits())
 def test_the_same_bits_where_arrays_are_on_a_device(name: str, xp: Any, values: np.ndarray) -> None:
     """What is decoded too, to the sign of a zero: the residual is made of it."""

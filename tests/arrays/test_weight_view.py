@@ -35,7 +35,7 @@ def test_what_is_precise_enough_needs_no_view() -> None:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(SOME, st.integers(0, 9))
 def test_a_worker_that_follows_holds_the_bits_of_the_aggregator(name: str, start: np.ndarray, seed: int) -> None:
     random = np.random.default_rng(seed)

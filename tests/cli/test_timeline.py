@@ -19,7 +19,7 @@ from kvps.store import Store
 
 def refused(store: Store, *arguments: str) -> tuple[int, str]:
     """Return the exit code and the line that the command ends with."""
-    done = kvps_forked("timeline", *arguments, KVPS_REDIS_URL=store.url)
+    done = kvps_forked("timeline", *arguments, "--quiet", KVPS_REDIS_URL=store.url)
     assert done.stdout == ""
     assert len(done.stderr.splitlines()) == 1
     return done.returncode, done.stderr.strip()
@@ -65,7 +65,7 @@ def test_a_part_of_the_time(store: Store, tmp_path: Path) -> None:
     ("arguments", "code", "words"),
     [
         (["j", "-o", "run.pdf"], 2, "--out must end in .perfetto-trace, .json, .svg or .png, not 'run.pdf'"),
-        (["j", "-o", "/nowhere/run.svg"], 2, "--out /nowhere/run.svg: No such file or directory"),
+        (["j", "-o", "/nowhere/run.svg"], 2, "--out /nowhere/run.svg: there is no directory /nowhere"),
         (["j", "-o", "run.svg", "--last", "1", "--to", "2"], 2, "--last and --from/--to choose two windows"),
         (["j", "-o", "run.svg", "--from", "3", "--to", "2"], 2, "--from 3 is after --to 2"),
         (["j", "-o", "run.svg", "--from", "30"], 2, "job j has no spans of versions from 30 on"),

@@ -28,7 +28,7 @@ def node(cluster: Cluster) -> Iterator[Any]:
 
 
 @pytest.mark.slow
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(keys=st.lists(_TEXT, min_size=1, max_size=20))
 def test_a_key_has_the_slot_that_the_server_says(node: Any, keys: list[str]) -> None:
     with node.pipeline(transaction=False) as asked:

@@ -32,7 +32,7 @@ def test_a_table_holds_its_last_value() -> None:
     assert TableLR([3, 1], every=1e-300).at(1e300) == 1
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.floats(-0.0, allow_nan=False, allow_infinity=False), min_size=1, max_size=40))
 def test_redis_keeps_every_bit_of_a_table(values: list[float]) -> None:
     config = JobConfig(optimizer=kvps.SGD(lr=TableLR(values, every=3)))

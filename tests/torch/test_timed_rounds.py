@@ -114,8 +114,8 @@ def trained(
 def test_a_fast_learner_takes_more_steps_in_a_round_than_a_slow_one(
     store: Store, tmp_path: Path, transport: str
 ) -> None:
-    job = create(store, workers=2, transport=transport)
-    taken = trained(job, 5, {"w0": 0.001, "w1": 0.04}, record=tmp_path)
+    job = create(store, workers=2, transport=transport, round_ms=400)
+    taken = trained(job, 5, {"w0": 0.001, "w1": 0.15}, record=tmp_path)
     fast, slow = weights_in(job, "w0"), weights_in(job, "w1")
     assert (len(fast), len(slow)) == (5, 5)
     assert median(fast) > 2 * median(slow) >= 2
