@@ -110,6 +110,7 @@ sys.stdin.readline()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", list(BINARIES))
 @pytest.mark.parametrize("killed", [True, False])
 def test_the_server_ends_with_the_process_that_started_it(

@@ -101,6 +101,7 @@ with Network(1) as [host]:
 """
 
 
+@pytest.mark.slow
 def test_nothing_is_left_when_the_process_that_made_hosts_is_killed(two: Sequence[Host]) -> None:
     maker = subprocess.Popen([sys.executable, "-c", _MAKE], stdout=subprocess.PIPE, text=True)
     assert maker.stdout

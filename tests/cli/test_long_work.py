@@ -79,6 +79,7 @@ def test_a_pipe_gets_plain_lines() -> None:
         assert re.fullmatch(r"sorting \[red\] figs: 2 of 8 figs, \d+ s left", line), line
 
 
+@pytest.mark.slow
 def test_json_is_a_line_each_and_the_result_stays_alone() -> None:
     stdout, lines = on_pipe("json")
     assert stdout == "42\n"
@@ -87,6 +88,7 @@ def test_json_is_a_line_each_and_the_result_stays_alone() -> None:
         assert facts["left_s"] == pytest.approx(3 * facts["elapsed_s"], abs=0.2)
 
 
+@pytest.mark.slow
 def test_quiet_says_nothing() -> None:
     assert on_pipe("quiet") == ("42\n", [])
 

@@ -131,6 +131,7 @@ def test_the_help_says_where_it_is_reached(home: Path, command: str) -> None:
     assert "no password" in shown
 
 
+@pytest.mark.slow
 def test_the_path_is_the_one_that_the_command_names(store: Store, start: Any) -> None:
     port = free_port()
     started = start("metrics", "--port", str(port), "--redis", store.url)

@@ -149,6 +149,7 @@ main(app)
 """
 
 
+@pytest.mark.slow
 def test_what_failed_before_stays_the_error_of_a_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """The output is kept back, so that it is written when the error has been told."""
     monkeypatch.setenv("PYTHONUNBUFFERED", "")
@@ -157,6 +158,7 @@ def test_what_failed_before_stays_the_error_of_a_full_disk(monkeypatch: pytest.M
     assert (done.returncode, done.stderr) == (1, "kvps: error: no luck\n")
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_makes_no_success_of_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONUNBUFFERED", "")
     command = [sys.executable, "-c", FAILS, "--late"]
@@ -177,6 +179,7 @@ def test_a_reader_that_has_closed_its_pipe_hears_nothing_more(unbuffered: None) 
     assert process.returncode in (0, 1), "no 120, with which Python ends if it cannot write"
 
 
+@pytest.mark.slow
 def test_without_any_stdout_a_command_does_its_work(unbuffered: None) -> None:
     done = subprocess.run(["sh", "-c", 'exec "$@" >&-', "sh", *KVPS, "--version"], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")

@@ -226,6 +226,7 @@ def test_a_key_ends_it_and_leaves_the_terminal_as_it_was(store: Store, key: str)
         assert "Traceback" not in terminal.output
 
 
+@pytest.mark.slow
 def test_a_signal_ends_it_and_leaves_the_terminal_as_it_was(store: Store) -> None:
     store.create_job("j", model(), workers=2, staleness=3)
     with on_a_terminal(store, [*KVPS, "top"]) as terminal:
@@ -236,6 +237,7 @@ def test_a_signal_ends_it_and_leaves_the_terminal_as_it_was(store: Store) -> Non
         assert "Traceback" not in terminal.output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", ["textual", "pynvml"])
 def test_a_missing_extra_is_one_line(store: Store, module: str) -> None:
     store.create_job("j", model(), workers=2)
@@ -244,6 +246,7 @@ def test_a_missing_extra_is_one_line(store: Store, module: str) -> None:
         assert terminal.output == "kvps: error: kvps top needs Textual and NVML: pip install 'kvps[top]'\r\n"
 
 
+@pytest.mark.slow
 def test_text_needs_no_extra(store: Store) -> None:
     store.create_job("j", model(), workers=2)
     code = "import sys\nsys.modules['textual'] = sys.modules['pynvml'] = None\nfrom kvps.cli import main\n"

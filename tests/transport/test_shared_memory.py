@@ -998,6 +998,7 @@ def test_up_over_shared_memory_under_fire_is_replayed(home: Path) -> None:
     assert refused.stderr.splitlines()[-1].startswith("kvps: error: transport shm is for shards=1")
 
 
+@pytest.mark.slow
 def test_status_says_where_the_arrays_are(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     store.create_job("job", model(), **PATIENT)
     command = [sys.executable, "-m", "kvps", "status", "job", "--redis", store.url]

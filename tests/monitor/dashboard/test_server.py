@@ -46,6 +46,7 @@ def test_only_get(store: Store, method: str) -> None:
         assert (answer.status, answer.headers["Allow"]) == (405, "GET")
 
 
+@pytest.mark.slow
 def test_only_names_that_it_is_bound_to(store: Store) -> None:
     with dashboard(store.url) as shown:
         for host in ("localhost", f"localhost:{shown.port}", "127.0.0.1:1", "LOCALHOST."):
@@ -87,6 +88,7 @@ def test_other_machines_need_the_token(store: Store) -> None:
         assert shown.ask("/api/jobs", Host="evil.example", Authorization=f"Bearer {token}")[0].status == 421
 
 
+@pytest.mark.slow
 def test_a_token_from_a_file_is_not_printed(store: Store, token_file: Path) -> None:
     with dashboard(store.url, "--token-file", str(token_file)) as shown:
         assert TOKEN not in shown.url

@@ -8,7 +8,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from helpers import waiting as waiting_for
 from helpers.commands import TINY, Started, kvps_run
 from helpers.harness import check_chain
 from helpers.pages import python_in
-from helpers.servers import BINARIES, BINARY, ONE_AND_SLOWLY_ALL, free_port, running_server
+from helpers.servers import BINARY, free_port, running_server
 from kvps_workers import load_task
 from kvps_workers.queue.queue import TaskQueue
 
@@ -42,13 +42,19 @@ def accuracy(job: Job) -> float:
     return load_task("digits").evaluate(job.snapshot()[1], np)["accuracy"]
 
 
-@pytest.mark.parametrize("kind", ONE_AND_SLOWLY_ALL)
-@pytest.mark.parametrize("victim", [pytest.param("nobody", marks=pytest.mark.slow), "host", "task process"])
+@pytest.fixture(scope="module")
+def server_url() -> Iterator[str]:
+    """One kind of server will do: test_queue.py says the same commands to each."""
+    with running_server(BINARY) as url:
+        yield url
+
+
+@pytest.mark.parametrize("victim", ["nobody", "host", "task process"])
 def test_three_hosts_train_the_digits_and_one_is_killed(
-    home: Path, tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch, kind: str, victim: str
+    home: Path, tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch, victim: str
 ) -> None:
     """On the private server; judged from the log: all that was acknowledged counts, once; its replay is the same."""
-    monkeypatch.setenv("KVPS_SERVER", BINARIES[kind])
+    monkeypatch.setenv("KVPS_SERVER", BINARY)
     assert kvps_run("server", "start").returncode == 0
     try:
         aggregator = start("aggregator", "start", "--job", "digits")
