@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -171,8 +172,11 @@ def check_chain(job: Job, directory: Path | None = None) -> int:
     return version
 
 
-def await_version(job: Job, version: int) -> None:
+def await_version(job: Job, version: int, seconds: float = 120) -> None:
+    """Wait for a version. In SSP and ASP several rounds may be one version, so that there are fewer than rounds."""
+    deadline = time.monotonic() + seconds
     while (state := job.state()).version < version:
+        assert time.monotonic() < deadline, f"version {version} does not come: {state}"
         job.client.wait({job.keys.commits: state.last_entry})
 
 
