@@ -6,11 +6,10 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-import hypothesis
 import pytest
 import redis
 from helpers.clusters import empty, running
@@ -26,8 +25,11 @@ from kvps.session import iteration
 from kvps.store import Store
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-hypothesis.settings.register_profile("kvps", deadline=None)  # an example may have to wait for a processor
-hypothesis.settings.load_profile("kvps")
+with suppress(ModuleNotFoundError):  # `make gpu` runs without it
+    import hypothesis
+
+    hypothesis.settings.register_profile("kvps", deadline=None)  # an example may have to wait for a processor
+    hypothesis.settings.load_profile("kvps")
 # Scripts that tests start import helpers too.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH", "")]))
 

@@ -59,6 +59,7 @@ def test_hosts_join_and_leave_while_a_bsp_job_trains(hosts: DataHosts, tmp_path:
         job = store.create_job("spread", MODEL, workers=WORKERS, shards=3, optimizer=kvps.SGD(lr=RATE))
         with Training(job, pool) as training:
             await_version(job, 5)
+            before = job.state().version
             second = hosts.start(2)
             assert _slots(hosts) == [SLOTS // 2] * 2
             third = hosts.start(3)
@@ -66,6 +67,7 @@ def test_hosts_join_and_leave_while_a_bsp_job_trains(hosts: DataHosts, tmp_path:
             shards = [slot_of(job.keys.slot(shard)) for shard in range(3)]
             assert all(len(set(shards) & set(member.slots)) == 1 for member in hosts.members()), "each host has a shard"
             assert second.end(signal.SIGINT) == 130
+            assert before < job.state().version < training.rounds, "the job has trained all the time"
             assert _slots(hosts) == [SLOTS // 2] * 2
             for seed in (1, 3):
                 with Members(hosts.address(seed), None) as members:

@@ -245,6 +245,13 @@ def running(kind: str) -> Iterator[str]:
         yield cluster.url
 
 
+@pytest.fixture(scope="session")
+def one_server() -> Iterator[str]:
+    """The URL of a server of the first kind: `server_url` where tests hardly depend on which."""
+    with running(next(iter(BINARIES))) as url:
+        yield url
+
+
 def empty(store: Store) -> None:
     """Delete all keys of a server or a cluster."""
     masters = store.client.call("CLUSTER SLOTS") if store.client.is_cluster else []

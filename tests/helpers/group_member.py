@@ -6,7 +6,6 @@ is the leader there. With `die`, it kills itself at that point of round `die_in`
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections.abc import Callable
@@ -89,8 +88,3 @@ def main(me: Member) -> None:
             print(f"{me.worker} {me.data} lost: {error}", flush=True)
             dist.destroy_process_group()
             me.generation, me.rank = me.generation + 1, 0
-
-
-def told(text: str) -> Member:
-    """Return what the text in JSON says, the inverse of `dataclasses.asdict`."""
-    return Member(**json.loads(text))

@@ -172,9 +172,9 @@ def check_chain(job: Job, directory: Path | None = None) -> int:
     return version
 
 
-def await_version(job: Job, version: int, seconds: float = 120) -> None:
+def await_version(job: Job, version: int) -> None:
     """Wait for a version. In SSP and ASP several rounds may be one version, so that there are fewer than rounds."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + 120
     while (state := job.state()).version < version:
         assert time.monotonic() < deadline, f"version {version} does not come: {state}"
         job.client.wait({job.keys.commits: state.last_entry})

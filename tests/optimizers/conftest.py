@@ -2,15 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from helpers.clusters import one_server
 
-import pytest
-from helpers.clusters import running
-from helpers.servers import BINARIES
-
-
-@pytest.fixture(scope="session")
-def server_url() -> Iterator[str]:
-    """The URL of a server of the first kind."""
-    with running(next(iter(BINARIES))) as url:
-        yield url
+server_url = one_server

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +16,12 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from helpers import group_member
 from helpers.ddp import loss_of, net, weights_of
 from helpers.digits_job import proved
 from helpers.group_member import POINTS, Member
 from helpers.harness import check_chain
-from helpers.torch_process import TorchProcess
+from helpers.torch_process import TorchProcess, run_code
 from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -61,8 +61,7 @@ class Members:
         self._all: list[TorchProcess] = []
 
     def start(self, **said: Any) -> TorchProcess:
-        told = json.dumps(asdict(Member(**(self._told | said))))
-        self._all.append(TorchProcess("import sys, helpers.group_member as it; it.main(it.told(sys.argv[1]))", told))
+        self._all.append(TorchProcess(group_member.main, Member(**(self._told | said))))
         return self._all[-1]
 
     def end(self) -> None:
@@ -211,6 +210,7 @@ def test_whoever_is_killed_whenever_each_acknowledged_contribution_counts_once(
 TOLD = """
 import json, os, sys, torch, torch.distributed as dist
 import kvps, kvps.torch
+from helpers import group_member
 from helpers.ddp import loss_of, net
 
 url, meet, rank = sys.argv[1], sys.argv[2], int(sys.argv[3])
@@ -265,6 +265,7 @@ os._exit(0)
 LATE = """
 import json, os, sys, torch.distributed as dist
 import kvps, kvps.torch
+from helpers import group_member
 from helpers.ddp import loss_of, net
 from helpers.harness import await_version
 
@@ -294,7 +295,7 @@ os._exit(0)
 
 def _pair(code: str, url: str, folder: Path) -> list[Any]:
     """What two processes print in JSON that are the members 0 and 1 of a group."""
-    both = [TorchProcess(code, url, str(folder / "meet"), str(rank)) for rank in range(2)]
+    both = [TorchProcess(run_code, code, url, str(folder / "meet"), str(rank)) for rank in range(2)]
     try:
         return [json.loads(_ended(process).splitlines()[-1]) for process in both]
     finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import cache
@@ -10,11 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.clusters import running
+from helpers.clusters import one_server
 from helpers.digits_job import proved
 from helpers.gpt import CLIP_NORM, WORKERS, Weights, by_ddp, distance, example, plain_loop
 from helpers.harness import aggregating
-from helpers.servers import BINARIES
 
 import kvps
 import kvps.torch
@@ -27,11 +25,7 @@ the order of sums or the number of roundings. That is one sample of a distance t
 steps kvps was at 0.5 to 1.2 times theirs in float32, and at 0.3 to 0.8 times in bfloat16."""
 
 
-@pytest.fixture(scope="session")
-def server_url() -> Iterator[str]:
-    """One kind of server will do: a step in bfloat16 takes a processor without it a second."""
-    with running(next(iter(BINARIES))) as url:
-        yield url
+server_url = one_server  # a step in bfloat16 takes a processor without it a second
 
 
 @cache

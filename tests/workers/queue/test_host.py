@@ -8,7 +8,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers import waiting as waiting_for
+from helpers.clusters import one_server
 from helpers.commands import TINY, Started, kvps_run
 from helpers.harness import check_chain
 from helpers.pages import python_in
@@ -30,6 +31,7 @@ from kvps.store import Store
 
 RQ = str(Path(sys.executable).with_name("rq"))
 Start = Callable[..., Started]
+server_url = one_server  # test_queue.py says the same commands to each kind
 # Each starts whole commands, and a busy machine starts a process in seconds.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -40,13 +42,6 @@ def eventually(holds: Callable[[], bool]) -> bool:
 
 def accuracy(job: Job) -> float:
     return load_task("digits").evaluate(job.snapshot()[1], np)["accuracy"]
-
-
-@pytest.fixture(scope="module")
-def server_url() -> Iterator[str]:
-    """One kind of server will do: test_queue.py says the same commands to each."""
-    with running_server(BINARY) as url:
-        yield url
 
 
 @pytest.mark.parametrize("victim", ["nobody", "host", "task process"])
