@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, replace
@@ -325,3 +326,14 @@ def _checked(name: str, value: Any) -> Any:
     if value and not milliseconds:
         raise InvalidSetting(f"{option} must be 0, or 0.001 seconds or more, not {value:g}")
     return milliseconds
+
+
+def check_file(option: str, path: Path) -> None:
+    """Raise InvalidSetting before long work if the file that an option names cannot be written after it."""
+    folder = path.resolve().parent
+    if not folder.is_dir():
+        raise InvalidSetting(f"{option} {path}: there is no directory {folder}")
+    if path.is_dir():
+        raise InvalidSetting(f"{option} {path} is a directory: give the name of a file")
+    if not os.access(path if path.exists() else folder, os.W_OK):
+        raise InvalidSetting(f"{option} {path}: no permission to write there; give another file")

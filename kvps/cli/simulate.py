@@ -10,7 +10,7 @@ from kvps_simulate.settings import TOPOLOGIES, Constants, Setting
 from kvps_simulate.units import parse_size, parse_time, seconds, size
 
 from kvps.cli.long_work import LongWork
-from kvps.cli.options import AsJson, Quiet
+from kvps.cli.options import AsJson, Quiet, check_file
 from kvps.cli.output import print_json, print_rows
 from kvps.errors import InvalidSetting
 
@@ -73,6 +73,8 @@ def simulate(
     """Simulate a job: its rounds, its goodput, and what it waits for."""
     if out and out.suffix not in _KINDS:
         raise InvalidSetting(f"--out must end in {' or '.join(_KINDS)}, not {str(out)!r}")
+    if out:
+        check_file("--out", out)
     part, factor = _parse_slow(slow)
     setting = Setting(
         workers=workers,

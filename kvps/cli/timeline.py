@@ -63,8 +63,7 @@ def timeline(
         raise InvalidSetting("--last and --from/--to choose two windows: leave one of them out")
     if first is not None and to is not None and first > to:
         raise InvalidSetting(f"--from {first} is after --to {to}")
-    if not out.parent.is_dir():
-        raise InvalidSetting(f"--out {out}: there is no directory {out.parent}")
+    options.check_file("--out", out)
     write = _writer(suffix)
     with (
         connect.existing_store(redis) as store,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -85,7 +84,7 @@ def up(
     if job is not None:
         check_name("job", job)
     if report is not None:
-        _check_report(report)
+        options.check_file("--report", report)
     saving = options.checkpoints_of(checkpoint_every, checkpoints, keep)
     kept = options.kept_options(record, saving)
     targets = training_log.targets_of(log, "--log", fresh=True)
@@ -118,17 +117,6 @@ def up(
             with LongWork(quiet) as work, work.stage("replaying the log, to prove that nothing was lost"):
                 _judge(store, made, trial, saving and saving.directory, record)
     check_trained(name, version, workers)
-
-
-def _check_report(report: Path) -> None:
-    """Raise InvalidSetting before the training if the report cannot be written after it."""
-    folder = report.resolve().parent
-    if not folder.is_dir():
-        raise InvalidSetting(f"--report {report}: there is no directory {folder}")
-    if report.is_dir():
-        raise InvalidSetting(f"--report {report} is a directory: give the name of a file")
-    if not os.access(report if report.exists() else folder, os.W_OK):
-        raise InvalidSetting(f"--report {report}: no permission to write there; give another file")
 
 
 def _rounds(task: Task, config: JobConfig) -> dict[str, int]:

@@ -51,6 +51,7 @@ def test_it_writes_a_page_and_a_picture(tmp_path: Path) -> None:
         (["--compute", "fast"], "--compute must be a time"),
         (["--slow", "0.1"], "--slow must be PART=Nx"),
         (["-o", "page.pdf"], "--out must end in .html or .svg"),
+        (["-o", "/nowhere/page.html"], "--out /nowhere/page.html: there is no directory /nowhere"),
         (["--constants", "/none"], "--constants /none: No such file"),
     ],
 )
