@@ -246,8 +246,8 @@ def running(kind: str) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def one_server() -> Iterator[str]:
-    """The URL of a server of the first kind: `server_url` where tests hardly depend on which."""
+def first_server() -> Iterator[str]:
+    """The URL of a server (or a cluster) of the first kind: `server_url` where tests hardly depend on which."""
     with running(next(iter(BINARIES))) as url:
         yield url
 

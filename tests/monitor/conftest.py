@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from helpers.clusters import one_server
+from helpers.clusters import first_server
 
-server_url = one_server
+server_url = first_server

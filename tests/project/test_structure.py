@@ -159,3 +159,13 @@ def test_tests_stand_where_the_code_does_and_import_no_test() -> None:
         assert room in rooms | {".", "chaos/peers"}, f"{path}: no room of the code has this name"
         found = re.search(r"^\s*(from|import) [\w.]*\btest_\w+", path.read_text(), re.MULTILINE)
         assert not found, f"{path} imports a test"
+
+
+def test_a_name_is_defined_once() -> None:
+    """A second function replaces the first without a word; linters say so only if the first was not used before."""
+    for path in [*(ROOT / name for name in modules()), *TESTS.rglob("*.py")]:
+        for block in ast.walk(ast.parse(path.read_text())):
+            if isinstance(block, ast.Module | ast.ClassDef):
+                names = [each.name for each in block.body if isinstance(each, ast.FunctionDef | ast.ClassDef)]
+                twice = {name for name in names if names.count(name) > 1}
+                assert not twice, f"{path} defines {twice} more than once"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.clusters import one_server
+from helpers.clusters import first_server
 from helpers.digits_job import proved
 from helpers.gpt import CLIP_NORM, WORKERS, Weights, by_ddp, distance, example, plain_loop
 from helpers.harness import aggregating
@@ -25,7 +25,7 @@ the order of sums or the number of roundings. That is one sample of a distance t
 steps kvps was at 0.5 to 1.2 times theirs in float32, and at 0.3 to 0.8 times in bfloat16."""
 
 
-server_url = one_server  # a step in bfloat16 takes a processor without it a second
+server_url = first_server  # a step in bfloat16 takes a processor without it a second
 
 
 @cache

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers import waiting as waiting_for
-from helpers.clusters import one_server
+from helpers.clusters import first_server
 from helpers.commands import TINY, Started, kvps_run
 from helpers.harness import check_chain
 from helpers.pages import python_in
@@ -31,7 +31,7 @@ from kvps.store import Store
 
 RQ = str(Path(sys.executable).with_name("rq"))
 Start = Callable[..., Started]
-server_url = one_server  # test_queue.py says the same commands to each kind
+server_url = first_server  # test_queue.py says the same commands to each kind
 # Each starts whole commands, and a busy machine starts a process in seconds.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
