@@ -195,7 +195,7 @@ def test_a_phone_needs_no_sideways_scroll(store: Store, shown: Dashboard, phone:
     with aggregating(job), job.join("a" * 64) as w0, job.join("w1") as w1:
         for number in range(5):
             for session in (w0, w1):
-                session.push(gradient(session.pull(), session.rank, number), loss=1.0)
+                session.push(gradient(session.pull(), session.rank, number), loss=1.2345e-3)
         for path, ready in (
             ("/", "tbody tr"),
             (f"/jobs/{job.name}", ".rows .row"),
@@ -206,6 +206,8 @@ def test_a_phone_needs_no_sideways_scroll(store: Store, shown: Dashboard, phone:
             page.locator(ready).first.wait_for()
             page.wait_for_function("() => !document.querySelector('.chart') || document.querySelector('.chart canvas')")
             assert page.evaluate("document.documentElement.scrollWidth") <= 360, path
+            for cut in page.locator(".rows .loss, .rows .round, .rows .pill").all():
+                assert cut.evaluate("cell => cell.scrollWidth <= cell.clientWidth"), cut.inner_text()
 
 
 @pytest.mark.slow
@@ -218,6 +220,14 @@ def test_a_removed_job_is_said_and_comes_back(store: Store, shown: Dashboard, ta
     store.create_job("j", model(), workers=5)
     tile(page, "Workers", "0 of 5")
     page.locator("#banner").wait_for(state="hidden")
+
+
+@pytest.mark.slow
+def test_a_name_that_no_job_can_have_is_said(shown: Dashboard, tab: Any) -> None:
+    page = tab.open(f"{shown.root}/jobs/x%ff")  # not UTF-8
+    page.locator("#banner", has_text="no job has such a name").wait_for()
+    assert all("404" in line for line in tab.said)
+    tab.said.clear()
 
 
 @pytest.mark.slow

@@ -110,9 +110,9 @@ function range(low, high) {
 
 function tickText(value) {
   const size = Math.abs(value);
+  if (size >= 1e12 || (size !== 0 && size < 0.001)) return Number(value.toPrecision(3)).toExponential().replace("+", "");
   if (size >= 1e9) return `${value / 1e9}G`;
   if (size >= 1e6) return `${value / 1e6}M`;
   if (size >= 1e4) return `${value / 1e3}k`;
-  if (size !== 0 && size < 0.001) return value.toExponential(0);
   return String(Number(value.toPrecision(4)));
 }

@@ -40,7 +40,8 @@ export function short(value) {
 
 export function loss(value) {
   if (value === null || value === undefined) return NONE;
-  return Math.abs(value) < 0.001 && value !== 0 ? value.toExponential(2) : value.toPrecision(4);
+  const text = Math.abs(value) < 0.001 && value !== 0 ? value.toExponential(2) : value.toPrecision(4);
+  return text.replace("+", ""); // 1.000e30
 }
 
 export function bytes(value) {

@@ -6,8 +6,17 @@ import { showLog } from "./log.js";
 import { showWorker } from "./worker.js";
 
 const page = document.getElementById("page");
-const names = location.pathname.split("/").filter(Boolean).map(decodeURIComponent);
+const names = location.pathname.split("/").filter(Boolean).map(decoded);
 const path = document.getElementById("path");
+
+/** A part of a path; as it is where it is not in UTF-8, so that the server can say that there is no such job. */
+function decoded(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
+  }
+}
 
 function crumb(text, href) {
   path.append(el("span.muted", { "aria-hidden": "true" }, "/"), el("a", { href }, text));

@@ -1,11 +1,12 @@
 // What the server sends of a job: everything once, then what has changed. See frames.py.
-import { api, jobPath, say } from "./dom.js";
+import { api, ask, jobPath, say } from "./dom.js";
 
 const SILENT_MS = 4000;
 
 /** A job as this page knows it. Calls `changed(job)` after each frame, and says on the page what is wrong. */
 export class JobStream {
   constructor(name, changed, worker = null) {
+    this.name = name;
     this.url = api(`${jobPath(name)}/events`) + (worker === null ? "" : `?worker=${encodeURIComponent(worker)}`);
     this.changed = changed;
     this.facts = {};
@@ -37,8 +38,19 @@ export class JobStream {
     this.source.onerror = () => {
       if (this.source?.readyState !== EventSource.CLOSED) return; // the browser tries again by itself
       this.close();
+      this.#askWhy();
       setTimeout(() => this.open(), 2000);
     };
+  }
+
+  /** Say why the server refused the stream, as it does for a name that no job can have. An EventSource does not say. */
+  async #askWhy() {
+    try {
+      await ask(api(jobPath(this.name)));
+    } catch (error) {
+      this.trouble = error.message;
+      say(`${this.trouble} Looking again.`);
+    }
   }
 
   close() {
