@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from helpers.clusters import SHARED_MEMORY, running
+from helpers.clusters import SHARED_MEMORY
 from helpers.ddp import loss_of, net, weights_of
 from helpers.digits_job import proved
 from helpers.harness import aggregating, await_version, check_chain
-from helpers.servers import ONE_AND_SLOWLY_ALL
 from torch import nn
 
 import kvps
@@ -23,13 +21,6 @@ from kvps.store import Store
 
 STEPS, FRAGMENTS = 4, 2
 OUTER = {"lr": 0.7, "momentum": 0.9, "nesterov": True}
-
-
-@pytest.fixture(scope="module", params=ONE_AND_SLOWLY_ALL)
-def server_url(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Of one server every day: nothing here depends on its kind."""
-    with running(request.param) as url:
-        yield url
 
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,11 @@ import kvps_aggregator
 import numpy as np
 import pytest
 import torch
-from helpers.clusters import SHARED_MEMORY, running
+from helpers.clusters import SHARED_MEMORY
 from helpers.ddp import OPTIMIZERS, ROUNDS, batch, loss_of, net, weights_of
 from helpers.digits_job import proved
 from helpers.harness import aggregating, await_version, check_chain
 from helpers.paths import TESTS
-from helpers.servers import ONE_AND_SLOWLY_ALL
 from torch import nn
 
 import kvps
@@ -34,13 +33,6 @@ NAMES = ("1.running_mean", "1.running_var")
 RECIPE = kvps.AdamW(
     kvps.schedules.StepLR(0.05, 2, 0.5), clip_norm=0.05, groups=(kvps.ParameterGroup("*", weight_decay=0.5),)
 )
-
-
-@pytest.fixture(scope="module", params=ONE_AND_SLOWLY_ALL)
-def server_url(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Of one server every day: nothing here depends on its kind."""
-    with running(request.param) as url:
-        yield url
 
 
 def create(store: Store, model: nn.Module, buffers: str, name: str = "job", **settings: Any) -> kvps.Job:

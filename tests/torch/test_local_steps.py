@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -12,10 +12,9 @@ import kvps_aggregator
 import numpy as np
 import pytest
 import torch
-from helpers.clusters import FULL, SHARED_MEMORY, running
+from helpers.clusters import FULL, SHARED_MEMORY
 from helpers.ddp import loss_of, net, weights_of
 from helpers.harness import aggregating, await_version, check_chain
-from helpers.servers import ONE_AND_SLOWLY_ALL
 from torch import nn
 from torch.optim import lr_scheduler
 
@@ -30,13 +29,6 @@ Inner = Callable[[Any], torch.optim.Optimizer]
 DILOCO = kvps.SGD(lr=0.7, momentum=0.9, nesterov=True)
 MEAN = kvps.SGD(lr=1.0)
 STEPS, ROUNDS = 3, 4
-
-
-@pytest.fixture(scope="module", params=ONE_AND_SLOWLY_ALL)
-def server_url(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Of one server every day: nothing here depends on its kind."""
-    with running(request.param) as url:
-        yield url
 
 
 def sgd(params: Any) -> torch.optim.Optimizer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
@@ -13,12 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.clusters import SHARED_MEMORY, running
+from helpers.clusters import SHARED_MEMORY
 from helpers.ddp import loss_of, net, weights_of
 from helpers.digits_job import proved
 from helpers.harness import aggregating, await_version, check_chain
 from helpers.internals import lose_next_answer
-from helpers.servers import ONE_AND_SLOWLY_ALL
 from kvps_aggregator import serve
 
 import kvps
@@ -28,13 +27,6 @@ from kvps.store import Store
 from kvps.torch.session import TorchSession
 
 AUTO = {"local_steps": "auto", "round_ms": 100, "reduction": "weighted", "optimizer": kvps.SGD(lr=1.0)}
-
-
-@pytest.fixture(scope="module", params=ONE_AND_SLOWLY_ALL)
-def server_url(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Of one server every day: nothing here depends on its kind."""
-    with running(request.param) as url:
-        yield url
 
 
 def create(store: Store, **settings: Any) -> Job:

@@ -15,11 +15,10 @@ import kvps_aggregator
 import numpy as np
 import pytest
 import torch
-from helpers.clusters import FULL, SHARED_MEMORY, running
+from helpers.clusters import FULL, SHARED_MEMORY
 from helpers.ddp import OPTIMIZERS, ROUNDS, loss_of, net, weights_of
 from helpers.harness import aggregating, check_chain
 from helpers.paths import TESTS
-from helpers.servers import ONE_AND_SLOWLY_ALL
 from torch import nn
 from torch.optim import lr_scheduler
 
@@ -29,13 +28,6 @@ from kvps.store import Store
 
 Weights = dict[str, np.ndarray]
 Round = Callable[[kvps.torch.TorchSession, nn.Module], None]
-
-
-@pytest.fixture(scope="module", params=ONE_AND_SLOWLY_ALL)
-def server_url(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Of one server every day: nothing here depends on its kind."""
-    with running(request.param) as url:
-        yield url
 
 
 def one_round(worker: kvps.torch.TorchSession, model: nn.Module) -> None:

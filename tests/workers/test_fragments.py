@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.clusters import SHARED_MEMORY, running
+from helpers.clusters import SHARED_MEMORY
 from helpers.digits_job import digits_job, proved, run_workers, training
-from helpers.servers import ONE_AND_SLOWLY_ALL
 from kvps_workers import load_task
 from kvps_workers.rounds import Batches
 
@@ -19,13 +17,6 @@ from kvps.store import Store
 
 STEPS, FRAGMENTS = 4, 2
 LR, MOMENTUM = np.float32(0.5), np.float32(0.9)
-
-
-@pytest.fixture(scope="module", params=ONE_AND_SLOWLY_ALL)
-def server_url(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Of one server every day: nothing here depends on its kind."""
-    with running(request.param) as url:
-        yield url
 
 
 def _plain(job: kvps.Job) -> dict[str, np.ndarray]:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
-from helpers.clusters import running
 from helpers.digits_job import digits_job, proved, run_workers, training
 from helpers.harness import aggregating, await_version
-from helpers.servers import ONE_AND_SLOWLY_ALL
 from kvps_workers import load_task
 from kvps_workers.contributions import Contributions
 from kvps_workers.local_steps import LocalSteps
@@ -30,13 +28,6 @@ from kvps.store import Store
 Params = dict[str, np.ndarray]
 MEAN = kvps.SGD(lr=1.0)
 STEPS = 4  # of 15 batches: the last round has three
-
-
-@pytest.fixture(scope="module", params=ONE_AND_SLOWLY_ALL)
-def server_url(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Of one server every day: nothing here depends on its kind."""
-    with running(request.param) as url:
-        yield url
 
 
 def _plain(config: JobConfig, momentum: float = 0.0, beyond: float = 1.0) -> Params:

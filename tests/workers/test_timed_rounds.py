@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.clusters import SHARED_MEMORY, running
+from helpers.clusters import SHARED_MEMORY
 from helpers.commands import KVPS, Started
 from helpers.digits_job import digits_job, proved, run_workers, training
 from helpers.each_sample import (
@@ -29,7 +29,7 @@ from helpers.each_sample import (
 from helpers.faults import MortalServer
 from helpers.harness import abandoned, aggregating, await_version, check_chain
 from helpers.internals import abandon, fall_silent, lose_next_answer, segments_of
-from helpers.servers import BINARIES, ONE_AND_SLOWLY_ALL, private_directory
+from helpers.servers import BINARIES, private_directory
 from helpers.waiting import eventually
 from kvps_workers.contributions import Contributions
 from kvps_workers.local_steps import LocalSteps
@@ -46,13 +46,6 @@ from kvps.job import Job
 from kvps.schedules import LinearLR
 from kvps.store import Store
 from kvps.transport import shared_memory
-
-
-@pytest.fixture(scope="module", params=ONE_AND_SLOWLY_ALL)
-def server_url(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Of one server every day: nothing here depends on its kind."""
-    with running(request.param) as url:
-        yield url
 
 
 def use(monkeypatch: pytest.MonkeyPatch, task: Any) -> Any:
