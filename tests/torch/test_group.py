@@ -210,7 +210,6 @@ def test_whoever_is_killed_whenever_each_acknowledged_contribution_counts_once(
 TOLD = """
 import json, os, sys, torch, torch.distributed as dist
 import kvps, kvps.torch
-from helpers import group_member
 from helpers.ddp import loss_of, net
 
 url, meet, rank = sys.argv[1], sys.argv[2], int(sys.argv[3])
@@ -265,7 +264,6 @@ os._exit(0)
 LATE = """
 import json, os, sys, torch.distributed as dist
 import kvps, kvps.torch
-from helpers import group_member
 from helpers.ddp import loss_of, net
 from helpers.harness import await_version
 

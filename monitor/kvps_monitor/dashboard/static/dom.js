@@ -139,3 +139,8 @@ export function say(text, tone = "bad") {
   setClass(banner, tone);
   banner.hidden = !text;
 }
+
+/** Say what is wrong, and that this page looks again by itself. */
+export function sayAgain(message) {
+  say(`${message.replace(/\.?$/, ".")} Looking again.`);
+}

@@ -1,5 +1,5 @@
 // The list of jobs.
-import { api, ask, bytes, el, jobPath, repeat, say, setText, statePill, whole } from "./dom.js";
+import { api, ask, bytes, el, jobPath, repeat, say, sayAgain, setText, statePill, whole } from "./dom.js";
 
 const COLUMNS = ["Job", "State", "Task", "Mode", "Workers", "Version", "Model"];
 
@@ -17,7 +17,7 @@ export function showJobs(page) {
       update(list, known, jobs);
       say("");
     } catch (error) {
-      say(`${error.message} Looking again.`);
+      sayAgain(error.message);
     }
   }, 1500);
 }

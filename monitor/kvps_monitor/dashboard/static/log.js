@@ -1,5 +1,5 @@
 // All that has happened to a job, newest first, with every contribution of each version.
-import { api, ask, day, el, jobPath, repeat, say } from "./dom.js";
+import { api, ask, day, el, jobPath, repeat, say, sayAgain } from "./dom.js";
 import { eventNode } from "./events.js";
 
 const COUNT = 40;
@@ -64,7 +64,7 @@ export function showLog(page, job) {
       newest = found.events[0]?.id ?? "";
       marked = null;
     } catch (error) {
-      say(`${error.message} Looking again.`);
+      sayAgain(error.message);
     }
   }, 1000);
 

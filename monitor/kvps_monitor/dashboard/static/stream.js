@@ -1,5 +1,5 @@
 // What the server sends of a job: everything once, then what has changed. See frames.py.
-import { api, ask, jobPath, say } from "./dom.js";
+import { api, ask, jobPath, say, sayAgain } from "./dom.js";
 
 const SILENT_MS = 4000;
 
@@ -49,7 +49,7 @@ export class JobStream {
       await ask(api(jobPath(this.name)));
     } catch (error) {
       this.trouble = error.message;
-      say(`${this.trouble} Looking again.`);
+      sayAgain(this.trouble);
     }
   }
 
@@ -77,7 +77,7 @@ export class JobStream {
         unreadable: "This job cannot be read.",
       };
       this.trouble = `${words[frame.trouble] ?? ""} ${frame.message}`;
-      say(`${this.trouble} Looking again.`);
+      sayAgain(this.trouble);
       return;
     }
     this.trouble = "";
