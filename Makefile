@@ -24,7 +24,7 @@ demo: .stamps/demo ## Train the digits on this machine, through a Valkey of its 
 	$(BIN)/kvps up digits
 
 test: .stamps/dev $(TOO_OLD) check ## Check the code, and run the tests that every change should pass (4 minutes)
-	$(BIN)/pytest -n 4 -m "not slow and not exhaustive"
+	$(BIN)/pytest -n 4 -m "not slow"
 
 check: .stamps/dev ## Format, lint, types, import rules; changes nothing
 	$(BIN)/ruff format --check .
@@ -52,15 +52,15 @@ CONFORMANCE := connection/test_cluster.py connection/test_cluster_pool.py connec
 cluster: .stamps/dev ## Run the tests of what kvps promises on clusters of 3 masters and 3 replicas: Valkey, and Redis if it is there (4 minutes)
 	for server in $$($(BIN)/python -c 'from kvps.machine.paths import bundled_server; print(bundled_server() or "")') \
 	  $$(command -v redis-server); do \
-	  KVPS_TEST_CLUSTER=1 KVPS_TEST_SERVER=$$server $(BIN)/pytest -q -n 2 -m "not slow and not exhaustive" \
+	  KVPS_TEST_CLUSTER=1 KVPS_TEST_SERVER=$$server $(BIN)/pytest -q -n 2 -m "not slow" \
 	    $(addprefix tests/,$(CONFORMANCE)) || exit 1; \
 	done
 
 test-all: .stamps/dev $(TOO_OLD) check ## Run every test but those that need a GPU, the engine's on every kind of server; what CI runs
-	$(BIN)/pytest -n 4 -m "not exhaustive"
+	$(BIN)/pytest -n 4
 
-exhaustive: .stamps/dev ## Explore the commit protocol at larger bounds (an hour, gigabytes)
-	$(BIN)/pytest -m exhaustive tests/protocol/test_model.py
+exhaustive: .stamps/dev ## Explore the commit protocol at large bounds, where the model has changed (an hour, gigabytes; PROCS=2)
+	PYTHONPATH=tests $(BIN)/python -m protocol.explored --procs $(or $(PROCS),1)
 
 # CuPy, and PyTorch for CUDA, are taken from the Python that is there. For a machine without a network, where there is one
 # (and the same Python): pip download -d wheels '.[embedded,demo]' hatchling editables pytest pytest-timeout

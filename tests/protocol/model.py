@@ -1,8 +1,8 @@
 """The commit protocol as a small model, explored breadth first over all interleavings.
 
-    python tests/protocol_model.py SHARDS STALENESS [MUTANT ...] [--kills N ...]
+    python -m protocol.model SHARDS STALENESS [MUTANT ...] [--kills N ...]
 
-`protocol_scripts` has the Lua scripts; around them `Model` has what the clients do: workers that join, pull, push and
+`model_scripts` has the Lua scripts; around them `Model` has what the clients do: workers that join, pull, push and
 leave; aggregators that look, stage, say ready or reject. Workers may be killed, wrongly evicted, and replaced while
 they still run, or forked; leases may expire under their holders; a reply may be lost, and a write of a cut connection
 may land late; a contribution may turn out bad; the server may be started again without its last writes, under all of

@@ -1,6 +1,6 @@
 """What is in Redis, and each Lua script as one method: the same checks in the same order, the same answers.
 
-The half of the protocol's model that must follow `kvps/protocol/lua`; `protocol_model` has the processes around it.
+The half of the protocol's model that must follow `kvps/protocol/lua`; `model` has the processes around it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Schedules that once broke the protocol, step by step on a real server. The model found them; see protocol_model."""
+"""Schedules that once broke the protocol, step by step on a real server. The model found them; see `model`."""
 
 from __future__ import annotations
 

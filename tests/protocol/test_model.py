@@ -2,259 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Any
+import json
 
 import pytest
-from protocol.model import ASP, MUTANTS, NO_FAULTS, Model, State, explore
+from protocol.bounds import REDUNDANT, SEEN, SMALL, Case
+from protocol.explored import CASES, STAMPS, stale
+from protocol.model import MUTANTS, NO_FAULTS, Model, State, explore
+
+DEEP = "join-waits"  # it shows only behind many steps
 
 
-def _model(shards: int, staleness: int, without: frozenset[str] | set[str] = frozenset(), **settings: Any) -> Model:
-    """A model with just the faults and sizes that are named."""
-    faults = {name: settings.pop(name) for name in NO_FAULTS._fields if name in settings}
-    return Model(shards, staleness, NO_FAULTS._replace(**faults), frozenset(without), **settings)
-
-
-def _bounds(shards: int, staleness: int, slow: bool = False, **settings: Any) -> Any:
-    name = ",".join(f"{key}={value}" for key, value in {"S": shards, "s": staleness, **settings}.items())
-    return pytest.param((shards, staleness), settings, id=name, marks=[pytest.mark.slow] * slow)
-
-
-SMALL = [
-    _bounds(1, 0, kills=1, evictions=1, joined=False, slow=True),
-    _bounds(1, 0, kills=1, evictions=1, lost=1, slow=True),
-    _bounds(1, 0, kills=1, takeovers=1, lost=1, slow=True),
-    _bounds(1, 0, evictions=1, workers=3),
-    _bounds(1, 1, evictions=1, slow=True),
-    _bounds(1, ASP, evictions=1, lost=1, max_pending=1, slow=True),
-    _bounds(2, 0, kills=1, lost=1),
-    _bounds(2, 0, takeovers=1),
-    _bounds(2, ASP, lost=1, slow=True),
-    _bounds(1, 0, kills=1, evictions=1, bad=1, slow=True),
-    _bounds(1, 1, kills=1, bad=1, slow=True),
-    _bounds(1, 1, bad=1, rounds=3, slow=True),
-    _bounds(2, 0, late=1, bad=1, slow=True),
-    _bounds(2, 0, lost=1, bad=1, slow=True),
-    _bounds(2, 0, takeovers=1, bad=1, slow=True),
-    _bounds(1, 0, units=2, kills=1),
-    _bounds(1, 0, units=2, evictions=1, slow=True),
-    _bounds(1, 0, units=2, lost=1, bad=1, slow=True),
-    _bounds(1, 0, units=2, workers=3),
-    _bounds(1, 1, units=2, evictions=1, slow=True),
-    _bounds(1, ASP, units=2, kills=1),
-    _bounds(2, 0, units=1, kills=1, bad=1, slow=True),
-    _bounds(1, 0, workers=1, losses=1),
-    _bounds(1, 0, workers=1, losses=1, kills=1, rounds=1),
-    _bounds(1, 0, workers=1, losses=1, bad=1, rounds=1),
-    _bounds(1, 0, workers=1, losses=1, rounds=1, joined=False),
-    _bounds(1, ASP, workers=1, losses=1, slow=True),
-    _bounds(1, 0, workers=1, losses=1, units=2, slow=True),
-    _bounds(1, 0, workers=1, removals=2, rounds=1),
-    _bounds(1, 0, removals=1, rounds=1),
-    _bounds(1, 0, workers=1, removals=2, rounds=1, units=1),
-    _bounds(1, 0, forks=1, kills=1, lost=1),
-    _bounds(1, 0, workers=1, failovers=1, slow=True),
-    _bounds(1, 0, quorum=1, evictions=1),
-    _bounds(1, 0, quorum=1, kills=1, evictions=1, lost=1, slow=True),
-    _bounds(1, 0, quorum=1, drops=True, evictions=1, slow=True),
-    _bounds(1, 0, quorum=1, drops=True, evictions=1, lost=1, slow=True),
-    _bounds(1, 0, quorum=2, drops=True, workers=3, kills=1, rounds=1),
-    _bounds(1, 0, quorum=1, drops=True, units=2, kills=1, lost=1, slow=True),
-    _bounds(1, ASP, quorum=2, evictions=1, lost=1, slow=True),
-    _bounds(2, 0, quorum=1, drops=True, bad=1, rounds=1),
-]
-LARGE = [
-    _bounds(1, 0, workers=1, failovers=2),
-    _bounds(1, 0, failovers=1),
-    _bounds(1, 1, failovers=1, rounds=1),
-    _bounds(1, 0, workers=1, failovers=1, takeovers=1, rounds=1),
-    _bounds(2, 0, workers=1, failovers=1, rounds=1),
-    _bounds(2, 0, workers=1, failovers=1),
-    _bounds(1, 0, workers=1, failovers=1, bad=1, kills=1),
-    _bounds(1, 0, workers=1, failovers=1, units=1),
-    _bounds(1, 0, kills=1, evictions=1, takeovers=1, lost=1, bad=1),
-    _bounds(1, 1, kills=1, evictions=1, lost=1),
-    _bounds(1, 1, evictions=1, rounds=3),
-    _bounds(1, ASP, takeovers=1, bad=1),
-    _bounds(2, 0, evictions=1, takeovers=1),
-    _bounds(2, 1, takeovers=1),
-    _bounds(2, 1, bad=1),
-    _bounds(1, 0, units=2, kills=1, evictions=1),
-    _bounds(1, ASP, units=3, kills=1),
-    _bounds(1, 0, workers=1, losses=1, kills=1),
-    _bounds(1, 0, workers=1, losses=1, units=1, kills=1),
-    _bounds(1, 0, units=2, kills=1, lost=1, bad=1),
-    _bounds(2, ASP, units=2, kills=1),
-    _bounds(1, 0, losses=1, rounds=1),
-    _bounds(1, ASP, losses=1, rounds=1),
-    _bounds(1, 0, losses=1, units=1),
-    _bounds(1, 0, workers=1, losses=2, rounds=1),
-    _bounds(1, 0, workers=1, losses=1, takeovers=1),
-    _bounds(1, 0, workers=1, losses=1, takeovers=1, rounds=1, late=1),
-    _bounds(1, 0, workers=1, losses=1, lost=1, evictions=1, rounds=1, joined=False),
-    _bounds(1, 1, workers=1, losses=1, bad=1),
-    _bounds(2, 0, workers=1, losses=1, rounds=1),
-    _bounds(1, 0, workers=1, removals=3, rounds=1, kills=1),
-    _bounds(1, ASP, removals=2, rounds=1, late=1),
-    _bounds(2, 0, removals=1, rounds=1, takeovers=1),
-    _bounds(1, 0, quorum=1, losses=1, rounds=1),
-    _bounds(1, 0, quorum=1, drops=True, losses=1, rounds=1),
-    _bounds(1, 0, quorum=1, drops=True, kills=1, bad=1, takeovers=1),
-    _bounds(2, 0, quorum=1, takeovers=1),
-    _bounds(1, 0, quorum=2, workers=3, kills=1, evictions=1, rounds=1),
-]
-
-
-def _holds(sizes: tuple[int, int], settings: dict[str, Any], without: frozenset[str]) -> None:
-    result = explore(_model(*sizes, without, **settings))
+@pytest.mark.parametrize("case", SMALL, ids=lambda case: case.name)
+def test_nothing_is_broken_and_the_job_can_always_end(case: Case) -> None:
+    result = explore(case.model)
     assert result.complete
     assert result.found == {}
 
 
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize(("sizes", "settings"), SMALL)
-def test_nothing_is_broken_and_the_job_can_always_end(sizes: tuple[int, int], settings: dict[str, Any]) -> None:
-    _holds(sizes, settings, frozenset())
+def test_what_takes_long_to_explore_was_explored_with_this_model() -> None:
+    """The larger bounds, and each check that others make too: without it nothing is broken."""
+    assert [case.name for case in stale(CASES)] == [], "the model has changed since: make exhaustive"
+    assert set(json.loads(STAMPS.read_text())) == {case.name for case in CASES}
 
 
-@pytest.mark.slow
-@pytest.mark.exhaustive
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize(("sizes", "settings"), LARGE)
-def test_nothing_is_broken_at_larger_bounds(sizes: tuple[int, int], settings: dict[str, Any]) -> None:
-    _holds(sizes, settings, frozenset())
-
-
-# -- negative controls ---------------------------------------------------------------------------------------------
-
-LOSSES = {"workers": 1, "losses": 1, "rounds": 1}
-REMOVALS = {"workers": 1, "removals": 2, "rounds": 1}
-FAILOVERS = {"workers": 1, "failovers": 1}
-DROPS = {"quorum": 1, "drops": True}
-SEEN = {  # the mutant, and where it shows
-    "free-synced": ((1, 0), FAILOVERS),
-    "stage-synced": ((1, 0), FAILOVERS),
-    "push-synced": ((1, 0), FAILOVERS),
-    "own-synced": ((1, 0), FAILOVERS | {"takeovers": 1, "rounds": 1}),
-    "push-repeat": ((1, 0), {"lost": 1}),
-    "push-sequence": ((1, 0), {"lost": 1}),
-    "push-incarnation": ((1, 0), {"evictions": 1}),
-    "push-state": ((1, 0), {"evictions": 1}),
-    "push-full": ((1, ASP), {"max_pending": 1}),
-    "join-own": ((1, 1), {"evictions": 1, "rounds": 3}),
-    "join-others": ((1, 0), {"evictions": 1}),
-    "join-plan": ((1, 0), {"evictions": 1}),
-    "join-pending": ((1, 0), {"evictions": 1}),
-    "push-late": ((1, 0), DROPS),
-    "push-late-plan": ((1, 0), DROPS),
-    "push-late-repeat": ((1, 0), DROPS | {"lost": 1}),
-    "push-late-first": ((1, 0), DROPS | {"lost": 1}),
-    "push-weight-sum": ((1, 0), {}),
-    "push-weight-sum-once": ((1, 0), {"lost": 1}),
-    "push-weight-sum-late": ((1, 0), DROPS),
-    "join-weight-sum": ((1, 0), {"evictions": 1}),
-    "plan-quorum": ((1, 0), {"quorum": 2}),
-    "plan-present": ((1, 0), {"quorum": 2, "kills": 1}),
-    "session-own": ((1, 0), {"quorum": 1, "max_pending": 2}),
-    "session-dropped": ((1, 0), DROPS),
-    "join-waits": ((1, 1), {"evictions": 2, "rounds": 4}),
-    "leave-incarnation": ((1, 0), {"evictions": 1}),
-    "leave-drains": ((1, 0), {}),
-    "evict-drains": ((1, 0), {"evictions": 1}),
-    "evict-keeps": ((1, 0), {"evictions": 1}),
-    "plan-open": ((1, 0), {"bad": 1}),
-    "plan-early": ((1, 0), {"joined": False}),
-    "plan-waits": ((1, 0), {}),
-    "ready-term": ((1, 0), {"takeovers": 1}),
-    "ready-plan": ((2, 0), {"bad": 1}),
-    "ready-all": ((2, 0), {}),
-    "ready-gone": ((1, 0), {}),
-    "reject-clears": ((2, 0), {"bad": 1}),
-    "reject-skip": ((1, 0), {"bad": 1}),
-    "reject-waits": ((1, 0), {"evictions": 1, "bad": 1}),
-    "reject-plan reject-member": ((1, 0), {"lost": 1, "bad": 1}),
-    "acquire-clears": ((2, 0), {"takeovers": 1}),
-    "acquire-clears ready-recheck ready-digest": ((2, 0), {"takeovers": 1}),
-    "ready-term ready-recheck": ((1, 0), {"takeovers": 1}),
-    "holder-restages": ((2, 0), {"late": 1, "bad": 1}),
-    "session-bound": ((1, 0), {}),
-    "session-fork": ((1, 0), {"forks": 1}),
-    "push-pushed": ((1, 0), {"units": 2}),
-    "next-unit-state": ((1, 0), {"units": 2, "evictions": 1}),
-    "next-unit-same": ((1, 0), {"units": 2, "lost": 1}),
-    "join-unit": ((1, 0), {"units": 2, "kills": 1}),
-    "leave-unit": ((1, 0), {"units": 1, "kills": 1}),
-    "evict-unit": ((1, 0), {"units": 1, "kills": 1}),
-    "ready-done": ((1, 0), {"units": 1}),
-    "ready-frees": ((1, 0), {"units": 1, "bad": 1}),
-    "free-owner": ((1, 0), {"takeovers": 1}),
-    "push-restart": ((1, 0), LOSSES),
-    "ready-restart": ((1, 0), LOSSES),
-    "leave-restart": ((1, 0), LOSSES),
-    "free-restart": ((1, 0), LOSSES),
-    "join-restart": ((1, 0), LOSSES | {"joined": False}),
-    "next-unit-restart": ((1, 0), LOSSES | {"units": 1}),
-    "evict-restart": ((1, 0), LOSSES | {"evictions": 1}),
-    "plan-restart": ((1, 0), LOSSES),
-    "reject-restart": ((1, 0), LOSSES | {"bad": 1}),
-    "acquire-restart": ((1, 0), LOSSES | {"takeovers": 1}),
-    "recover-whole": ((1, 0), LOSSES),
-    "leave-lost": ((1, 0), LOSSES | {"joined": False}),
-    "recover-unit": ((1, 0), LOSSES | {"units": 1}),
-    "recover-keeps": ((1, 0), LOSSES | {"bad": 1}),
-    "recover-plan": ((1, 0), LOSSES),
-    "recover-terms": ((1, 0), LOSSES),
-    "recover-workers": ((1, 0), LOSSES),
-    "join-id": ((1, 0), REMOVALS),
-    "evict-id": ((1, 0), REMOVALS),
-    "plan-id": ((1, 0), REMOVALS),
-    "acquire-id": ((1, 0), REMOVALS),
-    "remove-id": ((1, 0), REMOVALS),
-    "remove-bytes": ((1, 0), REMOVALS),
-}
-DEEP = ("join-waits",)  # shows only behind many steps
-REDUNDANT = {  # the mutant, why nothing shows, and where that is looked at
-    "plan-due": ("BSP has no other round in the inbox when a plan opens", (1, 0), {"evictions": 1, "bad": 1}),
-    "ready-already": ("the plan is gone or another then", (2, 0), {"lost": 1}),
-    "ready-digest": ("no term stages a plan twice", (2, 0), {"lost": 1}),
-    "ready-recheck": ("acquire has cleared the word of who was replaced", (2, 0), {"takeovers": 1}),
-    "reject-term": ("what an old holder finds bad of the open plan is bad", (1, 0), {"takeovers": 1, "bad": 1}),
-    "reject-plan": ("what is in the open plan too is bad there too", (2, 0), {"lost": 1, "bad": 1}),
-    "reject-member": ("the plan's id has changed with its members", (2, 0), {"lost": 1, "bad": 1}),
-    "push-unit": ("a worker's unit changes only with its incarnation or state", (1, 0), {"units": 2, "evictions": 1}),
-    "next-unit-incarnation": (
-        "who was replaced takes its successor's, and cannot push it",
-        (1, 0),
-        {"units": 2, "kills": 1},
-    ),
-    "push-history": ("the incarnations have ended with the history", (1, 0), LOSSES),
-    "push-base": ("its history is another then, too", (1, ASP), LOSSES),
-    "ready-history": ("the terms have ended with the history", (1, 0), LOSSES),
-    "ready-head": ("the plan is another then, too", (1, 0), LOSSES),
-    "session-forgotten": ("its sequence number does not follow, or it is rejoining", (1, ASP), LOSSES),
-    "holder-names": ("a new term looks what is committed", (1, 0), {"takeovers": 1, "lost": 1}),
-    "push-id": ("incarnations carry a nonce", (1, 0), REMOVALS),
-    "leave-id": ("incarnations carry a nonce", (1, 0), REMOVALS),
-    "next-unit-id": ("incarnations carry a nonce", (1, 0), REMOVALS | {"units": 1}),
-    "ready-id": ("terms carry a nonce", (1, 0), REMOVALS),
-    "reject-id": ("terms carry a nonce", (1, 0), REMOVALS),
-    "recover-id": ("whoever calls it, it ends an earlier run of the server and no more", (1, 0), REMOVALS),
-    "forget-id": ("a name that is free too early harms nobody: bytes have the id in theirs", (1, 0), REMOVALS),
-    "holder-stale": ("who has old weights has an old term", (1, 0), {"takeovers": 1, "lost": 1}),
-}
-
-
-@pytest.mark.parametrize("mutants", [pytest.param(m, marks=[pytest.mark.slow] * (m in DEEP)) for m in SEEN])
+@pytest.mark.parametrize("mutants", [pytest.param(m, marks=[pytest.mark.slow] * (m == DEEP)) for m in SEEN])
 def test_a_missing_check_is_seen(mutants: str) -> None:
-    sizes, settings = SEEN[mutants]
-    assert explore(_model(*sizes, set(mutants.split()), **settings), first=True).found
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mutant", REDUNDANT)
-def test_a_check_that_others_make_too_is_not_missed(mutant: str) -> None:
-    """So that it is known which checks only guard against what the model does not have."""
-    _, sizes, settings = REDUNDANT[mutant]
-    _holds(sizes, settings, frozenset({mutant}))
+    (shards, staleness), settings = SEEN[mutants]
+    assert explore(Case(shards, staleness, settings, frozenset(mutants.split())).model, first=True).found
 
 
 def test_every_mutant_is_judged() -> None:
