@@ -40,7 +40,7 @@ from kvps.history.checkpoint import Checkpoint
 from kvps.job import Job
 from kvps.launch import RunContext, from_env
 from kvps.local_job import LocalJob, local
-from kvps.optimizers import (
+from kvps.optim import (
     SGD,
     Adadelta,
     Adagrad,
@@ -53,6 +53,7 @@ from kvps.optimizers import (
     ParameterGroup,
     RMSprop,
     Yogi,
+    schedules as schedules,
 )
 from kvps.partitions import partition
 from kvps.session.session import Session

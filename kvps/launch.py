@@ -22,7 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from kvps import optimizers
+from kvps import optim
 from kvps.config import JobConfig
 from kvps.errors import InvalidSetting, JobExists, JobNotFound, KvpsError, WrongOrder
 from kvps.job import Job
@@ -39,7 +39,7 @@ _LOOK_AGAIN_S = 0.05
 
 def of_copy(rank: int, workers: int, job: str, id: str, settings: Mapping[str, Any]) -> dict[str, str]:
     """Return the environment variables of one copy, except the URL; `settings` are those of a JobConfig."""
-    written = {n: v.to_json() if isinstance(v, optimizers.Optimizer) else v for n, v in settings.items()}
+    written = {n: v.to_json() if isinstance(v, optim.Optimizer) else v for n, v in settings.items()}
     values = {_RANK: rank, _WORKERS: workers, _JOB: job, _JOB_ID: id, _SETTINGS: json.dumps(written)}
     return {name: str(value) for name, value in values.items()}
 
@@ -65,7 +65,7 @@ def from_env() -> RunContext:
         run = (os.environ[_JOB], os.environ[_JOB_ID])
         settings = json.loads(os.environ[_SETTINGS])
         if "optimizer" in settings:
-            settings["optimizer"] = optimizers.from_json(settings["optimizer"])
+            settings["optimizer"] = optim.from_json(settings["optimizer"])
     except (LookupError, TypeError, ValueError) as error:
         raise InvalidSetting(
             f"{_RANK} is set, but the rest is not as kvps run sets it ({type(error).__name__}: {error}): use kvps run, "

@@ -31,6 +31,7 @@ from kvps.connection.sockets import connection_settings, redacted
 from kvps.errors import CorruptData, InvalidSetting, KvpsError, NotFinite, ServerFull, ServerLost, ServerUnfit
 from kvps.history.checkpoint import Checkpoint
 from kvps.job import Job
+from kvps.optim.trial import try_out
 from kvps.protocol.keys import JOBS, MEMORY, JobKeys, check_id, check_name, staged_name
 from kvps.protocol.scripts import JobScripts, being_removed, job_exists, job_not_found
 from kvps.server import private_server
@@ -38,7 +39,6 @@ from kvps.transport import shared_memory
 from kvps.transport.access import JobAccess
 from kvps.transport.memory_identity import Memory
 from kvps.transport.opening import open_transport
-from kvps.trial import try_out
 
 log = logging.getLogger("kvps.store")
 
@@ -150,7 +150,7 @@ class Store:
         layout = with_parts(Layout.of(params, config.shards), parts, config.fragments)
         check_layout(config, layout)
         config.optimizer.check_groups([p.name for p in layout.parameters if not p.buffer])
-        try_out(config)
+        try_out(config.optimizer, config.reduction)
         values = {name: given.value if isinstance(given, Buffer) else given for name, given in params.items()}
         arrays = layout.hosted(values, "parameter")
         for parameter, array in zip(layout.parameters, arrays, strict=True):

@@ -16,7 +16,7 @@ from helpers.harness import aggregating
 from helpers.servers import BINARY, running_server
 
 import kvps
-from kvps import optimizers
+from kvps import optim
 from kvps.connection.server_info import check_fit, server_name, version_of
 from kvps.store import Store
 
@@ -123,14 +123,14 @@ def test_optimizers(make: Callable[[], object], words: str) -> None:
 )
 def test_the_optimizer_option(text: str, words: str) -> None:
     with pytest.raises(kvps.InvalidSetting, match=re.escape(words)) as caught:
-        optimizers.parse(text)
+        optim.parse(text)
     assert "\n" not in str(caught.value)
 
 
 def test_a_learning_rate_is_given_once() -> None:
     with pytest.raises(kvps.InvalidSetting, match="lr is given twice"):
-        optimizers.parse("sgd:lr=0.1", 0.2)
-    assert optimizers.parse("sgd:momentum=0.9,nesterov=true", 0.2) == kvps.SGD(0.2, 0.9, True)
+        optim.parse("sgd:lr=0.1", 0.2)
+    assert optim.parse("sgd:momentum=0.9,nesterov=true", 0.2) == kvps.SGD(0.2, 0.9, True)
 
 
 def test_stored_optimizers_that_this_kvps_cannot_read() -> None:
@@ -142,7 +142,7 @@ def test_stored_optimizers_that_this_kvps_cannot_read() -> None:
         ({"kind": "sgd", "lr": {"kind": "step", "initial": 1}}, "step needs every"),
     ]:
         with pytest.raises(kvps.InvalidSetting, match=words):
-            optimizers.from_json(stored)
+            optim.from_json(stored)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from typing import Any
 from kvps_aggregator.aggregator import Aggregator
 from kvps_simulate.settings import SLOTS, Constants
 
-from kvps import optimizers
+from kvps import optim
 from kvps.arrays.formats import format_of
 from kvps.arrays.layout import DTYPE
 from kvps.job import Job
@@ -37,10 +37,10 @@ from kvps_bench.roles import model, temporary_job
 _TINY = 1024
 _FORMATS = ("fp32", "bf16", "fp16", "int8", "topk:0.01")
 _OPTIMIZERS = {
-    "sgd": optimizers.SGD(lr=2.0**-10),
-    "momentum": optimizers.SGD(lr=2.0**-10, momentum=0.5),
-    "adagrad": optimizers.Adagrad(lr=2.0**-10),
-    "adam": optimizers.Adam(lr=2.0**-10),
+    "sgd": optim.SGD(lr=2.0**-10),
+    "momentum": optim.SGD(lr=2.0**-10, momentum=0.5),
+    "adagrad": optim.Adagrad(lr=2.0**-10),
+    "adam": optim.Adam(lr=2.0**-10),
 }
 
 

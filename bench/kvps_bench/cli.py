@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from kvps import optimizers
+from kvps import optim
 from kvps.cli.output import say
 from kvps.errors import InvalidSetting
 from kvps_bench import (
@@ -109,7 +109,7 @@ def round_(
     redis: Redis = None,
 ) -> None:
     """Measure one BSP round of all workers, against bare sockets and other systems."""
-    chosen = optimizers.parse(optimizer, LR if optimizer == "sgd" else None)
+    chosen = optim.parse(optimizer, LR if optimizer == "sgd" else None)
     settings = [
         round.Setting(_bytes_of(size), count, _positive("--tensors", tensors), chosen)
         for size in _numbers("--mb", mb)
@@ -369,7 +369,7 @@ def diloco_(
         target,
         mbit,
         lr,
-        optimizers.parse(outer),
+        optim.parse(outer),
         _names("--layout", layout, tuple(LAYOUTS))[0],
         _size(size),
         0 if quick else _positive("--warm-up", warm_up + 1, 1_000_000) - 1,

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from kvps.optimizers import AdamW, Optimizer
-from kvps.schedules import CosineAnnealingLR
+from kvps.optim import AdamW, Optimizer
+from kvps.optim.schedules import CosineAnnealingLR
 from kvps_bench.crew import Member, Place, crew, together
 from kvps_bench.hosts import Host, Network, NoHosts
 from kvps_bench.layouts import LAYOUTS

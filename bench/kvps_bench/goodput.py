@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from kvps.config import AUTO
 from kvps.errors import KvpsError
-from kvps.optimizers import SGD, AdamW
+from kvps.optim import SGD, AdamW
 from kvps_bench.crew import Place
 from kvps_bench.fleet import AGGREGATORS, End, fleet
 from kvps_bench.paced_learner import TASK, Pace

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import kvps.torch
 from kvps.errors import JobNotFound
-from kvps.optimizers import AdamW
+from kvps.optim import AdamW
 from kvps_bench import small_gpt
 from kvps_bench.roles import Role
 from kvps_bench.small_gpt import Size, SmallGpt

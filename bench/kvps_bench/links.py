@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from kvps.arrays.formats import format_of
 from kvps.arrays.layout import DTYPE
-from kvps.optimizers import SGD
+from kvps.optim import SGD
 from kvps_bench.crew import ONE_THREAD, Member, Place, crew, together
 from kvps_bench.hosts import Host, Network, NoHosts
 from kvps_bench.layouts import LAYOUTS, Ground

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from kvps.arrays.layout import DTYPE
-from kvps.optimizers import SGD, Optimizer
+from kvps.optim import SGD, Optimizer
 from kvps_bench import peer as peers
 from kvps_bench.bare import Socket
 from kvps_bench.crew import Member, Place, crew, spawning, together

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kvps.optimizers import Adam
+from kvps.optim import Adam
 from kvps.transport.shm import ShmTransport
 from kvps_bench import round as rounds
 from kvps_bench.crew import Place, crew

@@ -18,7 +18,7 @@ from kvps_workers.task import load_task
 
 from kvps.errors import KvpsError
 from kvps.job import Job
-from kvps.optimizers import SGD
+from kvps.optim import SGD
 from kvps.staleness import ASP, mode_name
 from kvps_bench import ideal
 from kvps_bench.crew import Member, Place, crew, spawning

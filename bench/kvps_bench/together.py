@@ -16,7 +16,7 @@ import typer
 
 from kvps.config import JobConfig
 from kvps.errors import InvalidSetting, KvpsError
-from kvps.optimizers import SGD
+from kvps.optim import SGD
 from kvps_bench.crew import Member, crew, together
 from kvps_bench.hosts import Network
 from kvps_bench.layouts import LAYOUTS

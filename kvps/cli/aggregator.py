@@ -14,11 +14,11 @@ from kvps_aggregator.job_watcher import JobWatcher
 from kvps_aggregator.nearness import Near
 from kvps_aggregator.verify.recording import check_directory
 
-from kvps import user_code
 from kvps.cli import connect, health, metrics, options, training_log
 from kvps.cli.output import say, start_log
 from kvps.device.base import CPU, Device, open_device
 from kvps.errors import InvalidSetting
+from kvps.optim import user_code
 from kvps.protocol.keys import check_name
 from kvps.store import Store
 

@@ -18,7 +18,7 @@ from kvps.connection.client import Client
 from kvps.connection.server_health import ADVICE, OK, WRONG, Finding, of_clock, of_latency, of_server
 from kvps.device.base import open_device
 from kvps.errors import KvpsError, NotPermitted, ServerFull, ServerUnfit
-from kvps.optimizers import Adam
+from kvps.optim import Adam
 from kvps.store import Store
 from kvps.transport import shared_memory
 

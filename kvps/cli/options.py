@@ -18,7 +18,7 @@ from kvps_aggregator.verify.recording import check_directory
 from kvps_workers import Task
 from kvps_workers.rounds import rounds_of
 
-from kvps import optimizers
+from kvps import optim
 from kvps.config import SPECS, JobConfig
 from kvps.errors import InvalidSetting
 from kvps.topologies import TOPOLOGIES, added_by, as_options
@@ -205,9 +205,9 @@ class Settings(JobSettings):
         # The task has a good rate for plain SGD on its gradients; the other optimizers have rates of their own. SGD on
         # pseudo-gradients at the rate 1 makes the mean of the workers' weights.
         if self.lr is None and _is_sgd_without_rate(self.optimizer):
-            chosen["optimizer"] = optimizers.parse(self.optimizer, task.lr if local_steps == 1 else 1.0)
+            chosen["optimizer"] = optim.parse(self.optimizer, task.lr if local_steps == 1 else 1.0)
         if local_steps != 1 and _is_sgd_without_rate(self.inner):
-            chosen["inner_optimizer"] = optimizers.parse(self.inner, task.lr)
+            chosen["inner_optimizer"] = optim.parse(self.inner, task.lr)
         config = JobConfig(task=name, **chosen)
         if self.data == "static":
             return config
@@ -272,7 +272,7 @@ def _option(f: Field[Any]) -> Parameter:
     if f.name == "inner_optimizer":
         told["show_default"] = "sgd with the task's rate"
     if default is MISSING:
-        default = optimizers.SGD.kind
+        default = optim.SGD.kind
     elif f.name == "workers":
         default = WORKERS
     elif f.name.endswith("_ms"):
@@ -295,10 +295,10 @@ def _settings(kind: type[JobSettings], context: typer.Context, said: Mapping[str
     stated, said = stated | added, {**said, **added}
     given = {name: _checked(name, value) for name, value in stated.items() if name in SPECS}
     if "optimizer" in given or said["lr"] is not None:
-        given["optimizer"] = optimizers.parse(said["optimizer"], said["lr"])
+        given["optimizer"] = optim.parse(said["optimizer"], said["lr"])
     of_task = {"inner": said["inner_optimizer"], "data": said["data"]} if "data" in said else {}
     if "inner_optimizer" in given:
-        given["inner_optimizer"] = optimizers.parse(said["inner_optimizer"])
+        given["inner_optimizer"] = optim.parse(said["inner_optimizer"])
     line = "" if topology is None else f"topology {topology}: {as_options(added) or 'as you said'}"
     return kind(given=given, optimizer=said["optimizer"], lr=said["lr"], topology=line, **of_task)
 

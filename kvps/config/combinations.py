@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from kvps import optimizers, reductions
+from kvps import optim
 from kvps.arrays.formats import format_of
 from kvps.arrays.layout import Layout
 from kvps.arrays.weight_view import has_view
 from kvps.config.settings import OWN_PARTITION, Settings
 from kvps.errors import InvalidSetting
+from kvps.optim import reductions
 
 MOST_TIMED_PENDING = 100
 """The most that may wait of one worker where rounds end by the clock: its entry has a sum of weights for each."""
@@ -53,11 +54,11 @@ def _check_quorum(s: Settings) -> None:
 
 
 def _check_local_steps(s: Settings) -> None:
-    if s.local_steps == 1 and s.inner_optimizer != optimizers.SGD():
+    if s.local_steps == 1 and s.inner_optimizer != optim.SGD():
         raise InvalidSetting(
             "inner_optimizer takes local steps, and local_steps is 1: give local_steps from 2 on, or leave it out"
         )
-    if isinstance(s.inner_optimizer, optimizers.CustomOptimizer):
+    if isinstance(s.inner_optimizer, optim.CustomOptimizer):
         raise InvalidSetting("inner_optimizer must be one of kvps's own: only the job's optimizer may be module:Class")
     if s.inner_optimizer.groups or s.inner_optimizer.clip_norm:
         raise InvalidSetting(

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from kvps import optimizers
+from kvps import optim
 from kvps.arrays.inputs import in_words
 from kvps.arrays.past_weights import MOST_PAST
 from kvps.config import combinations
@@ -43,7 +43,7 @@ class JobConfig(Settings):
 
     def __post_init__(self) -> None:
         if isinstance(self.optimizer, str):  # as on a command line
-            object.__setattr__(self, "optimizer", optimizers.parse(self.optimizer))
+            object.__setattr__(self, "optimizer", optim.parse(self.optimizer))
         for name in ("mirror_every", "push_every", "reject_norm", "delay_compensation"):  # they may be given as numbers
             object.__setattr__(self, name, str(getattr(self, name)))
         for name, spec in SPECS.items():
@@ -62,8 +62,7 @@ class JobConfig(Settings):
         """Return the fields of the job's config hash."""
         values = {name: getattr(self, name) for name in SPECS}
         return {
-            name: as_text(value) if isinstance(value, optimizers.Optimizer) else str(value)
-            for name, value in values.items()
+            name: as_text(value) if isinstance(value, optim.Optimizer) else str(value) for name, value in values.items()
         }
 
     @classmethod
@@ -86,7 +85,7 @@ def _read(name: str, stored: Mapping[str, str]) -> Any:
         raise InvalidSetting(f"{name} {'is missing' if text is None else f'is no text: {shown(text)}'}")
     if SPECS[name].why_not is not_an_optimizer:
         try:
-            return optimizers.from_json(Fields.of_json(text, "it", MOST_OPTIMIZER).as_dict())
+            return optim.from_json(Fields.of_json(text, "it", MOST_OPTIMIZER).as_dict())
         except (CorruptData, InvalidSetting, TypeError) as error:
             raise InvalidSetting(f"{name} holds {shown(text)}: {error}") from None
     value = int(text) if SPECS[name].bounds and _WHOLE.fullmatch(text) else text
@@ -98,7 +97,7 @@ def _read(name: str, stored: Mapping[str, str]) -> Any:
 def _instead(name: str, value: object) -> str:
     """Return a hint at what the user may have meant by an unknown setting."""
     rate = "lr" if name == "learning_rate" else name
-    for kind in optimizers.OPTIMIZERS.values():
+    for kind in optim.OPTIMIZERS.values():
         if rate in {f.name for f in fields(kind)}:
             return f"give optimizer=kvps.{kind.__name__}({rate}={value if isinstance(value, int | float) else '...'})"
     choices = [name for name in SPECS if name != "memory"]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 
-from kvps import optimizers, reductions
+from kvps import optim
 from kvps.arrays.formats import format_of
 from kvps.arrays.past_weights import MOST_PAST, past
 from kvps.arrays.weight_view import VIEW, has_view
 from kvps.config import specs
 from kvps.config.specs import Spec, setting
+from kvps.optim import reductions
 from kvps.partitions import SCHEMES
 from kvps.staleness import mode_name
 
@@ -40,11 +41,11 @@ class Settings:
     shards: int = setting(
         1, "Into how many parts the parameters are cut.", bounds=(1, 1_000), option=("--shards",), group="Arrays"
     )
-    optimizer: optimizers.Optimizer = field(
-        default_factory=optimizers.SGD,
+    optimizer: optim.Optimizer = field(
+        default_factory=optim.SGD,
         metadata={
             "spec": Spec(
-                f"How the aggregator updates the weights: {', '.join(optimizers.OPTIMIZERS)}; as in "
+                f"How the aggregator updates the weights: {', '.join(optim.OPTIMIZERS)}; as in "
                 "sgd:momentum=0.9. One of your own is module:Class, of a module in this directory.",
                 why_not=specs.not_an_optimizer,
                 option=("--optimizer",),
@@ -82,8 +83,8 @@ class Settings:
         option=("--fragments",),
         group="Training",
     )
-    inner_optimizer: optimizers.Optimizer = field(
-        default_factory=optimizers.SGD,
+    inner_optimizer: optim.Optimizer = field(
+        default_factory=optim.SGD,
         metadata={
             "spec": Spec(
                 "The optimizer with which a task's worker takes its local steps, written as for --optimizer.",

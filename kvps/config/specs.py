@@ -8,10 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvps import optimizers, reductions
+from kvps import optim
 from kvps.arrays.formats import format_of
 from kvps.errors import CorruptData, InvalidSetting, shown
 from kvps.machine.launcher import Launcher
+from kvps.optim import reductions
 from kvps.parsing import MOST_TEXT
 
 MOST_OPTIMIZER = 1 << 22
@@ -48,7 +49,7 @@ class Spec:
 
 
 def not_an_optimizer(value: object) -> str:
-    if isinstance(value, optimizers.Optimizer):
+    if isinstance(value, optim.Optimizer):
         size = len(as_text(value))
         fits = size <= MOST_OPTIMIZER
         return (
@@ -63,7 +64,7 @@ def not_an_optimizer(value: object) -> str:
     )
 
 
-def as_text(optimizer: optimizers.Optimizer) -> str:
+def as_text(optimizer: optim.Optimizer) -> str:
     return json.dumps(optimizer.to_json())
 
 

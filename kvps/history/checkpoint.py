@@ -32,7 +32,7 @@ from kvps.arrays.past_weights import MOST_PAST
 from kvps.config import JobConfig
 from kvps.errors import CorruptData, InvalidSetting, KvpsError
 from kvps.machine.files import private
-from kvps.optimizers.custom import MOST_SLOTS
+from kvps.optim.custom import MOST_SLOTS
 from kvps.parsing import JOB_ID, MOST_JSON, Fields, file_name, name, sequence, whole, word
 from kvps.protocol.job_state import Begin, Member, State
 

@@ -26,9 +26,9 @@ from kvps.arrays.layout import DTYPE, Array
 from kvps.connection.server_clock import ServerClock
 from kvps.device.base import CPU, Device
 from kvps.errors import ContributionLate, JobNotFound, KvpsError, LayoutMismatch, WrongOrder
+from kvps.optim.reductions import check_weight
 from kvps.protocol.job_state import Turn
 from kvps.protocol.scripts import Joined, ServerRestarted
-from kvps.reductions import check_weight
 from kvps.session.buffers import GradientBuffers
 from kvps.session.encoder import Encoder
 from kvps.session.inner_state import to_bytes

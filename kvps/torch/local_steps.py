@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from kvps.arrays.parts import fragment_of
 from kvps.config import AUTO, JobConfig
 from kvps.errors import InvalidSetting, NotFinite, WrongOrder
-from kvps.reductions import MOST_WEIGHT
+from kvps.optim.reductions import MOST_WEIGHT
 from kvps.session.round_timer import RoundTimer
 from kvps.torch.inner_optimizer import InnerOptimizer
 from kvps.torch.model import Parameters

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch.optim import lr_scheduler
 
-from kvps import optimizers, schedules
+from kvps import optim
 from kvps.errors import InvalidSetting
+from kvps.optim import schedules
 from kvps.torch.model import Parameters, check_steps_all, trained
 from kvps.torch.scheduler import OF_SCHEDULERS, number, rates_of
 
@@ -22,7 +23,7 @@ def optimizer(
     every: int = 1,
     steps: int | None = None,
     clip_norm: float = 0.0,
-) -> optimizers.Optimizer:
+) -> optim.Optimizer:
     """Return the job's optimizer that steps as `optimizer` would, which is needed no more: the aggregator steps.
 
     `optimizer` is one of torch.optim that `kvps` has too, and has not stepped yet. Each of its parameter groups
@@ -58,15 +59,15 @@ def _check_begins_with(optimizer: torch.optim.Optimizer, params: Parameters) -> 
 
 _PASSED_OVER = {"params", "param_names", "name", "foreach", "fused", "capturable", "differentiable"} | OF_SCHEDULERS
 """Settings that do not change the result, and what schedulers change or remember in a group."""
-_KINDS: dict[type[torch.optim.Optimizer], tuple[type[optimizers.Optimizer], dict[str, Any]]] = {
-    torch.optim.SGD: (optimizers.SGD, {}),
-    torch.optim.Adagrad: (optimizers.Adagrad, {"initial_accumulator_value": 0}),
-    torch.optim.Adadelta: (optimizers.Adadelta, {}),
-    torch.optim.RMSprop: (optimizers.RMSprop, {}),
-    torch.optim.Adam: (optimizers.Adam, {"decoupled_weight_decay": False}),
-    torch.optim.AdamW: (optimizers.AdamW, {"decoupled_weight_decay": True}),
-    torch.optim.NAdam: (optimizers.NAdam, {}),
-    torch.optim.Adamax: (optimizers.Adamax, {}),
+_KINDS: dict[type[torch.optim.Optimizer], tuple[type[optim.Optimizer], dict[str, Any]]] = {
+    torch.optim.SGD: (optim.SGD, {}),
+    torch.optim.Adagrad: (optim.Adagrad, {"initial_accumulator_value": 0}),
+    torch.optim.Adadelta: (optim.Adadelta, {}),
+    torch.optim.RMSprop: (optim.RMSprop, {}),
+    torch.optim.Adam: (optim.Adam, {"decoupled_weight_decay": False}),
+    torch.optim.AdamW: (optim.AdamW, {"decoupled_weight_decay": True}),
+    torch.optim.NAdam: (optim.NAdam, {}),
+    torch.optim.Adamax: (optim.Adamax, {}),
 }
 """The rule of kvps, and settings that it does not have, with the value at which each has no effect. All other settings
 have the same names, but for betas."""
@@ -74,7 +75,7 @@ have the same names, but for betas."""
 
 def _settings(
     optimizer: torch.optim.Optimizer, params: Parameters, rates: Sequence[float | schedules.Schedule], clip_norm: float
-) -> optimizers.Optimizer:
+) -> optim.Optimizer:
     """Return the settings: those of the first group, and what others have different. `rates` has one of each group."""
     if type(optimizer) not in _KINDS:
         has = ", ".join(kind.__name__ for kind in _KINDS)
@@ -92,7 +93,7 @@ def _settings(
             )
             others.setdefault(different, []).extend(found)
     others.pop(())
-    groups = [optimizers.ParameterGroup(found, **dict(different)) for different, found in others.items()]
+    groups = [optim.ParameterGroup(found, **dict(different)) for different, found in others.items()]
     return kind(**first, groups=tuple(groups), clip_norm=clip_norm)
 
 

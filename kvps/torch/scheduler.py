@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch.optim import lr_scheduler
 
-from kvps import schedules
 from kvps.errors import InvalidSetting
-from kvps.schedules.composed import MOST_STEPS
+from kvps.optim import schedules
+from kvps.optim.schedules import MOST_STEPS
 
 OF_SCHEDULERS = {"lr", "initial_lr", "max_lr", "min_lr", "swa_lr", "base_momentum", "max_momentum"}
 """What schedulers change or remember in a parameter group."""

@@ -21,7 +21,7 @@ from kvps.connection.sockets import connection_settings
 from kvps.device.base import CPU, Device
 from kvps.history.commit_log import Log
 from kvps.job import Job
-from kvps.optimizers import (
+from kvps.optim import (
     SGD,
     Adadelta,
     Adagrad,
@@ -35,8 +35,8 @@ from kvps.optimizers import (
     RMSprop,
     Yogi,
 )
+from kvps.optim.schedules import TableLR
 from kvps.protocol.plan import Contribution, Plan
-from kvps.schedules import TableLR
 from kvps.session.session import Session
 
 Params = dict[str, np.ndarray]

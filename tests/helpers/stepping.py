@@ -11,7 +11,7 @@ from kvps_aggregator.step.shard_arrays import ShardArrays
 from kvps.arrays.layout import Layout
 from kvps.config import JobConfig
 from kvps.device.base import Device
-from kvps.optimizers import Optimizer
+from kvps.optim import Optimizer
 from kvps.protocol.plan import Contribution, Plan
 
 Params = dict[str, np.ndarray]

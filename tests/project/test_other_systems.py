@@ -18,7 +18,6 @@ from kvps_workers import load_task
 from typer.testing import CliRunner
 
 import kvps
-import kvps.schedules
 import kvps.torch
 from kvps.cli import app, options
 from kvps.config import SPECS, JobConfig

@@ -37,7 +37,7 @@ _NEVER = tuple(f"{each}." for names in NEVER.values() for each in names.split())
 NEVER_SAID = {"shell": False, "allow_pickle": False, "weights_only": True}  # argument: the only value that it may have
 IMPORTS = {  # where a module is imported whose name is not in the source: why
     "workers/kvps_workers/task.py: load_task": "a built-in task, from a list in the source",
-    "kvps/user_code.py: _import_from_here": "the user's own module in the current directory, see docs/security.md",
+    "kvps/optim/user_code.py: _import_from_here": "the user's module in the current directory, see docs/security.md",
 }
 STARTS = {  # who starts processes: what
     "kvps/cli/host.py": "this Python, as an aggregator",

@@ -39,7 +39,7 @@ def adamw(params: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(params, lr=0.01, weight_decay=0.1)
 
 
-def create(store: Store, model: nn.Module, outer: kvps.optimizers.Optimizer = MEAN, **settings: Any) -> kvps.Job:
+def create(store: Store, model: nn.Module, outer: kvps.optim.Optimizer = MEAN, **settings: Any) -> kvps.Job:
     settings = {"workers": 1, "transport": "redis", "worker_timeout_ms": 60_000} | settings
     return store.create_job("job", kvps.torch.parameters(model), optimizer=outer, **settings)
 
@@ -173,7 +173,7 @@ def test_local_sgd_averages_the_weights(store: Store) -> None:
     ids=["FedAvgM", "FedAdagrad", "FedAdam", "FedYogi"],
 )
 def test_the_outer_optimizers_of_fedopt_step_on_the_mean_difference(
-    store: Store, outer: kvps.optimizers.Optimizer, in_torch: Inner
+    store: Store, outer: kvps.optim.Optimizer, in_torch: Inner
 ) -> None:
     job = create(store, net(), outer, workers=2)
     assert_close(trained(job, sgd, STEPS * ROUNDS), plain(2, sgd, in_torch, STEPS * ROUNDS), 1e-5)
@@ -190,7 +190,7 @@ def test_the_users_scheduler_goes_on_over_rounds(store: Store) -> None:
 
 
 @pytest.mark.parametrize("outer", [kvps.SGD(lr=0.5), kvps.DelayedNesterov(lr=0.7, every=2)], ids=str)
-def test_asynchronous_workers_take_local_steps(store: Store, outer: kvps.optimizers.Optimizer) -> None:
+def test_asynchronous_workers_take_local_steps(store: Store, outer: kvps.optim.Optimizer) -> None:
     """Asynchronous local SGD: no one waits, every pseudo-gradient counts once, and the loss falls."""
     model = net()
     before = loss_of(model, 0, 100).item()

@@ -15,7 +15,7 @@ from torch.optim.swa_utils import SWALR
 
 import kvps
 import kvps.torch
-from kvps.schedules import TableLR
+from kvps.optim.schedules import TableLR
 
 STEPS = 200
 

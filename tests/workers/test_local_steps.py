@@ -22,7 +22,7 @@ import kvps
 from kvps.arrays.layout import Layout
 from kvps.config import JobConfig
 from kvps.device.base import CPU
-from kvps.schedules import LinearLR
+from kvps.optim.schedules import LinearLR
 from kvps.store import Store
 
 Params = dict[str, np.ndarray]

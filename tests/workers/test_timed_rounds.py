@@ -43,7 +43,7 @@ from kvps.config import JobConfig
 from kvps.device.base import CPU
 from kvps.history.checkpoint import Checkpoint, sums_without
 from kvps.job import Job
-from kvps.schedules import LinearLR
+from kvps.optim.schedules import LinearLR
 from kvps.store import Store
 from kvps.transport import shared_memory
 

@@ -1,7 +1,7 @@
 """Local steps of a task's worker: an inner optimizer steps on batch after batch, and the worker pushes how far it came.
 
 The pseudo-gradient is the weights that were pulled minus the weights now (arXiv 2311.08105). All arithmetic on weights
-is that of `kvps.update_rules`, so a replay gets the same bits from the same gradients.
+is that of `kvps.optim.update_rules`, so a replay gets the same bits from the same gradients.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvps import update_rules
 from kvps.arrays.digest import finite
 from kvps.arrays.layout import DTYPE, Layout
 from kvps.config import JobConfig
 from kvps.device.base import Device, flattened
 from kvps.errors import CorruptData, NotFinite
+from kvps.optim import update_rules
 from kvps_workers.task import Task
 
 Batch = tuple[Any, ...]

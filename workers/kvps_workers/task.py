@@ -20,9 +20,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn, Protocol, runtime_checkable
 
-from kvps import user_code
 from kvps.arrays.inputs import in_words, one_number
 from kvps.errors import InvalidTask, TaskFailed, UsageError
+from kvps.optim import user_code
 
 BUILT_IN = {"digits": "kvps_workers.digits:Digits"}
 

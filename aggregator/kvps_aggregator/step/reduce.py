@@ -21,8 +21,8 @@ from kvps.arrays.digest import finite, finite_square_sum
 from kvps.arrays.layout import Array
 from kvps.config import JobConfig
 from kvps.errors import NotFinite
+from kvps.optim.reductions import SCALINGS, Function, Reduction, custom, parse
 from kvps.protocol.plan import Contribution, Plan
-from kvps.reductions import SCALINGS, Function, Reduction, custom, parse
 from kvps_aggregator.step.buffers import reduce_buffers
 from kvps_aggregator.step.compensate import staleness_of
 
@@ -159,7 +159,7 @@ def _ordered(reduction: Reduction, contributions: Iterable[Array], out: Array, x
 
 
 def _custom(reduction: Reduction, contributions: Iterable[Array], weights: Sequence[int], out: Array, xp: Any) -> bool:
-    """The user's own; see `kvps.reductions.Function`. Return whether all contributions are finite.
+    """The user's own; see `kvps.optim.reductions.Function`. Return whether all contributions are finite.
 
     The user's function need not know what NaN is, and gets zeros for it: item by item, because a replay cuts arrays in
     other places.

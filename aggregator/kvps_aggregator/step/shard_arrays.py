@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from kvps import update_rules
 from kvps.arrays.digest import digest_of, finite, fold, view
 from kvps.arrays.formats import Bytes, format_of
 from kvps.arrays.layout import CHUNK_ITEMS, DTYPE, Array, Chunk, Layout
@@ -21,7 +20,7 @@ from kvps.arrays.past_weights import past
 from kvps.arrays.weight_view import VIEW, advance
 from kvps.config import JobConfig
 from kvps.errors import NotFinite
-from kvps.optimizers import CustomOptimizer, Optimizer
+from kvps.optim import CustomOptimizer, Optimizer, update_rules
 from kvps.protocol.plan import Contribution, Plan
 from kvps_aggregator.step import reduce
 from kvps_aggregator.step.compensate import compensated, staleness_of

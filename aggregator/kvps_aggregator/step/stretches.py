@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from itertools import groupby
 
 from kvps.arrays.layout import Layout
-from kvps.optimizers import Optimizer
+from kvps.optim import Optimizer
 
 Stretch = tuple[Optimizer | None, int, int]
 """Settings, None for buffers, and the first item of the shard that has them, and the item after the last."""

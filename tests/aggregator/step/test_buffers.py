@@ -116,7 +116,7 @@ def stepped(parts: list[ShardArrays], plan: Plan, rows: list[np.ndarray], scale:
 )
 @pytest.mark.parametrize("optimizer", [*OPTIMIZERS, GROUPED], ids=str)
 def test_no_optimizer_steps_them_and_they_change_no_step(
-    optimizer: kvps.optimizers.Optimizer, kind: str, scale: float | None
+    optimizer: kvps.optim.Optimizer, kind: str, scale: float | None
 ) -> None:
     """Parameters end as without buffers. `scale` is that of a gradient that is clipped."""
     arrays = model(kind)

@@ -21,7 +21,7 @@ import kvps
 from kvps.arrays.layout import Layout
 from kvps.config import JobConfig
 from kvps.device.base import Cuda
-from kvps.optimizers import from_json
+from kvps.optim import from_json
 from kvps.store import Store
 
 LR = 0.1

@@ -24,13 +24,13 @@ from kvps_aggregator.step.reduce import reduce
 from kvps_aggregator.step.shard_arrays import ShardArrays
 
 import kvps
-from kvps import reductions
 from kvps.arrays.layout import Layout
 from kvps.cli.verify import proof_of
 from kvps.config import JobConfig
 from kvps.device.base import Cuda, Exact
 from kvps.history.checkpoint import Checkpoint
 from kvps.job import Job
+from kvps.optim import reductions
 from kvps.protocol.job_state import Commit
 from kvps.protocol.plan import Contribution, Plan
 from kvps.session.session import Session

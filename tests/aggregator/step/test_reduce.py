@@ -12,8 +12,8 @@ from helpers.harness import aggregating, any_floats, await_version
 from kvps_aggregator.step.reduce import reduce, reduce_plan
 
 import kvps
-from kvps import reductions
 from kvps.device.base import Exact
+from kvps.optim import reductions
 from kvps.protocol.plan import Contribution, Plan
 from kvps.store import Store
 

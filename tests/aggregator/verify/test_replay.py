@@ -19,9 +19,9 @@ import kvps
 from kvps.arrays.digest import weights_sha256
 from kvps.cli.verify import proof_of
 from kvps.job import Job
+from kvps.optim.schedules import InverseSquareRootLR, LinearLR, SequentialLR, TableLR
 from kvps.protocol.job_state import chained, first_head
 from kvps.protocol.plan import Contribution
-from kvps.schedules import InverseSquareRootLR, LinearLR, SequentialLR, TableLR
 from kvps.store import Store
 
 GROUPED = kvps.AdamW(

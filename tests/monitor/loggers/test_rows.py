@@ -18,7 +18,7 @@ from kvps_monitor.loggers.rows import Row, RowReader
 import kvps
 from kvps.errors import CorruptData
 from kvps.job import Job
-from kvps.schedules import StepLR
+from kvps.optim.schedules import StepLR
 from kvps.session.session import Session
 from kvps.store import Store
 

@@ -9,9 +9,9 @@ from functools import cached_property
 from typing import Any
 
 from kvps.errors import InvalidSetting, shown
+from kvps.optim.schedules import Schedule
+from kvps.optim.settings import Setting, require
 from kvps.parsing import MOST_TEXT, names_like
-from kvps.schedules import Schedule
-from kvps.schedules.base import Setting, require
 
 MOST_GROUPS = 1_024
 MOST_NAMES = 1 << 16

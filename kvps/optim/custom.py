@@ -27,12 +27,12 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from kvps import user_code
 from kvps.errors import InvalidSetting, shown
-from kvps.optimizers.base import Optimizer, ParameterGroup
+from kvps.optim import user_code
+from kvps.optim.optimizer import Optimizer, ParameterGroup
+from kvps.optim.schedules import Schedule
+from kvps.optim.settings import is_number, require
 from kvps.parsing import MOST_TEXT
-from kvps.schedules import Schedule
-from kvps.schedules.base import is_number, require
 
 MOST_SLOTS = 8
 """The most state arrays of an optimizer."""

@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kvps
-from kvps import optimizers as optim
-from kvps import update_rules
+from kvps import optim
 from kvps.arrays.digest import chunked, weights_sha256
 from kvps.arrays.layout import CHUNK_ITEMS, Layout
 from kvps.config import JobConfig
+from kvps.optim import update_rules
 
 STEPS = 25
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from kvps.arrays.layout import Array
-from kvps.optimizers import (
+from kvps.optim import (
     SGD,
     Adadelta,
     Adagrad,
@@ -296,7 +296,7 @@ def _delayed_nesterov(
 def _custom(
     xp: Any, s: CustomOptimizer, lr: float, step: int, w: Array, g: Array, state: State, out: Array, state_out: State
 ) -> None:
-    """The user's own; see `kvps.optimizers.custom.Rule`."""
+    """The user's own; see `kvps.optim.custom.Rule`."""
     s.step(w, g, state, out, state_out, lr, step, xp)
 
 

@@ -31,7 +31,7 @@ class Setting:
             value = getattr(self, f.name)
             if f.type == "bool":
                 require(isinstance(value, bool), f"{self.kind}: {f.name} must be true or false, not {shown(value)}")
-            elif f.type.startswith("float") and not ("Schedule" in f.type and isinstance(value, Schedule)):
+            elif f.type.startswith("float") and not ("Schedule" in f.type and isinstance(value, Setting)):
                 require(is_number(value), f"{self.kind}: {f.name} must be a finite number, not {shown(value)}")
 
     def to_json(self) -> dict[str, Any]:
@@ -47,25 +47,6 @@ class Setting:
         return [
             f"{f.name}={getattr(self, f.name)}" for f in fields if f.name == "lr" or getattr(self, f.name) != f.default
         ]
-
-
-class Schedule(Setting):
-    """A learning rate that changes with progress."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("initial", "final"):
-            value = getattr(self, name, 0.0)
-            require(value >= 0, f"{self.kind}: {name} must not be negative, it is {value}")
-
-    @classmethod
-    def of_json(cls, values: dict[str, Any]) -> Schedule:
-        """Return the schedule of which `to_json` wrote these fields beside its kind. Raises InvalidSetting."""
-        return build(cls, values)
-
-    def at(self, progress: float) -> float:
-        """Return the learning rate after `progress` committed contributions per worker."""
-        raise NotImplementedError
 
 
 def build(kind: type[_T], values: dict[str, Any]) -> _T:

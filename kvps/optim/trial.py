@@ -12,10 +12,8 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from kvps import reductions
-from kvps.config import JobConfig
 from kvps.errors import InvalidSetting
-from kvps.optimizers import CustomOptimizer
+from kvps.optim import CustomOptimizer, Optimizer, reductions
 
 _Array = NDArray[np.float32]
 _ITEMS = 1_001
@@ -25,12 +23,12 @@ _VERSIONS = 3
 _COUNTS = (1, 2, 3, 5)
 
 
-def try_out(config: JobConfig) -> None:
-    """Raise InvalidSetting, in one line, if code of the user's own in these settings cannot be used."""
-    for settings in config.optimizer.variants:
+def try_out(optimizer: Optimizer, reduction: str) -> None:
+    """Raise InvalidSetting, in one line, if one of them is code of the user's own that cannot be used."""
+    for settings in optimizer.variants:
         if isinstance(settings, CustomOptimizer):
             _compare(f"optimizer {settings.name!r}", partial(_steps, settings))
-    if name := reductions.parse(config.reduction).name:
+    if name := reductions.parse(reduction).name:
         _compare(f"reduction {name!r}", partial(_reduced, reductions.custom(name)))
 
 

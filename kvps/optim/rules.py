@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from kvps.errors import shown
-from kvps.optimizers.base import Optimizer
-from kvps.schedules import Schedule
-from kvps.schedules.base import require
+from kvps.optim.optimizer import Optimizer
+from kvps.optim.schedules import Schedule
+from kvps.optim.settings import require
 
 _MOST_EVERY = 1_000_000
 

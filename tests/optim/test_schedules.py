@@ -1,4 +1,4 @@
-"""Schedules of others and tables: what they return, that Redis keeps every bit, and what is refused."""
+"""Schedules: what they return, that Redis keeps every bit, and what is refused."""
 
 from __future__ import annotations
 
@@ -12,9 +12,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kvps
-from kvps import schedules
 from kvps.config import JobConfig
-from kvps.schedules import CosineAnnealingLR, LinearLR, SequentialLR, StepLR, TableLR
+from kvps.optim import schedules
+from kvps.optim.schedules import (
+    CosineAnnealingLR,
+    InverseSquareRootLR,
+    InverseTimeLR,
+    LinearLR,
+    PolynomialLR,
+    Schedule,
+    SequentialLR,
+    StepLR,
+    TableLR,
+)
 
 WARM_UP = SequentialLR([LinearLR(0.0, 0.5, over=10), CosineAnnealingLR(0.5, over=20)], milestones=[10])
 
@@ -63,7 +73,7 @@ def test_a_long_table_is_compact_and_shown_in_one_short_line() -> None:
     ("make", "words"),
     [
         (lambda: TableLR([]), "there must be 1 to 262144 values, not 0"),
-        (lambda: TableLR([0.1] * (schedules.composed.MOST_STEPS + 1)), "there must be 1 to 262144 values, not 262145"),
+        (lambda: TableLR([0.1] * (schedules.MOST_STEPS + 1)), "there must be 1 to 262144 values, not 262145"),
         (lambda: TableLR([0.1, float("nan")]), "values must be finite numbers"),
         (lambda: TableLR([0.1, -1e-9]), "values must not be negative, one is -1e-09"),
         (lambda: TableLR([True]), "values must be finite numbers"),
@@ -129,3 +139,43 @@ def test_a_damaged_table_is_refused_in_one_line(change: dict[str, Any]) -> None:
 def test_damaged_schedules_of_others_are_refused(change: dict[str, Any]) -> None:
     with pytest.raises(kvps.InvalidSetting):
         schedules.from_json(WARM_UP.to_json() | change)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "points"),
+    [
+        (PolynomialLR(1.0, over=10), {0: 1.0, 5: 0.5, 10: 0.0, 99: 0.0}),
+        (PolynomialLR(1.0, over=10, power=2.0, final=0.5), {0: 1.0, 5: 0.625, 10: 0.5, 99: 0.5}),
+        (InverseSquareRootLR(1.0, over=10), {0: 1.0, 30: 0.5, 80: 1 / 3}),
+        (InverseTimeLR(1.0, over=10), {0: 1.0, 10: 0.5, 30: 0.25}),
+    ],
+    ids=str,
+)
+def test_a_formula_at_known_points(schedule: Schedule, points: dict[float, float]) -> None:
+    for progress, rate in points.items():
+        assert schedule.at(progress) == pytest.approx(rate)
+
+
+def test_the_schedule_of_the_transformer() -> None:
+    """Vaswani et al., 2017, equation 3: min(step ** -0.5, step * warmup ** -1.5), up to a factor."""
+    lr = SequentialLR([LinearLR(0.0, 1.0, over=40), InverseSquareRootLR(1.0, over=40)], milestones=[40])
+    for step in range(1, 400):
+        assert lr.at(step) == pytest.approx(40**0.5 * min(step**-0.5, step * 40**-1.5))
+
+
+def test_a_learning_rate_below_zero_is_refused() -> None:
+    for make in (lambda: LinearLR(-0.1, 1.0, over=4), lambda: StepLR(-1, every=3)):
+        with pytest.raises(kvps.InvalidSetting, match="initial must not be negative, it is -"):
+            make()
+    for kind in (LinearLR, PolynomialLR):
+        with pytest.raises(kvps.InvalidSetting, match=f"{kind.kind}: final must not be negative, it is -1"):
+            kind(0.1, final=-1, over=4)
+
+
+@pytest.mark.parametrize("kind", [PolynomialLR, InverseSquareRootLR, InverseTimeLR])
+def test_a_formula_over_nothing_is_refused(kind: type[Schedule]) -> None:
+    for over in (0, -1, float("nan"), "3"):
+        with pytest.raises(kvps.InvalidSetting, match="over must be"):
+            kind(0.1, over=over)
+    with pytest.raises(kvps.InvalidSetting, match="power must be above 0"):
+        PolynomialLR(0.1, over=1, power=0)

@@ -9,10 +9,10 @@ from helpers.stepping import Params, stepped
 from kvps_aggregator.step.shard_arrays import ShardArrays
 
 import kvps
-from kvps import ParameterGroup, optimizers
+from kvps import ParameterGroup, optim
 from kvps.arrays.layout import Layout
 from kvps.config import JobConfig
-from kvps.schedules import CosineAnnealingLR, StepLR
+from kvps.optim.schedules import CosineAnnealingLR, StepLR
 from kvps.store import Store
 
 GROUPED = kvps.AdamW(
@@ -74,7 +74,7 @@ def test_each_parameter_steps_as_if_its_group_were_the_whole_job(optimizer: kvps
     gradients = [large_model(seed) for seed in range(1, 4)]
     ended = stepped(optimizer, large_model(), gradients, shards)
     for name, settings in zip(ended, optimizer.of_each(list(ended)), strict=True):
-        alone = optimizers.from_json(settings.to_json() | {"groups": []})
+        alone = optim.from_json(settings.to_json() | {"groups": []})
         wanted = stepped(alone, {name: large_model()[name]}, ({name: each[name]} for each in gradients))
         np.testing.assert_array_equal(ended[name], wanted[name], name)
 
@@ -130,7 +130,7 @@ def test_a_name_that_no_parameter_has_is_refused_before_there_is_a_job(store: St
 )
 def test_a_damaged_group_is_refused_in_one_line(group: object, words: str) -> None:
     with pytest.raises(kvps.InvalidSetting) as caught:
-        optimizers.from_json({"kind": "sgd", "lr": 0.1, "groups": [group]})
+        optim.from_json({"kind": "sgd", "lr": 0.1, "groups": [group]})
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -138,7 +138,7 @@ def test_a_damaged_group_is_refused_in_one_line(group: object, words: str) -> No
 @pytest.mark.parametrize("groups", [3, "b", {}, [{"names": ["b"]}] * 1025])
 def test_groups_that_are_no_list_of_a_bounded_size_are_refused(groups: object) -> None:
     with pytest.raises(kvps.InvalidSetting, match="groups must be a list of at most 1024"):
-        optimizers.from_json({"kind": "sgd", "groups": groups})
+        optim.from_json({"kind": "sgd", "groups": groups})
 
 
 def test_what_is_no_group_is_refused() -> None:

@@ -6,12 +6,12 @@ import json
 import re
 from typing import Any
 
-from kvps import schedules, user_code
 from kvps.errors import InvalidSetting, shown
-from kvps.optimizers.base import MOST_GROUPS, Optimizer, ParameterGroup
-from kvps.optimizers.custom import CustomOptimizer
-from kvps.optimizers.rules import OPTIMIZERS
-from kvps.schedules.base import build, require
+from kvps.optim import schedules, user_code
+from kvps.optim.custom import CustomOptimizer
+from kvps.optim.optimizer import MOST_GROUPS, Optimizer, ParameterGroup
+from kvps.optim.rules import OPTIMIZERS
+from kvps.optim.settings import build, require
 
 _COMMON = ("lr", "maximize", "clip_norm")  # what a command line may set of every optimizer
 _OWN = re.compile(rf"{user_code.NAME.pattern}(?=:|\Z)")

@@ -33,8 +33,8 @@ from kvps.cli.verify import proof_of
 from kvps.device.base import CPU, Cuda, Device
 from kvps.history.checkpoint import Checkpoint
 from kvps.job import Job
-from kvps.optimizers import custom, from_json, parse
-from kvps.schedules import StepLR
+from kvps.optim import custom, from_json, parse
+from kvps.optim.schedules import StepLR
 from kvps.store import Store
 
 OWN, SAME = "own_rules:Momentum:lr=0.1,mu=0.8", kvps.SGD(lr=0.1, momentum=0.8)

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from operator import index
 from typing import Any, NamedTuple, SupportsIndex
 
-from kvps import user_code
 from kvps.errors import InvalidSetting, shown
+from kvps.optim import user_code
 from kvps.parsing import MOST_TEXT
 
 PLAIN = ("mean", "sum", "weighted", "median")
