@@ -53,6 +53,8 @@ from kvps.optim import (
     ParameterGroup,
     RMSprop,
     Yogi,
+)
+from kvps.optim import (
     schedules as schedules,
 )
 from kvps.partitions import partition
