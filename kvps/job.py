@@ -23,7 +23,7 @@ from kvps.history.checkpoint import Checkpoint
 from kvps.machine import launcher, process
 from kvps.machine.launcher import Launcher
 from kvps.parsing import JOB_ID, matching, number, whole
-from kvps.protocol.job_state import Commit, Entry, Member, State, Turn
+from kvps.protocol.job_state import Commit, Entry, Member, RoundState, State
 from kvps.protocol.keys import JobKeys, check_name
 from kvps.protocol.plan import Contribution
 from kvps.protocol.recovery import await_history
@@ -100,10 +100,10 @@ class Job:
         """Return the version, vector clock and members at one instant. Raises JobNotFound."""
         return self.reader.state()
 
-    def turn(self) -> Turn:
+    def round_state(self) -> RoundState:
         """Return the version, staged names and lowest round at one instant. The cost is the same for any number of
         workers. Raises JobNotFound."""
-        return self.reader.turn()
+        return self.reader.round_state()
 
     def clock(self) -> dict[str, int]:
         """Return the vector clock: worker -> number of committed contributions."""

@@ -18,7 +18,7 @@ from kvps.config import JobConfig
 from kvps.connection.resp import Command
 from kvps.errors import InvalidSetting, JobExists, JobNotFound, KvpsError
 from kvps.job import Job
-from kvps.protocol.job_state import State, Turn
+from kvps.protocol.job_state import RoundState, State
 from kvps.store import Store, connect
 
 Gradient = Callable[[dict[str, Array], int, int], Any]
@@ -80,10 +80,10 @@ class LocalJob(Job):
         self._check_served()
         return super().state()
 
-    def turn(self) -> Turn:
-        """As `Job.turn`; also raises what the aggregator raised."""
+    def round_state(self) -> RoundState:
+        """As `Job.round_state`; also raises what the aggregator raised."""
         self._check_served()
-        return super().turn()
+        return super().round_state()
 
     def _asked(self, commands: Sequence[Command]) -> list[Any]:
         self._check_served()

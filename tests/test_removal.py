@@ -68,7 +68,7 @@ def test_who_holds_a_removed_job_does_nothing_to_one_made_anew(store: Store) -> 
         "join any": old.join,
         "takeover": lambda: old.join("w0", takeover=True),
         "state": old.state,
-        "turn": old.turn,
+        "round_state": old.round_state,
         "snapshot": old.snapshot,
         "checkpoint": old.checkpoint,
         "plan": s.plan,
@@ -233,7 +233,7 @@ def test_who_joins_while_a_job_is_removed_leaves_nothing_behind(store: Store, mo
     with _removing(store, monkeypatch, JobScripts, "remove") as removal:
         session = job.join("w0")
         session.push(gradient(session.pull(), 0, 0))
-        session.push(gradient(session.pull(), 0, 1), loss=1.0) if job.turn().joined > 1 else None
+        session.push(gradient(session.pull(), 0, 1), loss=1.0) if job.round_state().joined > 1 else None
         session.leave(finished=False)
     removal.result()
     assert [key for key in store.client.scan("*") if key != "kvps:preflight"] == []
@@ -247,7 +247,7 @@ MANY = 8_200  # Lua passes no more than some 8,000 values to one call
 @pytest.mark.slow
 def test_8200_workers_are_planned_committed_evicted_recovered_and_removed(store: Store) -> None:
     job = store.create_job("job", {"x": np.zeros(1, np.float32)}, workers=1, units=2 * MANY)
-    s, history = job.scripts, job.turn().history
+    s, history = job.scripts, job.round_state().history
     for number in range(MANY):
         name = f"x{number}"
         unit_of = s.join(name, "n", "", ME) and s.next_unit(name, "1-n")
@@ -258,8 +258,8 @@ def test_8200_workers_are_planned_committed_evicted_recovered_and_removed(store:
     assert [c.worker for c in planned.plan.contributions] == [f"x{number}" for number in range(MANY)]
     term = s.acquire(0, "holder", 60_000, "n1").term
     assert s.ready(0, term, planned.plan, "0" * 16).flipped
-    turn = job.turn()
-    assert (turn.version, turn.lowest, turn.joined) == (1, 1, MANY)
+    round_state = job.round_state()
+    assert (round_state.version, round_state.lowest, round_state.joined) == (1, 1, MANY)
     assert job.client.call("XLEN", job.keys.inbox) == 0
     for run_id in ("another run", store.client.run_id()):
         s.recover(run_id, f"abcd{run_id[:4]}", 1)

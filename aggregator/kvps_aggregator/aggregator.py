@@ -250,7 +250,7 @@ class Aggregator:
     def hold(self, at_once: bool = False, finishing: bool = False) -> None:
         """Drop the shards that were lost. Take the missing ones and give up others as `ShardChoice.look` says."""
         if self._shards and not self._job.transport.here:
-            self._job.turn()  # raises JobNotFound if the job was removed; else its memory is lost
+            self._job.round_state()  # raises JobNotFound if the job was removed; else its memory is lost
             log.warning("job %s: its shared memory is gone", self._job.name)
             for shard in list(self._shards.values()):
                 self._drop(shard)
@@ -452,7 +452,7 @@ class Aggregator:
             self._watch_server()  # before `newest` is set back: the commit log notes how many are lost
         self._leases.newest = version
         astray = [shard for shard in self._shards.values() if shard.version != version]
-        names = self._job.turn().names if astray else ()
+        names = self._job.round_state().names if astray else ()
         for shard in astray:
             if shard.version < version and shard.staged and shard.staged_as == names[shard.number]:
                 self._promote(shard, pin)

@@ -92,7 +92,7 @@ class FaultInjection:
 def _version(job: Job) -> int:
     """Return the job's version, -1 if it cannot be read now: whoever follows the training says why."""
     with suppress(KvpsError):
-        return job.turn().version
+        return job.round_state().version
     return -1
 
 

@@ -101,7 +101,7 @@ class Begin(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Turn:
+class RoundState:
     """What a worker must know of a job before it begins a round, at one instant; as much for 1,000 workers as for two.
 
     names       the staged names of the shards
@@ -139,9 +139,10 @@ class Turn:
         clock: str | None,
         committed: str | float | None,
         turns: Any,
-    ) -> Turn:
-        """Make a turn of a job with so many shards from the replies to HGETALL of version, ZRANGE 0 0 WITHSCORES of
-        rounds, HLEN and HGET of workers, HGET of clock, ZSCORE of rounds, and XREVRANGE COUNT 1 of turns."""
+    ) -> RoundState:
+        """Make the round state of a job with so many shards from the replies to HGETALL of version, ZRANGE 0 0
+        WITHSCORES of rounds, HLEN and HGET of workers, HGET of clock, ZSCORE of rounds, and XREVRANGE COUNT 1 of
+        turns."""
         v, me = Fields(version, "the version"), None
         if entry is not None:
             done = None if committed is None else whole(committed, f"the round of worker {worker!r}")
@@ -261,6 +262,10 @@ class State:
         if config.units:
             return self.units_done == config.units
         return sum(m.finished for m in self.members.values()) >= config.workers
+
+
+AnyState = RoundState | State
+"""A state that names one version and its arrays."""
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,7 @@ class Encoder:
         try:
             yield
         except ChunkGone as gone:
-            self._membership.look()
+            self._membership.round_state()
             worker = self._membership.worker
             raise CorruptData(f"the {what} that {worker!r} stored when it left is not there: {gone}") from None
 
@@ -107,7 +107,7 @@ class Encoder:
             return self._inherited
         if self.residual or state:
             with contextlib.suppress(WorkerEvicted, ServerFull, JobNotFound, DeviceFailed):
-                if me.check(me.look()).accepted == me.sequence:
+                if me.check(me.round_state()).accepted == me.sequence:
                     values = self.residual.values if self.residual else None
                     return self._store.save(me.incarnation, me.sequence, values, state)
         return ""

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from kvps.errors import WorkerEvicted, WrongOrder
 from kvps.machine.fork import ProcessOwner
-from kvps.protocol.job_state import Member, Turn
+from kvps.protocol.job_state import Member, RoundState
 from kvps.protocol.recovery import await_history
 from kvps.protocol.scripts import Joined, ServerRestarted, evicted
 from kvps.session.heartbeat import Heartbeat, interval_s
@@ -60,15 +60,16 @@ class Membership:
         if self._heartbeat.evicted:
             raise self._heartbeat.evicted
 
-    def look(self) -> Turn:
-        """Return the newest turn. Raises WorkerEvicted, JobNotFound."""
-        turn = self._reader.turn(self.worker)
-        self.check(turn)
-        return turn
+    def round_state(self) -> RoundState:
+        """Return the newest round state. Raises WorkerEvicted, JobNotFound."""
+        round_state = self._reader.round_state(self.worker)
+        self.check(round_state)
+        return round_state
 
-    def check(self, turn: Turn) -> Member:
-        """Return this worker as it is in a turn. Raises WorkerEvicted if this incarnation is no longer active."""
-        me = turn.me
+    def check(self, round_state: RoundState) -> Member:
+        """Return this worker as it is in a round state. Raises WorkerEvicted if this incarnation is no longer
+        active."""
+        me = round_state.me
         if me is None or me.incarnation != self.incarnation:
             raise self._evicted("replaced")
         if me.state != "active":
@@ -90,7 +91,7 @@ class Membership:
         try:
             yield
         except SharedMemoryLost:
-            self.look()
+            self.round_state()
             raise self._evicted("the shared memory of the job is lost") from None
 
     def stop_heartbeat(self) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from kvps.arrays.layout import DTYPE, Array
 from kvps.device.base import CPU, Device, DeviceBuffer, empty
-from kvps.protocol.job_state import Turn
+from kvps.protocol.job_state import RoundState
 from kvps.transport.access import JobAccess
 from kvps.transport.base import Transport
 
@@ -29,23 +29,24 @@ class WeightPull:
 
     @property
     def inline_buffer(self) -> Array | None:
-        """The array that receives a small model's weights together with a turn; None if they are read separately."""
+        """The array that receives a small model's weights together with a round state; None if they are read
+        separately."""
         return self._source.inline_buffer
 
     def weights(
-        self, turn: Turn, inline: bool, rounds_done: int, look: Callable[[], Turn], part: str
+        self, round_state: RoundState, inline: bool, rounds_done: int, newest: Callable[[], RoundState], part: str
     ) -> tuple[int, dict[str, Any]]:
-        """Return the weights of this turn, or newer ones, of a part of the model ("" for all of it): their version, and
-        name -> array.
+        """Return the weights of this round state, or newer ones: their version, and name -> array. With a `part` of the
+        model, only its weights.
 
-        `inline` says that they are already in `inline_buffer`, `look` returns the newest turn. Raises SharedMemoryLost,
-        DeviceFailed, and what `VersionReader.weights` and `look` raise.
+        `inline` says that they are already in `inline_buffer`, `newest` returns the newest round state. Raises
+        SharedMemoryLost, DeviceFailed, and what `VersionReader.weights` and `newest` raise.
         """
         self._on_device = self._on_device or self._where.landing(self._layout.size)
         if self._on_device:
             self._on_device.begin()
         arrived = self._on_device.arrived if self._on_device else None
-        version, flat = self._source.weights(turn, inline, rounds_done, look, arrived, part)
+        version, flat = self._source.weights(round_state, inline, rounds_done, newest, arrived, part)
         if flat is not self._flat:
             self._flat, self._views = flat, self._layout.views(flat)
         views = self._layout.cut(self._on_device.whole(flat)) if self._on_device else self._views

@@ -300,6 +300,6 @@ class Push:
                 raise
             except InboxFull:
                 scripts = access.scripts  # the bytes are stored now
-                turn = me.look()
-                if me.check(turn).pending >= access.config.max_pending:
-                    access.client.wait({access.keys.turns: turn.last_entry})
+                round_state = me.round_state()
+                if me.check(round_state).pending >= access.config.max_pending:
+                    access.client.wait({access.keys.turns: round_state.last_entry})

@@ -27,7 +27,7 @@ from kvps.connection.server_clock import ServerClock
 from kvps.device.base import CPU, Device
 from kvps.errors import ContributionLate, JobNotFound, KvpsError, LayoutMismatch, WrongOrder
 from kvps.optim.reductions import check_weight
-from kvps.protocol.job_state import Turn
+from kvps.protocol.job_state import RoundState
 from kvps.protocol.scripts import Joined, ServerRestarted
 from kvps.session.buffers import GradientBuffers
 from kvps.session.encoder import Encoder
@@ -71,8 +71,8 @@ class Session:
         self._weights = WeightPull(access, transport, device, prefetch)
         self._reader = transport.reader
         self._last_push = self._new_push()
-        self._turn: Turn | None = None  # of the last pull; None once a push has used it
-        self._wait_behind: Turn | None = None  # in BSP after a push: no look before the next entry
+        self._round_state: RoundState | None = None  # of the last pull; None once a push has used it
+        self._wait_behind: RoundState | None = None  # in BSP after a push: no look before the next entry
         self._unit: int | None = None
         self._buffers: GradientBuffers | None = None
         self._spare: Array | None = None
@@ -128,23 +128,26 @@ class Session:
         self._push.forget()
         self._timer.enter(WAIT)
         # First, because nothing may fail between taking a prefetched version and ordering the next.
-        turn, inline = self._await_turn()
+        round_state, inline = self._await_round()
         self._timer.enter(FETCH)
         with self._membership.memory_checked():
-            version, weights = self._weights.weights(turn, inline, self.round, self._membership.look, part)
-        self._membership.version, self._turn = version, turn
+            version, weights = self._weights.weights(
+                round_state, inline, self.round, self._membership.round_state, part
+            )
+        self._membership.version, self._round_state = version, round_state
         self._timer.enter(COMPUTE)
         return weights
 
-    def _await_turn(self) -> tuple[Turn, bool]:
-        """Wait for the turn that admits this worker's next round. Return it, and whether its weights came with it."""
+    def _await_round(self) -> tuple[RoundState, bool]:
+        """Wait for the round state that admits this worker's next round. Return it, and whether its weights came with
+        it."""
         config = self._access.config
-        turn, inline = self._wait_behind or self._membership.look(), False
-        while self._wait_behind or not turn.admits(self.round, config, self._membership.past):
-            turn, inline = self._reader.next_turn(self.worker, turn, self._weights.inline_buffer)
+        round_state, inline = self._wait_behind or self._membership.round_state(), False
+        while self._wait_behind or not round_state.admits(self.round, config, self._membership.past):
+            round_state, inline = self._reader.next_round_state(self.worker, round_state, self._weights.inline_buffer)
             self._wait_behind = None
-            self._membership.check(turn)
-        return turn, inline
+            self._membership.check(round_state)
+        return round_state, inline
 
     def version_age_s(self) -> float:
         """Return how many seconds ago the version of the last pull was committed, by the server's clock; 0 for one that
@@ -223,7 +226,7 @@ class Session:
         them, that second push raises WrongOrder.
         """
         self._check_may_push()
-        assert self._turn is not None
+        assert self._round_state is not None
         buffers = self._buffers_now
         withdraws = buffers is not None and buffers.may_be_written(grads)
         shown = None if loss is None else one_number(loss, "the loss")
@@ -233,17 +236,17 @@ class Session:
         push = self._push
         rest = self._access.layout.rest({} if grads is None else grads, "gradient", push.has, part)
         traces = self._timer.due()
-        header = Header(self.version, self._turn.history, self._unit, traces, weight, part)
+        header = Header(self.version, self._round_state.history, self._unit, traces, weight, part)
         try:
             accepted = push.send(self._encoder.flat(rest, buffers), header, buffers, withdraws)
             self.clock, self.round, self._membership.weight_sum = accepted
         except ContributionLate:
-            self._turn = None
+            self._round_state = None
             raise
-        self._wait_behind = None if self._access.config.staleness else self._turn
+        self._wait_behind = None if self._access.config.staleness else self._round_state
         self._timer.sent(traces)
         self._timer.pushed(self.round, self.clock, self.version, self._unit, part, shown)
-        self._turn = self._unit = None
+        self._round_state = self._unit = None
         return self.clock
 
     def check_weight(self, weight: object) -> int:
@@ -267,7 +270,7 @@ class Session:
 
     def _check_may_push(self) -> None:
         self._membership.check_usable()
-        if self._turn is None:
+        if self._round_state is None:
             raise WrongOrder("push() needs a pull() before it: a gradient belongs to the weights it was computed on")
         if self._access.config.units and self._unit is None:
             raise WrongOrder("push() needs a next_unit() before it: this job counts each unit of data once")

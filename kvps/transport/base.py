@@ -11,7 +11,7 @@ from typing import Protocol
 
 from kvps.arrays.digest import Buffers
 from kvps.arrays.layout import Array
-from kvps.protocol.job_state import Turn
+from kvps.protocol.job_state import RoundState
 from kvps.protocol.lua_scripts import Call
 from kvps.transport.access import JobAccess
 from kvps.transport.shared_memory import WritableSegment
@@ -83,16 +83,24 @@ class WeightSource(Protocol):
 
     @property
     def inline_buffer(self) -> Array | None:
-        """The array that receives a small model's weights together with a turn; None if they are read separately."""
+        """The array that receives a small model's weights together with a round state; None if they are read
+        separately."""
 
     def weights(
-        self, turn: Turn, inline: bool, rounds_done: int, look: Callable[[], Turn], arrived: Arrived | None, part: str
+        self,
+        state: RoundState,
+        inline: bool,
+        rounds_done: int,
+        newest: Callable[[], RoundState],
+        arrived: Arrived | None,
+        part: str,
     ) -> tuple[int, Array]:
-        """Return the weights of this turn, or newer ones: their version, and (size,) float32. Only those of `part` need
-        be right; "" is the whole model.
+        """Return the weights of this round state, or newer ones: their version, and (size,) float32. Only those of
+        `part` need be right; "" is the whole model.
 
-        `inline` says that they are already in `inline_buffer`, `look` returns the newest turn, `arrived` is called with
-        each part read from Redis. Raises SharedMemoryLost, and what `VersionReader.weights` and `look` raise.
+        `inline` says that they are already in `inline_buffer`, `newest` returns the newest round state, `arrived` is
+        called with each part read from Redis. Raises SharedMemoryLost, and what `VersionReader.weights` and `newest`
+        raise.
         """
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ from kvps.arrays.weight_view import has_view
 from kvps.connection.client import Client
 from kvps.machine import process
 from kvps.machine.address import is_of_this_host
-from kvps.protocol.job_state import Turn
+from kvps.protocol.job_state import RoundState
 from kvps.transport.access import JobAccess
 from kvps.transport.host_copy import HostCopy, Progress
 from kvps.transport.version_reader import SHARED_BYTES, Arrived, VersionReader
@@ -35,8 +35,8 @@ class HostPull:
         and these come from another host."""
         return access.layout.nbytes >= SHARED_BYTES and not has_view(format) and is_far(access.client)
 
-    def weights(self, turn: Turn, flat: Array, arrived: Arrived | None) -> int:
-        """Read the weights of `turn`, or of a newer version, into `flat`, as `VersionReader.weights` does."""
+    def weights(self, state: RoundState, flat: Array, arrived: Arrived | None) -> int:
+        """Read the weights of `state`, or of a newer version, into `flat`, as `VersionReader.weights` does."""
         mine: list[int] = []  # the version, if this worker has read Redis for all
 
         def read(shared: Array, progress: Progress) -> tuple[int, str]:
@@ -46,16 +46,16 @@ class HostPull:
                 if arrived:
                     arrived(start, part)
 
-            version, names = self._reader.named_weights(turn, flat, self._format, take)
+            version, names = self._reader.named_weights(state, flat, self._format, take)
             mine.append(version)
             return version, ",".join(names)
 
         copy = self._copy  # `close` may come meanwhile
-        found = copy.exactly(",".join(turn.names), read) if copy else None
+        found = copy.exactly(",".join(state.names), read) if copy else None
         if mine:
             return mine[0]
         if not found:
-            return self._reader.weights(turn, flat, self._format, arrived)
+            return self._reader.weights(state, flat, self._format, arrived)
         version, shared = found
         for c in (c for shard in self._layout.chunks for c in shard):
             flat[c.start : c.stop] = shared[c.start : c.stop]

@@ -1,9 +1,9 @@
 """Fetches a worker's next weights while it computes on the present ones, if the bound lets it begin a round early.
 
 In SSP and ASP the weights of round r + 1 may be fetched before round r is pushed. The price is that they are older by
-the time of one round. The bound still holds: it held when they were fetched, and a pull awaits its turn again before it
-uses them, because a worker that joins meanwhile is behind all others. In BSP there is nothing to fetch ahead: no next
-version exists before all workers' rounds are done.
+the time of one round. The bound still holds: it held when they were fetched, and a pull awaits its round again before
+it uses them, because a worker that joins meanwhile is behind all others. In BSP there is nothing to fetch ahead: no
+next version exists before all workers' rounds are done.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import NamedTuple
 
 from kvps.arrays.layout import Array
 from kvps.errors import KvpsError
-from kvps.protocol.job_state import Turn
+from kvps.protocol.job_state import RoundState
 from kvps.transport.access import JobAccess
 from kvps.transport.version_reader import Arrived, VersionReader
 
-Pull = Callable[[Turn, Array, Arrived | None], int]
-"""A function that reads the weights of a turn, or newer ones, into an array, and returns their version."""
+Pull = Callable[[RoundState, Array, Arrived | None], int]
+"""A function that reads the weights of a round state, or newer ones, into an array, and returns their version."""
 
 
 class FetchedWeights(NamedTuple):
@@ -33,7 +33,7 @@ class FetchedWeights(NamedTuple):
 
 class Prefetch:
     """The prefetch of one session, whose thread alone calls it. A fetch is a future on a thread of its own; `take`
-    cancels a fetch whose turn has not come."""
+    cancels a fetch whose version has not come."""
 
     def __init__(self, access: JobAccess, reader: VersionReader, spare: Array, pull: Pull) -> None:
         """`spare`, (size,) float32, receives the first version that `pull` reads."""
@@ -78,19 +78,20 @@ class Prefetch:
 
     def _run(self, coming: Future[int], rounds_done: int, newer_than: int) -> None:
         try:
-            turn = self._await_turn(coming, rounds_done, newer_than)
-            if turn and coming.set_running_or_notify_cancel():
-                coming.set_result(self._pull(turn, self._spare, None))
+            state = self._await_round(coming, rounds_done, newer_than)
+            if state and coming.set_running_or_notify_cancel():
+                coming.set_result(self._pull(state, self._spare, None))
         except BaseException as error:
             if coming.running() or coming.set_running_or_notify_cancel():
                 coming.set_exception(error)
 
-    def _await_turn(self, coming: Future[int], rounds_done: int, newer_than: int) -> Turn | None:
-        """Wait for the first turn with a newer version that admits the round; None if the fetch was cancelled."""
+    def _await_round(self, coming: Future[int], rounds_done: int, newer_than: int) -> RoundState | None:
+        """Wait for the first round state with a newer version that admits the round; None if the fetch was
+        cancelled."""
         config, keys = self._access.config, self._access.keys
         while not coming.cancelled():
-            turn = self._reader.turn()
-            if turn.version > newer_than and turn.admits(rounds_done, config):
-                return turn
-            self._access.client.wait({keys.turns: turn.last_entry})
+            state = self._reader.round_state()
+            if state.version > newer_than and state.admits(rounds_done, config):
+                return state
+            self._access.client.wait({keys.turns: state.last_entry})
         return None

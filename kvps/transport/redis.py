@@ -14,7 +14,7 @@ from kvps.arrays.layout import Array
 from kvps.arrays.weight_view import has_view
 from kvps.connection.client import Client
 from kvps.errors import WrongOrder
-from kvps.protocol.job_state import Turn
+from kvps.protocol.job_state import RoundState
 from kvps.protocol.lua_scripts import Call
 from kvps.transport.access import JobAccess
 from kvps.transport.base import Transport
@@ -59,19 +59,25 @@ class RedisWeightSource:
         return None if self._prefetch or self._format.lossy else self._flat
 
     def weights(
-        self, turn: Turn, inline: bool, rounds_done: int, look: Callable[[], Turn], arrived: Arrived | None, part: str
+        self,
+        state: RoundState,
+        inline: bool,
+        rounds_done: int,
+        newest: Callable[[], RoundState],
+        arrived: Arrived | None,
+        part: str,
     ) -> tuple[int, Array]:
         if inline:
-            return turn.version, self._flat
+            return state.version, self._flat
         if part and not has_view(self._format):  # what was fetched ahead, or by another process, is the whole model
             if self._prefetch:
                 self._prefetch.drop()
-            return self._reader.weights(turn, self._flat, self._format, arrived, part), self._flat
+            return self._reader.weights(state, self._flat, self._format, arrived, part), self._flat
         fetched = self._prefetch.take(self._flat) if self._prefetch else None
         if fetched:
             version, self._flat = fetched
         else:
-            version = self._pull(turn, self._flat, arrived)
+            version = self._pull(state, self._flat, arrived)
         if self._prefetch:
             self._prefetch.begin(rounds_done + 1, version)
         return version, self._flat
@@ -88,7 +94,7 @@ def weights_pull(access: JobAccess, reader: VersionReader) -> Pull:
     format_ = format_of(access.config.weight_format)
     if has_view(format_):
         return ViewReader(access, reader).weights
-    return lambda turn, flat, arrived: reader.weights(turn, flat, format_, arrived)
+    return lambda state, flat, arrived: reader.weights(state, flat, format_, arrived)
 
 
 class RedisUploads:

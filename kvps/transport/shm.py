@@ -12,7 +12,7 @@ from kvps.arrays.digest import Buffers, digest_of
 from kvps.arrays.formats import Bytes
 from kvps.arrays.layout import DTYPE, Array
 from kvps.errors import UsageError
-from kvps.protocol.job_state import Turn
+from kvps.protocol.job_state import RoundState
 from kvps.protocol.keys import segment_of
 from kvps.protocol.lua_scripts import Call
 from kvps.transport.access import JobAccess
@@ -83,20 +83,26 @@ class ShmWeightSource:
         self._reader = reader
 
     def weights(
-        self, turn: Turn, inline: bool, rounds_done: int, look: Callable[[], Turn], arrived: Arrived | None, part: str
+        self,
+        state: RoundState,
+        inline: bool,
+        rounds_done: int,
+        newest: Callable[[], RoundState],
+        arrived: Arrived | None,
+        part: str,
     ) -> tuple[int, Array]:
         while True:
-            if mapped := self._reader.mapped(turn):
+            if mapped := self._reader.mapped(state):
                 flat: Array = np.frombuffer(mapped.data.data, DTYPE)
                 weakref.finalize(flat, mapped.close)  # once the user's last array of it is gone
-                return turn.version, flat
-            now = look()
-            if now.version == turn.version:
-                if (given := self._reader.given(turn)) is not None:
-                    return turn.version, given
+                return state.version, flat
+            now = newest()
+            if now.version == state.version:
+                if (given := self._reader.given(state)) is not None:
+                    return state.version, given
                 self._client.wait({self._keys.turns: now.last_entry})  # until the aggregator has noticed the loss
-                raise SharedMemoryLost(f"version {turn.version} of job {self._keys.job!r} is in no memory")
-            turn = now
+                raise SharedMemoryLost(f"version {state.version} of job {self._keys.job!r} is in no memory")
+            state = now
 
     def close(self) -> None:
         pass

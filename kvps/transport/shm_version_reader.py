@@ -13,7 +13,7 @@ from kvps.arrays.formats import FP32, Format
 from kvps.arrays.layout import DTYPE, Array
 from kvps.connection.sockets import ChunkGone
 from kvps.errors import KvpsError
-from kvps.protocol.job_state import Mirrored, State, Turn
+from kvps.protocol.job_state import AnyState, Mirrored, RoundState
 from kvps.transport.access import JobAccess
 from kvps.transport.shared_memory import ReadableSegment, Segments, free_bytes
 from kvps.transport.version_reader import Arrived, VersionReader
@@ -32,7 +32,7 @@ class ShmVersionReader(VersionReader):
         self._in_use: set[ReadableSegment] = set()  # held by the user's arrays: their memory is not used again
 
     def named_weights(
-        self, state: State | Turn, flat: Array, format: Format = FP32, arrived: Arrived | None = None, part: str = ""
+        self, state: AnyState, flat: Array, format: Format = FP32, arrived: Arrived | None = None, part: str = ""
     ) -> tuple[int, tuple[str, ...]]:
         """Like that of `VersionReader`; if this process does not see the memory, read the newest weights in Redis."""
         if self._segments.here:
@@ -40,31 +40,31 @@ class ShmVersionReader(VersionReader):
         self.reads += 1
         return self._weights_given(state, flat)
 
-    def _newest(self, turn: Turn, since: int) -> tuple[int, Array]:
+    def _newest(self, state: RoundState, since: int) -> tuple[int, Array]:
         if not self._segments.here:
-            return super()._newest(turn, since)
+            return super()._newest(state, since)
         room = len(self._in_use) < _MOST_IN_USE and free_bytes() > _SPARE_VERSIONS * self._layout.nbytes
-        mapped = self.mapped(turn) if room else None
+        mapped = self.mapped(state) if room else None
         if not mapped:
-            return self._alone(turn)
+            return self._alone(state)
         self.reads += 1
         self._in_use.add(mapped)
         flat: Array = np.frombuffer(mapped.data.data, DTYPE)
         weakref.finalize(flat, self._release, mapped)  # once the user's last array of it is gone
-        return turn.version, flat
+        return state.version, flat
 
     def _release(self, mapped: ReadableSegment) -> None:
         self._in_use.discard(mapped)
         mapped.close()
 
-    def mapped(self, state: State | Turn) -> ReadableSegment | None:
+    def mapped(self, state: AnyState) -> ReadableSegment | None:
         """Return the weights of exactly this version, in memory that its writer shares with this process; None if this
         process does not see that memory, or another version has replaced them."""
         with suppress(ChunkGone):
             return self._segments.open(self._keys.segment("w", state.names[0]), self._layout.nbytes)
         return None
 
-    def given(self, state: State | Turn) -> Array | None:
+    def given(self, state: AnyState) -> Array | None:
         """Return the weights of exactly this version if Redis has them, else None."""
         flat: Array = np.empty(self._layout.size, DTYPE)
         with suppress(ChunkGone):
@@ -77,11 +77,11 @@ class ShmVersionReader(VersionReader):
         text = self._client.call("GET", self._keys.mirror)
         return Mirrored.of(text) if text else None
 
-    def _stored_names(self, turn: Turn) -> tuple[str, ...]:
+    def _stored_names(self, state: RoundState) -> tuple[str, ...]:
         record = self.mirrored()
-        return (record.name,) if record else turn.names
+        return (record.name,) if record else state.names
 
-    def _weights_given(self, state: State | Turn, flat: Array) -> tuple[int, tuple[str, ...]]:
+    def _weights_given(self, state: AnyState, flat: Array) -> tuple[int, tuple[str, ...]]:
         """Read the newest weights that Redis was given, where memory is not shared. Return their version and name."""
         for _ in range(_TRIES):
             record = self.mirrored() or Mirrored(state.version, state.names[0])

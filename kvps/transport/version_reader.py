@@ -22,7 +22,7 @@ from kvps.connection.replica_reader import Part
 from kvps.connection.resp import Command
 from kvps.connection.sockets import ChunkGone
 from kvps.errors import CorruptData, NotPermitted
-from kvps.protocol.job_state import Pin, State, Turn, digests_in
+from kvps.protocol.job_state import AnyState, Pin, RoundState, State, digests_in
 from kvps.protocol.keys import following
 from kvps.protocol.lua_scripts import with_scripts
 from kvps.protocol.scripts import SCRIPTS, job_not_found, made_anew
@@ -58,7 +58,7 @@ class VersionReader:
         self._view = StoredView(access.client, access.keys, access.layout, format_of(access.config.weight_format))
         self._replicas = access.replicas
         self._copy = HostCopy(self._keys.id, self._layout.size)
-        self._shown: tuple[Turn, int] | None = None  # the newest that was read, and when, by `time.monotonic_ns`
+        self._shown: tuple[RoundState, int] | None = None  # the newest that was read, and when, by `time.monotonic_ns`
         self.reads = 0
         self.restarts = 0
 
@@ -80,7 +80,7 @@ class VersionReader:
             return
         chunks = [c for shard in self._layout.chunks for c in shard]
         names: tuple[str, ...] = ()
-        while names != (now := self._stored_names(self.turn())):  # else a commit may have freed what was looked for
+        while names != (now := self._stored_names(self.round_state())):  # else a commit may have freed it
             names = now
             lengths = self._client.each(
                 [("STRLEN", self._keys.weights(c.shard, names[c.shard], c.number)) for c in chunks]
@@ -92,9 +92,9 @@ class VersionReader:
             f"{self._keys.job!r} says: another program wrote it, or deleted the bytes"
         )
 
-    def _stored_names(self, turn: Turn) -> tuple[str, ...]:
+    def _stored_names(self, state: RoundState) -> tuple[str, ...]:
         """Return the staged names, one for each shard, of the newest version that Redis has."""
-        return turn.names
+        return state.names
 
     def held(self, arrays: int) -> State:
         """Return the job's state at one instant, and pin its version at that instant, for long enough to read `arrays`
@@ -106,25 +106,27 @@ class VersionReader:
         except NotPermitted:
             return self._state()
 
-    def turn(self, worker: str = "") -> Turn:
+    def round_state(self, worker: str = "") -> RoundState:
         """Return what a worker, or a reader, must know of the job, at one instant. Raises JobNotFound."""
         newest = ("XREVRANGE", self._keys.turns, "+", "-", "COUNT", 1)
-        return self._turn(worker, self._client.together([*self._asked(worker), newest]))
+        return self._round_state(worker, self._client.together([*self._asked(worker), newest]))
 
-    def next_turn(self, worker: str, turn: Turn, flat: Array | None, timeout_ms: int = WAIT_MS) -> tuple[Turn, bool]:
-        """Return the next turn after `turn`, at the instant when it begins, or after `timeout_ms` at the latest.
+    def next_round_state(
+        self, worker: str, state: RoundState, flat: Array | None, timeout_ms: int = WAIT_MS
+    ) -> tuple[RoundState, bool]:
+        """Return the next round state after `state`, as soon as it is there, or after `timeout_ms`.
 
-        If the model is small, the weights of the version after `turn` are read into `flat` in the same request. Returns
-        also whether that worked and that version is the present one. Raises JobNotFound.
+        If the model is small, the weights of the version after `state` are read into `flat` in the same request.
+        Returns also whether that worked and that version is the present one. Raises JobNotFound.
         """
-        names = tuple(following(name) for name in turn.names)
+        names = tuple(following(name) for name in state.names)
         small = flat is not None and self._layout.nbytes <= self._client.small_bytes
         gets = self._gets(names, flat) if flat is not None and small else []
         turns = self._keys.turns
         arrived, asked, came = self._client.wait_and_read(
-            {turns: turn.last_entry}, self._asked(worker), gets, timeout_ms
+            {turns: state.last_entry}, self._asked(worker), gets, timeout_ms
         )
-        now = self._turn(worker, [*asked, [(arrived.get(turns, turn.last_entry), {})]])
+        now = self._round_state(worker, [*asked, [(arrived.get(turns, state.last_entry), {})]])
         return now, small and came and now.names == names
 
     def _asked(self, worker: str) -> list[Command]:
@@ -138,9 +140,9 @@ class VersionReader:
             ("ZSCORE", k.rounds, worker),
         ]
 
-    def _turn(self, worker: str, replies: Sequence[Any]) -> Turn:
+    def _round_state(self, worker: str, replies: Sequence[Any]) -> RoundState:
         self._check_found(replies[0])
-        return Turn.of(worker, self._layout.shards, *replies)
+        return RoundState.of(worker, self._layout.shards, *replies)
 
     def _state(self, *before: Command) -> State:
         k = self._keys
@@ -161,7 +163,7 @@ class VersionReader:
         return _PIN_MS + arrays * self._layout.nbytes // _SLOW_BYTES_PER_MS
 
     def weights(
-        self, state: State | Turn, flat: Array, format: Format = FP32, arrived: Arrived | None = None, part: str = ""
+        self, state: AnyState, flat: Array, format: Format = FP32, arrived: Arrived | None = None, part: str = ""
     ) -> int:
         """Read the weights of `state`, or of a newer version, into `flat`, (size,) float32. Return that version. With a
         `part` of the model, read only that.
@@ -173,7 +175,7 @@ class VersionReader:
         return self.named_weights(state, flat, format, arrived, part)[0]
 
     def named_weights(
-        self, state: State | Turn, flat: Array, format: Format = FP32, arrived: Arrived | None = None, part: str = ""
+        self, state: AnyState, flat: Array, format: Format = FP32, arrived: Arrived | None = None, part: str = ""
     ) -> tuple[int, tuple[str, ...]]:
         """Do what `weights` does. Return the version and its names, one for each shard."""
 
@@ -187,7 +189,7 @@ class VersionReader:
 
         return self._until_whole(state, read)
 
-    def view(self, state: Turn, flat: Array, arrived: Arrived | None) -> tuple[int, tuple[str, ...]]:
+    def view(self, state: RoundState, flat: Array, arrived: Arrived | None) -> tuple[int, tuple[str, ...]]:
         """Read the whole view of `state`, or of a newer version, as `weights` does. Return that version and its names,
         one for each shard. Raises as `weights` does."""
 
@@ -198,7 +200,7 @@ class VersionReader:
 
         return self._until_whole(state, read)
 
-    def _until_whole(self, state: State | Turn, read: Callable[[tuple[str, ...]], None]) -> tuple[int, tuple[str, ...]]:
+    def _until_whole(self, state: AnyState, read: Callable[[tuple[str, ...]], None]) -> tuple[int, tuple[str, ...]]:
         """Call `read` with the names of `state`, or of newer versions, until no chunk is gone. Return the version that
         it has read, and its names. Raises CorruptData if bytes are missing that must exist."""
         self.reads += 1
@@ -211,7 +213,7 @@ class VersionReader:
             except ChunkGone as gone:
                 self.restarts += 1
                 missed += 1
-                now = self.turn()
+                now = self.round_state()
                 # The present version is never freed. A failover in a cluster may lose it: its holder stores it again. A
                 # version that is missing again and again was never there: the pin that names it is not a reader's.
                 if (now.version == version and not self._client.is_cluster) or missed > _MOST_MISSED:
@@ -233,37 +235,37 @@ class VersionReader:
         """
         since, last = time.monotonic_ns(), self._shown
         wait_ms = round(_SAME_MS - (since - last[1]) / 1e6) if last else 0
-        turn = self.next_turn("", last[0], None, wait_ms)[0] if last and wait_ms > 0 else self.turn()
-        found = self._newest(turn, since)
-        self._shown = turn, time.monotonic_ns()
+        state = self.next_round_state("", last[0], None, wait_ms)[0] if last and wait_ms > 0 else self.round_state()
+        found = self._newest(state, since)
+        self._shown = state, time.monotonic_ns()
         return found
 
-    def _newest(self, turn: Turn, since: int) -> tuple[int, Array]:
+    def _newest(self, state: RoundState, since: int) -> tuple[int, Array]:
         def read(flat: Array, progress: Progress) -> tuple[int, str]:
-            version, names = self._snapshot(self.turn(), flat, progress)
+            version, names = self._snapshot(self.round_state(), flat, progress)
             return version, ",".join(names)
 
-        if self._layout.nbytes >= SHARED_BYTES and (found := self._copy.weights(",".join(turn.names), since, read)):
+        if self._layout.nbytes >= SHARED_BYTES and (found := self._copy.weights(",".join(state.names), since, read)):
             return found
-        return self._alone(turn)
+        return self._alone(state)
 
-    def _alone(self, turn: Turn) -> tuple[int, Array]:
+    def _alone(self, state: RoundState) -> tuple[int, Array]:
         """Read the weights into memory of this process."""
         flat: Array = np.empty(self._layout.size, DTYPE)
-        return self._snapshot(turn, flat, lambda: None)[0], flat
+        return self._snapshot(state, flat, lambda: None)[0], flat
 
-    def _snapshot(self, turn: Turn, flat: Array, progress: Progress) -> tuple[int, tuple[str, ...]]:
+    def _snapshot(self, state: RoundState, flat: Array, progress: Progress) -> tuple[int, tuple[str, ...]]:
         """Read as `named_weights` does, but take from replicas what they have. `progress` is called now and then."""
         replicas = self._replicas
         if not replicas:
-            return self.named_weights(turn, flat, arrived=lambda *_: progress())
+            return self.named_weights(state, flat, arrived=lambda *_: progress())
 
         def read(names: tuple[str, ...]) -> None:
             items = replicas.read(self._parts(names, flat), progress)
             for _ in self._client.getting(items):
                 progress()
 
-        return self._until_whole(turn, read)
+        return self._until_whole(state, read)
 
     def _parts(self, names: Sequence[str], flat: Array) -> list[Part]:
         """Return what to read of each shard. Its manifest is stored last; version 0 has none, and its names are new."""

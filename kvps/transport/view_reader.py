@@ -8,7 +8,7 @@ from kvps.arrays.formats import Bytes, format_of
 from kvps.arrays.layout import CHUNK_ITEMS, DTYPE, Array, Chunk
 from kvps.arrays.weight_view import follow
 from kvps.connection.sockets import ChunkGone
-from kvps.protocol.job_state import Turn
+from kvps.protocol.job_state import RoundState
 from kvps.protocol.keys import following
 from kvps.transport.access import JobAccess
 from kvps.transport.stored_view import damaged, most_differences
@@ -31,40 +31,40 @@ class ViewReader:
         self._names: tuple[str, ...] = ()  # of the version in `_held`: no other version ever has them
         self.followed = self.whole = 0
 
-    def weights(self, turn: Turn, flat: Array, arrived: Arrived | None = None) -> int:
-        """Read the view of `turn`, or of a newer version, into `flat`, (size,) float32. Return that version.
+    def weights(self, state: RoundState, flat: Array, arrived: Arrived | None = None) -> int:
+        """Read the view of `state`, or of a newer version, into `flat`, (size,) float32. Return that version.
 
         `flat` may be the array of the last call. `arrived` is as for `VersionReader.weights`. Raises CorruptData.
         """
-        missing = self._missing(turn)
+        missing = self._missing(state)
         held, self._names = self._held, ()  # until all of it is there
         self._held = flat
         if missing is not None:
             try:
                 self._follow(missing, held, flat, arrived)
-                self._names = turn.names
-                return turn.version
+                self._names = state.names
+                return state.version
             except ChunkGone:
                 pass
-        version, self._names = self._reader.view(turn, flat, arrived)
+        version, self._names = self._reader.view(state, flat, arrived)
         self.whole += 1
         return version
 
-    def _missing(self, turn: Turn) -> list[tuple[str, ...]] | None:
-        """Return the names of the versions after the held one, up to that of `turn`; None if they are not known, or
+    def _missing(self, state: RoundState) -> list[tuple[str, ...]] | None:
+        """Return the names of the versions after the held one, up to that of `state`; None if they are not known, or
         take more bytes than a whole view.
 
         A term makes all versions between two of its own. From one term to the next, Redis has the name before.
         """
         if not self._names:
             return None
-        if self._names == turn.before != turn.names:
-            return [turn.names]
+        if self._names == state.before != state.names:
+            return [state.names]
         names, out = self._names, list[tuple[str, ...]]()
-        while names != turn.names and len(out) < self._most:
+        while names != state.names and len(out) < self._most:
             names = tuple(following(name) for name in names)
             out.append(names)
-        return out if names == turn.names else None
+        return out if names == state.names else None
 
     def _follow(self, missing: list[tuple[str, ...]], held: Array, flat: Array, arrived: Arrived | None) -> None:
         """Add the differences of these versions to what is held. Raises ChunkGone, CorruptData."""

@@ -31,7 +31,7 @@ def test_a_dead_worker_with_a_sign_of_life_from_the_future_is_evicted(
     job.client.call("ZADD", job.keys.heartbeat, _in_an_hour(job), "w1", _in_an_hour(job), "")
     with aggregating(job):
         work_on(job, "w0", 3)
-        assert eventually(lambda: job.turn().version == 3)
+        assert eventually(lambda: job.round_state().version == 3)
     assert job.state().members["w1"].state == "gone"
     assert check_chain(job) == 3
     lines = [record.message for record in caplog.records if "clock was set back" in record.message]
@@ -78,7 +78,7 @@ def test_a_lease_from_the_future_ends_as_one_taken_now(store: Store, caplog: pyt
     job.client.call("PEXPIRE", job.keys.lease(0), HOUR_MS)
     with aggregating(job):
         work_on(job, "w0", 3)
-        assert eventually(lambda: job.turn().version == 3)
+        assert eventually(lambda: job.round_state().version == 3)
     assert job.terms() != [term]
     assert any("clock was set back: the lease of shard 0 lay" in r.message for r in caplog.records)
 
@@ -88,7 +88,7 @@ def test_a_pin_from_the_future_is_not_read_for_ever(store: Store) -> None:
     pin = job.scripts.pin(5_000)
     with aggregating(job):
         work_on(job, "w0", 3)
-        assert eventually(lambda: job.turn().version == 3)
+        assert eventually(lambda: job.round_state().version == 3)
     assert job.scripts.pin(5_000) == pin, "one that is young is shared"
     job.client.call("PEXPIRE", job.keys.pin, HOUR_MS)
     assert '"version":3' in job.scripts.pin(5_000)

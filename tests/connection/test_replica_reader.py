@@ -250,13 +250,13 @@ def test_dead_bytes_under_the_names_of_the_next_version_are_not_read(servers: Re
         for _ in range(8):  # then the oldest versions are dead
             found.round()
             found.check()
-        name = following(found.reader.turn().names[0])
+        name = following(found.reader.round_state().names[0])
         renamed = found.reader.keys.weights(0, name, 0)
         assert eventually(lambda: all(replica.ask("EXISTS", renamed) for replica in servers.replicas), 10)
         for replica in servers.replicas:
             frozen(replica)
         found.round()
-        assert found.reader.turn().names == (name,)
+        assert found.reader.round_state().names == (name,)
         found.check()
 
 

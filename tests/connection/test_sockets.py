@@ -156,7 +156,7 @@ def test_a_read_cut_at_every_byte_is_made_again(server_url: str, store: Store) -
         job, flat = through.job("cut"), np.empty(10, np.float32)
 
         def read() -> int:
-            return job.reader.weights(job.turn(), flat)  # a snapshot would wait for the next version
+            return job.reader.weights(job.round_state(), flat)  # a snapshot would wait for the next version
 
         read()
         relay.passed = 0
@@ -182,20 +182,20 @@ def test_a_wait_that_is_cut_is_made_again(server_url: str, store: Store) -> None
             session.pull()
             session.push({"a": np.ones(5, np.float32)})
             assert eventually(lambda: job.state().version == session.sequence)
-            turns.append(job.turn())
+            turns.append(job.round_state())
     with private_directory() as tmp, cutter(server_url, tmp) as (relay, url), kvps.connect(url) as through:
         reader, flat = through.job("cut").reader, np.empty(5, np.float32)
-        reader.next_turn("w0", turns[0], flat)
+        reader.next_round_state("w0", turns[0], flat)
         relay.passed = 0
-        reader.next_turn("w0", turns[0], flat)
+        reader.next_round_state("w0", turns[0], flat)
         length = relay.passed
         assert length > 300
         for at in range(0, length, 5):
             relay.passed, relay.cut_after = 0, at
             flat.fill(0)
-            turn, came = reader.next_turn("w0", turns[0], flat)
+            round_state, came = reader.next_round_state("w0", turns[0], flat)
             assert came
-            assert turn.names == turns[1].names
+            assert round_state.names == turns[1].names
             assert flat.tolist() == [-2.0] * 5
         assert relay.cuts == len(range(0, length, 5))
 

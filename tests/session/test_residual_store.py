@@ -367,7 +367,7 @@ def test_fp32_jobs_and_who_is_evicted_store_nothing(store: Store, monkeypatch: p
         with monkeypatch.context() as never:
             never.setattr(Client, "put", lambda *_: pytest.fail("it stores"))
             if gradient_format == "fp32":
-                never.setattr(membership_of(session), "look", lambda *_: pytest.fail("it looks"))
+                never.setattr(membership_of(session), "round_state", lambda *_: pytest.fail("it looks"))
                 session.leave(finished=False)
             else:
                 _evict(job, session)

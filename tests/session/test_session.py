@@ -316,7 +316,7 @@ def test_a_pull_that_fails_keeps_the_weights_apart(store: Store, monkeypatch: py
         session.push(_of(SMALL, 1))
         assert eventually(lambda: prefetch_of(session)._coming.done())
         with monkeypatch.context() as failing:
-            failing.setattr(Membership, "look", lambda _: (_ for _ in ()).throw(kvps.ServerLost("gone")))
+            failing.setattr(Membership, "round_state", lambda _: (_ for _ in ()).throw(kvps.ServerLost("gone")))
             with pytest.raises(kvps.ServerLost):
                 session.pull()
         params = session.pull()
@@ -370,7 +370,7 @@ def test_who_joins_behind_is_waited_for_with_prefetch_too(store: Store) -> None:
         assert eventually(lambda: prefetch_of(w0)._coming.done())
         w2 = job.join("w2")
         w0.push(_of(SMALL, 1))
-        assert not job.turn().admits(w0.round, job.config)
+        assert not job.round_state().admits(w0.round, job.config)
         pulled = threading.Event()
 
         def pull() -> None:

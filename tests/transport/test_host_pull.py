@@ -58,9 +58,9 @@ def pulled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
     names: list[tuple[str, ...]] = []
     read = VersionReader.named_weights
 
-    def counted(self: VersionReader, turn: Any, *arguments: Any, **named: Any) -> Any:
-        names.append(turn.names)
-        return read(self, turn, *arguments, **named)
+    def counted(self: VersionReader, round_state: Any, *arguments: Any, **named: Any) -> Any:
+        names.append(round_state.names)
+        return read(self, round_state, *arguments, **named)
 
     monkeypatch.setattr(VersionReader, "named_weights", counted)
     return names
@@ -153,7 +153,9 @@ def _victim(url: str, home: str, number: int, reading: Event) -> None:
     host_pull.is_far = lambda client: True
     read = VersionReader.named_weights
 
-    def halted(self: VersionReader, turn: Any, flat: Array, format: Any, take: Callable[[int, Array], None]) -> Any:
+    def halted(
+        self: VersionReader, round_state: Any, flat: Array, format: Any, take: Callable[[int, Array], None]
+    ) -> Any:
         def some(start: int, part: Array) -> None:
             take(start, part)
             if not reading.is_set():
@@ -161,7 +163,7 @@ def _victim(url: str, home: str, number: int, reading: Event) -> None:
                 time.sleep(0.5)
                 os.kill(os.getpid(), number)
 
-        return read(self, turn, flat, format, some)
+        return read(self, round_state, flat, format, some)
 
     VersionReader.named_weights = halted  # type: ignore[method-assign]
     with kvps.connect(url) as store:
@@ -268,7 +270,7 @@ def test_parts_arrive_at_who_reads_and_at_who_copies(store: Store, pulled: list[
             seen[start : start + part.size] = part
             parts.append(start)
 
-        assert pull.weights(job.reader.turn(), got, arrived) == 0
+        assert pull.weights(job.reader.round_state(), got, arrived) == 0
         assert len(parts) > 1
         assert np.array_equal(seen, flat)
         assert np.array_equal(got, flat)

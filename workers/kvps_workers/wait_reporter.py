@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from kvps.connection.client import Client
 from kvps.errors import KvpsError, ServerLost
 from kvps.job import Job
-from kvps.protocol.job_state import Turn
+from kvps.protocol.job_state import RoundState
 from kvps.session.session import Session
 from kvps.staleness import ASP
 
@@ -69,20 +69,20 @@ class WaitReporter:
 
     def _reason(self, client: Client) -> str:
         self._watched = job = self._watched or Job(client, self._job.name)
-        turn, now = job.reader.turn(self._session.worker), time.monotonic()
+        round_state, now = job.reader.round_state(self._session.worker), time.monotonic()
         if self._undelivered != self._session.undelivered:
             self._undelivered, self._moved = self._session.undelivered, now
-        if self._undelivered and turn.me and turn.me.pending < job.config.max_pending:
+        if self._undelivered and round_state.me and round_state.me.pending < job.config.max_pending:
             moves = now - self._moved < _PATIENCE_S
             return f"its gradient {'is on its way' if moves else 'does not get through'} to the server"
-        return self._for_whom(job, turn)
+        return self._for_whom(job, round_state)
 
-    def _for_whom(self, job: Job, turn: Turn) -> str:
+    def _for_whom(self, job: Job, round_state: RoundState) -> str:
         me, config = self._session, job.config
         reasons = []
-        if turn.joined < config.workers:
+        if round_state.joined < config.workers:
             start = "" if config.launched_by else f": kvps worker --job {job.name}"
-            reasons.append(f"{turn.joined} of {config.workers} workers have joined{start}")
+            reasons.append(f"{round_state.joined} of {config.workers} workers have joined{start}")
         if config.partial_rounds:
             reasons.append(f"its round waits for a quorum of {config.quorum}")
         waits_for_all = config.staleness != ASP and not config.partial_rounds
