@@ -21,7 +21,7 @@ ROOMS = (
     "workers/kvps_workers",
     "simulate/kvps_simulate",
     "monitor/kvps_monitor",
-    "bench/kvps_bench",
+    "lab/kvps_bench",
 )
 NEVER = {  # modules and functions that no source names: why
     "it runs what it reads": "pickle _pickle dill cloudpickle joblib marshal shelve dbm yaml",

@@ -153,7 +153,7 @@ def test_tests_stand_where_the_code_does_and_import_no_test() -> None:
         str(Path(name).parent).removeprefix("aggregator/kvps_").removeprefix("workers/kvps_") for name in modules()
     }
     rooms = {room.removeprefix("simulate/kvps_").removeprefix("monitor/kvps_") for room in rooms}
-    rooms = {room.removeprefix("kvps/") for room in rooms} | {"kvps", "bench", "chaos", "helpers", "hostile", "project"}
+    rooms = {room.removeprefix("kvps/") for room in rooms} | {"kvps", "lab", "chaos", "helpers", "hostile", "project"}
     for path in TESTS.rglob("*.py"):
         room = str(path.relative_to(TESTS).parent)
         assert room in rooms | {".", "chaos/peers"}, f"{path}: no room of the code has this name"
