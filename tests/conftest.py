@@ -1,4 +1,4 @@
-"""Real servers for every test: one of each kind that is installed, on a private socket, ended with the tests."""
+"""A real server for every test: one a process of pytest, emptied before each test that uses it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 import redis
-from helpers.clusters import empty, running
+from helpers.clusters import empty, running_cluster
 from helpers.commands import KVPS, Started, kvps_run
 from helpers.internals import forget_reductions
 from helpers.paths import ROOT, TESTS
-from helpers.servers import ONE_AND_SLOWLY_ALL, private_directory, running_server
+from helpers.servers import private_directory, program_of, running_server
 from helpers.waiting import eventually, processes_of
 
 import kvps
@@ -34,12 +34,36 @@ with suppress(ModuleNotFoundError):  # `make gpu` runs without it
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH", "")]))
 
 
-@pytest.fixture(scope="session", params=ONE_AND_SLOWLY_ALL)
+CLUSTER = "cluster"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    what = "valkey, redis, a program's path, or cluster: 3 masters and 3 replicas, for the contract suite"
+    parser.addoption("--server", default="", help=f"the run's server: {what} (default: what kvps starts itself)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Tell kvps's own choice of a server, which tests and the commands that they start share."""
+    if (server := config.getoption("server")) not in ("", CLUSTER):
+        os.environ["KVPS_SERVER"] = program_of(server)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run a test that asks for a `transport`, and does not say which, on each that the run's server has."""
+    own = any("transport" in mark.args[0] for mark in metafunc.definition.iter_markers("parametrize"))
+    if "transport" in metafunc.fixturenames and not own:
+        on_cluster = metafunc.config.getoption("server") == CLUSTER
+        metafunc.parametrize("transport", ["redis"] if on_cluster else ["redis", "shm"])
+
+
+@pytest.fixture(scope="session")
 def server_url(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The URL of a server. `make test-all` runs the test on a server of each kind; so does `make test` in the rooms
-    where the server matters, which have their own fixture of this name."""
-    with running(request.param) as url:
-        yield url
+    """The URL of the run's server, or of its cluster."""
+    with ExitStack() as stack:
+        if request.config.getoption("server") == CLUSTER:
+            yield stack.enter_context(running_cluster()).url
+        else:
+            yield stack.enter_context(running_server())
 
 
 @pytest.fixture
@@ -48,7 +72,7 @@ def old_server() -> Iterator[str]:
     binary = os.environ.get("KVPS_OLD_REDIS_SERVER", "")
     if not Path(binary).is_file():
         pytest.skip("KVPS_OLD_REDIS_SERVER names no server program; make test sets it on Linux x86-64")
-    with running_server(binary) as url:
+    with running_server(program=binary) as url:
         yield url
 
 

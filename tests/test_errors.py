@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import redis
 from helpers.harness import aggregating
-from helpers.servers import BINARY, running_server
+from helpers.servers import running_server
 
 import kvps
 from kvps import optim
@@ -304,7 +304,7 @@ def test_no_server() -> None:
 
 def test_a_server_that_evicts() -> None:
     with (
-        running_server(BINARY, "--maxmemory", "64mb", "--maxmemory-policy", "allkeys-lru") as url,
+        running_server("--maxmemory", "64mb", "--maxmemory-policy", "allkeys-lru") as url,
         pytest.raises(kvps.ServerUnfit, match="noeviction"),
     ):
         kvps.connect(url)
@@ -312,7 +312,7 @@ def test_a_server_that_evicts() -> None:
 
 def test_a_server_that_cannot_be_written() -> None:
     with (
-        running_server(BINARY, "--replicaof", "127.0.0.1", "1") as url,
+        running_server("--replicaof", "127.0.0.1", "1") as url,
         pytest.raises(kvps.ServerUnfit, match="cannot be written"),
     ):
         kvps.connect(url)
@@ -320,7 +320,7 @@ def test_a_server_that_cannot_be_written() -> None:
 
 @pytest.mark.slow
 def test_a_server_with_a_wrong_password() -> None:
-    with running_server(BINARY) as url, kvps.connect(url) as store:
+    with running_server() as url, kvps.connect(url) as store:
         store.client.call("CONFIG", "SET", "requirepass", "right")
         with pytest.raises(kvps.NoServer, match="login"):
             kvps.connect(f"{url}?password=wrong")

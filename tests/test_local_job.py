@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from helpers.harness import check_chain, gradient, model, plain_loop, staleness_used
 from helpers.paths import TESTS
-from helpers.servers import BINARIES, ONE_AND_SLOWLY_ALL
 from helpers.waiting import eventually, processes_of
 
 import kvps
@@ -30,12 +29,10 @@ def _same(weights: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) -> None
         assert weights[name].tobytes() == array.tobytes(), name
 
 
-@pytest.mark.parametrize("kind", ONE_AND_SLOWLY_ALL)
 def test_it_gives_the_plain_loops_weights_bit_for_bit_as_processes_do(
-    home: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+    home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those of processes are held against the same loop in test_run. In two parts: the second goes on."""
-    monkeypatch.setenv("KVPS_SERVER", BINARIES[kind])
     with kvps.local(model(), workers=3, shards=2, optimizer=SGD) as job:
         _same(job.train(gradient, rounds=25), plain_loop(model(), 3, 25, 0.05))
         _same(job.train(gradient, rounds=25), plain_loop(model(), 3, 50, 0.05))

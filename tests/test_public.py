@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from helpers.paths import ROOT
-from helpers.servers import BINARIES, private_directory
+from helpers.servers import private_directory
 from helpers.waiting import eventually, processes_of
 
 import kvps
@@ -111,13 +111,11 @@ sys.stdin.readline()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", list(BINARIES))
 @pytest.mark.parametrize("killed", [True, False])
 def test_the_server_ends_with_the_process_that_started_it(
-    home: Path, monkeypatch: pytest.MonkeyPatch, kind: str, killed: bool
+    home: Path, monkeypatch: pytest.MonkeyPatch, killed: bool
 ) -> None:
     """However that ends: even one killed without a chance to clean up. Another process meets it meanwhile."""
-    monkeypatch.setenv("KVPS_SERVER", BINARIES[kind])
     program = subprocess.Popen(
         [sys.executable, "-c", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.clusters import SHARED_MEMORY
 from helpers.commands import TINY, kvps_forked, kvps_run
 from helpers.harness import aggregating, await_version, gradient, model
 from helpers.options import settings_of
@@ -101,7 +100,7 @@ def test_a_contradiction_is_one_line(line: str, words: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["bsp", "downpour", "sandblaster", pytest.param("hogwild", marks=SHARED_MEMORY)])
+@pytest.mark.parametrize("name", ["bsp", "downpour", "sandblaster", "hogwild"])
 def test_each_one_trains_and_is_replayed(lasting: Store, tmp_path: Path, name: str) -> None:
     done = kvps_run("up", "digits", "--job", name, "--topology", name, *TINY)
     assert done.returncode == 0, done.stderr

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from helpers.checkpoints import PATIENT, ROUNDS, STOP, bits, saved, train_to
 from helpers.harness import aggregating, check_chain, gradient, model, work
-from helpers.servers import BINARY, running_server
+from helpers.servers import running_server
 from helpers.slowly import slowly
 from helpers.waiting import eventually
 from kvps_aggregator import Aggregator
@@ -28,7 +28,7 @@ from kvps.store import Store
 @pytest.fixture
 def other() -> Iterator[Store]:
     """A store on another server."""
-    with running_server(BINARY) as url, kvps.connect(url) as store:
+    with running_server() as url, kvps.connect(url) as store:
         yield store
 
 

@@ -10,7 +10,6 @@ import pytest
 from helpers.clusters import running_cluster
 from helpers.harness import aggregating, await_version, check_chain
 from helpers.internals import abandon, fall_silent
-from helpers.servers import BINARY
 from helpers.waiting import eventually
 from kvps_aggregator import Aggregator
 from kvps_aggregator.failover import FailoverGuard
@@ -27,7 +26,7 @@ ITEMS = 3_000
 
 @pytest.fixture(scope="module")
 def server_url() -> Iterator[str]:
-    with running_cluster(BINARY, masters=3, replicas=0) as cluster:
+    with running_cluster(masters=3, replicas=0) as cluster:
         yield cluster.url
 
 
@@ -173,7 +172,7 @@ def test_a_job_goes_back_with_its_view(store: Store) -> None:
 @pytest.mark.parametrize(("replicas", "renames"), [(1, True), (2, False)])
 def test_dead_bytes_are_reused_only_where_each_replica_has_confirmed_the_next(replicas: int, renames: bool) -> None:
     """One of two could take over without them, and would have dead bytes under their names."""
-    with running_cluster(BINARY, masters=1, replicas=replicas) as cluster:
+    with running_cluster(masters=1, replicas=replicas) as cluster:
         assert eventually(lambda: all(len(cluster.slots(node)[0][3:]) == replicas for node in cluster.nodes))
         with kvps.connect(cluster.url) as store:
             job = store.create_job("job", {"x": np.zeros(600_000, np.float32)}, workers=1)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from helpers.harness import aggregating, model
 from helpers.internals import fall_silent, segments_of
-from helpers.servers import BINARY, running_server
+from helpers.servers import running_server
 from helpers.waiting import eventually
 from kvps_aggregator import job_watcher
 from kvps_aggregator.job_watcher import JobWatcher
@@ -300,7 +300,7 @@ def test_a_job_made_anew_within_a_moment_is_another(store: Store) -> None:
 def test_idle_jobs_get_a_new_history_before_a_worker_joins(tmp_path: Path) -> None:
     """If it only began when one has joined, that one would be cut off."""
     socket, kept = str(tmp_path / "s"), ["--appendonly", "yes", "--dir", str(tmp_path)]
-    with running_server(BINARY, *kept, socket=socket) as url:
+    with running_server(*kept, socket=socket) as url:
         store = kvps.connect(url)
         jobs = [store.create_job(name, ONE, **PLAIN) for name in ("a", "b")]
         old = [job.state().history for job in jobs]
@@ -308,7 +308,7 @@ def test_idle_jobs_get_a_new_history_before_a_worker_joins(tmp_path: Path) -> No
         watched = watching(store, said)
         watcher = watched.__enter__()
         assert eventually(lambda: len(watcher._watched) == 2)
-    with running_server(BINARY, *kept, socket=socket):
+    with running_server(*kept, socket=socket):
         for job, before in zip(jobs, old, strict=True):
             assert eventually(lambda job=job, before=before: job.state().history != before)
             _round(job)

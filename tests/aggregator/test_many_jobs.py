@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 from helpers.harness import aggregating
-from helpers.servers import BINARY, running_server
+from helpers.servers import running_server
 from helpers.waiting import eventually
 
 import kvps
@@ -177,7 +177,7 @@ def test_a_job_that_cannot_be_read_stops_neither_workers_nor_aggregators(store: 
 @contextmanager
 def serving_all(raised: list[BaseException]) -> Iterator[Store]:
     """`kvps aggregator start` on a thread. Behind the block the server is lost, and what that raises is noted."""
-    with running_server(BINARY) as url:
+    with running_server() as url:
         store = Store(Client(url, patience_s=0.3))
 
         def run() -> None:

@@ -14,7 +14,6 @@ from helpers.clusters import Cluster, ClusterNode, running_cluster
 from helpers.commands import kvps_forked
 from helpers.harness import abandoned, aggregating, check_chain, gradient, model
 from helpers.internals import held_by
-from helpers.servers import BINARY
 from helpers.waiting import eventually
 from kvps_aggregator.nearness import Near
 
@@ -31,7 +30,7 @@ LR = 0.05
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    with running_cluster(BINARY, masters=3, replicas=0) as found:
+    with running_cluster(masters=3, replicas=0) as found:
         yield found
 
 

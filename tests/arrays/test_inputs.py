@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.harness import aggregating
-from helpers.servers import BINARY, free_port, running_server
+from helpers.servers import free_port, running_server
 
 import kvps
 from kvps.config import JobConfig
@@ -333,7 +333,7 @@ def test_why_memory_is_not_shared_is_said(
 def test_a_short_format_for_workers_elsewhere_is_not_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     """Other machines may reach a server that listens on TCP; one on the loopback address they do not."""
     port = free_port()
-    with running_server(BINARY, "--port", str(port)) as url, kvps.connect(url) as store:
+    with running_server("--port", str(port)) as url, kvps.connect(url) as store:
         store.create_job("job", ZEROS, gradient_format="int8")
         assert not caplog.messages
         for number, host in enumerate(("127.0.0.1", "localhost")):

@@ -12,7 +12,7 @@ from typing import Any
 
 from helpers.harness import model
 from helpers.internals import segments_of
-from helpers.servers import BINARY, private_directory, running_server
+from helpers.servers import private_directory, running_server
 
 import kvps
 from chaos.crew import Crew
@@ -58,7 +58,7 @@ class Arena:
     @contextmanager
     def server(self, *arguments: str) -> Iterator[Store]:
         """Start a Redis that saves nothing; after the block no other client may be connected, and no key left."""
-        with running_server(BINARY, *arguments) as url, Store(Client(url)) as store:
+        with running_server(*arguments) as url, Store(Client(url)) as store:
             yield store
             left = set(store.client.call("KEYS", "*")) - {"kvps:jobs", "kvps:preflight"}
             store.client.close()  # whatever is still connected is another client

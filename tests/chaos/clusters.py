@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import redis
 from helpers.clusters import Cluster, ClusterNode, running_cluster
-from helpers.servers import BINARY
 
 from chaos.arena import Arena, shared_out
 from chaos.crew import Crew
@@ -61,7 +60,7 @@ def _train(
     lost   returns the acknowledged contributions that an ended job may have lost
     """
     for mode, staleness, share in shared_out(faults):
-        with running_cluster(BINARY) as cluster, Store(open_client(cluster.url)) as store:
+        with running_cluster() as cluster, Store(open_client(cluster.url)) as store:
             job = arena.job(store, staleness=staleness, shards=shards, **PATIENT | settings)
             with arena.crew(job) as crew:
                 training = Training(cluster, job, crew)

@@ -9,7 +9,7 @@ from typing import Any
 from helpers.faults import MortalServer
 from helpers.servers import free_port, private_directory
 
-from chaos.arena import BINARY, Arena, shared_out
+from chaos.arena import Arena, shared_out
 from chaos.report import Result
 from chaos.servers import PATIENT, Losses, state_in
 from chaos.zygote import Zygote
@@ -66,7 +66,7 @@ class _Server:
             self.link = _proxied(zygote, port, primary.port)
             options += ["--replicaof", "127.0.0.1", str(port)]
         folder = stack.enter_context(private_directory())
-        self.server = stack.enter_context(MortalServer(BINARY, folder, *options))
+        self.server = stack.enter_context(MortalServer(folder, *options))
 
     @contextmanager
     def looking(self) -> Iterator[Store]:

@@ -19,7 +19,7 @@ from helpers.servers import private_directory
 from kvps_aggregator import Aggregator
 
 import kvps
-from chaos.arena import BINARY, Arena, shared_out
+from chaos.arena import Arena, shared_out
 from chaos.crew import Crew
 from chaos.report import Result
 from chaos.verdict import Ack, acknowledged
@@ -39,7 +39,7 @@ def redis_is_killed(arena: Arena, kills: int = 40, pause_s: float = 0.4, **setti
     rolled_back = 0
     for fsync, cuts in FILES:
         with ExitStack() as stack:
-            server = stack.enter_context(MortalServer(BINARY, stack.enter_context(private_directory()), fsync=fsync))
+            server = stack.enter_context(MortalServer(stack.enter_context(private_directory()), fsync=fsync))
             store = stack.enter_context(Store(Client(server.url)))
             for mode, staleness, share in shared_out(kills // 2):
                 job = arena.job(store, staleness=staleness, **PATIENT | settings)
@@ -96,7 +96,7 @@ def found_in(folder: Path, job: str) -> tuple[State, Kept]:
     """Return the same, and what of it would survive a loss of shared memory."""
     with private_directory() as copy:
         shutil.copytree(folder, copy / "d", ignore=shutil.ignore_patterns("s"))
-        with MortalServer(BINARY, copy / "d") as probe, Store(Client(probe.url)) as store:
+        with MortalServer(copy / "d") as probe, Store(Client(probe.url)) as store:
             found = store.job(job)
             state = found.state()
             return state, Kept.of(found, state)
@@ -245,7 +245,7 @@ def file_is_cut(arena: Arena, cuts: int = 400) -> Result:
     """Cut the append-only file at every byte of the last commits: each cut must leave one whole earlier state."""
     result = Result("cuts", "the append-only file cut at every byte", arena.seed, needed=cuts)
     mixed, unsaid, states = [], [], set()
-    with private_directory() as folder, MortalServer(BINARY, folder) as server, Store(Client(server.url)) as store:
+    with private_directory() as folder, MortalServer(folder) as server, Store(Client(server.url)) as store:
         job = store.create_job(
             "cuts", {"x": np.zeros(3, np.float32)}, shards=2, reduction="sum", optimizer=kvps.SGD(lr=1.0), **PATIENT
         )

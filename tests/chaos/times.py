@@ -21,7 +21,7 @@ from typing import NamedTuple
 from helpers.faults import MortalServer
 from helpers.servers import private_directory
 
-from chaos.arena import BINARY, Arena
+from chaos.arena import Arena
 from chaos.crew import Child, Crew, Stuck
 from chaos.report import Result
 from chaos.servers import rewriting
@@ -127,7 +127,7 @@ def _servers(arena: Arena, result: Result, kills: int, timeouts: dict[str, int],
     """Kill Redis, leave it dead for up to a second, and start it again on its file."""
     down = []
     with ExitStack() as stack:
-        server = stack.enter_context(MortalServer(BINARY, stack.enter_context(private_directory())))
+        server = stack.enter_context(MortalServer(stack.enter_context(private_directory())))
         store = stack.enter_context(Store(Client(server.url)))
         job = arena.job(store, **timeouts)
         with arena.crew(job) as crew, Commits(job) as commits:

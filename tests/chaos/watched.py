@@ -7,7 +7,7 @@ import time
 from contextlib import suppress
 
 from helpers.sentinels import Watched, watched_servers
-from helpers.servers import BINARY, free_port
+from helpers.servers import free_port
 
 from chaos.arena import Arena, shared_out
 from chaos.crew import Crew
@@ -31,7 +31,7 @@ def sentinels_fail_over(arena: Arena, kills: int = 40) -> Result:
     for durability, found in times.items():
         half = kills // 2 + (kills % 2 if durability == "replicated" else 0)
         for mode, staleness, share in shared_out(half):
-            with watched_servers(BINARY, *_IN_FILES) as watched, Store(Client(watched.url)) as store:
+            with watched_servers(*_IN_FILES) as watched, Store(Client(watched.url)) as store:
                 job = arena.job(store, staleness=staleness, durability=durability, **PATIENT)
                 losses = Losses(job)
                 with arena.crew(job) as crew:

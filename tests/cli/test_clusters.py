@@ -11,20 +11,20 @@ from helpers.clusters import Cluster, running_cluster
 from helpers.commands import TINY, Started, kvps_run
 from helpers.digits_job import digits_job, proved
 from helpers.harness import await_version
-from helpers.servers import BINARIES, BINARY
 from helpers.waiting import eventually
 
 import kvps
 from kvps.connection.slots import slot_of
+from kvps.machine.paths import server_program
 from kvps.protocol.acl import ROLES
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module", params=list(BINARIES))
-def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
     """Three masters and a replica of each."""
-    with running_cluster(BINARIES[request.param]) as found:
+    with running_cluster() as found:
         yield found
 
 
@@ -72,9 +72,9 @@ def test_an_acl_user_of_each_role_is_made_on_every_node(cluster: Cluster, at: Ca
         node.ask("ACL", "DELUSER", *(f"kvps-mine-{role}" for role in ROLES))
 
 
-@pytest.mark.skipif("valkey" not in BINARY, reason="only Valkey 9 moves a slot at one instant")
+@pytest.mark.skipif("valkey" not in server_program(), reason="only Valkey 9 moves a slot at one instant")
 def test_slots_that_valkey_moves_at_one_instant_cost_no_contribution(start: Callable[..., Started]) -> None:
-    with running_cluster(BINARY, masters=3, replicas=0) as cluster, kvps.connect(cluster.url) as store:
+    with running_cluster(masters=3, replicas=0) as cluster, kvps.connect(cluster.url) as store:
         job = digits_job(store, workers=2, shards=3, epochs=4, worker_timeout_ms=60_000)
         parts = [start("aggregator", "start", "--job", job.name, "--redis", cluster.url)]
         parts += [start("worker", "--job", job.name, "--redis", cluster.url) for _ in range(2)]

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from helpers.commands import kvps_forked
-from helpers.servers import BINARY, free_port, running_server
+from helpers.servers import free_port, running_server
 from helpers.waiting import eventually
 from kvps_aggregator.job_watcher import JobWatcher
 
@@ -61,7 +61,7 @@ def stopped(store: Store) -> Iterator[None]:
 def test_probes_of_a_watcher_whose_server_stops_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health, "READY_S", 1.5)
     monkeypatch.setattr(health, "LIVE_S", 3.0)
-    with running_server(BINARY) as url, kvps.connect(url) as store, kvps.connect(url) as own:
+    with running_server() as url, kvps.connect(url) as store, kvps.connect(url) as own:
         watcher = JobWatcher(own, [].append, lambda job: None)
         thread = threading.Thread(target=watcher.run)
         thread.start()

@@ -10,18 +10,21 @@ from typing import Any
 import pytest
 from helpers.commands import LONG, TINY, kvps_run, private_store
 from helpers.harness import staleness_used
-from helpers.servers import BINARIES, ONE_AND_SLOWLY_ALL
 from helpers.waiting import eventually, processes_of
 
 from kvps.server import private_server
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ONE_AND_SLOWLY_ALL)
-def test_up_trains_the_digits_and_repeats_itself_bit_for_bit(home: Path, tmp_path: Path, kind: str) -> None:
+def test_up_trains_the_digits_and_repeats_itself_bit_for_bit(home: Path, tmp_path: Path) -> None:
     reports = []
     for name in ("a.json", "b.json"):
-        done = kvps_run("up", "digits", "--report", name, KVPS_SERVER=BINARIES[kind])
+        done = kvps_run(
+            "up",
+            "digits",
+            "--report",
+            name,
+        )
         assert done.returncode == 0, done.stderr
         assert "test accuracy 0.9" in done.stdout.splitlines()[-1]
         assert "kvps cli" in done.stderr

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 from helpers.clusters import Cluster, running_cluster
-from helpers.servers import BINARY
 
 from kvps.connection.cluster import ClusterClient
 
@@ -14,7 +13,7 @@ from kvps.connection.cluster import ClusterClient
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
     """Three masters without replicas. A test may move slots; it leaves no slot on its way."""
-    with running_cluster(BINARY, "--unixsocket", "s", masters=3, replicas=0) as found:
+    with running_cluster("--unixsocket", "s", masters=3, replicas=0) as found:
         yield found
 
 

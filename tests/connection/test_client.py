@@ -13,7 +13,7 @@ import pytest
 import redis
 from helpers.commands import kvps_run
 from helpers.harness import Params, aggregating, work
-from helpers.servers import BINARY, free_port, running_server
+from helpers.servers import free_port, running_server
 from helpers.waiting import eventually
 from kvps_aggregator import Aggregator
 from kvps_aggregator.job_watcher import JobWatcher
@@ -121,7 +121,7 @@ class SmallServer:
 @pytest.fixture
 def small() -> Iterator[SmallServer]:
     port = free_port()
-    with running_server(BINARY, "--maxclients", str(ALLOWED), "--port", str(port)) as url:
+    with running_server("--maxclients", str(ALLOWED), "--port", str(port)) as url:
         server = SmallServer(url, port)
         yield server
         server.close()

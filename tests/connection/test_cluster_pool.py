@@ -14,7 +14,6 @@ import pytest
 import redis
 from helpers.clusters import Cluster, ClusterNode, node_ports, running_cluster
 from helpers.harness import aggregating, await_version, check_chain, model, plain_loop, work_on
-from helpers.servers import BINARY
 from helpers.waiting import eventually
 
 import kvps
@@ -203,7 +202,7 @@ def test_a_command_is_refused_by_a_move_that_does_not_end(
 
 
 def test_a_cluster_without_slots_is_said_in_one_line(tmp_path: Path) -> None:
-    alone = ClusterNode(BINARY, tmp_path / "node", *node_ports(1), [])
+    alone = ClusterNode(tmp_path / "node", *node_ports(1), [])
     said = "answers: no node knows who serves a slot"
     try:
         with ClusterClient(alone.url, 0.2) as client, pytest.raises(kvps.ServerError, match=said):
@@ -218,7 +217,7 @@ def test_a_cluster_without_slots_is_said_in_one_line(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_nodes_are_added_and_removed_under_a_client() -> None:
     """It began with the address of a node that serves no slot any more, and that knows no other node."""
-    with running_cluster(BINARY, masters=4, replicas=0) as cluster, ClusterClient(cluster.url, 20) as client:
+    with running_cluster(masters=4, replicas=0) as cluster, ClusterClient(cluster.url, 20) as client:
         job = kvps.Store(client).create_job("grows", {"x": np.zeros(3, np.float32)}, shards=3)
         first, *others = cluster.nodes
         for slot in {slot_of(key) for key in client.scan("*") if cluster.master_of(key) is first}:

@@ -12,7 +12,7 @@ import redis
 from helpers.certificates import authority_file, issued, tls_server
 from helpers.commands import kvps_forked, kvps_run
 from helpers.harness import aggregating, gradient, model, plain_loop, work
-from helpers.servers import BINARY, free_port, running_server
+from helpers.servers import free_port, running_server
 from helpers.waiting import eventually
 
 import kvps
@@ -102,7 +102,7 @@ def locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     file.chmod(0o600)
     monkeypatch.setenv("KVPS_REDIS_PASSWORD_FILE", str(file))
     port = free_port()
-    with running_server(BINARY, "--port", str(port)) as admin:
+    with running_server("--port", str(port)) as admin:
         with redis.Redis.from_url(admin, protocol=2) as client:
             client.config_set("requirepass", SECRET)
         yield f"redis://localhost:{port}"

@@ -18,7 +18,7 @@ from helpers.clusters import Cluster, running_cluster
 from helpers.harness import aggregating
 from helpers.replicas import Replicated, gets, replicated_server
 from helpers.sentinels import watched_servers
-from helpers.servers import BINARIES, BINARY, ONE_AND_SLOWLY_ALL, private_directory, running_server
+from helpers.servers import private_directory, running_server
 from helpers.waiting import eventually
 
 import kvps
@@ -44,15 +44,15 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield folder
 
 
-@pytest.fixture(params=ONE_AND_SLOWLY_ALL)
-def servers(request: pytest.FixtureRequest) -> Iterator[Replicated]:
-    with replicated_server(BINARIES[request.param]) as found:
+@pytest.fixture
+def servers() -> Iterator[Replicated]:
+    with replicated_server() as found:
         yield found
 
 
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
-    with running_cluster(BINARY, masters=3, replicas=3) as found:
+    with running_cluster(masters=3, replicas=3) as found:
         yield found
 
 
@@ -125,11 +125,9 @@ def test_replicas_of_a_cluster_send_the_bytes_to_a_reader_under_its_role(cluster
 def test_a_replica_behind_sentinels_is_reached_with_the_login_and_over_tls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if "redis" not in BINARIES:
-        pytest.skip("no server here was built with TLS: install redis-server")
     files = (*issued(tmp_path, "127.0.0.1"), authority_file(tmp_path))
     monkeypatch.setenv("KVPS_TLS_CA", str(files[2]))
-    with watched_servers(BINARIES["redis"], password="pw", certificate=files) as watched:
+    with watched_servers(password="pw", certificate=files) as watched:
         url = watched.url.replace("redis", "rediss", 1)
         with training(url, read_replicas=True) as found:
             assert share(found, watched.servers[1:]) >= MOST
@@ -222,7 +220,7 @@ def test_a_replica_and_a_master_of_a_cluster_die(cluster: Cluster) -> None:
 @pytest.fixture
 def late() -> Iterator[tuple[ReplicaReader, Client, redis.Redis, redis.Redis]]:
     """A reader, its client, the master, and its replica: that has other bytes under `new`, and follows nobody."""
-    with replicated_server(BINARY, replicas=1) as servers, Client(servers.url) as client:
+    with replicated_server(replicas=1) as servers, Client(servers.url) as client:
         (follower,) = servers.replicas
         with redis.Redis(port=servers.master.port) as master, redis.Redis(port=follower.port) as replica:
             master.set("new", b"dead")
@@ -291,7 +289,7 @@ def test_the_private_server_has_no_replicas() -> None:
 
 def test_a_unix_socket_is_refused() -> None:
     with (
-        running_server(BINARY) as url,
+        running_server() as url,
         pytest.raises(kvps.InvalidSetting, match=r"^read_replicas is for servers reached over TCP, [^\n]*$"),
     ):
         kvps.connect(url, read_replicas=True)

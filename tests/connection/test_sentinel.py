@@ -14,7 +14,7 @@ from helpers.certificates import authority_file, issued
 from helpers.commands import kvps_run
 from helpers.harness import aggregating, model, plain_loop, work_on
 from helpers.sentinels import NAME, Watched, watched_servers
-from helpers.servers import BINARIES, BINARY, ONE_AND_SLOWLY_ALL, free_port
+from helpers.servers import free_port
 from helpers.waiting import eventually
 
 import kvps
@@ -28,9 +28,9 @@ PATIENT: dict[str, Any] = {"worker_timeout_ms": 60_000, "lease_ms": 1_000}
 URL = "redis+sentinel://127.0.0.1:1,127.0.0.1:2/mymaster"
 
 
-@pytest.fixture(scope="module", params=ONE_AND_SLOWLY_ALL)
-def watched(request: pytest.FixtureRequest) -> Iterator[Watched]:
-    with watched_servers(BINARIES[request.param]) as found:
+@pytest.fixture(scope="module")
+def watched() -> Iterator[Watched]:
+    with watched_servers() as found:
         yield found
 
 
@@ -157,7 +157,7 @@ def test_commands_take_the_url(watched: Watched) -> None:
 
 
 def test_passwords_of_servers_and_sentinels() -> None:
-    with watched_servers(BINARY, password="opensesame", sentinel_password="hush") as watched:
+    with watched_servers(password="opensesame", sentinel_password="hush") as watched:
         whole = f"{watched.url}?sentinel_password=hush"
         with kvps.connect(whole) as store:
             assert store.client.call("PING")
@@ -171,10 +171,8 @@ def test_passwords_of_servers_and_sentinels() -> None:
 
 @pytest.mark.slow
 def test_tls_to_servers_and_sentinels(tmp_path: Path) -> None:
-    if "redis" not in BINARIES:
-        pytest.skip("no server here was built with TLS: install redis-server")
     authority = authority_file(tmp_path)
-    with watched_servers(BINARIES["redis"], certificate=[*issued(tmp_path, "127.0.0.1"), authority]) as watched:
+    with watched_servers(certificate=[*issued(tmp_path, "127.0.0.1"), authority]) as watched:
         url = watched.url.replace("redis", "rediss", 1)
         with kvps.connect(f"{url}?ssl_ca_certs={authority}") as store:
             assert store.client.port() == watched.master.port

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import redis
 from helpers.harness import aggregating
-from helpers.servers import BINARY, private_directory, running_server
+from helpers.servers import private_directory, running_server
 from helpers.waiting import eventually
 
 import kvps
@@ -135,7 +135,7 @@ def test_a_lone_chunk_that_is_gone_is_noticed_at_once(small: ArrayPool, store: S
 
 def test_refused_sets_are_all_read_and_said() -> None:
     """The first refusal is raised, and the connection still answers the right question afterwards."""
-    with running_server(BINARY, "--maxmemory", "6mb") as url:
+    with running_server("--maxmemory", "6mb") as url:
         pool, arrays = ArrayPool(url), _arrays([262_144] * 12)
         with pytest.raises(redis.exceptions.OutOfMemoryError):
             pool.put([(key, [value]) for key, value in _items(arrays)])

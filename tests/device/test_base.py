@@ -24,7 +24,6 @@ from helpers.harness import (
     model,
     work,
 )
-from helpers.servers import BINARY, running_server
 from helpers.slowly import slowly
 from kvps_aggregator.step.device_step import DeviceStep
 from kvps_aggregator.step.shard_arrays import ShardArrays
@@ -51,13 +50,6 @@ def cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     hostcupy.failing.clear()
     hostcupy.copied.clear()
     hostcupy.uploads.clear()
-
-
-@pytest.fixture(scope="module")
-def server_url() -> Iterator[str]:
-    """One server: nothing here depends on which."""
-    with running_server(BINARY) as url:
-        yield url
 
 
 def tiny(seed: int) -> Params:

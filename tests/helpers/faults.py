@@ -10,15 +10,19 @@ from types import TracebackType
 
 import redis
 
+from kvps.machine.paths import server_program
+
 
 class MortalServer:
     """A Redis with an append-only file in `folder` that can be killed and started again in the same place."""
 
-    def __init__(self, binary: str, folder: Path, *arguments: str, fsync: str = "always") -> None:
+    def __init__(self, folder: Path, *arguments: str, fsync: str = "always") -> None:
         self.url = f"unix://{folder}/s"
         self.folder = folder
-        self._command = [binary, "--port", "0", "--unixsocket", f"{folder}/s", "--save", "", "--dir", str(folder)]
+        self._command = [server_program(), "--port", "0", "--unixsocket", f"{folder}/s", "--dir", str(folder)]
         self._command += [
+            "--save",
+            "",
             "--logfile",
             f"{folder}/log",
             "--appendonly",

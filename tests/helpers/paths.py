@@ -1,6 +1,21 @@
-"""Where things are in this checkout."""
+"""Where things are in this checkout, and on this machine."""
 
+import os
+import shutil
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests"
+
+
+def program_on_path(*names: str) -> str:
+    """Return the first of these programs that the PATH has. Without one the test is skipped; in CI it fails."""
+    for name in names:
+        if program := shutil.which(name):
+            return program
+    reason = f"no {' or '.join(names)} on the PATH"
+    if os.environ.get("CI"):
+        pytest.fail(reason)
+    pytest.skip(reason)

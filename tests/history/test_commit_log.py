@@ -12,7 +12,7 @@ import pytest
 from helpers.checkpoints import PATIENT, ROUNDS, STOP, train_to
 from helpers.faults import MortalServer
 from helpers.harness import aggregating, check_chain, model, work, work_on
-from helpers.servers import BINARY, private_directory
+from helpers.servers import private_directory
 from helpers.slowly import slowly
 from helpers.waiting import eventually
 from kvps_aggregator.checkpoints import Checkpoints
@@ -183,7 +183,7 @@ def test_entries_that_a_server_lost_are_no_part_of_the_log(tmp_path: Path, ahead
     the server that wrote the lost ones was ahead."""
     with (
         private_directory() as folder,
-        MortalServer(BINARY, folder) as mortal,
+        MortalServer(folder) as mortal,
         kvps.connect(mortal.url) as store,
     ):
         job = store.create_job("job", model(), **PATIENT)

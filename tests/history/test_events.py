@@ -6,7 +6,7 @@ from contextlib import ExitStack
 
 import pytest
 from helpers.harness import aggregating, await_version, gradient, model
-from helpers.servers import BINARY, private_directory, running_server
+from helpers.servers import private_directory, running_server
 
 import kvps
 from kvps.history.events import Event, EventLog
@@ -44,7 +44,7 @@ def test_a_call_that_fails_has_read_nothing() -> None:
     with private_directory() as folder, ExitStack() as first, ExitStack() as later:
         files = ["--dir", str(folder), "--appendonly", "yes", "--appendfsync", "always"]
         path = str(folder / "socket")
-        store = later.enter_context(kvps.connect(first.enter_context(running_server(BINARY, *files, socket=path))))
+        store = later.enter_context(kvps.connect(first.enter_context(running_server(*files, socket=path))))
         job = store.create_job("j", model())
         rounds(job, 2)
         log = EventLog(later.enter_context(store.client.twin(0.1)), job.keys)
@@ -53,7 +53,7 @@ def test_a_call_that_fails_has_read_nothing() -> None:
         first.close()
         with pytest.raises(kvps.ServerError):
             log.unread()
-        first.enter_context(running_server(BINARY, *files, socket=path))
+        first.enter_context(running_server(*files, socket=path))
         seen += log.unread()
         assert [e.facts["version"] for e in seen if e.kind == "commit"] == [1, 2, 3, 4]
         assert by_time(seen) == by_time(EventLog(job.client, job.keys).newest(0))

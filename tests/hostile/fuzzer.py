@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any
 
 from helpers.paths import ROOT
-from helpers.servers import BINARY, running_server
+from helpers.servers import running_server
 
 from hostile.mutations import Mutation, file_mutation_of, mutation_of
 from hostile.readers import READERS, Reader, hurry
@@ -78,7 +78,7 @@ def run(seed: int, numbers: list[int]) -> Tally:
         signal.signal(which, _hung)
     limit = _virtual() + _SPACE
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    with running_server(BINARY) as url, tempfile.TemporaryDirectory() as folder:
+    with running_server() as url, tempfile.TemporaryDirectory() as folder:
         by_scene: dict[tuple[int, str], list[int]] = {}
         names = list(SCENES)
         for number in numbers:

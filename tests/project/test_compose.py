@@ -20,10 +20,11 @@ import redis
 from helpers.clusters import node_ports
 from helpers.command_lines import check_parses
 from helpers.paths import ROOT
-from helpers.servers import BINARY
 from helpers.waiting import eventually
 from packaging.version import Version
 from ruamel.yaml import YAML
+
+from kvps.machine.paths import server_program
 
 COMPOSE = YAML(typ="safe").load((ROOT / "docker" / "compose.yaml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
@@ -103,7 +104,7 @@ def _server(folder: Path, password: str) -> subprocess.Popen[bytes]:
 def _started(folder: Path, text: str, password: str = PASSWORD) -> subprocess.Popen[bytes]:
     """Start a server as its image does, in a folder, which has its data."""
     (folder / "docker-entrypoint.sh").write_text('#!/bin/sh\nexec "$@"\n')
-    (folder / "valkey-server").write_text(f'#!/bin/sh\nexec {shlex.quote(BINARY)} "$@"\n')
+    (folder / "valkey-server").write_text(f'#!/bin/sh\nexec {shlex.quote(server_program())} "$@"\n')
     for program in ("docker-entrypoint.sh", "valkey-server"):
         (folder / program).chmod(0o700)
     (folder / "password").write_text(password)

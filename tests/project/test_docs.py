@@ -24,7 +24,6 @@ from pathlib import Path
 
 import pytest
 from helpers.paths import ROOT
-from helpers.servers import BINARIES, ONE_AND_SLOWLY_ALL
 from helpers.waiting import eventually
 
 import kvps.protocol.keys
@@ -221,11 +220,7 @@ def _until_closed(screen: int) -> Iterator[bytes]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ONE_AND_SLOWLY_ALL)
-def test_the_walkthrough_is_what_happens(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
-    monkeypatch.setenv("KVPS_SERVER", BINARIES[kind])
+def test_the_walkthrough_is_what_happens(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
     for name, value in {"TERM": "dumb", "COLUMNS": "160", "LINES": "50"}.items():
         monkeypatch.setenv(name, value)

@@ -18,8 +18,9 @@ import redis
 from helpers.command_lines import check_parses
 from helpers.kustomize import loaded, rendered
 from helpers.paths import ROOT
-from helpers.servers import BINARY
 from helpers.waiting import eventually
+
+from kvps.machine.paths import server_program
 
 FOLDER = ROOT / "deploy" / "kubernetes"
 OVERLAYS = {"base": FOLDER / "base", "gpu": FOLDER / "overlays" / "gpu"}
@@ -208,7 +209,7 @@ def server(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     (command,) = (container["command"] for name, _, container in pods(rendered(OVERLAYS["base"])) if name == "valkey")
     shell, option, text = command
     (tmp_path / "password").write_text(f"{PASSWORD}\n")
-    (tmp_path / "valkey-server").symlink_to(BINARY)
+    (tmp_path / "valkey-server").symlink_to(server_program())
     text = text.replace(SECRET, str(tmp_path / "password")).replace("--dir /data", f"--dir {tmp_path}")
     text = text.replace(" <<END", f" --port 0 --unixsocket {tmp_path / 'socket'} <<END")
     environment = os.environ | {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}

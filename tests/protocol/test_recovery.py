@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from helpers.faults import MortalServer
 from helpers.harness import aggregating, check_chain, gradient, model, plain_loop, work_on
-from helpers.servers import BINARIES, ONE_AND_SLOWLY_ALL, private_directory
+from helpers.servers import private_directory
 from helpers.waiting import eventually
 from kvps_aggregator import Aggregator, serve
 
@@ -24,9 +24,9 @@ ROUNDS = 40
 PATIENT = {"worker_timeout_ms": 60_000, "lease_ms": 300}
 
 
-@pytest.fixture(params=ONE_AND_SLOWLY_ALL)
-def mortal(request: pytest.FixtureRequest) -> Iterator[MortalServer]:
-    with private_directory() as folder, MortalServer(BINARIES[request.param], folder) as server:
+@pytest.fixture
+def mortal() -> Iterator[MortalServer]:
+    with private_directory() as folder, MortalServer(folder) as server:
         yield server
 
 

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.commands import TINY, kvps_run
-from helpers.servers import BINARIES
 from helpers.waiting import eventually, processes_of
 
 import kvps
@@ -251,11 +250,9 @@ def test_modules_of_the_user_do_not_stand_in_for_others(home: Path, tmp_path: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", list(BINARIES))
 def test_a_server_with_a_data_directory_goes_on_where_it_was(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("KVPS_SERVER", BINARIES[kind])
     data = tmp_path / "data"
     with kvps.connect(data_dir=data) as store:
         store.create_job("job", {"x": np.full(3, 7, np.float32)})

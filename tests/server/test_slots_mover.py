@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import pytest
 from helpers.clusters import Cluster, ClusterNode, running_cluster
-from helpers.servers import BINARIES, BINARY
 from helpers.waiting import eventually
 from hypothesis import given
 from hypothesis import strategies as st
@@ -75,9 +74,9 @@ def test_a_line_of_a_node_is_read() -> None:
 STAYS_MASTER = ("--cluster-allow-replica-migration", "no")  # as the nodes of `kvps host`, also without slots
 
 
-@pytest.fixture(scope="module", params=list(BINARIES))
-def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    with running_cluster(BINARIES[request.param], *STAYS_MASTER, masters=3, replicas=0) as found:
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with running_cluster(*STAYS_MASTER, masters=3, replicas=0) as found:
         yield found
 
 
@@ -139,7 +138,7 @@ def test_a_move_that_was_interrupted_is_ended(cluster: Cluster, done: str) -> No
 
 @pytest.mark.slow
 def test_a_move_to_a_node_that_has_died_is_cancelled_and_the_node_forgotten() -> None:
-    with running_cluster(BINARY, *STAYS_MASTER, masters=3, replicas=0) as cluster:
+    with running_cluster(*STAYS_MASTER, masters=3, replicas=0) as cluster:
         first, second, dead = cluster.nodes
         _rebalance(cluster, first, second)
         source = cluster.master_of("{gone}")
@@ -155,7 +154,7 @@ def test_a_move_to_a_node_that_has_died_is_cancelled_and_the_node_forgotten() ->
 
 @pytest.mark.slow
 def test_a_dead_node_with_slots_is_said_in_one_line() -> None:
-    with running_cluster(BINARY, *STAYS_MASTER, masters=3, replicas=0) as cluster, _members(cluster) as members:
+    with running_cluster(*STAYS_MASTER, masters=3, replicas=0) as cluster, _members(cluster) as members:
         dead = cluster.nodes[2]
         dead.kill()
         assert eventually(lambda: any("fail" in member.flags for member in members.all()))

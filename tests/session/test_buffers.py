@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.clusters import SHARED_MEMORY, SHM
 from helpers.harness import aggregating, check_chain
 from helpers.internals import lose_next_answer
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -72,7 +71,6 @@ def _spoil(view: Any) -> None:
     view[1] = 99
 
 
-@pytest.mark.parametrize("transport", ["redis", SHM])
 @pytest.mark.parametrize("kind", VIEWS)
 def test_a_view_written_after_the_push_changes_nothing(store: Store, transport: str, kind: str) -> None:
     job = store.create_job("job", PARAMS, transport=transport, **SETTINGS)
@@ -88,7 +86,6 @@ def test_a_view_written_after_the_push_changes_nothing(store: Store, transport: 
 
 @pytest.mark.parametrize("kind", ["row", "bytes", "tensor"])
 @pytest.mark.parametrize("pushed", ["lent", "copied"])
-@SHARED_MEMORY
 def test_views_of_all_rounds_are_written_in_all_later_rounds(store: Store, kind: str, pushed: str) -> None:
     """The memory of a contribution that is committed becomes that of a later one."""
     job = store.create_job("job", PARAMS, transport="shm", **SETTINGS)
@@ -106,7 +103,6 @@ def test_views_of_all_rounds_are_written_in_all_later_rounds(store: Store, kind:
             assert _weights(job, round_) == {-sum(range(round_ + 1))}
 
 
-@SHARED_MEMORY
 def test_without_views_the_same_memory_is_lent_again(store: Store) -> None:
     job = store.create_job("job", PARAMS, transport="shm", **SETTINGS)
     places = set()
@@ -122,7 +118,6 @@ def test_without_views_the_same_memory_is_lent_again(store: Store) -> None:
     assert len(places) <= 2
 
 
-@SHARED_MEMORY
 def test_arrays_of_an_earlier_call_of_buffers_are_views_too(store: Store) -> None:
     job = store.create_job("job", PARAMS, transport="shm", **SETTINGS)
     with job.join("w0") as session:
@@ -134,7 +129,6 @@ def test_arrays_of_an_earlier_call_of_buffers_are_views_too(store: Store) -> Non
             assert _weights(job, 1) == {-1}
 
 
-@SHARED_MEMORY
 def test_what_a_view_was_taken_of_may_itself_be_gone(store: Store) -> None:
     """As many references as without views, but to others."""
     job = store.create_job("job", PARAMS, transport="shm", **SETTINGS)
@@ -148,7 +142,6 @@ def test_what_a_view_was_taken_of_may_itself_be_gone(store: Store) -> None:
 
 
 @pytest.mark.parametrize("nonfinite", ["reject", "skip"])
-@SHARED_MEMORY
 def test_a_view_of_a_push_that_was_refused_or_skipped(store: Store, nonfinite: str) -> None:
     job = store.create_job("job", PARAMS, transport="shm", nonfinite=nonfinite, **SETTINGS)
     views = []
@@ -168,7 +161,6 @@ def test_a_view_of_a_push_that_was_refused_or_skipped(store: Store, nonfinite: s
         assert _weights(job, 3) == {-3 if nonfinite == "reject" else 0}
 
 
-@SHARED_MEMORY
 def test_a_view_of_a_push_whose_answer_was_lost(store: Store) -> None:
     job = store.create_job("job", PARAMS, transport="shm", **SETTINGS)
     with job.join("w0") as session:
@@ -188,7 +180,6 @@ def test_a_view_of_a_push_whose_answer_was_lost(store: Store) -> None:
 
 
 @pytest.mark.parametrize("params", [SMALL, PARAMS], ids=["small", "large"])
-@pytest.mark.parametrize("transport", ["redis", SHM])
 @pytest.mark.parametrize("lent", [False, True])
 def test_what_was_put_and_then_changed_is_not_acknowledged_and_rejected_later(
     store: Store, params: Grads, transport: str, lent: bool

@@ -8,7 +8,6 @@ from types import FrameType
 from typing import Any
 
 import numpy as np
-from helpers.clusters import SHARED_MEMORY
 from helpers.harness import aggregating, check_chain
 from helpers.internals import segments_of
 
@@ -67,7 +66,6 @@ def _round(session: Session, value: float, number: int = 0) -> bool:
     return interrupted
 
 
-@SHARED_MEMORY
 def test_the_push_whose_segment_was_half_made_is_made_again(store: Store) -> None:
     job = store.create_job("job", ZEROS, optimizer=kvps.SGD(lr=1.0), transport="shm", worker_timeout_ms=60_000)
     number, interrupted = 0, True
@@ -82,7 +80,6 @@ def test_the_push_whose_segment_was_half_made_is_made_again(store: Store) -> Non
     assert (job.snapshot()[1]["x"] == -sum(range(number + 1))).all()
 
 
-@SHARED_MEMORY
 def test_the_push_whose_segment_was_being_renamed_is_made_again(store: Store) -> None:
     job = store.create_job("job", ZEROS, optimizer=kvps.SGD(lr=1.0), transport="shm", worker_timeout_ms=60_000)
     assert segments_of(job)

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.clusters import SHARED_MEMORY
 from helpers.digits_job import proved
 from helpers.harness import Params, abandoned, aggregating, await_version, check_chain
 
@@ -66,7 +65,7 @@ def assert_same(job: kvps.Job, plain: Plain) -> None:
         assert weights[name].tobytes() == array.tobytes(), name
 
 
-PLACES = [("redis", 1), ("redis", 3), pytest.param("shm", 1, marks=SHARED_MEMORY)]
+PLACES = [("redis", 1), ("redis", 3), ("shm", 1)]
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])

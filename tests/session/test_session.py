@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.clusters import FULL, SHARED_MEMORY, SHM, one_server
 from helpers.digits_job import digits_job, proved, run_workers, training
 from helpers.harness import aggregating
 from helpers.internals import lose_next_answer, membership_of, prefetch_of
@@ -31,7 +30,6 @@ from kvps.transport.version_reader import VersionReader
 
 PATIENT: dict[str, Any] = {"worker_timeout_ms": 60_000, "transport": "redis"}
 SMALL = {"a": np.zeros(3, np.float32), "b": np.zeros(3, np.float32)}
-_WRITTEN_HERE = one_server("on a cluster other threads write, and no interrupt comes to them: see test_lane.py")
 LARGE = {"a": np.zeros(300_000, np.float32), "b": np.zeros(300_000, np.float32)}
 
 
@@ -47,7 +45,6 @@ def _rejected(job: kvps.Job) -> list[str]:
 
 
 @pytest.mark.parametrize("gradient_format", ["fp32", "bf16"])
-@FULL
 def test_a_push_that_a_full_server_refused_counts_once(store: Store, gradient_format: str) -> None:
     job = store.create_job("job", SMALL, gradient_format=gradient_format, optimizer=kvps.SGD(lr=0.5), **PATIENT)
     patience, store.client._patience_s = store.client._patience_s, 0.3
@@ -86,7 +83,6 @@ def test_a_worker_that_met_a_full_server_is_replayed(
     assert proved(job).by == "recomputed"
 
 
-@pytest.mark.parametrize("transport", ["redis", SHM])
 @pytest.mark.parametrize("size", [3, 900_000])
 @pytest.mark.parametrize("put", [False, True])
 def test_what_has_left_of_a_gradient_with_a_nan_does_not_count(
@@ -113,7 +109,6 @@ def test_what_has_left_of_a_gradient_with_a_nan_does_not_count(
     assert [c.seq for commit in job.log() for c in commit.plan.contributions] == [1, 2]
 
 
-@pytest.mark.parametrize("transport", ["redis", SHM])
 @pytest.mark.parametrize("size", [3, 900_000])
 def test_a_gradient_that_is_skipped_when_most_of_it_has_left(store: Store, transport: str, size: int) -> None:
     """Again with the same one when the answer was lost; another one is not taken for it."""
@@ -203,7 +198,6 @@ def test_nothing_of_a_skipped_contribution_counts(store: Store, gradient_format:
         np.testing.assert_allclose(value, -0.2, rtol=1e-2)
 
 
-@SHARED_MEMORY
 def test_a_put_that_found_no_room_leaves_nothing_of_its_nan_behind(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -226,7 +220,6 @@ def test_a_put_that_found_no_room_leaves_nothing_of_its_nan_behind(
     assert [c.weight for commit in job.log() for c in commit.plan.contributions] == [1]
 
 
-@pytest.mark.parametrize("transport", ["redis", SHM])
 def test_what_was_put_with_a_nan_counts_as_zeros_whatever_fails_before_its_push(store: Store, transport: str) -> None:
     """Until the next pull, which forgets it."""
     settings = {**PATIENT, "transport": transport, "nonfinite": "skip"}
@@ -253,7 +246,7 @@ def test_what_was_put_with_a_nan_counts_as_zeros_whatever_fails_before_its_push(
     assert [c.weight for commit in job.log() for c in commit.plan.contributions] == [1, 0]
 
 
-@pytest.mark.parametrize("where", [pytest.param("write_set", marks=_WRITTEN_HERE), "digest_of"])
+@pytest.mark.parametrize("where", ["write_set", "digest_of"])
 def test_an_interrupted_put_leaves_no_holes(store: Store, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     job = store.create_job("job", LARGE, **PATIENT)
     place: Any = _Bulk if where == "write_set" else redis_transport

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.clusters import SHARED_MEMORY
 from helpers.ddp import loss_of, net, weights_of
 from helpers.digits_job import proved
 from helpers.harness import aggregating, await_version, check_chain
@@ -71,7 +70,7 @@ class Plain:
                         dict(replica.named_parameters())[name].copy_(parameter)
 
 
-PLACES = ["redis", pytest.param("shm", marks=SHARED_MEMORY)]
+PLACES = ["redis", "shm"]
 
 
 @pytest.mark.parametrize("transport", PLACES)

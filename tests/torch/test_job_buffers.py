@@ -15,7 +15,6 @@ import kvps_aggregator
 import numpy as np
 import pytest
 import torch
-from helpers.clusters import SHARED_MEMORY
 from helpers.ddp import OPTIMIZERS, ROUNDS, batch, loss_of, net, weights_of
 from helpers.digits_job import proved
 from helpers.harness import aggregating, await_version, check_chain
@@ -120,7 +119,7 @@ def train(job: kvps.Job, rounds: int, round_: Round, record: Path | None = None,
         (3, {"optimizer": RECIPE, "reduction": "median", "reject_norm": "50"}),
         (3, {"reduction": "sum", "optimizer": kvps.Lion(0.01)}),
         (2, {"reduction": "weighted", "optimizer": RECIPE}),
-        pytest.param(2, {"transport": "shm"}, marks=SHARED_MEMORY),
+        (2, {"transport": "shm"}),
     ],
     ids=str,
 )

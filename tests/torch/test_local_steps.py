@@ -12,7 +12,6 @@ import kvps_aggregator
 import numpy as np
 import pytest
 import torch
-from helpers.clusters import FULL, SHARED_MEMORY
 from helpers.ddp import loss_of, net, weights_of
 from helpers.harness import aggregating, await_version, check_chain
 from torch import nn
@@ -202,7 +201,7 @@ def test_asynchronous_workers_take_local_steps(store: Store, outer: kvps.optim.O
     assert job.clock() == {"w0": 8, "w1": 8}
 
 
-@pytest.mark.parametrize(("hidden", "transport"), [(30_000, "redis"), pytest.param(30_000, "shm", marks=SHARED_MEMORY)])
+@pytest.mark.parametrize(("hidden", "transport"), [(30_000, "redis"), (30_000, "shm")])
 def test_a_model_of_several_chunks(store: Store, hidden: int, transport: str) -> None:
     job = create(store, net(hidden), MEAN, workers=2, transport=transport)
     ends = trained(job, sgd, STEPS * 2, hidden=hidden)
@@ -297,7 +296,6 @@ def test_a_worker_that_was_evicted_joins_again(store: Store) -> None:
 # -- errors --------------------------------------------------------------------------------------------------------
 
 
-@FULL
 @pytest.mark.parametrize("leaves", [False, True])
 def test_a_push_that_a_full_server_refused_is_repeated_without_another_step(store: Store, leaves: bool) -> None:
     model = net()
@@ -527,7 +525,6 @@ def test_after_a_kill_the_inner_state_starts_anew_and_that_is_said(
             assert not inner.state
 
 
-@FULL
 def test_a_round_that_was_given_up_is_in_no_stored_state(store: Store) -> None:
     model = net()
     job = create(store, model)

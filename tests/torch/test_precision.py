@@ -11,7 +11,6 @@ import kvps_aggregator
 import numpy as np
 import pytest
 import torch
-from helpers.clusters import SHARED_MEMORY
 from helpers.ddp import batch, net
 from helpers.harness import aggregating, check_chain
 from torch import nn
@@ -101,7 +100,7 @@ def trained(store: Store, make: Callable[[], nn.Sequential], overlap: bool = Fal
         pytest.param(in_bf16, {"shards": 2}, marks=pytest.mark.slow),
         (in_bf16, {"overlap": True}),
         (in_bf16, {"gradient_format": "bf16", "weight_format": "bf16"}),
-        pytest.param(in_bf16, {"transport": "shm"}, marks=SHARED_MEMORY),
+        (in_bf16, {"transport": "shm"}),
         (in_half, {}),
         (in_half, {"gradient_format": "fp16"}),
         (mixed, {}),

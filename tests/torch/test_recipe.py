@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.clusters import first_server
 from helpers.digits_job import proved
 from helpers.gpt import CLIP_NORM, WORKERS, Weights, by_ddp, distance, example, plain_loop
 from helpers.harness import aggregating
@@ -23,9 +22,6 @@ FACTOR = 3
 """How much further kvps may be from PyTorch than two loops of PyTorch are from each other, which differ in nothing but
 the order of sums or the number of roundings. That is one sample of a distance that varies: over 10, 30, 100 and 200
 steps kvps was at 0.5 to 1.2 times theirs in float32, and at 0.3 to 0.8 times in bfloat16."""
-
-
-server_url = first_server  # a step in bfloat16 takes a processor without it a second
 
 
 @cache

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.clusters import SHARED_MEMORY
 from helpers.ddp import loss_of, net, weights_of
 from helpers.digits_job import proved
 from helpers.harness import aggregating, await_version, check_chain
@@ -102,7 +101,6 @@ def trained(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("transport", ["redis", pytest.param("shm", marks=SHARED_MEMORY)])
 def test_a_fast_learner_takes_more_steps_in_a_round_than_a_slow_one(
     store: Store, tmp_path: Path, transport: str
 ) -> None:

@@ -15,7 +15,6 @@ import kvps_aggregator
 import numpy as np
 import pytest
 import torch
-from helpers.clusters import FULL, SHARED_MEMORY
 from helpers.ddp import OPTIMIZERS, ROUNDS, loss_of, net, weights_of
 from helpers.harness import aggregating, check_chain
 from helpers.paths import TESTS
@@ -183,9 +182,7 @@ def test_a_scheduled_run_is_pytorchs(store: Store) -> None:
 # -- gradients that leave early ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("hidden", "transport"), [(32, "redis"), (30_000, "redis"), pytest.param(30_000, "shm", marks=SHARED_MEMORY)]
-)
+@pytest.mark.parametrize(("hidden", "transport"), [(32, "redis"), (30_000, "redis"), (30_000, "shm")])
 def test_with_overlap_the_same_bits(store: Store, hidden: int, transport: str) -> None:
     ends = []
     for overlap in (False, True):
@@ -253,7 +250,6 @@ def test_a_worker_that_is_dropped_leaves_the_model_alone(store: Store) -> None:
     assert not heart.is_alive()
 
 
-@FULL
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_step_that_a_full_server_refused_is_made_again(store: Store, overlap: bool) -> None:
     model = net()
@@ -319,7 +315,6 @@ def test_tied_frozen_and_buffers(store: Store) -> None:
     assert torch.equal(other.norm.running_mean, torch.zeros(3))
 
 
-@SHARED_MEMORY
 def test_the_weights_pulled_are_copies_in_the_models_own_memory(store: Store) -> None:
     model = net(30_000)
     job = create(store, model, workers=1, transport="shm")

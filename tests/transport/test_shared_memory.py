@@ -32,7 +32,7 @@ from helpers.harness import (
     work_on,
 )
 from helpers.internals import abandon, segments_of
-from helpers.servers import BINARY, private_directory
+from helpers.servers import private_directory
 from helpers.waiting import eventually
 from kvps_aggregator import Aggregator, serve
 
@@ -396,7 +396,7 @@ def test_a_server_that_lost_its_last_writes_goes_on_from_what_it_was_given() -> 
     settings = {**PATIENT, "lease_ms": 300, "mirror_every": "5", "optimizer": kvps.SGD(lr=0.05)}
     with (
         private_directory() as folder,
-        MortalServer(BINARY, folder) as server,
+        MortalServer(folder) as server,
         kvps.connect(server.url) as store,
     ):
         job = store.create_job("job", model(), **settings)

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.clusters import SHARED_MEMORY
 from helpers.harness import aggregating, await_version
 
 import kvps
@@ -45,7 +44,6 @@ def check_age(job: Job, version: int, since_ms: int) -> None:
     assert before - since_ms <= age_ms <= now_ms(job) - since_ms
 
 
-@pytest.mark.parametrize("transport", ["redis", pytest.param("shm", marks=SHARED_MEMORY)])
 def test_it_is_the_time_since_the_commit(store: Store, transport: str) -> None:
     job = made(store, 3, transport=transport)
     for version in (3, 2, 1):

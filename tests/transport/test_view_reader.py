@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.checkpoints import saved
-from helpers.clusters import one_server
 from helpers.digits_job import digits_job, proved, run_workers, training
 from helpers.harness import abandoned, aggregating, await_version, gradient
 from helpers.internals import abandon, view_of
@@ -187,7 +186,6 @@ def test_differences_train_as_well_as_weights(store: Store) -> None:
     assert losses["topk:0.1"] < 1.1 * losses["fp32"], losses
 
 
-@one_server("it writes to one server, and reads what that counts")
 def test_damaged_differences_are_said_in_a_line(store: Store, raw: Any) -> None:
     job = made(store, "topk:0.1", workers=1)
     with aggregating(job), job.join("w0") as session:
@@ -213,7 +211,6 @@ def test_a_whole_view_is_there_at_every_version(store: Store) -> None:
         assert (view_of(session).whole, view_of(session).followed) == (1, 13)
 
 
-@one_server("on a cluster each view is stored whole, and differences are kept for two versions")
 def test_who_missed_a_few_versions_adds_them_and_who_missed_more_reads_all(store: Store, raw: Any) -> None:
     job = made(store, "int8", staleness=-1)
     with aggregating(job), job.join("w0") as slow, job.join("w1") as fast:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pytest
-from helpers.clusters import SHARED_MEMORY
 from helpers.digits_job import digits_job, proved, run_workers, training
 from kvps_workers import load_task
 from kvps_workers.rounds import Batches
@@ -49,7 +47,6 @@ def _plain(job: kvps.Job) -> dict[str, np.ndarray]:
     return main
 
 
-@pytest.mark.parametrize("transport", ["redis", pytest.param("shm", marks=SHARED_MEMORY)])
 def test_a_run_is_a_plain_loops_and_is_replayed_from_a_record(store: Store, tmp_path: Path, transport: str) -> None:
     job = digits_job(
         store,

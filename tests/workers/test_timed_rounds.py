@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.clusters import SHARED_MEMORY
 from helpers.commands import KVPS, Started
 from helpers.digits_job import digits_job, proved, run_workers, training
 from helpers.each_sample import (
@@ -29,7 +28,7 @@ from helpers.each_sample import (
 from helpers.faults import MortalServer
 from helpers.harness import abandoned, aggregating, await_version, check_chain
 from helpers.internals import abandon, fall_silent, lose_next_answer, segments_of
-from helpers.servers import BINARIES, private_directory
+from helpers.servers import private_directory
 from helpers.waiting import eventually
 from kvps_workers.contributions import Contributions
 from kvps_workers.local_steps import LocalSteps
@@ -75,7 +74,7 @@ def slowly(job: Job, worker: str, slow: float) -> Callable[[], None]:
         {"staleness": 2},
         {"staleness": -1},
         {"quorum": 2, "late": "next"},
-        pytest.param({"transport": "shm"}, marks=SHARED_MEMORY),
+        {"transport": "shm"},
     ],
     ids=str,
 )
@@ -103,7 +102,6 @@ def test_each_sample_counts_once_an_epoch_whatever_the_speeds(store: Store, each
 
 
 @pytest.mark.slow  # its workers are processes
-@pytest.mark.parametrize("transport", ["redis", pytest.param("shm", marks=SHARED_MEMORY)])
 def test_workers_that_are_killed_go_on_at_the_right_batch(
     store: Store, own_rules: Path, monkeypatch: pytest.MonkeyPatch, transport: str
 ) -> None:
@@ -128,10 +126,9 @@ def test_workers_that_are_killed_go_on_at_the_right_batch(
 
 
 @pytest.mark.slow  # a server of its own
-@pytest.mark.parametrize("kind", list(BINARIES))
-def test_a_server_that_is_killed_leaves_out_no_sample_and_has_none_twice(each: Each, kind: str) -> None:
+def test_a_server_that_is_killed_leaves_out_no_sample_and_has_none_twice(each: Each) -> None:
     with ExitStack() as stack:
-        mortal = stack.enter_context(MortalServer(BINARIES[kind], stack.enter_context(private_directory())))
+        mortal = stack.enter_context(MortalServer(stack.enter_context(private_directory())))
         store = stack.enter_context(kvps.connect(mortal.url))
         job = each_job(store, lease_ms=300, transport="redis")
 
@@ -146,7 +143,6 @@ def test_a_server_that_is_killed_leaves_out_no_sample_and_has_none_twice(each: E
         assert proved(job).by == "recomputed"
 
 
-@SHARED_MEMORY
 def test_what_is_lost_with_shared_memory_is_trained_again(store: Store, each: Each) -> None:
     """Workers go on at the batch behind the last version that Redis was given."""
     job = each_job(store, workers=2, lease_ms=300, transport="shm", mirror_every="4")

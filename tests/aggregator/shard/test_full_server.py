@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import redis
 from helpers.harness import check_chain
-from helpers.servers import BINARIES, BINARY, running_server
+from helpers.servers import running_server
 from helpers.waiting import eventually
 from kvps_aggregator import Aggregator
 
@@ -27,10 +27,10 @@ def _grads(value: float) -> dict[str, np.ndarray]:
     return {"x": np.full(SIZE, value, np.float32)}
 
 
-@pytest.fixture(params=list(BINARIES))
+@pytest.fixture
 def impatient(request: pytest.FixtureRequest) -> Iterator[Store]:
     """A store on a server with 64 MB, whose calls give up early."""
-    with running_server(BINARIES[request.param], "--maxmemory", "64mb") as url, Client(url, patience_s=0.2) as client:
+    with running_server("--maxmemory", "64mb") as url, Client(url, patience_s=0.2) as client:
         yield Store(client)
 
 
@@ -142,11 +142,10 @@ def test_a_job_that_cannot_fit_is_refused_before_anything_is_stored(impatient: S
     assert impatient.jobs() == []
 
 
-@pytest.mark.parametrize("kind", list(BINARIES))
-def test_a_server_that_is_busy_with_a_script_is_waited_for(kind: str) -> None:
+def test_a_server_that_is_busy_with_a_script_is_waited_for() -> None:
     now = "local function now() local t = redis.call('TIME') return t[1] * 1000 + t[2] / 1000 end "
     busy = now + "local begun = now() repeat until now() > begun + 400"
-    with running_server(BINARIES[kind]) as url, kvps.connect(url) as store, Client(url) as other:
+    with running_server() as url, kvps.connect(url) as store, Client(url) as other:
         store.client.call("CONFIG", "SET", "lua-time-limit", 20)
         job = store.create_job("job", {"x": np.zeros(3, np.float32)})
         with job.join("w0") as session:
@@ -176,7 +175,7 @@ def _refuses_busy(url: str) -> bool:
 
 
 def test_a_replica_that_is_promoted_in_time_is_waited_for() -> None:
-    with running_server(BINARY) as url, kvps.connect(url) as store:
+    with running_server() as url, kvps.connect(url) as store:
         job = store.create_job("job", {"x": np.zeros(3, np.float32)})
         session = job.join("w0")
         session.pull()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from helpers.clusters import Cluster, running_cluster
 from helpers.harness import aggregating, model, work_on
-from helpers.servers import BINARY
 from helpers.waiting import eventually
 
 import kvps
@@ -24,7 +23,7 @@ def _waits(cluster: Cluster) -> int:
 @pytest.mark.parametrize("replicas", [0, 3])
 def test_a_shard_waits_for_a_replica_in_each_round_only_where_there_is_one(replicas: int) -> None:
     """A wait for a replica that is not there takes its whole time, in each round of each shard."""
-    with running_cluster(BINARY, replicas=replicas) as cluster, Store(open_client(cluster.url)) as store:
+    with running_cluster(replicas=replicas) as cluster, Store(open_client(cluster.url)) as store:
         job = store.create_job("job", model(), shards=3, optimizer=kvps.SGD(lr=0.1))
         with aggregating(job):
             work_on(job, "w0", ROUNDS)

@@ -8,7 +8,6 @@ import time
 
 import numpy as np
 import pytest
-from helpers.clusters import SHM
 from helpers.harness import aggregating, await_version, gradient, model
 from helpers.waiting import eventually
 from kvps_aggregator.shard.spans import PHASES, ShardTraces, VersionSpans
@@ -30,7 +29,6 @@ def milliseconds(entry: dict[str, str]) -> float:
     return sum(float(entry[f"{phase}_ms"]) for phase in PHASES)
 
 
-@pytest.mark.parametrize("transport", ["redis", SHM])
 @pytest.mark.parametrize("settings", [{}, {"optimizer": kvps.SGD(lr=0.1, clip_norm=1.0)}])
 def test_each_version_of_each_shard_is_recorded_once(store: Store, transport: str, settings: dict[str, object]) -> None:
     shards = 2 if transport == "redis" else 1

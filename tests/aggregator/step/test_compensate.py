@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers import hostcupy
-from helpers.clusters import SHARED_MEMORY
 from helpers.digits_job import digits_job, proved, run_workers, task_gradient, training
 from helpers.harness import Params, abandoned, any_floats, await_version, gradient, large_model, model
 from helpers.internals import held_by, segments_of
@@ -185,8 +184,8 @@ MOMENTUM = kvps.SGD(lr=LR, momentum=0.9, clip_norm=3.0)
                 (2, 1, {"delay_versions": 16}),
             ]
         ),
-        pytest.param(1, 1, {"transport": "shm", "delay_versions": 2}, marks=[SHARED_MEMORY, pytest.mark.slow]),
-        pytest.param(-1, 1, {"transport": "shm", "reduction": "sum"}, marks=SHARED_MEMORY),
+        pytest.param(1, 1, {"transport": "shm", "delay_versions": 2}, marks=pytest.mark.slow),
+        (-1, 1, {"transport": "shm", "reduction": "sum"}),
         (0, 2, {"quorum": 1, "delay_versions": 1}),
     ],
 )
@@ -251,7 +250,6 @@ def test_a_restored_job_goes_on_with_its_past_weights(store: Store, tmp_path: Pa
     check_past(ended, versions)
 
 
-@SHARED_MEMORY
 def test_lost_memory_loses_no_past_weights_of_the_version_that_redis_has(store: Store) -> None:
     """Redis is given them with the weights, and the next holder goes on with them."""
     settings = {"optimizer": kvps.SGD(lr=LR), "delay_compensation": LAMBDA, "delay_versions": 16}

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.clusters import SHARED_MEMORY
 from helpers.digits_job import digits_job, proved, run_workers, training
 from helpers.harness import aggregating, await_version, check_chain, push_until_given_up
 
@@ -55,7 +54,7 @@ def _assert_finite(job: Job) -> None:
         {"optimizer": kvps.SGD(clip_norm=1.0)},
         {"gradient_format": "bf16"},
         {"reduction": "sum"},
-        pytest.param({"transport": "shm"}, marks=SHARED_MEMORY),
+        {"transport": "shm"},
     ],
     ids=str,
 )

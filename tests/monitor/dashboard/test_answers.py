@@ -10,7 +10,7 @@ import pytest
 import redis
 from helpers.dashboards import Dashboard, dashboard
 from helpers.harness import aggregating, gradient, model
-from helpers.servers import BINARY, running_server
+from helpers.servers import running_server
 from helpers.waiting import eventually
 from kvps_monitor.spans import SHARD_PHASES, WORKER_PHASES
 
@@ -24,7 +24,7 @@ from kvps.store import Store
 @pytest.fixture(scope="module")
 def job() -> Iterator[Job]:
     """A job of two workers that have done six rounds and stay, on a server of its own; tests only read it."""
-    with pytest.MonkeyPatch.context() as patch, running_server(BINARY) as url, kvps.connect(url) as store:
+    with pytest.MonkeyPatch.context() as patch, running_server() as url, kvps.connect(url) as store:
         patch.setattr(iteration, "SEND_EVERY_S", 0.0)
         job = store.create_job("j", model(), workers=2, shards=2, staleness=1)
         with aggregating(job), job.join("w0") as w0, job.join("w1") as w1:

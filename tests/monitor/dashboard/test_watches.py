@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from helpers.harness import model
-from helpers.servers import BINARY, private_directory, running_server
+from helpers.servers import private_directory, running_server
 from helpers.waiting import eventually
 from kvps_monitor.dashboard.watches import Watches
 
@@ -147,7 +147,7 @@ def test_a_server_that_is_lost_and_comes_back() -> None:
 
 
 async def _lose_the_server(path: str) -> None:
-    server = running_server(BINARY, socket=path)
+    server = running_server(socket=path)
     url = server.__enter__()
     with kvps.connect(url) as store:
         store.create_job("a", model())
@@ -156,7 +156,7 @@ async def _lose_the_server(path: str) -> None:
         await taken(frames)
         await asyncio.to_thread(server.__exit__, None, None, None)
         await until(frames, trouble="lost")
-        with running_server(BINARY, socket=path):
+        with running_server(socket=path):
             assert await until(frames, trouble="gone"), "the server is new and has no job"
             await asyncio.to_thread(store.create_job, "a", model())
             assert await until(frames, full=True)

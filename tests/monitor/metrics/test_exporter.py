@@ -18,7 +18,7 @@ from helpers.digits_job import digits_job
 from helpers.harness import abandoned, aggregating, await_version, gradient, model
 from helpers.internals import abandon, fall_silent
 from helpers.scrapes import Exported, Scrape, exporting
-from helpers.servers import BINARY, private_directory, running_server
+from helpers.servers import private_directory, running_server
 from helpers.waiting import eventually
 from kvps_monitor.metrics.totals import STALENESS
 
@@ -369,7 +369,7 @@ def test_a_server_that_is_lost_and_comes_back() -> None:
     with private_directory() as folder, ExitStack() as first, ExitStack() as later:
         files = ["--dir", str(folder), "--appendonly", "yes", "--appendfsync", "always"]
         path = str(folder / "socket")
-        url = first.enter_context(running_server(BINARY, *files, socket=path))
+        url = first.enter_context(running_server(*files, socket=path))
         store = later.enter_context(kvps.connect(url))
         exported = later.enter_context(exporting(store))
         job = store.create_job("j", model())
@@ -380,7 +380,7 @@ def test_a_server_that_is_lost_and_comes_back() -> None:
         exported.until(kvps_up=1, kvps_contributions_total=4, kvps_leaves_total=1)
         first.close()
         assert exported.until(kvps_up=0).names() == {"kvps_up"}
-        first.enter_context(running_server(BINARY, *files, socket=path))
+        first.enter_context(running_server(*files, socket=path))
         exported.until(kvps_up=1, kvps_contributions_total=4, kvps_staleness_versions_count=4, kvps_leaves_total=1)
         with aggregating(job), job.join("w0") as session:
             for number in range(4, 6):
@@ -393,7 +393,7 @@ def test_a_server_that_is_lost_and_comes_back() -> None:
 
 @pytest.mark.slow
 def test_a_server_that_hangs_is_not_up_and_a_scrape_is_answered_all_the_same() -> None:
-    with running_server(BINARY) as url, kvps.connect(url) as store, exporting(store) as exported:
+    with running_server() as url, kvps.connect(url) as store, exporting(store) as exported:
         store.create_job("j", model())
         exported.until(kvps_up=1, kvps_workers_expected=1)
         pid = int(store.client.call("INFO", "server")["process_id"])

@@ -16,7 +16,7 @@ import pytest
 from helpers.commands import Started
 from helpers.harness import aggregating, await_version, model
 from helpers.paths import TESTS
-from helpers.servers import BINARY, running_server
+from helpers.servers import running_server
 from helpers.waiting import eventually
 from kvps_monitor.top.app import Top
 from kvps_monitor.top.dialogs import Confirmation, JobChoice
@@ -237,7 +237,7 @@ def test_a_job_that_is_gone_is_told_and_one_of_its_name_is_shown(store: Store) -
 def test_a_lost_server_is_told_and_the_screen_goes_on_when_it_is_back(tmp_path: Any) -> None:
     socket = str(tmp_path / "redis.sock")
     with ExitStack() as first:
-        url = first.enter_context(running_server(BINARY, socket=socket))
+        url = first.enter_context(running_server(socket=socket))
         store = first.enter_context(kvps.connect(url))
         store.create_job("j", model(), workers=2)
 
@@ -248,7 +248,7 @@ def test_a_lost_server_is_told_and_the_screen_goes_on_when_it_is_back(tmp_path: 
             await pilot.press("s", "p")
             assert "paused" in seen(app), "keys are answered"
             await pilot.press("p")
-            with running_server(BINARY, socket=socket) as again, kvps.connect(again) as new:
+            with running_server(socket=socket) as again, kvps.connect(again) as new:
                 new.create_job("j", model(), workers=2, staleness=4)
                 await sees(app, "waits for workers  SSP(4)")
                 assert "does not answer" not in seen(app)

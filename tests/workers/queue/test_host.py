@@ -16,11 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers import waiting as waiting_for
-from helpers.clusters import first_server
 from helpers.commands import TINY, Started, kvps_run
 from helpers.harness import check_chain
 from helpers.pages import python_in
-from helpers.servers import BINARY, free_port, running_server
+from helpers.servers import free_port, running_server
 from kvps_workers import load_task
 from kvps_workers.queue.queue import TaskQueue
 
@@ -31,7 +30,6 @@ from kvps.store import Store
 
 RQ = str(Path(sys.executable).with_name("rq"))
 Start = Callable[..., Started]
-server_url = first_server  # test_queue.py says the same commands to each kind
 # Each starts whole commands, and a busy machine starts a process in seconds.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -49,7 +47,6 @@ def test_three_hosts_train_the_digits_and_one_is_killed(
     home: Path, tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch, victim: str
 ) -> None:
     """On the private server; judged from the log: all that was acknowledged counts, once; its replay is the same."""
-    monkeypatch.setenv("KVPS_SERVER", BINARY)
     assert kvps_run("server", "start").returncode == 0
     try:
         aggregator = start("aggregator", "start", "--job", "digits")
@@ -191,7 +188,7 @@ def test_a_task_of_the_users_own_is_allowed_by_name(
 
 @pytest.mark.slow
 def test_the_queue_may_be_on_another_server(digits: Callable[..., Job], start: Start, store: Store, raw: Any) -> None:
-    with running_server(BINARY) as other:
+    with running_server() as other:
         aggregator = start("aggregator", "start", "--job", "far")
         where = ["--queue-redis", other]
         assert kvps_run("submit", "digits", "-w", "1", "--job", "far", *TINY, *where).returncode == 0

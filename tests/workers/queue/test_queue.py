@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from typing import Any
 import pytest
 import redis
 from helpers.harness import model
-from helpers.servers import BINARIES, running_server
 from kvps_workers.queue import queue as queue_module
 from kvps_workers.queue.liveness import LivenessTracker
 from kvps_workers.queue.queue import SCRIPTS, QueueRow, TaskQueue
@@ -24,13 +22,6 @@ from rq.serializers import JSONSerializer
 
 from kvps.machine import process
 from kvps.store import Store
-
-
-@pytest.fixture(scope="module", params=list(BINARIES))
-def server_url(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The scripts run on a server of each kind."""
-    with running_server(BINARIES[request.param]) as url:
-        yield url
 
 
 def waiting(raw: Any) -> list[str]:
