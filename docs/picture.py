@@ -10,10 +10,10 @@ import sys
 import tempfile
 from pathlib import Path
 
+from kvps_cli.train.progress import Display
 from rich.console import Console
 
 import kvps
-from kvps.cli.progress import Display
 from kvps.server import private_server
 
 COMMAND = ["up", "digits", "--staleness", "2", "--slow", "w0=3x"]

@@ -1,5 +1,5 @@
 """Run the command ``kvps`` as ``python -m kvps``."""
 
-from kvps.cli import main
+from importlib import import_module
 
-main()
+import_module("kvps_cli").main()  # by its name: the library imports no package above it

@@ -79,6 +79,7 @@ def test_the_wheel_trains_in_an_empty_environment(tmp_path: Path) -> None:
     assert {name.split("/")[0] for name in names if "dist-info" not in name} == {
         "kvps",
         "kvps_aggregator",
+        "kvps_cli",
         "kvps_monitor",
         "kvps_simulate",
         "kvps_workers",

@@ -11,10 +11,10 @@ import pytest
 from helpers.commands import TINY, kvps_forked, kvps_run
 from helpers.harness import aggregating, await_version, gradient, model
 from helpers.options import settings_of
+from kvps_cli import options
 from kvps_workers import load_task
 
 import kvps
-from kvps.cli import options
 from kvps.config import JobConfig
 from kvps.store import Store
 from kvps.topologies import TOPOLOGIES

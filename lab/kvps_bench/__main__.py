@@ -1,6 +1,7 @@
 """``python -m kvps_bench``."""
 
-from kvps.cli import main
+from kvps_cli import main
+
 from kvps_bench.cli import app
 
 main(app)

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from kvps_cli.output import say
 from rich.console import Console
 from rich.table import Table
 
 from kvps import optim
-from kvps.cli.output import say
 from kvps.errors import InvalidSetting
 from kvps_bench import (
     diloco,

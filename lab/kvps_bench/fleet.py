@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from kvps_cli.prove.fault_injection import Verdict, judge, replayed
+from kvps_cli.supervise import Child, Supervisor
+from kvps_cli.train.progress import aggregate
 from kvps_workers.task import load_task
 
-from kvps.cli.fault_injection import Verdict, judge, replayed
-from kvps.cli.progress import aggregate
-from kvps.cli.supervise import Child, Supervisor
 from kvps.errors import KvpsError
 from kvps.job import Job
 from kvps.store import Store

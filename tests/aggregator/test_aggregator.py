@@ -18,10 +18,10 @@ import pytest
 from helpers.harness import aggregating, check_chain, gradient, model, plain_loop, work_on
 from helpers.waiting import eventually, processes_of
 from kvps_aggregator import Aggregator
+from kvps_cli.prove.fault_injection import judge
+from kvps_cli.supervise import Supervisor
 
 import kvps
-from kvps.cli.fault_injection import judge
-from kvps.cli.supervise import Supervisor
 from kvps.job import Job
 from kvps.store import Store
 

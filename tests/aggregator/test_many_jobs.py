@@ -16,9 +16,9 @@ import pytest
 from helpers.harness import aggregating
 from helpers.servers import running_server
 from helpers.waiting import eventually
+from kvps_cli.train import aggregator
 
 import kvps
-from kvps.cli import aggregator
 from kvps.connection.client import Client
 from kvps.job import Job
 from kvps.store import Store

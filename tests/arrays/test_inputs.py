@@ -88,8 +88,8 @@ def test_a_loss_of_what_was_put_is_refused_before_the_rest_is_sent(store: Store)
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf, np.float32("nan"), 1e-320, 1e300])
 def test_any_float_is_shown_as_it_is(store: Store, loss: float) -> None:
     """A run that diverges is seen to diverge, by whoever reads the traces."""
-    from kvps.cli.output import loss_text
-    from kvps.cli.progress import Display
+    from kvps_cli.output import loss_text
+    from kvps_cli.train.progress import Display
 
     job = store.create_job("job", ZEROS, transport="redis", **SETTINGS)
     with aggregating(job), job.join("w0") as session:

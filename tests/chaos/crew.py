@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kvps_cli.supervise import bury
+
 from chaos import points
 from chaos.roles import FULL
 from chaos.zygote import Zygote
 from kvps.arrays import layout
-from kvps.cli.supervise import bury
 from kvps.job import Job
 
 _ENDLESS = 10**9

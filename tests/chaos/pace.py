@@ -17,14 +17,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from kvps_cli.prove.fault_injection import judge, replayed
+from kvps_cli.supervise import Supervisor
 from kvps_workers import load_task
 
 import kvps
 from chaos.arena import MODES, Arena
 from chaos.report import Result
 from chaos.verdict import Verdict
-from kvps.cli.fault_injection import judge, replayed
-from kvps.cli.supervise import Supervisor
 from kvps.config import JobConfig
 from kvps.job import Job
 from kvps.protocol.plan import Plan

@@ -18,10 +18,10 @@ from helpers.harness import check_chain, staleness_used
 from helpers.hosts import Hosts, network
 from helpers.waiting import eventually
 from kvps_bench.hosts import LEAST_BURST
+from kvps_cli.prove.fault_injection import judge
 from kvps_workers import load_task
 from kvps_workers.rounds import Rounds
 
-from kvps.cli.fault_injection import judge
 from kvps.job import Job
 
 pytestmark = pytest.mark.slow  # each starts whole commands

@@ -13,11 +13,11 @@ import numpy as np
 from helpers.internals import segments_of
 from kvps_aggregator import Aggregator
 from kvps_aggregator.verify.replay import prove
+from kvps_cli.prove.fault_injection import judge
 
 import kvps.store
 from chaos.roles import Recomputed
 from kvps.arrays.layout import DTYPE, Array
-from kvps.cli.fault_injection import judge
 from kvps.history.commit_log import Log
 from kvps.job import Job
 from kvps.store import Store

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 from helpers.commands import KVPS
+from kvps_cli.long_work import Stage, duration
 
-from kvps.cli.long_work import Stage, duration
 from kvps.errors import NoServer
 
 # A command whose work goes on until each way of showing it has been seen: a slow machine only makes it last longer.
 WORK = """
 import sys, threading
-from kvps.cli import long_work
-from kvps.cli.long_work import LongWork
+from kvps_cli import long_work
+from kvps_cli.long_work import LongWork
 
 seen = threading.Event()
 shown = LongWork._show

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import typer
 from helpers.options import settings_of
+from kvps_cli import options
 from kvps_workers import load_task
 from typer.testing import CliRunner
 
 import kvps
-from kvps.cli import options
 from kvps.config import SPECS, JobConfig
 
 OF_TASK = {"batch_size", "epochs", "partition", "push_every", "procs", "inner_optimizer"}

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.commands import KVPS, TINY, kvps_forked, kvps_run
+from kvps_cli import output
 
-from kvps.cli import output
 from kvps.store import Store
 
 slow = pytest.mark.slow  # each starts whole commands
@@ -133,7 +133,7 @@ def test_a_full_disk_is_one_line(unbuffered: None, arguments: list[str]) -> None
 
 FAILS = """
 import typer
-from kvps.cli import main
+from kvps_cli import main
 from kvps.errors import KvpsError
 
 app = typer.Typer()

@@ -11,8 +11,7 @@ import pytest
 import typer
 from helpers.certificates import STRANGER, authority_file, issued, tls_server
 from helpers.commands import TINY, Started, kvps_forked, kvps_run
-
-from kvps.cli import app
+from kvps_cli import app
 
 
 @pytest.fixture(scope="module")

@@ -20,9 +20,9 @@ from helpers.replicas import Replicated, gets, replicated_server
 from helpers.sentinels import watched_servers
 from helpers.servers import private_directory, running_server
 from helpers.waiting import eventually
+from kvps_cli.serve.acl import url_for
 
 import kvps
-from kvps.cli.acl import url_for
 from kvps.connection.client import Client
 from kvps.connection.replica_reader import Part, ReplicaReader
 from kvps.job import Job

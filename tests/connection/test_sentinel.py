@@ -16,9 +16,9 @@ from helpers.harness import aggregating, model, plain_loop, work_on
 from helpers.sentinels import NAME, Watched, watched_servers
 from helpers.servers import free_port
 from helpers.waiting import eventually
+from kvps_cli.serve.acl import url_for
 
 import kvps
-from kvps.cli.acl import url_for
 from kvps.connection import sentinel
 from kvps.connection.client import Client
 from kvps.connection.sockets import connection_settings, redacted

@@ -14,7 +14,7 @@ import traceback
 from tempfile import TemporaryFile
 from typing import IO
 
-from kvps.cli import main
+from kvps_cli import main
 
 app = importlib.import_module(sys.argv[1]).app
 

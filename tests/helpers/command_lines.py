@@ -6,11 +6,10 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 
+import kvps_cli
 import typer
 
-from kvps import cli
-
-_APP = typer.main.get_command(cli.app)
+_APP = typer.main.get_command(kvps_cli.app)
 _WORD = r"""(?:[^\s;|&<>()"'`]|"[^"\n]*"|'[^'\n]*')+"""
 _COMMAND = re.compile(rf"(?<![^\s;|&(!])kvps((?: +(?!#){_WORD})+)")
 

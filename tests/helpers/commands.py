@@ -28,7 +28,7 @@ def kvps_run(*arguments: str, **environment: str) -> subprocess.CompletedProcess
 
 def kvps_forked(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run a command that starts nothing to its end, as `kvps_run` does, but without the time of its imports."""
-    return _forked("kvps.cli", arguments, environment)
+    return _forked("kvps_cli", arguments, environment)
 
 
 def _forked(module: str, arguments: Sequence[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 from kvps_aggregator import serve
 from kvps_aggregator.verify.replay import Proof
+from kvps_cli.prove.verify import proof_of
 from kvps_workers import load_task
 from kvps_workers.gradient import round_gradient
 from kvps_workers.rounds import Rounds
 from kvps_workers.training_loop import train
 
-from kvps.cli.verify import proof_of
 from kvps.device.base import open_device
 from kvps.job import Job
 from kvps.session.session import Session

@@ -6,9 +6,8 @@ import shlex
 from typing import Any
 
 import typer
+from kvps_cli import options
 from typer.testing import CliRunner
-
-from kvps.cli import options
 
 
 def settings_of(kind: type[options.JobSettings], line: str = "") -> Any:

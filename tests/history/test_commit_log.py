@@ -16,11 +16,11 @@ from helpers.servers import private_directory
 from helpers.slowly import slowly
 from helpers.waiting import eventually
 from kvps_aggregator.checkpoints import Checkpoints
+from kvps_cli.prove.verify import proof_of
 from kvps_workers import load_task
 from kvps_workers.training_loop import train
 
 import kvps
-from kvps.cli.verify import proof_of
 from kvps.device.base import open_device
 from kvps.history.checkpoint import Checkpoint
 from kvps.history.commit_log import Log, LogFile, move

@@ -17,6 +17,10 @@ from helpers.harness import gradient
 from kvps_aggregator import Aggregator
 from kvps_aggregator.aggregator import is_idle
 from kvps_aggregator.job_watcher import JobWatcher
+from kvps_cli.connect import all_jobs
+from kvps_cli.look import graph, inspect, jobs, log, status, timeline, top
+from kvps_cli.prove import checkpoint, verify
+from kvps_cli.train import queue
 from kvps_monitor.dashboard import answers
 from kvps_monitor.dashboard.frames import Look, as_json, frame
 from kvps_monitor.dashboard.history import History
@@ -31,8 +35,6 @@ from kvps_workers.queue.task_runner import HostResources
 
 from hostile.scene import JOB, NEIGHBOUR, HurriedClient, Scene
 from kvps import store as store_module
-from kvps.cli import checkpoint, graph, inspect, jobs, log, queue, status, timeline, top, verify
-from kvps.cli.connect import all_jobs
 from kvps.errors import KvpsError, WorkerAlive
 from kvps.history.checkpoint import Checkpoint, listed
 from kvps.history.commit_log import Log, LogFile

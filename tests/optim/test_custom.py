@@ -26,10 +26,10 @@ from helpers.internals import forget_reductions
 from kvps_aggregator import serve
 from kvps_aggregator.step.device_step import DeviceStep
 from kvps_aggregator.step.shard_arrays import ShardArrays
+from kvps_cli.prove.verify import proof_of
 
 import kvps
 from kvps.arrays.layout import Layout
-from kvps.cli.verify import proof_of
 from kvps.device.base import CPU, Cuda, Device
 from kvps.history.checkpoint import Checkpoint
 from kvps.job import Job

@@ -47,7 +47,7 @@ def test_there_are_five_paths() -> None:
 
 
 def test_the_tree_has_every_room() -> None:
-    for package in ("kvps", "aggregator/kvps_aggregator", "workers/kvps_workers"):
+    for package in ("kvps", "aggregator/kvps_aggregator", "workers/kvps_workers", "cli/kvps_cli"):
         for room in (ROOT / package).iterdir():
             if room.is_dir() and (room / "__init__.py").exists():
                 assert re.search(rf"^  {room.name}/ ", PAGE, re.MULTILINE), f"{room} is not in the tree"

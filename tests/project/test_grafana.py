@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 from helpers.command_lines import check_parses
 from helpers.paths import ROOT
+from kvps_cli.look.metrics import PORT
 from kvps_monitor.metrics import server
 from kvps_monitor.metrics.table import SPECS, TABLE, markdown
 from ruamel.yaml import YAML
-
-from kvps.cli.metrics import PORT
 
 DASHBOARD: dict[str, Any] = json.loads((ROOT / "deploy/grafana/kvps.json").read_text())
 PANELS: list[dict[str, Any]] = DASHBOARD["panels"]

@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 import pytest
 import typer
 from helpers.paths import ROOT
+from kvps_cli import app, options
 from kvps_workers import load_task
 from typer.testing import CliRunner
 
 import kvps
 import kvps.torch
-from kvps.cli import app, options
 from kvps.config import SPECS, JobConfig
 
 TESTS = ROOT / "tests"

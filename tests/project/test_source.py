@@ -19,6 +19,7 @@ ROOMS = (
     "kvps",
     "aggregator/kvps_aggregator",
     "workers/kvps_workers",
+    "cli/kvps_cli",
     "simulate/kvps_simulate",
     "monitor/kvps_monitor",
     "lab/kvps_bench",
@@ -40,11 +41,11 @@ IMPORTS = {  # where a module is imported whose name is not in the source: why
     "kvps/optim/user_code.py: _import_from_here": "the user's module in the current directory, see docs/security.md",
 }
 STARTS = {  # who starts processes: what
-    "kvps/cli/host.py": "this Python, as an aggregator",
-    "kvps/cli/fault_injection.py": "this Python, on kvps's own modules",
-    "kvps/cli/server.py": "redis-cli or valkey-cli of this machine",
-    "kvps/cli/supervise.py": "this Python, or the command behind `kvps run --`",
-    "kvps/cli/verify.py": "the same command again, with one thread",
+    "cli/kvps_cli/serve/host.py": "this Python, as an aggregator",
+    "cli/kvps_cli/prove/fault_injection.py": "this Python, on kvps's own modules",
+    "cli/kvps_cli/serve/server.py": "redis-cli or valkey-cli of this machine",
+    "cli/kvps_cli/supervise.py": "this Python, or the command behind `kvps run --`",
+    "cli/kvps_cli/prove/verify.py": "the same command again, with one thread",
     "kvps/machine/process.py": "the command of whoever calls",
     "kvps/server/cluster_node.py": "the server program of this machine",
     "kvps/server/private_server.py": "this Python, on the watchdog",
@@ -59,10 +60,10 @@ LOADS = {  # who calls C: what
 }
 WRITES = {  # who makes files or directories: which
     "aggregator/kvps_aggregator/verify/recording.py": "what --record asks for",
-    "kvps/cli/graph.py": "the picture that --output names",
-    "kvps/cli/timeline.py": "a trace or a figure, where the user says",
-    "kvps/cli/simulate.py": "the page that --out names",
-    "kvps/cli/up.py": "the file of --report",
+    "cli/kvps_cli/look/graph.py": "the picture that --output names",
+    "cli/kvps_cli/look/timeline.py": "a trace or a figure, where the user says",
+    "cli/kvps_cli/plan/simulate.py": "the page that --out names",
+    "cli/kvps_cli/train/up.py": "the file of --report",
     "kvps/history/checkpoint.py": "checkpoints in the directory that an option names",
     "kvps/history/commit_log.py": "logs beside the checkpoints",
     "kvps/machine/files.py": "files and directories that are only their owner's",
@@ -76,7 +77,7 @@ WRITES = {  # who makes files or directories: which
 }
 JOINS = {  # where a path is joined to a name that the source does not say: why it stays in its directory
     "aggregator/kvps_aggregator/checkpoints.py: Saver._write": "Checkpoint.filename went through file_name",
-    "kvps/cli/checkpoint.py: save": "the last part of the path in --to, or Checkpoint.filename",
+    "cli/kvps_cli/prove/checkpoint.py: save": "the last part of the path in --to, or Checkpoint.filename",
     "kvps/machine/process.py: _start_time": "a number",
     "kvps/protocol/lua_scripts.py: load_scripts": "a name in the source",
     "workers/kvps_workers/digits.py: _softmax": "no path: numbers",
@@ -225,7 +226,7 @@ def _is_number(node: ast.AST) -> bool:
 
 # -- the search -------------------------------------------------------------------------------------------------------
 
-SHIPPED = tuple(f"{room}/" for room in ROOMS[:3])
+SHIPPED = tuple(f"{room}/" for room in ROOMS[:4])
 RULES: dict[Callable[[Module], Iterator[str]], dict[str, str]] = {  # rule: its exceptions
     code_from_data: {},
     imports_by_name: IMPORTS,

@@ -17,6 +17,7 @@ SOURCES = (
     "workers/kvps_workers",
     "simulate/kvps_simulate",
     "monitor/kvps_monitor",
+    "cli/kvps_cli",
 )
 LINES = 350
 LONG = {  # file: why it is longer
@@ -42,15 +43,15 @@ MANY_PARAMETERS = {
 }
 LATE_IMPORTS = {  # file: why it imports inside a function
     "kvps/local_job.py": "an aggregator beside the job, for who asks for one",
-    "kvps/cli/metrics.py": "prometheus-client is an extra",
-    "kvps/cli/dashboard.py": "Starlette and uvicorn are an extra",
-    "kvps/cli/queue_host.py": "RQ takes its time to load",
-    "kvps/cli/simulate.py": "SimPy is an extra",
+    "cli/kvps_cli/look/metrics.py": "prometheus-client is an extra",
+    "cli/kvps_cli/look/dashboard.py": "Starlette and uvicorn are an extra",
+    "cli/kvps_cli/train/queue_host.py": "RQ takes its time to load",
+    "cli/kvps_cli/plan/simulate.py": "SimPy is an extra",
     "monitor/kvps_monitor/loggers/event_file.py": "tensorboardX is an extra",
     "monitor/kvps_monitor/loggers/wandb_run.py": "the user installs wandb",
-    "kvps/cli/top.py": "Textual is an extra",
-    "kvps/cli/timeline.py": "perfetto and matplotlib are an extra",
-    "kvps/cli/queue.py": "RQ takes its time to load",
+    "cli/kvps_cli/look/top.py": "Textual is an extra",
+    "cli/kvps_cli/look/timeline.py": "perfetto and matplotlib are an extra",
+    "cli/kvps_cli/train/queue.py": "RQ takes its time to load",
     "workers/kvps_workers/digits.py": "scikit-learn is an extra",
 }
 ONLY = {  # library: rooms that may know it
@@ -58,14 +59,14 @@ ONLY = {  # library: rooms that may know it
     "redis": (
         "kvps/connection/",
         "kvps/server/",
-        "kvps/cli/line_client.py",
+        "cli/kvps_cli/serve/line_client.py",
         "kvps/protocol/lua_scripts.py",
         "workers/kvps_workers/queue/",
     ),
 }
 
 WALL_CLOCK = {  # who reads this machine's date and time: why, as clocks of hosts are never compared
-    "kvps/cli/doctor.py": "how far it is from the server's, for people",
+    "cli/kvps_cli/serve/doctor.py": "how far it is from the server's, for people",
     "kvps/history/checkpoint.py": "when a file was saved, for people",
     "kvps/transport/locked_file.py": "how old a file of this host is",
     "workers/kvps_workers/queue/queue.py": "when a task began, for RQ's own commands",
@@ -149,10 +150,7 @@ def test_clocks_of_hosts_are_never_compared() -> None:
 
 
 def test_tests_stand_where_the_code_does_and_import_no_test() -> None:
-    rooms = {
-        str(Path(name).parent).removeprefix("aggregator/kvps_").removeprefix("workers/kvps_") for name in modules()
-    }
-    rooms = {room.removeprefix("simulate/kvps_").removeprefix("monitor/kvps_") for room in rooms}
+    rooms = {re.sub(r"^\w+/kvps_", "", str(Path(name).parent)) for name in modules()}
     rooms = {room.removeprefix("kvps/") for room in rooms} | {"kvps", "lab", "chaos", "helpers", "hostile", "project"}
     for path in TESTS.rglob("*.py"):
         room = str(path.relative_to(TESTS).parent)

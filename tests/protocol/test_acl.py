@@ -14,11 +14,11 @@ import pytest
 import redis
 from helpers.harness import aggregating, await_version, check_chain, gradient, work, work_on
 from kvps_aggregator import serve
+from kvps_cli.serve.acl import url_for
 from kvps_workers.queue.queue import CPU, TaskQueue
 from kvps_workers.queue.queue import SCRIPTS as QUEUE_SCRIPTS
 
 import kvps
-from kvps.cli.acl import url_for
 from kvps.history.checkpoint import Checkpoint
 from kvps.protocol import acl
 from kvps.protocol.scripts import SCRIPTS

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from helpers.commands import TINY, kvps_run
 from helpers.waiting import eventually, processes_of
+from kvps_cli.serve.server import client_arguments
 
 import kvps
-from kvps.cli.server import client_arguments
 from kvps.machine.address import outward_address
 from kvps.server import private_server
 

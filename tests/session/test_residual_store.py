@@ -19,9 +19,9 @@ from helpers.servers import running_server
 from helpers.waiting import eventually
 from kvps_aggregator import Aggregator
 from kvps_aggregator.checkpoints import Checkpoints
+from kvps_cli.prove.verify import proof_of
 
 import kvps
-from kvps.cli.verify import proof_of
 from kvps.connection.client import Client
 from kvps.history.checkpoint import Checkpoint
 from kvps.history.commit_log import Log

@@ -16,13 +16,13 @@ from helpers.slowly import slowly
 from helpers.waiting import eventually
 from kvps_aggregator.shard.eager_fetch import EagerFetch
 from kvps_aggregator.verify.contribution import Coding
+from kvps_cli.prove.verify import proof_of
 from kvps_workers.training_loop import train
 
 import kvps
 from kvps.arrays.error_feedback import Residual
 from kvps.arrays.formats import format_of
 from kvps.arrays.layout import Layout
-from kvps.cli.verify import proof_of
 from kvps.connection.client import Client
 from kvps.device.base import open_device
 from kvps.job import Job

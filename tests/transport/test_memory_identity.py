@@ -53,7 +53,7 @@ class Elsewhere:
 
     def kvps(self, *arguments: str) -> list[str]:
         """The command that runs this kvps command there."""
-        return self.python("import sys, kvps.cli; sys.exit(kvps.cli.main())", *arguments)
+        return self.python("import sys, kvps_cli; sys.exit(kvps_cli.main())", *arguments)
 
 
 @contextmanager

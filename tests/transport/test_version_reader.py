@@ -95,7 +95,7 @@ for call in (
     except kvps.CorruptData as error:
         print(error)
 """
-_COMMAND = "import kvps.cli; kvps.cli.main()"
+_COMMAND = "import kvps_cli; kvps_cli.main()"
 
 
 def _claim(store: Store, **settings: Any) -> None:

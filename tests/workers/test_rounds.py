@@ -11,11 +11,11 @@ from helpers.digits_job import digits_job, proved, run_workers, training
 from helpers.harness import check_chain
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kvps_cli.prove.verify import proof_of
 from kvps_workers.rounds import Rounds, rounds_of
 from kvps_workers.task import CheckedTask
 
 import kvps
-from kvps.cli.verify import proof_of
 from kvps.config import JobConfig
 from kvps.partitions import SCHEMES
 from kvps.store import Store

@@ -30,6 +30,7 @@ from helpers.harness import abandoned, aggregating, await_version, check_chain
 from helpers.internals import abandon, fall_silent, lose_next_answer, segments_of
 from helpers.servers import private_directory
 from helpers.waiting import eventually
+from kvps_cli.prove.verify import proof_of
 from kvps_workers.contributions import Contributions
 from kvps_workers.local_steps import LocalSteps
 from kvps_workers.rounds import Batches, Rounds
@@ -37,7 +38,6 @@ from kvps_workers.training_loop import train
 
 import kvps
 from kvps.arrays.layout import Layout
-from kvps.cli.verify import proof_of
 from kvps.config import JobConfig
 from kvps.device.base import CPU
 from kvps.history.checkpoint import Checkpoint, sums_without
@@ -48,7 +48,7 @@ from kvps.transport import shared_memory
 
 
 def use(monkeypatch: pytest.MonkeyPatch, task: Any) -> Any:
-    for module in ("kvps_workers.training_loop", "kvps.cli.verify"):
+    for module in ("kvps_workers.training_loop", "kvps_cli.prove.verify"):
         monkeypatch.setattr(f"{module}.load_task", lambda name: task)
     return task
 

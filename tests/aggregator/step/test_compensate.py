@@ -21,10 +21,10 @@ from kvps_aggregator.step.compensate import compensate
 from kvps_aggregator.step.device_step import DeviceStep
 from kvps_aggregator.step.reduce import reduce
 from kvps_aggregator.step.shard_arrays import ShardArrays
+from kvps_cli.prove.verify import proof_of
 
 import kvps
 from kvps.arrays.layout import Layout
-from kvps.cli.verify import proof_of
 from kvps.config import JobConfig
 from kvps.device.base import Cuda, Exact
 from kvps.history.checkpoint import Checkpoint

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from helpers.digits_job import digits_job, proved, run_workers, training
 from helpers.harness import aggregating, await_version, check_chain, push_until_given_up
+from kvps_cli.prove.verify import proof_of
 
 import kvps
 from kvps.arrays.layout import CHUNK_ITEMS
-from kvps.cli.verify import proof_of
 from kvps.job import Job
 from kvps.session import push
 from kvps.session.session import Session

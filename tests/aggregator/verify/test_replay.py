@@ -14,10 +14,10 @@ from helpers.digits_job import ROUNDS, WORKERS, digits_job, proved, run_workers,
 from helpers.internals import fall_silent
 from kvps_aggregator import Aggregator, serve
 from kvps_aggregator.verify.recording import Recorder
+from kvps_cli.prove.verify import proof_of
 
 import kvps
 from kvps.arrays.digest import weights_sha256
-from kvps.cli.verify import proof_of
 from kvps.job import Job
 from kvps.optim.schedules import InverseSquareRootLR, LinearLR, SequentialLR, TableLR
 from kvps.protocol.job_state import chained, first_head

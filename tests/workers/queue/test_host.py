@@ -20,11 +20,11 @@ from helpers.commands import TINY, Started, kvps_run
 from helpers.harness import check_chain
 from helpers.pages import python_in
 from helpers.servers import free_port, running_server
+from kvps_cli.prove.fault_injection import judge
 from kvps_workers import load_task
 from kvps_workers.queue.queue import TaskQueue
 
 import kvps
-from kvps.cli.fault_injection import judge
 from kvps.job import Job
 from kvps.store import Store
 

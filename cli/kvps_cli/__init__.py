@@ -1,0 +1,149 @@
+"""The command line: it connects store, aggregator and workers. Only it and `kvps.local_job` import the aggregator."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import sys
+import traceback
+from importlib import metadata
+from types import FrameType
+from typing import Annotated, Any
+
+import typer
+
+from kvps.errors import KvpsError, UsageError
+from kvps_cli import tls
+from kvps_cli.look import dashboard, graph, inspect, jobs, log, metrics, status, timeline, top
+from kvps_cli.plan import simulate
+from kvps_cli.prove import checkpoint, verify
+from kvps_cli.serve import acl, doctor, host, rm, server
+from kvps_cli.train import aggregator, create, queue, run, up, worker
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"kvps {metadata.version('kvps')}")
+        raise typer.Exit
+
+
+app = typer.Typer(
+    name="kvps",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def _kvps(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """A parameter server that keeps its whole state in Redis."""
+
+
+app.command("up", rich_help_panel="Train")(up.up)
+# Options after the program's name belong to the program, not to kvps run.
+app.command("run", rich_help_panel="Train", context_settings={"allow_interspersed_args": False})(run.run)
+app.command("create", rich_help_panel="Parts, started one by one")(create.create)
+app.add_typer(aggregator.app, name="aggregator", rich_help_panel="Parts, started one by one")
+app.command("worker", rich_help_panel="Parts, started one by one")(worker.worker)
+app.command("host", rich_help_panel="Parts, started one by one")(host.host)
+app.command("submit", rich_help_panel="Queue")(queue.submit)
+app.command("queue", rich_help_panel="Queue")(queue.show)
+app.command("cancel", rich_help_panel="Queue")(queue.cancel)
+app.command("jobs", rich_help_panel="Jobs")(jobs.jobs)
+app.command("status", rich_help_panel="Jobs")(status.status)
+app.command("graph", rich_help_panel="Jobs")(graph.graph)
+app.command("top", rich_help_panel="Jobs")(top.top)
+app.command("inspect", rich_help_panel="Jobs")(inspect.inspect)
+app.command("log", rich_help_panel="Jobs")(log.log)
+app.command("metrics", rich_help_panel="Jobs")(metrics.metrics)
+app.command("timeline", rich_help_panel="Jobs")(timeline.timeline)
+app.command("dashboard", rich_help_panel="Jobs")(dashboard.dashboard)
+app.add_typer(checkpoint.app, name="checkpoint", rich_help_panel="Jobs")
+app.command("verify", rich_help_panel="Jobs")(verify.verify)
+app.command("rm", rich_help_panel="Jobs")(rm.rm)
+app.add_typer(server.app, name="server", rich_help_panel="Server")
+app.command("doctor", rich_help_panel="Server")(doctor.doctor)
+app.command("acl", rich_help_panel="Server")(acl.acl)
+app.command(
+    "cli", rich_help_panel="Server", context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
+)(server.cli)
+app.command("simulate", rich_help_panel="Plan")(simulate.simulate)
+tls.add_options(app)
+
+_received: list[int] = []
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def main(app: typer.Typer = app) -> None:
+    """Run the command line of `app`. An error is one line on stderr, with exit code 2 for usage and 1 for all else."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
+    sys.exit(_flushed(_run(app)))
+
+
+def _run(app: typer.Typer) -> int:
+    try:
+        code: Any = app(prog_name=app.info.name, standalone_mode=False)
+        # Typer turns an interrupt into 130, whichever signal it came from.
+        return 128 + _received[0] if _received else code if isinstance(code, int) else 0
+    except (KeyboardInterrupt, typer.Abort):
+        return 128 + (_received[0] if _received else signal.SIGINT)
+    except KvpsError as error:
+        if os.environ.get("KVPS_TRACEBACK"):
+            traceback.print_exception(error)
+        return _fail(str(error), 2 if isinstance(error, UsageError) else 1)
+    except BrokenPipeError:  # the reader of our output (head, less) has closed the pipe
+        _drop_output()
+        return 0
+    except OSError as error:  # of stdout, or of a file that had been opened: both have no name
+        if error.errno not in _NO_ROOM or error.filename:
+            raise
+        return _no_room(error)
+    except Exception as error:
+        # Typer's own exceptions know their exit code and message; the base class is not a public name.
+        if not hasattr(error, "format_message"):
+            raise
+        if type(error).__name__ == "NoArgsIsHelpError":
+            return 2
+        return _fail(error.format_message(), 2)
+
+
+def _flushed(code: int) -> int:
+    """Write what has been printed, and return the exit code. Python itself would do that later, and with a traceback if
+    it fails."""
+    try:
+        if sys.stdout:  # None if the program was started without one
+            sys.stdout.flush()
+    except BrokenPipeError:
+        _drop_output()
+    except OSError as error:
+        _drop_output()
+        return code or _no_room(error)
+    return code
+
+
+def _no_room(error: OSError) -> int:
+    return _fail(f"{error.strerror} while writing: make room, or send the output elsewhere", 1)
+
+
+def _drop_output() -> None:
+    """Send what is still to be written to stdout nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"kvps: error: {' '.join(message.split())}", file=sys.stderr)
+    return code
+
+
+def _interrupt(number: int, _: FrameType | None) -> None:
+    """Leave through every `finally` on Ctrl-C and SIGTERM; a second signal ends the process at once."""
+    _received.append(number)
+    signal.signal(number, signal.SIG_DFL)
+    raise KeyboardInterrupt

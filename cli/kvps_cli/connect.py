@@ -1,0 +1,167 @@
+"""How a command finds its server and its job: it starts the private server, or waits for a missing server or job."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TypeVar
+
+import kvps
+from kvps.connection.sockets import redacted
+from kvps.errors import InvalidSetting, JobNotFound, KvpsError, NoServer, ServerLost
+from kvps.job import Job, readable
+from kvps.protocol.job_state import State
+from kvps.server import private_server
+from kvps.store import Store
+from kvps_cli.output import say
+
+_LOOK_AGAIN_S = 0.3
+T = TypeVar("T")
+
+
+@contextmanager
+def serving_store(
+    redis: str | None,
+    listen: str | None = None,
+    data_dir: Path | None = None,
+    quiet: bool = False,
+    joinable: bool = True,
+) -> Iterator[Store]:
+    """Open a store for a command that may start the private server, and print how to look inside.
+
+    With `joinable`, workers on other machines may join, and with `listen` the command prints how.
+    """
+    if redis and (listen or data_dir):
+        option = "--listen" if listen else "--data-dir"
+        raise InvalidSetting(f"{option} is for the private server: leave it out with --redis")
+    with kvps.connect(redis, listen, data_dir) as store:
+        if not quiet:
+            what = "private server" if redis is None else "server"
+            say(f"{what} {store.server_name} at {redacted(store.url)}{_end_of(store)}")
+            say(f"look inside: {'kvps cli' if redis is None else f'kvps cli --redis {redacted(redis)}'}")
+            if listen and joinable:
+                say(f"join from elsewhere: {private_server.join_line(store.url, listen)}")
+            elif listen:
+                say(f"look from elsewhere: KVPS_REDIS_URL={private_server.tcp_url(store.url, listen)} kvps jobs")
+        lost = False
+        try:
+            yield store
+        except (NoServer, ServerLost):
+            lost = True
+            raise
+        finally:
+            if not lost:
+                _say_what_goes_on(store)
+
+
+def _end_of(store: Store) -> str:
+    return " (ends when nobody uses it)" if store.ends_unused else ""
+
+
+def _say_what_goes_on(store: Store) -> None:
+    """Say that the private server keeps running, if this command started it and others use it."""
+    if not store.hands_over_server:
+        return
+    with suppress(KvpsError):  # the server may have ended meanwhile
+        jobs = ", ".join(at_work(store))
+        say(f"the private server keeps running for others{f' ({jobs})' if jobs else ''}; kvps server stop ends it")
+
+
+def at_work(store: Store) -> list[str]:
+    """Return the names of the jobs that have active workers."""
+    found = all_jobs(store, said_once(), lambda job, state: (job.name, any(m.active for m in state.members.values())))
+    return [name for name, works in found if works]
+
+
+@contextmanager
+def existing_store(redis: str | None) -> Iterator[Store]:
+    """Open a store for a command that starts no server. Raises NoServer if none runs."""
+    with kvps.connect(existing_url(redis)) as store:
+        yield store
+
+
+def existing_url(redis: str | None) -> str:
+    """Return the URL that was given, or that of the private server. Raises NoServer if none runs."""
+    url = redis or private_server.running()
+    if url is None:
+        raise NoServer("no private server runs: start one with kvps up, kvps aggregator start or kvps server start")
+    return url
+
+
+def wait_for_server(redis: str | None) -> None:
+    """Wait until the private server runs, and say so once. Return at once if `redis` is a URL."""
+    if redis or private_server.running():
+        return
+    say("no private server runs yet: start one with kvps aggregator start, kvps worker or kvps server start")
+    while not private_server.running():
+        time.sleep(_LOOK_AGAIN_S)  # a poll: no server runs yet that could send a notice
+
+
+def wait_for_job(store: Store, name: str | None, quiet: bool = False) -> Job:
+    """Wait for the job of that name, or without a name for the only job that is open to all workers; say so once.
+
+    Raises InvalidSetting if several jobs are open.
+    """
+    said, pass_over = False, said_once()
+    while True:
+        if name is not None:
+            with suppress(JobNotFound):
+                return read_job(store, name)[0]
+        else:
+            jobs = all_jobs(store, pass_over, lambda job, state: (job, state))
+            found = [j for j, state in jobs if j.config.task and not j.launcher and not state.finished(j.config)]
+            if len(found) == 1:
+                return found[0]
+            if found:
+                raise InvalidSetting(
+                    f"several jobs are open ({', '.join(j.name for j in found)}): choose one with --job"
+                )
+        if not said and not quiet:
+            wanted = f"job {name!r}" if name else "a job"
+            say(f"waiting for {wanted}; create it with kvps create TASK --job {name or 'NAME'}")
+            said = True
+        time.sleep(_LOOK_AGAIN_S)  # a poll: the set of jobs is for listing only, and announces nothing
+
+
+def said_once() -> Callable[[str, KvpsError], None]:
+    """Return a function that says why a job is passed over, each reason once."""
+    said = set[str]()
+
+    def pass_over(_: str, error: KvpsError) -> None:
+        if str(error) not in said:
+            said.add(str(error))
+            say(f"passed over: {error}")
+
+    return pass_over
+
+
+def all_jobs(store: Store, pass_over: Callable[[str, KvpsError], None], look: Callable[[Job, State], T]) -> Iterator[T]:
+    """Yield `look` of each job and its state. Call `pass_over` with the name of a job that cannot be read, and why."""
+    for name in store.jobs():
+        try:
+            job, state = read_job(store, name)
+            with readable(name):
+                found = look(job, state)
+        except JobNotFound:
+            continue  # it was removed meanwhile
+        except (NoServer, ServerLost):
+            raise
+        except KvpsError as error:
+            pass_over(name, error)
+            continue
+        yield found
+
+
+def read_job(store: Store, name: str) -> tuple[Job, State]:
+    """Return the job of that name and its state. Raises JobNotFound, CorruptData."""
+    with readable(name):
+        job = store.job(name)
+        return job, job.state()
+
+
+def announce(job: Job, quiet: bool) -> None:
+    if not quiet:
+        c = job.config
+        say(f"job {job.name}: {c.task or 'made in Python'}, {c.mode}, {c.workers} workers, {c.optimizer}")

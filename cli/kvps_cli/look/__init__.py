@@ -1,0 +1,1 @@
+"""Commands that show a job: its state, its log, its figures."""

@@ -1,0 +1,124 @@
+"""`kvps log`: what has happened to a job, a line for each event."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from kvps_monitor.loggers.targets import Target
+
+from kvps.errors import InvalidSetting, KvpsError, printable
+from kvps.history.events import Event, EventLog
+from kvps.job import Job, readable
+from kvps_cli import connect, options, training_log
+from kvps_cli.output import print_json, start_log
+
+_LOOK_S = 0.5
+_KIND = 8  # columns, as wide as the longest word
+
+Facts = Mapping[str, Any]
+
+
+def log(
+    job: options.JobName,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with each event as it happens.")] = False,
+    last: Annotated[
+        int,
+        typer.Option("--last", "-n", metavar="N", min=0, help="Begin with the last N events; 0 is all that Redis has."),
+    ] = 20,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for each event.")] = False,
+    to: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar=training_log.METAVAR,
+            help="Write loss, learning rate and staleness of each version there instead, after the last version that "
+            "is there; with --follow until the job is finished. May be given several times.",
+        ),
+    ] = None,
+    checkpoints: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            exists=True,
+            file_okay=False,
+            help="With --to: also read the part of the log that checkpoints moved to this directory.",
+        ),
+    ] = None,
+    redis: options.Redis = None,
+) -> None:
+    """Show what has happened to a job: who joined, left or was evicted, each version with its contributions, what was
+    rejected, and which aggregator took over which shard.
+
+    Times are the server's, shown in this machine's time zone. An aggregator that writes checkpoints moves the older
+    part of the log into a file there.
+    """
+    if checkpoints and not to:
+        raise InvalidSetting("--checkpoints is for --to")
+    targets = training_log.targets_of(to, "--to")
+    with connect.existing_store(redis) as store, readable(job):
+        found = store.job(job)
+        if targets:
+            _write_rows(found, targets, follow, checkpoints)
+            return
+        events = EventLog(found.client, found.keys)
+        _print(events.newest(last), as_json)
+        if follow:
+            _print(events.later(found.state), as_json)
+
+
+def _write_rows(job: Job, targets: Sequence[Target], follow: bool, checkpoints: Path | None) -> None:
+    """Write rows until the job is finished; without `follow` only those that are ready. Raises KvpsError."""
+    start_log(quiet=False, verbose=0)
+    with training_log.logging_to(targets, job, quiet=False, checkpoints=checkpoints) as rows:
+        while follow and not rows.ended and not rows.over:
+            time.sleep(_LOOK_S)
+    if rows.failures:
+        raise KvpsError(rows.failures[-1])
+
+
+def _print(events: Iterable[Event], as_json: bool) -> None:
+    for event in events:
+        if as_json:
+            print_json({"at_ms": event.at_ms, "event": event.kind, **event.facts})
+        else:
+            print(printable(line(event)), flush=True)
+
+
+def line(event: Event) -> str:
+    """Return an event as a person reads it."""
+    at = datetime.fromtimestamp(event.at_ms / 1000).astimezone()
+    when = f"{at:%Y-%m-%d %H:%M:%S}.{event.at_ms % 1000:03}"
+    return f"{when}  {event.kind:{_KIND}}  {_WORDS[event.kind](event.facts)}"
+
+
+def _commit(facts: Facts) -> str:
+    counted = ", ".join(map(_contribution, facts["contributions"])) or "no contribution"
+    out = ", ".join(f"{c['worker']} round {c['round']}" for c in facts["rejected"])
+    return f"version {facts['version']}: {counted}{f'; without {out}' if out else ''}"
+
+
+def _contribution(c: Facts) -> str:
+    """Return the worker, its round or unit, and what is not the ordinary case."""
+    done = f"round {c['round']}" if c["unit"] is None else f"unit {c['unit']}"
+    said = [f"part {c['part']}"] if c["part"] else []
+    said += [f"weight {c['weight']}"] if c["weight"] > 1 else ["counts as zeros"] if not c["weight"] else []
+    said += [f"staleness {c['staleness']}"] if c["staleness"] else []
+    return f"{c['worker']} {done}" + (f" ({', '.join(said)})" if said else "")
+
+
+_WORDS: dict[str, Callable[[Facts], str]] = {
+    "create": lambda f: f"version {f['version']}",
+    "restore": lambda f: f"version {f['version']}, from a checkpoint of job {f['job']}",
+    "join": lambda f: f"{f['worker']}, rank {f['rank']}, clock {f['clock']}",
+    "leave": lambda f: f"{f['worker']}",
+    "evict": lambda f: f"{f['worker']}",
+    "commit": _commit,
+    "reject": lambda f: f"{f['worker']} round {f['round']}: {f['reason']}",
+    "recover": lambda f: f"version {f['version']}: the server has lost {f['lost']} versions",
+    "take": lambda f: f"shard {f['shard']} by {f['holder']} (term {f['term']})",
+    "release": lambda f: f"by {f['holder']} (term {f['term']})",
+}

@@ -1,0 +1,97 @@
+"""`kvps metrics`, and `--metrics-port` of other commands: numbers about jobs, for Prometheus."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvps.errors import InvalidSetting
+from kvps.store import Store
+from kvps_cli import connect, options
+from kvps_cli.output import say
+
+if TYPE_CHECKING:
+    from kvps_monitor.metrics.server import MetricsServer
+
+LOOPBACK = "127.0.0.1"
+PORT = 9478
+_PANEL = "Metrics"
+_ADDRESS = "By default only this machine reaches it. There is no password on it."
+
+Port = Annotated[
+    int | None,
+    typer.Option(
+        "--metrics-port",
+        metavar="N",
+        min=1,
+        max=65535,
+        help="Serve metrics for Prometheus on this TCP port, as kvps metrics does.",
+        show_default="no metrics",
+        rich_help_panel=_PANEL,
+    ),
+]
+Host = Annotated[
+    str | None,
+    typer.Option(
+        "--metrics-host",
+        metavar="HOST",
+        help=f"The address of --metrics-port. {_ADDRESS}",
+        show_default=LOOPBACK,
+        rich_help_panel=_PANEL,
+    ),
+]
+
+
+def metrics(
+    port: Annotated[int, typer.Option(metavar="N", min=1, max=65535, help="The TCP port to answer on.")] = PORT,
+    host: Annotated[str, typer.Option(metavar="HOST", help=f"The address of the port. {_ADDRESS}")] = LOOPBACK,
+    redis: options.Redis = None,
+) -> None:
+    """Serve metrics of all jobs of the server for Prometheus, at /metrics, until Ctrl-C.
+
+    Redis is read about twice a second, whoever asks. If it is lost, kvps_up is 0 until it is back. Rounds and versions
+    are exact. What is counted from logs and traces (staleness, seconds, bytes, joins, evictions) begins, when this
+    command starts, with what Redis still has of them.
+    """
+    with _opened("--port", host, port) as server, connect.existing_store(redis) as store:
+        say(f"metrics of all jobs at http://{f'[{host}]' if ':' in host else host}:{port}/metrics; Ctrl-C ends it")
+        with server.serving(store, None, say):
+            threading.Event().wait()
+
+
+@contextmanager
+def opened(port: int | None, host: str | None = None) -> Iterator[MetricsServer | None]:
+    """Open the port of --metrics-port, and close it behind the block; yield None without a port.
+
+    Raises KvpsError for a port that cannot be had, InvalidSetting for a host without a port.
+    """
+    if port is not None:
+        with _opened("--metrics-port", host or LOOPBACK, port) as server:
+            yield server
+    elif host is not None:
+        raise InvalidSetting("--metrics-host is the address of --metrics-port: give that too")
+    else:
+        yield None
+
+
+@contextmanager
+def serving(server: MetricsServer | None, store: Store, job: str | None) -> Iterator[None]:
+    """Serve metrics of all jobs, or of one, inside the block; nothing without a server."""
+    with server.serving(store, job, say) if server else nullcontext():
+        yield
+
+
+@contextmanager
+def _opened(option: str, host: str, port: int) -> Iterator[MetricsServer]:
+    try:
+        from kvps_monitor.metrics import server
+    except ModuleNotFoundError as error:
+        if error.name != "prometheus_client":
+            raise
+        raise InvalidSetting("metrics need prometheus-client: pip install 'kvps[metrics]'") from None
+    with server.opened(option, host, port) as found:
+        yield found

@@ -1,0 +1,1 @@
+"""Commands that plan a training before it runs."""

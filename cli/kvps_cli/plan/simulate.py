@@ -1,0 +1,168 @@
+"""`kvps simulate`: what a job would do on machines that are not here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from kvps_simulate.settings import TOPOLOGIES, Constants, Setting
+from kvps_simulate.units import parse_size, parse_time, seconds, size
+
+from kvps.errors import InvalidSetting
+from kvps_cli.long_work import LongWork
+from kvps_cli.options import AsJson, Quiet, check_file
+from kvps_cli.output import print_json, print_rows
+
+if TYPE_CHECKING:
+    from kvps_simulate.job import Job
+    from kvps_simulate.result import Result
+
+_HOSTS, _TRAINING, _FAULTS = "Hosts", "Training", "What goes wrong"
+_KINDS = (".html", ".svg")
+
+
+def _option(help: str, panel: str, *names: str, metavar: str | None = None) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel=panel, metavar=metavar)
+
+
+def simulate(
+    workers: Annotated[int, _option("How many workers train.", _TRAINING, "--workers", "-w")] = 8,
+    nodes: Annotated[int, _option("How many data nodes (Redis masters) hold the shards.", _HOSTS)] = 1,
+    aggregators: Annotated[int, _option("How many aggregators; 0: one for each data node.", _HOSTS)] = 0,
+    shards: Annotated[int, _option("Into how many parts the model is cut; 0: as many as it must be.", _HOSTS)] = 0,
+    size: Annotated[str, _option("Of the model in float32, as 10GB.", _TRAINING, metavar="BYTES")] = "40MB",
+    bandwidth: Annotated[str, _option("Of each host's link, each way, as 25Gb.", _HOSTS, metavar="BITS")] = "25Gb",
+    latency: Annotated[str, _option("From host to host, one way.", _HOSTS, metavar="TIME")] = "50us",
+    cores: Annotated[int, _option("Of each host that a data node is on.", _HOSTS)] = 16,
+    topology: Annotated[
+        str, _option("; ".join(f"{name}: {what}" for name, what in TOPOLOGIES.items()), _HOSTS, metavar="NAME")
+    ] = "apart",
+    staleness: Annotated[int, _option("0 is BSP, N is SSP, -1 is ASP.", _TRAINING, "--staleness", "-s")] = 0,
+    gradient_format: Annotated[str, _option("As of kvps create.", _TRAINING, metavar="FORMAT")] = "fp32",
+    weight_format: Annotated[str, _option("fp32 or bf16.", _TRAINING, metavar="FORMAT")] = "fp32",
+    optimizer: Annotated[str, _option("sgd, momentum, adagrad or adam.", _TRAINING, metavar="NAME")] = "sgd",
+    compute: Annotated[
+        str, _option("Time in which a worker computes a gradient.", _TRAINING, metavar="TIME")
+    ] = "100ms",
+    rounds: Annotated[int, _option("How many rounds each worker does.", _TRAINING)] = 20,
+    jitter: Annotated[float, _option("Sigma of a log-normal factor on each computation.", _FAULTS)] = 0.0,
+    slow: Annotated[
+        str, _option("Part of all computations that take N times as long, as 0.01=5x.", _FAULTS, metavar="PART=Nx")
+    ] = "0=5x",
+    worker_failures: Annotated[float, _option("Deaths of one worker in an hour.", _FAULTS)] = 0.0,
+    node_failures: Annotated[float, _option("Failures of one data node in an hour.", _FAULTS)] = 0.0,
+    restart: Annotated[str, _option("Until a dead worker has joined again.", _FAULTS, metavar="TIME")] = "30s",
+    failover: Annotated[str, _option("Until a failed data node has a successor.", _FAULTS, metavar="TIME")] = "15s",
+    seed: Annotated[int, _option("Decides all that is random.", _FAULTS)] = 0,
+    constants: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="What steps cost.", show_default="measured on one machine")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="FILE",
+            help="Write a page (.html) or its picture (.svg), with other numbers of hosts.",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Simulate a job: its rounds, its goodput, and what it waits for."""
+    if out and out.suffix not in _KINDS:
+        raise InvalidSetting(f"--out must end in {' or '.join(_KINDS)}, not {str(out)!r}")
+    if out:
+        check_file("--out", out)
+    part, factor = _parse_slow(slow)
+    setting = Setting(
+        workers=workers,
+        nodes=nodes,
+        aggregators=aggregators,
+        shards=shards,
+        size=parse_size("--size", size),
+        bandwidth=parse_size("--bandwidth", bandwidth),
+        latency_s=parse_time("--latency", latency),
+        cores=cores,
+        topology=topology,
+        staleness=staleness,
+        gradient_format=gradient_format,
+        weight_format=weight_format,
+        optimizer=optimizer,
+        compute_s=parse_time("--compute", compute),
+        jitter=jitter,
+        slow=part,
+        slow_by=factor,
+        worker_failures=worker_failures,
+        node_failures=node_failures,
+        restart_s=parse_time("--restart", restart),
+        failover_s=parse_time("--failover", failover),
+        rounds=rounds,
+        seed=seed,
+    )
+    _run(setting, Constants.load(constants), out, LongWork(quiet, as_json))
+
+
+def _parse_slow(text: str) -> tuple[float, float]:
+    part, _, factor = text.partition("=")
+    try:
+        return float(part), float(factor.removesuffix("x"))
+    except ValueError:
+        raise InvalidSetting(f"--slow must be PART=Nx, as 0.01=5x, not {text!r}") from None
+
+
+def _run(setting: Setting, constants: Constants, out: Path | None, work: LongWork) -> None:
+    try:
+        from kvps_simulate.page import page, rounds_picture
+        from kvps_simulate.result import simulate
+        from kvps_simulate.sweep import limits, pairs, sweep
+    except ModuleNotFoundError as error:
+        if error.name != "simpy":
+            raise
+        raise InvalidSetting("kvps simulate needs SimPy: pip install 'kvps[simulate]'") from None
+    with work:
+        with work.stage("simulating", _cost(setting), "contributions") as stage:
+
+            def watch(job: Job) -> None:
+                stage.measure = lambda: job.committed
+
+            found = simulate(setting, constants, watch)
+        facts = _facts(found)
+        if work.as_json:
+            print_json(found.to_dict())
+        else:
+            print_rows(("", ""), facts)
+        if not out:
+            return
+        with work.stage(f"simulating for {out}", sum(map(_cost, pairs(setting))), "contributions") as stage:
+            swept = sweep(setting, constants, seen=lambda done: stage.add(_cost(done.setting)))
+    drawn = page(found, swept, limits(swept), facts) if out.suffix == ".html" else rounds_picture(swept)
+    try:
+        out.write_text(drawn)
+    except OSError as error:
+        raise InvalidSetting(f"--out {out}: {error.strerror}") from None
+
+
+def _cost(setting: Setting) -> int:
+    """Return how many contributions are simulated, as a measure of the time that it takes."""
+    return setting.workers * setting.rounds
+
+
+def _facts(found: Result) -> list[tuple[str, str]]:
+    s = found.setting
+    first = list(found.busy.items())[:3]
+    out = [
+        ("mode", s.mode),
+        ("round", f"{seconds(found.median_s)} (95%: {seconds(found.p95_s)})"),
+        ("computing", f"{found.efficiency:.1%} of the time"),
+        ("goodput", f"{found.goodput:.4g} contributions a second, in {found.versions} versions"),
+        ("staleness", f"{found.staleness:.2f} versions on average, {found.most_stale} at most"),
+        ("busiest", ", ".join(f"{name} {part:.0%}" for name, part in first)),
+        ("data node, memory", size(found.node_memory)),
+        ("data node, link", f"{size(found.node_in)}/s in, {size(found.node_out)}/s out"),
+        ("aggregator, memory", size(found.aggregator_memory)),
+    ]
+    if found.lost or found.failovers:
+        out.append(("failures", f"{found.lost} workers ({found.evictions} evicted), {found.failovers} data nodes"))
+    return out + [("not possible", what) for what in found.beyond]

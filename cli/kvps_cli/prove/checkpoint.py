@@ -1,0 +1,134 @@
+"""`kvps checkpoint`: saves a running job, lists the checkpoints in a directory, creates a job from a checkpoint."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Mapping
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from kvps_aggregator.verify.recording import check_directory
+
+from kvps.config import SPECS
+from kvps.errors import InvalidSetting
+from kvps.history import commit_log
+from kvps.history.checkpoint import SUFFIX, Checkpoint, listed
+from kvps.job import readable
+from kvps.protocol.keys import check_name
+from kvps_cli import connect, options
+from kvps_cli.long_work import LongWork, store_stage
+from kvps_cli.options import DEFAULT_CHECKPOINTS
+from kvps_cli.output import print_json, print_rows, say
+
+app = typer.Typer(help="Save jobs in files, and create jobs from them.", no_args_is_help=True)
+
+
+@app.command("save")
+def save(
+    job: options.JobName,
+    to: Annotated[
+        Path, typer.Option(metavar="FILE|DIR", help=f"A directory, or a file that ends in {SUFFIX}.")
+    ] = DEFAULT_CHECKPOINTS,
+    quiet: options.Quiet = False,
+    redis: options.Redis = None,
+) -> None:
+    """Save the newest version of a job. The job keeps running.
+
+    The commit log up to that version is copied into a file beside the checkpoint. Nothing changes in Redis.
+    """
+    whole = to.suffix == SUFFIX and not to.is_dir()
+    directory = check_directory(to.parent if whole else to, "--to")
+    with connect.existing_store(redis) as store, readable(job), LongWork(quiet) as work:
+        found = store.job(job)
+        state = found.state()
+        nbytes = found.layout.nbytes * (1 + len(found.config.slots))
+        with work.stage(f"reading version {state.version} ({nbytes / 1e6:,.1f} MB)"):
+            made = found.checkpoint()
+        path = directory / (to.name if whole else made.filename)
+        with work.stage(f"writing {path}", nbytes, "bytes", partial(_bytes_aside, path)):
+            made.write(path)
+        with work.stage("writing the log"):
+            commit_log.keep(found, directory, state, made.version)
+    if not quiet:
+        say(f"job {job}: version {made.version} in {path}")
+
+
+def _bytes_aside(path: Path) -> int:
+    """Return how many bytes of a checkpoint are written: its file is beside `path` until it is whole."""
+    return max((aside.stat().st_size for aside in path.parent.glob(f".{glob.escape(path.name)}.*")), default=0)
+
+
+@app.command("restore")
+def restore(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A checkpoint.")],
+    job: Annotated[
+        str | None,
+        typer.Option("--job", metavar="NAME", help="Name of the new job.", show_default="the one in the file"),
+    ] = None,
+    shards: Annotated[int | None, typer.Option(help=SPECS["shards"].help, show_default="as they were")] = None,
+    quiet: options.Quiet = False,
+    redis: options.Redis = None,
+) -> None:
+    """Create a job that continues from a checkpoint. Its workers join under their old ids."""
+    if job is not None:
+        check_name("job", job)
+    with LongWork(quiet) as work, work.stage(f"reading {file}"):
+        found = Checkpoint.load(file)
+    connect.wait_for_server(redis)
+    with connect.existing_store(redis) as store, LongWork(quiet) as work:
+        with store_stage(work, store, found.layout.nbytes * (1 + len(found.slots))):
+            made = store.restore_job(found, job, shards)
+        awaited = [m.worker for m in made.state().members.values() if m.state != "gone"]
+    ids = "".join(f" --id {worker}" for worker in awaited[:1])
+    waits = f"; waits for {', '.join(sorted(awaited))}: start kvps worker --job {made.name}{ids}" if awaited else ""
+    if not quiet:
+        say(f"job {made.name}: continues from version {found.version} of {file}{waits}")
+
+
+@app.command("ls")
+def ls(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where the checkpoints are.")] = DEFAULT_CHECKPOINTS,
+    as_json: options.AsJson = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """List the checkpoints in a directory. Each file is read to its end, so a flipped bit is found."""
+    if not directory.is_dir():
+        raise InvalidSetting(f"there is no directory {directory}")
+    number = len(list(directory.glob(f"[!.]*{SUFFIX}")))
+    with LongWork(quiet, as_json) as work, work.stage(f"reading {directory}", number, "files") as stage:
+        found = []
+        for path, checkpoint in listed(directory):
+            found.append(_described(path, checkpoint))
+            stage.add()
+    if as_json:
+        print_json(found)
+    elif found:
+        print_rows(list(found[0]), [_shown(each) for each in found])
+    else:
+        say(f"no checkpoints in {directory}; write one with kvps checkpoint save JOB or --checkpoint-every N")
+
+
+def _described(path: Path, checkpoint: Checkpoint | None) -> dict[str, Any]:
+    """Return a checkpoint file as one JSON object. Of a damaged file, only name and size are known."""
+    return {
+        "file": path.name,
+        "job": checkpoint and checkpoint.job,
+        "version": checkpoint and checkpoint.version,
+        "mode": checkpoint and checkpoint.config.mode,
+        "bytes": path.stat().st_size,
+        "saved": checkpoint and checkpoint.saved,
+        "state": "ok" if checkpoint else "damaged",
+    }
+
+
+def _shown(described: Mapping[str, Any]) -> list[str]:
+    """Return the cells of one table row: size in MB, local time."""
+    saved = described["saved"]
+    shown = dict(described) | {
+        "bytes": f"{described['bytes'] / 1e6:.1f} MB",
+        "saved": saved and f"{datetime.fromisoformat(saved).astimezone():%Y-%m-%d %H:%M:%S}",
+    }
+    return ["-" if value is None else str(value) for value in shown.values()]

@@ -1,0 +1,238 @@
+"""`kvps verify`: proves the commit log of a job, and says how much it proved."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+from kvps_aggregator.verify.chain import Unproved
+from kvps_aggregator.verify.recording import Recorded
+from kvps_aggregator.verify.replay import Encode, Proof, Source, prove
+from kvps_workers import Task, load_task
+from kvps_workers.contributions import Computed, Contributions
+from kvps_workers.rounds import round_number
+from kvps_workers.task import blamed
+
+from kvps.arrays.formats import Bytes
+from kvps.arrays.layout import DTYPE, Array
+from kvps.config import JobConfig
+from kvps.device.base import CPU
+from kvps.errors import InvalidSetting, KvpsError
+from kvps.history.checkpoint import Checkpoint
+from kvps.history.commit_log import Log
+from kvps.job import Job
+from kvps.protocol.job_state import Commit, State
+from kvps.protocol.plan import Contribution
+from kvps_cli import connect, options
+from kvps_cli.long_work import LongWork
+from kvps_cli.output import print_json
+from kvps_cli.supervise import ONE_THREAD
+
+
+def verify(
+    job: options.JobName,
+    record: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            exists=True,
+            file_okay=False,
+            help="Replay the contributions that --record kept in this directory, instead of computing them again.",
+        ),
+    ] = None,
+    checkpoints: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            exists=True,
+            file_okay=False,
+            help="Also read the part of the log that checkpoints moved to this directory.",
+        ),
+    ] = None,
+    start: Annotated[
+        Path | None,
+        typer.Option("--from", metavar="FILE", help="Replay from this checkpoint on instead of from version 0."),
+    ] = None,
+    as_json: options.AsJson = False,
+    quiet: options.Quiet = False,
+    redis: options.Redis = None,
+) -> None:
+    """Prove that a job's commit log is one unbroken chain, and that its replay makes the same weights bit for bit.
+
+    Gradients are computed again if the job has a task: on the CPU with one thread, as in kvps up.
+    With --record, they are read from files instead.
+    """
+    if record is None:
+        _compute_as_workers_do()
+    with connect.existing_store(redis) as store:
+        found = store.job(job)
+        with LongWork(quiet, as_json) as work:
+            state, proof = proof_of(found, record, checkpoints, Checkpoint.load(start) if start else None, work)
+    if as_json:
+        print_json({"job": job, "version": state.version} | dataclasses.asdict(proof))
+    else:
+        _show(state, proof, found.config)
+    if proof.differs:
+        raise KvpsError(f"job {job}: {proof.differs}")
+
+
+def proof_of(
+    job: Job,
+    record: Path | None = None,
+    checkpoints: Path | None = None,
+    start: Checkpoint | None = None,
+    work: LongWork | None = None,
+) -> tuple[State, Proof]:
+    """Return a state of a job, and what can be proved of the job up to it. Its workers may work meanwhile.
+
+    `work` shows how far it is. Raises InvalidSetting for a checkpoint of another model.
+    """
+    if start and start.layout.parameters != job.layout.parameters:
+        raise InvalidSetting(f"--from: the checkpoint is of another model than job {job.name!r} has")
+    flat: Array = np.empty(job.layout.size, DTYPE)
+    work = work or LongWork(quiet=True)
+    with work.stage(f"reading the weights ({flat.nbytes / 1e6:,.1f} MB)"):
+        version = job.reader.weights(job.state(), flat)
+    state = job.state()  # read after the weights: the log then reaches at least their version
+    source: Source | None = None
+    if record is not None:
+        source = Recorded(record, job.name, state.id, job.layout, job.config.gradient_format)
+    elif job.config.task and not job.config.inner_state:
+        source = Recomputed(job, state)
+    with work.stage("reading the log"):
+        log = _WatchedLog(job, state, checkpoints, work)
+    return state, prove(log, state, job.config, job.layout, (version, flat), source, start)
+
+
+class _WatchedLog(Log):
+    """A log that shows how far its readers are. The proof reads it twice: for the chain, and for the replay."""
+
+    def __init__(self, job: Job, state: State, directory: Path | None, work: LongWork) -> None:
+        super().__init__(job, state, directory)
+        self._work, self._total = work, state.version - self.begin.version
+        self._readings = iter(("checking the chain", "replaying"))
+
+    def commits(self) -> Iterator[Commit]:
+        with self._work.stage(next(self._readings, "reading"), self._total, "commits") as stage:
+            for commit in super().commits():
+                yield commit
+                stage.add()
+
+
+class Recomputed:
+    """A source for a replay: the job's task computes each contribution again, on the same weights and batch."""
+
+    proof = "recomputed"
+    wants_weights = True
+
+    def __init__(self, job: Job, state: State) -> None:
+        self._job = job
+        self._config = job.config
+        self._layout = job.layout
+        self._members = state.members
+
+    @cached_property
+    def _task(self) -> Task:
+        return load_task(self._config.task)
+
+    @cached_property
+    def _contributions(self) -> Callable[[int], Contributions]:
+        return lru_cache(None)(lambda rank: Contributions(self._job, self._task, rank, CPU))
+
+    def initial(self) -> Array:
+        """Return version 0, (size,) float32. Raises Unproved."""
+        with _unproved():
+            task = self._task
+            with blamed(self._config.task):
+                params = task.parameters(self._config.seed)
+            return np.concatenate(self._layout.hosted(params, "parameter"))
+
+    def contribution(self, contribution: Contribution, weight_sum: int, weights: Array | None, encode: Encode) -> Bytes:
+        """Return the contribution as it was on the wire. Raises Unproved."""
+        assert weights is not None
+        with _unproved():
+            again = self._contributions(self._members[contribution.worker].rank)
+            if self._config.timed_rounds:
+                computed = _timed(again, contribution.weight, weight_sum, self._layout.views(weights))
+            else:
+                computed = again.compute(self._layout.views(weights), round_number(contribution))
+            return encode(np.concatenate(self._layout.hosted(computed.grads, "gradient")))
+
+    def otherwise(self, contribution: Contribution, shard: int) -> str:
+        """Return why the task may give another gradient here."""
+        member = self._members[contribution.worker]
+        return (
+            f"task {self._config.task!r} gives another gradient here. It or its data has changed, or it is not "
+            f"deterministic, or {member.worker} ({member.device} on {member.host}) had another GPU, processor, BLAS or "
+            f"number of threads; a job run with --record DIR can be replayed anywhere"
+        )
+
+
+def _timed(contributions: Contributions, weight: int, weight_sum: int, params: Mapping[str, Array]) -> Computed:
+    """Return a contribution of a round that ended by the clock: its weight, and that of those before it, tell which
+    batches it had. Raises Unproved, CorruptData and what `Contributions.compute` raises."""
+    number = contributions.after(weight_sum)
+    computed = None if number is None else contributions.compute(params, number, over=lambda had: had >= weight)
+    if computed is None or computed.samples != weight:
+        raise Unproved(
+            f"it weighs {weight} after {weight_sum} samples of its worker, and that is no whole number of batches: the "
+            f"task's data has changed, or another program pushed it"
+        )
+    return computed
+
+
+@contextmanager
+def _unproved() -> Iterator[None]:
+    """Raise Unproved for an error of the task."""
+    try:
+        yield
+    except KvpsError as error:
+        raise Unproved(str(error)) from error
+
+
+def _compute_as_workers_do() -> None:
+    """Restart this command with one BLAS thread, as the workers of `kvps up` have, or with the number the user set.
+
+    The number of threads decides how a matrix product is cut, and so its bits. BLAS reads it once, when NumPy is
+    loaded, and this process has loaded NumPy. exec keeps the process, so nobody has to pass on its signals, its
+    output or its exit code.
+    """
+    environment = ONE_THREAD | os.environ
+    if environment != dict(os.environ):
+        sys.stdout.flush()
+        os.execve(sys.executable, [sys.executable, "-P", "-m", "kvps", *sys.argv[1:]], environment)
+
+
+def _show(state: State, proof: Proof, config: JobConfig) -> None:
+    whole = proof.commits == state.version
+    end = f"ends at the job's head {proof.head[:12]}" if whole else f"as far as commit {proof.commits}"
+    behind = f" after version {proof.since}" if proof.since else ""
+    number = proof.commits - proof.since
+    print(f"chain       {number} commits{behind}, {proof.contributions} contributions: unbroken, {end}")
+    if proof.by:
+        since = f" after version {proof.replayed_since}" if proof.replayed_since else ""
+        print(f"{proof.by:<12}{proof.replayed} of {state.version - proof.replayed_since} commits{since} bit-identical")
+    elif proof.since:
+        print(
+            f"replayed    nothing: the log begins after version {proof.since}; give --checkpoints DIR, where "
+            f"the rest was moved, or --from FILE, a checkpoint of that version or a later one"
+        )
+    elif config.inner_state:
+        inner = config.inner_optimizer.kind
+        print(
+            f"replayed    nothing: the state of the inner {inner} goes on from round to round, so no round can be "
+            f"computed alone; give --record DIR, as to kvps aggregator start"
+        )
+    else:
+        print("replayed    nothing: no task computes its gradients again, and no --record DIR was given")
+    if not proof.differs and (proof.by or proof.weights_version > proof.since):
+        equal = "made by the replay" if proof.by else "logged by its commit"
+        print(f"weights     version {proof.weights_version}, sha256 {proof.weights_sha256}: in Redis as {equal}")

@@ -1,0 +1,1 @@
+"""Commands for the server and its jobs: start it, check it, let users in, remove jobs."""

@@ -1,0 +1,75 @@
+"""The options for TLS, which each command that has --redis gets."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import wraps
+from inspect import Parameter, Signature, signature
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kvps.connection.credentials import CA, CERTIFICATE, KEY, over_tls
+from kvps.errors import InvalidSetting
+from kvps_cli.options import SERVER, is_given
+
+_OPTIONS = {  # option: its environment variable, and its help
+    "--tls-ca": (CA, "Certificate authority to trust for rediss://, besides those of this machine."),
+    "--tls-cert": (CERTIFICATE, "Certificate of this client, if the server asks for one."),
+    "--tls-key": (KEY, "Key of the client certificate, unless it is in the same file."),
+}
+
+
+def add_options(app: typer.Typer) -> None:
+    """Give the options to each command of `app`, and of the apps in it, that has --redis."""
+    for command in app.registered_commands:
+        if command.callback and "redis" in signature(command.callback).parameters:
+            command.callback = _with_options(command.callback)
+    for group in app.registered_groups:
+        if group.typer_instance:
+            add_options(group.typer_instance)
+
+
+def _with_options(command: Callable[..., None]) -> Callable[..., None]:
+    taken = signature(command, eval_str=True).parameters
+
+    @wraps(command)
+    def run(context: typer.Context, **values: Any) -> None:
+        files = {option: values.pop(_name(option)) for option in _OPTIONS}
+        _check(context, [values["redis"], values.get("queue_redis")])
+        # The connections of this process find them there, and so do those of the processes that it starts.
+        os.environ.update({_OPTIONS[option][0]: str(file) for option, file in files.items() if file})
+        own = {"context": context} if "context" in taken else {}
+        command(**own, **values)
+
+    shown = [Parameter("context", Parameter.KEYWORD_ONLY, annotation=typer.Context)]
+    for parameter in taken.values():
+        if parameter.name != "context":
+            shown.append(parameter.replace(kind=Parameter.KEYWORD_ONLY))
+        if parameter.name == "redis":
+            shown += [_parameter(option, variable, help) for option, (variable, help) in _OPTIONS.items()]
+    run.__signature__ = Signature(shown)  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in shown}
+    return run
+
+
+def _name(option: str) -> str:
+    return option.removeprefix("--").replace("-", "_")
+
+
+def _parameter(option: str, variable: str, help: str) -> Parameter:
+    info = typer.Option(option, envvar=variable, metavar="FILE", help=help, resolve_path=True, rich_help_panel=SERVER)
+    annotation = Annotated[Path | None, info]
+    return Parameter(_name(option), Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _check(context: typer.Context, urls: list[str | None]) -> None:
+    """Raise InvalidSetting for an option on the command line that has no effect, because no URL is one for TLS.
+
+    The environment may be set for other commands, so it is no error there.
+    """
+    for option in _OPTIONS:
+        if is_given(context, _name(option)) and not any(over_tls(url or "") for url in urls):
+            raise InvalidSetting(f"{option} is for a server with TLS: give its URL with --redis rediss://HOST:PORT")

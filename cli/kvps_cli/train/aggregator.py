@@ -1,0 +1,143 @@
+"""`kvps aggregator start`: the process that averages gradients and commits weights."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from kvps_aggregator import serve
+from kvps_aggregator.checkpoints import Checkpoints
+from kvps_aggregator.job_watcher import JobWatcher
+from kvps_aggregator.nearness import Near
+from kvps_aggregator.verify.recording import check_directory
+
+from kvps.device.base import CPU, Device, open_device
+from kvps.errors import InvalidSetting
+from kvps.optim import user_code
+from kvps.protocol.keys import check_name
+from kvps.store import Store
+from kvps_cli import connect, options, training_log
+from kvps_cli.look import metrics
+from kvps_cli.output import say, start_log
+from kvps_cli.serve import health
+
+app = typer.Typer(help="The process that averages gradients and commits weights.", no_args_is_help=True)
+
+
+@app.callback()
+def _aggregator() -> None:
+    """The process that averages gradients and commits weights."""
+
+
+@app.command("start")
+def start(
+    job: Annotated[
+        str | None,
+        typer.Option("--job", metavar="NAME", help="Serve this job until it is finished.", show_default="every job"),
+    ] = None,
+    record: options.Record = None,
+    checkpoint_every: options.CheckpointEvery = None,
+    checkpoints: options.CheckpointDirectory = options.DEFAULT_CHECKPOINTS,
+    keep: options.Keep = 3,
+    log: training_log.Logs = None,
+    gpu: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Reduce and step on this CUDA device, with CuPy.", show_default="NumPy"),
+    ] = None,
+    memory_lost: Annotated[
+        bool,
+        typer.Option(
+            "--memory-lost",
+            help="With --job: continue the job on this host from the version that Redis has. Use this only if the host "
+            "or container whose shared memory held the job's arrays was restarted or is gone.",
+        ),
+    ] = False,
+    near: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="On a cluster: take the shards whose bytes are on this node first, and others only when nobody else "
+            "holds them. Repeat it for more nodes; auto means the nodes of this host.",
+            show_default="all shards alike",
+        ),
+    ] = None,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="MODULE:NAME",
+            help="Without --job: serve jobs with this optimizer or reduction of their user's own too, and import it "
+            "from this directory. Repeat it for more.",
+            show_default="those of kvps alone",
+        ),
+    ] = None,
+    health_port: health.Port = None,
+    health_host: health.Host = None,
+    metrics_port: metrics.Port = None,
+    metrics_host: metrics.Host = None,
+    redis: options.Redis = None,
+    listen: options.Listen = None,
+    data_dir: options.DataDir = None,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = 0,
+) -> None:
+    """Serve one job until it is finished, or without --job every job until stopped.
+
+    You may start several: one works on each shard, and the others stand by and take over if it dies.
+    """
+    if job is not None:
+        check_name("job", job)
+    elif memory_lost:
+        raise InvalidSetting("--memory-lost is for one job, whose memory is surely lost: give its name with --job")
+    if job is not None and health_port is not None:
+        raise InvalidSetting("--health-port is for an aggregator that serves every job: leave out --job")
+    if job is None and log:
+        raise InvalidSetting("--log is for one job: give its name with --job")
+    if job is not None and allow:
+        raise InvalidSetting(
+            "--allow is for an aggregator that serves every job: a job named by --job may use its code"
+        )
+    for name in allow or ():
+        user_code.load("code", name, InvalidSetting)  # what cannot be loaded is the operator's mistake: fail now
+    if record is not None:
+        record = check_directory(record)
+    saving = options.checkpoints_of(checkpoint_every, checkpoints, keep)
+    targets = training_log.targets_of(log, "--log")
+    device, nodes = open_device(gpu), Near(near) if near else None
+    quiet = start_log(quiet, verbose)
+    with (
+        health.opened(health_port, health_host) as probes,
+        metrics.opened(metrics_port, metrics_host) as scraped,
+        connect.serving_store(redis, listen, data_dir, quiet) as store,
+        metrics.serving(scraped, store, job),
+    ):
+        if job is None:
+            _serve_all(store, record, saving, device, nodes, quiet, probes, allow or ())
+        else:
+            found = connect.wait_for_job(store, job, quiet)
+            connect.announce(found, quiet)
+            with training_log.logging_to(targets, found, quiet, saving and saving.directory):
+                serve(found, record=record, checkpoints=saving, device=device, memory_lost=memory_lost, near=nodes)
+            if not quiet:
+                say(f"job {found.name}: finished")
+
+
+def _serve_all(
+    store: Store,
+    record: Path | None = None,
+    checkpoints: Checkpoints | None = None,
+    device: Device = CPU,
+    near: Near | None = None,
+    quiet: bool = False,
+    probes: health.Probes | None = None,
+    allow: Collection[str] = (),
+) -> None:
+    if not quiet:
+        say("serving every job of this server; Ctrl-C ends it")
+    announce = partial(connect.announce, quiet=quiet)
+    watcher = JobWatcher(store, say, announce, record, checkpoints, device, near, allow)
+    if probes:
+        probes.answer(lambda: watcher.last_turn)
+    watcher.run()

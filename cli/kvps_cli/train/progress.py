@@ -1,0 +1,292 @@
+"""What `kvps up` and `kvps run` share: they start aggregators, and show a job until its workers have ended.
+
+A terminal gets a live table, anything else plain lines."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import NamedTuple
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from kvps.errors import InvalidSetting, KvpsError
+from kvps.job import Job, Trace
+from kvps.protocol.job_state import Member, State
+from kvps_cli.long_work import duration
+from kvps_cli.output import loss_text
+from kvps_cli.supervise import Child, Line, Supervisor
+
+log = logging.getLogger("kvps.supervise")
+
+LOOK_S = 0.2
+_FINISH_S = 5.0
+_MOST_AGGREGATORS = 64
+_LINE_EVERY_S = 2.0
+_RATE_OVER = 8  # the rate is taken over this many looks at the state
+
+
+class Display:
+    """A view of a job's state on stderr; with `quiet` it shows nothing.
+
+    `rounds` is worker -> how many rounds it will do, for each worker of which that is known; of a job whose rounds end
+    by the clock, how many samples it will have.
+    """
+
+    def __init__(self, job: Job, rounds: dict[str, int], quiet: bool = False) -> None:
+        self._console = Console(stderr=True, quiet=quiet)
+        self._job = job
+        self._rounds = rounds
+        self._seen: deque[tuple[float, int]] = deque(maxlen=_RATE_OVER)
+        self._first: tuple[float, dict[str, int]] | None = None  # when a worker was first there, and what was done then
+        self._next_line = 0.0
+        self._final: int | None = None  # the version for which the last line was printed
+        self._live: Live | None = None
+        if self._console.is_terminal and not quiet:
+            # Rich prints stdout above the table if stdout is a terminal; it must not touch output into a file.
+            self._live = Live(console=self._console, auto_refresh=False, redirect_stdout=sys.stdout.isatty())
+
+    def __enter__(self) -> Display:
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if self._live:
+            self._live.stop()
+
+    def show(self, state: State, traces: dict[str, Trace], last: bool = False) -> None:
+        """Show the job as it is now. Without a table, print a line every 2 s, and with `last` one more per version."""
+        self.observe(state)
+        if self._live:
+            self._live.update(self.render(state, traces), refresh=True)
+        elif last and self._final != state.version:
+            self._final = state.version
+            self._print(state, traces)
+        elif not last and state.members and time.monotonic() >= self._next_line:
+            self._next_line = time.monotonic() + _LINE_EVERY_S
+            self._print(state, traces)
+
+    def _print(self, state: State, traces: dict[str, Trace]) -> None:
+        self._console.print(self.line(state, traces), highlight=False, soft_wrap=True)
+
+    def observe(self, state: State) -> None:
+        """Note the time, the number of contributions and how much is done, for the rate and the time left."""
+        if self._first is None and state.members:
+            self._first = time.monotonic(), self._work_done(state)
+        self._seen.append((time.monotonic(), sum(state.clock.values())))
+
+    def line(self, state: State, traces: dict[str, Trace]) -> str:
+        """Return the state as one plain line."""
+        clocks = " ".join(f"{worker}={count}" for worker, count in sorted(state.clock.items()))
+        return (
+            f"version {state.version}  clock {clocks or '-'}  loss {_loss(traces)}  "
+            f"{self._rate():.0f} contributions/s  waiting {_waiting(traces):.0%}{self._left(state)}"
+        )
+
+    def render(self, state: State, traces: dict[str, Trace]) -> RenderableType:
+        """Return the state as a table."""
+        c = self._job.config
+        title = Text.assemble(
+            (self._job.name, "bold cyan"),
+            f"  {c.mode}, {c.workers} workers, {c.optimizer}\n",
+            ("version ", "dim"),
+            (f"{state.version}", "bold"),
+            ("   contributions/s ", "dim"),
+            (f"{self._rate():.0f}", "bold"),
+            ("   loss ", "dim"),
+            (_loss(traces), "bold"),
+            ("   waiting ", "dim"),
+            (f"{_waiting(traces):.0%}", "bold"),
+            (self._left(state).replace("  ", "   "), "bold"),
+        )
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+        for name in ("worker", "clock", "", "loss", "waiting", "state"):
+            table.add_column(name, justify="right" if name in ("clock", "loss", "waiting") else "left")
+        for m in sorted(state.members.values(), key=lambda m: (len(m.worker), m.worker)):
+            trace = traces.get(m.worker, Trace(None, 0.0))
+            total = self._rounds.get(m.worker, 0)
+            table.add_row(
+                m.worker,
+                str(m.clock),
+                ProgressBar(total=total, completed=self._done(m), width=24) if total else "",
+                loss_text(trace.loss),
+                f"{trace.waiting:.0%}",
+                "finished" if m.finished else m.state,
+            )
+        return Group(title, table)
+
+    def _done(self, m: Member) -> int:
+        """Return how much of its work a worker has done, in what `rounds` counts."""
+        if not self._job.config.timed_rounds:
+            return m.round
+        return m.weight_sum
+
+    def _work_done(self, state: State) -> dict[str, int]:
+        """Return worker -> how much it has done, for those of which it is known how much they will do. Units are one
+        for all."""
+        done = {m.worker: min(self._done(m), self._rounds[m.worker]) for m in state.members.values() if self._knows(m)}
+        return {"": sum(done.values())} if self._job.config.units else done
+
+    def _knows(self, m: Member) -> bool:
+        return self._rounds.get(m.worker, 0) > 0
+
+    def _left(self, state: State) -> str:
+        """Return the time that the slowest worker still takes at its rate so far; nothing if nobody can know."""
+        if self._first is None:
+            return ""
+        since, before = self._first
+        lasted, units, longest = time.monotonic() - since, self._job.config.units, 0.0
+        for worker, done in self._work_done(state).items():
+            rest = (units or self._rounds[worker]) - done
+            did = done - before.get(worker, 0)
+            if rest and not did:
+                return ""
+            longest = max(longest, lasted * rest / did if rest > 0 else 0.0)
+        return f"  {duration(longest)} left" if longest else ""
+
+    def _rate(self) -> float:
+        (then, before), (now, count) = self._seen[0], self._seen[-1]
+        return (count - before) / (now - then) if now > then else 0.0
+
+
+def _loss(traces: dict[str, Trace]) -> str:
+    losses = [t.loss for t in traces.values() if t.loss is not None]
+    return loss_text(sum(losses) / len(losses) if losses else None)
+
+
+def _waiting(traces: dict[str, Trace]) -> float:
+    return sum(t.waiting for t in traces.values()) / len(traces) if traces else 0.0
+
+
+def check_aggregators(number: int) -> None:
+    """Raise InvalidSetting for an impossible number of aggregators."""
+    if not 1 <= number <= _MOST_AGGREGATORS:
+        raise InvalidSetting(f"--aggregators must be from 1 to {_MOST_AGGREGATORS}, not {number}")
+
+
+def aggregate(supervisor: Supervisor, job: str, number: int, options: Sequence[str]) -> list[Child]:
+    """Start `number` aggregators of the job, which need not exist yet."""
+    names = [f"aggregator{n or ''}" for n in range(number)]
+    return [supervisor.start(name, "aggregator", "start", "--job", job, *options) for name in names]
+
+
+def follow(
+    supervisor: Supervisor,
+    job: Job,
+    serving: list[Child],
+    workers: list[Child],
+    display: Display,
+    finished: Callable[[State], None] = lambda _: None,
+) -> None:
+    """Show the job until its workers have ended and all their contributions are committed.
+
+    Call `finished` once the job is finished, before printing any line that a worker wrote after that. Raises KvpsError
+    if the job cannot finish: a worker ended before it had joined, or all aggregators failed.
+    """
+    holders = [""] * job.layout.shards
+    while not all(child.done for child in workers) or not job.state().settled:
+        supervisor.watch(LOOK_S)
+        lines = supervisor.said()
+        ended = {child.name: child.failed for child in workers if child.done}
+        # Read last: the state then has the joins of ended workers, and `finished` is called before later lines.
+        state = job.state()
+        over = state.finished(job.config)
+        display.show(state, job.traces(), last=over)
+        if over:
+            finished(state)
+        relay(lines)
+        holders = _say_failovers(supervisor, holders, job.holders())
+        if never := {name: failed for name, failed in ended.items() if name not in state.members}:
+            how = "failed" if any(never.values()) else "ended"
+            raise KvpsError(f"job {job.name} ends: {', '.join(never)} {how} before it had joined")
+        _keep_served(job, serving, supervisor)
+    display.show(job.state(), job.traces(), last=True)
+
+
+def relay(lines: Sequence[Line]) -> None:
+    """Print the lines of children. Those of a user's program are results, and go to stdout."""
+    for line in lines:
+        print(line.text, file=sys.stderr if line.own else sys.stdout, flush=True)
+
+
+def _say_failovers(supervisor: Supervisor, before: list[str], holders: list[str]) -> list[str]:
+    """Log which aggregator took over a shard from which. Return the last holder of each shard."""
+    for shard, (old, new) in enumerate(zip(before, holders, strict=True)):
+        if old and new and old != new:
+            log.info("shard %d: %s took over from %s", shard, supervisor.who(new), supervisor.who_and_why(old))
+    return [new or old for old, new in zip(before, holders, strict=True)]
+
+
+def finish(supervisor: Supervisor, job: Job, serving: list[Child]) -> None:
+    """End the aggregators of a job whose workers have ended, and print the last lines of all children."""
+    if job.state().finished(job.config):
+        supervisor.await_end([child.name for child in serving], _FINISH_S)  # aggregators sweep before they end
+    supervisor.end()
+    relay(supervisor.said())
+
+
+def _keep_served(job: Job, serving: list[Child], supervisor: Supervisor) -> None:
+    """Restart an aggregator if all ended and the job needs one. Raises KvpsError, with their output, if all failed."""
+    if all(child.failed for child in serving):
+        said = " ".join(line.text for line in supervisor.said()) or f"its aggregator ended with code {serving[0].code}"
+        raise KvpsError(f"job {job.name} ends: {said}")
+    # Aggregators end when the job is finished. A script that joins a second time opens the job again.
+    if all(child.done for child in serving) and not job.state().settled:
+        again = next(child for child in serving if not child.failed)
+        old = str(again)
+        supervisor.run_again(again)
+        log.info("%s ended with its job, but a worker rejoined: started again as process %d", old, again.process.pid)
+
+
+def check_trained(job: str, version: int, workers: list[Child]) -> None:
+    """Raise KvpsError if nothing was committed (version 0) or any worker failed."""
+    failed = [child.name for child in workers if child.failed]
+    all_failed = len(failed) == len(workers)
+    if version == 0:
+        what = "all its workers failed before anything" if all_failed else "nothing"
+        raise KvpsError(f"job {job}: {what} was committed: there are no figures")
+    if all_failed:
+        raise KvpsError(f"job {job}: all its workers failed; the figures above are of what was committed by then")
+    if failed:
+        raise KvpsError(f"job {job}: {', '.join(failed)} failed; the others went on, their figures are above")
+
+
+def check_killed(job: str, copies: list[Child]) -> None:
+    """Raise KvpsError if a signal ended any copy of a script after its worker had finished."""
+    if killed := [f"{child.name} ({child.signal})" for child in copies if child.signal]:
+        raise KvpsError(
+            f"job {job}: killed after the last round: {', '.join(killed)}; the weights are complete, but what the "
+            f"script does after its rounds may be missing"
+        )
+
+
+class Figures(NamedTuple):
+    """A job's result: its version, the contributions in it, and the seconds from the first join to the last commit."""
+
+    version: int
+    contributions: int
+    seconds: float
+
+    @classmethod
+    def of(cls, job: Job, state: State) -> Figures:
+        """Return the figures of a job at this state."""
+        return cls(state.version, sum(state.clock.values()), job.training_seconds())
+
+    @property
+    def contributions_per_s(self) -> float:
+        return self.contributions / self.seconds if self.seconds else 0.0
+
+    def __str__(self) -> str:
+        return (
+            f"{self.contributions} contributions in {self.version} versions, {self.seconds:.1f} s, "
+            f"{self.contributions_per_s:.0f} contributions/s"
+        )

@@ -1,0 +1,118 @@
+"""`kvps submit`, `kvps queue` and `kvps cancel`: jobs for hosts that serve a queue (`kvps_cli.train.queue_host`)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from kvps_workers import load_task
+
+from kvps.errors import KvpsError
+from kvps.protocol.keys import check_name
+from kvps_cli import connect, options
+from kvps_cli.output import print_json, print_rows, say
+from kvps_cli.train.queue_host import QueueRedis, opened
+
+if TYPE_CHECKING:  # RQ loads slowly, and few commands need it
+    from kvps_workers.queue.queue import QueueRow
+
+
+@options.with_settings
+def submit(
+    task: options.TaskName,
+    settings: options.Settings,
+    job: options.NewJobName = None,
+    slow: options.Slow = None,
+    prefetch: options.Prefetch = False,
+    gpus: Annotated[bool, typer.Option("--gpus", help="Use hosts that run kvps worker --queue --gpu N.")] = False,
+    queue_redis: QueueRedis = None,
+    redis: options.Redis = None,
+) -> None:
+    """Create a job and put its workers into the queue. Hosts that run kvps worker --queue take them."""
+    from kvps_workers.queue.queue import CPU, GPU
+
+    factors = options.slow_factors(slow or [], settings.workers)
+    if job is not None:
+        check_name("job", job)
+    found = load_task(task)
+    config = settings.job_config(task, found)
+    options.check_prefetch(prefetch, config)
+    params = found.parameters(config.seed)
+    connect.wait_for_server(redis)
+    with connect.existing_store(redis) as store, opened(store, queue_redis, GPU if gpus else CPU) as queue:
+        hosts = queue.hosts()  # asked before anything is stored, because the queue's server may be down
+        name = job or store.free_name(task.rpartition(":")[2])
+        made = store.create_job(name, params, config=config)
+        try:
+            queue.submit(made, factors, prefetch)
+        except KvpsError:
+            store.remove_job(name)
+            raise
+    if settings.topology:
+        say(settings.topology)
+    say(f"job {name}: {task}, {config.mode}, {config.workers} workers, {config.optimizer}")
+    start = f"kvps worker --queue{' --gpu N' if gpus else ''}"
+    if hosts < config.workers:
+        say(f"it begins when {config.workers} hosts serve the queue {queue.name}; now {hosts} do; start more: {start}")
+    say(f"watch it with kvps queue or kvps status {name}; end it with kvps cancel {name}")
+
+
+def show(as_json: options.AsJson = False, queue_redis: QueueRedis = None, redis: options.Redis = None) -> None:
+    """Show which tasks run, which wait for a host, and which failed."""
+    from kvps_workers.queue.queue import QUEUES
+
+    tasks, served = list[dict[str, Any]](), list[str]()
+    hosts = dict[str, int]()
+    with connect.existing_store(redis) as store:
+        for name in QUEUES:
+            with opened(store, queue_redis, name) as queue:
+                hosts[name], rows = queue.look()
+            tasks += [_described(name, row) for row in rows]
+            if rows or hosts[name]:
+                served.append(f"{name}: {_served(rows, hosts[name])}")
+    if as_json:
+        print_json({"hosts": hosts, "tasks": tasks})
+        return
+    if tasks:
+        columns = ("job", "worker", "queue", "state", "")
+        shown = [(t["job"], t["worker"] or "-", t["queue"], t["state"], t["host"] or t["reason"]) for t in tasks]
+        print_rows(columns, shown)
+    for line in served:
+        print(line)
+    if not served:
+        say("nothing is queued; submit a job with kvps submit TASK --workers W")
+
+
+def _described(queue: str, row: QueueRow) -> dict[str, Any]:
+    """Return a task as JSON: `host` runs it, `reason` says why it failed. A foreign RQ job has its RQ id as `job`."""
+    job, worker = (row.task.job, row.task.worker) if row.task else (row.id, None)
+    host = row.host if row.state == "runs" else None
+    return {"job": job, "worker": worker, "queue": queue, "state": row.state, "host": host, "reason": row.why}
+
+
+def cancel(job: options.JobName, queue_redis: QueueRedis = None, redis: options.Redis = None) -> None:
+    """Take a job's workers out of the queue, and tell running ones to leave. The job and its weights stay."""
+    from kvps_workers.queue.queue import QUEUES
+
+    check_name("job", job)
+    waited = running = 0
+    with connect.existing_store(redis) as store:
+        for name in QUEUES:
+            with opened(store, queue_redis, name) as queue:
+                counts = queue.cancel(job)
+                waited, running = waited + counts[0], running + counts[1]
+    if not waited and not running:
+        raise KvpsError(f"no worker of job {job!r} waits in the queue or runs; kvps queue shows those that do")
+    say(f"job {job}: {waited} taken out of the queue, {running} told to leave")
+    say(f"the job's weights stay; continue with kvps worker --job {job}, or remove the job with kvps rm {job}")
+
+
+def _served(rows: list[QueueRow], hosts: int) -> str:
+    """Return a line that says how many hosts serve a queue, and which jobs need more."""
+    line = f"{hosts} host{'' if hosts == 1 else 's'}"
+    needed = Counter(row.task.job for row in rows if row.task and row.state != "failed")
+    waiting = {row.task.job for row in rows if row.task and row.state == "waits"}
+    if wide := [f"{job} ({needed[job]})" for job in sorted(waiting) if needed[job] > hosts]:
+        line += f"; more hosts are needed by {', '.join(wide)}: start them with kvps worker --queue"
+    return line

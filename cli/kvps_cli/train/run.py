@@ -1,0 +1,186 @@
+"""`kvps run`: starts server, aggregator and copies of a user's script, and watches them until all have ended."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from kvps_monitor.loggers.training_log import TrainingLog
+
+from kvps import launch
+from kvps.config import JobConfig
+from kvps.errors import InvalidSetting, JobNotFound, KvpsError
+from kvps.job import Job
+from kvps.protocol.job_state import State
+from kvps.protocol.keys import check_name
+from kvps.protocol.scripts import job_exists
+from kvps.store import Store, fresh_id
+from kvps_cli import connect, options, training_log
+from kvps_cli.output import log_options, say, start_log
+from kvps_cli.supervise import Child, Supervisor
+from kvps_cli.train.progress import (
+    LOOK_S,
+    Display,
+    Figures,
+    aggregate,
+    check_aggregators,
+    check_killed,
+    check_trained,
+    finish,
+    follow,
+    relay,
+)
+
+_Logs = Callable[[Job], AbstractContextManager[TrainingLog]]
+_LAST_S = 5.0  # for the other copies, when the first has ended without making the job
+
+
+@options.with_settings
+def run(
+    settings: options.JobSettings,
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="COMMAND...", help="What to run, as in: python train.py --rounds 500")
+    ] = None,
+    job: Annotated[
+        str | None, typer.Option("--job", metavar="NAME", help="Name of the job.", show_default="the script's")
+    ] = None,
+    aggregators: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            help="How many aggregators are started: one works, the others stand by.",
+            rich_help_panel="Failures",
+        ),
+    ] = 1,
+    record: options.Record = None,
+    checkpoint_every: options.CheckpointEvery = None,
+    checkpoints: options.CheckpointDirectory = options.DEFAULT_CHECKPOINTS,
+    keep: options.Keep = 3,
+    log: training_log.Logs = None,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = 0,
+    redis: options.Redis = None,
+    listen: options.Listen = None,
+    data_dir: options.DataDir = None,
+) -> None:
+    """Run copies of your own script as the workers of one job, as torchrun does for DDP.
+
+    The script calls kvps.from_env() and creates the job. Settings given here apply to that job.
+    The script's output goes to stdout, and messages of kvps go to stderr.
+    """
+    command = _checked(command or [])
+    check_aggregators(aggregators)
+    if job is not None:
+        check_name("job", job)
+    saving = options.checkpoints_of(checkpoint_every, checkpoints, keep)
+    kept = options.kept_options(record, saving)
+    targets = training_log.targets_of(log, "--log", fresh=True)
+    told = {name: value for name, value in settings.given.items() if name != "workers"}
+    JobConfig(workers=settings.workers, **told)
+    quiet = start_log(quiet, verbose)
+    if settings.topology and not quiet:
+        say(settings.topology)
+    with connect.serving_store(redis, listen, data_dir, quiet, joinable=False) as store:
+        if job in store.jobs():
+            raise job_exists(str(job))
+        name = job or store.free_name(_name_of(command))
+        logs = partial(training_log.logging_to, targets, quiet=quiet, checkpoints=saving and saving.directory)
+        supervised = _Run(store, name, quiet, log_options(quiet, verbose), logs)
+        made, copies = supervised.train(command, settings.workers, told, aggregators, kept)
+        if made is None:
+            if failed := ", ".join(copy.name for copy in copies if copy.failed):
+                raise KvpsError(f"the run ends: {failed} failed before a job was made")
+            raise KvpsError(
+                "all copies ended, and no job was made: the script must call kvps.from_env() and its create_job"
+            )
+        version = made.state().version
+    check_trained(name, version, copies)
+    check_killed(name, copies)
+
+
+def _checked(command: Sequence[str]) -> list[str]:
+    """Return the command with the full path of its program. Raises InvalidSetting if there is no such program."""
+    if not command:
+        raise InvalidSetting("there is nothing to run: give a command, as in kvps run -w 4 -- python train.py")
+    program = shutil.which(command[0])
+    if program is None:
+        script = Path(command[0]).suffix == ".py"
+        raise InvalidSetting(
+            f"there is no program {command[0]!r} to run" + (f": try kvps run -- python {command[0]}" if script else "")
+        )
+    return [program, *command[1:]]
+
+
+def _name_of(command: Sequence[str]) -> str:
+    """Return the name of the job that a command trains: train for python -u sub/train.py."""
+    scripts = [word for word in command if word.endswith(".py")] or command
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", Path(scripts[0]).stem).strip("-") or "run"
+
+
+class _Run:
+    """One run. Its job has an id of its own, so that another run's job is not mistaken for it.
+
+    `logs` opens the training log of the job.
+    """
+
+    def __init__(self, store: Store, name: str, quiet: bool, log_options: Sequence[str], logs: _Logs) -> None:
+        self._store, self._name, self._id, self._quiet = store, name, fresh_id(), quiet
+        self._supervisor = Supervisor(store, "kvps run", self._find, options=log_options)
+        self._logs = logs
+        self._shown = 0  # the version whose figures were shown
+
+    def train(
+        self, command: Sequence[str], workers: int, settings: Mapping[str, Any], aggregators: int, kept: Sequence[str]
+    ) -> tuple[Job | None, list[Child]]:
+        """Run the copies until they have ended. Return the job that they made, if any, and the copies."""
+        supervisor = self._supervisor
+        try:
+            serving = aggregate(supervisor, self._name, aggregators, kept)
+            copies = []
+            for rank in range(workers):
+                # Otherwise Python keeps its output in a buffer, because stdout is a pipe.
+                told = {"PYTHONUNBUFFERED": "1"} | launch.of_copy(rank, workers, self._name, self._id, settings)
+                copies.append(supervisor.run(f"w{rank}", command, told))
+            job = _job_made(supervisor, copies)
+            if job:
+                with self._logs(job), Display(job, {}, self._quiet) as display:
+                    follow(supervisor, job, serving, copies, display, lambda state: self._show_figures(job, state))
+                finish(supervisor, job, serving)
+                self._show_figures(job, job.state())
+            return job, copies
+        finally:
+            supervisor.end()
+            relay(supervisor.said())
+
+    def _find(self) -> Job | None:
+        """Return the job of this run, or None before it is made."""
+        with suppress(JobNotFound):
+            job = self._store.job(self._name)
+            return job if job.id == self._id else None
+        return None
+
+    def _show_figures(self, job: Job, state: State) -> None:
+        """Print a version's figures once, as soon as the job is finished: the script's last lines then come later."""
+        if state.version != self._shown and not self._quiet:
+            self._shown = state.version
+            say(str(Figures.of(job, state)))
+
+
+def _job_made(supervisor: Supervisor, copies: Sequence[Child]) -> Job | None:
+    """Return the job once the first copy has made it, or None if no copy can make it any more."""
+    while True:
+        failed = any(copy.failed for copy in copies)
+        over = failed or copies[0].done
+        if over and not failed:  # the other copies wait for the job, or are about to end too
+            supervisor.await_end([copy.name for copy in copies], _LAST_S)
+        job = supervisor.job  # looked up after the ends: a copy that ended may have made it
+        if job or over:
+            return job
+        supervisor.watch(LOOK_S)
+        relay(supervisor.said())

@@ -1,0 +1,228 @@
+"""`kvps up`: starts server, aggregator and workers of one job on this machine, and watches them until the end."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+from kvps_monitor.loggers.training_log import TrainingLog
+from kvps_workers import Task, load_task
+from kvps_workers.rounds import Rounds
+
+from kvps.arrays.digest import weights_sha256
+from kvps.config import JobConfig
+from kvps.errors import InvalidSetting, KvpsError, TaskFailed
+from kvps.job import Job
+from kvps.machine import launcher
+from kvps.machine.files import private
+from kvps.protocol.keys import check_name
+from kvps.server import private_server
+from kvps.store import Store
+from kvps_cli import connect, options, training_log
+from kvps_cli.long_work import LongWork, store_stage
+from kvps_cli.output import log_options, loss_text, say, start_log
+from kvps_cli.prove.fault_injection import FaultInjection, replayed
+from kvps_cli.supervise import Child, Supervisor
+from kvps_cli.train.progress import Display, Figures, aggregate, check_aggregators, check_trained, finish, follow
+
+
+@options.with_settings
+def up(
+    task: options.TaskName,
+    settings: options.Settings,
+    job: options.NewJobName = None,
+    slow: options.Slow = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Write the figures of the run to FILE as JSON.", rich_help_panel=options.FILES
+        ),
+    ] = None,
+    aggregators: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="How many aggregators are started: one works, the others stand by.",
+            show_default="1, or 2 with --kill-every",
+            rich_help_panel="Failures",
+        ),
+    ] = None,
+    kill_every: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            help="Kill a random worker or aggregator about once in so many seconds, but only after a commit since the "
+            "last kill. Start it again. At the end, prove that nothing was lost.",
+            rich_help_panel="Failures",
+        ),
+    ] = None,
+    prefetch: options.Prefetch = False,
+    record: options.Record = None,
+    checkpoint_every: options.CheckpointEvery = None,
+    checkpoints: options.CheckpointDirectory = options.DEFAULT_CHECKPOINTS,
+    keep: options.Keep = 3,
+    log: training_log.Logs = None,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = 0,
+    redis: options.Redis = None,
+    listen: options.Listen = None,
+    data_dir: options.DataDir = None,
+) -> None:
+    """Train a task on this machine. One command starts server, aggregator and workers."""
+    factors = options.slow_factors(slow or [], settings.workers)
+    if aggregators is not None:
+        check_aggregators(aggregators)
+    if kill_every is not None and not kill_every >= 0.1:
+        raise InvalidSetting(f"--kill-every must be 0.1 seconds or more, not {kill_every:g}")
+    if job is not None:
+        check_name("job", job)
+    if report is not None:
+        options.check_file("--report", report)
+    saving = options.checkpoints_of(checkpoint_every, checkpoints, keep)
+    kept = options.kept_options(record, saving)
+    targets = training_log.targets_of(log, "--log", fresh=True)
+    found = load_task(task)
+    config = replace(settings.job_config(task, found), launched_by=launcher.this_process("kvps up"))
+    options.check_prefetch(prefetch, config)
+    # Ask the task for data and parameters before anything is started or stored.
+    rounds = _rounds(found, config)
+    quiet = start_log(quiet, verbose)
+    with LongWork(quiet) as work, work.stage(f"making the parameters of {task}"):
+        params = found.parameters(config.seed)
+    if settings.topology and not quiet:
+        say(settings.topology)
+    with connect.serving_store(redis, listen, data_dir, quiet, joinable=False) as store:
+        name = job or store.free_name(task.rpartition(":")[2])
+        nbytes = sum(np.asarray(array).nbytes for array in params.values())
+        with LongWork(quiet) as work, store_stage(work, store, nbytes):
+            made = store.create_job(name, params, config=config)
+        if listen and config.units and not quiet:
+            say(f"join from elsewhere: {private_server.join_line(store.url, listen)} --job {name}")
+        trial = FaultInjection(kill_every, config.seed) if kill_every else None
+        ahead = ["--prefetch"] if prefetch else []
+        arguments = {worker: ["--slow", f"{factors.get(worker, 1):g}x", *ahead] for worker in rounds}
+        supervisor = Supervisor(store, "kvps up", lambda: made, not trial, log_options(quiet, verbose))
+        display = Display(made, rounds, quiet)
+        with training_log.logging_to(targets, made, quiet, saving and saving.directory, holds_newest=True) as rows:
+            workers = _train(supervisor, made, display, arguments, aggregators or (2 if trial else 1), kept, trial)
+            version = _finish(made, found, report, rows, quiet)
+        if trial:
+            with LongWork(quiet) as work, work.stage("replaying the log, to prove that nothing was lost"):
+                _judge(store, made, trial, saving and saving.directory, record)
+    check_trained(name, version, workers)
+
+
+def _rounds(task: Task, config: JobConfig) -> dict[str, int]:
+    """Return worker -> how many rounds it will do; with units, about how many; how many samples, if rounds end by the
+    clock."""
+    if config.units:
+        return {f"w{rank}": -(-config.units // config.workers) for rank in range(config.workers)}
+    each = (Rounds(task, config, rank, np) for rank in range(config.workers))
+    return {f"w{rank}": r.samples_in_all if config.timed_rounds else r.total for rank, r in enumerate(each)}
+
+
+def _train(
+    supervisor: Supervisor,
+    job: Job,
+    display: Display,
+    arguments: Mapping[str, Sequence[str]],
+    aggregators: int,
+    kept: Sequence[str],
+    trial: FaultInjection | None,
+) -> list[Child]:
+    """Run the job's processes until its workers have ended. Return the workers. `arguments` is worker -> options."""
+    try:
+        serving = aggregate(supervisor, job.name, aggregators, kept)
+        workers = []
+        for worker, own in arguments.items():
+            acks = ("--acks", str(trial.acks(worker))) if trial else ()
+            workers.append(supervisor.start(worker, "worker", "--job", job.name, "--id", worker, *own, *acks))
+        with display, trial.killing(supervisor, job) if trial else nullcontext():
+            follow(supervisor, job, serving, workers, display)
+        finish(supervisor, job, serving)
+        return workers
+    finally:
+        supervisor.end()
+
+
+def _judge(store: Store, job: Job, trial: FaultInjection, checkpoints: Path | None, record: Path | None) -> None:
+    """Print the verdict. Raise KvpsError if a contribution was lost or counted twice, or the replay differs.
+
+    Rounds that cannot be computed alone are replayed from the `record`, if there is one.
+    """
+    verdict, recorded = trial.judge(job, checkpoints), record if job.config.inner_state else None
+    differs = replayed(store, job, checkpoints, recorded)
+    replay = "differs" if differs else "identical"
+    if job.config.inner_state and record is None and not differs:
+        replay = f"left out: the inner {job.config.inner_optimizer.kind} keeps a state, so it needs --record DIR"
+    trial.close()
+    print(
+        f"{trial.kills} kills, {verdict.acknowledged} acknowledged, {verdict.lost} lost, {verdict.twice} twice, "
+        f"replay {replay}"
+    )
+    if verdict.lost or verdict.twice or differs:
+        raise KvpsError(f"job {job.name}: {differs or 'gradients were lost or counted twice'}; please report this")
+
+
+def _finish(job: Job, task: Task, report: Path | None, rows: TrainingLog, quiet: bool) -> int:
+    """Print the figures of the training, log them, write the report, and only then raise TaskFailed. Return the
+    version.
+
+    For untrained weights (version 0), print nothing and write a report without figures.
+    """
+    version, params = job.snapshot()
+    figures: Mapping[str, float] = {}
+    failed: TaskFailed | None = None
+    try:
+        with LongWork(quiet) as work, work.stage("testing the weights"):
+            figures = task.evaluate(params, np) if version else {}
+    except TaskFailed as error:
+        failed = error
+    rows.tested(version, figures)
+    took = Figures.of(job, job.state())
+    if version:
+        tested = f"test loss {loss_text(figures['loss'])}" if figures else f"version {version}, not tested"
+        print(f"{took}, {tested}")
+    for name, value in figures.items():
+        if name != "loss":
+            print(f"test {name} {value:{'.4f' if name == 'accuracy' else '.6g'}}")
+    if report is not None:
+        weights = np.concatenate([array.reshape(-1) for array in params.values()])
+        _write(report, job, took, figures, weights_sha256(weights) if version else None)
+    if failed:
+        raise failed
+    return version
+
+
+def _write(report: Path, job: Job, took: Figures, figures: Mapping[str, float], sha256: str | None) -> None:
+    config = job.config
+    reported = {name: value if math.isfinite(value) else None for name, value in figures.items()}  # JSON has no NaN
+    result = {
+        "job": job.name,
+        "task": config.task,
+        "workers": config.workers,
+        "staleness": config.staleness,
+        "shards": config.shards,
+        "optimizer": config.optimizer.to_json(),
+        "version": took.version,
+        "contributions": took.contributions,
+        "clock": job.clock(),
+        "seconds": took.seconds,
+        "contributions_per_s": took.contributions_per_s,
+        "loss": reported.get("loss"),
+        "accuracy": reported.get("accuracy"),
+        "figures": reported,
+        "weights_sha256": sha256,
+    }
+    try:
+        with open(report, "w", opener=private) as file:
+            file.write(json.dumps(result, indent=2) + "\n")
+    except OSError as error:
+        raise KvpsError(f"--report {report} could not be written: {error.strerror}") from error

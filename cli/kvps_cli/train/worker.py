@@ -1,0 +1,94 @@
+"""`kvps worker`: one process that trains."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from kvps_workers.training_loop import train
+
+from kvps.device.base import open_device
+from kvps.errors import InvalidSetting
+from kvps.protocol.keys import check_name
+from kvps_cli import connect, options
+from kvps_cli.look import metrics
+from kvps_cli.output import say, start_log
+from kvps_cli.train import queue_host
+
+
+def worker(
+    job: Annotated[
+        str | None,
+        typer.Option("--job", metavar="NAME", help="The job to work on.", show_default="the only open one"),
+    ] = None,
+    id: Annotated[
+        str | None, typer.Option("--id", help="This worker's id.", show_default="the first free of w0, w1, ...")
+    ] = None,
+    gpu: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Compute on this CUDA device, with CuPy.", show_default="NumPy"),
+    ] = None,
+    slow: Annotated[
+        str, typer.Option(metavar="Nx", help="Slow this worker down, as in 5x, to study stragglers.")
+    ] = "1x",
+    prefetch: options.Prefetch = False,
+    from_queue: Annotated[
+        bool,
+        typer.Option(
+            "--queue", help="Run workers of jobs that kvps submit has put into the queue.", rich_help_panel="Queue"
+        ),
+    ] = False,
+    burst: Annotated[
+        bool, typer.Option("--burst", help="With --queue: end when the queue is empty.", rich_help_panel="Queue")
+    ] = False,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TASK",
+            help="With --queue: train this task too, besides the built-in ones. May be given several times.",
+            rich_help_panel="Queue",
+        ),
+    ] = None,
+    queue_redis: queue_host.QueueRedis = None,
+    metrics_port: metrics.Port = None,
+    metrics_host: metrics.Host = None,
+    acks: Annotated[Path | None, typer.Option(hidden=True)] = None,
+    redis: options.Redis = None,
+    listen: options.Listen = None,
+    data_dir: options.DataDir = None,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = 0,
+) -> None:
+    """Train: pull weights, compute gradients, push them, until all rounds are done."""
+    if from_queue:
+        if metrics_port is not None:
+            raise InvalidSetting("--metrics-port is for one job: kvps metrics serves all jobs of the queue")
+        _check_for_queue(job=job, id=id, slow=slow != "1x", prefetch=prefetch)
+        quiet = start_log(quiet, verbose)
+        queue_host.serve(gpu, burst, allow or [], acks, queue_redis, redis, listen, data_dir, quiet)
+        return
+    if burst or allow:
+        raise InvalidSetting(f"{'--burst' if burst else '--allow'} is for kvps worker --queue")
+    factor = options.parse_slow(slow)
+    for kind, name in (("job", job), ("worker", id)):
+        if name is not None:
+            check_name(kind, name)
+    device = open_device(gpu)
+    quiet = start_log(quiet, verbose)
+    with (
+        metrics.opened(metrics_port, metrics_host) as scraped,
+        connect.serving_store(redis, listen, data_dir, quiet) as store,
+    ):
+        found = connect.wait_for_job(store, job, quiet)
+        connect.announce(found, quiet)
+        with metrics.serving(scraped, store, found.name):
+            train(found, device, id, factor, acks, prefetch)
+        if not quiet:
+            say(f"job {found.name}: this worker has done its rounds")
+
+
+def _check_for_queue(**given: object) -> None:
+    for name, value in given.items():
+        if value:
+            raise InvalidSetting(f"leave out --{name} with --queue: kvps submit decides what each worker does")

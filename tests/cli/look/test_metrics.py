@@ -1,0 +1,139 @@
+"""`kvps metrics`, and `--metrics-port` of the aggregator and the worker: real commands, scraped while they run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.commands import KVPS, Started, kvps_forked, kvps_run
+from helpers.digits_job import digits_job
+from helpers.harness import aggregating, await_version, gradient, model
+from helpers.scrapes import HERE, Scrape, ask
+from helpers.servers import free_port
+from helpers.waiting import eventually
+from kvps_cli.look import metrics
+
+from kvps.store import Store
+
+
+def answers(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex((HERE, port)) == 0
+
+
+def test_the_command_serves_all_jobs_until_it_is_ended(store: Store, start: Any) -> None:
+    jobs = [store.create_job(name, model()) for name in ("a", "b")]
+    for job in jobs:
+        with aggregating(job), job.join("w0") as session:
+            session.push(gradient(session.pull(), 0, 0))
+            await_version(job, 1)
+    port = free_port()
+    serving = start("metrics", "--port", str(port), "--redis", store.url)
+    serving.until(f"metrics of all jobs at http://127.0.0.1:{port}/metrics")
+    scrape = Scrape.of(port)
+    assert scrape.series("kvps_contributions_total") == {"a w0": 1, "b w0": 1}
+    memory = store.client.memory()
+    used = scrape.value("kvps_redis_memory_used_bytes")
+    assert used
+    assert memory[0] / 4 < used < memory[0] * 4
+    assert scrape.value("kvps_redis_memory_limit_bytes") == memory[1]
+    assert serving.end() == 128 + signal.SIGTERM
+    assert not answers(port)
+
+
+@pytest.mark.slow
+def test_without_a_server_or_with_a_taken_port_it_is_one_line(home: Path, store: Store) -> None:
+    done = kvps_run("metrics", "--port", str(free_port()))
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "no private server runs" in done.stderr
+    with socket.create_server((HERE, 0)) as taken:
+        port = str(taken.getsockname()[1])
+        done = kvps_run("metrics", "--port", port, "--redis", store.url)
+        assert (done.returncode, done.stderr) == (
+            1,
+            f"kvps: error: --port: port {port} of 127.0.0.1 cannot be opened: Address already in use\n",
+        )
+        for command in (["aggregator", "start"], ["worker", "--job", "j"]):
+            done = kvps_run(*command, "--metrics-port", port, "--redis", store.url)
+            assert (done.returncode, done.stderr) == (
+                1,
+                f"kvps: error: --metrics-port: port {port} of 127.0.0.1 cannot be opened: Address already in use\n",
+            )
+
+
+def test_options_that_do_not_go_together_are_usage_errors(home: Path) -> None:
+    done = kvps_forked("aggregator", "start", "--metrics-host", "::1")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "kvps: error: --metrics-host is the address of --metrics-port: give that too\n",
+    )
+    done = kvps_forked("worker", "--queue", "--metrics-port", "9999")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "kvps: error: --metrics-port is for one job: kvps metrics serves all jobs of the queue\n",
+    )
+    assert kvps_forked("metrics", "--port", "70000").returncode == 2
+
+
+@pytest.mark.slow
+def test_without_the_extra_it_says_what_to_install(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['prometheus_client'] = None\n")
+    path = os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]])
+    done = kvps_run("metrics", PYTHONPATH=path)
+    assert (done.returncode, done.stderr) == (
+        2,
+        "kvps: error: metrics need prometheus-client: pip install 'kvps[metrics]'\n",
+    )
+
+
+@pytest.mark.slow
+def test_an_aggregator_and_a_worker_serve_them_too(store: Store) -> None:
+    job = digits_job(store, workers=2, epochs=2_000, worker_timeout_ms=60_000)
+    store.create_job("other", model())
+    of_aggregator, of_worker = free_port(), free_port()
+    at = ["--redis", store.url]
+    started = [
+        Started([*KVPS, "aggregator", "start", *at, "--metrics-port", str(of_aggregator)]),
+        Started([*KVPS, "worker", "--job", job.name, *at, "--metrics-port", str(of_worker)]),
+        Started([*KVPS, "worker", "--job", job.name, *at]),
+    ]
+    try:
+        for port, jobs in ((of_aggregator, {"digits", "other"}), (of_worker, {"digits"})):
+            assert eventually(lambda port=port: answers(port))
+            assert eventually(
+                lambda port=port: min(Scrape.of(port).series("kvps_contributions_total").values() or [0]) > 3
+            )
+            scrape = Scrape.of(port)
+            assert scrape.jobs() == jobs
+            assert scrape.series("kvps_worker_active", job="digits") == {"w0": 1, "w1": 1}
+            assert all(value > 0 for value in scrape.series("kvps_worker_pushed_bytes_total", job="digits").values())
+            assert scrape.value("kvps_shard_held", job="digits", shard="0") == 1
+            assert scrape.value("kvps_job_state", job="digits", state="runs") == 1
+        for each in reversed(started):
+            assert each.end() == 128 + signal.SIGTERM
+        assert not answers(of_aggregator)
+        assert not answers(of_worker)
+    finally:
+        for each in started:
+            if each.process.poll() is None:
+                each.process.kill()
+                each.wait()
+
+
+@pytest.mark.parametrize("command", ["metrics", "worker", "aggregator start"])
+def test_the_help_says_where_it_is_reached(home: Path, command: str) -> None:
+    shown = kvps_forked(*command.split(), "--help", COLUMNS="200", TERM="dumb").stdout
+    assert metrics.LOOPBACK in shown
+    assert "no password" in shown
+
+
+@pytest.mark.slow
+def test_the_path_is_the_one_that_the_command_names(store: Store, start: Any) -> None:
+    port = free_port()
+    started = start("metrics", "--port", str(port), "--redis", store.url)
+    said = started.until("metrics of all jobs at ")
+    assert ask(port, said.partition(f":{port}")[2].partition(";")[0])[0] == 200

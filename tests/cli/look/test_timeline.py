@@ -1,0 +1,96 @@
+"""`kvps timeline`: the files that it writes, and what it refuses in one line."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from helpers.commands import kvps_forked
+from helpers.timelines import read_chrome, read_perfetto, timed_job
+from kvps_cli.look.timeline import timeline
+
+from kvps.errors import InvalidSetting
+from kvps.store import Store
+
+
+def refused(store: Store, *arguments: str) -> tuple[int, str]:
+    """Return the exit code and the line that the command ends with."""
+    done = kvps_forked("timeline", *arguments, "--quiet", KVPS_REDIS_URL=store.url)
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1
+    return done.returncode, done.stderr.strip()
+
+
+@pytest.mark.slow
+def test_a_file_of_each_kind(store: Store, tmp_path: Path) -> None:
+    timed_job(store, staleness=1)
+    files = {suffix: tmp_path / f"run{suffix}" for suffix in (".perfetto-trace", ".json", ".svg", ".png")}
+    for path in files.values():
+        done = kvps_forked("timeline", "j", "-o", str(path), KVPS_REDIS_URL=store.url)
+        assert (done.returncode, done.stdout) == (0, "")
+        last = done.stderr.splitlines()[-1]  # before it may be progress, on a busy machine
+        assert last.startswith(f"{path}: 3 workers and 1 shard, ")
+    perfetto = read_perfetto(files[".perfetto-trace"].read_bytes())
+    chrome = read_chrome(files[".json"].read_bytes())
+    assert {lane: len(slices) for lane, slices in perfetto.lanes.items()} == {
+        lane: len(slices) for lane, slices in chrome.lanes.items()
+    }
+    assert len(perfetto.flows) == len(chrome.flows) > 0
+    assert json.loads(files[".json"].read_bytes())["otherData"]["mode"] == "SSP(1)"
+    assert ElementTree.fromstring(files[".svg"].read_bytes()).tag.endswith("svg")
+    assert files[".png"].read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_a_part_of_the_time(store: Store, tmp_path: Path) -> None:
+    timed_job(store, rounds=8, pause_ms=20, staleness=0)
+
+    def versions(*window: str) -> set[int]:
+        path = tmp_path / "part.json"
+        assert kvps_forked("timeline", "j", "-o", str(path), *window, KVPS_REDIS_URL=store.url).returncode == 0
+        return {s.facts["version"] for s in read_chrome(path.read_bytes()).lanes["shard 0"]}
+
+    assert versions() == set(range(1, 9))
+    assert versions("--last", "0.07") < set(range(6, 9))
+    assert {4, 5} <= versions("--from", "4", "--to", "5") <= {3, 4, 5}
+    assert versions("--last", "1e9") == set(range(1, 9))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["j", "-o", "run.pdf"], 2, "--out must end in .perfetto-trace, .json, .svg or .png, not 'run.pdf'"),
+        (["j", "-o", "/nowhere/run.svg"], 2, "--out /nowhere/run.svg: there is no directory /nowhere"),
+        (["j", "-o", "run.svg", "--last", "1", "--to", "2"], 2, "--last and --from/--to choose two windows"),
+        (["j", "-o", "run.svg", "--from", "3", "--to", "2"], 2, "--from 3 is after --to 2"),
+        (["j", "-o", "run.svg", "--from", "30"], 2, "job j has no spans of versions from 30 on"),
+        (["j", "-o", "run.svg", "--last", "0"], 2, "0.001"),
+        (["j"], 2, "Missing option"),
+        (["none", "-o", "run.svg"], 1, "no job 'none'"),
+        (["off", "-o", "run.svg"], 1, "job off records no spans: it was made with --spans off"),
+        (["new", "-o", "run.svg"], 1, "job new has no spans yet"),
+    ],
+)
+def test_what_cannot_be_is_one_line(store: Store, arguments: list[str], code: int, words: str) -> None:
+    timed_job(store, workers=1, rounds=2)
+    for name, spans in (("off", "off"), ("new", "on")):
+        store.create_job(name, {"w": np.zeros(3, np.float32)}, spans=spans)
+    found, line = refused(store, *arguments)
+    assert (found, words in line) == (code, True), line
+
+
+def test_a_missing_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    for library in ("perfetto", "matplotlib"):
+        with monkeypatch.context() as patched:
+            for name in list(sys.modules):
+                drawing = name.startswith("kvps_monitor.timeline.") and not name.endswith(".recording")
+                if drawing or name.partition(".")[0] == library:
+                    patched.delitem(sys.modules, name)
+            patched.setitem(sys.modules, library, None)
+            with pytest.raises(InvalidSetting, match=r"pip install 'kvps\[timeline\]'"):
+                timeline("j", Path("run.svg"))

@@ -1,0 +1,263 @@
+"""`kvps top` as a command: one look agrees with what redis-cli answers; on a terminal it ends as it should."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from helpers.commands import KVPS, kvps_forked
+from helpers.harness import aggregating, gradient, model
+from helpers.internals import abandon, fall_silent
+from helpers.waiting import eventually
+from kvps_monitor.live import JobWatch
+
+from kvps.job import Job
+from kvps.store import Store
+
+LONG = {"worker_timeout_ms": 86_400_000, "lease_ms": 86_400_000}
+WITHOUT = "import sys\nsys.modules[{!r}] = None\nfrom kvps_cli import main\nsys.argv[1:] = ['top', 'j']\nmain()\n"
+
+
+def top(store: Store, *arguments: str) -> str:
+    done = kvps_forked("top", *arguments, KVPS_REDIS_URL=store.url)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def refused(store: Store, *arguments: str) -> tuple[int, str]:
+    done = kvps_forked("top", *arguments, KVPS_REDIS_URL=store.url)
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    return done.returncode, done.stderr.strip()
+
+
+def redis_cli(store: Store, *command: object) -> list[str]:
+    """The lines that redis-cli prints."""
+    done = kvps_forked("cli", *map(str, command), KVPS_REDIS_URL=store.url)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def held_still(store: Store) -> Job:
+    """A job of two shards: w0 is a round ahead of w1, its contribution waits, and nobody does anything."""
+    job = store.create_job("j", model(), workers=2, shards=2, staleness=1, **LONG)
+    sessions = [job.join(f"w{n}") for n in range(2)]
+    with aggregating(job):
+        for round_ in range(3):
+            for session in sessions:
+                session.push(gradient(session.pull(), session.rank, round_), loss=1 / (1 + round_))
+        assert eventually(lambda: sum(job.state().clock.values()) == 6)
+    sessions[0].push(gradient(sessions[0].pull(), 0, 3), loss=0.125)
+    for session in sessions:
+        fall_silent(session)
+        abandon(session)
+    job.scripts.acquire(0, "somebody:1:2:abcdef", 86_400_000, "n1")
+    return job
+
+
+def server_ms(store: Store) -> float:
+    seconds, microseconds = map(int, redis_cli(store, "TIME"))
+    return 1000 * seconds + microseconds / 1000
+
+
+def pairs(found: list[str]) -> dict[str, int]:
+    return {name: int(value) for name, value in zip(found[::2], found[1::2], strict=True)}
+
+
+@pytest.mark.slow
+def test_one_look_agrees_with_redis_cli(store: Store) -> None:
+    job = held_still(store)
+    keys = job.keys
+    before = server_ms(store)
+    view = json.loads(top(store, "--once", "--json"))
+    after = server_ms(store)
+    workers = {w["worker"]: w for w in view["workers"]}
+    assert [str(view["version"])] == redis_cli(store, "HGET", keys.version, "version")
+    assert [view["head"]] == redis_cli(store, "HGET", keys.version, "head")
+    assert [str(view["backlog"])] == redis_cli(store, "XLEN", keys.inbox) == ["1"]
+    clocks = pairs(redis_cli(store, "HGETALL", keys.clock))
+    assert {name: w["clock"] for name, w in workers.items()} == clocks == {"w0": 3, "w1": 3}
+    assert view["contributions"] == sum(clocks.values())
+    for name, w in workers.items():
+        assert [str(w["committed"])] == redis_cli(store, "ZSCORE", keys.rounds, name)
+        assert [str(w["pushed"])] == redis_cli(store, "ZSCORE", keys.pushed, name)
+        beat = float(redis_cli(store, "ZSCORE", keys.heartbeat, name)[0])
+        assert before - beat <= 1000 * w["silent_s"] <= after - beat
+    assert (workers["w0"]["ahead"], workers["w1"]["behind"]) == (1, 1)
+    assert [view["shards"][0]["holder"]] == redis_cli(store, "GET", keys.lease(0)) == ["somebody:1:2:abcdef"]
+    assert [view["shards"][1]["holder"]] == redis_cli(store, "GET", keys.lease(1)) == [""]
+    for name, w in workers.items():
+        entry = redis_cli(store, "XREVRANGE", keys.trace(name), "+", "-", "COUNT", 1)
+        assert float(entry[entry.index("loss") + 1]) == w["loss"] > 0
+    assert before - 1 <= view["at_ms"] <= after
+
+
+@pytest.mark.slow
+def test_json_says_the_same_with_and_without_once(store: Store) -> None:
+    job = held_still(store)
+    silent = eventually(lambda: all(w.state == "silent" for w in JobWatch(job).look().workers))
+    assert silent, [(w.worker, w.state, w.silent_s) for w in JobWatch(job).look().workers]
+    moving = ("at_ms", "memory", "silent_s", "state_s", "rounds_per_s", "commits_per_s", "eta_s")
+
+    def still(value: Any) -> Any:
+        if isinstance(value, dict):
+            rated = {name for name in value if name.endswith("_per_s")}
+            return {name: still(each) for name, each in value.items() if name not in rated | set(moving)}
+        return [still(each) for each in value] if isinstance(value, list) else value
+
+    first, second = (json.loads(top(store, "j", *options)) for options in (["--json"], ["--json", "--once"]))
+    assert still(first) == still(second)
+
+
+def test_once_prints_a_table(store: Store) -> None:
+    job = held_still(store)
+    lines = top(store, "j", "--once").splitlines()
+    assert lines[0].split("  ")[:3] == ["j", "runs", "SSP(1)"]
+    assert lines[1].startswith(f"version {job.state().version}  ")
+    assert "backlog 1" in lines[1]
+    titles = next(line for line in lines if line.startswith("worker"))
+    assert titles.split()[-2:] == ["loss", "curve"], "all columns are there where there is no terminal"
+    assert {line.split()[0] for line in lines if line.startswith("w") and line != titles} == {"w0", "w1"}
+    assert any(line.split()[:2] == ["0", "somebody:1"] for line in lines)
+    assert any(line.split()[:2] == ["1", "nobody"] for line in lines)
+
+
+def test_a_job_without_workers(store: Store) -> None:
+    store.create_job("j", model(), workers=2)
+    assert "no worker has joined" in top(store, "--once").splitlines()
+    assert json.loads(top(store, "--json"))["workers"] == []
+
+
+def test_without_a_name_there_must_be_one_job(store: Store) -> None:
+    assert refused(store, "--once") == (
+        1,
+        "kvps: error: no jobs are on this server: start one with kvps up digits or kvps create TASK --job NAME",
+    )
+    for name in ("a", "b"):
+        store.create_job(name, model(), workers=2)
+    several = "kvps: error: this server has several jobs (a, b): say which, as kvps top a"
+    assert refused(store, "--json") == (2, several)
+    code, words = refused(store, "c", "--once")
+    assert code == 1
+    assert "'c'" in words
+
+
+def test_without_a_terminal_it_says_what_prints_text(store: Store) -> None:
+    store.create_job("j", model(), workers=2)
+    words = "kvps: error: kvps top draws on a terminal, and here is none: give --once or --json"
+    assert refused(store, "j") == (2, words)
+
+
+# -- on a terminal ----------------------------------------------------------------------------------------------------
+
+
+class Terminal:
+    """A command on a terminal of its own."""
+
+    def __init__(self, store: Store, command: list[str]) -> None:
+        self._screen, end = pty.openpty()
+        environment = {**os.environ, "KVPS_REDIS_URL": store.url, "TERM": "xterm-256color", "LINES": "24"}
+        self.process = subprocess.Popen(
+            command, stdin=end, stdout=end, stderr=end, env=environment | {"COLUMNS": "80"}, start_new_session=True
+        )
+        os.close(end)
+        self.output = ""
+
+    def until(self, words: str) -> None:
+        """Read until these words have been drawn."""
+        deadline = time.monotonic() + 90
+        while words not in self.output:
+            assert time.monotonic() < deadline, self.output
+            assert self._read(), self.output
+
+    def press(self, key: str) -> None:
+        os.write(self._screen, key.encode())
+
+    def end(self) -> int:
+        """Return the exit code."""
+        while self._read():
+            pass
+        return self.process.wait(90)
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        os.close(self._screen)
+
+    def _read(self) -> bool:
+        ready, _, _ = select.select([self._screen], [], [], 90)
+        try:
+            found = os.read(self._screen, 1 << 16) if ready else b""
+        except OSError:  # nobody has the other end any more
+            found = b""
+        self.output += found.decode(errors="replace")
+        return bool(found)
+
+
+@contextmanager
+def on_a_terminal(store: Store, command: list[str]) -> Iterator[Terminal]:
+    terminal = Terminal(store, command)
+    try:
+        yield terminal
+    finally:
+        terminal.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("key", ["q", "\x03"], ids=["q", "Ctrl-C"])
+def test_a_key_ends_it_and_leaves_the_terminal_as_it_was(store: Store, key: str) -> None:
+    store.create_job("j", model(), workers=2, staleness=3)
+    with on_a_terminal(store, [*KVPS, "top", "j"]) as terminal:
+        terminal.until("SSP(3)")
+        terminal.press(key)
+        assert terminal.end() == 0
+        assert "\x1b[?1049l" in terminal.output.rpartition("SSP(3)")[2], "it leaves the alternate screen"
+        assert "Traceback" not in terminal.output
+
+
+@pytest.mark.slow
+def test_a_signal_ends_it_and_leaves_the_terminal_as_it_was(store: Store) -> None:
+    store.create_job("j", model(), workers=2, staleness=3)
+    with on_a_terminal(store, [*KVPS, "top"]) as terminal:
+        terminal.until("SSP(3)")
+        terminal.process.send_signal(signal.SIGTERM)
+        assert terminal.end() == 128 + signal.SIGTERM
+        assert "\x1b[?1049l" in terminal.output.rpartition("SSP(3)")[2]
+        assert "Traceback" not in terminal.output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", ["textual", "pynvml"])
+def test_a_missing_extra_is_one_line(store: Store, module: str) -> None:
+    store.create_job("j", model(), workers=2)
+    with on_a_terminal(store, [sys.executable, "-c", WITHOUT.format(module)]) as terminal:
+        assert terminal.end() == 2
+        assert terminal.output == "kvps: error: kvps top needs Textual and NVML: pip install 'kvps[top]'\r\n"
+
+
+@pytest.mark.slow
+def test_text_needs_no_extra(store: Store) -> None:
+    store.create_job("j", model(), workers=2)
+    code = "import sys\nsys.modules['textual'] = sys.modules['pynvml'] = None\nfrom kvps_cli import main\n"
+    code += "sys.argv[1:] = ['top', 'j', '--once']\nmain()\n"
+    environment = {**os.environ, "KVPS_REDIS_URL": store.url}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("j  waits for workers  BSP")
+
+
+def test_a_job_that_is_not_there_is_an_error_at_once(store: Store) -> None:
+    with on_a_terminal(store, [*KVPS, "top", "nowhere"]) as terminal:
+        assert terminal.end() == 1
+        assert terminal.output.startswith("kvps: error: ")

@@ -1,0 +1,160 @@
+"""`kvps aggregator start --health-port`: what probes are answered while Redis works, hangs, and works again."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from helpers.commands import kvps_forked
+from helpers.servers import free_port, running_server
+from helpers.waiting import eventually
+from kvps_aggregator.job_watcher import JobWatcher
+from kvps_cli.serve import health
+
+import kvps
+from kvps.store import Store
+
+HERE = health.LOOPBACK
+
+
+def ask(port: int, path: str, method: str = "GET", host: str = HERE) -> tuple[int, str]:
+    """The status and the text of one answer."""
+    connection = http.client.HTTPConnection(host, port, timeout=10)
+    try:
+        connection.request(method, path)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()
+
+
+@contextmanager
+def answering(last_turn: Callable[[], float], host: str = HERE) -> Iterator[int]:
+    """Probes are answered inside the block, on the port that it gets."""
+    port = free_port()
+    with health.opened(port, host) as probes:
+        assert probes
+        probes.answer(last_turn)
+        yield port
+
+
+@contextmanager
+def stopped(store: Store) -> Iterator[None]:
+    """The store's server is stopped inside the block: it takes connections, and answers nothing."""
+    pid = int(store.client.call("INFO", "server")["process_id"])
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+@pytest.mark.slow
+def test_probes_of_a_watcher_whose_server_stops_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "READY_S", 1.5)
+    monkeypatch.setattr(health, "LIVE_S", 3.0)
+    with running_server() as url, kvps.connect(url) as store, kvps.connect(url) as own:
+        watcher = JobWatcher(own, [].append, lambda job: None)
+        thread = threading.Thread(target=watcher.run)
+        thread.start()
+        try:
+            with answering(lambda: watcher.last_turn) as port:
+                time.sleep(2)  # longer than READY_S: the loop makes turns while nothing happens
+                assert ask(port, "/ready") == (200, "ready\n")
+                assert ask(port, "/live") == (200, "live\n")
+                with stopped(store):
+                    assert eventually(lambda: ask(port, "/ready")[0] == 503, 10)
+                    assert ask(port, "/live")[0] == 200, "a short silence of Redis is no hang of the loop"
+                    assert eventually(lambda: ask(port, "/live")[0] == 503, 10)
+                    assert ask(port, "/ready")[1].startswith("no answer from Redis for ")
+                    assert ask(port, "/live")[1].startswith("no turn of the loop for ")
+                assert eventually(lambda: [ask(port, each)[0] for each in ("/ready", "/live")] == [200, 200], 20)
+        finally:
+            watcher.stop()
+            thread.join()
+
+
+@pytest.mark.slow
+def test_the_command_answers_probes_until_it_ends(store: Store, start: Any) -> None:
+    port = free_port()
+    serving = start("aggregator", "start", "--redis", store.url, "--health-port", str(port))
+    serving.until("serving every job")
+    assert eventually(lambda: ask(port, "/ready") == (200, "ready\n"), 10)
+    assert ask(port, "/live") == (200, "live\n")
+    with stopped(store):
+        assert eventually(lambda: ask(port, "/ready")[0] == 503, 15)
+        assert ask(port, "/live")[0] == 200
+    assert eventually(lambda: ask(port, "/ready")[0] == 200, 20)
+    assert serving.end() == 128 + signal.SIGTERM
+    with pytest.raises(ConnectionRefusedError):
+        ask(port, "/live")
+
+
+def test_only_two_paths_and_two_methods_have_an_answer() -> None:
+    with answering(time.monotonic) as port:
+        for path in ("/", "/live/", "/ready?jobs", "/metrics"):
+            assert ask(port, path) == (404, "there are /live and /ready\n")
+        assert ask(port, "/live", "HEAD") == (200, "")
+        for method in ("POST", "PUT", "DELETE", "OPTIONS"):
+            assert ask(port, "/live", method)[0] == 501
+    with answering(lambda: time.monotonic() - 7) as port:
+        assert ask(port, "/ready") == (503, "no answer from Redis for 7 s\n")
+        assert ask(port, "/ready", "HEAD") == (503, "")
+
+
+def test_nobody_who_hangs_keeps_others_from_an_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    with answering(time.monotonic) as port:
+        silent = [socket.create_connection((HERE, port)) for _ in range(20)]
+        assert ask(port, "/live") == (200, "live\n")
+        silent[0].sendall(b"\x00\xff\r\n\r\n")
+        silent[1].setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # it closes with a reset
+        for each in silent:
+            each.close()
+        assert ask(port, "/live") == (200, "live\n")
+    assert capsys.readouterr() == ("", "")
+
+
+def test_an_answer_names_no_version_of_anything() -> None:
+    with answering(time.monotonic) as port, socket.create_connection((HERE, port)) as probe:
+        probe.sendall(b"GET /live HTTP/1.0\r\n\r\n")
+        head = probe.makefile("rb").read().decode().partition("\r\n\r\n")[0].splitlines()
+    assert {line.partition(":")[0] for line in head[1:]} == {"Server", "Date", "Content-Type", "Content-Length"}
+    assert "Server: kvps" in head
+
+
+def test_ipv6() -> None:
+    try:
+        with answering(time.monotonic, "::1") as port:
+            assert ask(port, "/live", host="::1") == (200, "live\n")
+    except kvps.KvpsError:
+        pytest.skip("this machine has no IPv6")
+
+
+@pytest.mark.parametrize(("host", "why"), [(HERE, "in use"), ("203.0.113.7", "assign"), ("no.such.host.invalid", "")])
+def test_a_port_that_cannot_be_had_gets_one_line(store: Store, host: str, why: str) -> None:
+    with socket.create_server((HERE, 0)) as other:
+        port = other.getsockname()[1]
+        where = ["--health-port", str(port), "--health-host", host]
+        done = kvps_forked("aggregator", "start", "--redis", store.url, *where)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert done.stderr.startswith(f"kvps: error: --health-port: port {port} of {host} cannot be opened: ")
+    assert why in done.stderr
+
+
+def test_probes_are_for_an_aggregator_of_every_job(store: Store) -> None:
+    done = kvps_forked("aggregator", "start", "--redis", store.url, "--job", "one", "--health-port", "1")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "kvps: error: --health-port is for an aggregator that serves every job: leave out --job\n",
+    )
+    for wrong in (["--health-port", "65536"], ["--health-host", HERE]):
+        done = kvps_forked("aggregator", "start", "--redis", store.url, *wrong)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1)

@@ -1,0 +1,70 @@
+"""What `kvps up` shows: bars, and the time that is left, also where rounds end by the clock."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+from helpers.harness import aggregating, await_version, gradient, model
+from kvps_cli.train.progress import Display
+from rich.console import Console
+
+from kvps.job import Job
+from kvps.store import Store
+
+
+def rendered(display: Display, job: Job) -> str:
+    console = Console(width=120, record=True, force_terminal=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    with console.file:
+        console.print(display.render(job.state(), job.traces()))
+        return console.export_text()
+
+
+def bar_of(text: str) -> str:
+    """Return the part of a worker's line that is its bar."""
+    (line,) = (line for line in text.splitlines() if line.startswith("w0"))
+    return "".join(re.findall("[━╸╺]", line))
+
+
+def shown(store: Store, weight: int | None, total: int, **settings: Any) -> tuple[str, str]:
+    """Return the line and the table of a job of which w0 has done one contribution of `weight`, of `total` in all."""
+    job = store.create_job("j", model(), workers=1, **settings)
+    display = Display(job, {"w0": total}, quiet=True)
+    with aggregating(job), job.join("w0") as session:
+        display.observe(job.state())
+        session.push(gradient(session.pull(), 0, 0), weight=weight)
+        await_version(job, 1)
+        display.observe(job.state())
+        return display.line(job.state(), job.traces()), rendered(display, job)
+
+
+def test_rounds_that_end_by_the_clock_are_counted_in_samples(store: Store) -> None:
+    timed = {"local_steps": "auto", "round_ms": 1_000, "reduction": "weighted"}
+    line, table = shown(store, 30, 120, **timed)
+    assert line.endswith(" s left")
+    assert len(bar_of(table)) == 24
+    assert " s left" in table
+
+
+def test_rounds_are_counted_as_rounds(store: Store) -> None:
+    line, _ = shown(store, None, 4)
+    assert line.endswith(" s left")
+
+
+def test_what_is_done_or_unknown_has_no_time_left(store: Store) -> None:
+    line, _ = shown(store, None, 1)
+    assert "left" not in line
+    store.remove_job("j")
+    line, table = shown(store, None, 0)
+    assert "left" not in line
+    assert bar_of(table) == ""
+
+
+def test_the_sum_of_weights_is_read_from_the_worker(store: Store) -> None:
+    job = store.create_job("j", {"x": np.zeros(3, np.float32)}, workers=1, local_steps="auto", round_ms=1_000,
+                           reduction="weighted")  # fmt: skip
+    with aggregating(job), job.join("w0") as session:
+        for weight in (5, 7):
+            session.push({"x": session.pull()["x"]}, weight=weight)
+        assert job.state().members["w0"].weight_sum == 12

@@ -1,0 +1,351 @@
+"""`kvps run`: copies of a user's script as the workers of one job. Real processes, real signals, final weights."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.commands import kvps_run
+from helpers.harness import check_chain, model, plain_loop
+from helpers.paths import TESTS
+from helpers.waiting import eventually, processes_of
+from kvps_cli.prove.fault_injection import judge
+
+import kvps
+from kvps.protocol.keys import JobKeys
+from kvps.server import private_server
+
+pytestmark = pytest.mark.slow  # each starts whole commands
+
+SCRIPT = """
+import subprocess, sys
+from helpers.paths import TESTS
+
+import kvps
+from helpers.harness import gradient, model
+
+rounds, *words = sys.argv[1:]
+stated = {"staleness": 1} if "ssp" in words else {}
+with kvps.from_env() as worker:
+    optimizer = worker.settings.get("optimizer", kvps.SGD(lr=0.05))
+    job = worker.create_job(model(), optimizer=optimizer, **stated)
+    if worker.rank == 1 and "early" in words:
+        sys.exit(3)
+    with job.join(worker.id) as session:
+        while session.round < int(rounds):
+            if worker.rank == 1 and session.round == 5 and "fail" in words:
+                raise RuntimeError("unlucky")
+            session.push(gradient(session.pull(), session.rank, session.round), 0.5)
+            with open(f"acks-{worker.id}", "a") as file:
+                file.write(f"{session.worker} {session.incarnation} {session.sequence}\\n")
+    if worker.rank == 0:
+        print("finished", job.await_finished(), *sorted(job.clock().items()), flush=True)
+"""
+
+
+@pytest.fixture
+def here(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's directory, with a script in it."""
+    (tmp_path / "train.py").write_text(SCRIPT)
+    monkeypatch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
+    return tmp_path
+
+
+@pytest.fixture
+def lasting(here: Path) -> Iterator[kvps.Store]:
+    """A private server that a run leaves behind, with what it trained."""
+    assert kvps_run("server", "start").returncode == 0
+    try:
+        url = private_server.running()
+        assert url
+        with kvps.connect(url) as store:
+            yield store
+    finally:
+        assert kvps_run("server", "stop").returncode == 0
+
+
+def script(*arguments: object) -> list[str]:
+    return ["--", sys.executable, "train.py", *map(str, arguments)]
+
+
+def test_a_bsp_run_equals_the_plain_loop_bit_for_bit(lasting: kvps.Store) -> None:
+    done = kvps_run("run", "-w", "3", "--job", "bits", *script(40))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout == "w0: finished True ('w0', 40) ('w1', 40) ('w2', 40)\n", "stdout is the script's alone"
+    assert "\n120 contributions in 40 versions, " in done.stderr
+    job = lasting.job("bits")
+    for name, array in plain_loop(model(), 3, 40, 0.05).items():
+        assert job.snapshot()[1][name].tobytes() == array.tobytes()
+    assert check_chain(job) == 40
+
+
+def test_the_script_has_the_last_word(here: Path, start: Any) -> None:
+    """On a terminal, where stdout and stderr are one; what kvps run says of the run comes before."""
+    running = start("run", "-w", "2", *script(20))
+    *before, last = running.until("w0: finished").splitlines()
+    assert last == "w0: finished True ('w0', 20) ('w1', 20)"
+    assert before[-1].startswith("40 contributions in 20 versions, ")
+    assert running.process.stdout.read() == ""
+    assert running.wait() == 0
+
+
+def test_a_killed_copy_goes_on_and_everything_counts_once(lasting: kvps.Store, here: Path, start: Any) -> None:
+    """The job pauses while it is away, so that not a bit may be another than if nobody had been killed."""
+    patient = ["--worker-timeout", "60", "--lease", "60"]  # only who knows that its child is dead can be quick
+    running = start("run", "-w", "2", "--min-workers", "2", *patient, *script(300))
+    assert eventually(lambda: lasting.client.call("EXISTS", JobKeys("train").config))
+    job = lasting.job("train")
+    assert eventually(lambda: job.state().version > 20)
+    member = job.state().members["w1"]
+    os.kill(member.pid, signal.SIGKILL)
+    running.until("600 contributions in 300 versions")
+    assert running.wait() == 0
+    state = job.state()
+    assert state.members["w1"].incarnation.startswith("2-")
+    assert state.members["w1"].rank == member.rank
+    assert state.clock == {"w0": 300, "w1": 300}
+    for name, array in plain_loop(model(), 2, 300, 0.05).items():
+        assert job.snapshot()[1][name].tobytes() == array.tobytes()
+    verdict = judge(here.glob("acks-*"), job)
+    assert (verdict.lost, verdict.twice) == (0, 0)
+    assert verdict.acknowledged in (599, 600), "it may have been killed before it wrote down the last"
+    check_chain(job)
+
+
+# -- who is killed, and when ------------------------------------------------------------------------------------
+
+KILLED = """
+import atexit, os, pathlib, sys
+from helpers.paths import TESTS
+
+import kvps
+from helpers.harness import gradient, model
+
+when, *ranks = sys.argv[1:]
+
+def die(*where):
+    if where == (when,) and os.environ["KVPS_RANK"] in ranks:
+        os.kill(os.getpid(), 9)
+
+atexit.register(die, "exit")
+with kvps.from_env() as worker:
+    job = worker.create_job(model(), optimizer=kvps.SGD(lr=0.05))
+    with job.join(worker.id) as session:
+        for done in range(30):  # not what the docs advise: it pushes as often again when it is started again
+            session.push(gradient(session.pull(), session.rank, session.round))
+            marker = pathlib.Path(f"killed-{worker.id}")
+            if done == 10 and not marker.exists():
+                marker.touch()
+                die("middle")
+    die("left")
+    if worker.rank == 0:
+        print("finished", job.await_finished(), flush=True)
+"""
+
+
+@pytest.mark.parametrize("when", ["exit", "left"])
+@pytest.mark.parametrize("ranks", ["1", "0 1"])
+def test_a_copy_that_is_killed_when_its_worker_has_finished_is_not_started_again(
+    lasting: kvps.Store, here: Path, when: str, ranks: str
+) -> None:
+    (here / "killed.py").write_text(KILLED)
+    done = kvps_run("run", "-w", "2", "--", sys.executable, "killed.py", when, *ranks.split())
+    job = lasting.job("killed")
+    state = job.state()
+    assert state.clock == {"w0": 30, "w1": 30}
+    assert state.finished(job.config)
+    assert {member.incarnation[:2] for member in state.members.values()} == {"1-"}
+    for name, array in plain_loop(model(), 2, 30, 0.05).items():
+        assert job.snapshot()[1][name].tobytes() == array.tobytes()
+    assert "60 contributions in 30 versions" in done.stderr
+    assert done.returncode == 1
+    words = f"killed after the last round: {', '.join(f'w{rank} (SIGKILL)' for rank in ranks.split())}; the weights are"
+    assert done.stderr.splitlines()[-1].startswith(f"kvps: error: job killed: {words}"), done.stderr
+
+
+def test_a_copy_that_kills_itself_in_the_middle_is_started_again(lasting: kvps.Store, here: Path) -> None:
+    (here / "killed.py").write_text(KILLED)
+    done = kvps_run("run", "-w", "2", "--", sys.executable, "killed.py", "middle", "1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    members = lasting.job("killed").state().members
+    assert (members["w0"].incarnation[:2], members["w1"].incarnation[:2]) == ("1-", "2-")
+    assert members["w1"].clock == 11 + 30
+
+
+TWICE = """
+import time
+from helpers.paths import TESTS
+
+import kvps
+from helpers.harness import gradient, model
+
+with kvps.from_env() as worker:
+    job = worker.create_job(model(), optimizer=kvps.SGD(lr=0.05))
+    for _ in range(2):
+        with job.join(worker.id) as session:
+            for _ in range(5):
+                session.push(gradient(session.pull(), session.rank, session.round))
+        assert job.await_finished()
+        while any(job.holders()):  # the aggregator sweeps up, and ends
+            time.sleep(0.05)
+"""
+
+
+def test_a_job_that_goes_on_after_its_aggregator_has_ended_gets_another(lasting: kvps.Store, here: Path) -> None:
+    """The script joins a second time when all have finished, and pushes more."""
+    (here / "twice.py").write_text(TWICE)
+    done = kvps_run("run", "-w", "1", "--", sys.executable, "twice.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert lasting.job("twice").clock() == {"w0": 10}
+
+
+def test_a_copy_that_fails_is_named_and_the_others_go_on(here: Path) -> None:
+    done = kvps_run("run", "-w", "2", "--worker-timeout", "1", *script(30, "fail"))
+    assert done.returncode == 1
+    assert "w1: RuntimeError: unlucky" in done.stdout
+    assert "w0: finished False ('w0', 30) ('w1', 5)" in done.stdout
+    assert done.stderr.splitlines()[-1].startswith("kvps: error: job train: w1 failed; the others went on")
+
+
+def test_a_copy_that_ends_before_it_has_joined_ends_the_run(here: Path) -> None:
+    done = kvps_run("run", "-w", "2", *script(30, "early"))
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "kvps: error: job train ends: w1 failed before it had joined"
+
+
+def test_a_run_that_makes_no_job_says_so(here: Path) -> None:
+    done = kvps_run("run", "-w", "2", "--", sys.executable, "-c", "print('hello')")
+    assert done.returncode == 1
+    assert sorted(done.stdout.splitlines()) == ["w0: hello", "w1: hello"]
+    assert done.stderr.splitlines()[-1].startswith("kvps: error: all copies ended, and no job was made")
+    done = kvps_run("run", "-w", "2", "--", "sh", "-c", "exit $((3 * KVPS_RANK))")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].endswith(": w1 failed before a job was made")
+
+
+def test_a_copy_that_is_killed_again_and_again_is_given_up(here: Path) -> None:
+    done = kvps_run("run", "-w", "1", "--", "sh", "-c", "kill -9 $$")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("kvps: error: the run ends: w0 was killed 5 times in a row by sig")
+
+
+def test_what_a_copy_leaves_running_ends_with_it(here: Path) -> None:
+    """It holds the pipe, too: who waited for that to end would wait for ever."""
+    done = kvps_run("run", "-w", "1", "--", "sh", "-c", "sleep 1000 & echo here")
+    assert "w0: here" in done.stdout
+    assert "no job was made" in done.stderr
+
+
+def test_the_options_are_those_of_the_job(lasting: kvps.Store) -> None:
+    options = (
+        "-w 2 -s 2 --shards 2 --optimizer adam:beta1=0.8 --lr 0.01 --gradient-format bf16 --seed 7 --worker-timeout 5"
+    )
+    done = kvps_run("run", *options.split(), "--lease", "2", "--nonfinite", "skip", *script(3))
+    assert done.returncode == 0, done.stdout + done.stderr
+    c = lasting.job("train").config
+    assert (c.workers, c.staleness, c.shards, c.gradient_format, c.seed, c.nonfinite) == (2, 2, 2, "bf16", 7, "skip")
+    assert (c.worker_timeout_ms, c.lease_ms, c.optimizer) == (5000, 2000, kvps.Adam(lr=0.01, beta1=0.8))
+    done = kvps_run("run", "-w", "1", *script(3, "ssp"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert lasting.job("train-2").config.staleness == 1, "what is not said here the script may say"
+
+
+def test_what_script_and_command_both_say_must_be_the_same(here: Path) -> None:
+    done = kvps_run("run", "-w", "1", "-s", "0", *script(3, "ssp"))  # the default, but said
+    assert done.returncode == 1
+    words = "kvps: error: staleness: the script says 1 and kvps run says 0: let only one of them say it"
+    assert f"w0: {words} (train.py, line 12; KVPS_TRACEBACK=1 shows all of it)" in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "kvps run -w 4 -- python train.py"),
+        (["-w", "0", "--", "true"], "workers"),
+        (["--", "no-such-program", "x"], "no program 'no-such-program'"),
+        (["--", "train.py"], "kvps run -- python train.py"),
+        (["-s", "-2", "--", "true"], "staleness"),
+        (["--optimizer", "sdg", "--", "true"], "sgd, adagrad, adadelta, rmsprop, adam, adamw, nadam"),
+        (["--min-workers", "9", "--", "true"], "min_workers"),
+        (["--epochs", "3", "--", "true"], "--epochs"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_usage_errors_are_one_line_and_start_nothing(here: Path, arguments: list[str], words: str) -> None:
+    done = kvps_run("run", *arguments)
+    assert (done.returncode, done.stderr.count("\n"), done.stdout) == (2, 1, ""), done.stderr
+    assert done.stderr.startswith("kvps: error: ")
+    assert words in done.stderr
+
+
+def test_a_job_of_that_name_is_not_taken_for_the_runs(lasting: kvps.Store) -> None:
+    lasting.create_job("mine", model())
+    done = kvps_run("run", "--job", "mine", *script(3))
+    assert done.returncode == 1
+    assert "kvps rm mine" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_job_that_another_run_has_just_made_is_not_taken_either(
+    lasting: kvps.Store, monkeypatch: pytest.MonkeyPatch, rank: int
+) -> None:
+    from kvps.launch import of_copy
+
+    for name, value in of_copy(rank, 2, "mine", "00000000", {}).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("KVPS_REDIS_URL", lasting.url)
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    lasting.create_job("mine", model())
+    with kvps.from_env() as worker, pytest.raises(kvps.JobExists, match="its own name, kvps run --job"):
+        worker.create_job(model())
+
+
+def test_ending_a_run_ends_all_of_it(here: Path, home: Path, start: Any) -> None:
+    for number, code in ((signal.SIGINT, 130), (signal.SIGKILL, -9)):
+        running = start("run", "-w", "2", *script(10**6))
+        running.until("version")
+        assert eventually(lambda: len(processes_of(home)) >= 6)  # run, guard, server, aggregator, two copies
+        assert running.end(number) == code
+        assert eventually(lambda: processes_of(home) == []), processes_of(home)
+        assert private_server.running() is None
+
+
+# -- without kvps run ---------------------------------------------------------------------------------------------
+
+
+def test_a_script_alone_serves_itself(here: Path) -> None:
+    done = subprocess.run([sys.executable, "train.py", "20"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (done.stdout, done.stderr) == ("finished True ('w0', 20)\n", "")
+
+
+def test_alone_it_is_one_worker(home: Path) -> None:
+    with kvps.from_env() as worker:
+        assert (worker.rank, worker.workers, worker.id, worker.settings) == (0, 1, "w0", {})
+        with pytest.raises(kvps.InvalidSetting, match="kvps run -w 4 -- python "):
+            worker.create_job(model(), workers=4)
+        with pytest.raises(kvps.InvalidSetting, match="epoch"):
+            worker.create_job(model(), epoch=4)
+        job = worker.create_job(model(), optimizer=kvps.SGD(lr=0.05))
+        with pytest.raises(kvps.WrongOrder, match="a run has one job"):
+            worker.create_job(model())
+        with job.join(worker.id) as session:
+            params = session.pull()
+            session.push({name: np.ones_like(array) for name, array in params.items()})
+        assert job.await_finished()
+        assert job.snapshot()[0] == 1
+    assert private_server.running() is None
+
+
+def test_half_an_environment_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVPS_RANK", "1")
+    with pytest.raises(kvps.InvalidSetting, match="unset KVPS_RANK to run alone"):
+        kvps.from_env()
