@@ -34,7 +34,7 @@ def record() -> list[str]:
                 state = job.state()
                 if len(state.clock) == 3 and min(state.clock.values()) >= len(frames) * 450 / FRAMES:
                     frames.append(_frame(display, job, len(frames), "\n"))
-                job.client.wait({job.keys.commits: state.last_entry}, 50)
+                job.access.client.wait({job.access.keys.commits: state.last_entry}, 50)
             said = run.stdout.read() if run.stdout else ""
             frames.append(_frame(display, job, len(frames), "\n".join(said.splitlines()[-2:])))
     finally:

@@ -23,7 +23,7 @@ def wait_for(job, queue):
                 print("waits: no host takes tasks: kvps worker --queue")
             if not any(job.holders()):
                 print("waits: nobody serves the job: kvps aggregator start")
-        job.client.wait({job.keys.commits: state.last_entry})  # a commit, a join or a leave rings
+        job.await_change(state)  # a commit, a join or a leave rings
 
 
 with kvps.connect() as store, TaskQueue(store.url, CPU) as queue:  # or connect("redis://host:6379")

@@ -7,13 +7,12 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from kvps.arrays.layout import Array, Layout
 from kvps.config import JobConfig
 from kvps.connection.client import Client
-from kvps.connection.queries import Queries
 from kvps.connection.replica_reader import ReplicaReader
 from kvps.connection.resp import Command
 from kvps.connection.sockets import ChunkGone
@@ -31,8 +30,7 @@ from kvps.protocol.scripts import Joined, ServerRestarted, evicted, job_not_foun
 from kvps.session.session import Session
 from kvps.transport.access import JobAccess
 from kvps.transport.base import Transport
-from kvps.transport.opening import open_transport
-from kvps.transport.version_reader import VersionReader
+from kvps.transport.opening import OpenedJob, open_transport
 
 T = TypeVar("T")
 
@@ -48,62 +46,62 @@ class Trace:
 
 
 class Job:
-    """One job on a server. May be used from several threads. `Store.job` and `Store.create_job` return one."""
+    """One job on a server. May be used from several threads. `Store.job` and `Store.create_job` return one.
+
+    access  its connection, keys, scripts and transport, for the other packages of kvps: not part of the public API
+    """
 
     def __init__(self, client: Client, name: str, replicas: ReplicaReader | None = None) -> None:
-        self.client = client
-        self.name = name
         keys = JobKeys(name)
         stored, layout, id = client.together(
             [("HGETALL", keys.config), ("GET", keys.layout), ("HGET", keys.version, "id")]
         )
         if not stored or not layout or not id:
             raise job_not_found(name)
-        self.id = matching(id, f"the id of job {name!r}", *JOB_ID)
-        self.keys = JobKeys(name, self.id)
-        self.config = JobConfig.from_hash(stored)
-        self.layout = Layout.from_json(layout)
-        access = JobAccess.of(client, self.keys, self.config, self.layout)
-        self.client, self.storing, self.scripts = access.client, access.storing, access.scripts
-        self._replicas = replicas
-        self.transport = open_transport(self.access)
-        self.reader.check_stored()
+        keys = JobKeys(name, matching(id, f"the id of job {name!r}", *JOB_ID))
+        access = JobAccess.of(client, keys, JobConfig.from_hash(stored), Layout.from_json(layout), replicas)
+        self.access = OpenedJob.over(access, open_transport(access))
+        self.access.reader.check_stored()
 
     def __repr__(self) -> str:
         return f"Job({self.name!r}, {self.config.mode}, {self.layout.size} float32)"
 
     @property
-    def access(self) -> JobAccess:
-        """The server, keys, settings, layout and scripts, which every part of the job needs."""
-        return JobAccess(self.client, self.keys, self.config, self.layout, self.scripts, self.storing, self._replicas)
+    def name(self) -> str:
+        """The job's name, which another job may get once this one is removed."""
+        return self.access.keys.job
 
     @property
-    def reader(self) -> VersionReader:
-        """The reader of whole versions of the job."""
-        return self.transport.reader
+    def id(self) -> str:
+        """The job's id, which no other job ever has."""
+        return self.access.keys.id
 
     @property
-    def server(self) -> Queries:
-        """The server that has the job's version, clock and log."""
-        return self.access.server
+    def config(self) -> JobConfig:
+        """The job's settings."""
+        return self.access.config
+
+    @property
+    def layout(self) -> Layout:
+        """The job's parameters, and how they are cut into shards and chunks."""
+        return self.access.layout
 
     def find_transport(self) -> Transport:
         """Return the present transport: a job whose shared memory was lost continues in another shared memory."""
         if self.config.memory:
-            memory = self.client.call("HGET", self.keys.config, "memory")
+            memory = self.access.client.call("HGET", self.access.keys.config, "memory")
             if memory and memory != self.config.memory:
-                self.config = replace(self.config, memory=memory)
-                self.transport = self.transport.moved(self.access)
-        return self.transport
+                self.access = self.access.moved(memory)
+        return self.access.transport
 
     def state(self) -> State:
         """Return the version, vector clock and members at one instant. Raises JobNotFound."""
-        return self.reader.state()
+        return self.access.reader.state()
 
     def round_state(self) -> RoundState:
         """Return the version, staged names and lowest round at one instant. The cost is the same for any number of
         workers. Raises JobNotFound."""
-        return self.reader.round_state()
+        return self.access.reader.round_state()
 
     def clock(self) -> dict[str, int]:
         """Return the vector clock: worker -> number of committed contributions."""
@@ -112,10 +110,10 @@ class Job:
     def snapshot(self) -> tuple[int, dict[str, Array]]:
         """Return the newest version and its weights, name -> read-only array: a consistent whole. Blocks no worker.
 
-        Processes of one host share the memory of a version. In a loop, each call waits for the next version, for 50 ms
-        at the most.
+        Processes of one host share the memory of a version. In a loop, each call waits for the next version, for
+        200 ms at the most.
         """
-        version, flat = self.reader.newest()
+        version, flat = self.access.reader.newest()
         return version, self.layout.views(flat)
 
     def join(
@@ -147,32 +145,32 @@ class Job:
             joined = self._join(check_name("worker", worker), shown, takeover)
         if self.find_transport() is not transport:  # a loss of the memory from now on evicts this worker
             with suppress(ServerRestarted):  # a restart ends that incarnation as well
-                self.scripts.leave(worker, joined.incarnation, finished=False)
+                self.access.scripts.leave(worker, joined.incarnation, finished=False)
             raise evicted(worker, self.name, "the shared memory of the job was lost meanwhile")
-        return Session(self.access, transport, worker, joined, device, prefetch)
+        return Session(self.access, worker, joined, device, prefetch)
 
     def _join(self, worker: str, device: str, takeover: bool) -> Joined:
         nonce = secrets.token_hex(4)
         me = process.identity(device)
         try:
-            return self.in_present_history(lambda: self.scripts.join(worker, nonce, "*" if takeover else "", me))
+            return self.in_present_history(lambda: self.access.scripts.join(worker, nonce, "*" if takeover else "", me))
         except WorkerAlive as alive:
             if not process.is_dead(alive.entry):
                 raise
             # Replace only the dead incarnation: if another process was quicker, the script refuses.
             replaced = str(alive.entry["incarnation"])
-            return self.in_present_history(lambda: self.scripts.join(worker, nonce, replaced, me))
+            return self.in_present_history(lambda: self.access.scripts.join(worker, nonce, replaced, me))
 
     def evict(self, member: Member) -> None:
         """Take a worker known to be dead out of the vector clock, without waiting for its timeout."""
-        self.in_present_history(lambda: self.scripts.evict(member.worker, member.incarnation))
+        self.in_present_history(lambda: self.access.scripts.evict(member.worker, member.incarnation))
 
     def in_present_history(self, call: Callable[[], T]) -> T:
         """Return what `call`, which runs a script, returns; after a restart of the server, in the job's new history."""
         while True:
             with suppress(ServerRestarted):
                 return call()
-            await_history(self.server, self.scripts, self.name, 0)
+            await_history(self.access.server, self.access.scripts, self.name, 0)
 
     @property
     def launcher(self) -> Launcher | None:
@@ -200,7 +198,7 @@ class Job:
         raise UsageError(f"the workers of job {self.name!r} are those of {launched}: {advice}")
 
     def _join_any(self, device: str) -> tuple[str, Joined]:
-        if not self.launcher and (fresh := self.scripts.reserve()):
+        if not self.launcher and (fresh := self.access.scripts.reserve()):
             with suppress(WorkerAlive):  # another process took the id first
                 return fresh, self._join(fresh, device, takeover=False)
         members = self.state().members
@@ -219,12 +217,17 @@ class Job:
                 continue
         raise UsageError(f"all {self.config.workers} workers of job {self.name!r} are there or have finished")
 
+    def await_change(self, state: State) -> None:
+        """Wait until a worker has joined or left, or a version is committed, after this `state`; one second at the
+        most."""
+        self.access.client.wait({self.access.keys.commits: state.last_entry})
+
     def await_unit(self) -> bool:
         """Wait until a unit of data is free, as when its worker dies; return False once all units are committed.
 
         A worker must leave before it waits, or the others wait for it, and join again when a unit is free.
         """
-        keys = self.keys
+        keys = self.access.keys
         while True:
             found, free, last_entry = self._asked([("HMGET", keys.units, "next", "done"), ("ZCARD", keys.free_units)])
             handed_out, done = (whole(number or 0, "units: next and done") for number in found)
@@ -232,7 +235,7 @@ class Job:
                 return False
             if free or handed_out < self.config.units:
                 return True
-            self.client.wait({keys.turns: last_entry})
+            self.access.client.wait({keys.turns: last_entry})
 
     def await_finished(self) -> bool:
         """Wait until all workers have done all their rounds and these are committed, as before a last `snapshot`.
@@ -240,7 +243,7 @@ class Job:
         Return False if all workers have left with rounds undone and none has joined for worker_timeout_ms. A worker
         must leave before it waits.
         """
-        keys, alone_since = self.keys, math.inf
+        keys, alone_since = self.access.keys, math.inf
         while True:
             present, joined, last_entry = self._asked([("ZCARD", keys.rounds), ("HLEN", keys.workers)])
             if not present and self.state().finished(self.config):
@@ -249,19 +252,19 @@ class Job:
             alone_since = min(alone_since, now) if joined and not present else math.inf
             if now - alone_since > self.config.worker_timeout_ms / 1000:
                 return False
-            self.client.wait({keys.turns: last_entry})
+            self.access.client.wait({keys.turns: last_entry})
 
     def _asked(self, commands: Sequence[Command]) -> list[Any]:
         """Return the replies to `commands`, read at one instant, and the newest id in `turns`. Raises JobNotFound."""
-        newest = ("XREVRANGE", self.keys.turns, "+", "-", "COUNT", 1)
-        id, *replies, turns = self.client.together([("HGET", self.keys.version, "id"), *commands, newest])
+        newest = ("XREVRANGE", self.access.keys.turns, "+", "-", "COUNT", 1)
+        id, *replies, turns = self.access.client.together([("HGET", self.access.keys.version, "id"), *commands, newest])
         if id != self.id:
             raise made_anew(self.name) if id else job_not_found(self.name)
         return [*replies, turns[0][0] if turns else "0-0"]
 
     def behind(self, round_: int, most: int = 4) -> tuple[list[str], int]:
         """Return the slowest workers in the vector clock that have not pushed round `round_`, and the number of all."""
-        keys = self.keys
+        keys = self.access.keys
         names, number, _ = self._asked(
             [
                 ("ZRANGEBYSCORE", keys.pushed, "-inf", f"({round_}", "LIMIT", 0, most),
@@ -272,7 +275,7 @@ class Job:
 
     def kept(self, version: int) -> int:
         """Return the newest version up to `version` that a loss of shared memory would not undo."""
-        return self.transport.safe_version(version)
+        return self.access.transport.safe_version(version)
 
     def checkpoint(self) -> Checkpoint:
         """Return the newest version: weights, optimizer state, clocks, units and members as of one instant.
@@ -281,7 +284,7 @@ class Job:
         """
         self.find_transport().check_here(": do it there")
         while True:
-            state = self.reader.held(1 + len(self.config.slots))
+            state = self.access.reader.held(1 + len(self.config.slots))
             try:
                 return self.checkpoint_of(state)
             except ChunkGone as gone:  # another reader has pinned another version
@@ -290,16 +293,16 @@ class Job:
 
     def checkpoint_of(self, state: State) -> Checkpoint:
         """Return the checkpoint of the version of `state`. Raises ChunkGone if its bytes are freed."""
-        return Checkpoint.of(self.name, state, self.config, self.layout, *self.reader.whole(state))
+        return Checkpoint.of(self.name, state, self.config, self.layout, *self.access.reader.whole(state))
 
     def page(self, after: str) -> list[Entry]:
         """Return the next page of the commit log in Redis after the entry `after`."""
-        reply = self.client.call("XRANGE", self.keys.commits, f"({after}", "+", "COUNT", _LOG_PAGE)
+        reply = self.access.client.call("XRANGE", self.access.keys.commits, f"({after}", "+", "COUNT", _LOG_PAGE)
         return [(entry, fields) for entry, fields in reply]
 
     def inbox(self) -> list[Contribution]:
         """Return the accepted contributions that wait for their commit, oldest first."""
-        entries = self.client.call("XRANGE", self.keys.inbox, "-", "+")
+        entries = self.access.client.call("XRANGE", self.access.keys.inbox, "-", "+")
         return [Contribution.from_text(fields.get("contribution")) for _, fields in entries]
 
     def entries(self, after: str = "0-0") -> Iterator[Entry]:
@@ -315,10 +318,14 @@ class Job:
 
     def training_seconds(self) -> float:
         """Return seconds from the first join since creation or restore to the last commit, on the server's clock."""
-        log = self.keys.commits
-        began, first, last = self.client.together(
+        log = self.access.keys.commits
+        began, first, last = self.access.client.together(
             [
-                ("HGET", self.keys.version, "began"),  # trim.lua notes it when the first entries are moved into a file
+                (
+                    "HGET",
+                    self.access.keys.version,
+                    "began",
+                ),  # trim.lua notes it when the first entries are moved into a file
                 ("XRANGE", log, "-", "+", "COUNT", 2),
                 ("XREVRANGE", log, "+", "-", "COUNT", 2 * self.config.workers + 1),
             ]
@@ -330,20 +337,22 @@ class Job:
 
     def holders(self) -> list[str]:
         """Return for each shard the aggregator that holds its lease, or ""."""
-        keys = [self.keys.lease(shard) for shard in range(self.layout.shards)]
-        return [holder or "" for holder in self.client.call("MGET", *keys)]
+        keys = [self.access.keys.lease(shard) for shard in range(self.layout.shards)]
+        return [holder or "" for holder in self.access.client.call("MGET", *keys)]
 
     def terms(self) -> list[str]:
         """Return for each shard the term of its last holder, or ""."""
-        keys = [self.keys.term(shard) for shard in range(self.layout.shards)]
-        return [term or "" for term in self.client.call("MGET", *keys)]
+        keys = [self.access.keys.term(shard) for shard in range(self.layout.shards)]
+        return [term or "" for term in self.access.client.call("MGET", *keys)]
 
     def traces(self, last: int = 200) -> dict[str, Trace]:
         """Return for each worker a summary of its last `last` iterations."""
         workers = sorted(self.state().members)
         if not workers:
             return {}
-        replies = self.client.together([("XREVRANGE", self.keys.trace(w), "+", "-", "COUNT", last) for w in workers])
+        replies = self.access.client.together(
+            [("XREVRANGE", self.access.keys.trace(w), "+", "-", "COUNT", last) for w in workers]
+        )
         out = {}
         for worker, entries in zip(workers, replies, strict=True):
             where = f"the trace of worker {worker!r}"

@@ -71,7 +71,7 @@ class LocalJob(Job):
     def evict_all(self) -> None:
         """Evict all workers: a worker that computes learns of it at its next push, a worker that waits is woken."""
         with suppress(KvpsError):
-            for member in self.reader.state().members.values():
+            for member in self.access.reader.state().members.values():
                 if member.active:
                     self.evict(member)
 
@@ -113,7 +113,7 @@ class LocalJob(Job):
 
     def close(self) -> None:
         """End the aggregator and remove the job; does nothing in a fork. Raises what the aggregator raised."""
-        if self._closed or not self.client.owner.is_here:
+        if self._closed or not self.access.client.owner.is_here:
             return
         self._closed = True
         atexit.unregister(self.close)

@@ -132,7 +132,11 @@ def test_a_damaged_field_is_one_line_that_names_it_and_harms_no_other_job(
 ) -> None:
     damaged = store.create_job("damaged", ONE, workers=3)
     store.create_job("whole", ONE)
-    command = ("HDEL", damaged.keys.config, field) if value is None else ("HSET", damaged.keys.config, field, value)
+    command = (
+        ("HDEL", damaged.access.keys.config, field)
+        if value is None
+        else ("HSET", damaged.access.keys.config, field, value)
+    )
     store.client.call(*command)
     with pytest.raises(kvps.CorruptData) as caught:
         store.job("damaged")

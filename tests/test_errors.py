@@ -235,7 +235,7 @@ def test_the_aggregator_rejects_damaged_bytes_and_goes_on(store: Store) -> None:
         for session in (good, damaged):
             session.pull()
             session.push(PARAMS)
-        key = job.keys.gradient(1, "w1", damaged.incarnation, 1, 0)
+        key = job.access.keys.gradient(1, "w1", damaged.incarnation, 1, 0)
         store.client.call("SETRANGE", key, 0, "damage")
         with aggregating(job):
             for session in (good, damaged):
@@ -245,7 +245,7 @@ def test_the_aggregator_rejects_damaged_bytes_and_goes_on(store: Store) -> None:
                 session.push(PARAMS)
             np.testing.assert_array_equal(good.pull()["b"], PARAMS["b"] - 3)
     assert job.clock() == {"w0": 2, "w1": 1}
-    rejected = [f for _, f in store.client.call("XRANGE", job.keys.commits, "-", "+") if f["kind"] == "reject"]
+    rejected = [f for _, f in store.client.call("XRANGE", job.access.keys.commits, "-", "+") if f["kind"] == "reject"]
     assert [(f["worker"], f["seq"], f["reason"]) for f in rejected] == [("w1", "1", "its bytes differ from its digest")]
 
 
@@ -254,7 +254,7 @@ def test_a_round_whose_only_contribution_is_rejected_still_ends(store: Store) ->
     with job.join("w0") as session:
         session.pull()
         session.push(PARAMS)
-        store.client.call("DEL", job.keys.gradient(0, "w0", session.incarnation, 1, 0))
+        store.client.call("DEL", job.access.keys.gradient(0, "w0", session.incarnation, 1, 0))
         with aggregating(job):
             np.testing.assert_array_equal(session.pull()["b"], PARAMS["b"])
             assert session.version == 1
@@ -271,10 +271,10 @@ def test_weights_changed_by_another_program_are_noticed(store: Store) -> None:
         session.push(PARAMS)
         session.pull()
     name = job.state().names[0]
-    store.client.call("SETRANGE", job.keys.weights(0, name, 0), 0, "damage")
+    store.client.call("SETRANGE", job.access.keys.weights(0, name, 0), 0, "damage")
     with pytest.raises(kvps.CorruptData, match="differ"):
         kvps_aggregator.serve(job)
-    store.client.call("DEL", job.keys.weights(0, name, 0))
+    store.client.call("DEL", job.access.keys.weights(0, name, 0))
     with pytest.raises(kvps.CorruptData, match="gone"):
         job.snapshot()
 

@@ -50,13 +50,13 @@ def test_who_holds_a_removed_job_does_nothing_to_one_made_anew(store: Store) -> 
     session, other = old.join("w0"), old.join("w1")
     session.next_unit()
     session.push(gradient(session.pull(), 0, 0))
-    plan = old.scripts.plan().plan
+    plan = old.access.scripts.plan().plan
     assert plan
-    term = old.scripts.acquire(0, "holder", 10_000, "n1").term
-    old.scripts.own(0, term)
+    term = old.access.scripts.acquire(0, "holder", 10_000, "n1").term
+    old.access.scripts.own(0, term)
     new = _made_anew(store, workers=2, staleness=1, units=5)
     new.join("w0")
-    me, before, s = session.incarnation, _dump(store), old.scripts
+    me, before, s = session.incarnation, _dump(store), old.access.scripts
     calls: dict[str, Callable[[], object]] = {
         "pull": other.pull,
         "next_unit": other.next_unit,
@@ -89,7 +89,7 @@ def test_who_holds_a_removed_job_does_nothing_to_one_made_anew(store: Store) -> 
     for name, call in calls.items():
         assert "was removed, and another one has its name now" in _refusal(call), name
     after = _dump(store)
-    for key in {*before, *after} - {"kvps:preflight", new.keys.heartbeat}:
+    for key in {*before, *after} - {"kvps:preflight", new.access.keys.heartbeat}:
         assert before.get(key) == after.get(key), key
     fall_silent(other)
 
@@ -118,7 +118,7 @@ def test_an_aggregator_of_a_removed_job_leaves_the_new_one_alone(store: Store) -
 @pytest.mark.parametrize("kind", ["string", "zset"])
 def test_a_job_is_removed_whatever_its_keys_hold(store: Store, raw: Any, what: str, kind: str) -> None:
     job = store.create_job("job", model(), workers=1)
-    key = getattr(job.keys, what)
+    key = getattr(job.access.keys, what)
     raw.delete(key)
     raw.execute_command(*{"string": ("SET", key, "x"), "zset": ("ZADD", key, 1, "x")}[kind])
     store.remove_job("job")
@@ -247,7 +247,7 @@ MANY = 8_200  # Lua passes no more than some 8,000 values to one call
 @pytest.mark.slow
 def test_8200_workers_are_planned_committed_evicted_recovered_and_removed(store: Store) -> None:
     job = store.create_job("job", {"x": np.zeros(1, np.float32)}, workers=1, units=2 * MANY)
-    s, history = job.scripts, job.round_state().history
+    s, history = job.access.scripts, job.round_state().history
     for number in range(MANY):
         name = f"x{number}"
         unit_of = s.join(name, "n", "", ME) and s.next_unit(name, "1-n")
@@ -260,12 +260,12 @@ def test_8200_workers_are_planned_committed_evicted_recovered_and_removed(store:
     assert s.ready(0, term, planned.plan, "0" * 16).flipped
     round_state = job.round_state()
     assert (round_state.version, round_state.lowest, round_state.joined) == (1, 1, MANY)
-    assert job.client.call("XLEN", job.keys.inbox) == 0
+    assert job.access.client.call("XLEN", job.access.keys.inbox) == 0
     for run_id in ("another run", store.client.run_id()):
         s.recover(run_id, f"abcd{run_id[:4]}", 1)
     assert {m.state for m in job.state().members.values()} == {"rejoining"}
     s.evict()
-    job.client.call("ZADD", job.keys.heartbeat, *[x for n in range(MANY) for x in (0, f"x{n}")])
+    job.access.client.call("ZADD", job.access.keys.heartbeat, *[x for n in range(MANY) for x in (0, f"x{n}")])
     assert len(s.evict().workers) == MANY
     store.remove_job("job")
     assert [key for key in store.client.scan("*") if key != "kvps:preflight"] == []
@@ -274,7 +274,7 @@ def test_8200_workers_are_planned_committed_evicted_recovered_and_removed(store:
 def test_a_complete_job_says_so_with_a_few_names(store: Store) -> None:
     job = store.create_job("job", {"x": np.zeros(1, np.float32)}, workers=20, task="digits")
     for number in range(20):
-        job.scripts.join(f"x{number}", "n", "", ME)
+        job.access.scripts.join(f"x{number}", "n", "", ME)
     with pytest.raises(kvps.UsageError, match=r"has all its workers \(x0, x1, .* and 13 others\): join as one of them"):
         job.join("one-more")
 

@@ -117,10 +117,10 @@ def test_redis_holds_few_versions_whoever_aggregates(store: Store) -> None:
                     params = session.pull()
                     session.push({"x": params["x"] + 1})
                 _until_committed(job, session.clock)
-    names = [key.split(":") for key in store.client.scan(job.keys.all_bytes)]
+    names = [key.split(":") for key in store.client.scan(job.access.keys.all_bytes)]
     assert {parts[2] for parts in names} == {"w", "opt.momentum", "m", "g", "owner"}
     assert {parts[4] for parts in names if parts[2] == "g"} == {"13"}, "the one that would come next"
-    for shard in (job.keys.slot(0).split(":")[1], job.keys.slot(1).split(":")[1]):
+    for shard in (job.access.keys.slot(0).split(":")[1], job.access.keys.slot(1).split(":")[1]):
         versions = {int(parts[3].split(".")[0]) for parts in names if parts[1] == shard and parts[2] in ("w", "m")}
         assert versions == {11, 12, 13}
         assert {parts[3].split(".")[0] for parts in names if parts[1] == shard and parts[2] == "m"} == {"11", "12"}
@@ -144,7 +144,7 @@ def test_nobody_runs_ahead_before_all_have_joined(store: Store, staleness: int) 
         thread = threading.Thread(target=early)
         thread.start()
         assert not done.wait(0.3)
-        assert job.client.call("XLEN", job.keys.inbox) == 1
+        assert job.access.client.call("XLEN", job.access.keys.inbox) == 1
         with job.join("w1"):
             assert done.wait(30)
         thread.join()
@@ -166,4 +166,4 @@ def _until_committed(job: kvps.Job, contributions: int) -> None:
         state = job.state()
         if sum(state.clock.values()) >= contributions:
             return
-        job.client.wait({job.keys.commits: state.last_entry})
+        job.await_change(state)

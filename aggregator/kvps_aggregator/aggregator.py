@@ -73,10 +73,10 @@ def serve(
     """
     if memory_lost and job.config.transport == "redis":
         raise InvalidSetting(f"the arrays of job {job.name!r} are in Redis: it has no shared memory to lose")
-    if memory_lost and job.transport.seen:
+    if memory_lost and job.access.transport.seen:
         log.info("job %s: this process sees its shared memory, so it finds out by itself what is lost", job.name)
     if near:
-        near.check(job.client)
+        near.check(job.access.client)
     aggregator = Aggregator(job, stop or threading.Event(), None, record, checkpoints, device, memory_lost, near=near)
     aggregator.run(until_finished)
 
@@ -86,8 +86,8 @@ def is_idle(job: Job) -> bool:
 
     A worker that a restored job awaits does not count: it has given no sign of life yet.
     """
-    keys = job.keys
-    present, looked, waiting, planned = job.client.together(
+    keys = job.access.keys
+    present, looked, waiting, planned = job.access.client.together(
         [("ZCARD", keys.heartbeat), ("ZSCORE", keys.heartbeat, ""), ("XLEN", keys.inbox), ("EXISTS", keys.plan)]
     )
     return present == (looked is not None) and not waiting and not planned
@@ -131,7 +131,7 @@ class Aggregator:
 
     def run(self, until_finished: bool, idle_s: float = math.inf) -> None:
         """Serve the job, see `serve`. Return also when it has been idle for `idle_s`, see `is_idle`."""
-        job, stream, guard = self._job, self._job.keys, FailoverGuard(self._job)
+        job, stream, guard = self._job, self._job.access.keys, FailoverGuard(self._job)
         try:
             self._watch_server()
             seen = dict.fromkeys([stream.inbox, stream.leases, stream.norms], "0-0")
@@ -168,9 +168,9 @@ class Aggregator:
                     seen |= arrived
         except JobNotFound:
             log.info("job %s was removed", job.name)
-            job.transport.discard()  # the process that removed it may be on another host
+            job.access.transport.discard()  # the process that removed it may be on another host
         finally:
-            if job.client.owner.is_here:  # when a fork ends, its parent still holds the shards
+            if job.access.client.owner.is_here:  # when a fork ends, its parent still holds the shards
                 with suppress(KvpsError, ServerRestarted):
                     self.release()
                 if self._saver:
@@ -223,11 +223,11 @@ class Aggregator:
         A lease that is still held after a whole lease time has a living holder, which sweeps that shard itself.
         """
         self._traces.write(at_once=True)  # who writes a log of the job waits for these
-        job, last_entry = self._job, {self._job.keys.leases: "0-0"}
+        job, last_entry = self._job, {self._job.access.keys.leases: "0-0"}
         deadline = time.monotonic() + 1.5 * job.config.lease_ms / 1000
         while not self._stop.is_set():
             self.hold(at_once=True, finishing=True)
-            planned = job.scripts.plan()
+            planned = job.access.scripts.plan()
             self._settle(planned.version, planned.pin)  # another aggregator's call may have committed the last version
             if not job.state().finished(job.config):  # another process began the new history
                 raise ServerRestarted("the job is not finished any more")
@@ -243,13 +243,13 @@ class Aggregator:
                 self._choice.eligible.remove(number)
             if not self._choice.eligible or time.monotonic() > deadline:
                 return
-            last_entry |= job.client.wait(last_entry, self._patience_ms())
+            last_entry |= job.access.client.wait(last_entry, self._patience_ms())
 
     # -- shards ------------------------------------------------------------------------------------------------
 
     def hold(self, at_once: bool = False, finishing: bool = False) -> None:
         """Drop the shards that were lost. Take the missing ones and give up others as `ShardChoice.look` says."""
-        if self._shards and not self._job.transport.here:
+        if self._shards and not self._job.access.transport.here:
             self._job.round_state()  # raises JobNotFound if the job was removed; else its memory is lost
             log.warning("job %s: its shared memory is gone", self._job.name)
             for shard in list(self._shards.values()):
@@ -294,8 +294,8 @@ class Aggregator:
             self._say(f"stands by: shard {number} is held by {other}")
             return
         # Nothing is committed between the two reads: a commit would need a ready call under this term.
-        keys = self._job.keys
-        before, text = self._job.client.together([("HGET", keys.version, f"before:{number}"), ("GET", keys.pin)])
+        keys = self._job.access.keys
+        before, text = self._job.access.client.together([("HGET", keys.version, f"before:{number}"), ("GET", keys.pin)])
         if self._job.find_transport() is not transport:
             raise LeaseLost(f"job {self._job.name}: it moved to another shared memory while it was opened")
         shard = open_shard(self._job, number, term, self._record, self._device, memory_lost)
@@ -307,7 +307,7 @@ class Aggregator:
             shard.load(state, before, pin and (pin.version, pin.names[number]))
         except CorruptData as damage:
             if self._job.terms()[number] == term:
-                if self._job.client.is_cluster:
+                if self._job.access.client.is_cluster:
                     go_back(self._job, number, term, damage)
                 raise
             # This process slept after it took the shard, and a later holder has freed the bytes it wanted to read.
@@ -316,7 +316,7 @@ class Aggregator:
 
     def _streams(self) -> list[str]:
         """Return the streams that wake the loop. Without a shard it waits only for leases that are given up."""
-        keys = self._job.keys
+        keys = self._job.access.keys
         work = [keys.inbox, keys.commits] if self._shards else []
         if self._shards and self._job.config.measures_gradients:
             work.append(keys.norms)
@@ -333,7 +333,7 @@ class Aggregator:
         if 0 < grace <= _SERVER_TICK_MS:
             time.sleep(min(grace, _NAP_MS) / 1000)
             return {}
-        return self._job.client.wait(seen, min(patience, grace - _SERVER_TICK_MS) if grace else patience)
+        return self._job.access.client.wait(seen, min(patience, grace - _SERVER_TICK_MS) if grace else patience)
 
     def _patience_ms(self) -> int:
         if len(self._shards) < len(self._choice.eligible):
@@ -378,7 +378,7 @@ class Aggregator:
         shards = range(self._job.layout.shards)
         if len(sums) < len(shards):
             with suppress(PlanGone):
-                sums = self._job.scripts.norm(plan, sums)
+                sums = self._job.access.scripts.norm(plan, sums)
         if any(number not in sums for number in shards):
             return None
         return [sums[number] for number in shards]
@@ -409,12 +409,12 @@ class Aggregator:
         if self._refused[1] > _MOST_REFUSALS:
             raise CorruptData(
                 f"job {self._job.name!r}: plan {plan.id} does not fit the job's version: another program wrote to "
-                f"{self._job.keys.plan}"
+                f"{self._job.access.keys.plan}"
             )
 
     def _plan(self) -> Planned:
         """Return the answer of `plan.lua`. A plan that is known already is not read again."""
-        self._planned = self._job.scripts.plan(self._planned.plan if self._planned else None)
+        self._planned = self._job.access.scripts.plan(self._planned.plan if self._planned else None)
         return self._planned
 
     def _nobody_is_left(self) -> bool:
@@ -496,7 +496,7 @@ class Aggregator:
         c = bad.contribution
         log.warning("job %s: rejects %s of %s: %s", self._job.name, c.seq, c.worker, bad.reason)
         try:
-            self._job.scripts.reject(shard.number, shard.term, plan, c, bad.reason)
+            self._job.access.scripts.reject(shard.number, shard.term, plan, c, bad.reason)
         except LeaseLost:
             self._drop(shard)
         except PlanGone:

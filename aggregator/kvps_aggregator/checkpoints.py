@@ -63,7 +63,7 @@ class Saver:
         self._pool.submit(self._try, self._held()).result()
 
     def _held(self) -> State:
-        return self._job.reader.held(1 + len(self._job.config.slots))
+        return self._job.access.reader.held(1 + len(self._job.config.slots))
 
     def close(self) -> None:
         """Wait until the checkpoint that was begun is written."""
@@ -102,6 +102,6 @@ class Saver:
         with suppress(KvpsError, ServerRestarted):  # on failure, less of the log moves: what may be lost stays in Redis
             self._flush()
         with suppress(ServerRestarted):  # then the next checkpoint moves the log
-            commit_log.move(job, directory, state, job.kept(found.version))
+            commit_log.move(job, job.access.scripts, directory, state, job.kept(found.version))
         checkpoint.prune(directory, found.job, found.id, found.version, self._settings.keep)
         _log.info("job %s: wrote %s", job.name, directory / found.filename)

@@ -44,10 +44,10 @@ class FailoverGuard:
         A full server is tried again with the next look. Raises ServerLost.
         """
         job, held = self._job, list(shards)
-        if not job.client.is_cluster or time.monotonic() < self._next:
+        if not job.access.client.is_cluster or time.monotonic() < self._next:
             return
         self._next = time.monotonic() + job.config.lease_look_s
-        run_ids = job.client.run_ids([job.keys.slot(shard.number) for shard in held])
+        run_ids = job.access.client.run_ids([job.access.keys.slot(shard.number) for shard in held])
         for shard, run_id in zip(held, run_ids, strict=True):
             if self._run_ids.get(shard.number) == run_id:
                 continue
@@ -74,15 +74,17 @@ def go_back(job: Job, shard: int, term: str, damage: CorruptData) -> NoReturn:
     commit, behind = _last_commit(job)
     if commit is None or commit.plan.version != state.version:
         raise damage
-    fields = job.client.call("HMGET", job.keys.version, *(f"before:{i}" for i in range(job.layout.shards)))
+    fields = job.access.client.call(
+        "HMGET", job.access.keys.version, *(f"before:{i}" for i in range(job.layout.shards))
+    )
     names = tuple(matching(name, f"the version: before:{i}", *STAGED_NAME) for i, name in enumerate(fields))
     before = replace(state, version=state.version - 1, names=names)
     try:
-        job.reader.whole(before)
+        job.access.reader.whole(before)
     except (ChunkGone, CorruptData):
         raise damage from None
     record = json.dumps(_undone(state, commit, names) | {"entry": behind})
-    found = job.scripts.rollback(term, secrets.token_hex(4), job.config.memory, shard, record)
+    found = job.access.scripts.rollback(term, secrets.token_hex(4), job.config.memory, shard, record)
     if found:
         log.warning("job %s: %s: goes on from version %d; the last %d versions are lost", job.name, damage, *found)
     raise LeaseLost(f"shard {shard} of job {job.name!r} has to be taken anew")
@@ -91,7 +93,7 @@ def go_back(job: Job, shard: int, term: str, damage: CorruptData) -> NoReturn:
 def _last_commit(job: Job) -> tuple[Commit | None, str]:
     """Return the newest commit in the log, and the id of the entry before it."""
     commit: Commit | None = None
-    for entry, fields in job.client.call("XREVRANGE", job.keys.commits, "+", "-", "COUNT", _MOST_ENTRIES):
+    for entry, fields in job.access.client.call("XREVRANGE", job.access.keys.commits, "+", "-", "COUNT", _MOST_ENTRIES):
         if commit:
             return commit, str(entry)
         if fields.get("kind") == "commit":

@@ -204,18 +204,18 @@ class JobWatcher:
                 if state.id not in self._known and not state.finished(job.config):
                     self._found(job)
                 self._known.add(state.id)
-                transport = job.transport if job.transport.seen else None
+                transport = job.access.transport if job.access.transport.seen else None
                 watched = _Watched(state.id, state.last_entry, state.version, transport)
                 if _memory_is_gone(transport) or not is_idle(job):
                     self._serve(job)
                     return
-                run_id = job.server.run_id() if job.client.is_cluster else self._run_id
+                run_id = job.access.server.run_id() if job.access.client.is_cluster else self._run_id
                 if state.run_id != run_id:  # else a worker that joins now would be cut off later
-                    if not file_is_whole(job.server):
+                    if not file_is_whole(job.access.server):
                         self._aside[name] = _Aside(time.monotonic() + LOOK_S, 0, state.id)  # stays watched and unread
                         return
                     known = before.version if before and before.id == state.id else 0
-                    begin_history(job.server, job.scripts, job.name, known)
+                    begin_history(job.access.server, job.access.scripts, job.name, known)
                 self._unread.discard(name)
                 self._watched[name] = watched
                 self._aside.pop(name, None)

@@ -108,18 +108,18 @@ class Leases:
         self._run_id = job.state().run_id
         self._terms: dict[int, str] = {}
         self._lock = threading.Lock()
-        self._keeper = keeper or LeaseKeeper(job.client)
+        self._keeper = keeper or LeaseKeeper(job.access.client)
         self._keeper.add(self)
 
     def take(self, shard: int) -> tuple[str, str]:
         """Take a shard under a new term. Return (term, ""), or ("", holder) if another aggregator holds it."""
-        term, other, future_ms = self._job.scripts.acquire(
+        term, other, future_ms = self._job.access.scripts.acquire(
             shard, self.holder, self._job.config.lease_ms, secrets.token_hex(4)
         )
         if future_ms:
             _warn_of_clock(self._job, f"the lease of shard {shard}", future_ms)
         if term:
-            self._job.scripts.own(shard, term)
+            self._job.access.scripts.own(shard, term)
             with self._lock:
                 self._terms[shard] = term
             log.info("job %s: holds shard %d under term %s", self._job.name, shard, term)
@@ -132,12 +132,12 @@ class Leases:
         and read again. `run_id` is the server's present run id; if it is "", the server is asked. Return False if the
         history cannot begin yet (see `file_is_whole`): call again.
         """
-        job, run_id = self._job, run_id or self._job.server.run_id()
+        job, run_id = self._job, run_id or self._job.access.server.run_id()
         if run_id == self._run_id:
             return True
-        if not file_is_whole(job.server):
+        if not file_is_whole(job.access.server):
             return False
-        begin_history(job.server, job.scripts, job.name, self.newest)
+        begin_history(job.access.server, job.access.scripts, job.name, self.newest)
         with self._lock:
             if self._run_id != run_id:  # else the other thread was first, and may have taken shards since
                 self._run_id = run_id
@@ -167,14 +167,14 @@ class Leases:
                 term = self._terms.pop(shard, None)
             if term:
                 with suppress(JobNotFound, ServerRestarted):  # then there is nothing to give up
-                    self._job.scripts.renew(shard, self.holder, term, 0)
+                    self._job.access.scripts.renew(shard, self.holder, term, 0)
 
     def asks(self) -> list[Ask]:
         """Return the scripts for the keeper to run: a renewal of each held shard, and the look for silent workers."""
         return [*(partial(self._renew, shard, term) for shard, term in self.held().items()), self._evict]
 
     def _renew(self, shard: int, term: str, call: Call) -> None:
-        if self._job.scripts.through(call).renew(shard, self.holder, term, self._job.config.lease_ms):
+        if self._job.access.scripts.through(call).renew(shard, self.holder, term, self._job.config.lease_ms):
             return
         with self._lock:
             if self._terms.get(shard) != term:  # this aggregator took the shard again meanwhile
@@ -183,7 +183,7 @@ class Leases:
         log.warning("job %s: lost shard %d, another aggregator holds it", self._job.name, shard)
 
     def _evict(self, call: Call) -> None:
-        evicted, future_ms = self._job.scripts.through(call).evict(aggregator=self.holder)
+        evicted, future_ms = self._job.access.scripts.through(call).evict(aggregator=self.holder)
         if future_ms > _CLOCK_STEP_MS:
             _warn_of_clock(self._job, "signs of life", future_ms)
         for worker in evicted:

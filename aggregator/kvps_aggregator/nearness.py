@@ -42,10 +42,10 @@ class Near:
 
     def shards(self, job: Job) -> set[int]:
         """Return the shards of a job whose bytes are on a near master now, as the cluster says."""
-        assert isinstance(job.client, ClusterClient)
-        found = job.client.slot_map()
+        assert isinstance(job.access.client, ClusterClient)
+        found = job.access.client.slot_map()
         near = {master for master in found.masters if self._has(master)}
-        return {n for n in range(job.layout.shards) if found.master_of(slot_of(job.keys.slot(n))) in near}
+        return {n for n in range(job.layout.shards) if found.master_of(slot_of(job.access.keys.slot(n))) in near}
 
     def _has(self, node: Address) -> bool:
         if node in self._nodes or (self._auto and is_of_this_host(node.host)):
@@ -96,8 +96,10 @@ class ShardChoice:
     def _by_nearness(
         self, near: set[int], missing: list[int], held: list[int], now: float
     ) -> tuple[list[int], list[int]]:
-        keys, ask = self._job.keys, [*missing, *held]
-        leases, wishes = self._job.client.gather([("MGET", *map(keys.lease, ask)), ("MGET", *map(keys.wish, ask))])
+        keys, ask = self._job.access.keys, [*missing, *held]
+        leases, wishes = self._job.access.client.gather(
+            [("MGET", *map(keys.lease, ask)), ("MGET", *map(keys.wish, ask))]
+        )
         holder, wish = dict(zip(ask, leases, strict=True)), dict(zip(ask, wishes, strict=True))
         others = [number for number in ask if wish[number] not in (None, self._holder)]
         taken = [number for number in missing if holder[number]]
@@ -109,6 +111,6 @@ class ShardChoice:
     def _wish(self, shards: list[int]) -> None:
         """Ask the holders of these shards to give them up, unless they are near them too."""
         lease_ms = self._job.config.lease_ms
-        asked = [("SET", self._job.keys.wish(number), self._holder, "PX", lease_ms) for number in shards]
+        asked = [("SET", self._job.access.keys.wish(number), self._holder, "PX", lease_ms) for number in shards]
         if asked:
-            self._job.client.each(asked)  # a full server refuses, and the next look wishes again
+            self._job.access.client.each(asked)  # a full server refuses, and the next look wishes again

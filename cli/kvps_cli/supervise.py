@@ -284,6 +284,6 @@ def bury(job: Job, dead: set[str]) -> dict[str, list[str]]:
         mark = _mark(holder)
         if mark in dead:
             with suppress(ServerRestarted):  # a restart ends all leases
-                job.scripts.renew(shard, holder, terms[shard], 0)
+                job.access.scripts.renew(shard, holder, terms[shard], 0)
                 done.setdefault(mark, []).append(f"its lease of shard {shard} ended")
     return done

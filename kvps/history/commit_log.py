@@ -29,10 +29,10 @@ _MOST_FIELD = 64 << 20
 
 
 class LoggedJob(Protocol):
-    """The part of `kvps.job.Job` that is used here."""
+    """What a log is read from: `kvps.job.Job`, or a test's own."""
 
-    name: str
-    scripts: JobScripts
+    @property
+    def name(self) -> str: ...
 
     def page(self, after: str) -> list[Entry]: ...
     def entries(self) -> Iterator[Entry]: ...
@@ -150,11 +150,11 @@ def keep(job: LoggedJob, directory: Path, state: State, version: int) -> Entry |
     return LogFile(directory, job.name, state.id).extend(up_to_version())
 
 
-def move(job: LoggedJob, directory: Path, state: State, version: int) -> None:
+def move(job: LoggedJob, scripts: JobScripts, directory: Path, state: State, version: int) -> None:
     """Move the log up to the commit of `version` from Redis into the file. Raises KvpsError."""
     last = keep(job, directory, state, version)
     if last and last[1].get("kind") == "commit":
-        job.scripts.trim(state.history, last[0], _version(last[1]))
+        scripts.trim(state.history, last[0], _version(last[1]))
 
 
 def _version(fields: Mapping[str, str]) -> int:

@@ -37,7 +37,7 @@ from kvps.session.membership import Membership
 from kvps.session.pull import WeightPull
 from kvps.session.push import Header, Push
 from kvps.transport.access import JobAccess
-from kvps.transport.base import Transport
+from kvps.transport.opening import OpenedJob
 from kvps.transport.version_age import version_age_s
 
 
@@ -53,8 +53,7 @@ class Session:
 
     def __init__(
         self,
-        access: JobAccess,
-        transport: Transport,
+        access: OpenedJob,
         worker: str,
         joined: Joined,
         device: Device | str = CPU,
@@ -65,11 +64,11 @@ class Session:
         self.clock = joined.clock + joined.pending
         self._access = access
         self._timer = IterationTimer(_clock_of(access), partial(_moved, access))
-        self._membership = Membership(access, transport.reader, worker, joined, self._timer)
+        self._membership = Membership(access, access.reader, worker, joined, self._timer)
         self._encoder = Encoder(access, self._membership, joined.residual)
-        self._uploads = transport.uploads(worker, joined.incarnation, self._encoder.sizes)
-        self._weights = WeightPull(access, transport, device, prefetch)
-        self._reader = transport.reader
+        self._uploads = access.transport.uploads(worker, joined.incarnation, self._encoder.sizes)
+        self._weights = WeightPull(access, access.transport, device, prefetch)
+        self._reader = access.reader
         self._last_push = self._new_push()
         self._round_state: RoundState | None = None  # of the last pull; None once a push has used it
         self._wait_behind: RoundState | None = None  # in BSP after a push: no look before the next entry

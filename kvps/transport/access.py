@@ -27,8 +27,14 @@ class JobAccess:
     storing: Client
     replicas: ReplicaReader | None = None
 
-    @classmethod
-    def of(cls, client: Client, keys: JobKeys, config: JobConfig, layout: Layout) -> JobAccess:
+    @staticmethod
+    def of(
+        client: Client,
+        keys: JobKeys,
+        config: JobConfig,
+        layout: Layout,
+        replicas: ReplicaReader | None = None,
+    ) -> JobAccess:
         """Return what a job with these settings is worked on with. Its `client` takes as stored what `durability` asks
         for. Its `storing` is for the bytes of versions, which are on several servers of a cluster: no failover of one
         may lose a part of a version."""
@@ -42,7 +48,7 @@ class JobAccess:
             safely=client.call_safely if lasts else None,
             owns=storing.call_safely if lasts or client.is_cluster else None,
         )
-        return cls(client, keys, config, layout, scripts, storing)
+        return JobAccess(client, keys, config, layout, scripts, storing, replicas)
 
     @property
     def server(self) -> Queries:

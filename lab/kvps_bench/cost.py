@@ -46,9 +46,9 @@ class Cost:
     def so_far(cls, job: Job, at_s: float, aggregators: Iterable[int], workers: Iterable[int]) -> Cost:
         """Return the counters now, those of a cluster's masters together; `aggregators` and `workers` are ids of
         processes of this machine (Linux)."""
-        keys = job.keys
-        clock, version = job.client.together([("HVALS", keys.clock), ("HGET", keys.version, "version")])
-        received, sent, script_s, calls, server_s = map(sum, zip(*job.client.on_masters(_server), strict=True))
+        keys = job.access.keys
+        clock, version = job.access.client.together([("HVALS", keys.clock), ("HGET", keys.version, "version")])
+        received, sent, script_s, calls, server_s = map(sum, zip(*job.access.client.on_masters(_server), strict=True))
         return cls(
             at_s,
             sum(map(int, clock)),

@@ -132,7 +132,7 @@ def reference(where: Place, over: str) -> Iterator[Reference]:
 
 def server_s(job: Job) -> float:
     """Return the processor seconds of the server so far."""
-    cpu = job.client.call("INFO", "cpu")
+    cpu = job.access.client.call("INFO", "cpu")
     return float(cpu["used_cpu_user"]) + float(cpu["used_cpu_sys"])
 
 

@@ -89,7 +89,7 @@ class Reader(Role):
         self._over.set()
         if self._thread:
             self._thread.join()
-        return self._reads, self._torn, self._job.reader.fetched
+        return self._reads, self._torn, self._job.access.reader.fetched
 
     def close(self) -> None:
         self.end_reading()

@@ -168,7 +168,7 @@ def _memory(place: Place, transport: str, setting: Setting) -> Figures:
         with _watched(lambda: client.memory()[0] - before) as most:
             worker("rounds", _WEIGHED_ROUNDS)
         peaks = [float(member("memory")["peak"]) for member in (aggregator, worker)]
-        segments = job.transport.segments if isinstance(job.transport, ShmTransport) else None
+        segments = job.access.transport.segments if isinstance(job.access.transport, ShmTransport) else None
         shared = sum(path.stat().st_size for path in segments.folder.iterdir()) if segments else 0
     mine = [(peak - base) * 1e6 / setting.nbytes for peak, base in zip(peaks, bases, strict=True)]
     return {

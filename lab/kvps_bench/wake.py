@@ -56,7 +56,7 @@ class Committer(Aggregator):
 
     def _find(self, name: str) -> Job:
         job = super()._find(name)
-        self._job, self._ready = job, Stamps(job.client, "put_and_call")
+        self._job, self._ready = job, Stamps(job.access.client, "put_and_call")
         return job
 
     def spans(self) -> list[tuple[int, int]]:

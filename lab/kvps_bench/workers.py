@@ -245,7 +245,7 @@ class _Case:
 
     def _at_commit(self, job: Job) -> Cost:
         """Return the counters right after the next commit, because in BSP contributions come in lumps."""
-        version = partial(job.client.call, "HGET", job.keys.version, "version")
+        version = partial(job.access.client.call, "HGET", job.access.keys.version, "version")
         before = version()
         self._await(lambda: version() != before, "no version was committed")
         return self._now(job)
@@ -255,7 +255,7 @@ class _Case:
         return Cost.so_far(job, time.monotonic(), pids[:1], pids[1:])
 
     def _time_scripts(self, job: Job) -> None:
-        times = ScriptTimes(job.client.url)
+        times = ScriptTimes(job.access.client.url)
         try:
             with times.recording():
                 before = self._at_commit(job)
@@ -268,7 +268,7 @@ class _Case:
                 calls = by_kind(times.take())
                 for _ in range(_GUESTS):
                     job.join("guest").leave(finished=False)
-                    job.scripts.evict()
+                    job.access.scripts.evict()
                 guests = by_kind(times.take())
         finally:
             times.close()

@@ -48,7 +48,7 @@ def as_json(job: Job, view: JobView) -> dict[str, Any]:
         "mode": view.mode,
         "transport": view.transport,
         "version": view.version,
-        "server": {"url": redacted(job.client.url), "memory": view.memory, "replicas": replicas},
+        "server": {"url": redacted(job.access.client.url), "memory": view.memory, "replicas": replicas},
         "shards": [_shard(shard) for shard in view.shards],
         "aggregators": [{"name": name, "shards": _held(view, name)} for name in _aggregators(view)],
         "workers": [_worker(worker) for worker in view.workers],
@@ -89,7 +89,7 @@ def _pid(name: str, between: str = ":") -> int:
 def _clients(job: Job) -> list[Client] | None:
     """Return the programs of kvps that are connected; None if this user may not ask."""
     try:
-        found = job.server.call("CLIENT LIST")
+        found = job.access.server.call("CLIENT LIST")
     except KvpsError:
         return None
     counts: dict[str, int] = {}
@@ -101,7 +101,7 @@ def _clients(job: Job) -> list[Client] | None:
 
 def _replicas(job: Job) -> list[str]:
     """Return the replicas of the job's server, as host:port."""
-    info = job.server.call("INFO", "replication")
+    info = job.access.server.call("INFO", "replication")
     found = (value for name, value in info.items() if name.startswith("slave") and isinstance(value, dict))
     return sorted(f"{each.get('ip')}:{each.get('port')}" for each in found)
 

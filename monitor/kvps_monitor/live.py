@@ -65,9 +65,9 @@ class JobWatch:
         """Return the job as it is now. Raises JobNotFound, CorruptData, ServerLost."""
         job, state = self.job, self.job.state()
         self._read_traces(list(state.members))
-        reply, events = self._ask(), EventLog(job.client, job.keys).newest(self._events)
-        now_us = round(1e6 * job.server.seconds())
-        used, limit = job.server.memory()
+        reply, events = self._ask(), EventLog(job.access.client, job.access.keys).newest(self._events)
+        now_us = round(1e6 * job.access.server.seconds())
+        used, limit = job.access.server.memory()
         rate = self._versions_per_s(0, now_us)
         shards = [self._shard(number, reply, now_us) for number in range(job.layout.shards)]
         workers = _Workers(job, state, reply, now_us, self._iterations, events).views()
@@ -118,8 +118,8 @@ class JobWatch:
             self._versions.setdefault(shard, deque(maxlen=KEPT)).extend(made)
 
     def _ask(self) -> _Reply:
-        keys, shards = self.job.keys, range(self.job.layout.shards)
-        replies = self.job.client.together(
+        keys, shards = self.job.access.keys, range(self.job.layout.shards)
+        replies = self.job.access.client.together(
             [
                 ("ZRANGE", keys.heartbeat, 0, -1, "WITHSCORES"),
                 ("HGETALL", keys.activity),

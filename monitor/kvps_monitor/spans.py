@@ -184,7 +184,7 @@ class Traces:
     def read(self, workers: Iterable[str]) -> tuple[dict[str, list[Iteration]], dict[int, list[ShardVersion]]]:
         """Return the new iterations of each worker and the new versions of each shard, oldest first. Raises
         CorruptData."""
-        keys, names, shards = self._job.keys, list(workers), range(self._job.layout.shards)
+        keys, names, shards = self._job.access.keys, list(workers), range(self._job.layout.shards)
         wanted = [*(keys.trace(name) for name in names), *(keys.shard_trace(shard) for shard in shards)]
         found = [self._in_order(key, page) for key, page in zip(wanted, self._pages(wanted), strict=True)]
         iterations = {name: [Iteration.of(name, e) for e in page] for name, page in zip(names, found, strict=False)}
@@ -192,7 +192,7 @@ class Traces:
         return iterations, {n: [ShardVersion.of(n, e) for e in page] for n, page in zip(shards, rest, strict=True)}
 
     def _pages(self, keys: list[str]) -> list[list[Entry]]:
-        return self._job.client.together([self._command(key) for key in keys])
+        return self._job.access.client.together([self._command(key) for key in keys])
 
     def _command(self, key: str) -> tuple[object, ...]:
         if key in self._seen:

@@ -166,7 +166,9 @@ def test_the_dead_children_of_a_supervisor_are_buried_at_once(store: Store) -> N
         assert eventually(lambda: job.state().version > before + 5)
     finally:
         supervisor.end()
-    evicted = [f["worker"] for _, f in store.client.call("XRANGE", job.keys.commits, "-", "+") if f["kind"] == "evict"]
+    evicted = [
+        f["worker"] for _, f in store.client.call("XRANGE", job.access.keys.commits, "-", "+") if f["kind"] == "evict"
+    ]
     assert evicted == ["w0", "w1"]
 
 
@@ -227,9 +229,9 @@ def test_the_judge_sees_what_is_lost_and_what_counts_twice(store: Store, tmp_pat
     assert judge([file], job) == (3, 0, 0)
     file.write_text(f"w0 {incarnation} 3\nw0 {incarnation} 4\nw0 1-other 1\n")
     assert judge([file], job) == (3, 2, 0)
-    entries = store.client.call("XRANGE", job.keys.commits, "-", "+")
+    entries = store.client.call("XRANGE", job.access.keys.commits, "-", "+")
     commit = next(fields for _, fields in entries if fields["kind"] == "commit")
-    store.client.call("XADD", job.keys.commits, "*", *[part for pair in commit.items() for part in pair])
+    store.client.call("XADD", job.access.keys.commits, "*", *[part for pair in commit.items() for part in pair])
     assert judge([file], job).twice == 1
 
 
@@ -237,7 +239,9 @@ def test_the_judge_sees_what_is_lost_and_what_counts_twice(store: Store, tmp_pat
 def test_an_aggregator_deletes_only_what_has_the_name_of_a_version(store: Store, raw: Any, before: str | None) -> None:
     """The name of the version before is that of bytes which it deletes."""
     job = store.create_job("a", {"x": np.ones(2, np.float32)})
-    raw.hdel(job.keys.version, "before:0") if before is None else raw.hset(job.keys.version, "before:0", before)
+    raw.hdel(job.access.keys.version, "before:0") if before is None else raw.hset(
+        job.access.keys.version, "before:0", before
+    )
     aggregator = Aggregator(job, threading.Event())
     try:
         with pytest.raises(kvps.CorruptData, match="before:0 must be the staged name of a version"):

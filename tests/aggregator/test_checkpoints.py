@@ -81,12 +81,12 @@ def test_a_restored_bsp_job_waits_for_all_that_were_at_work(store: Store, tmp_pa
     assert {m.state for m in restored.state().members.values()} == {"rejoining"}
     with aggregating(restored):
         for _ in range(3):
-            restored.client.call("ZADD", restored.keys.heartbeat, 0, "w0", 0, "w1")
-            restored.scripts.evict()
+            restored.access.client.call("ZADD", restored.access.keys.heartbeat, 0, "w0", 0, "w1")
+            restored.access.scripts.evict()
         with restored.join() as first:
             assert (first.worker, first.round, first.clock) == ("w0", STOP, STOP)
             first.push(gradient(first.pull(), 0, STOP))
-            assert restored.scripts.plan().plan is None
+            assert restored.access.scripts.plan().plan is None
             with restored.join() as second:
                 second.push(gradient(second.pull(), 1, STOP))
                 for _ in range(2):
@@ -132,9 +132,14 @@ def test_the_rest_of_the_units_is_done_exactly_once(store: Store, tmp_path: Path
     for session in (w0, w1):  # one has pushed, and one computes
         session.next_unit()
     w0.push({name: array - array + 99 for name, array in w0.pull().items()})
-    assert len(job.client.call("HGETALL", job.keys.units)) == 4
+    assert len(job.access.client.call("HGETALL", job.access.keys.units)) == 4
     restored = store.restore_job(Checkpoint.load(saved(job, tmp_path)), "again")
-    assert restored.client.call("HGETALL", restored.keys.units) == {"next": "5", "done": "3", "3": "free", "4": "free"}
+    assert restored.access.client.call("HGETALL", restored.access.keys.units) == {
+        "next": "5",
+        "done": "3",
+        "3": "free",
+        "4": "free",
+    }
 
     def rest(worker: str) -> None:
         with restored.join(worker) as session:

@@ -45,8 +45,8 @@ def job(store: Store) -> Job:
 
 def _lose(job: Job, names: tuple[str, ...], shard: int) -> int:
     """Delete a shard's keys of a version, as its server would have by a failover; return how many there were."""
-    found = [key for key in job.client.scan(job.keys.slot(shard) + "*") if f":{names[shard]}" in key]
-    job.client.unlink(found)
+    found = [key for key in job.access.client.scan(job.access.keys.slot(shard) + "*") if f":{names[shard]}" in key]
+    job.access.client.unlink(found)
     return len(found)
 
 
@@ -56,7 +56,7 @@ def test_the_holder_stores_again_what_was_lost(job: Job) -> None:
     before = job.snapshot()[1]["x"].copy()
     assert _lose(job, state.names, 1) == 3, "weights, momentum and the manifest"
     FailoverGuard(job).look(aggregator._shards.values())
-    weights, slots = job.reader.whole(state)
+    weights, slots = job.access.reader.whole(state)
     assert np.array_equal(weights, before)
     assert sorted(slots) == ["momentum"]
     aggregator.release()
@@ -76,7 +76,7 @@ def _rounds_of_two(job: Job, loses: bool) -> str:
                 guard._run_ids.clear()
                 guard._next = 0.0
                 guard.look(aggregator._shards.values())
-                job.reader.whole(job.state())  # with the view
+                job.access.reader.whole(job.state())  # with the view
             for session, view in zip((first, second), pulled, strict=True):
                 session.push({"x": (view - session.rank) / 2})
             while job.state().version == version:
@@ -99,8 +99,8 @@ def test_a_failover_of_one_server_asks_each_server_once(job: Job, monkeypatch: p
     monkeypatch.setattr(
         Client, "call", lambda self, *command, call=Client.call: asked.append(command[0]) or call(self, *command)
     )
-    keys = [job.keys.slot(number) for number in range(60)]
-    assert len(set(job.client.run_ids(keys))) == 3
+    keys = [job.access.keys.slot(number) for number in range(60)]
+    assert len(set(job.access.client.run_ids(keys))) == 3
     assert asked.count("INFO") <= 3
 
 
@@ -188,7 +188,7 @@ def test_dead_bytes_are_reused_only_where_each_replica_has_confirmed_the_next(re
 
 def test_what_is_whole_in_no_version_is_said_and_left(job: Job) -> None:
     state = job.state()
-    before = tuple(job.client.call("HMGET", job.keys.version, *(f"before:{i}" for i in range(3))))
+    before = tuple(job.access.client.call("HMGET", job.access.keys.version, *(f"before:{i}" for i in range(3))))
     _lose(job, state.names, 2)
     _lose(job, before, 0)
     aggregator = Aggregator(job, Event())

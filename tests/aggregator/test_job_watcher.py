@@ -71,7 +71,7 @@ def _round(job: Job, worker: str = "w0", finished: bool = True) -> None:
     session.push(ONE)
     version = session.version
     while job.state().version <= version:
-        job.client.wait({job.keys.commits: job.state().last_entry})
+        job.await_change(job.state())
     session.leave(finished=finished)
 
 
@@ -203,18 +203,20 @@ def test_a_damaged_job_harms_no_other(store: Store, quick: None) -> None:
     log, entry, good = (store.create_job(name, ONE, **PLAIN) for name in ("log", "entry", "good"))
     with watching(store, said) as watcher:
         assert eventually(lambda: len(watcher._watched) == 3)
-        store.client.call("DEL", log.keys.commits)
-        store.client.call("SET", log.keys.commits, "noon")
-        store.client.call("HSET", entry.keys.workers, "w0", "{")
-        store.client.call("XADD", entry.keys.commits, "*", "kind", "join")
+        store.client.call("DEL", log.access.keys.commits)
+        store.client.call("SET", log.access.keys.commits, "noon")
+        store.client.call("HSET", entry.access.keys.workers, "w0", "{")
+        store.client.call("XADD", entry.access.keys.commits, "*", "kind", "join")
         assert eventually(lambda: watcher._aside.keys() >= {"log"} and any("'entry'" in line for line in said))
         _round(good)
-        store.client.call("DEL", log.keys.commits)
-        store.client.call("XADD", log.keys.commits, "*", "kind", "create")
+        store.client.call("DEL", log.access.keys.commits)
+        store.client.call("XADD", log.access.keys.commits, "*", "kind", "create")
         assert eventually(lambda: "log" in watcher._watched), "once it is mended it is watched again"
         _round(log)
     assert len(said) <= 10, "tries that fail are made, and said, less and less often"
-    assert any(f"key {log.keys.commits} is a string, not a stream" in line or "WRONGTYPE" in line for line in said)
+    assert any(
+        f"key {log.access.keys.commits} is a string, not a stream" in line or "WRONGTYPE" in line for line in said
+    )
 
 
 def test_damage_under_a_served_job_harms_no_other(store: Store, quick: None) -> None:
@@ -224,7 +226,7 @@ def test_damage_under_a_served_job_harms_no_other(store: Store, quick: None) -> 
     with watching(store, said):
         sessions = [bad.join("w0"), good.join("w0")]
         assert eventually(lambda: all(bad.holders() + good.holders()))
-        for key in (bad.keys.lease(0), bad.keys.term(0), bad.keys.heartbeat):
+        for key in (bad.access.keys.lease(0), bad.access.keys.term(0), bad.access.keys.heartbeat):
             store.client.call("DEL", key)
             store.client.call("RPUSH", key, "noon")
         for _ in range(4):  # more than one length of the lease
@@ -248,10 +250,10 @@ def test_leases_are_renewed_by_a_server_that_has_forgotten_its_scripts(store: St
 
 def _await_renewal(job: Job) -> None:
     """Wait until its lease has longer to live than a moment before."""
-    left = [int(job.client.call("PTTL", job.keys.lease(0)))]
+    left = [int(job.access.client.call("PTTL", job.access.keys.lease(0)))]
 
     def renewed() -> bool:
-        left.append(int(job.client.call("PTTL", job.keys.lease(0))))
+        left.append(int(job.access.client.call("PTTL", job.access.keys.lease(0))))
         return left[-1] > left[-2]
 
     assert eventually(renewed)
@@ -263,7 +265,7 @@ def test_a_job_that_failed_is_tried_again_later_and_later_and_one_made_anew_at_o
 ) -> None:
     said: list[str] = []
     job, good = (store.create_job(name, ONE, **PLAIN) for name in ("a", "good"))
-    store.client.call("DEL", job.keys.array(0, "w", job.state().names[0], 0))
+    store.client.call("DEL", job.access.keys.array(0, "w", job.state().names[0], 0))
     with watching(store, said) as watcher:
         job.join("w0")
         assert eventually(lambda: len(said) == 3)

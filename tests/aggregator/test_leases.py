@@ -17,7 +17,7 @@ ME = {"host": "here", "pid": 1, "start": "", "space": "", "device": "cpu"}
 
 
 def _in_an_hour(job: Job) -> int:
-    seconds, _ = job.client.call("TIME")
+    seconds, _ = job.access.client.call("TIME")
     return int(seconds) * 1000 + HOUR_MS
 
 
@@ -28,7 +28,7 @@ def test_a_dead_worker_with_a_sign_of_life_from_the_future_is_evicted(
     job = store.create_job("job", model(), workers=2, worker_timeout_ms=1000)
     dead = job.join("w1")
     fall_silent(dead)
-    job.client.call("ZADD", job.keys.heartbeat, _in_an_hour(job), "w1", _in_an_hour(job), "")
+    job.access.client.call("ZADD", job.access.keys.heartbeat, _in_an_hour(job), "w1", _in_an_hour(job), "")
     with aggregating(job):
         work_on(job, "w0", 3)
         assert eventually(lambda: job.round_state().version == 3)
@@ -42,8 +42,8 @@ def test_a_dead_worker_with_a_sign_of_life_from_the_future_is_evicted(
 def test_a_live_worker_is_not_evicted_when_the_clock_is_set_back(store: Store) -> None:
     job = store.create_job("job", model(), workers=1, worker_timeout_ms=500)
     with job.join("w0") as session, aggregating(job):
-        job.client.call("ZADD", job.keys.heartbeat, _in_an_hour(job), "w0", _in_an_hour(job), "")
-        looks = [job.scripts.evict() for _ in range(20)]
+        job.access.client.call("ZADD", job.access.keys.heartbeat, _in_an_hour(job), "w0", _in_an_hour(job), "")
+        looks = [job.access.scripts.evict() for _ in range(20)]
         assert [look.workers for look in looks] == [[]] * 20
         assert eventually(lambda: _beat(job, "w0") < _in_an_hour(job) - HOUR_MS / 2)
         for round_ in range(3):
@@ -51,20 +51,20 @@ def test_a_live_worker_is_not_evicted_when_the_clock_is_set_back(store: Store) -
 
 
 def _beat(job: Job, worker: str) -> float:
-    return float(job.client.call("ZSCORE", job.keys.heartbeat, worker))
+    return float(job.access.client.call("ZSCORE", job.access.keys.heartbeat, worker))
 
 
 def test_an_id_whose_sign_of_life_lies_in_the_future_is_free_after_the_timeout(store: Store) -> None:
     """Also where no aggregator looks for the silent."""
     job = store.create_job("job", model(), workers=1, worker_timeout_ms=300)
-    first = job.scripts.join("w0", "abc", "", ME)
-    job.client.call("ZADD", job.keys.heartbeat, _in_an_hour(job), "w0")
+    first = job.access.scripts.join("w0", "abc", "", ME)
+    job.access.client.call("ZADD", job.access.keys.heartbeat, _in_an_hour(job), "w0")
     with pytest.raises(kvps.WorkerAlive):
-        job.scripts.join("w0", "next", "", ME)
+        job.access.scripts.join("w0", "next", "", ME)
 
     def joins() -> bool:
         try:
-            return job.scripts.join("w0", "next", "", ME).incarnation != first.incarnation
+            return job.access.scripts.join("w0", "next", "", ME).incarnation != first.incarnation
         except kvps.WorkerAlive:
             return False
 
@@ -74,8 +74,8 @@ def test_an_id_whose_sign_of_life_lies_in_the_future_is_free_after_the_timeout(s
 def test_a_lease_from_the_future_ends_as_one_taken_now(store: Store, caplog: pytest.LogCaptureFixture) -> None:
     """Redis keeps the moment when a lease ends: of a dead holder it would have been in an hour."""
     job = store.create_job("job", model(), workers=1, lease_ms=500)
-    term = job.scripts.acquire(0, "dead", 500, "abcd").term
-    job.client.call("PEXPIRE", job.keys.lease(0), HOUR_MS)
+    term = job.access.scripts.acquire(0, "dead", 500, "abcd").term
+    job.access.client.call("PEXPIRE", job.access.keys.lease(0), HOUR_MS)
     with aggregating(job):
         work_on(job, "w0", 3)
         assert eventually(lambda: job.round_state().version == 3)
@@ -85,10 +85,10 @@ def test_a_lease_from_the_future_ends_as_one_taken_now(store: Store, caplog: pyt
 
 def test_a_pin_from_the_future_is_not_read_for_ever(store: Store) -> None:
     job = store.create_job("job", {"x": np.zeros(1, np.float32)}, workers=1)
-    pin = job.scripts.pin(5_000)
+    pin = job.access.scripts.pin(5_000)
     with aggregating(job):
         work_on(job, "w0", 3)
         assert eventually(lambda: job.round_state().version == 3)
-    assert job.scripts.pin(5_000) == pin, "one that is young is shared"
-    job.client.call("PEXPIRE", job.keys.pin, HOUR_MS)
-    assert '"version":3' in job.scripts.pin(5_000)
+    assert job.access.scripts.pin(5_000) == pin, "one that is young is shared"
+    job.access.client.call("PEXPIRE", job.access.keys.pin, HOUR_MS)
+    assert '"version":3' in job.access.scripts.pin(5_000)

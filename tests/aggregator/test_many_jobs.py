@@ -66,7 +66,7 @@ def _until(process: subprocess.Popen[str], words: str) -> str:
 def test_names_are_shown_as_they_are(store: Store) -> None:
     """Brackets are markup to the library that prints, and `:100:` is an emoji."""
     job = store.create_job("odd", ONE, task="[bold]:100:[/]")
-    store.client.call("SET", job.keys.lease(0), "[host]:100:abc")
+    store.client.call("SET", job.access.keys.lease(0), "[host]:100:abc")
     for command in (["jobs"], ["status", "odd"]):
         done = kvps_run(store, *command)
         assert (done.returncode, done.stderr) == (0, "")
@@ -110,23 +110,23 @@ def _spoil(store: Store) -> dict[str, str]:
         "binary": r"version: history must be 1 to 128 letters, digits, dots and -, not '\udcff'",
     }
     jobs = {name: store.create_job(name, ONE) for name in wanted}
-    store.client.call("HSET", jobs["newer"].keys.config, "optimizer", '{"kind": "rprop", "lr": 0.1}')
-    store.client.call("HSET", jobs["config"].keys.config, "workers", "several")
-    store.client.call("SET", jobs["layout"].keys.layout, "{")
-    store.client.call("DEL", jobs["foreign"].keys.clock)
-    store.client.call("SET", jobs["foreign"].keys.clock, "noon")
-    store.client.call("HSET", jobs["entry"].keys.workers, "w0", "{}")
-    store.client.call("SET", jobs["nested"].keys.layout, "[" * 100_000)
+    store.client.call("HSET", jobs["newer"].access.keys.config, "optimizer", '{"kind": "rprop", "lr": 0.1}')
+    store.client.call("HSET", jobs["config"].access.keys.config, "workers", "several")
+    store.client.call("SET", jobs["layout"].access.keys.layout, "{")
+    store.client.call("DEL", jobs["foreign"].access.keys.clock)
+    store.client.call("SET", jobs["foreign"].access.keys.clock, "noon")
+    store.client.call("HSET", jobs["entry"].access.keys.workers, "w0", "{}")
+    store.client.call("SET", jobs["nested"].access.keys.layout, "[" * 100_000)
     layout = jobs["huge"].layout.to_json().replace('"shape": [2]', f'"shape": [{10**18}]')
-    store.client.call("SET", jobs["huge"].keys.layout, layout)
-    store.client.call("HSET", jobs["done"].keys.units, "done", "x")
-    store.client.call("HSET", jobs["done"].keys.config, "units", "5")
-    store.client.call("HSET", jobs["id"].keys.version, "id", "*")
-    store.client.call("HSET", jobs["binary"].keys.version, "history", "\udcff")
+    store.client.call("SET", jobs["huge"].access.keys.layout, layout)
+    store.client.call("HSET", jobs["done"].access.keys.units, "done", "x")
+    store.client.call("HSET", jobs["done"].access.keys.config, "units", "5")
+    store.client.call("HSET", jobs["id"].access.keys.version, "id", "*")
+    store.client.call("HSET", jobs["binary"].access.keys.version, "history", "\udcff")
     entry = {"rank": 0, "round": 0, "accepted": 0, "incarnation": "1-a", "state": "left", "pid": 1, "device": "cpu"}
     wrong = {"finished": {"finished": "x", "host": "h"}, "escape": {"finished": True, "host": "\x1b[2J"}}
     for name, fields in wrong.items():
-        store.client.call("HSET", jobs[name].keys.workers, "w0", json.dumps(entry | fields))
+        store.client.call("HSET", jobs[name].access.keys.workers, "w0", json.dumps(entry | fields))
     return wanted
 
 
@@ -210,7 +210,7 @@ def _one_round(job: Job) -> None:
 @pytest.mark.slow
 def test_a_damaged_job_can_be_removed(store: Store) -> None:
     store.create_job("damaged", {"x": np.ones(3, np.float32)}, shards=2)
-    store.client.call("HSET", store.job("damaged").keys.config, "optimizer", "nonsense")
+    store.client.call("HSET", store.job("damaged").access.keys.config, "optimizer", "nonsense")
     done = kvps_run(store, "rm", "damaged", "--yes")
     assert (done.returncode, done.stderr) == (0, "job damaged: removed\n")
     assert [key for key in store.client.scan("*") if key != "kvps:preflight"] == []

@@ -48,7 +48,7 @@ def near(*nodes: ClusterNode) -> Near:
 
 
 def shard_of(cluster: Cluster, job: Job, node: ClusterNode) -> int:
-    (number,) = [n for n in range(SHARDS) if cluster.master_of(job.keys.slot(n)) is node]
+    (number,) = [n for n in range(SHARDS) if cluster.master_of(job.access.keys.slot(n)) is node]
     return number
 
 
@@ -134,10 +134,10 @@ def test_when_slots_move_their_shards_go_to_the_aggregator_near_the_new_node(clu
         two = stack.enter_context(aggregating(job, near=near(target)))
         stack.enter_context(training(job))
         assert eventually(lambda: (held_by(one), held_by(two)) == ({0, 1, 2} - {stays}, {stays}))
-        cluster.migrate(slot_of(job.keys.slot(moved)), target)
+        cluster.migrate(slot_of(job.access.keys.slot(moved)), target)
         assert eventually(lambda: (held_by(one), held_by(two)) == ({0, 1, 2} - {stays, moved}, {stays, moved}))
         assert goes_on(job)
-        cluster.migrate(slot_of(job.keys.slot(moved)), source)  # for the next test
+        cluster.migrate(slot_of(job.access.keys.slot(moved)), source)  # for the next test
 
 
 @pytest.mark.slow
@@ -146,7 +146,7 @@ def test_two_aggregators_near_one_node_do_not_take_turns(cluster: Cluster, job: 
         assert eventually(lambda: held_by(holder) == {0, 1, 2})
         terms = job.terms()
         with aggregating(job, near=Near(["auto"])) as standby:
-            assert eventually(lambda: job.client.call("GET", job.keys.wish(0))), "it waits for the shards"
+            assert eventually(lambda: job.access.client.call("GET", job.access.keys.wish(0))), "it waits for the shards"
             assert not eventually(lambda: held_by(standby), 1.0)
         assert job.terms() == terms
 
@@ -159,7 +159,9 @@ def test_commands_share_the_shards_by_nearness_and_one_is_killed(cluster: Cluste
 
     def holders() -> list[int]:
         """The pid of the holder of each node's shard."""
-        leases = [job.client.call("GET", job.keys.lease(shard_of(cluster, job, node))) for node in cluster.nodes]
+        leases = [
+            job.access.client.call("GET", job.access.keys.lease(shard_of(cluster, job, node))) for node in cluster.nodes
+        ]
         return [int(lease.split(":")[1]) if lease else 0 for lease in leases]
 
     commands = [begin(node) for node in cluster.nodes]
@@ -190,6 +192,6 @@ def test_without_a_cluster_nothing_is_near(store: Store) -> None:
 
 def test_a_node_that_no_slot_names_is_only_a_warning(cluster: Cluster, job: Job, caplog: Any) -> None:
     """It may be down now, and its aggregator is a standby meanwhile."""
-    Near(["127.0.0.1:1"]).check(job.client)
+    Near(["127.0.0.1:1"]).check(job.access.client)
     assert "no node of the cluster is near now" in caplog.text
     assert Near(["127.0.0.1:1"]).shards(job) == set()

@@ -17,7 +17,7 @@ def test_scripts_that_the_server_lost_are_loaded_once_for_the_whole_request(stor
     raw.script_flush()
     raw.config_resetstat()
     in_one_request(
-        store.client, [lambda call, job=job: evicted.append(job.scripts.through(call).evict()) for job in jobs]
+        store.client, [lambda call, job=job: evicted.append(job.access.scripts.through(call).evict()) for job in jobs]
     )
     assert evicted == [([], 0)] * 20
     stats = raw.info("commandstats")

@@ -78,7 +78,7 @@ class Arena:
     @contextmanager
     def crew(self, job: Job, **options: Any) -> Iterator[Crew]:
         """Yield the children of `job`. The block leaves no child behind and, if it fails, no segment."""
-        crew = Crew(self.zygote, self.folder, job, options.pop("url", job.client.url), **options)
+        crew = Crew(self.zygote, self.folder, job, options.pop("url", job.access.client.url), **options)
         with ExitStack() as failed:
             if segments_of(job):
                 failed.callback(segments_of(job).remove)

@@ -95,7 +95,7 @@ def masters_fail_over(arena: Arena, kills: int = 42, shards: int = 3, durability
         cluster, job, crew = training
         crew.wait(arena.random.uniform(0.2, 0.8))
         kind = ("control", "data")[number % 2]
-        key = job.keys.version if kind == "control" else job.keys.slot(arena.random.randrange(shards))
+        key = job.access.keys.version if kind == "control" else job.access.keys.slot(arena.random.randrange(shards))
         before = job.state().version
         victim = cluster.master_of(key)
         if safe:
@@ -158,7 +158,7 @@ def roles_change(arena: Arena, changes: int = 21, shards: int = 3) -> Result:
 def _one_of_three(arena: Arena, training: Training, number: int, shards: int) -> tuple[str, int]:
     """Wait a moment. Return a key of the control's slot, for one fault of three, or of a shard's; and the version."""
     training.crew.wait(arena.random.uniform(0.1, 0.4))
-    keys = training.job.keys
+    keys = training.job.access.keys
     key = keys.version if number % 3 == 0 else keys.slot(arena.random.randrange(shards))
     return key, training.job.state().version
 

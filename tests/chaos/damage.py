@@ -20,7 +20,7 @@ def contributions_are_damaged(
             with arena.crew(job, mutants=mutants) as crew:
                 crew.start_all(3, 2, damages=share)
                 crew.run()
-                entries = store.client.call("XRANGE", job.keys.commits, "-", "+")
+                entries = store.client.call("XRANGE", job.access.keys.commits, "-", "+")
                 result.faults[mode] = sum(fields["kind"] == "reject" for _, fields in entries)
                 result.verdict.add(arena.judge(store, crew))
             arena.say(f"{mode}: {result.faults[mode]} rejected")

@@ -37,7 +37,7 @@ def memory_is_filled(
                     long = fill % 2 == 0
                     counted["commands refused"] += _fill(crew, ballast, hold_s if long else 0.0)
                     if mode == "ASP":  # no worker waits for another: what was acknowledged can be committed at once
-                        crew.until(lambda j=job: not j.client.call("XLEN", j.keys.inbox))
+                        crew.until(lambda j=job: not j.access.client.call("XLEN", j.access.keys.inbox))
                     counted["long fills"] += long
                     ballast.drop()
                     version = job.state().version

@@ -162,7 +162,7 @@ class Runner:
 
     def rate(self, window: Window) -> float:
         """Return the contributions per second that were committed in a window."""
-        entries = self._job.client.call("XRANGE", self._job.keys.commits, window.begin, window.end - 1)
+        entries = self._job.access.client.call("XRANGE", self._job.access.keys.commits, window.begin, window.end - 1)
         plans = [Plan.from_json(fields["plan"]) for _, fields in entries if fields["kind"] == "commit"]
         done = sum(len(plan.contributions) + len(plan.rejected) for plan in plans)
         return done / (window.end - window.begin) * 1000
@@ -174,7 +174,7 @@ class Runner:
         return (1 - self.rate(after) / statistics.mean(map(self.rate, beside))) * _NEAR_MS / 1000
 
     def _now(self) -> int:
-        seconds, micros = self._job.client.call("TIME")
+        seconds, micros = self._job.access.client.call("TIME")
         return int(seconds) * 1000 + int(micros) // 1000
 
     def _kill(self) -> None:

@@ -112,9 +112,9 @@ class _damaging:  # noqa: N801
     """A block in which stored bytes do not match their digest, as if memory or a cable had changed them."""
 
     def __init__(self, job: Job, session: Session) -> None:
-        self._client, self._scripts = job.client, session._access.scripts
+        self._client, self._scripts = job.access.client, session._access.scripts
         sequence = session.sequence + 1
-        self._key = job.keys.gradient(job.layout.shards - 1, session.worker, session.incarnation, sequence, 0)
+        self._key = job.access.keys.gradient(job.layout.shards - 1, session.worker, session.incarnation, sequence, 0)
 
     def __enter__(self) -> None:
         real = self._scripts.push

@@ -123,7 +123,7 @@ def committed(job: Job, version: int) -> frozenset[Ack]:
 
 def goes_on(job: Job) -> bool:
     """Return whether a version was committed after the last loss."""
-    last = job.client.call("XREVRANGE", job.keys.commits, "+", "-", "COUNT", 200)
+    last = job.access.client.call("XREVRANGE", job.access.keys.commits, "+", "-", "COUNT", 200)
     return next((f["kind"] for _, f in last if f["kind"] in ("commit", "recover")), "") == "commit"
 
 
@@ -269,7 +269,7 @@ def file_is_cut(arena: Arena, cuts: int = 400) -> Result:
             if not check_chain(here) == version == state.clock["w0"] or not np.array_equal(weights["x"], want):
                 mixed.append(cut)
             with _holding(here, remembers=6) as witness:
-                recovered = [f for _, f in here.client.call("XRANGE", here.keys.commits, "-", "+")][-1]
+                recovered = [f for _, f in here.access.client.call("XRANGE", here.access.keys.commits, "-", "+")][-1]
                 if recovered["kind"] != "recover" or int(recovered["lost"]) != 6 - version:
                     unsaid.append(cut)
                 witness.work()

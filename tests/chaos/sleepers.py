@@ -73,7 +73,7 @@ def _nap(arena: Arena, crew: Crew, point: str, compared: list[int]) -> list[str]
     else:
         crew.kill(sleeper, signal.SIGSTOP)
     crew.wait(3 * LEASE_MS / 1000)
-    pinned = json.loads(crew.job.scripts.pin(_PIN_MS))
+    pinned = json.loads(crew.job.access.scripts.pin(_PIN_MS))
     names = [pinned["names"][str(shard)] for shard in range(crew.job.layout.shards)]
     before = stored(crew.job, names)
     crew.kill(sleeper, signal.SIGCONT)
@@ -130,7 +130,7 @@ def stored(job: Job, names: Sequence[str]) -> bytes:
     """Return the bytes of the weights with these names; empty if the version is deleted."""
     flat = np.empty(job.layout.size, DTYPE)
     with suppress(ChunkGone):  # the version is older than two versions by now, and its pin has expired
-        job.reader._read(names, flat)
+        job.access.reader._read(names, flat)
         return flat.tobytes()
     return b""
 

@@ -165,7 +165,11 @@ class Commits:
     """A reader of a job's commit log while it grows, on its own thread and connection."""
 
     def __init__(self, job: Job) -> None:
-        self._client, self._key, self._after = Client(job.client.url), job.keys.commits, job.state().last_entry
+        self._client, self._key, self._after = (
+            Client(job.access.client.url),
+            job.access.keys.commits,
+            job.state().last_entry,
+        )
         self._seen: list[Commit] = []
         self._news = threading.Condition()  # re-entrant: `wait_for` calls `first`
         self._over = threading.Event()

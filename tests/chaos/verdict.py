@@ -60,7 +60,7 @@ def examine(job: Job, files: list[Path], forgiven: frozenset[Ack] = frozenset())
     lost = len(acknowledged(files) - {(c.worker, c.incarnation, c.seq) for c in logged} - forgiven)
     state = job.state()
     flat: Array = np.empty(job.layout.size, DTYPE)
-    version = job.reader.weights(state, flat)
+    version = job.access.reader.weights(state, flat)
     proof = prove(Log(job, state), state, job.config, job.layout, (version, flat), Recomputed(job, state))
     problems = [proof.differs] if proof.differs else []
     ends = Counter((c.worker, c.incarnation, c.seq) for c in logged)
@@ -79,7 +79,7 @@ def examine(job: Job, files: list[Path], forgiven: frozenset[Ack] = frozenset())
         twice = sum(count > 1 for count in units.values())
         if missing or twice:
             problems.append(f"units: {len(missing)} missing, {twice} more than once")
-    if job.client.call("XLEN", job.keys.inbox):
+    if job.access.client.call("XLEN", job.access.keys.inbox):
         problems.append("contributions still wait in the inbox")
     return Verdict(state.version, proof.contributions, said.acknowledged, lost, said.twice, problems)
 
@@ -89,12 +89,12 @@ def late_commits(job: Job) -> list[str]:
     takes: dict[str, list[tuple[int, str]]] = {}
     holders: dict[str, set[str]] = {}
     problems = []
-    for entry, fields in job.client.call("XRANGE", job.keys.leases, "-", "+"):
+    for entry, fields in job.access.client.call("XRANGE", job.access.keys.leases, "-", "+"):
         if fields["kind"] == "take":
             takes.setdefault(fields["shard"], []).append((_ms(entry), fields["term"]))
             holders.setdefault(fields["term"], set()).add(fields["holder"])
     problems += [f"term {term} had {len(who)} holders" for term, who in holders.items() if len(who) > 1]
-    for entry, fields in job.client.call("XRANGE", job.keys.commits, "-", "+"):
+    for entry, fields in job.access.client.call("XRANGE", job.access.keys.commits, "-", "+"):
         for shard, said in enumerate(fields.get("shards", "").split(",") if fields["kind"] == "commit" else ()):
             term, order = said.split()[0], [t for _, t in takes.get(str(shard), [])]
             if term in order and any(at < _ms(entry) for at, _ in takes[str(shard)][order.index(term) + 1 :]):
@@ -111,7 +111,7 @@ def remains(store: Store, job: Job) -> list[str]:
     problems = []
     if segments_of(job) and (found := segments_of(job).names()):
         problems.append(f"{len(found)} segments are left of a finished job, as {found[0]}")
-    if waiting := [key for key in store.client.scan(job.keys.all_bytes) if key.split(":")[2] == "g"]:
+    if waiting := [key for key in store.client.scan(job.access.keys.all_bytes) if key.split(":")[2] == "g"]:
         problems.append(f"{len(waiting)} gradients are left behind the last sweep, as {waiting[0]}")
     # A new holder knows only two versions, so everything that its sweep leaves must belong to them.
     aggregator, deadline = Aggregator(job, Event()), time.monotonic() + 2 * job.config.lease_ms / 1000
@@ -122,7 +122,7 @@ def remains(store: Store, job: Job) -> list[str]:
     limited = store.client.memory()[1] > 0  # where memory is limited, a holder keeps room for its next version
     for shard in held:
         kinds = {"owner"} | {f"{kind}:{name}" for name in shard.storage.live_names() for kind in ("w", "p", "m")}
-        for key in store.client.scan(job.keys.slot(shard.number).replace("[", "\\[") + "*"):
+        for key in store.client.scan(job.access.keys.slot(shard.number).replace("[", "\\[") + "*"):
             kind, *name = key.split(":")[2:]
             if kind == "reserve" and limited:
                 continue

@@ -79,7 +79,7 @@ def test_slots_that_valkey_moves_at_one_instant_cost_no_contribution(start: Call
         parts = [start("aggregator", "start", "--job", job.name, "--redis", cluster.url)]
         parts += [start("worker", "--job", job.name, "--redis", cluster.url) for _ in range(2)]
         for move in range(4):
-            key = job.keys.version if move % 2 else job.keys.slot(move % 3)
+            key = job.access.keys.version if move % 2 else job.access.keys.slot(move % 3)
             await_version(job, 10 * move)
             source = cluster.master_of(key)
             slot, target = slot_of(key), cluster.other_than(source)

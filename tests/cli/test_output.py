@@ -95,7 +95,7 @@ def test_every_way_to_print_shows_what_a_terminal_would_obey(capsys: pytest.Capt
 def test_commands_show_what_others_wrote_as_text(store: Store, tmp_path: Path) -> None:
     """Where no parser refuses it first: who holds a shard, and names of files."""
     job = store.create_job("job", {"x": np.ones(2, np.float32)})
-    store.client.call("SET", job.keys.lease(0), "host\x1b[2J\udcff\nshard 1:1:abc")
+    store.client.call("SET", job.access.keys.lease(0), "host\x1b[2J\udcff\nshard 1:1:abc")
     (tmp_path / "a\x1b]0;b\udcff\n.safetensors").write_bytes(b"x")
     store.client.call("RPUSH", "rq:queue:kvps", "\x1b[2J")
     store.client.call("HSET", "rq:job:\x1b[2J", "kvps_why", "\x1b[2J")

@@ -106,7 +106,7 @@ def test_a_node_that_has_lost_its_scripts_gets_them_again(cluster: Cluster, clie
         with job.join("w0") as session:
             session.pull()
             session.leave(finished=False)
-        JobScripts(client.call, job.keys, 1).own(0, "1")
+        JobScripts(client.call, job.access.keys, 1).own(0, "1")
     Store(client).remove_job("scripts")
 
 

@@ -171,17 +171,17 @@ def test_scripts_of_a_job_wait_until_their_slot_has_moved(cluster: Cluster, clie
     """No gradient is lost and none counts twice while the control's slot goes from master to master."""
     rounds = 40
     job = kvps.Store(client).create_job("moves", model(), optimizer=kvps.SGD(lr=0.05))
-    control = [job.keys.inbox, job.keys.clock, job.keys.pushed, job.keys.commits]
-    slot = slot_of(job.keys.version)
+    control = [job.access.keys.inbox, job.access.keys.clock, job.access.keys.pushed, job.access.keys.commits]
+    slot = slot_of(job.access.keys.version)
     with aggregating(job), ThreadPoolExecutor(1) as threads:
         working = threads.submit(work_on, job, "w0", rounds)
         for move in range(4):
             await_version(job, 8 * move)
             moved = [key for key in control[:move] if client.call("EXISTS", key)]
-            with cluster.migrating(slot, cluster.other_than(cluster.master_of(job.keys.version)), *moved):
-                before = client.call("HGET", job.keys.version, "version")
+            with cluster.migrating(slot, cluster.other_than(cluster.master_of(job.access.keys.version)), *moved):
+                before = client.call("HGET", job.access.keys.version, "version")
                 time.sleep(0.1)
-                assert client.call("HGET", job.keys.version, "version") == before, "nothing is done halfway"
+                assert client.call("HGET", job.access.keys.version, "version") == before, "nothing is done halfway"
         assert working.result()[-1] == rounds
         await_version(job, rounds)
     assert check_chain(job) == rounds

@@ -249,7 +249,7 @@ def test_dead_bytes_under_the_names_of_the_next_version_are_not_read(servers: Re
             found.round()
             found.check()
         name = following(found.reader.round_state().names[0])
-        renamed = found.reader.keys.weights(0, name, 0)
+        renamed = found.reader.access.keys.weights(0, name, 0)
         assert eventually(lambda: all(replica.ask("EXISTS", renamed) for replica in servers.replicas), 10)
         for replica in servers.replicas:
             frozen(replica)

@@ -156,7 +156,7 @@ def test_a_read_cut_at_every_byte_is_made_again(server_url: str, store: Store) -
         job, flat = through.job("cut"), np.empty(10, np.float32)
 
         def read() -> int:
-            return job.reader.weights(job.round_state(), flat)  # a snapshot would wait for the next version
+            return job.access.reader.weights(job.round_state(), flat)  # a snapshot would wait for the next version
 
         read()
         relay.passed = 0
@@ -184,7 +184,7 @@ def test_a_wait_that_is_cut_is_made_again(server_url: str, store: Store) -> None
             assert eventually(lambda: job.state().version == session.sequence)
             turns.append(job.round_state())
     with private_directory() as tmp, cutter(server_url, tmp) as (relay, url), kvps.connect(url) as through:
-        reader, flat = through.job("cut").reader, np.empty(5, np.float32)
+        reader, flat = through.job("cut").access.reader, np.empty(5, np.float32)
         reader.next_round_state("w0", turns[0], flat)
         relay.passed = 0
         reader.next_round_state("w0", turns[0], flat)

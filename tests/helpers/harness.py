@@ -106,10 +106,10 @@ def aggregating(
 def _unblock(job: Job) -> None:
     """End all waits at the job's server, as if their time were over: a loop that waits sees only then that it is to
     stop. A user with fewer rights may not do that."""
-    if connection_settings(job.client.url).get("username"):
+    if connection_settings(job.access.client.url).get("username"):
         return
-    with suppress(kvps.KvpsError), job.client.twin(0.1) as other:
-        server = other.node(job.keys.version)
+    with suppress(kvps.KvpsError), job.access.client.twin(0.1) as other:
+        server = other.node(job.access.keys.version)
         for client in server.call("CLIENT LIST"):
             if "b" in client["flags"]:
                 server.call("CLIENT UNBLOCK", client["id"])
@@ -177,7 +177,7 @@ def await_version(job: Job, version: int) -> None:
     deadline = time.monotonic() + 120
     while (state := job.state()).version < version:
         assert time.monotonic() < deadline, f"version {version} does not come: {state}"
-        job.client.wait({job.keys.commits: state.last_entry})
+        job.await_change(state)
 
 
 def staleness_used(job: Job, workers: int) -> int:
@@ -252,4 +252,4 @@ def push_until_given_up(job: Job, session: Session, *numbers: float) -> None:
         session.push({name: np.full_like(value, number) for name, value in session.pull().items()})
     seen = "0-0"
     while any(job.holders()):
-        seen = job.client.wait({job.keys.leases: seen}).get(job.keys.leases, seen)
+        seen = job.access.client.wait({job.access.keys.leases: seen}).get(job.access.keys.leases, seen)

@@ -19,7 +19,7 @@ from kvps.transport.view_reader import ViewReader
 
 def segments_of(job: Job) -> Segments | None:
     """Return the segments of a job over shared memory; None for a job over Redis."""
-    return job.transport.segments if isinstance(job.transport, ShmTransport) else None
+    return job.access.transport.segments if isinstance(job.access.transport, ShmTransport) else None
 
 
 def forget_reductions() -> None:

@@ -54,7 +54,9 @@ def versions_of(job: Job) -> dict[tuple[str, int], int]:
 
 def recorded(job: Job) -> dict[str, int]:
     """Return how many iterations Redis has of each worker."""
-    return {worker: int(job.client.call("XLEN", job.keys.trace(worker))) for worker in job.state().members}
+    return {
+        worker: int(job.access.client.call("XLEN", job.access.keys.trace(worker))) for worker in job.state().members
+    }
 
 
 # -- traces that are read back ------------------------------------------------------------------------------------

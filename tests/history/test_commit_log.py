@@ -111,7 +111,7 @@ def test_the_log_in_redis_stays_short(store: Store, tmp_path: Path) -> None:
         nonlocal longest
         if round_ % 50 == 49:  # the writer is beside the commits, and is let catch up
             assert eventually(lambda: job.state().moved >= round_ // 50 * 50)
-            longest = max(longest, job.client.call("XLEN", job.keys.commits))
+            longest = max(longest, job.access.client.call("XLEN", job.access.keys.commits))
         return params
 
     with aggregating(job, checkpoints=Checkpoints(tmp_path, 10, keep=1)):
@@ -122,7 +122,10 @@ def test_the_log_in_redis_stays_short(store: Store, tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("*.safetensors"))) == 1
     lines = LogFile(tmp_path, "job", job.state().id).path.read_text().splitlines()
     assert json.loads(lines[0])["kind"] == "create"
-    first, last = (json.loads(lines[1])["entry"], job.client.call("XREVRANGE", job.keys.commits, "+", "-", "COUNT", 1))
+    first, last = (
+        json.loads(lines[1])["entry"],
+        job.access.client.call("XREVRANGE", job.access.keys.commits, "+", "-", "COUNT", 1),
+    )
     assert job.training_seconds() == pytest.approx((int(last[0][0][:13]) - int(first[:13])) / 1000, abs=0.2)
 
 
@@ -141,14 +144,14 @@ def test_what_was_appended_and_not_trimmed_comes_once(store: Store, tmp_path: Pa
             half.write(b'{"entry": "1795238263183-0", "ki')
         assert check_chain(job, tmp_path) == 5
     for _ in range(2):
-        move(job, tmp_path, state, 5)
+        move(job, job.access.scripts, tmp_path, state, 5)
         assert list(file.entries()) == whole[: last + 1]
         assert check_chain(job, tmp_path) == 5
     assert list(job.entries()) == whole[last:], "the last commit stays"
-    job.client.call("HSET", job.keys.version, "history", "another")
-    move(job, tmp_path, state, 5)
+    job.access.client.call("HSET", job.access.keys.version, "history", "another")
+    move(job, job.access.scripts, tmp_path, state, 5)
     with pytest.raises(kvps.KvpsError, match="could not write"):
-        move(job, tmp_path / "nowhere", state, 5)
+        move(job, job.access.scripts, tmp_path / "nowhere", state, 5)
 
 
 def test_one_of_several_aggregators_writes(store: Store, tmp_path: Path) -> None:
@@ -190,7 +193,7 @@ def test_entries_that_a_server_lost_are_no_part_of_the_log(tmp_path: Path, ahead
         train_to(job, 5, 1)
         size = mortal.log().stat().st_size
         newest = int(job.state().last_entry.partition("-")[0])
-        job.client.call("XSETID", job.keys.commits, f"{newest + ahead_ms}-9")
+        job.access.client.call("XSETID", job.access.keys.commits, f"{newest + ahead_ms}-9")
         train_to(job, STOP, 1, checkpoints=Checkpoints(tmp_path, 4))
         mortal.kill()
         mortal.log().write_bytes(mortal.log().read_bytes()[:size])

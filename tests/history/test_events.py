@@ -30,13 +30,13 @@ def rounds(job: Job, number: int) -> None:
 @pytest.mark.parametrize("most", [1, 3, 1_000])
 def test_it_reads_on_page_by_page(store: Store, most: int) -> None:
     job = store.create_job("j", model())
-    log, seen = EventLog(job.client, job.keys), []
+    log, seen = EventLog(job.access.client, job.access.keys), []
     for _ in range(2):
         rounds(job, 4)
         while page := log.unread(most):
             assert len(page) <= 2 * most, "a page of each of two streams"
             seen += page
-        assert by_time(seen) == by_time(EventLog(job.client, job.keys).newest(0))
+        assert by_time(seen) == by_time(EventLog(job.access.client, job.access.keys).newest(0))
     assert [e.facts["version"] for e in seen if e.kind == "commit"] == list(range(1, 9))
 
 
@@ -47,7 +47,7 @@ def test_a_call_that_fails_has_read_nothing() -> None:
         store = later.enter_context(kvps.connect(first.enter_context(running_server(*files, socket=path))))
         job = store.create_job("j", model())
         rounds(job, 2)
-        log = EventLog(later.enter_context(store.client.twin(0.1)), job.keys)
+        log = EventLog(later.enter_context(store.client.twin(0.1)), job.access.keys)
         seen = log.unread()
         rounds(job, 2)
         first.close()
@@ -56,10 +56,10 @@ def test_a_call_that_fails_has_read_nothing() -> None:
         first.enter_context(running_server(*files, socket=path))
         seen += log.unread()
         assert [e.facts["version"] for e in seen if e.kind == "commit"] == [1, 2, 3, 4]
-        assert by_time(seen) == by_time(EventLog(job.client, job.keys).newest(0))
+        assert by_time(seen) == by_time(EventLog(job.access.client, job.access.keys).newest(0))
 
 
 def test_nothing_is_before_the_first_id_of_all(store: Store) -> None:
     job = store.create_job("j", model())
-    assert EventLog(job.client, job.keys).before("0-0", 5) == []
-    assert EventLog(job.client, job.keys).before("0-1", 5) == []
+    assert EventLog(job.access.client, job.access.keys).before("0-0", 5) == []
+    assert EventLog(job.access.client, job.access.keys).before("0-1", 5) == []

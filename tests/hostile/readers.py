@@ -105,7 +105,7 @@ def _state(scene: Scene, job: Open) -> None:
 
 def _events(scene: Scene, job: Open) -> None:
     found = job()
-    events = EventLog(found.client, found.keys)
+    events = EventLog(found.access.client, found.access.keys)
     for event in events.newest(3) + events.newest(0):
         str(event)
 

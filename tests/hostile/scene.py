@@ -94,7 +94,7 @@ class Scene:
                 type_ = self.raw.type(key).decode()
                 content[key] = type_, _READ[type_](self.raw, key)
         self.content = content
-        k = job.keys
+        k = job.access.keys
         possible = [k.pin, k.mirror, k.plan, k.ready, k.inbox, k.removed, k.units, k.free_units, k.draining, k.clock]
         possible += [k.finished, k.lease(0), k.term(0), k.lease(1), k.leases, k.owner(0), k.trace("w0"), k.skip]
         possible += [k.activity, k.aggregators, k.shard_trace(0)]
@@ -198,9 +198,9 @@ def _trained(
     made = job.checkpoint()
     made.write(folder / made.filename)
     commit_log.keep(job, folder, state, made.version)
-    store.client.call("DEL", job.keys.pin)
+    store.client.call("DEL", job.access.keys.pin)
     _pushed(*sessions)
-    job.scripts.plan()
+    job.access.scripts.plan()
     return job
 
 
@@ -211,7 +211,7 @@ def _restored(store: Store, folder: Path) -> Job:
     job = store.restore_job(found, JOB)
     sessions = [job.join(f"w{i}") for i in range(2)]
     _pushed(*sessions)
-    job.scripts.plan()
+    job.access.scripts.plan()
     return job
 
 
@@ -233,7 +233,7 @@ def _running(queue: TaskQueue) -> tuple[str, str]:
 
 def _slow_reader(store: Store, folder: Path) -> Job:
     job = _trained(store, folder, staleness=2, gradient_format="topk:0.1", weight_format="bf16")
-    job.scripts.pin(86_400_000)
+    job.access.scripts.pin(86_400_000)
     return job
 
 

@@ -44,7 +44,7 @@ def test_it_has_who_holds_who_stands_by_and_who_works(store: Store) -> None:
 
 def test_another_program_that_is_connected_is_counted(store: Store) -> None:
     job = store.create_job("j", model())
-    with job.client.twin(5) as other:
+    with job.access.client.twin(5) as other:
         other.call("CLIENT SETNAME", "kvps-1-abcdef01")
         found = as_json(job, JobWatch(job).look())["others"]
         assert found == [{"name": "kvps-1-abcdef01", "connections": 1}]
@@ -62,7 +62,7 @@ def test_a_standby_that_is_gone_is_not_drawn(store: Store) -> None:
 def test_the_picture_at_every_size(store: Store, workers: int) -> None:
     job = store.create_job("j", model(), workers=max(1, workers), shards=12)
     for rank in range(workers):
-        job.scripts.join(f"w{rank}", "n", "", {"host": "<b>&\"'", "pid": 1, "device": "cpu"})
+        job.access.scripts.join(f"w{rank}", "n", "", {"host": "<b>&\"'", "pid": 1, "device": "cpu"})
     with abandoned(job):
         drawn = as_svg(as_json(job, JobWatch(job).look()))
     words = _words(drawn)
@@ -75,7 +75,7 @@ def test_long_names_lose_their_middle_and_stay_apart(store: Store) -> None:
     job = store.create_job("j", model(), workers=2)
     names = [f"{60 * 'x'}-{rank}" for rank in range(2)]
     for name in names:
-        job.scripts.join(name, "n", "", {"host": "h", "pid": 1, "device": "cpu"})
+        job.access.scripts.join(name, "n", "", {"host": "h", "pid": 1, "device": "cpu"})
     assert {"xxxxxxxxxx…xxxxxxx-0", "xxxxxxxxxx…xxxxxxx-1"} <= _words(as_svg(as_json(job, JobWatch(job).look())))
     assert short_name(20 * "x") == 20 * "x"
 

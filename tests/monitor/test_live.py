@@ -36,7 +36,7 @@ def step(session: Session, number: int = 0) -> None:
 
 def test_it_agrees_with_redis(store: Store) -> None:
     job = store.create_job("j", model(), workers=2, shards=2, staleness=1)
-    call, keys = job.client.call, job.keys
+    call, keys = job.access.client.call, job.access.keys
     with aggregating(job), job.join("w0") as w0, job.join("w1") as w1:
         for number in range(4):
             step(w0, number)
@@ -214,7 +214,7 @@ def test_without_spans_there_is_what_redis_has_anyway(store: Store) -> None:
 def test_a_thousand_workers_are_one_look(store: Store) -> None:
     job = store.create_job("j", {"w": np.zeros(4, np.float32)}, workers=1000, worker_timeout_ms=600_000)
     for rank in range(1000):
-        job.scripts.join(f"w{rank}", "n", "", {"host": "h", "pid": 1, "device": "cpu"})
+        job.access.scripts.join(f"w{rank}", "n", "", {"host": "h", "pid": 1, "device": "cpu"})
     view = JobWatch(job).look()
     assert [w.rank for w in view.workers] == list(range(1000))
     assert set(states(view).values()) <= {"computing", "silent"}, "their joins may take a while"

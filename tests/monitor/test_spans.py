@@ -125,6 +125,6 @@ def test_names_of_phases_are_those_that_are_written(store: Store) -> None:
     with aggregating(job), job.join("w0") as session:
         session.push(gradient(session.pull(), 0, 0))
         await_version(job, 1)
-    for key, names in ((job.keys.trace("w0"), WORKER_PHASES), (job.keys.shard_trace(0), SHARD_PHASES)):
-        ((_, fields),) = job.client.call("XRANGE", key, "-", "+")
+    for key, names in ((job.access.keys.trace("w0"), WORKER_PHASES), (job.access.keys.shard_trace(0), SHARD_PHASES)):
+        ((_, fields),) = job.access.client.call("XRANGE", key, "-", "+")
         assert tuple(name.removesuffix("_ms") for name in fields if name.endswith("_ms")) == names

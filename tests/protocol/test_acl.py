@@ -126,8 +126,8 @@ def test_what_a_role_may_do_and_what_not(store: Store, raw: Any, role: str, jobs
     version = store.client.redis_version()
     raw.execute_command("ACL", "SETUSER", "u", *acl.rules(role, jobs, version), ">u")
     named = {
-        "control": job.keys.config.removesuffix("config"),
-        "bytes": job.keys.slot(0),
+        "control": job.access.keys.config.removesuffix("config"),
+        "bytes": job.access.keys.slot(0),
         "name": job.state().names[0],
     }
     allowed, refused = TABLE[role]
@@ -182,8 +182,8 @@ def test_a_run_with_every_process_under_its_own_role(store: Store, under: Users)
         name: array.tobytes() for name, array in ours.items()
     }
     if store.client.redis_version() >= acl.READ_ONLY_KEYS:
-        assert reader.reader.held(1).version == 6
-        assert store.client.call("EXISTS", reader.keys.pin)
+        assert reader.access.reader.held(1).version == 6
+        assert store.client.call("EXISTS", reader.access.keys.pin)
     under("operator").remove_job("mine")
     assert store.jobs() == ["plain"]
 
@@ -199,8 +199,8 @@ def test_a_reader_that_is_overtaken_keeps_a_version(store: Store, under: Users) 
         work_on(job, "w0", 4)
         await_version(job, 4)
     flat = np.empty(job.layout.size, np.float32)
-    assert VersionReader.weights(reader.reader, state, flat) == 4
-    assert reader.reader.restarts
+    assert VersionReader.weights(reader.access.reader, state, flat) == 4
+    assert reader.access.reader.restarts
 
 
 def test_who_may_not_load_scripts_waits_for_who_may(store: Store, under: Users) -> None:
@@ -218,9 +218,15 @@ def test_a_server_restarted_under_a_worker_is_left_to_the_aggregator(store: Stor
     """The new history: the worker may not begin it, and goes on once the aggregator has."""
     store.create_job("mine", ONE)
     worker, aggregator = under("worker").job("mine"), under("aggregator").job("mine")
-    under.expected |= {worker.keys.leases, worker.keys.ready, worker.keys.lease(0), worker.keys.term(0), "bgrewriteaof"}
+    under.expected |= {
+        worker.access.keys.leases,
+        worker.access.keys.ready,
+        worker.access.keys.lease(0),
+        worker.access.keys.term(0),
+        "bgrewriteaof",
+    }
     # As after a restart: the server's run is not the one in which the history began.
-    store.client.call("HSET", worker.keys.version, "run_id", "0" * 40)
+    store.client.call("HSET", worker.access.keys.version, "run_id", "0" * 40)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(work_on, worker, "w0", 3)
         with aggregating(aggregator):
@@ -232,7 +238,7 @@ def test_a_bad_pin_stops_no_job(store: Store, under: Users) -> None:
     """A reader may write the pin: what is no pin keeps nothing, and commits go on."""
     job = store.create_job("mine", ONE)
     reader = under("reader") if store.client.redis_version() >= acl.READ_ONLY_KEYS else store
-    reader.client.call("SET", job.keys.pin, '{"version":"x"}')
+    reader.client.call("SET", job.access.keys.pin, '{"version":"x"}')
     with aggregating(job):
         work_on(job, "w0", 3)
         await_version(job, 3)

@@ -30,16 +30,16 @@ def test_a_rejected_round_is_over_with_the_version_that_leaves_it_out(store: Sto
     with job.join("w0") as session:
         _push(session)
         _push(session)
-        plan = job.scripts.plan().plan
+        plan = job.access.scripts.plan().plan
         assert plan
-        term, *_ = job.scripts.acquire(0, "holder", 10_000, "nonce")
-        job.scripts.reject(0, term, plan, plan.contributions[1], "because")
+        term, *_ = job.access.scripts.acquire(0, "holder", 10_000, "nonce")
+        job.access.scripts.reject(0, term, plan, plan.contributions[1], "because")
         assert job.state().members["w0"].round == 0
         assert not job.round_state().admits(2, job.config)
-        rest = job.scripts.plan().plan
+        rest = job.access.scripts.plan().plan
         assert rest
         assert [(c.seq, r.seq) for c, r in zip(rest.contributions, rest.rejected, strict=True)] == [(1, 2)]
-        assert job.scripts.ready(0, term, rest, "digest").flipped
+        assert job.access.scripts.ready(0, term, rest, "digest").flipped
         after = job.state().members["w0"]
         assert (after.clock, after.round, after.pending) == (1, 2, 0)
 
@@ -51,14 +51,14 @@ def test_who_joins_anew_does_not_skip_past_what_still_waits(store: Store) -> Non
     with job.join("w0") as ahead:
         _push(ahead)
         _push(ahead)
-        plan = job.scripts.plan().plan
+        plan = job.access.scripts.plan().plan
         _push(behind)
         with job.join("w1", takeover=True) as again:
             assert again.round == 1
             assert job.state().members["w1"].round == 0
             assert plan
-            term, *_ = job.scripts.acquire(0, "holder", 10_000, "nonce")
-            assert job.scripts.ready(0, term, plan, "digest").flipped
+            term, *_ = job.access.scripts.acquire(0, "holder", 10_000, "nonce")
+            assert job.access.scripts.ready(0, term, plan, "digest").flipped
             assert not job.round_state().admits(2, job.config), "w0 waits for w1's first round"
 
 
@@ -75,14 +75,14 @@ def test_a_holder_that_overslept_does_not_go_on_from_what_was_rejected(
     with job.join("w0") as w0, job.join("w1") as w1:
         _push(w0, 1)
         _push(w1, 10)
-        store.client.call("SETRANGE", job.keys.gradient(1, "w0", w0.incarnation, 1, 0), 0, "bad!")
+        store.client.call("SETRANGE", job.access.keys.gradient(1, "w0", w0.incarnation, 1, 0), 0, "bad!")
         for aggregator in (sleeper, other):
             aggregator.hold()
             aggregator.work()  # the sleeper stages shard 0; the other finds w0's part of shard 1 bad and rejects it
-        seen = job.scripts.plan()
+        seen = job.access.scripts.plan()
         assert seen.plan
         assert seen.plan.rejected
-        store.client.call("DEL", job.keys.lease(0))
+        store.client.call("DEL", job.access.keys.lease(0))
         successor.hold()
         successor.work()
         assert other.work() == "", "bytes of the rejected plan stand under its term: it takes another"
@@ -90,7 +90,7 @@ def test_a_holder_that_overslept_does_not_go_on_from_what_was_rejected(
         successor.work()  # it goes on from version 1 and frees the gradients
         successor.release()
         with monkeypatch.context() as slept:  # it had looked at the plan before it fell asleep
-            slept.setattr(drowsy.scripts, "plan", lambda _: seen)
+            slept.setattr(drowsy.access.scripts, "plan", lambda _: seen)
             sleeper.work()
         sleeper.work()
         _push(w0, 100)
@@ -131,16 +131,16 @@ def test_what_was_rejected_is_settled_in_a_new_life_of_the_server_too(store: Sto
     session = job.join("w0")
     assert session.next_unit() == 0
     _push(session)
-    plan = job.scripts.plan().plan
+    plan = job.access.scripts.plan().plan
     assert plan
-    term, *_ = job.scripts.acquire(0, "holder", 10_000, "nonce")
-    job.scripts.reject(0, term, plan, plan.contributions[0], "because")
+    term, *_ = job.access.scripts.acquire(0, "holder", 10_000, "nonce")
+    job.access.scripts.reject(0, term, plan, plan.contributions[0], "because")
     for run_id in ("another life", store.client.run_id()):
-        job.scripts.recover(run_id, run_id[:8], 0)
-    rest = job.scripts.plan().plan
+        job.access.scripts.recover(run_id, run_id[:8], 0)
+    rest = job.access.scripts.plan().plan
     assert rest
-    term, *_ = job.scripts.acquire(0, "holder", 10_000, "nonce")
-    assert job.scripts.ready(0, term, rest, "digest").flipped
+    term, *_ = job.access.scripts.acquire(0, "holder", 10_000, "nonce")
+    assert job.access.scripts.ready(0, term, rest, "digest").flipped
     assert job.state().members["w0"].pending == 0
     with job.join("w0") as again:
         assert again.round == 1
@@ -159,7 +159,7 @@ def test_a_holder_that_overslept_its_reading_stands_by(store: Store, monkeypatch
 
         def sleep_before(self: shard.Shard, *arguments: Any) -> None:
             monkeypatch.setattr(shard.Shard, "load", load)
-            store.client.call("DEL", job.keys.lease(0))
+            store.client.call("DEL", job.access.keys.lease(0))
             other.hold()
             for number in range(3):
                 _push(w0, number)
@@ -184,9 +184,9 @@ def test_an_open_plan_that_never_fits_ends_its_aggregator(store: Store, field: s
     aggregator.hold()
     with job.join("w0") as w0:
         _push(w0, 0)
-        plan = job.scripts.plan().plan
+        plan = job.access.scripts.plan().plan
         assert plan is not None
-        store.client.call("HSET", job.keys.plan, field, "7" * 40 if field == "head" else "7")
+        store.client.call("HSET", job.access.keys.plan, field, "7" * 40 if field == "head" else "7")
         with pytest.raises(kvps.CorruptData, match="does not fit the job's version"):
             deque((aggregator.work() for _ in range(100)), maxlen=0)
     assert job.state().version == 0

@@ -18,7 +18,7 @@ TWO = {"x": np.ones(2, np.float32)}
 def test_a_version_that_lacks_a_shard_is_corrupt(store: Store, raw: Any) -> None:
     """The layout says how many there are: an aggregator that looked for the name of a missing one raised IndexError."""
     job = store.create_job("a", TWO, shards=2)
-    raw.hdel(job.keys.version, "shard:1")
+    raw.hdel(job.access.keys.version, "shard:1")
     for look in (job.state, job.round_state, job.snapshot):
         with pytest.raises(CorruptData, match="the version: shard:1 is missing"):
             look()
@@ -28,11 +28,11 @@ def test_a_version_that_lacks_a_shard_is_corrupt(store: Store, raw: Any) -> None
 def test_a_version_that_is_no_number_is_corrupt(store: Store, version: str) -> None:
     """The scripts answer with nothing where it should be, and an aggregator raised ValueError."""
     job = store.create_job("a", TWO)
-    store.client.call("HSET", job.keys.version, "version", version)
+    store.client.call("HSET", job.access.keys.version, "version", version)
     with pytest.raises(CorruptData, match="version"):
-        job.scripts.plan()
+        job.access.scripts.plan()
     with pytest.raises(CorruptData, match="version"):
-        job.scripts.recover(store.client.run_id(), "00000000", 0)
+        job.access.scripts.recover(store.client.run_id(), "00000000", 0)
 
 
 CHANGES = [{"pid": None}, {"host": None}, {"start": None}, {"incarnation": None}, {"pid": "x"}, {"host": "\x1b"}]
@@ -43,9 +43,9 @@ def test_the_entry_of_a_living_worker_may_be_damaged(store: Store, change: dict[
     """A join under its id names its process, or says what is wrong; it raised KeyError."""
     job = store.create_job("a", TWO)
     session = job.join("w0")
-    entry = json.loads(store.client.call("HGET", job.keys.workers, "w0")) | change
+    entry = json.loads(store.client.call("HGET", job.access.keys.workers, "w0")) | change
     damaged = json.dumps({name: value for name, value in entry.items() if value is not None})
-    store.client.call("HSET", job.keys.workers, "w0", damaged)
+    store.client.call("HSET", job.access.keys.workers, "w0", damaged)
     if "start" in change:
         assert job.join("w0").incarnation != session.incarnation, "its process is not the one that runs"
     else:

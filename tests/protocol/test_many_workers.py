@@ -78,13 +78,13 @@ def test_a_worker_that_waits_is_woken_by_its_turn_and_not_by_others_that_come_an
     """Who waits in BSP for the last of three is not rung for while a hundred others join and leave."""
     job = store.create_job("job", TINY, workers=2, staleness=0, units=1000)
     for name in ("w0", "w1"):
-        job.scripts.join(name, "n", "", ME)
-    before = job.client.call("XLEN", job.keys.turns)
+        job.access.scripts.join(name, "n", "", ME)
+    before = job.access.client.call("XLEN", job.access.keys.turns)
     for number in range(100):
-        job.scripts.join(f"x{number}", "n", "", ME)
-        job.scripts.leave(f"x{number}", "1-n", False)
-    assert job.client.call("XLEN", job.keys.turns) == before
-    assert job.client.call("XLEN", job.keys.commits) >= 200, "the log has them all"
+        job.access.scripts.join(f"x{number}", "n", "", ME)
+        job.access.scripts.leave(f"x{number}", "1-n", False)
+    assert job.access.client.call("XLEN", job.access.keys.turns) == before
+    assert job.access.client.call("XLEN", job.access.keys.commits) >= 200, "the log has them all"
 
 
 def test_a_plan_of_many_that_wait_is_bounded_where_nobody_waits_for_a_round(store: Store) -> None:
@@ -92,15 +92,15 @@ def test_a_plan_of_many_that_wait_is_bounded_where_nobody_waits_for_a_round(stor
     job = store.create_job("job", TINY, workers=1, staleness=2, max_pending=3)
     history = job.round_state().history
     for number in range(300):
-        job.scripts.join(f"x{number}", "n", "", ME)
+        job.access.scripts.join(f"x{number}", "n", "", ME)
         for seq in (1, 2):
-            job.scripts.push(f"x{number}", "1-n", seq, 0, 0, "-", history)
-    plan = job.scripts.plan().plan
+            job.access.scripts.push(f"x{number}", "1-n", seq, 0, 0, "-", history)
+    plan = job.access.scripts.plan().plan
     assert plan
     assert len(plan.contributions) == 512
-    term = job.scripts.acquire(0, "holder", 60_000, "n1").term
-    assert job.scripts.ready(0, term, plan, "0" * 16).flipped
-    rest = job.scripts.plan().plan
+    term = job.access.scripts.acquire(0, "holder", 60_000, "n1").term
+    assert job.access.scripts.ready(0, term, plan, "0" * 16).flipped
+    rest = job.access.scripts.plan().plan
     assert rest
     assert len(rest.contributions) == 88
     assert {c.text for c in rest.contributions}.isdisjoint(c.text for c in plan.contributions)
@@ -110,7 +110,7 @@ def test_workers_that_name_no_id_get_one_each_and_the_first_that_is_free(store: 
     job = store.create_job("job", TINY, workers=20, worker_timeout_ms=3_600_000)
     with _sessions(job, 3), job.join() as fourth:
         assert fourth.worker == "w3"
-        assert job.scripts.reserve() == "w4", "by one that never came"
+        assert job.access.scripts.reserve() == "w4", "by one that never came"
         others = [job.join() for _ in range(16)]
         assert sorted(s.worker for s in others) == sorted(f"w{i}" for i in range(4, 20)), "it is found in the end"
         for other in others:

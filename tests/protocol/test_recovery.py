@@ -44,7 +44,9 @@ def test_bsp_goes_on_bit_for_bit_when_redis_is_killed(mortal: MortalServer) -> N
             clocks = [d.result() for d in done]
             assert eventually(lambda: job.state().finished(job.config))
         histories = [
-            f["history"] for _, f in job.client.call("XRANGE", job.keys.commits, "-", "+") if f["kind"] == "recover"
+            f["history"]
+            for _, f in job.access.client.call("XRANGE", job.access.keys.commits, "-", "+")
+            if f["kind"] == "recover"
         ]
         assert len(set(histories)) == 3, "each run of the server is a new history"
         assert check_chain(job) == ROUNDS
@@ -170,19 +172,19 @@ def test_whose_join_is_lost_is_not_told_that_its_rounds_are_done(mortal: MortalS
         mortal.kill()
         mortal.log().write_bytes(mortal.log().read_bytes()[:cut])
         mortal.start()
-        job.scripts.recover(store.client.run_id(), "abcd1234", 0)
+        job.access.scripts.recover(store.client.run_id(), "abcd1234", 0)
         with pytest.raises(kvps.WorkerEvicted):
             session.leave(finished=True)
 
 
 def _rewriting(job: Job) -> bool:
     """A server that is killed meanwhile leaves a child that holds its connections open for seconds."""
-    told = job.client.call("INFO", "persistence")
+    told = job.access.client.call("INFO", "persistence")
     return bool(told["aof_rewrite_in_progress"] or told["aof_rewrite_scheduled"])
 
 
 def _waiting(job: Job) -> int:
-    return int(job.client.call("XLEN", job.keys.inbox))
+    return int(job.access.client.call("XLEN", job.access.keys.inbox))
 
 
 def test_a_file_that_ended_in_a_transaction_is_written_anew(mortal: MortalServer) -> None:
@@ -224,9 +226,9 @@ def test_nothing_is_written_behind_half_a_transaction(mortal: MortalServer) -> N
         mortal.start("--rdb-key-save-delay", "100000")  # microseconds: to write the file anew takes seconds
         with ThreadPoolExecutor(3) as pool:
             others = [
-                pool.submit(job.scripts.heartbeat, "w0", session.incarnation),
-                pool.submit(job.scripts.plan),
-                pool.submit(job.scripts.evict, "w0", session.incarnation),
+                pool.submit(job.access.scripts.heartbeat, "w0", session.incarnation),
+                pool.submit(job.access.scripts.plan),
+                pool.submit(job.access.scripts.evict, "w0", session.incarnation),
             ]
             assert all(isinstance(other.exception(), ServerRestarted) for other in others)
             joining = pool.submit(job.join, "w0", takeover=True)
@@ -259,7 +261,7 @@ def test_before_a_new_history_nothing_is_accepted_committed_or_deleted(mortal: M
     """The server was restarted, and nobody has noticed yet: its run id alone gives it away."""
     with kvps.connect(mortal.url) as store:
         job = store.create_job("job", model(), staleness=1, **PATIENT)
-        s = job.scripts
+        s = job.access.scripts
         session, other = job.join("w0"), job.join("w1")
         session.push(gradient(session.pull(), 0, 0))
         plan = s.plan().plan
@@ -272,7 +274,7 @@ def test_before_a_new_history_nothing_is_accepted_committed_or_deleted(mortal: M
         with pytest.raises(ServerRestarted):
             s.ready(0, term, plan, "digest")
         with pytest.raises(ServerRestarted):
-            s.free(0, term, before.run_id, [job.keys.weights(0, before.names[0], 0)])
+            s.free(0, term, before.run_id, [job.access.keys.weights(0, before.names[0], 0)])
         with pytest.raises(ServerRestarted):
             s.leave("w0", session.incarnation, True)
         with pytest.raises(ServerRestarted):
@@ -291,15 +293,15 @@ def test_a_server_that_begins_a_new_life_while_a_job_ends(store: Store, monkeypa
     job = store.create_job("job", {"x": np.zeros(3, np.float32)}, **PATIENT)
     with job.join("w0") as session:
         session.pull()
-        there = job.client.call("HGET", job.keys.workers, "w0")
+        there = job.access.client.call("HGET", job.access.keys.workers, "w0")
     finish, lost = Aggregator._finish, threading.Event()
 
     def interrupted(self: Aggregator) -> None:
         if not lost.is_set():
             self._leases._run_id = "the one before"
-            job.client.call("HSET", job.keys.version, "run_id", "the one before")
-            job.client.call("HSET", job.keys.workers, "w0", there)
-            job.scripts.recover(job.client.run_id(), "00000001", 0)
+            job.access.client.call("HSET", job.access.keys.version, "run_id", "the one before")
+            job.access.client.call("HSET", job.access.keys.workers, "w0", there)
+            job.access.scripts.recover(job.access.client.run_id(), "00000001", 0)
             lost.set()
         finish(self)
 

@@ -50,33 +50,33 @@ def test_the_header_holds_against_the_body(name: str) -> None:
 
 
 def test_scripts_that_the_server_has_forgotten_are_loaded_again(job: Job) -> None:
-    job.client.call("SCRIPT", "FLUSH")
-    assert job.scripts.plan().plan is None
+    job.access.client.call("SCRIPT", "FLUSH")
+    assert job.access.scripts.plan().plan is None
 
 
 def test_a_repeated_join_is_one_incarnation(job: Job) -> None:
-    first = job.scripts.join("w0", "abc", "", ME)
-    assert job.scripts.join("w0", "abc", "", ME) == first
+    first = job.access.scripts.join("w0", "abc", "", ME)
+    assert job.access.scripts.join("w0", "abc", "", ME) == first
     with pytest.raises(kvps.WorkerAlive):
-        job.scripts.join("w0", "other", "", ME)
+        job.access.scripts.join("w0", "other", "", ME)
     with pytest.raises(kvps.WorkerAlive):
-        job.scripts.join("w0", "other", "1-wrong", ME)
-    assert job.scripts.join("w0", "next", first.incarnation, ME).incarnation == "2-next"
+        job.access.scripts.join("w0", "other", "1-wrong", ME)
+    assert job.access.scripts.join("w0", "next", first.incarnation, ME).incarnation == "2-next"
 
 
 def test_a_repeated_push_is_one_contribution(job: Job) -> None:
-    me = job.scripts.join("w0", "abc", "", ME)
+    me = job.access.scripts.join("w0", "abc", "", ME)
     push = ("w0", me.incarnation, 1, 0, 1, "0,0", job.state().history)
-    assert job.scripts.ask("w0", me.incarnation, 1) is None
-    first = job.scripts.push(*push)
+    assert job.access.scripts.ask("w0", me.incarnation, 1) is None
+    first = job.access.scripts.push(*push)
     assert first == (1, 1, 0)
-    assert job.scripts.push(*push) == first
-    assert job.scripts.ask("w0", me.incarnation, 1) == first
-    assert job.client.call("XLEN", job.keys.inbox) == 1
-    job.scripts.leave("w0", me.incarnation, False)
-    assert job.scripts.push(*push) == first, "what was accepted stays acknowledged"
+    assert job.access.scripts.push(*push) == first
+    assert job.access.scripts.ask("w0", me.incarnation, 1) == first
+    assert job.access.client.call("XLEN", job.access.keys.inbox) == 1
+    job.access.scripts.leave("w0", me.incarnation, False)
+    assert job.access.scripts.push(*push) == first, "what was accepted stays acknowledged"
     with pytest.raises(WorkerEvicted):
-        job.scripts.push("w0", me.incarnation, 2, 0, 1, "0,0", job.state().history)
+        job.access.scripts.push("w0", me.incarnation, 2, 0, 1, "0,0", job.state().history)
 
 
 @pytest.mark.parametrize(
@@ -94,140 +94,140 @@ def test_a_repeated_push_is_one_contribution(job: Job) -> None:
     ],
 )
 def test_push_is_fenced(job: Job, change: dict[str, object], error: type[Exception]) -> None:
-    me = job.scripts.join("w0", "abc", "", ME)
+    me = job.access.scripts.join("w0", "abc", "", ME)
     push: dict[str, object] = {"worker": "w0", "incarnation": me.incarnation, "seq": 1, "base": 0, "weight": 1}
     push |= {"digest": "0,0", "history": job.state().history} | change
-    before = job.client.call("HGETALL", job.keys.workers)
+    before = job.access.client.call("HGETALL", job.access.keys.workers)
     with pytest.raises(error):
-        job.scripts.push(**push)  # type: ignore[arg-type]
-    assert job.client.call("XLEN", job.keys.inbox) == 0
-    assert job.client.call("HGETALL", job.keys.workers) == before
+        job.access.scripts.push(**push)  # type: ignore[arg-type]
+    assert job.access.client.call("XLEN", job.access.keys.inbox) == 0
+    assert job.access.client.call("HGETALL", job.access.keys.workers) == before
 
 
 def test_the_inbox_is_bounded(job: Job) -> None:
-    me = job.scripts.join("w0", "abc", "", ME)
+    me = job.access.scripts.join("w0", "abc", "", ME)
     for seq in (1, 2):
-        job.scripts.push("w0", me.incarnation, seq, 0, 1, "0,0", job.state().history)
+        job.access.scripts.push("w0", me.incarnation, seq, 0, 1, "0,0", job.state().history)
     with pytest.raises(InboxFull):
-        job.scripts.push("w0", me.incarnation, 3, 0, 1, "0,0", job.state().history)
+        job.access.scripts.push("w0", me.incarnation, 3, 0, 1, "0,0", job.state().history)
 
 
 def _planned(job: Job) -> tuple[Plan, list[str]]:
     """A job with an open plan, and the terms of its two shards."""
     for worker in ("w0", "w1"):
-        me = job.scripts.join(worker, f"{worker}n", "", ME)
-        job.scripts.push(worker, me.incarnation, 1, 0, 1, "0,0", job.state().history)
-    plan = job.scripts.plan().plan
+        me = job.access.scripts.join(worker, f"{worker}n", "", ME)
+        job.access.scripts.push(worker, me.incarnation, 1, 0, 1, "0,0", job.state().history)
+    plan = job.access.scripts.plan().plan
     assert plan is not None
-    return plan, [job.scripts.acquire(shard, "holder", 10_000, f"n{shard}")[0] for shard in (0, 1)]
+    return plan, [job.access.scripts.acquire(shard, "holder", 10_000, f"n{shard}")[0] for shard in (0, 1)]
 
 
 def test_no_plan_before_all_have_joined_once(job: Job) -> None:
-    me = job.scripts.join("w0", "abc", "", ME)
-    job.scripts.push("w0", me.incarnation, 1, 0, 1, "0,0", job.state().history)
-    assert job.scripts.plan().waits_for_workers
+    me = job.access.scripts.join("w0", "abc", "", ME)
+    job.access.scripts.push("w0", me.incarnation, 1, 0, 1, "0,0", job.state().history)
+    assert job.access.scripts.plan().waits_for_workers
 
 
 def test_the_last_ready_flips_all_shards_once(job: Job) -> None:
     plan, terms = _planned(job)
-    assert job.scripts.plan().plan == plan, "anyone may repeat it"
-    assert not job.scripts.ready(0, terms[0], plan, "d0").flipped
-    assert not job.scripts.ready(0, terms[0], plan, "d0").flipped
+    assert job.access.scripts.plan().plan == plan, "anyone may repeat it"
+    assert not job.access.scripts.ready(0, terms[0], plan, "d0").flipped
+    assert not job.access.scripts.ready(0, terms[0], plan, "d0").flipped
     assert job.state().version == 0
-    assert job.scripts.ready(1, terms[1], plan, "d1").flipped
+    assert job.access.scripts.ready(1, terms[1], plan, "d1").flipped
     after = job.state()
-    assert not job.scripts.ready(1, terms[1], plan, "d1").flipped, "a repeat commits nothing"
+    assert not job.access.scripts.ready(1, terms[1], plan, "d1").flipped, "a repeat commits nothing"
     assert job.state() == after
     assert (after.version, after.clock) == (1, {"w0": 1, "w1": 1})
     assert after.names == (f"1.{terms[0]}", f"1.{terms[1]}")
-    assert job.client.call("XLEN", job.keys.inbox) == 0
+    assert job.access.client.call("XLEN", job.access.keys.inbox) == 0
     assert [commit.follows(plan.head) for commit in job.log()] == [True]
 
 
 def test_ready_is_fenced(job: Job) -> None:
     plan, terms = _planned(job)
-    job.scripts.ready(1, terms[1], plan, "d1")
+    job.access.scripts.ready(1, terms[1], plan, "d1")
     with pytest.raises(CorruptData, match="twice"):
-        job.scripts.ready(1, terms[1], plan, "other")
+        job.access.scripts.ready(1, terms[1], plan, "other")
     with pytest.raises(LeaseLost):
-        job.scripts.ready(0, terms[1], plan, "d0")
+        job.access.scripts.ready(0, terms[1], plan, "d0")
     for changed in ({"id": 99}, {"version": 2}, {"head": "x"}, {"history": "x"}):
         with pytest.raises(PlanGone):
-            job.scripts.ready(0, terms[0], Plan(**(plan.__dict__ | changed)), "d0")
+            job.access.scripts.ready(0, terms[0], Plan(**(plan.__dict__ | changed)), "d0")
     # A successor of shard 1 has staged nothing yet: its predecessor's word does not count any more.
-    job.scripts.renew(1, "holder", terms[1], 0)
-    successor, *_ = job.scripts.acquire(1, "another", 10_000, "n9")
-    assert not job.scripts.ready(0, terms[0], plan, "d0").flipped
+    job.access.scripts.renew(1, "holder", terms[1], 0)
+    successor, *_ = job.access.scripts.acquire(1, "another", 10_000, "n9")
+    assert not job.access.scripts.ready(0, terms[0], plan, "d0").flipped
     with pytest.raises(LeaseLost):
-        job.scripts.ready(1, terms[1], plan, "d1")
+        job.access.scripts.ready(1, terms[1], plan, "d1")
     assert job.state().version == 0
-    assert job.scripts.ready(1, successor, plan, "d1").flipped
+    assert job.access.scripts.ready(1, successor, plan, "d1").flipped
 
 
 def test_a_lease_is_one_holders_until_it_gives_it_up(job: Job) -> None:
-    term, *_ = job.scripts.acquire(0, "a", 10_000, "n1")
-    assert job.scripts.acquire(0, "a", 10_000, "n1") == (term, "", 0), "a repeat gets the same term"
-    assert job.scripts.acquire(0, "b", 10_000, "n2") == ("", "a", 0)
-    assert job.scripts.renew(0, "a", term, 10_000)
-    assert not job.scripts.renew(0, "b", "other", 10_000)
-    job.client.call("DEL", job.keys.lease(0))
-    assert job.scripts.renew(0, "a", term, 10_000), "it had only expired"
-    assert job.scripts.renew(0, "a", term, 0)
-    other, *_ = job.scripts.acquire(0, "b", 10_000, "n3")
+    term, *_ = job.access.scripts.acquire(0, "a", 10_000, "n1")
+    assert job.access.scripts.acquire(0, "a", 10_000, "n1") == (term, "", 0), "a repeat gets the same term"
+    assert job.access.scripts.acquire(0, "b", 10_000, "n2") == ("", "a", 0)
+    assert job.access.scripts.renew(0, "a", term, 10_000)
+    assert not job.access.scripts.renew(0, "b", "other", 10_000)
+    job.access.client.call("DEL", job.access.keys.lease(0))
+    assert job.access.scripts.renew(0, "a", term, 10_000), "it had only expired"
+    assert job.access.scripts.renew(0, "a", term, 0)
+    other, *_ = job.access.scripts.acquire(0, "b", 10_000, "n3")
     assert other not in ("", term)
-    assert not job.scripts.renew(0, "a", term, 10_000)
+    assert not job.access.scripts.renew(0, "a", term, 10_000)
 
 
 def test_only_the_owner_deletes(job: Job) -> None:
     old, new, run_id = "h-1-a", "h-2-b", job.state().run_id
-    key = job.keys.weights(0, "x", 0)
-    job.client.call("SET", key, "bytes")
-    job.scripts.own(0, old)
-    job.scripts.own(0, new)
-    job.scripts.own(0, new)
+    key = job.access.keys.weights(0, "x", 0)
+    job.access.client.call("SET", key, "bytes")
+    job.access.scripts.own(0, old)
+    job.access.scripts.own(0, new)
+    job.access.scripts.own(0, new)
     with pytest.raises(LeaseLost):
-        job.scripts.own(0, old)
+        job.access.scripts.own(0, old)
     with pytest.raises(LeaseLost):
-        job.scripts.free(0, old, run_id, [key])
+        job.access.scripts.free(0, old, run_id, [key])
     with pytest.raises(ServerRestarted):
-        job.scripts.free(0, new, "another life", [key])
-    assert job.client.call("EXISTS", key) == 1
-    job.scripts.free(0, new, run_id, [key])
-    assert job.client.call("EXISTS", key) == 0
+        job.access.scripts.free(0, new, "another life", [key])
+    assert job.access.client.call("EXISTS", key) == 1
+    job.access.scripts.free(0, new, run_id, [key])
+    assert job.access.client.call("EXISTS", key) == 0
 
 
 def test_a_key_of_another_type_is_named_before_anything_is_written(job: Job) -> None:
     plan, terms = _planned(job)
-    job.scripts.ready(0, terms[0], plan, "d0")
-    job.client.call("RENAME", job.keys.clock, "elsewhere")
-    job.client.call("SET", job.keys.clock, "mine")
-    before = job.client.call("HGETALL", job.keys.version)
+    job.access.scripts.ready(0, terms[0], plan, "d0")
+    job.access.client.call("RENAME", job.access.keys.clock, "elsewhere")
+    job.access.client.call("SET", job.access.keys.clock, "mine")
+    before = job.access.client.call("HGETALL", job.access.keys.version)
     with pytest.raises(CorruptData, match="clock"):
-        job.scripts.ready(1, terms[1], plan, "d1")
-    assert job.client.call("HGETALL", job.keys.version) == before
+        job.access.scripts.ready(1, terms[1], plan, "d1")
+    assert job.access.client.call("HGETALL", job.access.keys.version) == before
 
 
 def test_the_silent_are_evicted_and_what_they_pushed_still_commits(store: Store) -> None:
     params = {"x": np.zeros(1, np.float32)}
     job = store.create_job("job", params, workers=2, worker_timeout_ms=1000)
     for worker in ("w0", "w1"):
-        job.scripts.join(worker, f"{worker}n", "", ME)
-    job.scripts.push("w0", "1-w0n", 1, 0, 1, "0", job.state().history)
-    assert job.scripts.evict().workers == [], "the first look only begins to watch"
+        job.access.scripts.join(worker, f"{worker}n", "", ME)
+    job.access.scripts.push("w0", "1-w0n", 1, 0, 1, "0", job.state().history)
+    assert job.access.scripts.evict().workers == [], "the first look only begins to watch"
     for _ in range(30):
-        job.client.wait({job.keys.inbox: "$"}, 100)
-        job.scripts.heartbeat("w1", "1-w1n")
-        out = job.scripts.evict().workers
+        job.access.client.wait({job.access.keys.inbox: "$"}, 100)
+        job.access.scripts.heartbeat("w1", "1-w1n")
+        out = job.access.scripts.evict().workers
         if out:
             break
     assert out == ["w0"]
     members = job.state().members
     assert (members["w0"].state, members["w1"].state) == ("draining", "active")
     with pytest.raises(WorkerEvicted):
-        job.scripts.heartbeat("w0", "1-w0n")
-    assert job.scripts.plan().plan is None, "w1's round is not there yet"
-    job.scripts.leave("w1", "1-w1n", False)
-    plan = job.scripts.plan().plan
+        job.access.scripts.heartbeat("w0", "1-w0n")
+    assert job.access.scripts.plan().plan is None, "w1's round is not there yet"
+    job.access.scripts.leave("w1", "1-w1n", False)
+    plan = job.access.scripts.plan().plan
     assert plan is not None
     assert [c.worker for c in plan.contributions] == ["w0"]
 
@@ -235,8 +235,8 @@ def test_the_silent_are_evicted_and_what_they_pushed_still_commits(store: Store)
 def test_who_looks_after_a_long_absence_evicts_nobody(store: Store) -> None:
     """A pause of Redis, or of the network, makes every worker look silent."""
     job = store.create_job("job", {"x": np.zeros(1, np.float32)}, worker_timeout_ms=100)
-    job.scripts.join("w0", "abc", "", ME)
-    job.scripts.evict()
-    job.client.wait({job.keys.inbox: "$"}, 300)
-    assert job.scripts.evict().workers == []
+    job.access.scripts.join("w0", "abc", "", ME)
+    job.access.scripts.evict()
+    job.access.client.wait({job.access.keys.inbox: "$"}, 300)
+    assert job.access.scripts.evict().workers == []
     assert job.state().members["w0"].state == "active"

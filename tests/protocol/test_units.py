@@ -63,10 +63,10 @@ def test_each_unit_is_committed_once_though_workers_die(store: Store, staleness:
         for done in [pool.submit(_do, job, f"w{i}", dies_at) for i in range(3)]:
             done.result()
         while not job.state().finished(job.config):
-            job.client.wait({job.keys.commits: job.state().last_entry})
+            job.await_change(job.state())
     assert _died == dies_at
     assert used(job) == dict.fromkeys(range(units), 1)
-    assert job.client.call("HGETALL", job.keys.units) == {"next": str(units), "done": str(units)}
+    assert job.access.client.call("HGETALL", job.access.keys.units) == {"next": str(units), "done": str(units)}
     np.testing.assert_array_equal(job.snapshot()[1]["x"], np.full(3, -sum(range(1, units + 1)), np.float32))
     check_chain(job)
 
@@ -76,15 +76,20 @@ def test_a_unit_is_the_workers_until_it_is_pushed_evicted_or_has_left(store: Sto
     w0, w1, w2 = (job.join(f"w{i}") for i in range(3))
     assert [s.next_unit() for s in (w0, w1, w2)] == [0, 1, 2]
     assert w0.next_unit() == 0, "the same until it is pushed"
-    job.scripts.evict("w1", w1.incarnation)
-    assert job.client.call("HGET", job.keys.units, "1") == "free"
+    job.access.scripts.evict("w1", w1.incarnation)
+    assert job.access.client.call("HGET", job.access.keys.units, "1") == "free"
     with pytest.raises(kvps.WorkerEvicted):
         w1.next_unit()
     w2.leave(finished=False)
     w0.pull()
     w0.push(_grads(1))
-    job.scripts.evict("w0", w0.incarnation)
-    assert job.client.call("HGETALL", job.keys.units) == {"next": "3", "0": "w0 pushed", "1": "free", "2": "free"}
+    job.access.scripts.evict("w0", w0.incarnation)
+    assert job.access.client.call("HGETALL", job.access.keys.units) == {
+        "next": "3",
+        "0": "w0 pushed",
+        "1": "free",
+        "2": "free",
+    }
     with job.join("w1") as again:
         assert again.next_unit() == 1, "the first that came back"
 
@@ -96,11 +101,11 @@ def test_what_was_pushed_and_rejected_is_handed_out_again(store: Store) -> None:
         assert session.next_unit() == 0
         session.pull()
         session.push(_grads(1))
-        store.client.call("SETRANGE", job.keys.gradient(0, "w0", session.incarnation, 1, 0), 0, "bad!")
+        store.client.call("SETRANGE", job.access.keys.gradient(0, "w0", session.incarnation, 1, 0), 0, "bad!")
         aggregator.hold()
         while job.state().version == 0:
             aggregator.work()
-        assert job.client.call("HGET", job.keys.units, "0") == "free"
+        assert job.access.client.call("HGET", job.access.keys.units, "0") == "free"
         assert session.next_unit() == 0
     aggregator.release()
 
@@ -122,11 +127,11 @@ def test_push_is_fenced_by_its_unit(store: Store) -> None:
     state = job.state()
     for unit in (None, 1):
         with pytest.raises(kvps.WrongOrder, match="UNIT"):
-            job.scripts.push("w0", session.incarnation, 1, 0, 1, "0", state.history, unit)
+            job.access.scripts.push("w0", session.incarnation, 1, 0, 1, "0", state.history, unit)
     session.next_unit()
     with pytest.raises(kvps.WrongOrder, match="UNIT"):
-        job.scripts.push("w0", session.incarnation, 1, 0, 1, "0", state.history, 1)
-    assert job.scripts.push("w0", session.incarnation, 1, 0, 1, "0", state.history, 0).clock == 1
+        job.access.scripts.push("w0", session.incarnation, 1, 0, 1, "0", state.history, 1)
+    assert job.access.scripts.push("w0", session.incarnation, 1, 0, 1, "0", state.history, 0).clock == 1
 
 
 def test_any_number_of_workers_may_help(store: Store) -> None:
@@ -163,7 +168,7 @@ def test_the_digits_by_units(store: Store) -> None:
 def test_a_free_unit_that_is_no_number_is_corrupt(store: Store, unit: str) -> None:
     """The script answered with nothing where the unit should be, and a worker raised IndexError."""
     job = store.create_job("a", ZERO, units=4)
-    store.client.call("ZADD", job.keys.free_units, 0, unit)
+    store.client.call("ZADD", job.access.keys.free_units, 0, unit)
     session = job.join("w0")
     for _ in range(2):
         with pytest.raises(kvps.CorruptData, match="the unit of worker 'w0'"):

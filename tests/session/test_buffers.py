@@ -39,7 +39,7 @@ def _weights(job: kvps.Job, version: int) -> set[float]:
     """All values of that version, once it is committed; none of its contributions was rejected."""
     state = job.state()
     while state.version < version:
-        job.client.wait({job.keys.commits: state.last_entry})
+        job.await_change(state)
         state = job.state()
     assert not [fields["reason"] for _, fields in job.entries() if fields["kind"] == "reject"]
     assert check_chain(job) == version

@@ -91,7 +91,7 @@ def test_a_session_that_comes_back_has_the_state_that_it_left(store: Store, shar
 def test_a_name_that_another_program_wrote_is_refused_in_a_line(store: Store, name: str, words: str) -> None:
     job = store.create_job("job", ONE, worker_timeout_ms=60_000)
     job.join("w0").leave(finished=False)
-    key, field = job.keys.workers, "w0"
+    key, field = job.access.keys.workers, "w0"
     entry = json.loads(store.client.call("HGET", key, field))
     store.client.call("HSET", key, field, json.dumps(entry | {"residual": name}))
     with job.join("w0") as session:

@@ -20,7 +20,7 @@ ROUNDS = 6
 
 
 def trace_of(job: Job, worker: str = "w0") -> list[dict[str, str]]:
-    return [fields for _, fields in job.client.call("XRANGE", job.keys.trace(worker), "-", "+")]
+    return [fields for _, fields in job.access.client.call("XRANGE", job.access.keys.trace(worker), "-", "+")]
 
 
 def milliseconds(entries: list[dict[str, str]]) -> float:
@@ -97,14 +97,14 @@ def test_without_spans_there_is_the_loss_alone(store: Store, loss: float | None)
         activity = session._timer.activity
     assert activity == ""
     assert trace_of(job) == ([{"round": "1", "version": "0", "loss": "0.5"}] if loss else [])
-    assert not job.client.call("XLEN", job.keys.shard_trace(0))
+    assert not job.access.client.call("XLEN", job.access.keys.shard_trace(0))
 
 
 def test_a_heartbeat_says_what_the_worker_does(store: Store) -> None:
     job = store.create_job("j", model(), workers=2, worker_timeout_ms=500)
 
     def activity() -> Any:
-        return (job.client.call("HGET", job.keys.activity, "w0") or "").split(" ")
+        return (job.access.client.call("HGET", job.access.keys.activity, "w0") or "").split(" ")
 
     with job.join("w0") as session:
         assert eventually(lambda: activity()[0] == "other")
@@ -122,26 +122,26 @@ def test_traces_of_many_workers_take_no_more_room(store: Store) -> None:
     few, many = (store.create_job(name, model(), workers=n, staleness=-1) for name, n in (("few", 1), ("many", 1200)))
     for job in (few, many):
         entry = "round 1 version 0"
-        joined = job.scripts.join("w0", "cafe", "", {"host": "h", "pid": 1, "device": "cpu"})
+        joined = job.access.scripts.join("w0", "cafe", "", {"host": "h", "pid": 1, "device": "cpu"})
         for seq in range(1, 400):
-            job.scripts.push("w0", joined.incarnation, seq, 0, 1, "0" * 16, job.state().history, None, [entry])
-            job.client.call("DEL", job.keys.inbox)
-            job.client.call("HINCRBY", job.keys.clock, "w0", 1)
-    assert few.client.call("XLEN", few.keys.trace("w0")) == 399
-    assert 50 <= many.client.call("XLEN", many.keys.trace("w0")) < 200
+            job.access.scripts.push("w0", joined.incarnation, seq, 0, 1, "0" * 16, job.state().history, None, [entry])
+            job.access.client.call("DEL", job.access.keys.inbox)
+            job.access.client.call("HINCRBY", job.access.keys.clock, "w0", 1)
+    assert few.access.client.call("XLEN", few.access.keys.trace("w0")) == 399
+    assert 50 <= many.access.client.call("XLEN", many.access.keys.trace("w0")) < 200
 
 
 def test_removal_takes_all_of_it(store: Store) -> None:
     job = digits_job(store, workers=1)
     with aggregating(job), job.join("w0") as session:
         session.push({name: np.zeros_like(array) for name, array in session.pull().items()})
-        assert eventually(lambda: bool(job.client.call("HLEN", job.keys.activity)))
+        assert eventually(lambda: bool(job.access.client.call("HLEN", job.access.keys.activity)))
         await_version(job, 1)
-    assert job.client.call("XLEN", job.keys.shard_trace(0)) == 1
+    assert job.access.client.call("XLEN", job.access.keys.shard_trace(0)) == 1
     store.remove_job(job.name)
-    assert not [key for key in job.client.call("KEYS", "*") if job.name in key]
+    assert not [key for key in job.access.client.call("KEYS", "*") if job.name in key]
     with pytest.raises(kvps.JobNotFound):
-        job.scripts.trace(0, ["version 1"])
+        job.access.scripts.trace(0, ["version 1"])
     with pytest.raises(kvps.JobNotFound):
-        job.scripts.heartbeat("w0", "x", "push 1")
-    assert not [key for key in job.client.call("KEYS", "*") if job.name in key], "late spans bring no key back"
+        job.access.scripts.heartbeat("w0", "x", "push 1")
+    assert not [key for key in job.access.client.call("KEYS", "*") if job.name in key], "late spans bring no key back"

@@ -259,7 +259,7 @@ def test_a_contribution_of_an_unknown_part_is_rejected(store: Store) -> None:
     with aggregating(job), job.join("w0") as session:
         session.pull()
         round_state = job.round_state()
-        job.scripts.push("w0", session.incarnation, 1, 0, 1, "0" * 16, round_state.history, part="nobody")
+        job.access.scripts.push("w0", session.incarnation, 1, 0, 1, "0" * 16, round_state.history, part="nobody")
         await_version(job, 1)
         reasons = [fields["reason"] for _, fields in job.entries() if fields.get("kind") == "reject"]
         assert reasons == ["the job has no part nobody"]

@@ -123,7 +123,7 @@ def test_versions_are_those_of_a_sequential_simulation(
     for _ in range(200):
         rank = int(rng.integers(workers + 2))
         if rank == workers:
-            job.scripts.plan()
+            job.access.scripts.plan()
             simulation.plan()
         elif rank > workers:
             while aggregator.work() is not None:
@@ -190,11 +190,11 @@ def test_a_quorum_gives_the_others_their_grace_and_no_more(store: Store) -> None
     job = store.create_job("job", model(), workers=2, quorum=1, grace_ms=3_600_000)
     with job.join("w0") as first, job.join("w1") as second:
         _round(first)
-        planned = job.scripts.plan()
+        planned = job.access.scripts.plan()
         assert planned.plan is None
         assert 3_500_000 < planned.grace_ms <= 3_600_000
         _round(second)
-        assert len((job.scripts.plan().plan or pytest.fail("nobody is missing")).contributions) == 2
+        assert len((job.access.scripts.plan().plan or pytest.fail("nobody is missing")).contributions) == 2
 
 
 def test_after_its_grace_a_version_is_made_though_nobody_else_pushes(store: Store) -> None:
@@ -232,7 +232,9 @@ def test_a_quorum_waits_for_nobody_who_is_gone(store: Store) -> None:
         with job.join("w2") as third:
             _round(third)
         job.join("w3")  # and falls silent, because nobody holds it
-        assert eventually(lambda: [job.scripts.evict(), job.client.call("ZCARD", job.keys.pushed)][1] == 1)
+        assert eventually(
+            lambda: [job.access.scripts.evict(), job.access.client.call("ZCARD", job.access.keys.pushed)][1] == 1
+        )
         for version in range(1, 4):
             _round(first)
             await_version(job, version)
@@ -244,7 +246,7 @@ def test_a_quorum_collects_in_asp(store: Store) -> None:
     with aggregating(job), job.join("w0") as fast, job.join("w1") as slow, job.join("w2"):
         _round(fast)
         _round(fast)
-        assert job.scripts.plan().plan is None
+        assert job.access.scripts.plan().plan is None
         _round(slow)
         await_version(job, 1)
     plan = next(job.log()).plan
@@ -262,11 +264,11 @@ def test_a_late_push_gets_the_same_answer_again_and_leaves_nothing(store: Store)
             second.push(model())
         assert (second.clock, second.round, second.sequence) == (0, 0, 1)
         with pytest.raises(kvps.ContributionLate):
-            job.scripts.ask("w1", second.incarnation, 1)
+            job.access.scripts.ask("w1", second.incarnation, 1)
         with pytest.raises(kvps.ContributionLate):
-            job.scripts.push("w1", second.incarnation, 1, 1, 1, "00", job.state().history)
+            job.access.scripts.push("w1", second.incarnation, 1, 1, 1, "00", job.state().history)
         assert job.state().members["w1"].pending == 0
-        assert not list(job.client.scan(job.keys.gradient(0, "w1", second.incarnation, 1, 0)))
+        assert not list(job.access.client.scan(job.access.keys.gradient(0, "w1", second.incarnation, 1, 0)))
         with pytest.raises(kvps.WrongOrder):
             second.push(model())
         _round(second)

@@ -40,7 +40,7 @@ Between = Callable[[Job, Session], Session]
 
 def _stored(job: Job) -> set[str]:
     """The names of the residuals of which bytes are stored: "<worker>.<incarnation>:<seq>"."""
-    keys = (key.split(":")[2:] for key in job.client.scan(job.keys.all_bytes))
+    keys = (key.split(":")[2:] for key in job.access.client.scan(job.access.keys.all_bytes))
     return {":".join(rest[:2]) for kind, *rest in keys if kind == "r"}
 
 
@@ -63,7 +63,7 @@ def _leave_and_come_back(job: Job, session: Session) -> Session:
 
 
 def _evict(job: Job, session: Session) -> None:
-    job.scripts.evict(session.worker, session.incarnation)
+    job.access.scripts.evict(session.worker, session.incarnation)
     with pytest.raises(kvps.WorkerEvicted):
         session.leave(finished=False)
 
@@ -72,8 +72,8 @@ def _evict(job: Job, session: Session) -> None:
 def test_a_name_that_another_program_wrote_is_refused_in_a_line(store: Store, name: str) -> None:
     job = store.create_job("job", ONE, gradient_format="int8", **PATIENT)
     job.join("w0").leave(finished=False)
-    entry = json.loads(store.client.call("HGET", job.keys.workers, "w0"))
-    store.client.call("HSET", job.keys.workers, "w0", json.dumps(entry | {"residual": name}))
+    entry = json.loads(store.client.call("HGET", job.access.keys.workers, "w0"))
+    store.client.call("HSET", job.access.keys.workers, "w0", json.dumps(entry | {"residual": name}))
     with pytest.raises(kvps.CorruptData, match=r"residual.* must be"), job.join("w0") as session, aggregating(job):
         _push(session)
 
@@ -294,12 +294,12 @@ def test_a_remainder_of_another_clock_is_never_noted(store: Store) -> None:
     for name in (f"{session.incarnation}:0:d", f"{session.incarnation}:2:d", "1-other:1:d", "d", ""):
         with job.join("w0", takeover=True) as again:
             _push(again)
-            job.scripts.leave("w0", again.incarnation, False, (), name)
+            job.access.scripts.leave("w0", again.incarnation, False, (), name)
             assert _member(job).residual == ""
     last = job.join("w0")
     _push(last)
     for _ in range(2):
-        job.scripts.leave("w0", last.incarnation, False, (), f"{last.incarnation}:1:d")
+        job.access.scripts.leave("w0", last.incarnation, False, (), f"{last.incarnation}:1:d")
         assert _member(job).residual == f"{last.incarnation}:1:d", "a repeat changes nothing"
 
 
@@ -342,7 +342,7 @@ def test_units_that_come_back_are_computed_with_it(store: Store) -> None:
             _push(session)
     assert w0.next_unit() is None
     w0.leave(finished=True)
-    job.scripts.evict("w1", w1.incarnation)
+    job.access.scripts.evict("w1", w1.incarnation)
     w0 = job.join("w0")
     assert w0._encoder._inherited
     assert w0.next_unit() == 1
@@ -397,7 +397,7 @@ def test_bytes_that_are_damaged_or_gone_are_an_error(store: Store, harm: str) ->
     session = job.join("w0")
     _push(session)
     session.leave(finished=False)
-    key = job.keys.residual(1, "w0", session.incarnation, 1, 0)
+    key = job.access.keys.residual(1, "w0", session.incarnation, 1, 0)
     store.client.call(harm, key, *((3, "bad!") if harm == "SETRANGE" else ()))
     with aggregating(job), job.join("w0") as again:
         again.pull()
@@ -435,13 +435,15 @@ def test_a_join_that_says_another_beginning_is_caught(store: Store) -> None:
     job = _trained(store, {3: _leave_and_come_back}, gradient_format="int8")
     entries = list(job.entries())
     for name, words in (("", "gives another gradient here"), ("1-abcd:3:d", "is unknown"), (None, "is unknown")):
-        job.client.call("DEL", job.keys.commits)
+        job.access.client.call("DEL", job.access.keys.commits)
         for entry, fields in entries:
             if fields.get("residual"):
                 if name is None:
                     continue
                 fields = fields | {"residual": name}
-            job.client.call("XADD", job.keys.commits, entry, *[part for pair in fields.items() for part in pair])
+            job.access.client.call(
+                "XADD", job.access.keys.commits, entry, *[part for pair in fields.items() for part in pair]
+            )
         assert "commit 4: contribution 1 of w0" in (differs := proof_of(job)[1].differs)
         assert words in differs
 

@@ -37,7 +37,7 @@ PATIENT = {"worker_timeout_ms": 60_000}
 
 
 def _gradients(job: Job) -> set[str]:
-    return {key for key in job.client.scan(job.keys.all_bytes) if ":g:" in key}
+    return {key for key in job.access.client.scan(job.access.keys.all_bytes) if ":g:" in key}
 
 
 # -- put -----------------------------------------------------------------------------------------------------------
@@ -73,7 +73,7 @@ def test_chunks_leave_before_the_push(store: Store) -> None:
         while not arrived.wait(0.001):
             if {key[-1] for key in _gradients(job)} == {"2"}:
                 arrived.set()
-        assert not job.client.call("XLEN", job.keys.inbox)
+        assert not job.access.client.call("XLEN", job.access.keys.inbox)
         assert session.push({"a": np.ones(300_000, np.float32)}) == 1
         assert {key[-1] for key in _gradients(job)} == {"0", "1", "2"}
 
@@ -184,7 +184,7 @@ def test_a_replay_begins_with_an_incarnation_though_its_first_gradient_counts_as
                 grads = task_gradient(job, session)
                 session.push({name: grad * np.float32(np.nan if number == 0 else 1) for name, grad in grads.items()})
             session.pull()
-            job.scripts.evict("w0", session.incarnation)
+            job.access.scripts.evict("w0", session.incarnation)
     assert [c.weight for commit in job.log() for c in commit.plan.contributions] == [0, 1, 1] * 2
     assert proved(job).by == "recomputed"
 
@@ -199,11 +199,11 @@ def test_a_remainder_that_is_not_known_is_said(store: Store, monkeypatch: pytest
             grads = task_gradient(job, session)
             with monkeypatch.context() as damaging:
                 if number == 1:
-                    key = job.keys.gradient(0, "w0", session.incarnation, 2, 0)
+                    key = job.access.keys.gradient(0, "w0", session.incarnation, 2, 0)
                     damaging.setattr(
                         session._access.scripts,
                         "push",
-                        lambda *a, key=key: (job.client.call("SETRANGE", key, 0, "no"), push(*a))[1],
+                        lambda *a, key=key: (job.access.client.call("SETRANGE", key, 0, "no"), push(*a))[1],
                     )
                 session.push(grads)
         session.pull()
@@ -225,7 +225,7 @@ def test_shorter_formats_are_shorter(store: Store) -> None:
         with job.join("w0") as session:
             session.pull()
             session.push({"x": np.ones(300_000, np.float32)})
-            lengths[gradient_format] = sum(job.client.call("STRLEN", key) for key in _gradients(job))
+            lengths[gradient_format] = sum(job.access.client.call("STRLEN", key) for key in _gradients(job))
     assert lengths["fp32"] == 1_200_000
     assert lengths["bf16"] == lengths["fp16"] == 600_000
     assert lengths["int8"] == 300_000 + 4 * 293
@@ -375,7 +375,7 @@ def test_dead_bytes_become_those_that_come_next(store: Store, staleness: int) ->
 
     def step(session: Session, params: dict[str, np.ndarray], round_: int) -> dict[str, np.ndarray]:
         if session.rank == 0 and round_ >= 5:
-            held.append(len(list(store.client.scan(job.keys.all_bytes))))
+            held.append(len(list(store.client.scan(job.access.keys.all_bytes))))
         return {"x": np.full(700_000, round_ % 2, np.float32)}
 
     aggregator = threading.Thread(target=kvps_aggregator.serve, args=(job,), kwargs={"stop": stop})
@@ -386,27 +386,27 @@ def test_dead_bytes_become_those_that_come_next(store: Store, staleness: int) ->
     sets = 2 * (settings["staleness"] + 2)  # of gradients: of two workers, all that may wait and one on its way
     versions = 8  # 5.6 MB each: five fit into what a small job keeps, one is made, one is reused
     assert max(held) <= 4 * sets + versions * (2 * 4 + 2), "four chunks each, and two manifests"
-    kinds = {key.split(":")[2] for key in store.client.scan(job.keys.all_bytes)}
+    kinds = {key.split(":")[2] for key in store.client.scan(job.access.keys.all_bytes)}
     assert kinds <= {"w", "opt.momentum", "m", "owner"}
-    names = {key.split(":")[3] for key in store.client.scan(job.keys.all_bytes) if ":w:" in key}
+    names = {key.split(":")[3] for key in store.client.scan(job.access.keys.all_bytes) if ":w:" in key}
     assert all(int(name.split(".")[0]) <= job.state().version for name in names), names
     assert np.unique(job.snapshot()[1]["x"]).size == 1
 
 
 def test_no_other_may_rename(store: Store) -> None:
     job = store.create_job("job", {"x": np.zeros(2, np.float32)})
-    store.client.call("SET", job.keys.owner(0), "mine")
-    old, new, newer = (job.keys.gradient(0, "w0", "1-a", seq, 0) for seq in (1, 2, 3))
+    store.client.call("SET", job.access.keys.owner(0), "mine")
+    old, new, newer = (job.access.keys.gradient(0, "w0", "1-a", seq, 0) for seq in (1, 2, 3))
     for key in (old, new):
         store.client.call("SET", key, key)
-    run_id = store.client.node(job.keys.owner(0)).run_id()
+    run_id = store.client.node(job.access.keys.owner(0)).run_id()
     with pytest.raises(kvps.errors.LeaseLost):
-        job.scripts.free(0, "another", run_id, [], [(old, newer)])
+        job.access.scripts.free(0, "another", run_id, [], [(old, newer)])
     with pytest.raises(ServerRestarted):
-        job.scripts.free(0, "mine", "another", [], [(old, newer)])
+        job.access.scripts.free(0, "mine", "another", [], [(old, newer)])
     assert _gradients(job) == {old, new}
-    job.scripts.free(0, "mine", run_id, [], [(old, new), (newer, old)])
+    job.access.scripts.free(0, "mine", run_id, [], [(old, new), (newer, old)])
     assert _gradients(job) == {new}, "what is there is newer"
     assert store.client.call("GET", new) == new
-    job.scripts.free(0, "mine", run_id, [], [(new, newer)])
+    job.access.scripts.free(0, "mine", run_id, [], [(new, newer)])
     assert _gradients(job) == {newer}

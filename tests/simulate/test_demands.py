@@ -30,7 +30,7 @@ def test_a_round_moves_the_bytes_that_a_real_server_counts(store: Store, formats
     aggregator.hold(at_once=True)
 
     def counted() -> tuple[int, int]:
-        stats = job.client.call("INFO", "stats")
+        stats = job.access.client.call("INFO", "stats")
         return int(stats["total_net_input_bytes"]), int(stats["total_net_output_bytes"])
 
     before = counted()

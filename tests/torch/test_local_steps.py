@@ -692,7 +692,7 @@ def test_a_stored_state_that_is_damaged_or_gone_is_an_error(store: Store, harm: 
         worker = kvps.torch.join(job, model, "w0", inner=adamw(model.parameters()), local_steps=1)
         batch(worker, model, 0)
         worker.leave(finished=False)
-        key = job.keys.residual(0, "w0", worker.session.incarnation, 1, len(job.layout.chunks[0]))
+        key = job.access.keys.residual(0, "w0", worker.session.incarnation, 1, len(job.layout.chunks[0]))
         store.client.call(harm, key, *((3, "bad!") if harm == "SETRANGE" else ()))
         with pytest.raises(kvps.CorruptData, match=r"'w0'.* stored when it left is (damaged|not there)"):
             kvps.torch.join(job, model, "w0", inner=adamw(model.parameters()), local_steps=1)

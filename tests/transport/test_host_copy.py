@@ -220,7 +220,7 @@ def _read(url: str, home: str, results: Any, done: Path) -> None:
             aside = done.with_name(f"aside-{os.getpid()}")
             aside.write_text(str(version))
             aside.replace(done.with_name(f"reads-{os.getpid()}"))  # never an empty file, however slow this process is
-        results.put((torn, versions, job.reader.fetched))
+        results.put((torn, versions, job.access.reader.fetched))
 
 
 def _leader(note: Path) -> int:

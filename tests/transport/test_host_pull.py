@@ -260,7 +260,7 @@ def test_parts_arrive_at_who_reads_and_at_who_copies(store: Store, pulled: list[
     params = large_model()
     job = store.create_job("job", params, transport="redis")
     flat = np.concatenate([job.snapshot()[1][p.name].ravel() for p in job.layout.parameters])
-    pulls = [HostPull(job.access, job.reader, FP32) for _ in range(2)]
+    pulls = [HostPull(job.access, job.access.reader, FP32) for _ in range(2)]
     pulled.clear()
     for pull in pulls:
         seen, got = np.full(flat.size, np.nan, DTYPE), np.empty(flat.size, DTYPE)
@@ -270,7 +270,7 @@ def test_parts_arrive_at_who_reads_and_at_who_copies(store: Store, pulled: list[
             seen[start : start + part.size] = part
             parts.append(start)
 
-        assert pull.weights(job.reader.round_state(), got, arrived) == 0
+        assert pull.weights(job.access.reader.round_state(), got, arrived) == 0
         assert len(parts) > 1
         assert np.array_equal(seen, flat)
         assert np.array_equal(got, flat)

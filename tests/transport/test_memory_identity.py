@@ -432,7 +432,7 @@ def test_a_worker_that_joins_while_the_job_moves_does_not_work_in_the_old_memory
 ) -> None:
     old = store.create_job("job", model(), **SHM)
     new = second()
-    join = old.scripts.join
+    join = old.access.scripts.join
 
     def late(*arguments: Any) -> Any:
         aggregator = Aggregator(new, threading.Event(), memory_lost=True)
@@ -440,7 +440,7 @@ def test_a_worker_that_joins_while_the_job_moves_does_not_work_in_the_old_memory
         aggregator.release()
         return join(*arguments)
 
-    monkeypatch.setattr(old.scripts, "join", late)
+    monkeypatch.setattr(old.access.scripts, "join", late)
     with pytest.raises(kvps.WorkerEvicted, match="lost meanwhile"):
         old.join("w0")
     assert not any(member.active for member in old.state().members.values())
@@ -464,7 +464,7 @@ def test_a_server_at_the_path_of_another_one_has_a_directory_of_its_own(home: Pa
     """Two containers that share /dev/shm, each with its own file system: the server of one starts and ends beside the
     jobs of the other."""
     code = "import sys, numpy, kvps; s = kvps.connect(); {} print(flush=True); sys.stdin.read()"
-    create = "j = s.create_job('job', {'x': numpy.zeros(400_000, 'f4')}); print(j.transport.segments.folder)"
+    create = "j = s.create_job('job', {'x': numpy.zeros(400_000, 'f4')}); print(j.access.transport.segments.folder)"
 
     @contextmanager
     def user(does: str) -> Iterator[str]:

@@ -367,7 +367,7 @@ def test_what_a_rollback_loses_is_said_as_the_log_says_it(store: Store, caplog: 
         shard.version += 1
         with pytest.raises(kvps.LeaseLost):
             shard.storage._roll_back()
-        assert job.scripts.rollback(shard.term, job.state().history, job.config.memory) == (0, 2), "asked again"
+        assert job.access.scripts.rollback(shard.term, job.state().history, job.config.memory) == (0, 2), "asked again"
         abandon(session)
     assert [(f["version"], f["lost"]) for _, f in job.entries() if f["kind"] == "recover"] == [("0", "2")]
     assert "goes on from version 0, which Redis has; the last 2 versions are lost" in caplog.text
@@ -541,27 +541,27 @@ def test_what_was_given_in_vain_is_deleted_and_what_was_given_stays(
     aggregator = Aggregator(job, threading.Event())
     aggregator.hold()
     (shard,) = aggregator._shards.values()
-    put = job.client.put
+    put = job.access.client.put
     with job.join("w0") as session:
         for round_ in range(3):
             session.push(gradient(session.pull(), 0, round_))
             while aggregator.work():
                 pass
             for _ in range(2):
-                monkeypatch.setattr(job.client, "put", lambda items, **_: [put(items[:1]), _full()])
+                monkeypatch.setattr(job.access.client, "put", lambda items, **_: [put(items[:1]), _full()])
                 with pytest.raises(kvps.ServerFull):
                     shard.storage.flush()
-            monkeypatch.setattr(job.client, "put", put)
+            monkeypatch.setattr(job.access.client, "put", put)
             shard.storage.flush()
             shard.storage.flush()
             assert job.kept(99) == round_ + 1
             state, weights = job.state(), np.empty(job.layout.size, np.float32)
-            given = {key.split(":")[3] for key in store.client.scan(job.keys.all_bytes) if ":w:" in key}
+            given = {key.split(":")[3] for key in store.client.scan(job.access.keys.all_bytes) if ":w:" in key}
             assert state.names[0] in given
             assert len(given) <= 2
-            again = job.reader.given(state)
+            again = job.access.reader.given(state)
             assert again is not None
-            job.reader.weights(state, weights)
+            job.access.reader.weights(state, weights)
             assert again.tobytes() == weights.tobytes()
     aggregator.release()
 
@@ -619,7 +619,7 @@ def test_by_time_the_last_version_gets_there_too(store: Store) -> None:
         assert eventually(lambda: job.kept(99) == 20)
 
         def names() -> set[str]:
-            return {key.split(":")[3] for key in store.client.scan(job.keys.all_bytes) if ":w:" in key}
+            return {key.split(":")[3] for key in store.client.scan(job.access.keys.all_bytes) if ":w:" in key}
 
         assert eventually(lambda: len(names()) <= 2), "older ones are deleted"
         assert job.state().names[0] in names()
@@ -883,7 +883,7 @@ def test_what_redis_says_leads_nowhere_else(store: Store) -> None:
         _OTHERS,
         f"../{_OTHERS}",
     ):
-        store.client.call("HSET", job.keys.config, "memory", evil)
+        store.client.call("HSET", job.access.keys.config, "memory", evil)
         with pytest.raises(kvps.CorruptData, match="another program"):
             store.job("job")
     store.remove_job("job")

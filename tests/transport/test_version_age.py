@@ -28,7 +28,7 @@ def made(store: Store, rounds: int, **settings: Any) -> Job:
 
 
 def now_ms(job: Job) -> int:
-    seconds, microseconds = job.client.call("TIME")
+    seconds, microseconds = job.access.client.call("TIME")
     return 1000 * int(seconds) + int(microseconds) // 1000
 
 
@@ -83,13 +83,13 @@ def test_after_a_clock_that_was_set_back_it_is_new(store: Store, raw: Any) -> No
     """Ids in the log never go back, so the newest commit lies in the future then."""
     job = made(store, 1)
     (entry,) = [fields for _, fields in job.entries() if fields["kind"] == "commit"]
-    raw.xadd(job.keys.commits, entry | {"version": "2"}, id=f"{now_ms(job) + 3_600_000}-0")
+    raw.xadd(job.access.keys.commits, entry | {"version": "2"}, id=f"{now_ms(job) + 3_600_000}-0")
     assert version_age_s(job.access, 2) == 0
 
 
 def test_a_damaged_log_is_one_line(store: Store, raw: Any) -> None:
     job = made(store, 1)
-    raw.xadd(job.keys.commits, {"kind": "commit", "version": "nonsense"})
+    raw.xadd(job.access.keys.commits, {"kind": "commit", "version": "nonsense"})
     with pytest.raises(kvps.CorruptData, match=r"an entry of the log: version must be a whole number") as caught:
         version_age_s(job.access, 1)
     assert "\n" not in str(caught.value)

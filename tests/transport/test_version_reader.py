@@ -46,10 +46,10 @@ def _read(url: str, begun: Event, results: Any) -> None:
         begun.wait()
         torn, versions, flat = 0, set(), np.empty(job.layout.size, np.float32)
         for _ in range(READS):
-            version = job.reader.weights(job.round_state(), flat)  # not `snapshot`, which spares the writer
+            version = job.access.reader.weights(job.round_state(), flat)  # not `snapshot`, which spares the writer
             torn += bool((flat != version).any())
             versions.add(version)
-        results.put((torn, len(versions), job.reader.reads, job.reader.restarts))
+        results.put((torn, len(versions), job.access.reader.reads, job.access.reader.restarts))
 
 
 @pytest.mark.slow
@@ -103,7 +103,7 @@ def _claim(store: Store, **settings: Any) -> None:
     job = store.create_job("job", {"x": np.ones(2, np.float32)}, **settings)
     layout = json.loads(job.layout.to_json())
     layout["parameters"][0]["shape"] = [MOST_ITEMS]
-    store.client.call("SET", job.keys.layout, json.dumps(layout))
+    store.client.call("SET", job.access.keys.layout, json.dumps(layout))
 
 
 @pytest.mark.slow
@@ -144,6 +144,6 @@ def test_a_large_job_is_opened_while_versions_fly_by(
             session.pull()
             session.push({"x": np.ones(600_000, np.float32)})
             store.job("job")
-    store.client.unlink(list(store.client.scan(f"{job.keys.slot(0)}w:*")))
+    store.client.unlink(list(store.client.scan(f"{job.access.keys.slot(0)}w:*")))
     with pytest.raises(kvps.CorruptData, match="Redis does not have the"):
         store.job("job")

@@ -191,7 +191,7 @@ def test_damaged_differences_are_said_in_a_line(store: Store, raw: Any) -> None:
     with aggregating(job), job.join("w0") as session:
         assert [pushed(session), pushed(session)] == simulated("topk:0.1", 1, 2)
         await_version(job, 2)
-        raw.setrange(job.keys.pulled(0, job.state().names[0], 0), 0, b"\xff" * 8)
+        raw.setrange(job.access.keys.pulled(0, job.state().names[0], 0), 0, b"\xff" * 8)
         for _ in range(2):  # the difference, and then the whole view that it is a part of
             with pytest.raises(kvps.CorruptData, match="a place is not in the chunk; something else wrote"):
                 session.pull()
@@ -206,7 +206,7 @@ def test_a_whole_view_is_there_at_every_version(store: Store) -> None:
             with aggregating(job):
                 for version in versions:
                     assert pushed(session) == wanted[version]
-                    assert job.reader.view(job.round_state(), flat, None)[0] in (version, version + 1)
+                    assert job.access.reader.view(job.round_state(), flat, None)[0] in (version, version + 1)
                     assert weights_sha256(flat) in wanted
         assert (view_of(session).whole, view_of(session).followed) == (1, 13)
 
@@ -234,9 +234,11 @@ def test_who_missed_a_few_versions_adds_them_and_who_missed_more_reads_all(store
         assert view_of(slow).whole == whole + 1, "five differences take more bytes than the view"
         name = job.round_state().names[2]
         version = int(name.partition(".")[0])
-        first = StoredView(job.client, job.keys, job.layout, format_of("int8")).begins({2: name})[0]
+        first = StoredView(job.access.client, job.access.keys, job.layout, format_of("int8")).begins({2: name})[0]
         other_rounds(first + 4 - version + 1)
-        raw.delete(job.keys.pulled(2, f"{first + 4}.{name.partition('.')[2]}", 1))  # as if slower, and after others
+        raw.delete(
+            job.access.keys.pulled(2, f"{first + 4}.{name.partition('.')[2]}", 1)
+        )  # as if slower, and after others
         assert weights_sha256(slow.pull()["x"]) == weights_sha256(fast.pull()["x"])
         assert view_of(slow).whole == whole + 2
 
@@ -247,7 +249,7 @@ def test_a_view_takes_no_more_memory_than_it_needs(store: Store, raw: Any) -> No
     job = made(store, "int8", workers=1, max_pending=1)
 
     def stored(kind: str) -> int:
-        return len({key.split(b":")[-2] for key in raw.scan_iter(f"{job.keys.slot(0)}{kind}:*")})
+        return len({key.split(b":")[-2] for key in raw.scan_iter(f"{job.access.keys.slot(0)}{kind}:*")})
 
     def rounds_with(session: Session, count: int) -> None:
         for _ in range(count):

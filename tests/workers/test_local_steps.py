@@ -240,7 +240,7 @@ def test_after_an_eviction_the_inner_state_starts_anew_and_that_is_said(
     session = job.join("w0")
     session.pull()
     session.push({p.name: np.zeros(p.shape, np.float32) for p in job.layout.parameters})
-    job.scripts.evict("w0", session.incarnation)
+    job.access.scripts.evict("w0", session.incarnation)
     run_workers(job, *training(job, "w0"))
     assert caplog.text.count("its inner adam starts anew") == 1
 

@@ -156,7 +156,7 @@ def test_a_partition_of_the_same_rows_makes_the_same_bits(store: Store) -> None:
     for partition in ("task", "round-robin", "contiguous"):
         job = digits_job(store, partition=partition)
         run_workers(job, *training(job, "w0", "w1", "w2"))
-        ends.append(job.reader.newest()[1].tobytes())
+        ends.append(job.access.reader.newest()[1].tobytes())
         store.remove_job("digits")
     assert ends[0] == ends[1] != ends[2]
 
@@ -167,8 +167,8 @@ def test_a_job_whose_replay_has_another_period_or_partition_differs(store: Store
     run_workers(job, *training(job, "w0", "w1", "w2"))
     proved(job)
     for field, value in (("push_every", "1"), ("partition", "contiguous")):
-        before = job.client.call("HGET", job.keys.config, field)
-        job.client.call("HSET", job.keys.config, field, value)
+        before = job.access.client.call("HGET", job.access.keys.config, field)
+        job.access.client.call("HSET", job.access.keys.config, field, value)
         assert "gives another gradient here" in proof_of(store.job("digits"))[1].differs
-        job.client.call("HSET", job.keys.config, field, before)
+        job.access.client.call("HSET", job.access.keys.config, field, before)
     proved(store.job("digits"))

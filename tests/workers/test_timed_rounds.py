@@ -85,9 +85,9 @@ def test_each_sample_counts_once_an_epoch_whatever_the_speeds(store: Store, each
 
     def evict() -> None:
         while job.state().version < 3:
-            job.client.wait({job.keys.commits: job.state().last_entry})
+            job.await_change(job.state())
         member = job.state().members["w1"]
-        job.scripts.evict("w1", member.incarnation)
+        job.access.scripts.evict("w1", member.incarnation)
         evicted.set()
 
     run_workers(job, slowly(job, "w0", 1), slowly(job, "w1", 3), slowly(job, "w2", 12), evict)
@@ -246,9 +246,9 @@ def test_sums_are_exact_up_to_what_lua_can_hold(store: Store, each: Each) -> Non
     job = each_job(store, workers=1, max_pending=100, staleness=-1)
     ones = {"x": np.ones(SAMPLES, np.float32)}
     with job.join("w0") as session:
-        entry = json.loads(job.client.call("HGET", job.keys.workers, "w0"))
+        entry = json.loads(job.access.client.call("HGET", job.access.keys.workers, "w0"))
         near = json.dumps(entry | {"weight_sums": "9007199250000000"})
-        job.client.call("HSET", job.keys.workers, "w0", near)
+        job.access.client.call("HSET", job.access.keys.workers, "w0", near)
         for weight, wanted in ((1, 9007199250000001), (2**31, 2**53 - 1), (5, 2**53 - 1)):
             session.pull()
             session.push(ones, weight=weight)
@@ -261,8 +261,8 @@ def test_sums_that_another_program_wrote_are_one_line(store: Store, each: Each, 
     job = each_job(store, workers=1)
     with job.join("w0") as session:
         session.leave(finished=False)
-    entry = json.loads(job.client.call("HGET", job.keys.workers, "w0"))
-    job.client.call("HSET", job.keys.workers, "w0", json.dumps(entry | {"weight_sums": sums}))
+    entry = json.loads(job.access.client.call("HGET", job.access.keys.workers, "w0"))
+    job.access.client.call("HSET", job.access.keys.workers, "w0", json.dumps(entry | {"weight_sums": sums}))
     with pytest.raises(kvps.CorruptData, match="the weights of worker 'w0' must be a whole number") as caught:
         job.join("w0")
     assert "\n" not in str(caught.value)
@@ -322,7 +322,7 @@ def test_a_rejected_contributions_batches_are_done_and_the_rest_is_computed_agai
     with job.join("w0") as first, job.join("w1") as second:
         for session in (first, second):
             _one_round(job, each, session)
-        job.client.call("SETRANGE", job.keys.gradient(0, "w1", second.incarnation, 1, 0), 0, "bad!")
+        job.access.client.call("SETRANGE", job.access.keys.gradient(0, "w1", second.incarnation, 1, 0), 0, "bad!")
         with aggregating(job):
             await_version(job, 1)
         for session in (first, second):

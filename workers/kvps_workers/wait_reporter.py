@@ -51,7 +51,7 @@ class WaitReporter:
 
     def _watch(self) -> None:
         # Less patient than the worker's own client, so that it reports before that client gives up.
-        with self._job.client.twin(_PATIENCE_S) as client:
+        with self._job.access.client.twin(_PATIENCE_S) as client:
             while not self._stopped.wait(_PATIENCE_S / 4):
                 since = self._since
                 if since is None or time.monotonic() - since < _PATIENCE_S:
@@ -69,7 +69,7 @@ class WaitReporter:
 
     def _reason(self, client: Client) -> str:
         self._watched = job = self._watched or Job(client, self._job.name)
-        round_state, now = job.reader.round_state(self._session.worker), time.monotonic()
+        round_state, now = job.access.reader.round_state(self._session.worker), time.monotonic()
         if self._undelivered != self._session.undelivered:
             self._undelivered, self._moved = self._session.undelivered, now
         if self._undelivered and round_state.me and round_state.me.pending < job.config.max_pending:

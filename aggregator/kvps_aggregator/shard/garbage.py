@@ -54,8 +54,8 @@ class Sweeper:
         """Bury the dead keys and segments of these shards, for their next `free`."""
         job = self._job
         self._next = time.monotonic() + job.config.worker_timeout_ms / 1000
-        keys = sorted(job.client.scan(job.keys.all_bytes))
-        segments = job.transport.names()
+        keys = sorted(job.access.client.scan(job.access.keys.all_bytes))
+        segments = job.access.transport.names()
         if not keys and not segments:
             return
         # Read after the keys: every live gradient among them is in the inbox now, or may still be accepted.
@@ -64,7 +64,7 @@ class Sweeper:
         members = {} if over else state.members
         waiting = {(c.worker, c.incarnation, c.seq) for c in job.inbox()}
         for shard in shards:
-            slot, live = job.keys.slot(shard.number), shard.storage.live_names()
+            slot, live = job.access.keys.slot(shard.number), shard.storage.live_names()
             mine = [key.removeprefix(slot) for key in keys if key.startswith(slot)]
             self._say_strays(slot, mine)
             shard.storage.bury([slot + name for name in dead(mine, live, members, waiting)])

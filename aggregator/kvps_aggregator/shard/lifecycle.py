@@ -59,7 +59,7 @@ class DeadKeys:
     def begin(self, state: State) -> None:
         """Note in which run of the server, and in which history, the committed version was read."""
         # On a cluster the run that counts is not that of the slot's own server: see `_may_be_freed`.
-        self._run_id, self._history = "" if self._job.client.is_cluster else state.run_id, state.history
+        self._run_id, self._history = "" if self._job.access.client.is_cluster else state.run_id, state.history
 
     def bury(self, keys: Iterable[str]) -> None:
         """Delete these keys with the next `free`."""
@@ -79,7 +79,7 @@ class DeadKeys:
             return
         dead, reused = self._dead, self._reused
         self._dead, self._reused = [], []
-        self._job.scripts.free(self._number, self._term, self._run_id, dead, reused)
+        self._job.access.scripts.free(self._number, self._term, self._run_id, dead, reused)
 
     def _may_be_freed(self) -> bool:
         """Return whether no failover can bring back a version, or a contribution, whose bytes these are.
@@ -88,19 +88,22 @@ class DeadKeys:
         that they are dead. A server without a replica that could take its place needs no such care.
         """
         job = self._job
-        if not job.client.own_replicas(job.keys.version):
+        if not job.access.client.own_replicas(job.access.keys.version):
             return True
-        return job.scripts.replicas(lambda mark: job.client.replicas_with(mark, _CONFIRM_MS), self._history) > 0
+        return (
+            job.access.scripts.replicas(lambda mark: job.access.client.replicas_with(mark, _CONFIRM_MS), self._history)
+            > 0
+        )
 
 
 class Reserve:
     """Room for one more version on a server with a memory limit: only commits free what gradients take."""
 
     def __init__(self, job: Job, number: int, nbytes: int) -> None:
-        self._client = job.client
+        self._client = job.access.client
         self._nbytes = nbytes
-        self.keys = [job.keys.reserve(number, part) for part in range(-(-nbytes // _RESERVE_PART))]
-        self.limited = bool(job.client.memory()[1])
+        self.keys = [job.access.keys.reserve(number, part) for part in range(-(-nbytes // _RESERVE_PART))]
+        self.limited = bool(job.access.client.memory()[1])
         self.is_given_up = False
 
     def keep(self) -> None:

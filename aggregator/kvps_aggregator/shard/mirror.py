@@ -139,11 +139,13 @@ class Mirror:
         try:
             with ExitStack() as held:
                 arrays = {
-                    what: held.enter_context(self._segments.open(self._job.keys.segment(what, name), self._nbytes))
+                    what: held.enter_context(
+                        self._segments.open(self._job.access.keys.segment(what, name), self._nbytes)
+                    )
                     for what in self._whats
                 }
                 self._last = time.monotonic()
-                self._job.client.put(self._items(name, arrays), wait_for_room=False)
+                self._job.access.client.put(self._items(name, arrays), wait_for_room=False)
             self._note(state)
         except ChunkGone:
             raise KvpsError(f"version {state.version} is not in {self._segments.folder} any more") from None
@@ -163,7 +165,7 @@ class Mirror:
         raise KvpsError("the server knows an earlier version than this holder")
 
     def _items(self, name: str, arrays: Mapping[str, Bytes]) -> list[tuple[str, Buffers]]:
-        keys = self._job.keys
+        keys = self._job.access.keys
         flats = {what: data.view(DTYPE) for what, data in arrays.items()}
         return [
             (keys.array(0, what, name, c.number), [view(flat[c.start : c.stop])])
@@ -185,7 +187,7 @@ class Mirror:
             "workers": workers_anew(entries, {m.worker: m.round for m in state.members.values()}, awaited=False),
             "units": units_anew(state.units),
         }
-        self._job.scripts.mirror(self._term, state.run_id, json.dumps(record))
+        self._job.access.scripts.mirror(self._term, state.run_id, json.dumps(record))
         with self._lock:
             self._mirrored = state.version
 
@@ -198,8 +200,8 @@ class Mirror:
             dead = self._noted[:-_KEPT] if given else [] if name in self._noted else [name]
             self._noted = self._noted[-_KEPT:]
         for each in dead:
-            keys = [self._job.keys.array(0, what, each, c.number) for what in self._whats for c in self._chunks]
-            self._job.scripts.free(0, self._term, state.run_id, keys)  # the sweep deletes the manifest
+            keys = [self._job.access.keys.array(0, what, each, c.number) for what in self._whats for c in self._chunks]
+            self._job.access.scripts.free(0, self._term, state.run_id, keys)  # the sweep deletes the manifest
 
     @property
     def _whats(self) -> tuple[str, ...]:

@@ -26,8 +26,8 @@ def open_shard(
     here = device is CPU
     arrays = ShardArrays(job.config, job.layout, number) if here else DeviceStep(job.config, job.layout, number, device)
     storage: Storage
-    if isinstance(job.transport, ShmTransport):
-        storage = ShmStorage(job, job.transport, term, arrays, record is None, memory_lost)
+    if isinstance(job.access.transport, ShmTransport):
+        storage = ShmStorage(job, job.access.transport, term, arrays, record is None, memory_lost)
     else:
         storage = RedisStorage(job, number, term, arrays)
     return Shard(job, number, term, arrays, storage, record)

@@ -99,12 +99,12 @@ class Shard:
         self.begun = self.staged = self.measured = None
 
     def _check_manifest(self, name: str) -> None:
-        key = self._job.keys.manifest(self.number, name)
-        text = self._job.client.call("GET", key)
+        key = self._job.access.keys.manifest(self.number, name)
+        text = self._job.access.client.call("GET", key)
         if not text or digests_in(text) != self._digests():
             raise CorruptData(
                 f"version {self.version} of job {self._job.name!r}, shard {self.number}: the bytes differ from what "
-                f"was committed; something else wrote under {self._job.keys.weights(self.number, name, 0)}"
+                f"was committed; something else wrote under {self._job.access.keys.weights(self.number, name, 0)}"
             )
         self._manifests = {self.version: (key, [memoryview(text.encode())])}
 
@@ -157,7 +157,7 @@ class Shard:
         """
         self.begun = plan
         self.spans.begin() if scale is None else self.spans.resume()
-        client, storage, name = self._job.storing, self.storage, staged_name(plan.version, self.term)
+        client, storage, name = self._job.access.storing, self.storage, staged_name(plan.version, self.term)
         digests: dict[str, list[str]] = {}
         items: list[tuple[str, Buffers]] = []
         try:
@@ -176,7 +176,7 @@ class Shard:
                 if fetch:
                     fetch.check(partial(self._arrays.sizes, plan))
                 folded = {what: fold(each) for what, each in digests.items()}
-                items.append((self._job.keys.manifest(self.number, name), [self._manifest(plan, folded)]))
+                items.append((self._job.access.keys.manifest(self.number, name), [self._manifest(plan, folded)]))
                 self._manifests[plan.version] = items[-1]
                 put(*items[-1])
         except ServerFull:
@@ -194,7 +194,7 @@ class Shard:
                 raise BadContribution(c, f"the job has no part {c.part}")
         counted = [(c, self.storage.gradient_keys(c)) for c in plan.counting]
         here = [self.storage.contribution(c) for c, _ in counted]
-        client, chunks = self._job.client, self._arrays.chunks
+        client, chunks = self._job.access.client, self._arrays.chunks
         return ContributionFetch(client, self.number, chunks, counted, here, self._format, self._recorder)
 
     def _step(
@@ -229,7 +229,7 @@ class Shard:
         return result
 
     def _ready(self, plan: Plan, digest: str) -> CommitResult:
-        client, scripts = self._job.client, self._job.scripts
+        client, scripts = self._job.access.client, self._job.access.scripts
         ready = (self.number, self.term, plan, digest)
         if self._unsent:
             try:
@@ -264,13 +264,13 @@ class Shard:
         The server of the slot may have failed over to a replica that never got them. Raises ServerLost, ServerFull.
         """
         items = [*self.storage.present(), *self._manifests.values()]
-        lengths = self._job.client.gather([("STRLEN", key) for key, _ in items])
+        lengths = self._job.access.client.gather([("STRLEN", key) for key, _ in items])
         lost = [
             (key, value)
             for (key, value), length in zip(items, lengths, strict=True)
             if length != sum(piece.nbytes for piece in value)
         ]
-        self._job.storing.put(lost, wait_for_room=False)
+        self._job.access.storing.put(lost, wait_for_room=False)
         return len(lost)
 
     def free(self, wait: bool = False) -> None:

@@ -130,7 +130,7 @@ class ShardTraces:
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self._clock = ServerClock(job.server.seconds) if job.config.records_spans else None
+        self._clock = ServerClock(job.access.server.seconds) if job.config.records_spans else None
         self._spans: dict[int, VersionSpans] = {}
         self._next_write = self._next_sample = 0.0
 
@@ -153,7 +153,7 @@ class ShardTraces:
             entries, spans.entries = spans.entries, []
             if entries:
                 with suppress(KvpsError, ServerRestarted):  # the loop's next call raises it too
-                    self._job.scripts.trace(number, entries)
+                    self._job.access.scripts.trace(number, entries)
                     self._sample()
 
     def _sample(self) -> None:

@@ -64,7 +64,7 @@ class Storage(ABC):
     def gradient_keys(self, c: Contribution) -> list[str]:
         """Return the keys of this shard's part of a contribution, one for each chunk; also those of chunks that are not
         in its part of the model."""
-        keys, chunks = self._job.keys, self._arrays.chunks
+        keys, chunks = self._job.access.keys, self._arrays.chunks
         return [keys.gradient(self._number, c.worker, c.incarnation, c.seq, chunk.number) for chunk in chunks]
 
     def contribution(self, c: Contribution) -> list[Bytes] | None:
@@ -107,7 +107,7 @@ class Storage(ABC):
 
     def _keys(self, what: str, name: str) -> list[str]:
         """Return the keys of one array of a version, one for each chunk."""
-        return [self._job.keys.array(self._number, what, name, chunk.number) for chunk in self._arrays.chunks]
+        return [self._job.access.keys.array(self._number, what, name, chunk.number) for chunk in self._arrays.chunks]
 
     def _read_from_redis(self, version: int, name: str) -> None:
         """Read the bytes of a version from Redis into the arrays. Raises ChunkGone."""
@@ -117,7 +117,7 @@ class Storage(ABC):
                 target.fill(0)
             else:
                 chunks = self._arrays.stretches(target)
-                self._job.client.get(list(zip(self._keys(what, name), chunks, strict=True)))
+                self._job.access.client.get(list(zip(self._keys(what, name), chunks, strict=True)))
 
     # -- dead bytes ----------------------------------------------------------------------------------------------
 

@@ -33,8 +33,8 @@ class RedisStorage(Storage):
         self._whats = ("w", *job.config.step_slots)
         gradient_format = format_of(job.config.gradient_format)
         sizes = [gradient_format.nbytes(chunk.stop - chunk.start) for chunk in arrays.chunks]
-        self._early = EagerFetch(job.client, job.layout.shards, arrays.chunks, sizes, self.gradient_keys)
-        self.stores_with_ready = nbytes <= job.client.small_bytes
+        self._early = EagerFetch(job.access.client, job.layout.shards, arrays.chunks, sizes, self.gradient_keys)
+        self.stores_with_ready = nbytes <= job.access.client.small_bytes
         # Room for a version, and for two chunks in the server's own buffers, which count as used memory.
         self._reserve = Reserve(job, number, -(-nbytes * arrays.size // job.layout.size) + 2 * CHUNK_BYTES)
 
@@ -58,12 +58,12 @@ class RedisStorage(Storage):
     def items(self, name: str, chunk: Chunk) -> Iterator[tuple[str, Buffers]]:
         made = self._arrays.made(chunk)
         for what in self._whats:
-            yield self._job.keys.array(self._number, what, name, chunk.number), [made[what]]
+            yield self._job.access.keys.array(self._number, what, name, chunk.number), [made[what]]
         if self._view:
             yield from self._view.items(name, chunk, made[VIEW])
         elif self._weight_format.lossy:
             shorter = encoded(self._weight_format, self._arrays.stretch(self._arrays.next_weights, chunk))
-            yield self._job.keys.pulled(self._number, name, chunk.number), [shorter.data]
+            yield self._job.access.keys.pulled(self._number, name, chunk.number), [shorter.data]
 
     def present(self) -> Iterator[tuple[str, Buffers]]:
         name, arrays = self._versions.names[self._version], self._arrays
@@ -76,7 +76,7 @@ class RedisStorage(Storage):
         if self._weight_format.lossy and not self._view:
             for chunk in arrays.chunks:
                 shorter = encoded(self._weight_format, arrays.stretch(arrays.weights, chunk))
-                yield self._job.keys.pulled(self._number, name, chunk.number), [shorter.data]
+                yield self._job.access.keys.pulled(self._number, name, chunk.number), [shorter.data]
 
     def promote(self, plan: Plan, name: str, pinned: int | None) -> None:
         self._version = plan.version
@@ -110,7 +110,7 @@ class RedisStorage(Storage):
         """
         if self._arrays.size * DTYPE.itemsize < _REUSED_BYTES or self._reserve.limited:
             return False
-        return self._job.client.own_replicas(self._job.keys.owner(self._number)) < 2
+        return self._job.access.client.own_replicas(self._job.access.keys.owner(self._number)) < 2
 
     def _bury_contribution(self, c: Contribution, reuses: bool) -> None:
         keys = self.gradient_keys(c)
@@ -122,7 +122,7 @@ class RedisStorage(Storage):
             self._dead.bury(keys)
 
     def _bury_version(self, name: str, reuses: bool = False) -> None:
-        self._dead.bury([self._job.keys.manifest(self._number, name)])
+        self._dead.bury([self._job.access.keys.manifest(self._number, name)])
         keys = self._version_keys(name)
         if reuses:
             self._dead.reuse(keys, self._version_keys(self._next_name))
@@ -162,5 +162,5 @@ class RedisStorage(Storage):
         """Return the keys of all chunks of a version, without its manifest, and without a view."""
         keys = [key for what in self._whats for key in self._keys(what, name)]
         if self._weight_format.lossy and not self._view:
-            keys += [self._job.keys.pulled(self._number, name, chunk.number) for chunk in self._arrays.chunks]
+            keys += [self._job.access.keys.pulled(self._number, name, chunk.number) for chunk in self._arrays.chunks]
         return keys

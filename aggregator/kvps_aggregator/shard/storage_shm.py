@@ -78,7 +78,7 @@ class ShmStorage(Storage):
         # Unlink only versions that are dead or in Redis too: another holder may have gone on while this process slept.
         # The last holder may have left segments of the versions in Redis, and a sweep takes these for live.
         names = {*self._versions.names.values(), *self._mirror.names}
-        self._segments.unlink([self._job.keys.segment(what, name) for what in self._whats for name in names])
+        self._segments.unlink([self._job.access.keys.segment(what, name) for what in self._whats for name in names])
 
     # -- what the last holder left -----------------------------------------------------------------------------
 
@@ -116,7 +116,7 @@ class ShmStorage(Storage):
     def _map(self, name: str) -> None:
         nbytes = self._arrays.size * DTYPE.itemsize
         found = [
-            self._using.enter_context(self._segments.open(self._job.keys.segment(what, name), nbytes))
+            self._using.enter_context(self._segments.open(self._job.access.keys.segment(what, name), nbytes))
             for what in self._whats
         ]
         self._arrays.weights = found[0].view(DTYPE)
@@ -140,7 +140,7 @@ class ShmStorage(Storage):
 
     def _roll_back(self) -> NoReturn:
         """Roll the job back to the version that Redis was given. Raises LeaseLost, for all terms end with that."""
-        found = self._job.scripts.rollback(self._term, secrets.token_hex(4), self._segments.memory_here())
+        found = self._job.access.scripts.rollback(self._term, secrets.token_hex(4), self._segments.memory_here())
         if found is None:
             raise CorruptData(
                 f"job {self._job.name!r}: its shared memory is lost, and Redis was never given the weights"
@@ -172,7 +172,7 @@ class ShmStorage(Storage):
             if what in made:
                 continue
             try:
-                made[what] = self._segments.make(self._job.keys.segment(what, name), nbytes, self._spares[what])
+                made[what] = self._segments.make(self._job.access.keys.segment(what, name), nbytes, self._spares[what])
             except SharedMemoryLost:
                 self._job.state()  # raises JobNotFound if the job was removed; else its directory was deleted
                 self._lose()
@@ -231,13 +231,13 @@ class ShmStorage(Storage):
 
     def _bury_version(self, version: int, name: str) -> None:
         if self._mirror.lets_go(version, name):
-            self._dead.bury([self._job.keys.manifest(0, name)])
+            self._dead.bury([self._job.access.keys.manifest(0, name)])
         made = self._segments_of.pop(name, {})
         for what in self._whats:
             if what in made and len(self._spares[what]) < _SPARES:
                 self._spares[what].append(made[what])
             else:
-                self._gone.append(self._job.keys.segment(what, name))
+                self._gone.append(self._job.access.keys.segment(what, name))
 
     def bury_segments(self, names: Iterable[str]) -> None:
         self._gone += names

@@ -20,13 +20,13 @@ class ViewStorage:
 
     def __init__(self, job: Job, number: int, term: str, arrays: ShardArrays) -> None:
         format_ = format_of(job.config.weight_format)
-        self._keys = job.keys
+        self._keys = job.access.keys
         self._number = number
         self._term = term
         self._arrays = arrays
         # A failover in a cluster may lose differences, and nobody has them any more: there each view is stored whole.
-        self._most = 1 if job.client.is_cluster else most_differences(format_)
-        self._stored = StoredView(job.client, job.keys, job.layout, format_)
+        self._most = 1 if job.access.client.is_cluster else most_differences(format_)
+        self._stored = StoredView(job.access.client, job.access.keys, job.layout, format_)
         self._next = 0
         self._first = 0  # the version of this term whose view was stored whole last; 0 if there is none
         self._begins: dict[str, int] = {}  # staged name -> the version whose view is stored whole

@@ -64,7 +64,7 @@ def log(
         if targets:
             _write_rows(found, targets, follow, checkpoints)
             return
-        events = EventLog(found.client, found.keys)
+        events = EventLog(found.access.client, found.access.keys)
         _print(events.newest(last), as_json)
         if follow:
             _print(events.later(found.state), as_json)

@@ -35,7 +35,7 @@ def status(job: options.JobName, as_json: options.AsJson = False, redis: options
     with connect.existing_store(redis) as store, readable(job):
         found = store.job(job)
         state, holders, traces = found.state(), found.holders(), found.traces()
-        pending, kept = int(found.client.call("XLEN", found.keys.inbox)), found.kept(state.version)
+        pending, kept = int(found.access.client.call("XLEN", found.access.keys.inbox)), found.kept(state.version)
         missing = _why_nobody_holds(found, state)
         if as_json:
             print_json(_as_dict(found, state, holders, traces, pending))

@@ -42,7 +42,7 @@ def job_list(store: Store) -> list[dict[str, Any]]:
 
 
 def _summary(job: Job, state: State) -> dict[str, Any]:
-    beats, backlog = job.client.together([("ZCARD", job.keys.heartbeat), ("XLEN", job.keys.inbox)])
+    beats, backlog = job.access.client.together([("ZCARD", job.access.keys.heartbeat), ("XLEN", job.access.keys.inbox)])
     c, finished = job.config, state.finished(job.config)
     lacks = len(state.members) < c.workers or not (beats or backlog)
     return {
@@ -77,7 +77,7 @@ def events_before(store: Store, name: str, before: str, count: int, worker: str 
         raise InvalidSetting(f"count must be from 1 to {MOST_EVENTS}, not {count}")
     with readable(_checked(name)):
         job = store.job(name)
-        log = EventLog(job.client, job.keys)
+        log = EventLog(job.access.client, job.access.keys)
         if worker is None:
             page = log.before(before, count)
             return _page(page, page[0][0] if len(page) >= count else None)

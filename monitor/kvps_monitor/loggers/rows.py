@@ -134,10 +134,10 @@ class RowReader:
         while wanted:
             workers = sorted(wanted)
             asked = [
-                ("XRANGE", self._job.keys.trace(w), f"({self._traced.get(w, '0-0')}", "+", "COUNT", _TRACES)
+                ("XRANGE", self._job.access.keys.trace(w), f"({self._traced.get(w, '0-0')}", "+", "COUNT", _TRACES)
                 for w in workers
             ]
-            for worker, page in zip(workers, self._job.client.together(asked), strict=True):
+            for worker, page in zip(workers, self._job.access.client.together(asked), strict=True):
                 self._note(worker, [(id, fields) for id, fields in page])
                 if len(page) < _TRACES:
                     wanted.discard(worker)

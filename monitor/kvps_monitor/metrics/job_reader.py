@@ -34,7 +34,7 @@ class JobReader:
         self.totals = JobTotals(job.layout.shards, state.begin.version)
         self.now: JobNow | None = None
         self._lock = lock
-        self._events = EventLog(job.client, job.keys)
+        self._events = EventLog(job.access.client, job.access.keys)
         self._traces = Traces(job)
 
     def read(self, heard: Callable[[], None]) -> None:
@@ -45,8 +45,8 @@ class JobReader:
                 self.totals.add_events(events)
             heard()
         state = self.job.state()
-        keys, shards = self.job.keys, range(self.job.layout.shards)
-        beats, backlog, holders, terms = self.job.client.together(
+        keys, shards = self.job.access.keys, range(self.job.layout.shards)
+        beats, backlog, holders, terms = self.job.access.client.together(
             [
                 ("ZRANGE", keys.heartbeat, 0, -1, "WITHSCORES"),
                 ("XLEN", keys.inbox),
@@ -61,7 +61,7 @@ class JobReader:
             backlog=whole(backlog, "the length of the inbox"),
             held=[bool(holder) for holder in holders],
             active=active,
-            ages=_ages(beats, self.job.server.seconds(), active),
+            ages=_ages(beats, self.job.access.server.seconds(), active),
         )
         # The last request: what a trace has given is counted, whichever call fails.
         iterations, versions = self._traces.read(list(state.members))

@@ -204,7 +204,7 @@ def record(job: Job) -> Recording:
         blocks = _blocks(worker_spans(found), lambda span: span.round)
         workers[worker] = [block._replace(loss=losses[block.number]) for block in blocks]
     shards = [_blocks(shard_spans(made), lambda span: span.version) for made in versions.values()]
-    events = EventLog(job.client, job.keys).newest(0)
+    events = EventLog(job.access.client, job.access.keys).newest(0)
     all_of_it = Recording(job.name, job.config.mode, workers, shards, _taken(events), [])
     if not all_of_it.iterations:
         raise JobError(f"job {job.name} has no spans yet: a worker tells of an iteration with the push after it")

@@ -79,7 +79,7 @@ def test_a_reserve_that_found_no_room_is_taken_by_a_later_commit(impatient: Stor
     aggregator = Aggregator(job, threading.Event())
     aggregator.hold()
     aggregator.sweep()
-    reserve = job.keys.reserve(0, 0)
+    reserve = job.access.keys.reserve(0, 0)
     assert impatient.client.call("EXISTS", reserve)
     with job.join("w0") as session:
         for limit in (None, 64 << 20):
@@ -99,12 +99,12 @@ def _until_quiet(aggregator: Aggregator) -> int:
     while aggregator.work() is not None:
         pass
     job: Job = aggregator._job
-    return int(job.client.call("XLEN", job.keys.inbox))
+    return int(job.access.client.call("XLEN", job.access.keys.inbox))
 
 
 def test_all_but_what_takes_more_room_goes_on_when_memory_is_full(impatient: Store) -> None:
     job = impatient.create_job("job", BIG, workers=2, shards=2, units=9, staleness=1, **SUM)
-    s = job.scripts
+    s = job.access.scripts
     w0, w1 = job.join("w0"), job.join("w1")
     w0.next_unit()
     w0.pull()

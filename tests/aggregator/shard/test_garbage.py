@@ -32,11 +32,11 @@ def _all(store: Store) -> set[str]:
 
 
 def _gradients(job: Job) -> set[str]:
-    return {key for key in job.client.scan(job.keys.all_bytes) if ":g:" in key}
+    return {key for key in job.access.client.scan(job.access.keys.all_bytes) if ":g:" in key}
 
 
 def _put(job: Job, *keys: str) -> None:
-    job.client.put([(key, [view(ONE["x"])]) for key in keys])
+    job.access.client.put([(key, [view(ONE["x"])]) for key in keys])
 
 
 def test_what_dead_processes_left_is_swept_and_nothing_else(store: Store) -> None:
@@ -46,15 +46,15 @@ def test_what_dead_processes_left_is_swept_and_nothing_else(store: Store) -> Non
         for session in (w0, w1):
             session.pull()
             session.push(ONE)
-        coming = job.keys.gradient(0, "w0", w0.incarnation, 2, 0)
-        waits = {job.keys.gradient(0, w, s.incarnation, 1, 0) for w, s in (("w0", w0), ("w1", w1))}
+        coming = job.access.keys.gradient(0, "w0", w0.incarnation, 2, 0)
+        waits = {job.access.keys.gradient(0, w, s.incarnation, 1, 0) for w, s in (("w0", w0), ("w1", w1))}
         _put(job, coming)
         with job.join("w1", takeover=True) as again:
             dead = [
-                job.keys.gradient(0, "w1", w1.incarnation, 2, 0),  # never accepted, and its author is replaced
-                job.keys.gradient(0, "w9", "1-abcd", 1, 0),  # nobody's
-                job.keys.weights(0, "1.old-1-abcd", 0),  # staged by a holder that was replaced
-                job.keys.manifest(0, "1.old-1-abcd"),
+                job.access.keys.gradient(0, "w1", w1.incarnation, 2, 0),  # never accepted, and its author is replaced
+                job.access.keys.gradient(0, "w9", "1-abcd", 1, 0),  # nobody's
+                job.access.keys.weights(0, "1.old-1-abcd", 0),  # staged by a holder that was replaced
+                job.access.keys.manifest(0, "1.old-1-abcd"),
             ]
             _put(job, *dead)
             aggregator.hold()
@@ -85,7 +85,7 @@ def test_keys_of_another_program_in_a_jobs_slots_stay_and_stop_nothing(
 ) -> None:
     """They are said once, and go when the job is removed."""
     job = store.create_job("job", ONE, worker_timeout_ms=200, transport=transport)
-    slot = job.keys.slot(0).encode()
+    slot = job.access.keys.slot(0).encode()
     odd = [b"junk", b"", b":", b"g", b"g:", b"g:w0", b"g:w0.1-a", b"g:w0.1-a:x:0", b"g:w0.1-a:1:x", b"r:w0.1-a:-1:0"]
     odd += [b"w", b"w:", b"w:1.t:x", b"w:x.t:0", b"m:nonsense", b"opt.:1.t:0", b"reserve:x", b"owner:", b"\xff\xfe"]
     odd += [b"g:w0.1-a:" + b"9" * 5000 + b":0", b"g:" + b"w" * 300 + b".1-a:1:0", b"w:1.t:0\n", "w:\u0661.t:0".encode()]
@@ -96,7 +96,7 @@ def test_keys_of_another_program_in_a_jobs_slots_stay_and_stop_nothing(
     for key in elsewhere:
         raw.hset(key, "a", 1)
     if transport == "shm":
-        segments = job.transport.segments.folder
+        segments = job.access.transport.segments.folder
         (segments / "junk").write_text("")
         (segments / "g:w0.1-a:x").write_text("")
     aggregator = Aggregator(job, threading.Event())
@@ -142,7 +142,7 @@ def test_what_was_staged_in_part_is_not_swept(store: Store) -> None:
     aggregator = Aggregator(job, threading.Event())
     aggregator.hold()
     (shard,) = aggregator._shards.values()
-    begun = job.keys.weights(0, f"1.{shard.term}", 0)
+    begun = job.access.keys.weights(0, f"1.{shard.term}", 0)
     _put(job, begun)
     aggregator.sweep()
     assert begun in _all(store)
@@ -178,7 +178,7 @@ def test_a_removed_job_leaves_nothing_though_a_worker_is_in_the_middle_of_a_push
 def test_bytes_that_land_late_are_removed_too(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     job = store.create_job("job", ONE)
     job.join("w0").leave()
-    late = job.keys.gradient(0, "w0", "1-abcd", 1, 0)
+    late = job.access.keys.gradient(0, "w0", "1-abcd", 1, 0)
     monkeypatch.setattr(
         store_module.time, "sleep", lambda _: None if late in sent else (_put(job, late), sent.add(late))
     )
@@ -231,14 +231,14 @@ def test_who_left_unfinished_is_taken_up_first(store: Store) -> None:
 
 
 def _held_by_another(job: Job) -> None:
-    term, *_ = job.scripts.acquire(1, "another", job.config.lease_ms, "abcd")
-    job.scripts.own(1, term)
+    term, *_ = job.access.scripts.acquire(1, "another", job.config.lease_ms, "abcd")
+    job.access.scripts.own(1, term)
 
 
 def test_the_last_aggregator_sweeps_behind_a_holder_that_was_killed(store: Store) -> None:
     """The job is finished, but one shard's lease is still there, and nobody is left to sweep it."""
     job = store.create_job("job", ONE, workers=1, shards=2, lease_ms=300)
-    dead = [job.keys.gradient(shard, "w9", "1-abcd", 1, 0) for shard in range(2)]
+    dead = [job.access.keys.gradient(shard, "w9", "1-abcd", 1, 0) for shard in range(2)]
     _put(job, *dead)
     _held_by_another(job)
     job.join("w0").leave(finished=True)

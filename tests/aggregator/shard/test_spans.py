@@ -22,7 +22,7 @@ from kvps.store import Store
 
 
 def trace_of(job: Job, shard: int) -> list[dict[str, str]]:
-    return [fields for _, fields in job.client.call("XRANGE", job.keys.shard_trace(shard), "-", "+")]
+    return [fields for _, fields in job.access.client.call("XRANGE", job.access.keys.shard_trace(shard), "-", "+")]
 
 
 def milliseconds(entry: dict[str, str]) -> float:
@@ -125,7 +125,7 @@ def test_a_full_server_costs_spans_and_nothing_else(store: Store, monkeypatch: p
         raise ServerFull("no room")
 
     with aggregating(job), job.join("w0") as session, monkeypatch.context() as patch:
-        patch.setattr(job.scripts, "trace", full)
+        patch.setattr(job.access.scripts, "trace", full)
         for round_ in range(3):
             session.push(gradient(session.pull(), 0, round_))
         await_version(job, 3)

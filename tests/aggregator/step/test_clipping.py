@@ -116,7 +116,7 @@ def test_a_bad_contribution_of_a_clipped_job_is_rejected(store: Store) -> None:
         for session in (first, second):
             session.pull()
             session.push(gradient(model(), session.rank, 0))
-        job.client.call("SETRANGE", job.keys.gradient(1, "w1", second.incarnation, 1, 0), 0, "bad!")
+        job.access.client.call("SETRANGE", job.access.keys.gradient(1, "w1", second.incarnation, 1, 0), 0, "bad!")
         with aggregating(job, shards=[0]), aggregating(job, shards=[1]):
             first.pull()
     (commit,) = job.log()
@@ -129,10 +129,10 @@ def test_nonsense_among_the_norms_is_one_line(store: Store) -> None:
     with job.join("w0") as session:
         session.pull()
         session.push(model())
-        plan = job.scripts.plan().plan
+        plan = job.access.scripts.plan().plan
         assert plan
         mark = f"{plan.history}:{plan.id}"
-        job.client.call("XADD", job.keys.norms, "*", "plan", mark, "shard", "1", "sums", "nonsense")
+        job.access.client.call("XADD", job.access.keys.norms, "*", "plan", mark, "shard", "1", "sums", "nonsense")
         aggregator = Aggregator(job, threading.Event(), [0])
         aggregator.hold()
         with pytest.raises(kvps.CorruptData, match=r"kvps:\{job\}:norms"):

@@ -181,10 +181,10 @@ def test_a_damaged_contribution_is_to_blame_before_the_users_code(
         for session in (first, second):
             _push(session, 1.0)
         for shard in range(job.config.shards):
-            key = job.keys.gradient(shard, "w0", first.incarnation, 1, 0)
-            nbytes = job.client.call("STRLEN", key)
+            key = job.access.keys.gradient(shard, "w0", first.incarnation, 1, 0)
+            nbytes = job.access.client.call("STRLEN", key)
             assert nbytes
-            job.client.put([(key, [memoryview(np.full(nbytes // 4, number, np.float32)).cast("B")])])
+            job.access.client.put([(key, [memoryview(np.full(nbytes // 4, number, np.float32)).cast("B")])])
         with aggregating(job):
             await_version(job, 1)
     assert _rejected(job) == [("w0", "its bytes differ from its digest")]

@@ -64,7 +64,7 @@ def test_every_mode_can_be_recomputed(
         with job.join("w2") as session:
             grads = task_gradient(job, session)
             while (state := job.state()).version < 3 - 2 * (staleness > 0):
-                job.client.wait({job.keys.commits: state.last_entry})
+                job.await_change(state)
             assert proved(job).replayed, "also while it goes on"
             session.push(grads)
 
@@ -82,13 +82,13 @@ def test_rejected_evicted_and_come_back(store: Store, tmp_path: Path) -> None:
     sessions = [job.join(f"w{i}") for i in range(WORKERS)]
     for session in sessions:
         session.push(task_gradient(job, session))
-    store.client.call("SETRANGE", job.keys.gradient(1, "w0", sessions[0].incarnation, 1, 0), 0, "bad!")
+    store.client.call("SETRANGE", job.access.keys.gradient(1, "w0", sessions[0].incarnation, 1, 0), 0, "bad!")
     sessions[1].leave(finished=False)
     for silent in (sessions[0], sessions[2]):
         fall_silent(silent)
-    job.scripts.evict()  # the first look of one who was away evicts nobody
-    store.client.call("ZADD", job.keys.heartbeat, 0, "w0", 0, "w2")
-    assert sorted(job.scripts.evict().workers) == ["w0", "w2"]
+    job.access.scripts.evict()  # the first look of one who was away evicts nobody
+    store.client.call("ZADD", job.access.keys.heartbeat, 0, "w0", 0, "w2")
+    assert sorted(job.access.scripts.evict().workers) == ["w0", "w2"]
     run_workers(job, *training(job, "w0", "w1", "w2"), record=tmp_path)
     first = next(iter(job.log())).plan
     assert [len(first.contributions), len(first.rejected)] == [2, 1]
@@ -120,7 +120,7 @@ def test_a_loop_of_ones_own_is_replayed_from_its_record(store: Store, tmp_path: 
     sessions = [job.join(f"w{number}") for number in range(2)]
     for session in sessions:
         session.push({name: _noisy(value, np.random.default_rng(9)) for name, value in session.pull().items()})
-        store.client.call("SETRANGE", job.keys.gradient(0, session.worker, session.incarnation, 1, 0), 0, "bad!")
+        store.client.call("SETRANGE", job.access.keys.gradient(0, session.worker, session.incarnation, 1, 0), 0, "bad!")
         session.leave(finished=False)
     aggregator = Aggregator(job, threading.Event(), record=tmp_path)
     while job.state().version == 0:
@@ -218,7 +218,7 @@ def test_a_log_that_was_tampered_with_is_caught_at_its_first_entry(store: Store)
     job = digits_job(store)
     run_workers(job, *training(job, "w0", "w1", "w2"))
     assert proved(job).commits == ROUNDS
-    entries, state = job.client.call("XRANGE", job.keys.commits, "-", "+"), job.state()
+    entries, state = job.access.client.call("XRANGE", job.access.keys.commits, "-", "+"), job.state()
     for tamper, chain_anew, words in TAMPERED:
         log = [dict(fields) for _, fields in entries if fields["kind"] == "commit"]
         tamper(log)
@@ -237,18 +237,20 @@ def test_a_log_that_was_tampered_with_is_caught_at_its_first_entry(store: Store)
 
 
 def _write_log(job: Job, log: list[Entry], head: str) -> None:
-    job.client.call("DEL", job.keys.commits)
+    job.access.client.call("DEL", job.access.keys.commits)
     for fields in log:
-        job.client.call("XADD", job.keys.commits, "*", *[part for pair in fields.items() for part in pair])
-    job.client.call("HSET", job.keys.version, "head", head)
+        job.access.client.call(
+            "XADD", job.access.keys.commits, "*", *[part for pair in fields.items() for part in pair]
+        )
+    job.access.client.call("HSET", job.access.keys.version, "head", head)
 
 
 def test_weights_and_seed_that_were_tampered_with_are_caught(store: Store) -> None:
     job = digits_job(store, shards=2)
     run_workers(job, *training(job, "w0", "w1", "w2"))
-    store.client.call("HSET", job.keys.config, "seed", 1)
+    store.client.call("HSET", job.access.keys.config, "seed", 1)
     assert proof_of(store.job("digits"))[1].differs.startswith("commit 1: contribution 1 of w0")
-    store.client.call("SETRANGE", job.keys.weights(1, job.state().names[1], 0), 7, "\x01")
+    store.client.call("SETRANGE", job.access.keys.weights(1, job.state().names[1], 0), 7, "\x01")
     proof = proof_of(job)[1]
     assert proof.differs == "version 15: the weights of shard 1 in Redis are not those that were committed"
     assert (proof.commits, proof.replayed) == (ROUNDS, ROUNDS)

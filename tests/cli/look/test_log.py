@@ -59,7 +59,7 @@ def test_json_has_the_facts(store: Store) -> None:
     found = as_json(store, "j", "-n", "0")
     at, commits = [one["at_ms"] for one in found], [one for one in found if one["event"] == "commit"]
     assert at == sorted(at)
-    assert abs(at[-1] / 1000 - int(job.client.call("TIME")[0])) < 60
+    assert abs(at[-1] / 1000 - int(job.access.client.call("TIME")[0])) < 60
     assert [one["version"] for one in commits] == list(range(1, len(commits) + 1))
     counted = [c for one in commits for c in one["contributions"]]
     assert len(counted) == 6
@@ -89,7 +89,9 @@ def test_more_than_one_request_has_them_all(store: Store) -> None:
             session.pull()
             session.push({"x": np.ones(1, np.float32)})
         await_version(job, 1_050)
-    versions = [e.facts["version"] for e in EventLog(job.client, job.keys).newest(0) if e.kind == "commit"]
+    versions = [
+        e.facts["version"] for e in EventLog(job.access.client, job.access.keys).newest(0) if e.kind == "commit"
+    ]
     assert versions == list(range(1, 1_051))
 
 
@@ -161,7 +163,7 @@ def test_it_follows_as_it_happens_and_ends_with_the_job(store: Store) -> None:
 )
 def test_what_another_program_wrote_is_one_line(store: Store, fields: tuple[str, ...], words: str) -> None:
     job = store.create_job("j", model())
-    job.client.call("XADD", job.keys.commits, "*", *fields)
+    job.access.client.call("XADD", job.access.keys.commits, "*", *fields)
     done = kvps_forked("log", "j", KVPS_REDIS_URL=store.url)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert words in done.stderr
@@ -171,7 +173,7 @@ def test_what_another_program_wrote_is_one_line(store: Store, fields: tuple[str,
 
 def test_a_time_that_no_calendar_has_is_one_line(store: Store) -> None:
     job = store.create_job("j", model())
-    job.client.call("XADD", job.keys.commits, f"{2**63}-1", "kind", "leave", "worker", "w0")
+    job.access.client.call("XADD", job.access.keys.commits, f"{2**63}-1", "kind", "leave", "worker", "w0")
     done = kvps_forked("log", "j", KVPS_REDIS_URL=store.url)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert "the time of entry" in done.stderr
@@ -179,9 +181,9 @@ def test_a_time_that_no_calendar_has_is_one_line(store: Store) -> None:
 
 def test_a_term_that_is_none_is_one_line(store: Store) -> None:
     job = store.create_job("j", model())
-    job.client.call("XADD", job.keys.leases, "*", "kind", "release", "holder", "me", "term", "1-x-2")
+    job.access.client.call("XADD", job.access.keys.leases, "*", "kind", "release", "holder", "me", "term", "1-x-2")
     with pytest.raises(kvps.CorruptData, match="'1-x-2', and that is none"):
-        EventLog(job.client, job.keys).newest(5)
+        EventLog(job.access.client, job.access.keys).newest(5)
 
 
 def test_there_is_no_such_job(store: Store) -> None:

@@ -61,7 +61,7 @@ def held_still(store: Store) -> Job:
     for session in sessions:
         fall_silent(session)
         abandon(session)
-    job.scripts.acquire(0, "somebody:1:2:abcdef", 86_400_000, "n1")
+    job.access.scripts.acquire(0, "somebody:1:2:abcdef", 86_400_000, "n1")
     return job
 
 
@@ -77,7 +77,7 @@ def pairs(found: list[str]) -> dict[str, int]:
 @pytest.mark.slow
 def test_one_look_agrees_with_redis_cli(store: Store) -> None:
     job = held_still(store)
-    keys = job.keys
+    keys = job.access.keys
     before = server_ms(store)
     view = json.loads(top(store, "--once", "--json"))
     after = server_ms(store)

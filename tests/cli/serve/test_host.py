@@ -64,7 +64,7 @@ def test_hosts_join_and_leave_while_a_bsp_job_trains(hosts: DataHosts, tmp_path:
             assert _slots(hosts) == [SLOTS // 2] * 2
             third = hosts.start(3)
             assert _slots(hosts) == [5461, 5461, 5462]
-            shards = [slot_of(job.keys.slot(shard)) for shard in range(3)]
+            shards = [slot_of(job.access.keys.slot(shard)) for shard in range(3)]
             assert all(len(set(shards) & set(member.slots)) == 1 for member in hosts.members()), "each host has a shard"
             assert second.end(signal.SIGINT) == 130
             assert before < job.state().version < training.rounds, "the job has trained all the time"

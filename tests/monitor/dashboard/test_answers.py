@@ -37,12 +37,12 @@ def job() -> Iterator[Job]:
 
 @pytest.fixture(scope="module")
 def shown(job: Job) -> Iterator[Dashboard]:
-    with dashboard(job.client.url) as found:
+    with dashboard(job.access.client.url) as found:
         yield found
 
 
 def test_a_job_agrees_with_redis(shown: Dashboard, job: Job) -> None:
-    k, raw = job.keys, redis.Redis.from_url(job.client.url, protocol=2, decode_responses=True)
+    k, raw = job.access.keys, redis.Redis.from_url(job.access.client.url, protocol=2, decode_responses=True)
 
     def agrees() -> bool:
         said = shown.json("/api/jobs/j")
@@ -65,7 +65,7 @@ def test_a_job_agrees_with_redis(shown: Dashboard, job: Job) -> None:
 
 
 def test_all_pages_of_the_log_are_the_log(shown: Dashboard, job: Job) -> None:
-    all_events = EventLog(job.client, job.keys).newest(0)
+    all_events = EventLog(job.access.client, job.access.keys).newest(0)
     pages, before = list[Any](), ""
     while True:
         page = shown.json(f"/api/jobs/j/log?count=3&before={before}")
@@ -90,7 +90,9 @@ def test_the_log_of_a_worker_is_its_own(shown: Dashboard, job: Job) -> None:
 
 
 def test_spans_are_in_lanes_and_do_not_overlap(shown: Dashboard, job: Job) -> None:
-    assert eventually(lambda: all(job.client.call("XLEN", job.keys.shard_trace(shard)) for shard in (0, 1)))
+    assert eventually(
+        lambda: all(job.access.client.call("XLEN", job.access.keys.shard_trace(shard)) for shard in (0, 1))
+    )
     said = shown.json("/api/jobs/j/spans")
     assert [lane["lane"] for lane in said["lanes"]] == ["shard 0", "shard 1", "w0", "w1"]
     for lane in said["lanes"]:
@@ -140,7 +142,7 @@ def test_what_cannot_be_answered(shown: Dashboard, path: str, status: int, words
 
 def test_a_job_that_cannot_be_read_is_listed_with_its_reason(store: Store, raw: Any) -> None:
     bad, good = store.create_job("bad", model()), store.create_job("good", model())
-    raw.hset(bad.keys.config, "workers", "many")
+    raw.hset(bad.access.keys.config, "workers", "many")
     with dashboard(store.url) as shown:
         said = {each["job"]: each for each in shown.json("/api/jobs")}
         assert said["bad"]["state"] == "unreadable"

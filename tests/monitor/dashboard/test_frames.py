@@ -92,7 +92,7 @@ def test_a_look_at_a_job_that_began_anew_is_sent_whole(store: Store) -> None:
 def test_a_quiet_job_costs_few_bytes_whatever_its_workers(store: Store) -> None:
     job = store.create_job("j", {"x": np.zeros(8, np.float32)}, workers=300, worker_timeout_ms=3_600_000)
     for number in range(300):
-        job.scripts.join(f"w{number}", "n", "", {"host": "h", "pid": number, "device": "cpu"})
+        job.access.scripts.join(f"w{number}", "n", "", {"host": "h", "pid": number, "device": "cpu"})
     one, two = looks_at(job, 2, lambda number: None)
     assert len(frame(None, two)) < 300 * 250
     assert len(frame(one, two)) < 1000
@@ -101,7 +101,7 @@ def test_a_quiet_job_costs_few_bytes_whatever_its_workers(store: Store) -> None:
 
 def test_what_a_frame_says_of_a_worker(store: Store) -> None:
     job = store.create_job("j", model(), workers=1)
-    job.scripts.join("w0", "n", "", {"host": "<b>", "pid": 7, "device": "cpu"})
+    job.access.scripts.join("w0", "n", "", {"host": "<b>", "pid": 7, "device": "cpu"})
     [look] = looks_at(job, 1, lambda number: None)
     [row] = read(frame(None, look))["workers"]
     said = dict(zip(WORKER_FIELDS, row, strict=True))

@@ -111,7 +111,7 @@ def test_the_pages_agree_with_redis(store: Store, shown: Dashboard, raw: Any, ta
             for each in workers.values():
                 assert each.wait() == 0
         text_is(page, ".heading .pill", "finished")
-        k = job.keys
+        k = job.access.keys
         tile(page, "Version", raw.hget(k.version, "version").decode())
         tile(page, "Backlog", str(raw.xlen(k.inbox)))
         tile(page, "Contributions", "16")
@@ -164,12 +164,12 @@ def test_the_timeline_draws_each_lane(store: Store, shown: Dashboard, tab: Any) 
 @pytest.mark.slow
 def test_hostile_text_is_shown_and_never_run(store: Store, shown: Dashboard, raw: Any, tab: Any) -> None:
     job = store.create_job("j", model(), workers=1, staleness=-1)
-    job.scripts.join("w0", "n", "", {**ME, "host": HOSTILE, "device": HOSTILE})
-    job.scripts.acquire(0, HOSTILE, 3_600_000, "n1")
-    raw.xadd(job.keys.commits, {"kind": "reject", "worker": "w0", "round": "1", "reason": HOSTILE})
+    job.access.scripts.join("w0", "n", "", {**ME, "host": HOSTILE, "device": HOSTILE})
+    job.access.scripts.acquire(0, HOSTILE, 3_600_000, "n1")
+    raw.xadd(job.access.keys.commits, {"kind": "reject", "worker": "w0", "round": "1", "reason": HOSTILE})
     other = store.create_job("bad", model())
-    raw.hset(other.keys.config, "mode", HOSTILE)
-    raw.hset(other.keys.config, "workers", HOSTILE)
+    raw.hset(other.access.keys.config, "mode", HOSTILE)
+    raw.hset(other.access.keys.config, "workers", HOSTILE)
     raw.sadd("kvps:jobs", HOSTILE)
     page = tab.open(f"{shown.root}/")
     page.locator("td.reason", has_text="onerror").first.wait_for()
@@ -253,16 +253,21 @@ def test_the_token_in_the_url_opens_the_pages(store: Store, tab: Any) -> None:
 
 def _busy(job: Job, workers: int, stop: threading.Event) -> None:
     """Push a round of all workers again and again, with traces and commits, until `stop`."""
-    history, term, version, round_ = job.round_state().history, job.scripts.acquire(0, "h", 3_600_000, "n1").term, 0, 0
+    history, term, version, round_ = (
+        job.round_state().history,
+        job.access.scripts.acquire(0, "h", 3_600_000, "n1").term,
+        0,
+        0,
+    )
     while not stop.is_set():
         round_ += 1
-        at = round(1e6 * job.server.seconds())
+        at = round(1e6 * job.access.server.seconds())
         for number in range(workers):
             trace = f"round {round_} version {version} clock {round_} pulled 32 pushed 32 at {at}"
             trace += f" wait_ms {100 + number % 50} compute_ms {200 + number % 90} loss {1 / round_:.6g}"
-            job.scripts.push(f"w{number}", "1-n", round_, version, 0, "-", history, traces=[trace])
-        while plan := job.scripts.plan().plan:
-            job.scripts.ready(0, term, plan, f"{plan.version:016x}")
+            job.access.scripts.push(f"w{number}", "1-n", round_, version, 0, "-", history, traces=[trace])
+        while plan := job.access.scripts.plan().plan:
+            job.access.scripts.ready(0, term, plan, f"{plan.version:016x}")
             version = plan.version
 
 
@@ -287,7 +292,7 @@ def test_a_thousand_workers_do_not_stall_the_page(store: Store, shown: Dashboard
         "many", {"x": np.zeros(8, np.float32)}, workers=1000, staleness=2, worker_timeout_ms=3_600_000
     )
     for number in range(1000):
-        job.scripts.join(f"w{number}", "n", "", ME)
+        job.access.scripts.join(f"w{number}", "n", "", ME)
     stop = threading.Event()
     thread = threading.Thread(target=_busy, args=(job, 1000, stop))
     thread.start()

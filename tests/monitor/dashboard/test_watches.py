@@ -93,7 +93,7 @@ def test_a_slow_viewer_is_sent_fewer_frames_and_lacks_nothing(store: Store) -> N
         slow, fast = watches.frames("a"), watches.frames("a")
         first = await taken(slow)
         await taken(fast)
-        await asyncio.to_thread(job.scripts.join, "w0", "n", "", {"host": "h", "pid": 1, "device": "cpu"})
+        await asyncio.to_thread(job.access.scripts.join, "w0", "n", "", {"host": "h", "pid": 1, "device": "cpu"})
         # The slow one takes nothing while the other takes several.
         numbers = [(await taken(fast))["n"] for _ in range(5)]
         frame = await taken(slow)
@@ -129,9 +129,9 @@ def test_a_job_that_cannot_be_read(store: Store, raw: Any) -> None:
         watches = Watches(store)
         frames = watches.frames("a")
         await taken(frames)
-        raw.hset(job.keys.version, "version", "<script>")
+        raw.hset(job.access.keys.version, "version", "<script>")
         assert "<script>" in (await until(frames, trouble="unreadable"))["message"]
-        raw.hset(job.keys.version, "version", "0")
+        raw.hset(job.access.keys.version, "version", "0")
         assert await until(frames, full=True)
         watches.close()
 

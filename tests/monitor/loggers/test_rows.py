@@ -96,7 +96,7 @@ def test_a_row_waits_for_its_loss(store: Store) -> None:
         with job.join("w0") as session:
             push(session, 3.5)
             await_version(job, 1)
-            assert eventually(lambda: job.client.call("XLEN", job.keys.shard_trace(0)) == 1)
+            assert eventually(lambda: job.access.client.call("XLEN", job.access.keys.shard_trace(0)) == 1)
             assert reader.read() == [], "its loss comes with the second push"
             push(session, 2.5)
             assert [(row.version, row.values["loss"]) for row in reader.read()] == [(1, 3.5)]
@@ -173,6 +173,6 @@ def test_what_was_moved_into_a_file_is_read_there(store: Store, tmp_path: Path) 
 
 def test_a_trace_of_another_program_is_refused(store: Store) -> None:
     job = trained(store, 0)
-    job.client.call("XADD", job.keys.trace("w1"), "*", "round", "many", "loss", "1")
+    job.access.client.call("XADD", job.access.keys.trace("w1"), "*", "round", "many", "loss", "1")
     with pytest.raises(CorruptData, match="the trace of worker 'w1'"):
         RowReader(job, 0).read()

@@ -91,7 +91,7 @@ def test_a_row_without_its_loss_is_left_to_the_next_process(store: Store, tmp_pa
     with aggregating(job), job.join("w0") as session:
         for version in (1, 2):
             session.push(gradient(session.pull(), 0, version), float(version))
-        assert eventually(lambda: job.client.call("XLEN", job.keys.shard_trace(0)) == 2)
+        assert eventually(lambda: job.access.client.call("XLEN", job.access.keys.shard_trace(0)) == 2)
         with TrainingLog(job, [Target("csv", path)]):
             pass
         assert versions(path) == [1], "the loss of the second is not known yet"

@@ -79,7 +79,7 @@ def check_staleness(scrape: Scrape, job: Job) -> None:
 def check_traces(scrape: Scrape, job: Job) -> None:
     """Assert that seconds and bytes are the sums of the traces in Redis."""
     for worker in job.state().members:
-        entries = [fields for _, fields in job.client.call("XRANGE", job.keys.trace(worker), "-", "+")]
+        entries = [fields for _, fields in job.access.client.call("XRANGE", job.access.keys.trace(worker), "-", "+")]
         labels = {"job": job.name, "worker": worker}
         assert scrape.value("kvps_worker_iterations_total", **labels) == len(entries)
         for phase in PHASES:
@@ -97,7 +97,7 @@ def test_rounds_staleness_seconds_and_bytes_are_those_of_redis(store: Store, sta
     with aggregating(job), exporting(store) as exported:
         train(job, 3, 30, lambda rank: 0.03 if rank == 2 else 0.002)
         assert eventually(lambda: sum(job.clock().values()) == 90)
-        traced = sum(job.client.call("XLEN", job.keys.trace(worker)) for worker in job.clock())
+        traced = sum(job.access.client.call("XLEN", job.access.keys.trace(worker)) for worker in job.clock())
         scrape = exported.until(
             kvps_contributions_total=90, kvps_staleness_versions_count=90, kvps_worker_iterations_total=traced
         )
@@ -121,7 +121,7 @@ def test_shards_have_the_times_and_bytes_of_their_traces(store: Store) -> None:
             step(session, number)
         await_version(job, 8)
         scrape = exported.until(kvps_shard_phase_seconds_count=2 * 5 * 8, kvps_shard_held=2)
-        traces = [job.client.call("XRANGE", job.keys.shard_trace(shard), "-", "+") for shard in (0, 1)]
+        traces = [job.access.client.call("XRANGE", job.access.keys.shard_trace(shard), "-", "+") for shard in (0, 1)]
         for shard, entries in enumerate(traces):
             labels = {"job": "j", "shard": str(shard)}
             for phase in ("fetch", "reduce", "step", "store", "commit"):
@@ -211,7 +211,7 @@ def test_rejected_contributions_are_counted(store: Store) -> None:
                     found = {name: 1000 * value for name, value in found.items()}
                 session.push(found)
             await_version(job, number + 1)
-        rejected = [e for e in EventLog(job.client, job.keys).newest(0) if e.kind == "reject"]
+        rejected = [e for e in EventLog(job.access.client, job.access.keys).newest(0) if e.kind == "reject"]
         assert [e.facts["worker"] for e in rejected] == ["w3"]
         scrape = exported.until(kvps_rejected_contributions_total=1, kvps_contributions_total=11)
         assert scrape.series("kvps_rejected_contributions_total", job="j") == {"w0": 0, "w1": 0, "w2": 0, "w3": 1}
@@ -259,7 +259,7 @@ def test_versions_whose_commits_a_checkpoint_has_moved_are_named_as_missed(store
             step(session, number)
         await_version(job, 6)
         entry = next(id for id, fields in job.entries() if fields.get("version") == "4")
-        job.client.call("XTRIM", job.keys.commits, "MINID", entry)  # as trim.lua does behind version 4
+        job.access.client.call("XTRIM", job.access.keys.commits, "MINID", entry)  # as trim.lua does behind version 4
         with exporting(store) as exported:
             scrape = exported.scrape()
             assert scrape.value("kvps_log_versions_missed_total", job="j") == 3
@@ -312,7 +312,7 @@ def test_a_damaged_job_is_said_once_and_the_others_are_served(store: Store, key:
         with aggregating(job), job.join("w0") as session:
             step(session)
             await_version(job, 1)
-    call, keys = store.client.call, bad.keys
+    call, keys = store.client.call, bad.access.keys
     with exporting(store) as exported:
         exported.until(kvps_contributions_total=2)
         if key == "dropped":
@@ -346,9 +346,9 @@ def test_a_damaged_job_that_is_mended_is_counted_anew(store: Store) -> None:
         await_version(job, 1)
     with exporting(store) as exported:
         exported.until(kvps_contributions_total=1)
-        id = job.client.call("XADD", job.keys.commits, "*", "kind", "nonsense")
+        id = job.access.client.call("XADD", job.access.keys.commits, "*", "kind", "nonsense")
         exported.until(kvps_jobs_unreadable=1)
-        job.client.call("XDEL", job.keys.commits, id)
+        job.access.client.call("XDEL", job.access.keys.commits, id)
         scrape = exported.until(kvps_jobs_unreadable=0, kvps_contributions_total=1)
         check_staleness(scrape, job)
 

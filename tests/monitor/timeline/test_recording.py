@@ -165,14 +165,14 @@ def test_a_job_that_has_not_begun_is_refused(store: Store) -> None:
 def test_a_corrupt_entry_is_one_line(store: Store, fields: dict[str, Any], words: str) -> None:
     job = timed_job(store, workers=1, rounds=2)
     entry = {"round": 3, "version": 2, "at": 1_700_000_000_000_000, "compute_ms": 1} | fields
-    job.client.call("XADD", job.keys.trace("w0"), "*", *(x for pair in entry.items() for x in pair))
+    job.access.client.call("XADD", job.access.keys.trace("w0"), "*", *(x for pair in entry.items() for x in pair))
     with pytest.raises(CorruptData, match=words):
         record(job)
 
 
 def test_a_corrupt_commit_is_one_line(store: Store) -> None:
     job = timed_job(store, workers=1, rounds=2)
-    job.client.call("XADD", job.keys.commits, "*", "kind", "commit", "version", "x")
+    job.access.client.call("XADD", job.access.keys.commits, "*", "kind", "commit", "version", "x")
     with pytest.raises(CorruptData):
         record(job)
 

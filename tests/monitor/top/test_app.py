@@ -43,7 +43,7 @@ def workers(job: Job, **seconds: float) -> Iterator[dict[str, Started]]:
     with aggregating(job), ExitStack() as stack:
         found = {}
         for name, each in seconds.items():
-            environment = {**os.environ, "KVPS_REDIS_URL": job.client.url}
+            environment = {**os.environ, "KVPS_REDIS_URL": job.access.client.url}
             found[name] = Started([sys.executable, script, job.name, name, str(each)], environment)
             stack.callback(lambda process=found[name].process: (process.kill(), process.communicate()))
         await_version(job, 2)
@@ -87,7 +87,7 @@ async def sees(app: Top, *words: str) -> None:
 
 
 def kinds(job: Job) -> list[tuple[str, str]]:
-    return [(e.kind, e.facts.get("worker", "")) for e in EventLog(job.client, job.keys).newest(0)]
+    return [(e.kind, e.facts.get("worker", "")) for e in EventLog(job.access.client, job.access.keys).newest(0)]
 
 
 def test_each_worker_has_a_row_with_its_state_and_figures(store: Store) -> None:
@@ -158,13 +158,13 @@ def test_evict_asks_first_and_then_evicts(store: Store) -> None:
 
 def test_evict_spares_an_incarnation_that_came_after_the_question(store: Store) -> None:
     job = store.create_job("j", model(), workers=2, **PATIENT)
-    job.scripts.join("w0", "first", "", ME)
+    job.access.scripts.join("w0", "first", "", ME)
 
     async def look(app: Top, pilot: Pilot[None]) -> None:
         await sees(app, "w0")
         await pilot.press("e")
         await until(lambda: isinstance(app.screen, Confirmation), lambda: seen(app))
-        job.scripts.join("w0", "second", "*", ME)
+        job.access.scripts.join("w0", "second", "*", ME)
         await pilot.press("y")
         await sees(app, "w0 is in the job again: it has joined anew")
 
@@ -196,7 +196,7 @@ def test_pause_freezes_the_screen(store: Store) -> None:
 def test_the_list_of_jobs_leads_to_another_job(store: Store) -> None:
     for name, staleness in (("one", 0), ("two", 3)):
         made = store.create_job(name, model(), workers=1, staleness=staleness, **PATIENT)
-        made.scripts.join(f"{name}-worker", "n", "", ME)
+        made.access.scripts.join(f"{name}-worker", "n", "", ME)
     store.client.call("SADD", "kvps:jobs", "three")  # it is listed, and not there
 
     async def look(app: Top, pilot: Pilot[None]) -> None:
@@ -259,14 +259,24 @@ def test_a_lost_server_is_told_and_the_screen_goes_on_when_it_is_back(tmp_path: 
 def many(store: Store, number: int = 1000) -> Job:
     """A job of so many workers, each with recorded rounds; no process computes."""
     job = store.create_job("many", {"x": np.zeros(8, np.float32)}, workers=number, **PATIENT)
-    now_us = int(1e6 * job.server.seconds())
+    now_us = int(1e6 * job.access.server.seconds())
     for n in range(number):
-        job.scripts.join(f"w{n}", "n", "", ME)
+        job.access.scripts.join(f"w{n}", "n", "", ME)
         phases = ("other_ms", 1, "wait_ms", 50 - n % 50, "fetch_ms", 2, "compute_ms", 20 + n % 50, "push_ms", 3)
         facts = ("version", 1, "clock", 1, "pulled", 1000, "pushed", 1000, "loss", 0.5)
-        job.client.together(
+        job.access.client.together(
             [
-                ("XADD", job.keys.trace(f"w{n}"), "*", "round", r, "at", now_us - (9 - r) * 100_000, *phases, *facts)
+                (
+                    "XADD",
+                    job.access.keys.trace(f"w{n}"),
+                    "*",
+                    "round",
+                    r,
+                    "at",
+                    now_us - (9 - r) * 100_000,
+                    *phases,
+                    *facts,
+                )
                 for r in range(1, 9)
             ]
         )
@@ -305,7 +315,7 @@ def test_a_thousand_workers_do_not_keep_the_screen_from_keys(store: Store, size:
 @pytest.mark.slow
 def test_a_window_of_another_size_shows_the_columns_that_fit(store: Store) -> None:
     job = store.create_job("j", model(), workers=1, **PATIENT)
-    job.scripts.join("w0", "n", "", ME)
+    job.access.scripts.join("w0", "n", "", ME)
 
     async def look(app: Top, pilot: Pilot[None]) -> None:
         await sees(app, "w0")
