@@ -31,29 +31,29 @@ _MOST_ENTRIES = 10_000  # joins and leaves since the last commit
 
 
 class FailoverGuard:
-    """The looks at the servers of one aggregator's shards. Does nothing but on a cluster."""
+    """Watches the servers of one aggregator's shards on a cluster. Without a cluster it does nothing."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
         self._run_ids: dict[int, str] = {}
-        self._next = 0.0
+        self._next_check = 0.0
 
-    def look(self, shards: Iterable[Shard]) -> None:
-        """Look now and then whether a shard's bytes are on another server than before; if so, store what it lacks.
+    def check(self, shards: Iterable[Shard]) -> None:
+        """Check now and then whether a shard's bytes are on another server than before; if so, store what it lacks.
 
-        A full server is tried again with the next look. Raises ServerLost.
+        A full server is tried again with the next check. Raises ServerLost.
         """
         job, held = self._job, list(shards)
-        if not job.access.client.is_cluster or time.monotonic() < self._next:
+        if not job.access.client.is_cluster or time.monotonic() < self._next_check:
             return
-        self._next = time.monotonic() + job.config.lease_look_s
+        self._next_check = time.monotonic() + job.config.lease_look_s
         run_ids = job.access.client.run_ids([job.access.keys.slot(shard.number) for shard in held])
         for shard, run_id in zip(held, run_ids, strict=True):
             if self._run_ids.get(shard.number) == run_id:
                 continue
             with suppress(ServerFull):
                 lost = shard.mend()
-                self._run_ids[shard.number] = run_id  # last: if it is cut off, the next look mends
+                self._run_ids[shard.number] = run_id  # last: if it is cut off, the next check mends
                 if lost:
                     log.warning(
                         "job %s: the server of shard %d has lost %d keys of version %d: stored again",
@@ -66,9 +66,9 @@ class FailoverGuard:
 
 def go_back(job: Job, shard: int, term: str, damage: CorruptData) -> NoReturn:
     """Have the job continue from the version before, because of `damage` to the present one: a server of the cluster
-    failed over, and the holder who still had the bytes is gone too.
+    failed over, and the holder that still had the bytes is gone too.
 
-    Raises `damage` if the version before is not whole either; LeaseLost afterwards, for all terms end.
+    Raises `damage` if the version before is not whole either; LeaseLost afterwards, because all terms end.
     """
     state = job.state()
     commit, behind = _last_commit(job)

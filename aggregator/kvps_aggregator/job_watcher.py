@@ -11,10 +11,8 @@ import threading
 import time
 from collections.abc import Callable, Collection
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
-from kvps.device.base import CPU, Device
 from kvps.errors import JobNotFound, KvpsError, NoServer, ServerError, ServerLost
 from kvps.job import Job, readable
 from kvps.parsing import NAME
@@ -24,11 +22,10 @@ from kvps.protocol.recovery import LOOK_S, begin_history, file_is_whole
 from kvps.store import Store
 from kvps.transport.base import Transport
 from kvps_aggregator.aggregator import Aggregator, is_idle
-from kvps_aggregator.checkpoints import Checkpoints
 from kvps_aggregator.leases import LeaseKeeper
-from kvps_aggregator.nearness import Near
+from kvps_aggregator.options import AggregatorOptions
 
-_LOOK_MS = 500  # between two looks at the list of jobs
+_LIST_MS = 500  # between two reads of the list of jobs
 _LINGER_S = 5.0  # a job is served this long after its last worker has gone: one that returns soon finds it in memory
 _AGAIN_S = 1.0  # until a job that could not be read, or whose aggregator failed, is tried again; doubles with each try
 _MOST_AGAIN_S = 300.0
@@ -57,40 +54,28 @@ class _Aside(NamedTuple):
 class JobWatcher:
     """The watcher that serves every job of a server, later ones too. `run` it on one thread; `stop` it from another.
 
-    `say` is called with what went wrong with a job, `found` once with each job that is not finished. The other settings
-    are those of `serve`. Anybody who may create jobs may name code in them, so a job is served only if `allow` has all
-    names of code that it needs. `last_turn` is the time (time.monotonic) at which the server last answered `run`, which
-    asks about twice a second. Raises InvalidSetting for `near` without a cluster.
+    `warn` is called with what went wrong with a job, `announce` once with each job that is not finished. `last_turn` is
+    the time (time.monotonic) at which the server last answered `run`, which asks about twice a second.
     """
 
     def __init__(
         self,
         store: Store,
-        say: Callable[[str], None],
-        found: Callable[[Job], None],
-        record: Path | None = None,
-        checkpoints: Checkpoints | None = None,
-        device: Device = CPU,
-        near: Near | None = None,
+        warn: Callable[[str], None],
+        announce: Callable[[Job], None],
+        options: AggregatorOptions | None = None,
         allow: Collection[str] = (),
     ) -> None:
-        if near:
-            near.check(store.client)
+        """Anybody who may create jobs may name code in them, so a job is served only if `allow` has all names of code
+        that it needs. Raises InvalidSetting for nodes that are near without a cluster."""
+        if options and options.near:
+            options.near.check(store.client)
         self._allow = allow
         self._store = store
-        self._say = say
-        self._found = found
+        self._warn = warn
+        self._announce = announce
         self._stopped = threading.Event()
-        keeper = LeaseKeeper(store.client)
-        self._aggregator = partial(
-            Aggregator,
-            stop=self._stopped,
-            record=record,
-            checkpoints=checkpoints,
-            device=device,
-            keeper=keeper,
-            near=near,
-        )
+        self._aggregator = partial(Aggregator, stop=self._stopped, options=options, keeper=LeaseKeeper(store.client))
         self._run_id = ""
         self._watched: dict[str, _Watched] = {}
         self._unread: set[str] = set()  # names of watched jobs that must be read again
@@ -116,7 +101,7 @@ class JobWatcher:
                 waiting = self._to_be_read(listed)
                 for name in waiting[:_READ_AT_ONCE]:
                     self._read(name)
-                wait_ms = 1 if len(waiting) > _READ_AT_ONCE else _LOOK_MS
+                wait_ms = 1 if len(waiting) > _READ_AT_ONCE else _LIST_MS
         finally:
             self._stopped.set()
             for thread in self._threads.values():
@@ -128,15 +113,15 @@ class JobWatcher:
 
     def _listen(self, wait_ms: int) -> tuple[set[str], set[str]]:
         """Wait up to `wait_ms` for news. Return the names of the idle jobs with new log entries, and of all jobs."""
-        client, asked = self._store.client, [("SMEMBERS", JOBS), ("INFO", "server")]
+        client, commands = self._store.client, [("SMEMBERS", JOBS), ("INFO", "server")]
         streams = {JobKeys(name).commits: job.last_entry for name, job in self._watched.items()}
         arrived: dict[str, str] = {}
         try:
             if streams:
-                arrived, (listed, server), _ = client.wait_and_read(streams, asked, timeout_ms=wait_ms)
+                arrived, (listed, server), _ = client.wait_and_read(streams, commands, timeout_ms=wait_ms)
             else:
                 self._stopped.wait(wait_ms / 1000)
-                listed, server = client.together(asked)
+                listed, server = client.together(commands)
         except ServerLost:
             raise
         except ServerError:
@@ -149,7 +134,7 @@ class JobWatcher:
         return {name for name in self._watched if JobKeys(name).commits in arrived}, set(listed)
 
     def _lay_damaged_aside(self) -> bool:
-        """Lay aside the jobs whose log is no stream, for one fails the read of all. Return whether there were any."""
+        """Lay aside the jobs whose log is no stream, as one fails the read of all. Return whether there were any."""
         names = list(self._watched)
         types = self._store.client.each([("TYPE", JobKeys(name).commits) for name in names])
         damaged = [(name, kind) for name, kind in zip(names, types, strict=True) if kind not in ("stream", "none")]
@@ -185,8 +170,8 @@ class JobWatcher:
     def _ids(self, names: list[str]) -> list[str]:
         """Return what jobs, which may be damaged, have for an id."""
         known = [name for name in names if NAME.fullmatch(name)]
-        found = self._store.client.each([("HGET", JobKeys(name).version, "id") for name in known]) if known else []
-        ids = dict(zip(known, map(str, found), strict=True))
+        replies = self._store.client.each([("HGET", JobKeys(name).version, "id") for name in known]) if known else []
+        ids = dict(zip(known, map(str, replies), strict=True))
         return [ids.get(name, "") for name in names]
 
     # -- one job ----------------------------------------------------------------------------------------------
@@ -202,7 +187,7 @@ class JobWatcher:
                     self._leave(job, state, unlisted)
                     return
                 if state.id not in self._known and not state.finished(job.config):
-                    self._found(job)
+                    self._announce(job)
                 self._known.add(state.id)
                 transport = job.access.transport if job.access.transport.seen else None
                 watched = _Watched(state.id, state.last_entry, state.version, transport)
@@ -232,13 +217,13 @@ class JobWatcher:
         self._aside[job.name] = _Aside(math.inf, 0, state.id)
         if not state.finished(job.config):
             options = " ".join(f"--allow {each}" for each in unlisted)
-            self._say(
+            self._warn(
                 f"job {job.name} is left to other aggregators: it needs code of its user. To serve it, start one with "
                 f"--job {job.name} or with {options}, where that code is"
             )
 
     def _lay_aside(self, name: str, why: str) -> None:
-        """Neither watch nor serve a job for a while, which doubles with each try in a row that fails, and say `why`."""
+        """Neither watch nor serve a job for a while, which doubles with each try in a row that fails. Warn why."""
         self._watched.pop(name, None)
         now, before = time.monotonic(), self._aside.get(name)
         (id,) = self._ids([name])
@@ -246,7 +231,7 @@ class JobWatcher:
         tries = before.tries + 1 if before and counts else 1
         rest_s = min(_MOST_AGAIN_S, _AGAIN_S * 2.0 ** min(tries - 1, 20))
         self._aside[name] = _Aside(now + rest_s, tries, id)
-        self._say(f"{why} (try {tries}, again in {rest_s:g} s)")
+        self._warn(f"{why} (try {tries}, again in {rest_s:g} s)")
 
     def _serve(self, job: Job) -> None:
         self._watched.pop(job.name, None)

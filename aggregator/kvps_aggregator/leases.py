@@ -11,23 +11,31 @@ import os
 import secrets
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from typing import Any, NamedTuple
 
 from kvps.connection.client import Client
 from kvps.errors import JobNotFound, KvpsError, TooManyClients
 from kvps.job import Job
 from kvps.machine import process
-from kvps.protocol.lua_scripts import Call
+from kvps.protocol.lua_scripts import Request, send_together
 from kvps.protocol.recovery import begin_history, file_is_whole
-from kvps.protocol.scripts import ServerRestarted
-from kvps_aggregator.script_batch import Ask, in_one_request
+from kvps.protocol.scripts import SCRIPTS, Evicted, ServerRestarted
 
 log = logging.getLogger("kvps.lease")
 
-_LOOKS_PER_TIMEOUT = 5
+_CHECKS_PER_TIMEOUT = 5
 _CLOCK_STEP_MS = 1000  # smaller corrections of a clock are not logged
 _EARLY = 0.2  # of an interval: leases due that soon go into the request that is due now
+
+
+class Upkeep(NamedTuple):
+    """A request that keeps a lease or looks for silent workers. `act` is called with its result."""
+
+    request: Request[Any]
+    act: Callable[[Any], None]
 
 
 class LeaseKeeper:
@@ -76,7 +84,7 @@ class LeaseKeeper:
                 if (first := min(self._due.values())) > now:
                     self._changed.wait(first - now)
                     continue
-                due = [leases for leases, at in self._due.items() if at <= now + _EARLY * leases.interval_s]
+                due = [leases for leases, time_ in self._due.items() if time_ <= now + _EARLY * leases.interval_s]
                 self._due |= {leases: now + leases.interval_s for leases in due}
                 # If `renewing` is taken, that job is giving up a shard: its other leases are renewed next time.
                 if held := [leases for leases in due if leases.renewing.acquire(blocking=False)]:
@@ -89,7 +97,14 @@ class LeaseKeeper:
         for leases in due:
             with suppress(KvpsError):
                 leases.watch(run_id)
-        in_one_request(self._client, [ask for leases in due for ask in leases.asks()])
+        upkeep = [each for leases in due for each in leases.upkeep()]
+        commands = [each.request.command for each in upkeep]
+        replies = send_together(self._client.each, self._client.call, SCRIPTS, commands)
+        for (request, act), reply in zip(upkeep, replies, strict=True):
+            with suppress(KvpsError, ServerRestarted):  # the job's own loop meets the same error and reports it
+                if isinstance(reply, Exception):
+                    raise reply
+                act(request.parse(reply))
 
 
 class Leases:
@@ -102,7 +117,7 @@ class Leases:
         config = job.config
         self.newest = 0  # the newest version that this process has seen
         self.holder = f"{process.mark(os.getpid())}:{secrets.token_hex(3)}"
-        self.interval_s = min(config.lease_look_s, config.worker_timeout_ms / 1000 / _LOOKS_PER_TIMEOUT)
+        self.interval_s = min(config.lease_look_s, config.worker_timeout_ms / 1000 / _CHECKS_PER_TIMEOUT)
         self.renewing = threading.Lock()
         self._job = job
         self._run_id = job.state().run_id
@@ -169,12 +184,18 @@ class Leases:
                 with suppress(JobNotFound, ServerRestarted):  # then there is nothing to give up
                     self._job.access.scripts.renew(shard, self.holder, term, 0)
 
-    def asks(self) -> list[Ask]:
-        """Return the scripts for the keeper to run: a renewal of each held shard, and the look for silent workers."""
-        return [*(partial(self._renew, shard, term) for shard, term in self.held().items()), self._evict]
+    def upkeep(self) -> list[Upkeep]:
+        """Return the requests for the keeper to send: a renewal of each held shard, and one that evicts silent
+        workers."""
+        scripts, lease_ms = self._job.access.scripts, self._job.config.lease_ms
+        renewals = [
+            Upkeep(scripts.renewal(shard, self.holder, term, lease_ms), partial(self._renewed, shard, term))
+            for shard, term in self.held().items()
+        ]
+        return [*renewals, Upkeep(scripts.eviction(aggregator=self.holder), self._evicted)]
 
-    def _renew(self, shard: int, term: str, call: Call) -> None:
-        if self._job.access.scripts.through(call).renew(shard, self.holder, term, self._job.config.lease_ms):
+    def _renewed(self, shard: int, term: str, is_ours: bool) -> None:
+        if is_ours:
             return
         with self._lock:
             if self._terms.get(shard) != term:  # this aggregator took the shard again meanwhile
@@ -182,11 +203,10 @@ class Leases:
             del self._terms[shard]
         log.warning("job %s: lost shard %d, another aggregator holds it", self._job.name, shard)
 
-    def _evict(self, call: Call) -> None:
-        evicted, future_ms = self._job.access.scripts.through(call).evict(aggregator=self.holder)
-        if future_ms > _CLOCK_STEP_MS:
-            _warn_of_clock(self._job, "signs of life", future_ms)
-        for worker in evicted:
+    def _evicted(self, evicted: Evicted) -> None:
+        if evicted.future_ms > _CLOCK_STEP_MS:
+            _warn_of_clock(self._job, "signs of life", evicted.future_ms)
+        for worker in evicted.workers:
             silence_s = self._job.config.worker_timeout_ms / 1000
             log.warning("job %s: worker %s gave no sign of life for %g s: evicted", self._job.name, worker, silence_s)
 

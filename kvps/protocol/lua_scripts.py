@@ -10,11 +10,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import resources
-from typing import Any, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from redis.exceptions import NoScriptError
 
-from kvps.errors import NotPermitted
+from kvps.errors import KvpsError, NotPermitted
 
 T = TypeVar("T")
 Call = Callable[..., Any]
@@ -41,6 +41,17 @@ class Script:
         return set(re.findall(r"redis\.p?call\('(\w+)'", self.text))
 
 
+class Request(NamedTuple, Generic[T]):
+    """One call of a script, which may be sent together with others: see `send_together`.
+
+    command  what is sent
+    parse    makes the reply a value, or raises the error that it stands for
+    """
+
+    command: Sequence[Any]
+    parse: Callable[[list[Any]], T]
+
+
 def load_scripts(package: str, names: Iterable[str]) -> dict[str, Script]:
     """Return the scripts in the folder `lua` of a package, each with that folder's prelude before it."""
     folder = resources.files(package) / "lua"
@@ -64,6 +75,31 @@ def with_scripts(call: Call, scripts: Mapping[str, Script], run: Callable[[], T]
     """
     with suppress(NoScriptError):
         return run()
+    return _run_again(call, scripts, run)
+
+
+def send_together(
+    each: Callable[[Sequence[Any]], list[Any]], call: Call, scripts: Mapping[str, Script], commands: Sequence[Any]
+) -> list[Any]:
+    """Run scripts by `each`, which sends many commands in one request. Return their replies, or KvpsErrors.
+
+    A script that the server lacks is run again by `call`, alone.
+    """
+    return [
+        _reply_or_error(call, scripts, command) if isinstance(reply, NoScriptError) else reply
+        for command, reply in zip(commands, each(commands), strict=True)
+    ]
+
+
+def _reply_or_error(call: Call, scripts: Mapping[str, Script], command: Sequence[Any]) -> Any:
+    try:
+        return _run_again(call, scripts, lambda: call(*command))
+    except KvpsError as error:
+        return error
+
+
+def _run_again(call: Call, scripts: Mapping[str, Script], run: Callable[[], T]) -> T:
+    """Return what `run` returns, which has just lacked a script: load all of them if it still does."""
     deadline = time.monotonic() + _LOAD_S
     with suppress(NoScriptError):
         return run()  # it may have been one of many in a request, of which an earlier one has loaded them since

@@ -28,7 +28,7 @@ from kvps.errors import (
 )
 from kvps.parsing import Fields, whole
 from kvps.protocol.keys import JobKeys
-from kvps.protocol.lua_scripts import Call, evaluate, load_scripts, with_scripts
+from kvps.protocol.lua_scripts import Call, Request, T, evaluate, load_scripts, with_scripts
 from kvps.protocol.plan import Contribution, Plan
 
 _NAMES = [
@@ -182,6 +182,17 @@ class JobScripts:
         """Run a script. `never` is a key that never exists, in the slot of `keys`."""
         keys, call = [*keys, never or self._keys.never], call or self._call
         return self._answered(evaluate(call, SCRIPTS, script, keys, *args, load=self._call))
+
+    def _request(
+        self, script: str, keys: Sequence[str], args: Sequence[object], parse: Callable[[list[Any]], T]
+    ) -> Request[T]:
+        """Return the call of a script on the version hash and `keys`, for the job of this id."""
+        keys = [self._keys.version, *keys, self._keys.never]
+        command = ("EVALSHA", SCRIPTS[script].sha, len(keys), *keys, self._keys.id, *args)
+        return Request(command, lambda reply: parse(self._answered(reply)))
+
+    def _send(self, request: Request[T]) -> T:
+        return request.parse(with_scripts(self._call, SCRIPTS, lambda: list(self._call(*request.command))))
 
     def _answered(self, reply: list[Any]) -> list[Any]:
         if reply[0] == "NOJOB":
@@ -372,9 +383,13 @@ class JobScripts:
 
     def renew(self, shard: int, holder: str, term: str, lease_ms: int) -> bool:
         """Keep a lease, or with 0 give it up. False if it is another's."""
+        return self._send(self.renewal(shard, holder, term, lease_ms))
+
+    def renewal(self, shard: int, holder: str, term: str, lease_ms: int) -> Request[bool]:
+        """Return `renew` as a request."""
         k = self._keys
         keys = [k.lease(shard), k.term(shard), k.leases]
-        return bool(self._run("renew", keys, holder, term, lease_ms)[0] == "OK")
+        return self._request("renew", keys, (holder, term, lease_ms), lambda reply: bool(reply[0] == "OK"))
 
     def free(
         self, shard: int, term: str, run_id: str, dead: Sequence[str], reused: Sequence[tuple[str, str]] = ()
@@ -435,10 +450,15 @@ class JobScripts:
     def evict(self, worker: str = "", incarnation: str = "", aggregator: str = "") -> Evicted:
         """Take silent workers out of the vector clock, and this incarnation, which is known to be dead. Note that the
         calling aggregator is there, if it is one."""
+        return self._send(self.eviction(worker, incarnation, aggregator))
+
+    def eviction(self, worker: str = "", incarnation: str = "", aggregator: str = "") -> Request[Evicted]:
+        """Return `evict` as a request."""
         k = self._keys
         keys = [k.config, k.workers, k.heartbeat, k.commits, k.units, k.free_units, k.rounds, k.pushed, k.draining]
-        _, future_ms, *workers = self._run("evict", [*keys, k.turns, k.aggregators], worker, incarnation, aggregator)
-        return Evicted(workers, future_ms)
+        keys += [k.turns, k.aggregators]
+        args = (worker, incarnation, aggregator)
+        return self._request("evict", keys, args, lambda reply: Evicted(reply[2:], reply[1]))
 
     def recover(self, run_id: str, history: str, remembered: int) -> tuple[int, str]:
         """Begin a new history on a restarted server, unless another process did. Return its first version and id."""

@@ -88,7 +88,9 @@ class Aggregator(Role):
     def serve(self, name: str) -> None:
         """Serve this job until `rest`."""
         self._stop.clear()
-        self.serving = kvps_aggregator.Aggregator(self._find(name), self._stop, self._shards, near=self._near)
+        self.serving = kvps_aggregator.Aggregator(
+            self._find(name), self._stop, self._shards, kvps_aggregator.AggregatorOptions(near=self._near)
+        )
         self._thread = threading.Thread(target=self.serving.run, kwargs={"until_finished": False})
         self._thread.start()
 

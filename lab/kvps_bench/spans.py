@@ -38,7 +38,7 @@ class RecordingAggregator(Aggregator):
     def record(self, on: bool) -> None:
         """Record spans from now on, or do not."""
         assert self.serving
-        for spans in self.serving._traces._spans.values():
+        for spans in self.serving.held.traces._spans.values():
             self._clock = spans._clock or self._clock
             spans._clock = self._clock if on else None
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from helpers.harness import aggregating, check_chain, gradient, model, plain_loop, work_on
 from helpers.waiting import eventually, processes_of
-from kvps_aggregator import Aggregator
+from kvps_aggregator import Aggregator, Outcome
 from kvps_cli.prove.fault_injection import judge
 from kvps_cli.supervise import Supervisor
 
@@ -199,13 +199,13 @@ def test_a_job_pauses_below_its_least_number_of_workers(store: Store) -> None:
     aggregator.hold()
     for session in (w0, w1):
         session.push(gradient(session.pull(), session.rank, 0))
-    assert aggregator.work()
+    assert aggregator.work() is Outcome.COMMITTED
     w1.leave(finished=False)
     w0.push(gradient(w0.pull(), 0, 1))
-    assert aggregator.work() is None
+    assert aggregator.work() is Outcome.IDLE
     with job.join("w1") as again:
         again.push(gradient(again.pull(), 1, 1))
-        assert aggregator.work()
+        assert aggregator.work() is Outcome.COMMITTED
     aggregator.release()
 
 

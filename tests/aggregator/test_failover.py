@@ -55,7 +55,7 @@ def test_the_holder_stores_again_what_was_lost(job: Job) -> None:
     aggregator.hold(at_once=True)
     before = job.snapshot()[1]["x"].copy()
     assert _lose(job, state.names, 1) == 3, "weights, momentum and the manifest"
-    FailoverGuard(job).look(aggregator._shards.values())
+    FailoverGuard(job).check(aggregator.held.shards.values())
     weights, slots = job.access.reader.whole(state)
     assert np.array_equal(weights, before)
     assert sorted(slots) == ["momentum"]
@@ -75,7 +75,7 @@ def _rounds_of_two(job: Job, loses: bool) -> str:
                 _lose(job, job.state().names, version % 3)
                 guard._run_ids.clear()
                 guard._next = 0.0
-                guard.look(aggregator._shards.values())
+                guard.check(aggregator.held.shards.values())
                 job.access.reader.whole(job.state())  # with the view
             for session, view in zip((first, second), pulled, strict=True):
                 session.push({"x": (view - session.rank) / 2})

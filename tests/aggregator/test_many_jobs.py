@@ -16,7 +16,7 @@ import pytest
 from helpers.harness import aggregating
 from helpers.servers import running_server
 from helpers.waiting import eventually
-from kvps_cli.train import aggregator
+from kvps_aggregator.job_watcher import JobWatcher
 
 import kvps
 from kvps.connection.client import Client
@@ -175,14 +175,14 @@ def test_a_job_that_cannot_be_read_stops_neither_workers_nor_aggregators(store: 
 
 
 @contextmanager
-def serving_all(raised: list[BaseException]) -> Iterator[Store]:
-    """`kvps aggregator start` on a thread. Behind the block the server is lost, and what that raises is noted."""
+def serving_all(raised: list[BaseException], announced: list[str], warned: list[str]) -> Iterator[Store]:
+    """A job watcher on a thread. Behind the block the server is lost, and the error that this raises is noted."""
     with running_server() as url:
         store = Store(Client(url, patience_s=0.3))
 
         def run() -> None:
             try:
-                aggregator._serve_all(store)
+                JobWatcher(store, warned.append, lambda job: announced.append(job.name)).run()
             except BaseException as error:
                 raised.append(error)
 
@@ -219,36 +219,32 @@ def test_a_damaged_job_can_be_removed(store: Store) -> None:
     assert "no job 'damaged'" in done.stderr
 
 
-def test_a_lost_server_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_lost_server_is_raised_once() -> None:
     raised: list[BaseException] = []
-    with serving_all(raised) as store:
+    warned: list[str] = []
+    with serving_all(raised, [], warned) as store:
         jobs = [store.create_job(name, ONE) for name in ("a", "b")]
         for job in jobs:
             job.join("w0")
         assert eventually(lambda: all(all(job.holders()) for job in jobs))
     assert [type(error) for error in raised] == [kvps.ServerLost], "it ends, with one error for main() to say"
-    assert "error" not in capsys.readouterr().err
+    assert warned == []
 
 
-def test_a_finished_job_is_let_go_and_taken_up_again(capsys: pytest.CaptureFixture[str]) -> None:
-    said: list[str] = []
-
-    def count(words: str) -> int:
-        said.append(capsys.readouterr().err)
-        return "".join(said).count(words)
-
-    with serving_all([]) as store:
+def test_a_finished_job_is_let_go_and_taken_up_again() -> None:
+    announced: list[str] = []
+    with serving_all([], announced, []) as store:
         job = store.create_job("a", ONE, optimizer=kvps.SGD(lr=1.0))
         _one_round(job)
         assert eventually(lambda: job.state().finished(job.config))
         assert eventually(lambda: not _serving(job)), "its model is in memory no more"
         store.create_job("b", ONE)
-        assert eventually(lambda: count("job b: ") == 1)
+        assert eventually(lambda: announced == ["a", "b"])
         _one_round(job)
         assert eventually(lambda: job.state().version == 2)
         np.testing.assert_array_equal(job.snapshot()[1]["x"], -ONE["x"])
         assert eventually(lambda: not _serving(job))
-    assert [count(f"job {name}: ") for name in "ab"] == [1, 1], "each is named when it is found"
+    assert announced == ["a", "b"], "each is announced once"
 
 
 # -- who waits, and for whom --------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from helpers.faults import MortalServer
 from helpers.harness import check_chain
 from helpers.internals import segments_of
 from helpers.servers import private_directory
-from kvps_aggregator import Aggregator
+from kvps_aggregator import Aggregator, Outcome
 
 import kvps
 from chaos.arena import Arena, shared_out
@@ -254,7 +254,7 @@ def file_is_cut(arena: Arena, cuts: int = 400) -> Result:
             for round_ in range(6):
                 session.pull()
                 session.push({"x": np.full(3, 2.0**round_, np.float32)})
-                assert aggregator.work()
+                assert aggregator.work() is Outcome.COMMITTED
                 sizes.append(server.log().stat().st_size)
         server.kill()
         whole = server.files()
@@ -293,8 +293,8 @@ def _holding(job: Job, remembers: int = 0):
     aggregator = Aggregator(job, Event())
     try:
         if remembers:
-            aggregator._leases.newest, aggregator._leases._run_id = remembers, "an earlier one"
-            while not aggregator._leases.watch():  # the server is rewriting its file
+            aggregator.held.leases.newest, aggregator.held.leases._run_id = remembers, "an earlier one"
+            while not aggregator.held.leases.watch():  # the server is rewriting its file
                 time.sleep(0.005)
         aggregator.hold()
         yield aggregator

@@ -115,10 +115,10 @@ def remains(store: Store, job: Job) -> list[str]:
         problems.append(f"{len(waiting)} gradients are left behind the last sweep, as {waiting[0]}")
     # A new holder knows only two versions, so everything that its sweep leaves must belong to them.
     aggregator, deadline = Aggregator(job, Event()), time.monotonic() + 2 * job.config.lease_ms / 1000
-    while len(aggregator._shards) < job.layout.shards and time.monotonic() < deadline:
+    while len(aggregator.held.shards) < job.layout.shards and time.monotonic() < deadline:
         aggregator.hold(at_once=True)  # a holder that lost a shard for a moment left its lease to expire
     aggregator.sweep()
-    held = list(aggregator._shards.values())
+    held = list(aggregator.held.shards.values())
     limited = store.client.memory()[1] > 0  # where memory is limited, a holder keeps room for its next version
     for shard in held:
         kinds = {"owner"} | {f"{kind}:{name}" for name in shard.storage.live_names() for kind in ("w", "p", "m")}

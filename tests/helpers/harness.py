@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
-from kvps_aggregator import Aggregator
+from kvps_aggregator import Aggregator, AggregatorOptions
 from kvps_aggregator.checkpoints import Checkpoints
 from kvps_aggregator.nearness import Near
 
@@ -82,7 +82,7 @@ def aggregating(
 ) -> Iterator[Aggregator]:
     """Serve the job with an aggregator inside the block; raise the aggregator's error after it."""
     stop, failures = threading.Event(), []
-    aggregator = Aggregator(job, stop, shards, record, checkpoints, device, memory_lost, near=near)
+    aggregator = Aggregator(job, stop, shards, AggregatorOptions(record, checkpoints, device, memory_lost, near))
 
     def run() -> None:
         try:
@@ -121,14 +121,14 @@ class _Abandoned(Aggregator):
         return self
 
     def __exit__(self, *_: object) -> None:
-        for shard in self._shards.values():
+        for shard in self.held.shards.values():
             shard.storage.close()
-        self._leases._keeper.remove(self._leases)
+        self.held.leases._keeper.remove(self.held.leases)
 
 
 def abandoned(job: Job, near: Near | None = None, record: Path | None = None) -> _Abandoned:
     """Return an aggregator that ends with its `with` block as if its process had been killed."""
-    return _Abandoned(job, threading.Event(), near=near, record=record)
+    return _Abandoned(job, threading.Event(), options=AggregatorOptions(record, near=near))
 
 
 def work(job: Job, rounds: int, step: Callable[[Session, Params, int], Params], workers: int) -> None:

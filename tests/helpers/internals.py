@@ -29,7 +29,7 @@ def forget_reductions() -> None:
 
 def held_by(aggregator: Aggregator) -> set[int]:
     """Return the shards that an aggregator holds."""
-    return set(aggregator._shards)
+    return set(aggregator.held.shards)
 
 
 def membership_of(session: Session) -> Membership:

@@ -135,10 +135,10 @@ def test_an_aggregator_that_forks_keeps_its_shards(store: Store) -> None:
         def is_set(self) -> bool:
             if job.holders() == [""] or children:
                 return super().is_set()
-            aggregator._leases._lock.acquire()
+            aggregator.held.leases._lock.acquire()
             if not (pid := os.fork()):
                 sys.exit(0)
-            aggregator._leases._lock.release()
+            aggregator.held.leases._lock.release()
             children.append(pid)
             return False
 

@@ -21,7 +21,6 @@ SOURCES = (
 )
 LINES = 350
 LONG = {  # file: why it is longer
-    "aggregator/kvps_aggregator/aggregator.py": "one loop, whose steps are read together",
     "kvps/config/settings.py": "the one table of settings",
     "kvps/connection/client.py": "retries, pools and commands of one connection",
     "kvps/connection/sockets.py": "the bytes of one connection",
@@ -36,11 +35,7 @@ FUNCTION_LINES = 60
 ATTRIBUTES = 16
 MANY_ATTRIBUTES = {"ShmStorage": "a storage, and the segments that it reuses"}
 PARAMETERS = 6
-MANY_PARAMETERS = {
-    "Aggregator": "its settings are those of the command",
-    "JobWatcher": "its settings are those of the command",
-    "ContributionFetch": "what it fetches, from where, and what becomes of it",
-}
+MANY_PARAMETERS: dict[str, str] = {}
 LATE_IMPORTS = {  # file: why it imports inside a function
     "kvps/local_job.py": "an aggregator beside the job, for who asks for one",
     "cli/kvps_cli/look/metrics.py": "prometheus-client is an extra",

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.harness import aggregating
-from kvps_aggregator import Aggregator
+from kvps_aggregator import Aggregator, Outcome
 from kvps_aggregator.shard import lifecycle, shard, storage_redis
 
 import kvps
@@ -85,8 +85,8 @@ def test_a_holder_that_overslept_does_not_go_on_from_what_was_rejected(
         store.client.call("DEL", job.access.keys.lease(0))
         successor.hold()
         successor.work()
-        assert other.work() == "", "bytes of the rejected plan stand under its term: it takes another"
-        assert other.work(), "this commits version 1, without w0's"
+        assert other.work() is Outcome.WORKED, "bytes of the rejected plan stand under its term: it takes another"
+        assert other.work() is Outcome.COMMITTED, "this commits version 1, without w0's"
         successor.work()  # it goes on from version 1 and frees the gradients
         successor.release()
         with monkeypatch.context() as slept:  # it had looked at the plan before it fell asleep
@@ -163,14 +163,14 @@ def test_a_holder_that_overslept_its_reading_stands_by(store: Store, monkeypatch
             other.hold()
             for number in range(3):
                 _push(w0, number)
-                assert other.work()
+                assert other.work() is Outcome.COMMITTED
             load(self, *arguments)
 
         monkeypatch.setattr(shard.Shard, "load", sleep_before)
         sleeper.hold()
-        assert not sleeper._shards
+        assert not sleeper.held.shards
         _push(w0, 3)
-        assert other.work()
+        assert other.work() is Outcome.COMMITTED
     sleeper.release()
     other.release()
     assert job.snapshot()[0] == 4

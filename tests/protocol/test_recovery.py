@@ -13,7 +13,7 @@ from helpers.faults import MortalServer
 from helpers.harness import aggregating, check_chain, gradient, model, plain_loop, work_on
 from helpers.servers import private_directory
 from helpers.waiting import eventually
-from kvps_aggregator import Aggregator, serve
+from kvps_aggregator import Aggregator, Outcome, serve
 
 import kvps
 from kvps.job import Job
@@ -79,7 +79,7 @@ def test_a_log_cut_anywhere_is_an_earlier_whole_state_and_the_loss_is_said(
             for round_ in range(6):
                 session.pull()
                 session.push({"x": np.full(3, 2.0**round_, np.float32)})
-                assert aggregator.work()
+                assert aggregator.work() is Outcome.COMMITTED
                 sizes.append(mortal.log().stat().st_size)
             aggregator.release()
         mortal.kill()
@@ -96,8 +96,8 @@ def test_a_log_cut_anywhere_is_an_earlier_whole_state_and_the_loss_is_said(
                 mixed.append(cut)
             # Who remembers version 6 finds it gone, and says how much.
             witness = Aggregator(here, threading.Event())
-            witness._leases.newest = 6
-            assert eventually(witness._leases.watch)
+            witness.held.leases.newest = 6
+            assert eventually(witness.held.leases.watch)
             assert here.state().history != state.history
             witness.hold()
             witness.work()  # commits what is left of version + 1, if it had been accepted
@@ -125,7 +125,7 @@ def test_a_holder_that_remembers_more_does_not_go_on_from_it(mortal: MortalServe
                 cut = mortal.log().stat().st_size
             session.push(gradient(session.pull(), 0, round_))
             aggregator.hold()
-            assert aggregator.work()
+            assert aggregator.work() is Outcome.COMMITTED
         mortal.kill()
         mortal.log().write_bytes(mortal.log().read_bytes()[:cut])
         mortal.start()
@@ -154,7 +154,7 @@ def test_what_was_acknowledged_in_a_lost_life_is_refused_and_not_mixed_in(mortal
         with pytest.raises(kvps.WorkerEvicted, match="restarted"):
             session.push(gradient(model(), 0, 3))
         assert _waiting(job) == 0
-        assert eventually(Aggregator(job, threading.Event())._leases.watch)
+        assert eventually(Aggregator(job, threading.Event()).held.leases.watch)
         with job.join("w0") as again:
             assert again.clock == 0
 
@@ -200,8 +200,8 @@ def test_a_file_that_ended_in_a_transaction_is_written_anew(mortal: MortalServer
         mortal.log().write_bytes(whole[:cut])
         mortal.start()
         witness = Aggregator(job, threading.Event())
-        witness._leases._run_id = "an earlier one"
-        assert eventually(witness._leases.watch)
+        witness.held.leases._run_id = "an earlier one"
+        assert eventually(witness.held.leases.watch)
         witness.release()
         mortal.kill()
         mortal.start()
@@ -219,7 +219,7 @@ def test_nothing_is_written_behind_half_a_transaction(mortal: MortalServer) -> N
         aggregator.hold()
         for round_ in range(3):
             session.push(gradient(session.pull(), 0, round_))
-            assert aggregator.work()
+            assert aggregator.work() is Outcome.COMMITTED
         mortal.kill()
         whole = mortal.log().read_bytes()
         mortal.log().write_bytes(whole[: whole.index(b"head", whole.rindex(b"HINCRBY"))])
@@ -233,7 +233,7 @@ def test_nothing_is_written_behind_half_a_transaction(mortal: MortalServer) -> N
             assert all(isinstance(other.exception(), ServerRestarted) for other in others)
             joining = pool.submit(job.join, "w0", takeover=True)
             for _ in range(20):
-                assert not aggregator._leases.watch()
+                assert not aggregator.held.leases.watch()
             assert not joining.done(), "who joins waits, too"
             mortal.kill()
             if not _starts(mortal):
@@ -243,8 +243,13 @@ def test_nothing_is_written_behind_half_a_transaction(mortal: MortalServer) -> N
             assert joining.result().round == 3, "its third contribution waits for a commit"
         state = job.state()
         assert (state.version, state.clock["w0"], state.members["w0"].pending) == (2, 2, 1)
-        assert eventually(lambda: aggregator._leases.watch() and (aggregator.hold() or aggregator.work()))
+        assert eventually(lambda: aggregator.held.leases.watch() and _commits(aggregator))
         assert check_chain(job) == job.state().clock["w0"] == 3
+
+
+def _commits(aggregator: Aggregator) -> bool:
+    aggregator.hold()
+    return aggregator.work() is Outcome.COMMITTED
 
 
 def _starts(mortal: MortalServer) -> bool:
@@ -298,7 +303,7 @@ def test_a_server_that_begins_a_new_life_while_a_job_ends(store: Store, monkeypa
 
     def interrupted(self: Aggregator) -> None:
         if not lost.is_set():
-            self._leases._run_id = "the one before"
+            self.held.leases._run_id = "the one before"
             job.access.client.call("HSET", job.access.keys.version, "run_id", "the one before")
             job.access.client.call("HSET", job.access.keys.workers, "w0", there)
             job.access.scripts.recover(job.access.client.run_id(), "00000001", 0)

@@ -13,7 +13,7 @@ from helpers.digits_job import digits_job, proved, task_gradient
 from helpers.harness import Params, aggregating, await_version, gradient, model
 from helpers.slowly import slowly
 from helpers.waiting import eventually
-from kvps_aggregator import Aggregator
+from kvps_aggregator import Aggregator, Outcome
 
 import kvps
 from kvps.config import JobConfig
@@ -126,7 +126,7 @@ def test_versions_are_those_of_a_sequential_simulation(
             job.access.scripts.plan()
             simulation.plan()
         elif rank > workers:
-            while aggregator.work() is not None:
+            while aggregator.work() is not Outcome.IDLE:
                 pass
             simulation.commit()
         else:

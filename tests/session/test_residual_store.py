@@ -17,7 +17,7 @@ from helpers.harness import aggregating, model
 from helpers.internals import membership_of
 from helpers.servers import running_server
 from helpers.waiting import eventually
-from kvps_aggregator import Aggregator
+from kvps_aggregator import Aggregator, Outcome
 from kvps_aggregator.checkpoints import Checkpoints
 from kvps_cli.prove.verify import proof_of
 
@@ -223,7 +223,7 @@ def test_its_bytes_live_until_the_next_incarnation_has_pushed(store: Store) -> N
 
     first = job.join("w0")
     _push(first)
-    assert aggregator.work()
+    assert aggregator.work() is Outcome.COMMITTED
     first.leave(finished=False)
     kept = {f"w0.{first.incarnation}:1"}
     assert swept() == kept
@@ -236,7 +236,7 @@ def test_its_bytes_live_until_the_next_incarnation_has_pushed(store: Store) -> N
     second.push()
     assert _member(job).residual == ""
     assert swept() == set()
-    assert aggregator.work()
+    assert aggregator.work() is Outcome.COMMITTED
     second.leave(finished=True)
     assert swept() == set(), "who has done all its rounds does not come back"
     store.remove_job("job")
@@ -350,7 +350,7 @@ def test_units_that_come_back_are_computed_with_it(store: Store) -> None:
     assert w0._encoder.residual
     w0.leave(finished=True)
     assert len(_stored(job)) == 2
-    while aggregator.work() is not None:
+    while aggregator.work() is not Outcome.IDLE:
         pass
     aggregator.sweep()
     assert not _stored(job)

@@ -15,7 +15,7 @@ from helpers.digits_job import digits_job, proved, run_workers, training
 from helpers.harness import aggregating
 from helpers.internals import lose_next_answer, membership_of, prefetch_of
 from helpers.waiting import eventually
-from kvps_aggregator import Aggregator
+from kvps_aggregator import Aggregator, Outcome
 from kvps_aggregator.shard import storage_redis
 from kvps_aggregator.shard.fetch import ContributionFetch, Sizes
 
@@ -399,9 +399,9 @@ def test_a_stale_holder_that_looks_for_who_made_a_sum_infinite(store: Store, mon
 
     def late(self: ContributionFetch, sizes: Sizes) -> None:
         monkeypatch.setattr(ContributionFetch, "check", check)
-        stale._leases.give_up(0)
+        stale.held.leases.give_up(0)
         other.hold(at_once=True)
-        assert eventually(lambda: bool(other.work())), "it rejects one and commits the other"
+        assert eventually(lambda: other.work() is Outcome.COMMITTED), "it rejects one and commits the other"
         check(self, sizes)
 
     with job.join("w0") as w0, job.join("w1") as w1:
@@ -412,7 +412,7 @@ def test_a_stale_holder_that_looks_for_who_made_a_sum_infinite(store: Store, mon
         stale.hold(at_once=True)
         monkeypatch.setattr(ContributionFetch, "check", late)
         stale.work()
-        assert not stale._shards
+        assert not stale.held.shards
     stale.release()
     other.release()
     assert job.state().version == 1

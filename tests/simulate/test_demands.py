@@ -6,7 +6,7 @@ import threading
 
 import numpy as np
 import pytest
-from kvps_aggregator.aggregator import Aggregator
+from kvps_aggregator import Aggregator, Outcome
 from kvps_simulate.demands import NODE_IN, NODE_OUT, REDIS, Demands
 from kvps_simulate.settings import Constants, Setting
 
@@ -39,7 +39,7 @@ def test_a_round_moves_the_bytes_that_a_real_server_counts(store: Store, formats
             session.pull()
         for session in sessions:
             session.push(gradient)
-        while aggregator.work() is not None:
+        while aggregator.work() is not Outcome.IDLE:
             pass
     received, sent = (now - then for now, then in zip(counted(), before, strict=True))
     for session in sessions:

@@ -19,7 +19,7 @@ from helpers.commands import TINY, kvps_run
 from helpers.harness import abandoned, aggregating, check_chain, gradient, model, plain_loop, work_on
 from helpers.internals import abandon, segments_of
 from helpers.waiting import eventually
-from kvps_aggregator import Aggregator, serve
+from kvps_aggregator import Aggregator, AggregatorOptions, Outcome, serve
 
 import kvps
 from kvps.job import Job
@@ -145,7 +145,7 @@ def _train(job: Job, rounds: int) -> None:
     with abandoned(job) as aggregator, job.join("w0") as session:
         for _ in range(rounds):
             session.push(gradient(session.pull(), 0, session.round))
-            assert aggregator.work()
+            assert aggregator.work() is Outcome.COMMITTED
         session.leave(finished=False)
     assert job.state().version == rounds
     assert eventually(lambda: job.holders() == [""])
@@ -286,9 +286,9 @@ def test_nothing_is_lost_when_only_the_identity_was_deleted(store: Store, root: 
 def _standing_by(job: Job, **options: Any) -> bool:
     """Whether an aggregator that tries to take the job at once holds nothing, and has changed nothing."""
     before = job.state()
-    aggregator = Aggregator(job, threading.Event(), **options)
+    aggregator = Aggregator(job, threading.Event(), options=AggregatorOptions(**options))
     aggregator.hold(at_once=True)
-    holds = bool(aggregator._shards)
+    holds = bool(aggregator.held.shards)
     aggregator.release()
     return not holds and job.state() == before and job.holders() == [""]
 
@@ -400,14 +400,14 @@ def test_only_the_memory_that_the_job_was_in_is_given_up(store: Store, root: Pat
     store.create_job("job", model(), **SHM)
     told, late = second(), store.job("job")
     segments_of(late)._root = tmp_path  # type: ignore[union-attr]
-    waiting = Aggregator(late, threading.Event(), memory_lost=True)
+    waiting = Aggregator(late, threading.Event(), options=AggregatorOptions(memory_lost=True))
     with aggregating(told, memory_lost=True):
         assert eventually(lambda: segments_of(told).here)
         work_on(told, "w0", 3)
         assert eventually(lambda: told.state().version == 3)
     assert told.holders() == [""]
     waiting.hold(at_once=True)
-    assert not waiting._shards
+    assert not waiting.held.shards
     assert told.holders() == [""]
     waiting.release()
     assert told.state().version == 3
@@ -435,8 +435,8 @@ def test_a_worker_that_joins_while_the_job_moves_does_not_work_in_the_old_memory
     join = old.access.scripts.join
 
     def late(*arguments: Any) -> Any:
-        aggregator = Aggregator(new, threading.Event(), memory_lost=True)
-        assert eventually(lambda: aggregator.hold(at_once=True) or bool(aggregator._shards))
+        aggregator = Aggregator(new, threading.Event(), options=AggregatorOptions(memory_lost=True))
+        assert eventually(lambda: aggregator.hold(at_once=True) or bool(aggregator.held.shards))
         aggregator.release()
         return join(*arguments)
 

@@ -34,7 +34,7 @@ from helpers.harness import (
 from helpers.internals import abandon, segments_of
 from helpers.servers import private_directory
 from helpers.waiting import eventually
-from kvps_aggregator import Aggregator, serve
+from kvps_aggregator import Aggregator, Outcome, serve
 
 import kvps
 from kvps.history.checkpoint import Checkpoint
@@ -259,9 +259,9 @@ def test_a_finished_job_leaves_no_segment_of_the_holder_before_the_last(store: S
         with abandoned(job) as aggregator:
             for round_ in range(6):
                 session.push(gradient(session.pull(), 0, round_))
-                assert aggregator.work()
+                assert aggregator.work() is Outcome.COMMITTED
                 if round_ == 1:
-                    aggregator._flush()
+                    aggregator.held.flush()
             assert job.kept(99) == 2
         successor = threading.Thread(target=serve, args=(job,))
         successor.start()
@@ -283,7 +283,7 @@ def test_lost_memory_takes_back_what_came_since_redis_was_given_it_and_no_more(s
         for _ in range(17):
             for session in sessions:
                 session.push(gradient(session.pull(), session.rank, session.round))
-            while aggregator.work():
+            while aggregator.work() is Outcome.COMMITTED:
                 pass
         assert eventually(lambda: job.kept(99) >= 10)
     kept, before = job.kept(99), job.state()
@@ -321,11 +321,11 @@ def test_each_loss_stays_in_the_log_though_the_next_goes_further_back(store: Sto
     assert segments_of(job)
     for rounds in (3, 2, 0):
         with abandoned(job) as aggregator:
-            assert eventually(lambda a=aggregator: a.hold(at_once=True) or bool(a._shards))
+            assert eventually(lambda a=aggregator: a.hold(at_once=True) or bool(a.held.shards))
             session = job.join("w0") if rounds else None
             for round_ in range(rounds):
                 session.push(gradient(session.pull(), 0, round_))  # type: ignore[union-attr]
-                while aggregator.work():
+                while aggregator.work() is Outcome.COMMITTED:
                     pass
         shared_memory.forget(segments_of(job).folder)
     assert [(f["version"], f["lost"]) for _, f in job.entries() if f["kind"] == "recover"] == [("0", "3"), ("0", "2")]
@@ -339,17 +339,17 @@ def test_memory_that_is_lost_under_a_living_holder_is_taken_anew(store: Store) -
     with abandoned(job) as aggregator, job.join("w0") as session:
         for round_ in range(3):
             session.push(gradient(session.pull(), 0, round_))
-            while round_ < 2 and aggregator.work():
+            while round_ < 2 and aggregator.work() is Outcome.COMMITTED:
                 pass
         shared_memory.forget(segments_of(job).folder)
         aggregator.work()
-        assert eventually(lambda: aggregator.hold(at_once=True) or bool(aggregator._shards))
+        assert eventually(lambda: aggregator.hold(at_once=True) or bool(aggregator.held.shards))
         with pytest.raises(kvps.WorkerEvicted):
             session.pull()
         abandon(session)
         again = job.join("w0")
         again.push(gradient(again.pull(), 0, 0))
-        assert aggregator.work()
+        assert aggregator.work() is Outcome.COMMITTED
     assert [(f["version"], f["lost"]) for _, f in job.entries() if f["kind"] == "recover"] == [("0", "2")]
     assert check_chain(job) == 1
 
@@ -362,8 +362,8 @@ def test_what_a_rollback_loses_is_said_as_the_log_says_it(store: Store, caplog: 
     with abandoned(job) as aggregator, job.join("w0") as session:
         for round_ in range(2):
             session.push(gradient(session.pull(), 0, round_))
-            assert aggregator.work()
-        shard = aggregator._shards[0]
+            assert aggregator.work() is Outcome.COMMITTED
+        shard = aggregator.held.shards[0]
         shard.version += 1
         with pytest.raises(kvps.LeaseLost):
             shard.storage._roll_back()
@@ -423,7 +423,7 @@ def test_a_contribution_whose_memory_was_written_anew_is_done_again_and_not_reje
     assert segments_of(job)
     with abandoned(job) as aggregator, job.join("w0") as session:
         session.push(gradient(session.pull(), 0, 0))
-        while aggregator.work():
+        while aggregator.work() is Outcome.COMMITTED:
             pass
         session.push(gradient(session.pull(), 0, 1))
         segments_of(job).unlink([f"g:w0.{session.incarnation}:2"])
@@ -484,10 +484,10 @@ def test_a_full_memory_is_said_and_waited_for(store: Store, monkeypatch: pytest.
         full.clear()
         assert session.push(gradient(params, 0, 0)) == 1
         full.set()
-        assert aggregator.work() == ""
+        assert aggregator.work() is Outcome.WORKED
         assert job.state().version == 0
         full.clear()
-        assert aggregator.work()
+        assert aggregator.work() is Outcome.COMMITTED
         assert session.pull()
     aggregator.release()
     for name, array in plain_loop(model(), 1, 1, 0.01).items():
@@ -540,12 +540,12 @@ def test_what_was_given_in_vain_is_deleted_and_what_was_given_stays(
     job = store.create_job("job", model(), mirror_every="1000000", lease_ms=60_000, **PATIENT)
     aggregator = Aggregator(job, threading.Event())
     aggregator.hold()
-    (shard,) = aggregator._shards.values()
+    (shard,) = aggregator.held.shards.values()
     put = job.access.client.put
     with job.join("w0") as session:
         for round_ in range(3):
             session.push(gradient(session.pull(), 0, round_))
-            while aggregator.work():
+            while aggregator.work() is Outcome.COMMITTED:
                 pass
             for _ in range(2):
                 monkeypatch.setattr(job.access.client, "put", lambda items, **_: [put(items[:1]), _full()])
@@ -574,7 +574,7 @@ def test_a_mirror_that_knows_more_than_the_server_gives_up_for_now(store: Store)
     job = store.create_job("job", model(), mirror_every="1000000", **PATIENT)
     aggregator = Aggregator(job, threading.Event())
     aggregator.hold()
-    (shard,) = aggregator._shards.values()
+    (shard,) = aggregator.held.shards.values()
     shard.storage._mirror.lets_go(7, "7.anybodys")
     shard.storage._mirror._mirrored = -1
     with pytest.raises(kvps.KvpsError, match="earlier version"):
@@ -586,20 +586,20 @@ def test_who_sleeps_while_it_finishes_deletes_nothing_of_others(store: Store, mo
     job = store.create_job("job", model(), lease_ms=60_000, **PATIENT)
     first = Aggregator(job, threading.Event())
     first.hold()
-    (shard,) = first._shards.values()
+    (shard,) = first.held.shards.values()
     with job.join("w0") as session:
         session.push(gradient(session.pull(), 0, 0))
-        while first.work():
+        while first.work() is Outcome.COMMITTED:
             pass
         monkeypatch.setattr(shard.storage, "close", lambda: None)
-        first._leases.give_up(0)
+        first.held.leases.give_up(0)
         second = Aggregator(job, threading.Event())
         second.hold()
         for round_ in (1, 2):
             session.push(gradient(session.pull(), 0, round_))
             with contextlib.suppress(kvps.LeaseLost):
                 shard.storage.finish()
-            while second.work():
+            while second.work() is Outcome.COMMITTED:
                 pass
         assert job.state().version == 3
     assert check_chain(job) == 3
@@ -744,7 +744,7 @@ def test_segments_of_the_dead_are_swept_and_those_of_the_living_are_not(store: S
     aggregator.sweep()
     left = {f"g:w0.{dead.incarnation}:1", f"g:w1.{alive.incarnation}:1", f"g:w1.{alive.incarnation}:2"}
     assert {name for name in _segments(job) if not name.startswith("opt")} == left
-    while aggregator.work():
+    while aggregator.work() is Outcome.COMMITTED:
         pass
     aggregator.sweep()
     assert f"g:w0.{dead.incarnation}:1" not in _segments(job)
@@ -944,7 +944,7 @@ def test_nothing_is_made_or_mapped_where_others_may_write(
         segments.open("identity", 32)
     aggregator = Aggregator(again, threading.Event())
     aggregator.hold(at_once=True)
-    assert not aggregator._shards
+    assert not aggregator.held.shards
     store.remove_job("job")
     assert sorted(tmp_path.rglob("*")) == files, "nothing is deleted there either"
 

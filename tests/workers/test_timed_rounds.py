@@ -30,6 +30,7 @@ from helpers.harness import abandoned, aggregating, await_version, check_chain
 from helpers.internals import abandon, fall_silent, lose_next_answer, segments_of
 from helpers.servers import private_directory
 from helpers.waiting import eventually
+from kvps_aggregator import Outcome
 from kvps_cli.prove.verify import proof_of
 from kvps_workers.contributions import Contributions
 from kvps_workers.local_steps import LocalSteps
@@ -151,7 +152,7 @@ def test_what_is_lost_with_shared_memory_is_trained_again(store: Store, each: Ea
         for _ in range(7):
             for session in sessions:
                 _one_round(job, each, session)
-            while aggregator.work():
+            while aggregator.work() is Outcome.COMMITTED:
                 pass
         assert eventually(lambda: job.kept(99) >= 4)
     kept, before = job.kept(99), job.state()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
+from typing import NamedTuple
 
 import numpy as np
 
@@ -39,30 +40,33 @@ class BadContribution(Exception):
         self.reason = reason
 
 
-class ContributionFetch:
-    """The fetch of `contributions`, each with the keys of its chunks, for shard `shard`. Use it in a `with`.
+class Source(NamedTuple):
+    """Where a shard's part of a contribution is: the keys of its chunks, and the chunks if they need not be fetched."""
 
-    `here` has, for each contribution, its chunks if they need not be fetched, else None.
-    """
+    contribution: Contribution
+    keys: Sequence[str]
+    chunks: list[Bytes] | None
+
+
+class ContributionFetch:
+    """The fetch of the contributions of one plan for shard `shard`. Use it in a `with`."""
 
     def __init__(
         self,
         client: Client,
         shard: int,
         chunks: Sequence[Chunk],
-        contributions: Sequence[tuple[Contribution, Sequence[str]]],
-        here: Sequence[list[Bytes] | None],
+        sources: Sequence[Source],
         format: Format,
         recorder: Recorder | None,
     ) -> None:
         self._client = client
         self._shard = shard
-        self._contributions = contributions
+        self._sources = sources
         self._recorder = recorder
         longest = max(chunk.stop - chunk.start for chunk in chunks)
-        self._here = here
-        absent = [each for found, each in zip(here, contributions, strict=True) if not found]
-        parts = [(keys, chunk) for chunk in chunks for c, keys in absent if chunk.in_part(c.part)]
+        absent = [source for source in sources if not source.chunks]
+        parts = [(each.keys, chunk) for chunk in chunks for each in absent if chunk.in_part(each.contribution.part)]
         self._format = format
         self._buffers: list[Bytes] = [np.empty(format.nbytes(longest), np.uint8) for _ in parts[:_SLOTS]]
         self._decoded: list[Array] = [np.empty(longest, DTYPE) for _ in range(_HELD if format.lossy else 0)]
@@ -71,7 +75,7 @@ class ContributionFetch:
             [(keys[c.number], self._buffer(number, c).data) for number, (keys, c) in enumerate(parts)]
         )
         self._arriving = read_ahead(arriving, _SLOTS, _HELD) if len(parts) > _SLOTS else arriving
-        self._digests: list[dict[int, str]] = [{} for _ in contributions]
+        self._digests: list[dict[int, str]] = [{} for _ in sources]
         self._suspects: list[Chunk] = []
         self._error: UsageError | None = None
 
@@ -82,7 +86,7 @@ class ContributionFetch:
         """Yield what each contribution has of `chunk`, (items,) float32, in order. Chunks must come in order
         and on one thread, unless nothing is fetched, decoded or recorded. Raises BadContribution."""
         used: list[tuple[dict[int, str], Bytes]] = []
-        for (contribution, _), here, digests in zip(self._contributions, self._here, self._digests, strict=True):
+        for (contribution, _, here), digests in zip(self._sources, self._digests, strict=True):
             if not chunk.in_part(contribution.part):
                 continue
             if len(used) == _HELD:
@@ -135,7 +139,7 @@ class ContributionFetch:
         """
         for _ in self._arriving:  # gives its connection back
             pass
-        for (contribution, _), digests in zip(self._contributions, self._digests, strict=True):
+        for (contribution, _, _), digests in zip(self._sources, self._digests, strict=True):
             if fold(digest for _, digest in sorted(digests.items())) != contribution.digests[self._shard]:
                 raise BadContribution(contribution, "its bytes differ from its digest")
         for chunk in self._suspects:
@@ -146,16 +150,16 @@ class ContributionFetch:
             raise self._error
         if self._suspects:
             chunk = self._suspects[0]
-            found = sizes(chunk, (values for _, values in self._again(chunk)))
-            counting = [c for c, _ in self._contributions if chunk.in_part(c.part)]
+            magnitudes = sizes(chunk, (values for _, values in self._again(chunk)))
+            counting = [each.contribution for each in self._sources if chunk.in_part(each.contribution.part)]
             reason = "it is the largest of those whose reduced gradient overflows"
-            raise BadContribution(counting[found.index(max(found))], reason)
+            raise BadContribution(counting[magnitudes.index(max(magnitudes))], reason)
         if self._recorder:
             self._recorder.keep()
 
     def _again(self, chunk: Chunk) -> Iterator[tuple[Contribution, Array]]:
         """Yield each contribution that has `chunk`, and its part of it. Raises BadContribution."""
-        for (contribution, keys), here in zip(self._contributions, self._here, strict=True):
+        for contribution, keys, here in self._sources:
             if not chunk.in_part(contribution.part):
                 continue
             data = here[chunk.number] if here else np.empty(self._format.nbytes(chunk.stop - chunk.start), np.uint8)

@@ -26,7 +26,7 @@ from kvps.protocol.job_state import State, digests_in
 from kvps.protocol.keys import staged_name
 from kvps.protocol.plan import Plan
 from kvps.protocol.scripts import CommitResult
-from kvps_aggregator.shard.fetch import BadContribution, ContributionFetch
+from kvps_aggregator.shard.fetch import BadContribution, ContributionFetch, Source
 from kvps_aggregator.shard.spans import VersionSpans
 from kvps_aggregator.shard.storage import Storage
 from kvps_aggregator.step.clipping import square_sum
@@ -192,10 +192,9 @@ class Shard:
         for c in plan.counting:
             if c.part and c.part not in self._job.layout.parts:
                 raise BadContribution(c, f"the job has no part {c.part}")
-        counted = [(c, self.storage.gradient_keys(c)) for c in plan.counting]
-        here = [self.storage.contribution(c) for c, _ in counted]
-        client, chunks = self._job.access.client, self._arrays.chunks
-        return ContributionFetch(client, self.number, chunks, counted, here, self._format, self._recorder)
+        storage, chunks = self.storage, self._arrays.chunks
+        sources = [Source(c, storage.gradient_keys(c), storage.contribution(c)) for c in plan.counting]
+        return ContributionFetch(self._job.access.client, self.number, chunks, sources, self._format, self._recorder)
 
     def _step(
         self, plan: Plan, chunk: Chunk, fetch: ContributionFetch | None, scale: np.float32 | None

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from functools import partial
-from pathlib import Path
 from typing import Annotated
 
 import typer
 from kvps_aggregator import serve
-from kvps_aggregator.checkpoints import Checkpoints
 from kvps_aggregator.job_watcher import JobWatcher
 from kvps_aggregator.nearness import Near
+from kvps_aggregator.options import AggregatorOptions
 from kvps_aggregator.verify.recording import check_directory
 
-from kvps.device.base import CPU, Device, open_device
+from kvps.device.base import open_device
 from kvps.errors import InvalidSetting
 from kvps.optim import user_code
 from kvps.protocol.keys import check_name
@@ -114,7 +113,8 @@ def start(
         metrics.serving(scraped, store, job),
     ):
         if job is None:
-            _serve_all(store, record, saving, device, nodes, quiet, probes, allow or ())
+            serving = AggregatorOptions(record, saving, device, near=nodes)
+            _serve_all(store, serving, quiet, probes, allow or ())
         else:
             found = connect.wait_for_job(store, job, quiet)
             connect.announce(found, quiet)
@@ -125,19 +125,12 @@ def start(
 
 
 def _serve_all(
-    store: Store,
-    record: Path | None = None,
-    checkpoints: Checkpoints | None = None,
-    device: Device = CPU,
-    near: Near | None = None,
-    quiet: bool = False,
-    probes: health.Probes | None = None,
-    allow: Collection[str] = (),
+    store: Store, serving: AggregatorOptions, quiet: bool, probes: health.Probes | None, allow: Collection[str]
 ) -> None:
     if not quiet:
         say("serving every job of this server; Ctrl-C ends it")
     announce = partial(connect.announce, quiet=quiet)
-    watcher = JobWatcher(store, say, announce, record, checkpoints, device, near, allow)
+    watcher = JobWatcher(store, say, announce, serving, allow)
     if probes:
         probes.answer(lambda: watcher.last_turn)
     watcher.run()

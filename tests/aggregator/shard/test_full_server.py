@@ -11,7 +11,7 @@ import redis
 from helpers.harness import check_chain
 from helpers.servers import running_server
 from helpers.waiting import eventually
-from kvps_aggregator import Aggregator
+from kvps_aggregator import Aggregator, Outcome
 
 import kvps
 from kvps.connection.client import Client
@@ -58,11 +58,11 @@ def test_a_server_full_of_gradients_drains_by_itself(impatient: Store) -> None:
                 except kvps.ServerFull:
                     refused += 1
                     break
-            assert aggregator.work(), "what waits is committed though the server is full"
+            assert aggregator.work() is Outcome.COMMITTED, "what waits is committed though the server is full"
             assert _until_quiet(aggregator) == 0
             session.push(_grads(1))  # the very one that was refused
             pushed += 1
-            assert aggregator.work()
+            assert aggregator.work() is Outcome.COMMITTED
             aggregator.sweep()
         assert session.clock == pushed
     assert refused == 10
@@ -89,14 +89,14 @@ def test_a_reserve_that_found_no_room_is_taken_by_a_later_commit(impatient: Stor
                 _fill(impatient, 0)
             else:
                 impatient.client.call("CONFIG", "SET", "maxmemory", limit)
-            assert aggregator.work()
+            assert aggregator.work() is Outcome.COMMITTED
             assert impatient.client.call("EXISTS", reserve) == (limit is not None)
     aggregator.release()
 
 
 def _until_quiet(aggregator: Aggregator) -> int:
     """Work until nothing is left; what still waits then."""
-    while aggregator.work() is not None:
+    while aggregator.work() is not Outcome.IDLE:
         pass
     job: Job = aggregator._job
     return int(job.access.client.call("XLEN", job.access.keys.inbox))

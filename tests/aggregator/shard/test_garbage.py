@@ -141,7 +141,7 @@ def test_what_was_staged_in_part_is_not_swept(store: Store) -> None:
     job = store.create_job("job", ONE)
     aggregator = Aggregator(job, threading.Event())
     aggregator.hold()
-    (shard,) = aggregator._shards.values()
+    (shard,) = aggregator.held.shards.values()
     begun = job.access.keys.weights(0, f"1.{shard.term}", 0)
     _put(job, begun)
     aggregator.sweep()

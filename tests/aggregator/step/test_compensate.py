@@ -16,6 +16,7 @@ from helpers.harness import Params, abandoned, any_floats, await_version, gradie
 from helpers.internals import held_by, segments_of
 from helpers.slowly import slowly
 from helpers.waiting import eventually
+from kvps_aggregator import Outcome
 from kvps_aggregator.step.clipping import scale_of, square_sum
 from kvps_aggregator.step.compensate import compensate
 from kvps_aggregator.step.device_step import DeviceStep
@@ -124,12 +125,12 @@ class Fleet:
         self._begin()
 
     def commit(self) -> None:
-        while self._aggregator.work() is not None:
+        while self._aggregator.work() is not Outcome.IDLE:
             pass
 
     def flush(self) -> None:
         """Have Redis be given what is in shared memory."""
-        self._aggregator._flush()
+        self._aggregator.held.flush()
 
     def _act(self, session: Session) -> None:
         """Let a worker push what it has computed; or pull, if its bound and its contributions that wait let it."""

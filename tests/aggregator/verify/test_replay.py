@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from helpers.digits_job import ROUNDS, WORKERS, digits_job, proved, run_workers, task_gradient, training
 from helpers.internals import fall_silent
-from kvps_aggregator import Aggregator, serve
+from kvps_aggregator import Aggregator, AggregatorOptions, serve
 from kvps_aggregator.verify.recording import Recorder
 from kvps_cli.prove.verify import proof_of
 
@@ -122,7 +122,7 @@ def test_a_loop_of_ones_own_is_replayed_from_its_record(store: Store, tmp_path: 
         session.push({name: _noisy(value, np.random.default_rng(9)) for name, value in session.pull().items()})
         store.client.call("SETRANGE", job.access.keys.gradient(0, session.worker, session.incarnation, 1, 0), 0, "bad!")
         session.leave(finished=False)
-    aggregator = Aggregator(job, threading.Event(), record=tmp_path)
+    aggregator = Aggregator(job, threading.Event(), options=AggregatorOptions(record=tmp_path))
     while job.state().version == 0:
         aggregator.hold(at_once=True)
         aggregator.work()

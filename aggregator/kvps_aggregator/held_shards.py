@@ -1,0 +1,251 @@
+"""The shards that one aggregator of a job holds: how they are taken, kept at the committed version, and given up."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from contextlib import suppress
+
+from kvps.errors import CorruptData, KvpsError, LeaseLost
+from kvps.job import Job
+from kvps.parsing import STAGED_NAME, matching
+from kvps.protocol.job_state import Pin
+from kvps.protocol.recovery import LOOK_S
+from kvps.protocol.scripts import ServerRestarted
+from kvps_aggregator.checkpoints import Saver
+from kvps_aggregator.failover import go_back
+from kvps_aggregator.leases import LeaseKeeper, Leases
+from kvps_aggregator.nearness import ShardChoice
+from kvps_aggregator.options import AggregatorOptions
+from kvps_aggregator.shard.garbage import Sweeper
+from kvps_aggregator.shard.opening import open_shard
+from kvps_aggregator.shard.shard import Shard
+from kvps_aggregator.shard.spans import ShardTraces
+
+log = logging.getLogger("kvps.commit")
+
+
+class JobLog:
+    """The log of one job. A message that repeats the last one is left out."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._last = ""
+
+    def info(self, message: str) -> None:
+        """Log the message, unless it was the last one."""
+        if message != self._last:
+            log.info("job %s: %s", self._job.name, message)
+            self._last = message
+
+
+class HeldShards:
+    """The shards that one aggregator holds. Used by its loop alone.
+
+    shards  number -> shard, of those that are held and loaded
+    leases  their leases, which a thread renews
+    choice  says which shards to take, and which to give up
+    traces  the times of their versions
+    saver   writes checkpoints, if the user wants any
+    log     what the aggregator has to say about the job
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        stop: threading.Event,
+        eligible: list[int],
+        options: AggregatorOptions,
+        keeper: LeaseKeeper | None = None,
+    ) -> None:
+        """`eligible` are the shards that it may hold. Without a `keeper` it has its own."""
+        self.shards: dict[int, Shard] = {}
+        self.leases = Leases(job, keeper)
+        self.choice = ShardChoice(job, self.leases.holder, eligible, options.near)
+        self.traces = ShardTraces(job)
+        self.saver = Saver(job, options.checkpoints, self.flush) if options.checkpoints else None
+        self.log = JobLog(job)
+        self._job = job
+        self._stop = stop
+        self._options = options
+        self._lost_memory = job.config.memory if options.memory_lost else ""
+        self._sweeper = Sweeper(job)
+
+    @property
+    def all_held(self) -> bool:
+        """Whether it holds all the shards that it may hold."""
+        return len(self.shards) == len(self.choice.eligible)
+
+    def await_history(self) -> None:
+        """If the server was restarted, wait until a new history has begun."""
+        while not self.leases.watch() and not self._stop.wait(LOOK_S):
+            self.log.info("waits until its server, which was restarted, has written its append-only file anew")
+
+    # -- taking and giving up ----------------------------------------------------------------------------------
+
+    def hold(self, at_once: bool = False, finishing: bool = False) -> None:
+        """Drop the shards that were lost. Take the missing ones and give up others as `ShardChoice.choose` says."""
+        if self.shards and not self._job.access.transport.here:
+            self._job.round_state()  # raises JobNotFound if the job was removed; else its memory is lost
+            log.warning("job %s: its shared memory is gone", self._job.name)
+            for shard in list(self.shards.values()):
+                self.drop(shard)
+        terms = self.leases.held()
+        for number in [n for n, shard in self.shards.items() if terms.get(n) != shard.term]:
+            self.shards.pop(number).storage.close()
+        wanted, unwanted = self.choice.choose(self.shards, at_once, finishing)
+        for number in unwanted:
+            log.info("job %s: gives up shard %d: an aggregator near its bytes has come", self._job.name, number)
+            self._close(self.shards.pop(number))
+            self.leases.give_up(number)
+        if wanted:
+            self.await_history()  # first: versions lost with memory are counted from what the server still has
+        for number in wanted:
+            try:
+                self._take(number)
+                self._sweeper.hasten()
+            except LeaseLost:
+                self.leases.drop(number)
+                self.choice.hasten()
+
+    def take_again(self, shard: Shard) -> None:
+        """Take a held shard under a new term, and read its committed version again."""
+        self.shards.pop(shard.number).storage.close()
+        self._take(shard.number)
+
+    def _take(self, number: int) -> None:
+        """Take a shard and load its committed version, unless another aggregator holds it. Raises LeaseLost."""
+        transport = self._job.find_transport()
+        memory_lost = self._job.config.memory == self._lost_memory
+        if not transport.seen and not memory_lost:
+            self.log.info(
+                f"stands by: its arrays are in a shared memory of {self._job.config.host} that this process does not "
+                f"see. Run an aggregator where it was created. Only if that memory is lost, because the host was "
+                f"restarted or is gone: kvps aggregator start --job {self._job.name} --memory-lost"
+            )
+            return
+        term, other = self.leases.take(number)
+        if other:
+            self.log.info(f"stands by: shard {number} is held by {other}")
+            return
+        # Nothing is committed between the two reads: a commit would need a ready call under this term.
+        keys = self._job.access.keys
+        before, text = self._job.access.client.together([("HGET", keys.version, f"before:{number}"), ("GET", keys.pin)])
+        if self._job.find_transport() is not transport:
+            raise LeaseLost(f"job {self._job.name}: it moved to another shared memory while it was opened")
+        shard = open_shard(self._job, number, term, self._options.record, self._options.device, memory_lost)
+        shard.spans = self.traces.of(number)
+        state = self._job.state()
+        before = matching(before, f"the version: before:{number}", *STAGED_NAME)
+        pin = self._pin_in(text)
+        try:
+            shard.load(state, before, pin and (pin.version, pin.names[number]))
+        except CorruptData as damage:
+            if self._job.terms()[number] == term:
+                if self._job.access.client.is_cluster:
+                    go_back(self._job, number, term, damage)
+                raise
+            # This process slept after it took the shard, and a later holder has freed the bytes it wanted to read.
+            raise LeaseLost(f"job {self._job.name}: shard {number} was taken by another meanwhile") from None
+        self.shards[number] = shard
+
+    def drop(self, shard: Shard) -> None:
+        """Forget a shard that another aggregator holds, or whose arrays are not the committed version."""
+        self.leases.drop(shard.number)
+        if shard is self.shards.get(shard.number):
+            self.shards.pop(shard.number).storage.close()
+
+    def release(self) -> None:
+        """Give up all shards, so that a standby can take them at once."""
+        self.traces.write(at_once=True)
+        for shard in self.shards.values():
+            self._close(shard)
+        self.leases.release()
+
+    def _close(self, shard: Shard) -> None:
+        with suppress(KvpsError, ServerRestarted):  # the next holder takes the bytes from where they are
+            shard.storage.flush()
+        shard.storage.close()
+
+    def finish(self) -> None:
+        """Leave the bytes of a finished job as they shall stay, and give up the held shards for good."""
+        for shard in self.shards.values():
+            shard.storage.retire()
+        self.flush()  # before the sweep: over shared memory, what Redis had before is dead then
+        self.sweep()
+        if self.saver and 0 in self.shards:
+            self.saver.finish()
+        for number, shard in list(self.shards.items()):
+            shard.storage.finish()
+            self.leases.give_up(number)
+            self.choice.eligible.remove(number)
+
+    # -- the committed version ---------------------------------------------------------------------------------
+
+    def settle(self, version: int, pin: str) -> None:
+        """Go on from the committed version: promote the shards whose staged bytes it names, drop the other ones.
+
+        If `version` is older than the newest one seen, the server has lost its last writes.
+        """
+        if lost := max(0, self.leases.newest - version):
+            log.warning("job %s: the last %d versions are lost and will be computed again", self._job.name, lost)
+            self.await_history()  # before `newest` is set back: the commit log notes how many are lost
+        self.leases.newest = version
+        behind = [shard for shard in self.shards.values() if shard.version != version]
+        names = self._job.round_state().names if behind else ()
+        for shard in behind:
+            if shard.version < version and shard.staged and shard.staged_as == names[shard.number]:
+                self._promote(shard, pin)
+            else:
+                name = self._job.name
+                log.warning("job %s: lost shard %d: this process lacks version %d", name, shard.number, version)
+                self.drop(shard)
+
+    def promote_all(self, staged: list[Shard], pin: str) -> None:
+        """Go on from the staged version of these shards, which is committed."""
+        for shard in staged:
+            self._promote(shard, pin)
+
+    def _promote(self, shard: Shard, text: str) -> None:
+        pin = self._pin_in(text)
+        shard.promote(pin.version if pin else None)
+        if self.saver and shard.number == 0:
+            self.saver.committed(shard.version)
+        self._free(shard, wait=True)
+
+    def _pin_in(self, text: str | None) -> Pin | None:
+        """Return the pin, or None for damaged text: a reader may write the pin, and must not stop the job."""
+        try:
+            return Pin.of(text, self._job.layout.shards) if text else None
+        except CorruptData as error:
+            self.log.info(f"{error}: no version is kept for readers until that pin expires")
+            return None
+
+    # -- bytes -------------------------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Make sure that Redis has everything that is committed. Raises KvpsError, ServerRestarted."""
+        for shard in list(self.shards.values()):
+            shard.storage.flush()
+
+    def sweep_if_due(self) -> None:
+        """Sweep, if it is time for that."""
+        if self._sweeper.is_due:
+            self.sweep()
+
+    def sweep(self) -> None:
+        """Delete the bytes that dead processes have left in the slots of the held shards."""
+        self._sweeper.sweep(self.shards.values())
+        for shard in list(self.shards.values()):
+            if self._free(shard):
+                shard.storage.keep_reserve()
+
+    def _free(self, shard: Shard, wait: bool = False) -> bool:
+        """Delete a shard's dead bytes, see `Storage.free`. Return False if another process holds the shard by now."""
+        try:
+            shard.free(wait)
+        except LeaseLost as lost:
+            log.warning("%s", lost)
+            self.drop(shard)
+            return False
+        return True
