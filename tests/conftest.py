@@ -15,7 +15,7 @@ import redis
 from helpers.clusters import empty, running_cluster
 from helpers.commands import KVPS, Started, kvps_run
 from helpers.internals import forget_reductions
-from helpers.paths import ROOT, TESTS
+from helpers.paths import ROOT
 from helpers.servers import private_directory, program_of, running_server
 from helpers.waiting import eventually, processes_of
 
@@ -24,15 +24,11 @@ from kvps.server import private_server
 from kvps.session import iteration
 from kvps.store import Store
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
 with suppress(ModuleNotFoundError):  # `make gpu` runs without it
     import hypothesis
 
     hypothesis.settings.register_profile("kvps", deadline=None)  # an example may have to wait for a processor
     hypothesis.settings.load_profile("kvps")
-# Scripts that tests start import helpers too.
-os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH", "")]))
-
 
 CLUSTER = "cluster"
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.commands import TINY, kvps_forked, kvps_run
+from helpers.commands import TINY, kvps_run
 from helpers.harness import aggregating, await_version, gradient, model
 from helpers.options import settings_of
 from kvps_cli import options
@@ -115,7 +115,7 @@ def test_each_one_trains_and_is_replayed(lasting: Store, tmp_path: Path, name: s
 
 
 def test_a_contradiction_changes_nothing(lasting: Store) -> None:
-    done = kvps_forked("up", "digits", "--topology", "bsp", "-s", "1")
+    done = kvps_run("up", "digits", "--topology", "bsp", "-s", "1")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     assert done.stderr == "kvps: error: topology bsp means staleness 0, not 1: leave one of the two out\n"
     assert lasting.jobs() == []

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.clusters import Cluster, ClusterNode, running_cluster
-from helpers.commands import kvps_forked
+from helpers.commands import kvps_run
 from helpers.harness import abandoned, aggregating, check_chain, gradient, model
 from helpers.internals import held_by
 from helpers.waiting import eventually
@@ -184,7 +184,7 @@ def test_text_that_is_no_node_is_refused(text: str) -> None:
 def test_without_a_cluster_nothing_is_near(store: Store) -> None:
     if store.client.is_cluster:
         pytest.skip("this server is a cluster")
-    done = kvps_forked("aggregator", "start", "--redis", store.url, "--near", "auto")
+    done = kvps_run("aggregator", "start", "--redis", store.url, "--near", "auto")
     assert done.returncode == 2, done.stderr
     assert "--near is for a cluster: this server has the bytes of all shards" in done.stderr
     assert "Traceback" not in done.stderr

@@ -9,7 +9,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-from helpers.commands import kvps_forked, kvps_run
+from helpers.commands import kvps_run
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ from helpers.commands import kvps_forked, kvps_run
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
 def test_usage_errors_are_one_line_and_exit_2(home: Path, arguments: list[str], words: str) -> None:
-    done = kvps_forked(*arguments)
+    done = kvps_run(*arguments)
     last = done.stderr.splitlines()[-1]
     assert done.returncode == 2
     assert last.startswith("kvps: error: ")
@@ -77,7 +77,7 @@ def test_usage_errors_are_one_line_and_exit_2(home: Path, arguments: list[str], 
     ],
 )
 def test_help(home: Path, command: str) -> None:
-    done = kvps_forked(*command.split(), "--help")
+    done = kvps_run(*command.split(), "--help")
     assert done.returncode == 0
     assert "Usage: kvps" in done.stdout
 
@@ -86,7 +86,7 @@ def test_help(home: Path, command: str) -> None:
 @pytest.mark.parametrize("columns", [80, 120])
 @pytest.mark.parametrize("command", ["up", "run", "create", "submit"])
 def test_options_are_in_groups_and_fit_the_terminal(home: Path, command: str, columns: int) -> None:
-    shown = kvps_forked(command, "--help", COLUMNS=str(columns), TERM="dumb").stdout
+    shown = kvps_run(command, "--help", COLUMNS=str(columns), TERM="dumb").stdout
     assert max(len(line) for line in shown.splitlines()) <= columns
     groups = re.findall(r"[╭+]. ([A-Z]\w+) ", shown)
     assert next(group for group in groups if group != "Arguments") == "Options"

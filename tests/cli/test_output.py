@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.commands import KVPS, TINY, kvps_forked, kvps_run
+from helpers.commands import KVPS, TINY, kvps_run
 from kvps_cli import output
 
 from kvps.store import Store
@@ -108,7 +108,7 @@ def test_commands_show_what_others_wrote_as_text(store: Store, tmp_path: Path) -
         (["status", "job", "--json"], r"\u001b"),
         (["checkpoint", "ls", str(tmp_path), "--json"], r"\u001b"),
     ):
-        done = kvps_forked(*command, **known)
+        done = kvps_run(*command, **known)
         assert (done.returncode, done.stderr) == (0, "")
         assert seen in done.stdout
         assert "\x1b" not in done.stdout

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import typer
 from helpers.certificates import STRANGER, authority_file, issued, tls_server
-from helpers.commands import TINY, Started, kvps_forked, kvps_run
+from helpers.commands import TINY, Started, kvps_run
 from kvps_cli import app
 
 
@@ -53,9 +53,9 @@ def test_every_command_that_has_a_url_has_the_options_for_tls() -> None:
 
 
 def test_a_command_with_all_three(url: str, options: dict[str, str]) -> None:
-    done = kvps_forked("jobs", "--json", *_words(url, options))
+    done = kvps_run("jobs", "--json", *_words(url, options))
     assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
-    done = kvps_forked("cli", *_words(url, options), "ping")
+    done = kvps_run("cli", *_words(url, options), "ping")
     assert (done.returncode, done.stdout) == (0, "PONG\n"), done.stderr
 
 
@@ -87,7 +87,7 @@ def test_options_that_cannot_be_used(options: dict[str, str], tmp_path: Path) ->
 
 
 def _refused(code: int, says: str, *arguments: str) -> None:
-    done = kvps_forked(*arguments)
+    done = kvps_run(*arguments)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (code, "", 1), done.stderr
     assert says in done.stderr
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import redis
 from helpers.certificates import authority_file, issued, tls_server
-from helpers.commands import kvps_forked, kvps_run
+from helpers.commands import kvps_run
 from helpers.harness import aggregating, gradient, model, plain_loop, work
 from helpers.servers import free_port, running_server
 from helpers.waiting import eventually
@@ -112,10 +112,10 @@ def test_a_password_from_a_file(locked: str, tmp_path: Path) -> None:
     with kvps.connect(locked) as store:
         assert store.jobs() == []
         assert SECRET not in f"{store.url} {store!r} {store.client!r}"
-    done = kvps_forked("jobs", "--redis", locked)
+    done = kvps_run("jobs", "--redis", locked)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     for url in (locked.replace("//", "//:wrong@"), locked.replace("//", "//nobody@")):
-        done = kvps_forked("jobs", "--redis", url)
+        done = kvps_run("jobs", "--redis", url)
         assert (done.returncode, done.stderr.count("\n")) == (1, 1)
         assert "refuses the login" in done.stderr
         assert SECRET not in done.stderr

@@ -1,15 +1,15 @@
-"""The command line as tests run it: to its end, or beside the test."""
+"""The command line as tests run it: to its end, or beside the test. Its processes come from a zygote."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from functools import cache
-from pathlib import Path
+from typing import Any
+
+from helpers.zygote import Popen
 
 import kvps
 from kvps.server import private_server
@@ -19,49 +19,25 @@ TINY = ["--epochs", "2", "--batch-size", "48"]
 LONG = ["--epochs", "5000"]
 
 
+def run(command: Sequence[Any], check: bool = False, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end, as `subprocess.run` does; its output is text."""
+    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with Popen(command, **(streams | options)) as process:
+        done = subprocess.CompletedProcess(command, 0, *process.communicate(timeout=300))
+    done.returncode = process.returncode
+    if check:
+        done.check_returncode()
+    return done
+
+
 def kvps_run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end."""
-    return subprocess.run(
-        [*KVPS, *arguments], capture_output=True, text=True, stdin=subprocess.DEVNULL, env=os.environ | environment
-    )
-
-
-def kvps_forked(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a command that starts nothing to its end, as `kvps_run` does, but without the time of its imports."""
-    return _forked("kvps_cli", arguments, environment)
-
-
-def _forked(module: str, arguments: Sequence[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-    forker = _command_forker(module)
-    assert forker.stdin
-    assert forker.stdout
-    forker.stdin.write(json.dumps([arguments, {**os.environ, **environment}, os.getcwd()]) + "\n")
-    forker.stdin.flush()
-    return subprocess.CompletedProcess(arguments, *json.loads(forker.stdout.readline()))
-
-
-@cache
-def _command_forker(module: str) -> subprocess.Popen[str]:
-    """Return the process that forks the commands; it ends with this process, which has the other end of its stdin."""
-    command = [sys.executable, str(Path(__file__).with_name("command_forker.py")), module]
-    of_no_test = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=of_no_test)
+    """Run a command of kvps to its end."""
+    return run([*KVPS, *arguments], env=os.environ | environment)
 
 
 def bench_run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run a benchmark to its end."""
-    return subprocess.run(
-        [sys.executable, "-m", "kvps_bench", *arguments],
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        env=os.environ | environment,
-    )
-
-
-def bench_forked(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a benchmark that starts nothing to its end, as `bench_run` does, but without the time of its imports."""
-    return _forked("kvps_bench.cli", arguments, environment)
+    return run([sys.executable, "-m", "kvps_bench", *arguments], env=os.environ | environment)
 
 
 def private_store() -> kvps.Store:
@@ -74,15 +50,11 @@ def private_store() -> kvps.Store:
 class Started:
     """A command that runs beside the test."""
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
-        self.process = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            text=True,
-            env=environment,
-        )
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str] | None = None, popen: type[Popen] = Popen
+    ) -> None:
+        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        self.process = popen(command, **streams, text=True, env=environment)
 
     def until(self, words: str) -> str:
         """Return the command's output up to a line with these words."""
@@ -100,5 +72,12 @@ class Started:
         return self.wait()
 
     def wait(self) -> int:
+        """Wait for the command's end; return its exit code."""
         self.process.communicate(timeout=300)
         return self.process.returncode
+
+    def output(self, code: int = 0) -> str:
+        """Return what the command prints until its end. Raises AssertionError if its exit code is another."""
+        output, _ = self.process.communicate(timeout=300)
+        assert self.process.returncode == code, output
+        return output

@@ -1,4 +1,4 @@
-"""What a process does that is one member of a process group that is one worker, for tests of kvps.torch's groups.
+"""A process that is one member of a process group that is one worker: its argument is a `Member` in JSON.
 
 It trains `rounds` rounds on the batches of `data`. If a member dies, it makes a group with whoever comes instead, and
 is the leader there. With `die`, it kills itself at that point of round `die_in`.
@@ -6,8 +6,10 @@ is the leader there. With `die`, it kills itself at that point of round `die_in`
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -88,3 +90,7 @@ def main(me: Member) -> None:
             print(f"{me.worker} {me.data} lost: {error}", flush=True)
             dist.destroy_process_group()
             me.generation, me.rank = me.generation + 1, 0
+
+
+if __name__ == "__main__":
+    main(Member(**json.loads(sys.argv[1])))

@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from helpers.commands import bench_forked, bench_run
+from helpers.commands import bench_run
 from kvps_bench.diloco import DDP, EACH, LOCAL, Curve, Look
 from kvps_bench.hosts import Network, NoHosts
 from kvps_bench.small_gpt import Size, SmallGpt, batches, text
@@ -48,7 +48,7 @@ def test_each_way_is_trained_and_its_bytes_are_counted(home: object) -> None:
     ],
 )
 def test_a_wrong_option_is_told_in_one_line(option: str, value: str, words: str) -> None:
-    done = bench_forked("diloco", option, value)
+    done = bench_run("diloco", option, value)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert words in done.stderr
 

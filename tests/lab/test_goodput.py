@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from helpers.commands import bench_forked, bench_run
+from helpers.commands import bench_run
 from kvps_bench.fleet import fleet
 from kvps_bench.goodput import RULES, Setting
 from kvps_bench.paced_learner import Orders, Pace
@@ -101,6 +101,6 @@ def test_orders_reach_a_learner_that_starts_later(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_option_is_told_in_one_line(option: str, value: str, words: str) -> None:
-    done = bench_forked("goodput", option, value)
+    done = bench_run("goodput", option, value)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert words in done.stderr

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.commands import bench_forked, bench_run
+from helpers.commands import bench_run
 from kvps_bench import links
 from kvps_bench.hosts import Network, NoHosts
 from kvps_bench.layouts import LAYOUTS
@@ -77,7 +77,7 @@ def test_the_least_that_must_pass_over_a_link(layout: str, workers: int, least: 
 )
 @pytest.mark.slow  # it starts whole commands
 def test_what_cannot_be_measured_is_one_line(option: str, value: str, why: str) -> None:
-    done = bench_forked("links", option, value)
+    done = bench_run("links", option, value)
     assert done.returncode == 2, done.stderr
     assert why in done.stderr
     assert "Traceback" not in done.stderr

@@ -8,7 +8,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from helpers.commands import kvps_forked
+from helpers.commands import kvps_run
 from helpers.harness import abandoned, aggregating, await_version, gradient, model
 from helpers.waiting import eventually
 from kvps_monitor.graph import as_json, as_svg
@@ -85,7 +85,7 @@ def test_the_command_writes_what_it_is_asked_for(store: Store, tmp_path: Path) -
     store.create_job("j", model())
 
     def run(*arguments: str) -> tuple[int, str, str]:
-        done = kvps_forked("graph", *arguments, KVPS_REDIS_URL=store.url)
+        done = kvps_run("graph", *arguments, KVPS_REDIS_URL=store.url)
         return done.returncode, done.stdout, done.stderr
 
     code, drawn, _ = run("j", "-o", "svg")

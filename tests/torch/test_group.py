@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from helpers import group_member
+from helpers.commands import Started
 from helpers.ddp import loss_of, net, weights_of
 from helpers.digits_job import proved
-from helpers.group_member import POINTS, Member
+from helpers.group_member import POINTS
 from helpers.harness import check_chain
-from helpers.torch_process import TorchProcess, run_code
+from helpers.torch_process import TorchPopen
 from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -53,44 +55,25 @@ def _serving(job: kvps.Job, record: Path | None = None) -> Iterator[None]:
             stop.set()
 
 
-class Members:
-    """The processes of a test; all have ended after it."""
-
-    def __init__(self, job: kvps.Job, url: str, folder: Path) -> None:
-        self._told = {"url": url, "job": job.name, "folder": str(folder), "rounds": ROUNDS, "size": 2}
-        self._all: list[TorchProcess] = []
-
-    def start(self, **said: Any) -> TorchProcess:
-        self._all.append(TorchProcess(group_member.main, Member(**(self._told | said))))
-        return self._all[-1]
-
-    def end(self) -> None:
-        for process in self._all:
-            process.end()
-
-
 @contextmanager
-def _members(job: kvps.Job, url: str, folder: Path) -> Iterator[Members]:
-    members = Members(job, url, folder)
-    try:
-        yield members
-    finally:
-        members.end()
+def _members(job: kvps.Job, url: str, folder: Path) -> Iterator[Callable[..., Started]]:
+    """Yield a function that starts a member; all have ended after the block."""
+    common = {"url": url, "job": job.name, "folder": str(folder), "rounds": ROUNDS, "size": 2}
+    with ExitStack() as stack:
 
+        def start(**own: Any) -> Started:
+            member = Started([sys.executable, group_member.__file__, json.dumps(common | own)], popen=TorchPopen)
+            stack.callback(member.end, signal.SIGKILL)
+            return member
 
-def _ended(process: TorchProcess, wanted: int = 0) -> str:
-    code, said = process.ended()
-    assert code == wanted, said
-    return said
+        yield start
 
 
 def _in_groups(job: kvps.Job, url: str, folder: Path, size: int) -> Weights:
     """The weights after training with groups of `size`; the batches of four members in all."""
-    with _members(job, url, folder) as members, _serving(job, record=folder / "record"):
-        for process in [
-            members.start(worker=f"w{data // size}", data=data, rank=data % size, size=size) for data in range(4)
-        ]:
-            _ended(process)
+    with _members(job, url, folder) as start, _serving(job, record=folder / "record"):
+        for member in [start(worker=f"w{data // size}", data=data, rank=data % size, size=size) for data in range(4)]:
+            member.output()
     model = net()
     assert kvps.torch.load(job, model) == check_chain(job)
     return weights_of(model)
@@ -158,9 +141,9 @@ def test_two_groups_of_two_push_half_the_bytes_and_end_as_averaged_by_hand(
 def test_a_group_pushes_the_buffers_of_its_members(store: Store, server_url: str, tmp_path: Path, kind: str) -> None:
     """Their mean, or those of the leader, from what all of them have pulled."""
     job = _create(store, "job", kind, workers=1)
-    with _members(job, server_url, tmp_path) as members, _serving(job, record=tmp_path / "record"):
-        for process in [members.start(worker="w0", data=data, rank=data, size=2) for data in range(2)]:
-            _ended(process)
+    with _members(job, server_url, tmp_path) as start, _serving(job, record=tmp_path / "record"):
+        for member in [start(worker="w0", data=data, rank=data) for data in range(2)]:
+            member.output()
     assert proved(job, tmp_path / "record").by == "recorded"
     by_hand = _create(store, "by-hand", kind, workers=1)
     with _serving(by_hand), kvps.torch.join(by_hand, model := net(), "w0") as worker:
@@ -190,12 +173,12 @@ def test_whoever_is_killed_whenever_each_acknowledged_contribution_counts_once(
 ) -> None:
     """The survivor leads the new group, and computes the round again unless it was acknowledged."""
     job = _create(store, "job")
-    with _members(job, server_url, tmp_path) as members, _serving(job):
-        others = [members.start(worker="w1", data=2 + member, rank=member) for member in range(2)]
-        survivor = members.start(worker="w0", data=1 - rank, rank=1 - rank)
-        _ended(members.start(worker="w0", data=rank, rank=rank, die=die, die_in=2), -signal.SIGKILL)
-        instead = members.start(worker="w0", data=rank, rank=1, generation=1)
-        said = [_ended(process) for process in (survivor, instead, *others)]
+    with _members(job, server_url, tmp_path) as start, _serving(job):
+        others = [start(worker="w1", data=2 + member, rank=member) for member in range(2)]
+        survivor = start(worker="w0", data=1 - rank, rank=1 - rank)
+        start(worker="w0", data=rank, rank=rank, die=die, die_in=2).output(-signal.SIGKILL)
+        instead = start(worker="w0", data=rank, rank=1, generation=1)
+        said = [member.output() for member in (survivor, instead, *others)]
     assert "lost: a member of the process group is gone" in said[0]
     done = 3 if die in ("acknowledged, untold", "told") else 2
     assert f"w0 {rank} joined in round {done}" in said[1]
@@ -293,12 +276,13 @@ os._exit(0)
 
 def _pair(code: str, url: str, folder: Path) -> list[Any]:
     """What two processes print in JSON that are the members 0 and 1 of a group."""
-    both = [TorchProcess(run_code, code, url, str(folder / "meet"), str(rank)) for rank in range(2)]
+    command = [sys.executable, "-c", code, url, str(folder / "meet")]
+    both = [Started([*command, str(rank)], popen=TorchPopen) for rank in range(2)]
     try:
-        return [json.loads(_ended(process).splitlines()[-1]) for process in both]
+        return [json.loads(process.output().splitlines()[-1]) for process in both]
     finally:
         for process in both:
-            process.end()
+            process.end(signal.SIGKILL)
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from helpers.ddp import OPTIMIZERS, ROUNDS, batch, loss_of, net, weights_of
 from helpers.digits_job import proved
 from helpers.harness import aggregating, await_version, check_chain
 from helpers.paths import TESTS
+from helpers.torch_process import TorchPopen
 from torch import nn
 
 import kvps
@@ -169,7 +169,7 @@ def test_own_are_in_no_job(store: Store) -> None:
 def test_rank0_ends_as_distributed_data_parallel(store: Store, tmp_path: Path) -> None:
     """With broadcast_buffers=True, its default, and within the rounding of the weights that they are computed with."""
     command = [sys.executable, str(TESTS / "helpers" / "ddp.py")]
-    ranks = [subprocess.Popen([*command, str(rank), "2", str(tmp_path)]) for rank in range(2)]
+    ranks = [TorchPopen([*command, str(rank), "2", str(tmp_path)]) for rank in range(2)]
     assert [rank.wait(100) for rank in ranks] == [0, 0]
     want = dict(np.load(tmp_path / "sgd-buffers.npz"))
     optimizer = kvps.torch.optimizer(model := net(), OPTIMIZERS["sgd"](model.parameters()))
@@ -201,7 +201,7 @@ for round_ in range(3):
 @pytest.mark.slow
 def test_rank_0_is_killed_and_the_next_rank_stands_in(store: Store, server_url: str, tmp_path: Path) -> None:
     job, seen, model = create(store, net(), "rank0"), Seen(), net()
-    killed = subprocess.Popen([sys.executable, "-c", KILLED, server_url])
+    killed = TorchPopen([sys.executable, "-c", KILLED, server_url])
 
     def evict() -> None:
         assert killed.wait(60) == -signal.SIGKILL

@@ -18,6 +18,7 @@ import torch
 from helpers.ddp import OPTIMIZERS, ROUNDS, loss_of, net, weights_of
 from helpers.harness import aggregating, check_chain
 from helpers.paths import TESTS
+from helpers.torch_process import TorchPopen
 from torch import nn
 from torch.optim import lr_scheduler
 
@@ -88,8 +89,7 @@ def of_ddp(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Weights]:
     folder = tmp_path_factory.mktemp("ddp")
     command = [sys.executable, str(TESTS / "helpers" / "ddp.py")]
     ranks = [
-        subprocess.Popen([*command, str(rank), "2", str(folder)], stderr=subprocess.PIPE, text=True)
-        for rank in range(2)
+        TorchPopen([*command, str(rank), "2", str(folder)], stderr=subprocess.PIPE, text=True) for rank in range(2)
     ]
     try:
         for rank in ranks:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.commands import KVPS, Started, kvps_forked
+from helpers.commands import KVPS, Started, kvps_run
 from helpers.harness import aggregating, await_version, model
 
 import kvps
@@ -18,7 +18,7 @@ SGD = kvps.SGD(lr=1.0)
 
 
 def inspect(store: Store, *arguments: str) -> str:
-    done = kvps_forked("inspect", *arguments, KVPS_REDIS_URL=store.url)
+    done = kvps_run("inspect", *arguments, KVPS_REDIS_URL=store.url)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
@@ -105,6 +105,6 @@ def test_it_looks_again_and_says_how_far_the_weights_came(store: Store) -> None:
 )
 def test_what_is_wrong_is_one_line(store: Store, arguments: tuple[str, ...], words: str) -> None:
     store.create_job("j", model())
-    done = kvps_forked("inspect", *arguments, KVPS_REDIS_URL=store.url)
+    done = kvps_run("inspect", *arguments, KVPS_REDIS_URL=store.url)
     assert (done.returncode in (1, 2), done.stderr.count("\n")) == (True, 1)
     assert words in done.stderr

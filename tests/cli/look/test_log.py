@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.commands import KVPS, Started, kvps_forked
+from helpers.commands import KVPS, Started, kvps_run
 from helpers.digits_job import digits_job
 from helpers.harness import abandoned, aggregating, await_version, gradient, model
 from helpers.waiting import eventually
@@ -19,7 +19,7 @@ from kvps.store import Store
 
 
 def log(store: Store, *arguments: str) -> list[str]:
-    done = kvps_forked("log", *arguments, KVPS_REDIS_URL=store.url)
+    done = kvps_run("log", *arguments, KVPS_REDIS_URL=store.url)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout.splitlines()
 
@@ -164,7 +164,7 @@ def test_it_follows_as_it_happens_and_ends_with_the_job(store: Store) -> None:
 def test_what_another_program_wrote_is_one_line(store: Store, fields: tuple[str, ...], words: str) -> None:
     job = store.create_job("j", model())
     job.access.client.call("XADD", job.access.keys.commits, "*", *fields)
-    done = kvps_forked("log", "j", KVPS_REDIS_URL=store.url)
+    done = kvps_run("log", "j", KVPS_REDIS_URL=store.url)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert words in done.stderr
     assert "job 'j'" in done.stderr
@@ -174,7 +174,7 @@ def test_what_another_program_wrote_is_one_line(store: Store, fields: tuple[str,
 def test_a_time_that_no_calendar_has_is_one_line(store: Store) -> None:
     job = store.create_job("j", model())
     job.access.client.call("XADD", job.access.keys.commits, f"{2**63}-1", "kind", "leave", "worker", "w0")
-    done = kvps_forked("log", "j", KVPS_REDIS_URL=store.url)
+    done = kvps_run("log", "j", KVPS_REDIS_URL=store.url)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert "the time of entry" in done.stderr
 
@@ -187,5 +187,5 @@ def test_a_term_that_is_none_is_one_line(store: Store) -> None:
 
 
 def test_there_is_no_such_job(store: Store) -> None:
-    done = kvps_forked("log", "nothing", KVPS_REDIS_URL=store.url)
+    done = kvps_run("log", "nothing", KVPS_REDIS_URL=store.url)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)

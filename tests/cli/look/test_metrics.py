@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.commands import KVPS, Started, kvps_forked, kvps_run
+from helpers.commands import KVPS, Started, kvps_run
 from helpers.digits_job import digits_job
 from helpers.harness import aggregating, await_version, gradient, model
 from helpers.scrapes import HERE, Scrape, ask
@@ -66,17 +66,17 @@ def test_without_a_server_or_with_a_taken_port_it_is_one_line(home: Path, store:
 
 
 def test_options_that_do_not_go_together_are_usage_errors(home: Path) -> None:
-    done = kvps_forked("aggregator", "start", "--metrics-host", "::1")
+    done = kvps_run("aggregator", "start", "--metrics-host", "::1")
     assert (done.returncode, done.stderr) == (
         2,
         "kvps: error: --metrics-host is the address of --metrics-port: give that too\n",
     )
-    done = kvps_forked("worker", "--queue", "--metrics-port", "9999")
+    done = kvps_run("worker", "--queue", "--metrics-port", "9999")
     assert (done.returncode, done.stderr) == (
         2,
         "kvps: error: --metrics-port is for one job: kvps metrics serves all jobs of the queue\n",
     )
-    assert kvps_forked("metrics", "--port", "70000").returncode == 2
+    assert kvps_run("metrics", "--port", "70000").returncode == 2
 
 
 @pytest.mark.slow
@@ -126,7 +126,7 @@ def test_an_aggregator_and_a_worker_serve_them_too(store: Store) -> None:
 
 @pytest.mark.parametrize("command", ["metrics", "worker", "aggregator start"])
 def test_the_help_says_where_it_is_reached(home: Path, command: str) -> None:
-    shown = kvps_forked(*command.split(), "--help", COLUMNS="200", TERM="dumb").stdout
+    shown = kvps_run(*command.split(), "--help", COLUMNS="200", TERM="dumb").stdout
     assert metrics.LOOPBACK in shown
     assert "no password" in shown
 

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from helpers.commands import kvps_forked
+from helpers.commands import kvps_run
 from helpers.timelines import read_chrome, read_perfetto, timed_job
 from kvps_cli.look.timeline import timeline
 
@@ -19,7 +19,7 @@ from kvps.store import Store
 
 def refused(store: Store, *arguments: str) -> tuple[int, str]:
     """Return the exit code and the line that the command ends with."""
-    done = kvps_forked("timeline", *arguments, "--quiet", KVPS_REDIS_URL=store.url)
+    done = kvps_run("timeline", *arguments, "--quiet", KVPS_REDIS_URL=store.url)
     assert done.stdout == ""
     assert len(done.stderr.splitlines()) == 1
     return done.returncode, done.stderr.strip()
@@ -30,7 +30,7 @@ def test_a_file_of_each_kind(store: Store, tmp_path: Path) -> None:
     timed_job(store, staleness=1)
     files = {suffix: tmp_path / f"run{suffix}" for suffix in (".perfetto-trace", ".json", ".svg", ".png")}
     for path in files.values():
-        done = kvps_forked("timeline", "j", "-o", str(path), KVPS_REDIS_URL=store.url)
+        done = kvps_run("timeline", "j", "-o", str(path), KVPS_REDIS_URL=store.url)
         assert (done.returncode, done.stdout) == (0, "")
         last = done.stderr.splitlines()[-1]  # before it may be progress, on a busy machine
         assert last.startswith(f"{path}: 3 workers and 1 shard, ")
@@ -51,7 +51,7 @@ def test_a_part_of_the_time(store: Store, tmp_path: Path) -> None:
 
     def versions(*window: str) -> set[int]:
         path = tmp_path / "part.json"
-        assert kvps_forked("timeline", "j", "-o", str(path), *window, KVPS_REDIS_URL=store.url).returncode == 0
+        assert kvps_run("timeline", "j", "-o", str(path), *window, KVPS_REDIS_URL=store.url).returncode == 0
         return {s.facts["version"] for s in read_chrome(path.read_bytes()).lanes["shard 0"]}
 
     assert versions() == set(range(1, 9))

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from helpers.commands import KVPS, kvps_forked
+from helpers.commands import KVPS, kvps_run
 from helpers.harness import aggregating, gradient, model
 from helpers.internals import abandon, fall_silent
 from helpers.waiting import eventually
@@ -29,13 +29,13 @@ WITHOUT = "import sys\nsys.modules[{!r}] = None\nfrom kvps_cli import main\nsys.
 
 
 def top(store: Store, *arguments: str) -> str:
-    done = kvps_forked("top", *arguments, KVPS_REDIS_URL=store.url)
+    done = kvps_run("top", *arguments, KVPS_REDIS_URL=store.url)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
 
 def refused(store: Store, *arguments: str) -> tuple[int, str]:
-    done = kvps_forked("top", *arguments, KVPS_REDIS_URL=store.url)
+    done = kvps_run("top", *arguments, KVPS_REDIS_URL=store.url)
     assert done.stdout == ""
     assert len(done.stderr.splitlines()) == 1, done.stderr
     return done.returncode, done.stderr.strip()
@@ -43,7 +43,7 @@ def refused(store: Store, *arguments: str) -> tuple[int, str]:
 
 def redis_cli(store: Store, *command: object) -> list[str]:
     """The lines that redis-cli prints."""
-    done = kvps_forked("cli", *map(str, command), KVPS_REDIS_URL=store.url)
+    done = kvps_run("cli", *map(str, command), KVPS_REDIS_URL=store.url)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.commands import Started, kvps_forked, kvps_run
+from helpers.commands import Started, kvps_run
 from helpers.digits_job import proved
 from helpers.harness import aggregating, await_version, work_on
 from helpers.servers import free_port
@@ -28,7 +28,7 @@ def users(store: Store, raw: Any, home: Path) -> Any:
     """A function that makes a user with `kvps acl --apply` and returns its URL."""
 
     def url(job: str, role: str) -> str:
-        done = kvps_forked("acl", job, "--role", role, "--apply", "--redis", store.url)
+        done = kvps_run("acl", job, "--role", role, "--apply", "--redis", store.url)
         assert done.returncode == 0, done.stderr
         name, _, found = done.stdout.rstrip("\n").partition("=")
         assert name == "KVPS_REDIS_URL"
@@ -41,7 +41,7 @@ def users(store: Store, raw: Any, home: Path) -> Any:
 
 @pytest.mark.parametrize("role", ROLES)
 def test_the_printed_line_is_a_command_that_makes_the_user(store: Store, raw: Any, home: Path, role: str) -> None:
-    done = kvps_forked("acl", "mine", "--role", role, "--redis", store.url)
+    done = kvps_run("acl", "mine", "--role", role, "--redis", store.url)
     assert done.returncode == 0, done.stderr
     words = done.stdout.split()
     assert words[:4] == ["ACL", "SETUSER", f"kvps-mine-{role}", "reset"]
@@ -70,7 +70,7 @@ def test_usage_errors(store: Store, raw: Any, home: Path, arguments: list[str], 
     Path("open").write_text("x\n")
     Path("open").chmod(0o644)
     Path("empty").touch(0o600)
-    done = kvps_forked("acl", *arguments, "--redis", store.url, "--apply")
+    done = kvps_run("acl", *arguments, "--redis", store.url, "--apply")
     assert (done.returncode, done.stdout) == (2, "")
     assert words in done.stderr.splitlines()[-1]
     assert raw.acl_users() == ["default"]
@@ -80,7 +80,7 @@ def test_a_password_of_ones_own_and_a_user_who_may_not_set_users(store: Store, u
     store.create_job("mine", ONE)
     Path("secret").write_text("s3cret@:/\n")
     Path("secret").chmod(0o600)
-    done = kvps_forked(
+    done = kvps_run(
         *("acl", "mine", "--role", "reader", "--user", "ann", "--password-file", "secret", "--apply"),
         KVPS_REDIS_URL=store.url,
     )
@@ -88,7 +88,7 @@ def test_a_password_of_ones_own_and_a_user_who_may_not_set_users(store: Store, u
     assert "ann:s3cret%40%3A%2F@" in url
     with kvps.connect(url) as theirs:
         assert theirs.job("mine").state().version == 0
-    done = kvps_forked("acl", "mine", "--role", "operator", "--apply", "--redis", url)
+    done = kvps_run("acl", "mine", "--role", "operator", "--apply", "--redis", url)
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
     assert "does not let this user do that" in done.stderr

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.commands import kvps_forked
+from helpers.commands import kvps_run
 from helpers.harness import model
 
 import kvps
@@ -15,7 +15,7 @@ from kvps.store import Store
 
 
 def doctor(url: str, *arguments: str) -> tuple[int, list[dict[str, Any]]]:
-    done = kvps_forked("doctor", "--json", *arguments, KVPS_REDIS_URL=url)
+    done = kvps_run("doctor", "--json", *arguments, KVPS_REDIS_URL=url)
     assert done.stderr == ""
     return done.returncode, json.loads(done.stdout)
 
@@ -48,7 +48,7 @@ def test_a_fit_server_is_fit_and_nothing_is_changed(store: Store) -> None:
 
 def test_people_see_each_remedy_under_its_finding(store: Store) -> None:
     _, findings = doctor(store.url)
-    done = kvps_forked("doctor", KVPS_REDIS_URL=store.url)
+    done = kvps_run("doctor", KVPS_REDIS_URL=store.url)
     assert done.returncode == 0
     assert done.stdout.count("->") == sum(bool(finding["remedy"]) for finding in findings) > 0
     assert len(done.stdout.splitlines()) == len(findings) + done.stdout.count("->")
@@ -100,5 +100,5 @@ def test_a_server_that_every_other_command_refuses_is_looked_at(store: Store) ->
 
 
 def test_nobody_there_is_one_line(home: object) -> None:
-    done = kvps_forked("doctor")
+    done = kvps_run("doctor")
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
