@@ -94,14 +94,14 @@ class Saver:
         if (state.version, state.head) == self._done:
             return
         try:
-            found = job.checkpoint_of(state)
+            saved = job.checkpoint_of(state)
         except ChunkGone:  # another reader's pin was in the way: write a later version
-            found = job.checkpoint()
-        found.write(directory / found.filename)
-        self._done = (found.version, found.head)
+            saved = job.checkpoint()
+        saved.write(directory / saved.filename)
+        self._done = (saved.version, saved.head)
         with suppress(KvpsError, ServerRestarted):  # on failure, less of the log moves: what may be lost stays in Redis
             self._flush()
         with suppress(ServerRestarted):  # then the next checkpoint moves the log
-            commit_log.move(job, job.access.scripts, directory, state, job.kept(found.version))
-        checkpoint.prune(directory, found.job, found.id, found.version, self._settings.keep)
-        _log.info("job %s: wrote %s", job.name, directory / found.filename)
+            commit_log.move(job, job.access.scripts, directory, state, job.kept(saved.version))
+        checkpoint.prune(directory, saved.job, saved.id, saved.version, self._settings.keep)
+        _log.info("job %s: wrote %s", job.name, directory / saved.filename)

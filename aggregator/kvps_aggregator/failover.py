@@ -84,9 +84,11 @@ def go_back(job: Job, shard: int, term: str, damage: CorruptData) -> NoReturn:
     except (ChunkGone, CorruptData):
         raise damage from None
     record = json.dumps(_undone(state, commit, names) | {"entry": behind})
-    found = job.access.scripts.rollback(term, secrets.token_hex(4), job.config.memory, shard, record)
-    if found:
-        log.warning("job %s: %s: goes on from version %d; the last %d versions are lost", job.name, damage, *found)
+    rolled_back = job.access.scripts.rollback(term, secrets.token_hex(4), job.config.memory, shard, record)
+    if rolled_back:
+        log.warning(
+            "job %s: %s: goes on from version %d; the last %d versions are lost", job.name, damage, *rolled_back
+        )
     raise LeaseLost(f"shard {shard} of job {job.name!r} has to be taken anew")
 
 

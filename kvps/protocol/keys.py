@@ -115,21 +115,19 @@ twice: what a paused process writes late has a name that no other process reads.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 from kvps.errors import InvalidName, shown
+from kvps.parsing import JOB_ID, NAME
 
 JOBS = "kvps:jobs"
 MEMORY = "kvps:memory"
-
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_ID = re.compile(r"[0-9a-f]{8}")
+_ID, _ = JOB_ID
 
 
 def check_name(kind: str, name: str) -> str:
     """Return `name` if it can be part of a key, else raise InvalidName. `kind` ("job", "worker") is for its message."""
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not NAME.fullmatch(name):
         raise InvalidName(
             f"{kind} name {shown(name)} is not allowed: use 1 to 64 characters out of A-Z, a-z, 0-9, _ and -"
         )

@@ -7,10 +7,8 @@ from collections.abc import Callable
 from functools import cache
 
 from kvps.connection.server_clock import ServerClock
+from kvps.protocol.phases import OTHER, WORKER_PHASES
 
-OTHER, WAIT, FETCH, COMPUTE, PUSH = PHASES = ("other", "wait", "fetch", "compute", "push")
-"""The phases of an iteration, in their order: the user's own code between a push and the next pull; waiting for the
-turn; receiving weights; from the pull's return to the push's call; and until the push is acknowledged."""
 SEND_EVERY_S = 0.1
 """Seconds between two pushes that take traces along. The rounds between them pay nothing for that."""
 
@@ -29,7 +27,7 @@ class IterationTimer:
         self._next_sending = 0.0
         self._now = (OTHER, time.perf_counter())
         self._began = self._now[1]
-        self._ms = dict.fromkeys(PHASES, 0.0)
+        self._ms = dict.fromkeys(WORKER_PHASES, 0.0)
 
     def enter(self, phase: str) -> None:
         """Note that a phase begins now, and ends the one before."""
@@ -79,4 +77,4 @@ class IterationTimer:
         if about:
             self._traces.append(f"round {round_} version {version}{about}")
         self._began = self._now[1]
-        self._ms = dict.fromkeys(PHASES, 0.0)
+        self._ms = dict.fromkeys(WORKER_PHASES, 0.0)

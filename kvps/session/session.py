@@ -28,11 +28,12 @@ from kvps.device.base import CPU, Device
 from kvps.errors import ContributionLate, JobNotFound, KvpsError, LayoutMismatch, WrongOrder
 from kvps.optim.reductions import check_weight
 from kvps.protocol.job_state import RoundState
+from kvps.protocol.phases import COMPUTE, FETCH, PUSH, WAIT
 from kvps.protocol.scripts import Joined, ServerRestarted
 from kvps.session.buffers import GradientBuffers
 from kvps.session.encoder import Encoder
 from kvps.session.inner_state import to_bytes
-from kvps.session.iteration import COMPUTE, FETCH, PUSH, WAIT, IterationTimer
+from kvps.session.iteration import IterationTimer
 from kvps.session.membership import Membership
 from kvps.session.pull import WeightPull
 from kvps.session.push import Header, Push

@@ -8,11 +8,8 @@ from typing import NamedTuple
 from kvps.job import Job
 from kvps.parsing import Fields, number, whole
 from kvps.protocol.job_state import Entry
+from kvps.protocol.phases import SHARD_PHASES, WORKER_PHASES
 
-WORKER_PHASES = ("other", "wait", "fetch", "compute", "push")
-"""The phases of a worker's iteration, in their order; see `kvps.session.iteration`."""
-SHARD_PHASES = ("fetch", "reduce", "step", "store", "commit")
-"""The phases of a shard's version, in their order; see `kvps_aggregator.shard.spans`."""
 _LONGEST_MS = 1e10
 _LATEST_US = 253_370_764_800_000_000  # the year 9999
 

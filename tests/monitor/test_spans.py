@@ -10,8 +10,6 @@ from helpers.harness import aggregating, await_version, gradient, model
 from hypothesis import given
 from hypothesis import strategies as st
 from kvps_monitor.spans import (
-    SHARD_PHASES,
-    WORKER_PHASES,
     Iteration,
     ShardVersion,
     Span,
@@ -21,6 +19,7 @@ from kvps_monitor.spans import (
 )
 
 import kvps
+from kvps.protocol.phases import SHARD_PHASES, WORKER_PHASES
 from kvps.store import Store
 
 AN_ITERATION = {"round": "3", "version": "2", "clock": "3", "pulled": "40", "pushed": "20", "at": "1000000"}

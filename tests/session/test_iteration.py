@@ -13,7 +13,7 @@ from helpers.waiting import eventually
 
 import kvps
 from kvps.job import Job
-from kvps.session.iteration import PHASES
+from kvps.protocol.phases import WORKER_PHASES as PHASES
 from kvps.store import Store
 
 ROUNDS = 6

@@ -2,8 +2,8 @@
 
 A worker killed while it pushes leaves chunks that were never accepted. A holder killed while it stages leaves a version
 that is never committed. Bytes that a dead process's connection still held may arrive at any later time. A residual that
-a worker stored when it left is dead once the worker has come back and pushed. So the holder of a shard looks now and
-then at all keys in its slot. Names are never used twice, so dead bytes stay dead.
+a worker stored when it left is dead once the worker has come back and pushed. So the holder of a shard reads now and
+then the names of all keys in its slot. Names are never used twice, so dead bytes stay dead.
 
 A key in the slot whose name kvps does not write is another program's. It is left there, and goes with the job.
 """
@@ -16,18 +16,19 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from kvps.job import Job
+from kvps.parsing import NAME, STAGED_NAME
 from kvps.protocol.job_state import Member
 from kvps_aggregator.shard.shard import Shard
 
 log = logging.getLogger("kvps.commit")
 
 _OF_WORKER = re.compile(
-    r"(?P<kind>[gr]):(?P<worker>[A-Za-z0-9_-]{1,64})\.(?P<incarnation>[A-Za-z0-9-]{1,128}):(?P<seq>[0-9]{1,16})"
+    rf"(?P<kind>[gr]):(?P<worker>{NAME.pattern})\.(?P<incarnation>[A-Za-z0-9-]{{1,128}}):(?P<seq>[0-9]{{1,16}})"
     r"(:[0-9]{1,16})?",
     re.ASCII,
 )
 _OF_VERSION = re.compile(
-    r"([wpm]|opt\.[A-Za-z0-9]{1,32}):(?P<name>[0-9]{1,16}\.[A-Za-z0-9-]{1,110})(:[0-9]{1,16})?", re.ASCII
+    rf"([wpm]|opt\.[A-Za-z0-9]{{1,32}}):(?P<name>{STAGED_NAME[0].pattern})(:[0-9]{{1,16}})?", re.ASCII
 )
 _KEPT = re.compile(r"owner|reserve:[0-9]{1,16}", re.ASCII)
 _SHOWN = 80  # characters of a name in a message
@@ -38,7 +39,7 @@ class Sweeper:
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self._said = False
+        self._warned = False
         self._next = 0.0
 
     @property
@@ -51,7 +52,7 @@ class Sweeper:
         self._next = 0.0
 
     def sweep(self, shards: Iterable[Shard]) -> None:
-        """Bury the dead keys and segments of these shards, for their next `free`."""
+        """Discard the dead keys and segments of these shards: their next `free` deletes them."""
         job = self._job
         self._next = time.monotonic() + job.config.worker_timeout_ms / 1000
         keys = sorted(job.access.client.scan(job.access.keys.all_bytes))
@@ -66,16 +67,16 @@ class Sweeper:
         for shard in shards:
             slot, live = job.access.keys.slot(shard.number), shard.storage.live_names()
             mine = [key.removeprefix(slot) for key in keys if key.startswith(slot)]
-            self._say_strays(slot, mine)
-            shard.storage.bury([slot + name for name in dead(mine, live, members, waiting)])
+            self._warn_of_strays(slot, mine)
+            shard.storage.discard([slot + name for name in dead(mine, live, members, waiting)])
             gone = dead(segments, live, members, waiting)
-            shard.storage.bury_segments([name for name in gone if not _may_be_reused(name, members)])
+            shard.storage.discard_segments([name for name in gone if not _may_be_reused(name, members)])
 
-    def _say_strays(self, slot: str, names: Iterable[str]) -> None:
-        """Say once that keys are left which kvps has not written."""
-        strays = [] if self._said else [name for name in names if is_stray(name)]
+    def _warn_of_strays(self, slot: str, names: Iterable[str]) -> None:
+        """Warn once that keys are left which kvps has not written."""
+        strays = [] if self._warned else [name for name in names if is_stray(name)]
         if strays:
-            self._said = True
+            self._warned = True
             log.warning(
                 "job %s: another program wrote %d keys among its arrays, the first %r: they are left until the job "
                 "is removed",
@@ -92,9 +93,9 @@ def is_stray(name: str) -> bool:
 
 def _may_be_reused(name: str, members: Mapping[str, Member]) -> bool:
     """Return whether a segment is an active worker's gradient: workers write their dead segments anew."""
-    found = _OF_WORKER.fullmatch(name)
-    member = members.get(found["worker"]) if found and found["kind"] == "g" else None
-    return bool(found and member and member.incarnation == found["incarnation"] and member.active)
+    parts = _OF_WORKER.fullmatch(name)
+    member = members.get(parts["worker"]) if parts and parts["kind"] == "g" else None
+    return bool(parts and member and member.incarnation == parts["incarnation"] and member.active)
 
 
 def dead(
@@ -106,8 +107,8 @@ def dead(
     """Yield the names of keys or segments in a slot that belong to no live version, no contribution that waits or may
     still come, and no residual that an incarnation may still take over. Pure."""
     for name in names:
-        if found := _OF_WORKER.fullmatch(name):
-            kind, worker, incarnation, seq = found["kind"], found["worker"], found["incarnation"], int(found["seq"])
+        if parts := _OF_WORKER.fullmatch(name):
+            kind, worker, incarnation, seq = parts["kind"], parts["worker"], parts["incarnation"], int(parts["seq"])
             member = members.get(worker)
             alive = _may_come(kind, incarnation, seq, member) if member else False
             if not alive and not (kind == "g" and (worker, incarnation, seq) in waiting):
@@ -117,8 +118,8 @@ def dead(
 
 
 def _may_come(kind: str, incarnation: str, seq: int, member: Member) -> bool:
-    """Return whether a gradient may still be accepted, or a residual is one of a worker that left or is leaving."""
-    there = member.active and member.incarnation == incarnation
+    """Return whether a gradient may still be accepted, or a residual belongs to a worker that left or is leaving."""
+    present = member.active and member.incarnation == incarnation
     if kind == "g":
-        return there and seq > member.accepted
-    return member.residual.startswith(f"{incarnation}:{seq}:") or (there and seq == member.accepted)
+        return present and seq > member.accepted
+    return member.residual.startswith(f"{incarnation}:{seq}:") or (present and seq == member.accepted)

@@ -61,7 +61,7 @@ class DeadKeys:
         # On a cluster the run that counts is not that of the slot's own server: see `_may_be_freed`.
         self._run_id, self._history = "" if self._job.access.client.is_cluster else state.run_id, state.history
 
-    def bury(self, keys: Iterable[str]) -> None:
+    def discard(self, keys: Iterable[str]) -> None:
         """Delete these keys with the next `free`."""
         self._dead += keys
 

@@ -1,7 +1,7 @@
 """Copies the newest version of a job over shared memory to Redis, now and then, on a thread beside the commits.
 
-The copy is for redis-cli, for readers on other hosts, and to go on from if the memory is lost. Its keys are those of a
-job over Redis. A record (`mirror.lua`) says which version Redis has, and holds the job's other state at that version.
+The copy is for redis-cli, for readers on other hosts, and to go on from if the memory is lost. It has the keys of a job
+over Redis. A record (`mirror.lua`) says which version Redis has, and holds the job's other state at that version.
 """
 
 from __future__ import annotations

@@ -273,7 +273,7 @@ class Shard:
         return len(lost)
 
     def free(self, wait: bool = False) -> None:
-        """Delete the buried bytes as `Storage.free` does, and raise what it raises."""
+        """Delete the discarded bytes as `Storage.free` does, and raise what it raises."""
         self.storage.free(wait)
         if not self.begun:  # before new gradients take the room
             self.storage.restore_reserve()

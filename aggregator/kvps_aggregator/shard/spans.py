@@ -18,11 +18,10 @@ from kvps.arrays.layout import Array
 from kvps.connection.server_clock import ServerClock
 from kvps.errors import KvpsError
 from kvps.job import Job
+from kvps.protocol.phases import SHARD_PHASES
 from kvps.protocol.plan import Plan
 from kvps.protocol.scripts import ServerRestarted
 
-PHASES = ("fetch", "reduce", "step", "store", "commit")
-"""Waiting for contributions; reducing them; the optimizer's step; digests, and sending the new version; and `ready`."""
 WRITE_EVERY_S = 0.1
 """Seconds between two writes of what was recorded, so that small rounds do not pay for one each."""
 _CLOCK_EVERY_S = 1.0
@@ -104,15 +103,15 @@ class VersionSpans:
 
     def committed(self, plan: Plan) -> None:
         """Note that `ready` was called for the plan's version."""
-        at = self._clock.micros(self._began) if self._clock else None
-        if at is None:
+        began_us = self._clock.micros(self._began) if self._clock else None
+        if began_us is None:
             return
         phases = self._phases() | {"commit": time.perf_counter() - self._made}
         squares = sum(times.squares for times in self._times)
         received = sum(self._part_bytes(c.part) for c in plan.counting)
-        took = " ".join(f"{phase}_ms {1000 * phases[phase]:.3f}" for phase in PHASES)
+        took = " ".join(f"{phase}_ms {1000 * phases[phase]:.3f}" for phase in SHARD_PHASES)
         self.entries.append(
-            f"version {plan.version} at {at} contributions {len(plan.contributions)} received {received} "
+            f"version {plan.version} at {began_us} contributions {len(plan.contributions)} received {received} "
             f"stored {self._stored} square_sum {squares if math.isfinite(squares) else 0.0:.6g} {took}"
         )
 

@@ -48,7 +48,7 @@ class Storage(ABC):
 
     @abstractmethod
     def promote(self, plan: Plan, name: str, pinned: int | None) -> None:
-        """Go on from the version of `plan`, committed as `name`, and bury the bytes that no reader wants any more."""
+        """Go on from the version of `plan`, committed as `name`, and discard bytes that no reader wants any more."""
 
     @abstractmethod
     def make_room(self) -> None:
@@ -56,13 +56,13 @@ class Storage(ABC):
 
     @abstractmethod
     def retire(self) -> None:
-        """Bury what was kept for later versions: nothing more will be stored."""
+        """Discard what was kept for later versions: nothing more will be stored."""
 
     def loaded(self) -> None:
         """Note that the loaded bytes have proved to be the committed ones."""
 
     def gradient_keys(self, c: Contribution) -> list[str]:
-        """Return the keys of this shard's part of a contribution, one for each chunk; also those of chunks that are not
+        """Return the keys of this shard's part of a contribution, one for each chunk; also for the chunks that are not
         in its part of the model."""
         keys, chunks = self._job.access.keys, self._arrays.chunks
         return [keys.gradient(self._number, c.worker, c.incarnation, c.seq, chunk.number) for chunk in chunks]
@@ -89,7 +89,7 @@ class Storage(ABC):
 
     def present(self) -> Iterator[tuple[str, Buffers]]:
         """Yield the keys and values that Redis has of the present version, without its manifest, and without the
-        differences that a view has: who misses them reads the view."""
+        differences that a view has: a reader that misses them reads the view."""
         return iter(())
 
     def about(self) -> dict[str, int]:
@@ -121,15 +121,15 @@ class Storage(ABC):
 
     # -- dead bytes ----------------------------------------------------------------------------------------------
 
-    def bury(self, keys: Iterable[str]) -> None:
+    def discard(self, keys: Iterable[str]) -> None:
         """Delete these keys of the slot with the next `free`."""
-        self._dead.bury(keys)
+        self._dead.discard(keys)
 
-    def bury_segments(self, names: Iterable[str]) -> None:
+    def discard_segments(self, names: Iterable[str]) -> None:
         """Delete these segments with the next `free`."""
 
     def free(self, wait: bool = False) -> None:
-        """Delete the buried bytes; with `wait`, only once they are worth a request.
+        """Delete the discarded bytes; with `wait`, only once they are worth a request.
 
         Raises LeaseLost after a change of holder, ServerRestarted if they may be live.
         """

@@ -86,10 +86,10 @@ class RedisStorage(Storage):
         reuses = self._reuses
         for contribution in plan.contributions + plan.rejected:
             if contribution.weight:
-                self._bury_contribution(contribution, reuses)
+                self._discard_contribution(contribution, reuses)
         for _, old in self._versions.expired(plan.version, pinned):
-            self._bury_version(old, reuses)
-        self._bury_view()
+            self._discard_version(old, reuses)
+        self._discard_view()
 
     # -- contributions -------------------------------------------------------------------------------------------
 
@@ -112,26 +112,26 @@ class RedisStorage(Storage):
             return False
         return self._job.access.client.own_replicas(self._job.access.keys.owner(self._number)) < 2
 
-    def _bury_contribution(self, c: Contribution, reuses: bool) -> None:
+    def _discard_contribution(self, c: Contribution, reuses: bool) -> None:
         keys = self.gradient_keys(c)
         # At most `max_pending` wait, so the name behind them cannot have been sent yet. A contribution of a part would
         # leave the renamed keys of other parts behind.
         if reuses and not self._job.layout.parts:
             self._dead.reuse(keys, self.gradient_keys(c._replace(seq=c.seq + self._job.config.max_pending)))
         else:
-            self._dead.bury(keys)
+            self._dead.discard(keys)
 
-    def _bury_version(self, name: str, reuses: bool = False) -> None:
-        self._dead.bury([self._job.access.keys.manifest(self._number, name)])
+    def _discard_version(self, name: str, reuses: bool = False) -> None:
+        self._dead.discard([self._job.access.keys.manifest(self._number, name)])
         keys = self._version_keys(name)
         if reuses:
             self._dead.reuse(keys, self._version_keys(self._next_name))
         else:
-            self._dead.bury(keys)
+            self._dead.discard(keys)
 
-    def _bury_view(self) -> None:
+    def _discard_view(self) -> None:
         if self._view:
-            self._dead.bury(self._view.unneeded(self._versions.names.values()))
+            self._dead.discard(self._view.unneeded(self._versions.names.values()))
 
     def free(self, wait: bool = False) -> None:
         few_and_small = len(self._dead) < _FEW_KEYS and self.stores_with_ready
@@ -140,14 +140,14 @@ class RedisStorage(Storage):
 
     def make_room(self) -> None:
         for _, name in self._versions.before(self._version):
-            self._bury_version(name)
-        self._bury_view()
-        self._dead.bury(self._reserve.keys)
+            self._discard_version(name)
+        self._discard_view()
+        self._dead.discard(self._reserve.keys)
         self._dead.free()
         self._reserve.is_given_up = True
 
     def retire(self) -> None:
-        self._dead.bury(self._version_keys(self._next_name) + (self._view.next_keys() if self._view else []))
+        self._dead.discard(self._version_keys(self._next_name) + (self._view.next_keys() if self._view else []))
 
     def keep_reserve(self) -> None:
         self._reserve.keep()

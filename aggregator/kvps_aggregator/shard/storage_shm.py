@@ -115,12 +115,12 @@ class ShmStorage(Storage):
 
     def _map(self, name: str) -> None:
         nbytes = self._arrays.size * DTYPE.itemsize
-        found = [
+        arrays = [
             self._using.enter_context(self._segments.open(self._job.access.keys.segment(what, name), nbytes))
             for what in self._whats
         ]
-        self._arrays.weights = found[0].view(DTYPE)
-        self._arrays.state = {slot: data.view(DTYPE) for slot, data in zip(self._arrays.slots, found[1:], strict=True)}
+        self._arrays.weights = arrays[0].view(DTYPE)
+        self._arrays.state = {slot: data.view(DTYPE) for slot, data in zip(self._arrays.slots, arrays[1:], strict=True)}
 
     def _contributions_are_here(self) -> bool:
         """Return whether memory has the inbox's contributions: a server that lost writes may list overwritten ones."""
@@ -140,12 +140,12 @@ class ShmStorage(Storage):
 
     def _roll_back(self) -> NoReturn:
         """Roll the job back to the version that Redis was given. Raises LeaseLost, for all terms end with that."""
-        found = self._job.access.scripts.rollback(self._term, secrets.token_hex(4), self._segments.memory_here())
-        if found is None:
+        rolled_back = self._job.access.scripts.rollback(self._term, secrets.token_hex(4), self._segments.memory_here())
+        if rolled_back is None:
             raise CorruptData(
                 f"job {self._job.name!r}: its shared memory is lost, and Redis was never given the weights"
             )
-        version, lost = found  # not this process's own count, which may miss what the server lost or last committed
+        version, lost = rolled_back  # this process's own count may miss what the server lost or committed last
         log.warning(
             "job %s: shared memory was lost: goes on from version %d, which Redis has; the last %d versions are lost "
             "and will be computed again",
@@ -210,11 +210,11 @@ class ShmStorage(Storage):
         yield from (digests[chunk.number] for chunk in self._arrays.chunks)
 
     def promote(self, plan: Plan, name: str, pinned: int | None) -> None:
-        # Contributions are not buried: the worker writes their segments anew, or a sweep finds them.
+        # Contributions are not discarded: the worker writes their segments anew, or a sweep finds them.
         self._version = plan.version
         self._versions.names[plan.version] = name
         for version, old in self._versions.expired(plan.version, pinned):
-            self._bury_version(version, old)
+            self._discard_version(version, old)
         self._using.close()
         self._mirror.committed(plan.version)
 
@@ -222,16 +222,16 @@ class ShmStorage(Storage):
 
     def make_room(self) -> None:
         for version, name in self._versions.before(self._version):
-            self._bury_version(version, name)
+            self._discard_version(version, name)
         self.free()
 
     def live_names(self) -> set[str]:
         spares = {spare.name.split(":")[1] for each in self._spares.values() for spare in each}
         return super().live_names() | self._mirror.names | spares
 
-    def _bury_version(self, version: int, name: str) -> None:
+    def _discard_version(self, version: int, name: str) -> None:
         if self._mirror.lets_go(version, name):
-            self._dead.bury([self._job.access.keys.manifest(0, name)])
+            self._dead.discard([self._job.access.keys.manifest(0, name)])
         made = self._segments_of.pop(name, {})
         for what in self._whats:
             if what in made and len(self._spares[what]) < _SPARES:
@@ -239,7 +239,7 @@ class ShmStorage(Storage):
             else:
                 self._gone.append(self._job.access.keys.segment(what, name))
 
-    def bury_segments(self, names: Iterable[str]) -> None:
+    def discard_segments(self, names: Iterable[str]) -> None:
         self._gone += names
 
     def retire(self) -> None:

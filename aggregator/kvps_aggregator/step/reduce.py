@@ -62,12 +62,12 @@ def sizes(
     """Return the largest magnitude that each contribution of `counting`, (n,) in host memory, has where it is reduced;
     Inf if it has NaN or Inf."""
     scaling, is_weighted = SCALINGS[config.staleness_scaling], config.reduction == "weighted"
-    found = []
+    magnitudes = []
     with np.errstate(over="ignore", invalid="ignore"):
         for c, values in zip(counting, contributions, strict=True):
             factor = scaling(staleness_of(plan, c)) * (c.weight if is_weighted else 1)
-            found.append(factor * float(np.abs(values).max()) if finite(values) else math.inf)
-    return found
+            magnitudes.append(factor * float(np.abs(values).max()) if finite(values) else math.inf)
+    return magnitudes
 
 
 def _scaled(contributions: Iterable[Array], factors: Sequence[float], like: Array, xp: Any) -> Iterator[Array]:

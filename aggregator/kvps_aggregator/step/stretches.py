@@ -22,14 +22,14 @@ def stretches(optimizer: Optimizer, layout: Layout, shard: int) -> list[list[Str
     if not optimizer.groups and not layout.buffer_kind:
         return [[(optimizer, chunk.start - low, chunk.stop - low)] for chunk in layout.chunks[shard]]
     of_each = optimizer.of_each([p.name for p in layout.parameters])
-    settings = [None if p.buffer else found for p, found in zip(layout.parameters, of_each, strict=True)]
+    settings = [None if p.buffer else setting for p, setting in zip(layout.parameters, of_each, strict=True)]
 
     def of(chunk: int) -> Iterator[Stretch]:
         start = layout.chunks[shard][chunk].start - low
-        for _, pieces in groupby(layout.pieces[shard][chunk], lambda piece: id(settings[piece.number])):
-            found = list(pieces)
-            stop = start + sum(piece.stop - piece.start for piece in found)
-            yield settings[found[0].number], start, stop
+        for _, group in groupby(layout.pieces[shard][chunk], lambda piece: id(settings[piece.number])):
+            pieces = list(group)
+            stop = start + sum(piece.stop - piece.start for piece in pieces)
+            yield settings[pieces[0].number], start, stop
             start = stop
 
     return [list(of(chunk)) for chunk in range(len(layout.chunks[shard]))]

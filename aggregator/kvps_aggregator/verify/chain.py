@@ -72,7 +72,7 @@ class Chain:
         if len(commit.shards) != shards:
             yield f"it names {len(commit.shards)} shards, the job has {self._shards}"
         if strangers := [c.worker for c in plan.contributions if c.worker not in self._ranks]:
-            yield f"it holds a contribution of {strangers[0]!r}, who never joined"
+            yield f"it holds a contribution of {strangers[0]!r}, which never joined"
         order = [(self._ranks[c.worker], c.round) for c in plan.contributions]
         if any(later <= earlier for earlier, later in pairwise(order)):
             yield "its contributions do not stand in rank order, each worker's in the order of its rounds"

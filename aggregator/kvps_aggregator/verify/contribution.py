@@ -37,11 +37,11 @@ class Coding:
         if not self._format.lossy and not self._part:
             return data.view(DTYPE)
         values: Array = np.zeros(self._layout.size, DTYPE)
-        at = 0
+        start = 0
         for chunk in chain.from_iterable(self._chunks):
             nbytes = self._format.nbytes(chunk.stop - chunk.start)
-            self._format.decode(data[at : at + nbytes], values[chunk.start : chunk.stop])
-            at += nbytes
+            self._format.decode(data[start : start + nbytes], values[chunk.start : chunk.stop])
+            start += nbytes
         return values
 
     def nbytes(self, shard: int) -> int:
@@ -50,12 +50,12 @@ class Coding:
 
     def digests(self, data: Bytes) -> list[str]:
         """Return the digest of each shard's part, as the commit log has them."""
-        at, out = 0, []
+        start, digests = 0, []
         for shard in self._chunks:
             chunks = []
             for chunk in shard:
                 nbytes = self._format.nbytes(chunk.stop - chunk.start)
-                chunks.append(digest_of([data[at : at + nbytes].data]))
-                at += nbytes
-            out.append(fold(chunks))
-        return out
+                chunks.append(digest_of([data[start : start + nbytes].data]))
+                start += nbytes
+            digests.append(fold(chunks))
+        return digests

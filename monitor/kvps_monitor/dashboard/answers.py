@@ -11,10 +11,11 @@ from kvps.history.events import Event, EventLog
 from kvps.job import Job, readable
 from kvps.protocol.job_state import State
 from kvps.protocol.keys import check_name
+from kvps.protocol.phases import SHARD_PHASES, WORKER_PHASES
 from kvps.store import Store
 from kvps_monitor.dashboard.frames import Look
 from kvps_monitor.live import JobWatch, job_word
-from kvps_monitor.spans import SHARD_PHASES, WORKER_PHASES, Iteration, ShardVersion, Span, shard_spans, worker_spans
+from kvps_monitor.spans import Iteration, ShardVersion, Span, shard_spans, worker_spans
 
 MOST_EVENTS = 200
 """The most events in one answer."""

@@ -13,8 +13,9 @@ from typing import Any
 
 from kvps.history.events import Event
 from kvps.parsing import json_of
+from kvps.protocol.phases import SHARD_PHASES, WORKER_PHASES
 from kvps_monitor.dashboard.history import Snapshot
-from kvps_monitor.spans import SHARD_PHASES, WORKER_PHASES, Iteration, ShardVersion
+from kvps_monitor.spans import Iteration, ShardVersion
 from kvps_monitor.views import JobView, ShardView, WorkerView
 
 WORKER_FIELDS = (

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Sequence
 from kvps.history.events import Event
 from kvps.parsing import whole
 from kvps.protocol.job_state import Member
-from kvps_monitor.spans import WORKER_PHASES, Iteration, ShardVersion
+from kvps.protocol.phases import WORKER_PHASES
+from kvps_monitor.spans import Iteration, ShardVersion
 
 STALENESS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 """Upper bounds of the buckets of staleness, in versions."""

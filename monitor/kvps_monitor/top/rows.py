@@ -13,6 +13,7 @@ from typing import NamedTuple
 from rich.text import Text
 
 from kvps.errors import printable
+from kvps.protocol.phases import SHARD_PHASES
 from kvps_monitor.top import figures
 from kvps_monitor.views import JobView, ShardView, WorkerView
 
@@ -164,14 +165,13 @@ def worker_columns(width: int, workers: Iterable[WorkerView]) -> list[Column]:
 # -- shards -----------------------------------------------------------------------------------------------------------
 
 _SHARD = (("shard", 5), ("holder", 16), ("term", 4), ("commits/s", 9))
-_SHARD_PHASES = ("fetch", "reduce", "step", "store", "commit")
 _LONGEST_HOLDER = 40
 
 
 def shard_table(shards: Sequence[ShardView], width: int) -> tuple[list[Text], list[list[Text]]]:
     """Return the titles and the rows of shards: who holds each, and how long each phase of a version takes."""
-    titles = [*(title for title, _ in _SHARD), *_SHARD_PHASES, "in/s", "out/s"]
-    widths = [*(least for _, least in _SHARD), *(6 for _ in _SHARD_PHASES), 8, 8]
+    titles = [*(title for title, _ in _SHARD), *SHARD_PHASES, "in/s", "out/s"]
+    widths = [*(least for _, least in _SHARD), *(6 for _ in SHARD_PHASES), 8, 8]
     while sum(widths) + len(widths) - 1 > width and len(widths) > 2:
         titles, widths = titles[:-1], widths[:-1]
     holders = [_holder(s.holder) for s in shards]
@@ -185,7 +185,7 @@ def shard_table(shards: Sequence[ShardView], width: int) -> tuple[list[Text], li
 
 
 def _shard(s: ShardView, holder: str) -> list[Text]:
-    phases = [_text(figures.duration(s.phases[p] / 1000 if p in s.phases else None)) for p in _SHARD_PHASES]
+    phases = [_text(figures.duration(s.phases[p] / 1000 if p in s.phases else None)) for p in SHARD_PHASES]
     moved = [_text(figures.size(s.received_per_s)), _text(figures.size(s.stored_per_s))]
     return [_text(s.shard), _text(holder), _text(s.term), _text(figures.per_second(s.commits_per_s)), *phases, *moved]
 

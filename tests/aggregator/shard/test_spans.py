@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 from helpers.harness import aggregating, await_version, gradient, model
 from helpers.waiting import eventually
-from kvps_aggregator.shard.spans import PHASES, ShardTraces, VersionSpans
+from kvps_aggregator.shard.spans import ShardTraces, VersionSpans
 
 import kvps
 from kvps.arrays.layout import Buffer
 from kvps.connection.server_clock import ServerClock
 from kvps.errors import ServerFull
 from kvps.job import Job
+from kvps.protocol.phases import SHARD_PHASES
 from kvps.protocol.plan import Plan
 from kvps.store import Store
 
@@ -26,7 +27,7 @@ def trace_of(job: Job, shard: int) -> list[dict[str, str]]:
 
 
 def milliseconds(entry: dict[str, str]) -> float:
-    return sum(float(entry[f"{phase}_ms"]) for phase in PHASES)
+    return sum(float(entry[f"{phase}_ms"]) for phase in SHARD_PHASES)
 
 
 @pytest.mark.parametrize("settings", [{}, {"optimizer": kvps.SGD(lr=0.1, clip_norm=1.0)}])

@@ -200,7 +200,7 @@ TAMPERED = [  # how, whether the chain is then made anew, and what is said
     (_change(version=6), True, "commit 5: its plan is for version 6"),
     (lambda log: _edit(log, _swap), True, "commit 5: its contributions do not stand in rank order"),
     (lambda log: _edit(log, _twice), True, "commit 5: contribution 5 of w2 was committed before"),
-    (_change_contribution(1, worker="w7"), True, "commit 5: it holds a contribution of 'w7', who never joined"),
+    (_change_contribution(1, worker="w7"), True, "commit 5: it holds a contribution of 'w7', which never joined"),
     (
         _change_contribution(1, base=5),
         True,

@@ -12,11 +12,11 @@ from helpers.dashboards import Dashboard, dashboard
 from helpers.harness import aggregating, gradient, model
 from helpers.servers import running_server
 from helpers.waiting import eventually
-from kvps_monitor.spans import SHARD_PHASES, WORKER_PHASES
 
 import kvps
 from kvps.history.events import EventLog
 from kvps.job import Job
+from kvps.protocol.phases import SHARD_PHASES, WORKER_PHASES
 from kvps.session import iteration
 from kvps.store import Store
 
