@@ -45,7 +45,7 @@ oldest: $(OLDEST) $(TOO_OLD) ## Run the core's tests on the oldest libraries and
 	  $(addprefix tests/,$(addsuffix .py,connection/test_sockets test_errors protocol/test_acl protocol/test_scripts test_staleness test_public))
 
 contract: .stamps/dev ## Run the tests of what kvps promises on every kind of server, on SERVER=redis or SERVER=cluster
-	$(BIN)/pytest -n 4 -m contract --server=$(or $(SERVER),redis)
+	$(BIN)/pytest -n 4 -m "contract and not slow" --server=$(or $(SERVER),redis)
 
 test-all: .stamps/dev $(TOO_OLD) check ## Run every test but those that need a GPU
 	$(BIN)/pytest -n 4

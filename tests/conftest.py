@@ -44,6 +44,12 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["KVPS_SERVER"] = program_of(server)
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out files without a test of the contract when only that is asked for: to import them all takes longer."""
+    wanted = config.getoption("markexpr").startswith("contract")
+    return (wanted and collection_path.suffix == ".py" and "mark.contract" not in collection_path.read_text()) or None
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run a test that asks for a `transport`, and does not say which, on each that the run's server has."""
     own = any("transport" in mark.args[0] for mark in metafunc.definition.iter_markers("parametrize"))

@@ -23,6 +23,8 @@ from kvps.job import Job
 from kvps.protocol.scripts import JobScripts
 from kvps.store import Store
 
+pytestmark = pytest.mark.contract
+
 ME = {"host": "here", "pid": 1, "start": "", "space": "", "device": "cpu"}
 
 

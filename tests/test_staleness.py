@@ -13,6 +13,8 @@ import kvps
 from kvps.session.session import Session
 from kvps.store import Store
 
+pytestmark = pytest.mark.contract
+
 ROUNDS = 50
 
 

@@ -20,6 +20,8 @@ from kvps.protocol.keys import JobKeys
 from kvps.protocol.scripts import JobScripts
 from kvps.store import Store
 
+pytestmark = pytest.mark.contract
+
 TINY = {"x": np.zeros(3, np.float32)}
 
 

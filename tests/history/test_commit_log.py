@@ -29,6 +29,7 @@ from kvps.session.session import Session
 from kvps.store import Store
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("shards", [1, 2])
 def test_the_log_moves_and_is_one_chain_across_two_checkpoints_and_restores(
     store: Store, tmp_path: Path, shards: int
@@ -129,6 +130,7 @@ def test_the_log_in_redis_stays_short(store: Store, tmp_path: Path) -> None:
     assert job.training_seconds() == pytest.approx((int(last[0][0][:13]) - int(first[:13])) / 1000, abs=0.2)
 
 
+@pytest.mark.contract
 def test_what_was_appended_and_not_trimmed_comes_once(store: Store, tmp_path: Path) -> None:
     """The writer is killed between the two, or in the middle of a line; another one goes on."""
     job = store.create_job("job", model(), **PATIENT)

@@ -27,6 +27,7 @@ def rounds(job: Job, number: int) -> None:
         session.leave(finished=False)
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("most", [1, 3, 1_000])
 def test_it_reads_on_page_by_page(store: Store, most: int) -> None:
     job = store.create_job("j", model())

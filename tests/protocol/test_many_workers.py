@@ -14,6 +14,8 @@ from kvps.job import Job
 from kvps.session.session import Session
 from kvps.store import Store
 
+pytestmark = pytest.mark.contract
+
 TINY = {"x": np.zeros(8, np.float32)}
 ROUNDS = 5
 ME = {"host": "here", "pid": 1, "start": "", "space": "", "device": "cpu"}

@@ -30,6 +30,7 @@ def mortal() -> Iterator[MortalServer]:
         yield server
 
 
+@pytest.mark.contract
 def test_bsp_goes_on_bit_for_bit_when_redis_is_killed(mortal: MortalServer) -> None:
     with kvps.connect(mortal.url) as store:
         job = store.create_job(
@@ -262,6 +263,7 @@ def _starts(mortal: MortalServer) -> bool:
     return True
 
 
+@pytest.mark.contract
 def test_before_a_new_history_nothing_is_accepted_committed_or_deleted(mortal: MortalServer) -> None:
     """The server was restarted, and nobody has noticed yet: its run id alone gives it away."""
     with kvps.connect(mortal.url) as store:
@@ -293,6 +295,7 @@ def test_before_a_new_history_nothing_is_accepted_committed_or_deleted(mortal: M
             assert again.round == 1
 
 
+@pytest.mark.contract
 def test_a_server_that_begins_a_new_life_while_a_job_ends(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has lost that the last worker left, and another has noticed: the aggregator goes on until that comes again."""
     job = store.create_job("job", {"x": np.zeros(3, np.float32)}, **PATIENT)

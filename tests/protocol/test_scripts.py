@@ -15,6 +15,8 @@ from kvps.protocol.plan import Plan
 from kvps.protocol.scripts import SCRIPTS, InboxFull, PlanGone, ServerRestarted
 from kvps.store import Store
 
+pytestmark = pytest.mark.contract
+
 LUA = {path.name: path.read_text() for path in (resources.files("kvps.protocol") / "lua").iterdir()}
 ME = {"host": "here", "pid": 1, "start": "", "space": "", "device": "cpu"}
 
@@ -199,7 +201,7 @@ def test_only_the_owner_deletes(job: Job) -> None:
 def test_a_key_of_another_type_is_named_before_anything_is_written(job: Job) -> None:
     plan, terms = _planned(job)
     job.access.scripts.ready(0, terms[0], plan, "d0")
-    job.access.client.call("RENAME", job.access.keys.clock, "elsewhere")
+    job.access.client.call("DEL", job.access.keys.clock)
     job.access.client.call("SET", job.access.keys.clock, "mine")
     before = job.access.client.call("HGETALL", job.access.keys.version)
     with pytest.raises(CorruptData, match="clock"):

@@ -19,6 +19,8 @@ from kvps.job import Job
 from kvps.session.session import Session
 from kvps.store import Store
 
+pytestmark = pytest.mark.contract
+
 ZERO = {"x": np.zeros(3, np.float32)}
 PATIENT = {"worker_timeout_ms": 60_000}
 

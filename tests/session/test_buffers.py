@@ -71,6 +71,7 @@ def _spoil(view: Any) -> None:
     view[1] = 99
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("kind", VIEWS)
 def test_a_view_written_after_the_push_changes_nothing(store: Store, transport: str, kind: str) -> None:
     job = store.create_job("job", PARAMS, transport=transport, **SETTINGS)
@@ -179,6 +180,7 @@ def test_a_view_of_a_push_whose_answer_was_lost(store: Store) -> None:
 # -- what was put, and changed before its push ---------------------------------------------------------------------
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("params", [SMALL, PARAMS], ids=["small", "large"])
 @pytest.mark.parametrize("lent", [False, True])
 def test_what_was_put_and_then_changed_is_not_acknowledged_and_rejected_later(

@@ -67,6 +67,7 @@ def test_iterations_follow_each_other_on_the_servers_clock(store: Store) -> None
         assert start == pytest.approx(end, abs=0.005), "one begins where the last ended, but for the clock's error"
 
 
+@pytest.mark.contract
 def test_an_entry_has_what_was_acknowledged(store: Store) -> None:
     job = store.create_job("j", model(), units=ROUNDS, gradient_format="bf16", transport="redis")
     clocks = []
@@ -131,6 +132,7 @@ def test_traces_of_many_workers_take_no_more_room(store: Store) -> None:
     assert 50 <= many.access.client.call("XLEN", many.access.keys.trace("w0")) < 200
 
 
+@pytest.mark.contract
 def test_removal_takes_all_of_it(store: Store) -> None:
     job = digits_job(store, workers=1)
     with aggregating(job), job.join("w0") as session:

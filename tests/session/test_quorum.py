@@ -20,6 +20,8 @@ from kvps.config import JobConfig
 from kvps.session.session import Session
 from kvps.store import Store
 
+pytestmark = pytest.mark.contract
+
 LR = 0.1
 
 

@@ -63,6 +63,7 @@ def test_a_push_that_a_full_server_refused_counts_once(store: Store, gradient_fo
     assert job.snapshot()[1]["b"].tolist() == [-0.5] * 3
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("gradient_format", ["fp32", "bf16"])
 def test_a_worker_that_met_a_full_server_is_replayed(
     store: Store, monkeypatch: pytest.MonkeyPatch, gradient_format: str
@@ -83,6 +84,7 @@ def test_a_worker_that_met_a_full_server_is_replayed(
     assert proved(job).by == "recomputed"
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("size", [3, 900_000])
 @pytest.mark.parametrize("put", [False, True])
 def test_what_has_left_of_a_gradient_with_a_nan_does_not_count(
@@ -143,6 +145,7 @@ def test_nothing_of_a_large_gradient_that_is_skipped_is_stored(store: Store) -> 
         assert list(store.client.scan("kvps:*:g:*")) == []
 
 
+@pytest.mark.contract
 def test_another_gradient_is_not_acknowledged_in_place_of_one_that_counted(store: Store) -> None:
     """The answer to a push was lost for good, and its user goes on with the next batch."""
     job = store.create_job("job", SMALL, optimizer=kvps.SGD(lr=1.0), **PATIENT)
@@ -182,6 +185,7 @@ def test_another_gradient_is_not_taken_for_one_whose_push_was_interrupted(
 # -- put -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("gradient_format", ["fp32", "bf16"])
 def test_nothing_of_a_skipped_contribution_counts(store: Store, gradient_format: str) -> None:
     """Neither what was finite, nor later what a format had left out of it; and those after it are whole."""
@@ -220,6 +224,7 @@ def test_a_put_that_found_no_room_leaves_nothing_of_its_nan_behind(
     assert [c.weight for commit in job.log() for c in commit.plan.contributions] == [1]
 
 
+@pytest.mark.contract
 def test_what_was_put_with_a_nan_counts_as_zeros_whatever_fails_before_its_push(store: Store, transport: str) -> None:
     """Until the next pull, which forgets it."""
     settings = {**PATIENT, "transport": transport, "nonfinite": "skip"}
@@ -267,6 +272,7 @@ def test_an_interrupted_put_leaves_no_holes(store: Store, monkeypatch: pytest.Mo
     assert not _rejected(job)
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("params", [SMALL, LARGE])
 def test_a_batch_that_failed_is_begun_anew(store: Store, params: dict[str, np.ndarray]) -> None:
     """What was put for it is forgotten with the next pull."""
@@ -348,6 +354,7 @@ def test_an_interrupted_pull_has_nobody_else_fetch_into_its_array(
         assert len(targets) == 1, "what is being fetched is waited for"
 
 
+@pytest.mark.contract
 def test_who_joins_behind_is_waited_for_with_prefetch_too(store: Store) -> None:
     """SSP(1): the next weights have come already when a third worker joins, two rounds behind."""
     job = store.create_job("job", SMALL, staleness=1, workers=2, **PATIENT)

@@ -32,6 +32,8 @@ from kvps.session.session import Session
 from kvps.store import Store
 from kvps.transport.version_reader import VersionReader
 
+pytestmark = pytest.mark.contract
+
 LOSSY = ["bf16", "fp16", "int8", "topk:0.25"]
 PATIENT = {"worker_timeout_ms": 60_000}
 

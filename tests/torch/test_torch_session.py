@@ -182,7 +182,8 @@ def test_a_scheduled_run_is_pytorchs(store: Store) -> None:
 # -- gradients that leave early ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("hidden", "transport"), [(32, "redis"), (30_000, "redis"), (30_000, "shm")])
+@pytest.mark.contract
+@pytest.mark.parametrize("hidden", [32, 30_000])
 def test_with_overlap_the_same_bits(store: Store, hidden: int, transport: str) -> None:
     ends = []
     for overlap in (False, True):
@@ -429,6 +430,7 @@ def test_autocast_in_bf16_trains(store: Store) -> None:
     assert losses[-1] < losses[0] / 2
 
 
+@pytest.mark.contract
 def test_a_worker_that_comes_back_goes_on(store: Store) -> None:
     """BSP to the same bits, though its model is a new one."""
     whole = train(create(store, net(), name="whole", workers=1), [net()], 6)
@@ -444,6 +446,7 @@ def test_a_worker_that_comes_back_goes_on(store: Store) -> None:
     assert_same_bits(train(job, [fresh], 6), whole)
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("staleness", [1, -1])
 def test_ssp_and_asp_with_prefetch(store: Store, staleness: int) -> None:
     model = net()

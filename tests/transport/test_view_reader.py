@@ -136,6 +136,7 @@ def test_who_comes_later_is_killed_or_takes_over_changes_no_bit(store: Store, we
     one.leave()
 
 
+@pytest.mark.contract
 def test_a_checkpoint_goes_on_with_the_view(store: Store, tmp_path: Path) -> None:
     job, wanted = made(store, "int8"), simulated("int8", 2, 6)
     with aggregating(job), job.join("w0") as one, job.join("w1") as other:
@@ -163,6 +164,7 @@ def test_a_pull_moves_no_more_than_its_format_says(store: Store, raw: Any, weigh
     assert max(sent) < most, sent
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("staleness", [1, -1])
 @pytest.mark.parametrize("prefetch", [False, True])
 def test_runs_with_a_bound_or_none_are_replayed(store: Store, staleness: int, prefetch: bool) -> None:

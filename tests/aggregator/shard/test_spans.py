@@ -30,6 +30,7 @@ def milliseconds(entry: dict[str, str]) -> float:
     return sum(float(entry[f"{phase}_ms"]) for phase in SHARD_PHASES)
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("settings", [{}, {"optimizer": kvps.SGD(lr=0.1, clip_norm=1.0)}])
 def test_each_version_of_each_shard_is_recorded_once(store: Store, transport: str, settings: dict[str, object]) -> None:
     shards = 2 if transport == "redis" else 1

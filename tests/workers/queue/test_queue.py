@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 import redis
 from helpers.harness import model
+from helpers.servers import running_server
 from kvps_workers.queue import queue as queue_module
 from kvps_workers.queue.liveness import LivenessTracker
 from kvps_workers.queue.queue import SCRIPTS, QueueRow, TaskQueue
@@ -22,6 +24,15 @@ from rq.serializers import JSONSerializer
 
 from kvps.machine import process
 from kvps.store import Store
+
+pytestmark = pytest.mark.contract
+
+
+@pytest.fixture(scope="module")
+def server_url() -> Iterator[str]:
+    """One server of the run's program: RQ has no clusters."""
+    with running_server() as url:
+        yield url
 
 
 def waiting(raw: Any) -> list[str]:
