@@ -1,7 +1,7 @@
 """The chaos suite: kvps under every fault that can be injected on one machine, judged from outside.
 
-    zygote     forks workers and aggregators on demand, so that thousands can be killed
-    roles      what such a child does; points: where it is killed; mutants: which check is taken out of it
+    processes  workers, aggregators and proxies, forked on demand, so that thousands can be killed
+    roles      what such a process does; points: where it is killed; mutants: which check is taken out of it
     crew       the children of one job, started again when they die
     verdict    what the commit log, the workers' files and the keys say at the end
     proxy      a TCP proxy that cuts, delays, resets and swallows

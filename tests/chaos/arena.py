@@ -1,4 +1,4 @@
-"""What every scenario gets: a zygote, a folder, a server and a seed; and the judge of a finished job."""
+"""What every scenario gets: processes, a folder, a server and a seed; and the judge of a finished job."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from helpers.servers import private_directory, running_server
 
 import kvps
 from chaos.crew import Crew
+from chaos.processes import Processes
 from chaos.verdict import Ack, Verdict, examine, remains
-from chaos.zygote import Zygote
 from kvps.connection.client import Client
 from kvps.job import Job
 from kvps.store import Store
@@ -41,8 +41,8 @@ def shared_out(faults: int) -> Iterator[tuple[str, int, int]]:
 class Arena:
     """One scenario's surroundings. `say` prints its progress."""
 
-    def __init__(self, zygote: Zygote, folder: Path, seed: int, loud: bool = True) -> None:
-        self.zygote = zygote
+    def __init__(self, processes: Processes, folder: Path, seed: int, loud: bool = True) -> None:
+        self.processes = processes
         self.folder = folder
         self.seed = seed
         self.random = random.Random(seed)
@@ -78,7 +78,7 @@ class Arena:
     @contextmanager
     def crew(self, job: Job, **options: Any) -> Iterator[Crew]:
         """Yield the children of `job`. The block leaves no child behind and, if it fails, no segment."""
-        crew = Crew(self.zygote, self.folder, job, options.pop("url", job.access.client.url), **options)
+        crew = Crew(self.processes, self.folder, job, options.pop("url", job.access.client.url), **options)
         with ExitStack() as failed:
             if segments_of(job):
                 failed.callback(segments_of(job).remove)
@@ -99,11 +99,11 @@ class Arena:
 
 @contextmanager
 def arena(seed: int, loud: bool = True) -> Iterator[Arena]:
-    """Yield an arena with its own zygote. The block must leave no process, no file and no shared memory behind."""
+    """Yield an arena. The block must leave no process, no file and no shared memory behind."""
     before = _traces()
     with private_directory() as folder:
-        with Zygote(folder / "log") as zygote:
-            here = Arena(zygote, folder, seed, loud)
+        with Processes(folder / "log") as processes:
+            here = Arena(processes, folder, seed, loud)
             yield here
         running = [entry.parent.name for entry in Path("/proc").glob("[0-9]*/cmdline") if _mentions(entry, folder)]
         assert not running, f"processes are left: {running}"

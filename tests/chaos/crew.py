@@ -14,8 +14,8 @@ from typing import Any
 from kvps_cli.supervise import bury
 
 from chaos import points
+from chaos.processes import Processes
 from chaos.roles import FULL
-from chaos.zygote import Zygote
 from kvps.arrays import layout
 from kvps.job import Job
 
@@ -42,14 +42,14 @@ class Child:
 
 @dataclass
 class Crew:
-    """The zygote's children that run `job`, with their files in `folder`.
+    """The processes that run `job`, with their files in `folder`.
 
     arms      role -> the points at which the next children of that role are killed: (point, passage)
     at_once   whether deaths are reported at once, as by `kvps up`; otherwise timeouts find them
     refusals  how often a child ended because the server was full
     """
 
-    zygote: Zygote
+    processes: Processes
     folder: Path
     job: Job
     url: str
@@ -105,7 +105,7 @@ class Crew:
         if queue and "arm" not in spec:
             child.armed = queue.popleft()
             spec |= {"arm": {"point": child.armed[0], "nth": child.armed[1], "signal": signal.SIGKILL}}
-        child.pid, child.mark = self.zygote.fork(spec)
+        child.pid, child.mark = self.processes.fork(spec)
         child.lives += 1
 
     @property
@@ -114,7 +114,7 @@ class Crew:
 
     def kill(self, child: Child, number: int = signal.SIGKILL) -> bool:
         """Send a running child a signal; return False if it had died already."""
-        sent = not child.ended and self.zygote.kill(child.pid, number)
+        sent = not child.ended and self.processes.kill(child.pid, number)
         self.kills += sent and number == signal.SIGKILL
         return sent
 
@@ -124,7 +124,7 @@ class Crew:
             self.kill(child)
         left = {child.pid: child for child in self.running}
         while left:
-            for death in self.zygote.deaths(1):
+            for death in self.processes.deaths(1):
                 if child := left.pop(death.pid, None):
                     child.ended = not death.signal
         return self.running
@@ -135,7 +135,7 @@ class Crew:
 
     def step(self, timeout_s: float) -> None:
         """Wait up to `timeout_s` for a death; start killed children again. Raises RuntimeError if a child failed."""
-        deaths = {death.pid: death for death in self.zygote.deaths(timeout_s)}
+        deaths = {death.pid: death for death in self.processes.deaths(timeout_s)}
         dead = [child for child in self.running if child.pid in deaths]
         killed = []
         for child in dead:
@@ -151,7 +151,7 @@ class Crew:
                 self.refusals += 1
                 killed.append(child)
             else:
-                raise RuntimeError(f"{child.name} failed:\n{self.zygote.log.read_text()[-3000:]}")
+                raise RuntimeError(f"{child.name} failed:\n{self.processes.log.read_text()[-3000:]}")
         if killed and self.at_once:
             bury(self.job, {child.mark for child in killed})
         for child in killed:
@@ -203,12 +203,12 @@ class Crew:
     def end(self) -> None:
         """Kill the children that still run."""
         for child in self.running:
-            self.zygote.kill(child.pid, signal.SIGCONT)
-            self.zygote.kill(child.pid)
+            self.processes.kill(child.pid, signal.SIGCONT)
+            self.processes.kill(child.pid)
         left = {child.pid for child in self.running}
         deadline = time.monotonic() + 10
         while left and time.monotonic() < deadline:
-            left -= {death.pid for death in self.zygote.deaths(0.2)}
+            left -= {death.pid for death in self.processes.deaths(0.2)}
         for child in self.running:
             child.ended = True
         self.count()

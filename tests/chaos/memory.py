@@ -151,7 +151,7 @@ def hosts_are_lost(arena: Arena, losses: int, pause_s: float, each: int, units: 
                         crew.wait(pause_s * arena.random.uniform(0.2, 1.5))
                         done += _lose(arena, crew, lost)
                     crew.finish()
-                    result.problems += lost.unsaid(arena.zygote.log) + _rounds(job)
+                    result.problems += lost.unsaid(arena.processes.log) + _rounds(job)
                     result.verdict.add(arena.judge(store, crew, frozenset(lost.lost)))
                 rolled += lost.rollbacks
                 acks += len(lost.lost)
@@ -185,7 +185,7 @@ def _lose(arena: Arena, crew: Crew, losses: Losses) -> bool:
     crew.until(lambda: job.state().version > kept.version or not crew.running)
     losses.fell(crew, kept, before.version, rolls_back)
     # Another aggregator may continue the job before this one has warned of the loss: the next loss might kill it first.
-    crew.until(lambda: not losses.unwarned(arena.zygote.log))
+    crew.until(lambda: not losses.unwarned(arena.processes.log))
     return True
 
 

@@ -10,9 +10,9 @@ from helpers.faults import MortalServer
 from helpers.servers import free_port, private_directory
 
 from chaos.arena import Arena, shared_out
+from chaos.processes import Processes
 from chaos.report import Result
 from chaos.servers import PATIENT, Losses, state_in
-from chaos.zygote import Zygote
 from kvps.connection.client import Client
 from kvps.store import Store
 
@@ -24,30 +24,30 @@ def replicas_are_promoted(arena: Arena, promotions: int = 20, lag_s: float = 0.3
     for mode, staleness, share in shared_out(promotions):
         door = free_port()
         with ExitStack() as servers, Store(Client(f"redis://127.0.0.1:{door}")) as store:
-            primary = _Server(arena.zygote, servers)
-            gate = _proxied(arena.zygote, door, primary.port)
+            primary = _Server(arena.processes, servers)
+            gate = _proxied(arena.processes, door, primary.port)
             job = arena.job(store, staleness=staleness, **PATIENT)
             losses = Losses(job)
             with arena.crew(job) as crew:
                 crew.start_all(3, 2, log=True)
                 for _ in range(share):
-                    replica = _Server(arena.zygote, servers, primary)
+                    replica = _Server(arena.processes, servers, primary)
                     with replica.looking() as there:
                         crew.until(lambda t=there: t.client.call("INFO", "replication")["master_link_status"] == "up")
                         crew.wait(lag_s)
-                        arena.zygote.kill(replica.link)
+                        arena.processes.kill(replica.link)
                         crew.wait(lag_s * arena.random.uniform(0.2, 1.5))
                         primary.server.kill()
-                        arena.zygote.kill(gate)
+                        arena.processes.kill(gate)
                         there.client.call("REPLICAOF", "NO", "ONE")
                         after = there.job(job.name).state()
                     losses.note(crew, state_in(primary.server.folder, job.name), after)
-                    primary, gate = replica, _proxied(arena.zygote, door, replica.port)
+                    primary, gate = replica, _proxied(arena.processes, door, replica.port)
                     crew.until(lambda j=job, h=after.history: j.state().history != h)
                 crew.finish()
-                result.problems += losses.unsaid(arena.zygote.log)
+                result.problems += losses.unsaid(arena.processes.log)
                 result.verdict.add(arena.judge(store, crew, frozenset(losses.lost)))
-            arena.zygote.kill(gate)
+            arena.processes.kill(gate)
         rolled_back += losses.versions
         result.faults[mode] = share
         arena.say(f"{mode}: {share} promotions, {losses.versions} versions rolled back")
@@ -58,12 +58,12 @@ def replicas_are_promoted(arena: Arena, promotions: int = 20, lag_s: float = 0.3
 class _Server:
     """A server on a TCP port; with `primary`, a replica of that server, over a link that can be cut."""
 
-    def __init__(self, zygote: Zygote, stack: ExitStack, primary: _Server | None = None) -> None:
+    def __init__(self, processes: Processes, stack: ExitStack, primary: _Server | None = None) -> None:
         self.port, self.link = free_port(), 0
         options = ["--port", str(self.port), "--bind", "127.0.0.1", "--repl-diskless-sync-delay", "0"]
         if primary:
             port = free_port()
-            self.link = _proxied(zygote, port, primary.port)
+            self.link = _proxied(processes, port, primary.port)
             options += ["--replicaof", "127.0.0.1", str(port)]
         folder = stack.enter_context(private_directory())
         self.server = stack.enter_context(MortalServer(folder, *options))
@@ -75,7 +75,7 @@ class _Server:
             yield store
 
 
-def _proxied(zygote: Zygote, port: int, target: int) -> int:
+def _proxied(processes: Processes, port: int, target: int) -> int:
     """Start a proxy that forwards everything, and return its pid; killing it cuts its connections."""
     spec: dict[str, Any] = {"role": "proxy", "listen": port, "target": target, "notes": ""}
-    return zygote.fork(spec)[0]
+    return processes.fork(spec)[0]

@@ -29,7 +29,7 @@ def replies_are_lost(
             port = free_port()
             with arena.crew(job, url=f"redis://127.0.0.1:{port}?socket_timeout={TIMEOUT_S}", mutants=mutants) as crew:
                 notes = arena.folder / f"{job.name}.faults"
-                proxy, _ = arena.zygote.fork(
+                proxy, _ = arena.processes.fork(
                     {
                         "role": "proxy",
                         "listen": port,
@@ -45,7 +45,7 @@ def replies_are_lost(
                     crew.start_all(3, 2, rounds=units // 3)
                     crew.run()
                 finally:
-                    arena.zygote.kill(proxy)
+                    arena.processes.kill(proxy)
                 with suppress(FileNotFoundError):
                     found = Counter(notes.read_text().splitlines())
                     counted += found

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
-import signal
 import sys
 import threading
 import time
@@ -35,12 +35,13 @@ from kvps.session.session import Session
 FULL = 3  # the exit code of a child that a full server refused
 
 
-def play(spec: dict[str, Any]) -> NoReturn:
-    """Do what `spec` says, as the child. Never returns."""
+def main() -> NoReturn:
+    """Do what the argument says, a dict in JSON, when the input has ended. Never returns."""
+    sys.stdin.read()
+    spec = json.loads(sys.argv[1])
     code = 1
     try:
         process.die_with_parent(os.getppid())
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if spec.get("log"):
             logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(process)d %(name)s: %(message)s")
         _set(lifecycle, "_LINGER_VERSIONS", 2)  # as for a large model

@@ -66,7 +66,7 @@ def redis_is_killed(arena: Arena, kills: int = 40, pause_s: float = 0.4, **setti
                             losses.settle(crew, kept)
                         losses.floor = server.log().stat().st_size
                     crew.finish()
-                    result.problems += losses.unsaid(arena.zygote.log)
+                    result.problems += losses.unsaid(arena.processes.log)
                     if losses.rollbacks and not cuts:
                         result.problems.append(f"{job.name}: the job rolled back, though Redis had lost nothing")
                     result.figures |= {

@@ -41,7 +41,7 @@ def sentinels_fail_over(arena: Arena, kills: int = 40) -> Result:
                         crew.wait(arena.random.uniform(0.2, 0.8))
                         found.append(_fail_over(arena, watched, crew, losses, lags=durability == "memory"))
                     crew.finish()
-                    result.problems += losses.unsaid(arena.zygote.log)
+                    result.problems += losses.unsaid(arena.processes.log)
                     if durability == "replicated" and losses.lost:
                         result.problems.append(f"{job.name}: {len(losses.lost)} contributions were not on the replica")
                     result.verdict.add(arena.judge(store, crew, frozenset(losses.lost)))

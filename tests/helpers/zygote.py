@@ -341,6 +341,8 @@ def _run_main(words: list[str]) -> None:
     if not safe:
         sys.path.insert(0, place)
     if kind == "-m":
+        if not hasattr(sys.modules.get(rest[0]), "__path__"):
+            sys.modules.pop(rest[0], None)  # runpy warns of a module that is there before it runs
         runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
     elif kind == "-c":
         sys.modules["__main__"] = types.ModuleType("__main__")
