@@ -18,12 +18,13 @@ import time
 import traceback
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Unpack
 
 from kvps import optim
-from kvps.config import JobConfig
+from kvps.config import JobConfig, JobSettings
 from kvps.errors import InvalidSetting, JobExists, JobNotFound, KvpsError, WrongOrder
 from kvps.job import Job
 from kvps.local_job import LocalJob, local
@@ -98,7 +99,7 @@ class RunContext:
         self._local: LocalJob | None = None
         self._made = False
 
-    def create_job(self, params: Mapping[str, Any], **settings: Any) -> Job:
+    def create_job(self, params: Mapping[str, Any], **settings: Unpack[JobSettings]) -> Job:
         """Return the job that all copies train. It begins with the `params` (name -> float32 array) of rank 0.
 
         The copy of rank 0 creates the job, or finds it when it is started again; the others wait for it. `settings` are
@@ -110,21 +111,22 @@ class RunContext:
             raise WrongOrder("create_job() was called before: a run has one job")
         if "config" in settings:
             raise InvalidSetting("create_job: give single settings and no config: kvps run adds its own to them")
-        told = {"workers": self.workers} | self.settings
+        given: dict[str, Any] = {"workers": self.workers} | self.settings
         for name, value in settings.items():
-            if told.get(name, value) != value:
-                raise InvalidSetting(self._contradiction(name, value, told[name]))
-        merged = settings | told
-        JobConfig.of("create_job", None, merged)  # in every copy: one that only waited for the job would wait for ever
+            if given.get(name, value) != value:
+                raise InvalidSetting(self._contradiction(name, value, given[name]))
+        # In every copy: one that only waited for the job would wait for ever.
+        config = JobConfig.of("create_job", None, settings | given)
         if self._store is None or self._run is None:
-            self._local = local(params, url=self._url, **merged)
+            self._local = local(params, url=self._url, config=config)
             self._made = True
             return self._local
         name, id = self._run
         job = None
         if self.rank == 0:
             with suppress(JobExists):
-                job = self._store.create_job(name, params, id=id, launched_by=launcher.own(), **merged)
+                config = replace(config, launched_by=launcher.own())
+                job = self._store.create_job(name, params, config=config, id=id)
         job = job or _awaited(self._store, name)
         if job.id != id:
             raise JobExists(
@@ -133,10 +135,10 @@ class RunContext:
         self._made = True
         return job
 
-    def _contradiction(self, name: str, here: Any, told: Any) -> str:
+    def _contradiction(self, name: str, here: Any, given: Any) -> str:
         if self._run is None:
             return f"this script asks for {here} workers and runs alone: kvps run -w {here} -- python {sys.argv[0]}"
-        return f"{name}: the script says {here} and kvps run says {told}: let only one of them say it"
+        return f"{name}: the script says {here} and kvps run says {given}: let only one of them say it"
 
     def close(self) -> None:
         """Close the connection, and end a job that this process serves itself. Does nothing in a fork."""

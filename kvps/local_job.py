@@ -11,10 +11,10 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Any
+from typing import Any, Unpack
 
 from kvps.arrays.layout import Array
-from kvps.config import JobConfig
+from kvps.config import JobConfig, JobSettings
 from kvps.connection.resp import Command
 from kvps.errors import InvalidSetting, JobExists, JobNotFound, KvpsError
 from kvps.job import Job
@@ -24,7 +24,13 @@ from kvps.store import Store, connect
 Gradient = Callable[[dict[str, Array], int, int], Any]
 
 
-def local(params: Mapping[str, Any], *, url: str | None = None, **settings: Any) -> LocalJob:
+def local(
+    params: Mapping[str, Any],
+    *,
+    url: str | None = None,
+    config: JobConfig | None = None,
+    **settings: Unpack[JobSettings],
+) -> LocalJob:
     """Create a job that begins with `params` (name -> float32 array), and serve it in this process until it is closed.
 
     with kvps.local(params, workers=3, staleness=1, optimizer=kvps.SGD(lr=0.1)) as job:
@@ -34,7 +40,7 @@ def local(params: Mapping[str, Any], *, url: str | None = None, **settings: Any)
     started if it does not run. The end of the block (or `close`, or the end of the process) ends and removes the job.
     Raises what `connect` and `Store.create_job` raise.
     """
-    config = JobConfig.of("kvps.local", settings.pop("config", None), settings)
+    config = JobConfig.of("kvps.local", config, settings)
     store = connect(url)
     try:
         while True:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from kvps.arrays.formats import encoded, format_of
 from kvps.arrays.layout import CHUNK_BYTES, DTYPE, Buffer, Layout, Parameter
 from kvps.arrays.parts import with_parts
 from kvps.arrays.weight_view import VIEW, has_view
-from kvps.config import JobConfig
+from kvps.config import JobConfig, JobSettings
 from kvps.config.combinations import check_layout
 from kvps.connection.client import Client
 from kvps.connection.cluster import open_client
@@ -134,7 +134,7 @@ class Store:
         config: JobConfig | None = None,
         id: str | None = None,
         parts: Mapping[str, str | Iterable[str]] | None = None,
-        **settings: Any,
+        **settings: Unpack[JobSettings],
     ) -> Job:
         """Create a job that begins with `params` (name -> float32 array) as version 0.
 

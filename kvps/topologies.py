@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Unpack, cast
 
-from kvps.config import SPECS
+from kvps.config import SPECS, JobSettings
 from kvps.errors import InvalidSetting, shown
 
 _DATA = "data"  # what only a command line has; in Python it is how many units there are
@@ -28,7 +28,7 @@ TOPOLOGIES = {
     # Valiant, "A Bridging Model for Parallel Computation", 1990.
     "bsp": Topology({"staleness": 0}),
     # Dean et al., "Large Scale Distributed Deep Networks", NIPS 2012: replicas push without waiting, and Adagrad steps.
-    "downpour": Topology({"staleness": -1}, {"optimizer": "adagrad", "push_every": "5"}),
+    "downpour": Topology({"staleness": -1}, {"optimizer": "adagrad", "push_every": 5}),
     # The same paper: a coordinator hands out small parts of the work, and the parameters are in several shards.
     "sandblaster": Topology({"staleness": 0, _DATA: "units"}, {"shards": 4}),
     # Recht et al., "Hogwild: A Lock-Free Approach to Parallelizing Stochastic Gradient Descent", NIPS 2011.
@@ -36,7 +36,7 @@ TOPOLOGIES = {
 }
 
 
-def topology(name: str, **settings: Any) -> dict[str, Any]:
+def topology(name: str, **settings: Unpack[JobSettings]) -> JobSettings:
     """Return the settings of a job in a classic arrangement: bsp, downpour, sandblaster or hogwild.
 
     job = store.create_job("mine", params, **kvps.topology("downpour", workers=4, push_every=10))
@@ -48,7 +48,7 @@ def topology(name: str, **settings: Any) -> dict[str, Any]:
     added = added_by(name, settings)
     if added.pop(_DATA, None) and not settings.get("units"):
         raise InvalidSetting(f"topology {name} hands out units of data: give units=N, one for each push")
-    return added | settings
+    return cast(JobSettings, added | settings)
 
 
 def added_by(name: str, stated: Mapping[str, Any], known: Collection[str] | None = None) -> dict[str, Any]:

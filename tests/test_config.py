@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
 
 import numpy as np
 import pytest
 from helpers.paths import ROOT
 
 import kvps
-from kvps.config import SPECS, JobConfig
+from kvps.config import SPECS, JobConfig, JobSettings
 from kvps.store import Store
 
 ONE = {"x": np.ones(1, np.float32)}
@@ -26,6 +28,44 @@ def test_every_setting_is_described() -> None:
         assert spec.help.endswith("."), name
         assert bool(spec.group) == bool(spec.option), name
         assert bool(spec.bounds) == (type(getattr(JobConfig(), name)) is int), name
+
+
+def test_the_keywords_for_editors_are_the_settings_of_the_table() -> None:
+    keywords, table = get_type_hints(JobSettings), get_type_hints(JobConfig)
+    set_by_kvps = {"memory", "launched_by"}
+    assert list(keywords) == [name for name in SPECS if name not in set_by_kvps]
+    table["optimizer"] |= str  # as on a command line
+    assert keywords == {name: table[name] for name in keywords}
+    for name in keywords:  # the words of a type are those that the table allows
+        words = [word for kind in get_args(keywords[name]) or () for word in get_args(kind) or [kind]]
+        assert [word for word in words if isinstance(word, str)] == list(SPECS[name].choices), name
+
+
+PROGRAM = """
+import numpy as np
+import kvps
+
+params = {"x": np.ones(1, np.float32)}
+store = kvps.connect(None, data_dir="/tmp")
+store.create_job("a", params, staleness=1, optimizer=kvps.SGD(lr=0.1), reject_norm=2.5, push_every="epoch")
+store.create_job("a", params, **kvps.topology("downpour", workers=2))
+store.create_job("a", params, stalness=1)
+store.create_job("a", params, workers="two")
+store.create_job("a", params, transport="rdma")
+kvps.local(params, delay_compensation="much")
+kvps.from_env().create_job(params, shard=2)
+kvps.topology("bsp", push_every="day")
+"""
+
+
+def test_a_type_checker_finds_a_wrong_keyword_and_a_wrong_value(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    mypy = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--cache-dir", tmp_path]
+    checked = subprocess.run([*mypy, program], cwd=ROOT, capture_output=True, text=True, check=False)
+    first = 1 + PROGRAM.splitlines().index('store.create_job("a", params, stalness=1)')
+    lines = [int(line) for line in re.findall(r"program\.py:(\d+): error", checked.stdout)]
+    assert lines == list(range(first, first + 6)), checked.stdout + checked.stderr
 
 
 def test_the_table_in_the_docs_is_that_of_the_code() -> None:
@@ -95,7 +135,32 @@ def test_what_is_stored_is_read_back() -> None:
     config = JobConfig(staleness=-1, workers=4, optimizer=kvps.AdamW(lr=0.01), mirror_every="10", min_workers=2)
     stored = config.to_hash()
     assert JobConfig.from_hash(stored) == config
+    assert config.mirror_every == 10, "a text that is a number is that number"
     assert JobConfig.from_hash(stored | {"of_a_newer_kvps": "7"}) == config
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("delay_compensation", 0.0, "0"),
+        ("delay_compensation", 0.04, "0.04"),
+        ("delay_compensation", 1e-5, "1e-05"),
+        ("delay_compensation", 1 / 3, "0.3333333333333333"),
+        ("reject_norm", None, ""),
+        ("reject_norm", 5.0, "5"),
+        ("reject_norm", 2.5, "2.5"),
+        ("mirror_every", 10, "10"),
+        ("mirror_every", "0.5s", "0.5s"),
+        ("push_every", 1, "1"),
+        ("push_every", "epoch", "epoch"),
+    ],
+)
+def test_a_number_has_the_text_that_it_always_had(name: str, value: Any, text: str) -> None:
+    """A job that was created before these settings were numbers opens, and an older kvps opens the jobs of this one."""
+    config = JobConfig(staleness=-1, **{name: value})
+    assert config.to_hash()[name] == text
+    assert JobConfig.from_hash(config.to_hash()) == config == JobConfig(staleness=-1, **{name: text})
+    assert type(getattr(JobConfig.from_hash(config.to_hash()), name)) is type(value)
 
 
 @pytest.mark.parametrize(

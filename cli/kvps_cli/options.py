@@ -20,6 +20,7 @@ from kvps_workers.rounds import rounds_of
 
 from kvps import optim
 from kvps.config import SPECS, JobConfig
+from kvps.config.specs import as_text
 from kvps.errors import InvalidSetting
 from kvps.topologies import TOPOLOGIES, added_by, as_options
 
@@ -277,8 +278,8 @@ def _option(f: Field[Any]) -> Parameter:
         default = WORKERS
     elif f.name.endswith("_ms"):
         default /= 1000
-    if spec.bounds and spec.choices:  # a number or a word
-        default = str(default)
+    if spec.read or (spec.bounds and spec.choices):  # a number or a word
+        default = as_text(default)
     return _parameter(f.name, type(default), default, *spec.option, **told)
 
 
@@ -312,9 +313,11 @@ def is_given(context: typer.Context, name: str) -> bool:
 def _checked(name: str, value: Any) -> Any:
     """Convert an option's value to its setting's unit. Raises InvalidSetting for a wrong value that JobConfig would
     report under another name or in another unit."""
-    option, bounds = SPECS[name].option[0], SPECS[name].bounds
+    option, bounds, read = SPECS[name].option[0], SPECS[name].bounds, SPECS[name].read
     if name in _OF_TASK and value < 1:
         raise InvalidSetting(f"{option} must be 1 or more, not {value}")
+    if read:
+        return read(value) if isinstance(value, str) else value
     if bounds and isinstance(value, str) and _WHOLE.fullmatch(value):
         return int(value)
     if not name.endswith("_ms") or bounds is None:

@@ -1,7 +1,8 @@
 """The settings of a job. Command lines and docs/settings.md are generated from their table."""
 
 from kvps.config.job_config import JobConfig
+from kvps.config.job_settings import JobSettings
 from kvps.config.settings import AUTO, OWN_PARTITION, SPECS
 from kvps.config.specs import Spec
 
-__all__ = ["AUTO", "OWN_PARTITION", "SPECS", "JobConfig", "Spec"]
+__all__ = ["AUTO", "OWN_PARTITION", "SPECS", "JobConfig", "JobSettings", "Spec"]

@@ -6,7 +6,7 @@ from kvps import optim
 from kvps.arrays.formats import format_of
 from kvps.arrays.layout import Layout
 from kvps.arrays.weight_view import has_view
-from kvps.config.settings import OWN_PARTITION, Settings
+from kvps.config.settings import OWN_PARTITION, UncheckedConfig
 from kvps.errors import InvalidSetting
 from kvps.optim import reductions
 
@@ -14,7 +14,7 @@ MOST_TIMED_PENDING = 100
 """The most that may wait of one worker where rounds end by the clock: its entry has a sum of weights for each."""
 
 
-def check(s: Settings) -> None:
+def check(s: UncheckedConfig) -> None:
     """Raise InvalidSetting for settings that do not go together."""
     _check_numbers(s)
     _check_quorum(s)
@@ -25,7 +25,7 @@ def check(s: Settings) -> None:
     _check_shared_memory(s)
 
 
-def _check_numbers(s: Settings) -> None:
+def _check_numbers(s: UncheckedConfig) -> None:
     if s.min_workers > s.workers:
         raise InvalidSetting(
             f"min_workers must be a whole number from 0 to {s.workers}, the number of workers, not {s.min_workers}"
@@ -37,7 +37,7 @@ def _check_numbers(s: Settings) -> None:
         )
 
 
-def _check_quorum(s: Settings) -> None:
+def _check_quorum(s: UncheckedConfig) -> None:
     if s.quorum > s.workers:
         raise InvalidSetting(
             f"quorum must be a whole number from 0 to {s.workers}, the number of workers, not {s.quorum}"
@@ -53,7 +53,7 @@ def _check_quorum(s: Settings) -> None:
         raise InvalidSetting("late drop is for rounds that a quorum closes: set quorum and staleness 0")
 
 
-def _check_local_steps(s: Settings) -> None:
+def _check_local_steps(s: UncheckedConfig) -> None:
     if s.local_steps == 1 and s.inner_optimizer != optim.SGD():
         raise InvalidSetting(
             "inner_optimizer takes local steps, and local_steps is 1: give local_steps from 2 on, or leave it out"
@@ -64,13 +64,13 @@ def _check_local_steps(s: Settings) -> None:
         raise InvalidSetting(
             "inner_optimizer steps on all parameters alike: groups and clip_norm are for the job's optimizer"
         )
-    if s.takes_local_steps and (s.push_every != "1" or s.procs > 1):
+    if s.takes_local_steps and (s.push_every != 1 or s.procs > 1):
         raise InvalidSetting(
             "local_steps steps on each batch, while push_every and procs make one gradient of several: set only one"
         )
 
 
-def _check_timed_rounds(s: Settings) -> None:
+def _check_timed_rounds(s: UncheckedConfig) -> None:
     """Raise InvalidSetting for what does not go with rounds that end by the clock, or without them."""
     if not s.timed_rounds:
         if s.round_ms:
@@ -99,7 +99,7 @@ def _check_timed_rounds(s: Settings) -> None:
         )
 
 
-def _check_fragments(s: Settings) -> None:
+def _check_fragments(s: UncheckedConfig) -> None:
     if s.fragments < 2:
         return
     if s.timed_rounds:
@@ -123,9 +123,9 @@ def _check_fragments(s: Settings) -> None:
         )
 
 
-def _check_compensation(s: Settings) -> None:
+def _check_compensation(s: UncheckedConfig) -> None:
     """Raise InvalidSetting where delay compensation has no meaning."""
-    if not s.strength:
+    if not s.delay_compensation:
         if s.delay_versions:
             raise InvalidSetting("delay_versions is how much delay_compensation remembers: set that too, as 0.04")
         return
@@ -145,7 +145,7 @@ def _check_compensation(s: Settings) -> None:
         )
 
 
-def _check_shared_memory(s: Settings) -> None:
+def _check_shared_memory(s: UncheckedConfig) -> None:
     if s.transport == "shm" and s.durability == "replicated":
         raise InvalidSetting("durability replicated is for transport redis: shared memory has no replica")
     if s.transport == "shm" and (s.shards > 1 or s.weight_format != "fp32"):
@@ -155,7 +155,7 @@ def _check_shared_memory(s: Settings) -> None:
         )
 
 
-def check_layout(s: Settings, layout: Layout) -> None:
+def check_layout(s: UncheckedConfig, layout: Layout) -> None:
     """Raise InvalidSetting for settings that do not go with the parts or the buffers of a model."""
     if layout.buffer_kind:
         _check_buffers(s)
@@ -163,7 +163,7 @@ def check_layout(s: Settings, layout: Layout) -> None:
         _check_parts(s)
 
 
-def _check_buffers(s: Settings) -> None:
+def _check_buffers(s: UncheckedConfig) -> None:
     """Raise InvalidSetting if a format would round buffers: a variance that was rounded may be negative."""
     for name in ("gradient_format", "weight_format"):
         if format_of(found := getattr(s, name)).lossy:
@@ -173,7 +173,7 @@ def _check_buffers(s: Settings) -> None:
             )
 
 
-def _check_parts(s: Settings) -> None:
+def _check_parts(s: UncheckedConfig) -> None:
     """Raise InvalidSetting if the model may have no parts, which step alone."""
     if any(each.counts_steps for each in s.optimizer.variants):
         raise InvalidSetting(

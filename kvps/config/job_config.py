@@ -6,13 +6,13 @@ import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, cast
 
 from kvps import optim
 from kvps.arrays.inputs import in_words
 from kvps.arrays.past_weights import MOST_PAST
 from kvps.config import combinations
-from kvps.config.settings import SPECS, Settings
+from kvps.config.settings import SPECS, UncheckedConfig
 from kvps.config.specs import MOST_OPTIMIZER, as_text, not_an_optimizer, why_not
 from kvps.errors import CorruptData, InvalidSetting, shown
 from kvps.parsing import Fields
@@ -23,18 +23,18 @@ _WHOLE = re.compile(r"-?[0-9]{1,18}")
 
 
 @dataclass(frozen=True)
-class JobConfig(Settings):
+class JobConfig(UncheckedConfig):
     """The settings of a job; docs/settings.md explains each. Times are in milliseconds. Raises InvalidSetting for a
     value out of its range, and for values that do not go together."""
 
     @classmethod
-    def of(cls, call: str, config: JobConfig | None, settings: Mapping[str, Any]) -> JobConfig:
+    def of(cls, call: str, config: JobConfig | None, settings: Mapping[str, object]) -> JobConfig:
         """Return `config`, or one made of `settings`. `call` names the user's call in errors. Raises InvalidSetting."""
         if config is None:
             for name in settings:
                 if name not in SPECS:
                     raise InvalidSetting(f"{call}: no setting {name!r}: {_instead(name, settings[name])}")
-            return cls(**settings)
+            return cls(**cast(dict[str, Any], settings))
         if not isinstance(config, cls):
             raise InvalidSetting(f"{call}: config must be a kvps.JobConfig, not {in_words(config)}")
         if settings:
@@ -44,13 +44,13 @@ class JobConfig(Settings):
     def __post_init__(self) -> None:
         if isinstance(self.optimizer, str):  # as on a command line
             object.__setattr__(self, "optimizer", optim.parse(self.optimizer))
-        for name in ("mirror_every", "push_every", "reject_norm", "delay_compensation"):  # they may be given as numbers
-            object.__setattr__(self, name, str(getattr(self, name)))
         for name, spec in SPECS.items():
+            if spec.read and isinstance(text := getattr(self, name), str):  # as on a command line
+                object.__setattr__(self, name, spec.read(text))
             if why := why_not(spec, getattr(self, name)):
                 raise InvalidSetting(f"{name} {why}")
         combinations.check(self)
-        if self.strength and self.delay_versions == 0:
+        if self.delay_compensation and self.delay_versions == 0:
             object.__setattr__(self, "delay_versions", min(self.workers, MOST_PAST))
         if self.max_pending == 0:
             # The staleness bound allows a worker s + 1 pending contributions. ASP has no bound, but memory is limited.
@@ -60,10 +60,7 @@ class JobConfig(Settings):
 
     def to_hash(self) -> dict[str, str]:
         """Return the fields of the job's config hash."""
-        values = {name: getattr(self, name) for name in SPECS}
-        return {
-            name: as_text(value) if isinstance(value, optim.Optimizer) else str(value) for name, value in values.items()
-        }
+        return {name: as_text(getattr(self, name)) for name in SPECS}
 
     @classmethod
     def from_hash(cls, stored: Mapping[str, str], where: str = "config") -> JobConfig:
@@ -88,8 +85,9 @@ def _read(name: str, stored: Mapping[str, str]) -> Any:
             return optim.from_json(Fields.of_json(text, "it", MOST_OPTIMIZER).as_dict())
         except (CorruptData, InvalidSetting, TypeError) as error:
             raise InvalidSetting(f"{name} holds {shown(text)}: {error}") from None
-    value = int(text) if SPECS[name].bounds and _WHOLE.fullmatch(text) else text
-    if why := why_not(SPECS[name], value):
+    spec = SPECS[name]
+    value = spec.read(text) if spec.read else int(text) if spec.bounds and _WHOLE.fullmatch(text) else text
+    if why := why_not(spec, value):
         raise InvalidSetting(f"{name} {why}")
     return value
 

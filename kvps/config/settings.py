@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from typing import Literal
 
 from kvps import optim
 from kvps.arrays.formats import format_of
@@ -21,7 +22,7 @@ AUTO = "auto"
 
 
 @dataclass(frozen=True)
-class Settings:
+class UncheckedConfig:
     """The settings of a job; docs/settings.md explains each. Times are in milliseconds. `JobConfig` checks them."""
 
     staleness: int = setting(
@@ -54,7 +55,7 @@ class Settings:
             )
         },
     )
-    local_steps: int | str = setting(
+    local_steps: int | Literal["auto"] = setting(
         1,
         "How many steps a worker takes with an optimizer of its own between two pulls. Then it pushes how far its "
         "weights came, and the job's optimizer steps by that. With 1 it pushes each gradient. With auto each worker "
@@ -105,7 +106,7 @@ class Settings:
         metavar="NAME",
         group="Training",
     )
-    staleness_scaling: str = setting(
+    staleness_scaling: Literal["none", "inverse", "inverse-sqrt"] = setting(
         "none",
         "What a contribution is multiplied by that was computed on a version s versions old: none, inverse is 1/(1+s), "
         "inverse-sqrt is 1/sqrt(1+s).",
@@ -114,11 +115,12 @@ class Settings:
         metavar="NAME",
         group="Training",
     )
-    delay_compensation: str = setting(
-        "0",
+    delay_compensation: float = setting(
+        0.0,
         "Corrects gradients that were computed on old weights, by so many times their square times how far the weights "
         "have moved since (DC-ASGD's lambda, as 0.04). 0 does not.",
         why_not=specs.not_a_strength,
+        read=specs.read_number,
         option=("--delay-compensation",),
         metavar="LAMBDA",
         group="Training",
@@ -150,7 +152,7 @@ class Settings:
         metavar="FORMAT",
         group="Arrays",
     )
-    transport: str = setting(
+    transport: Literal["auto", "redis", "shm"] = setting(
         "auto",
         "How arrays move: redis, through the server; shm, through memory that worker and aggregator share on one host; "
         "auto, which is shm for a model of 1 MiB or more if only this host can reach the server.",
@@ -158,16 +160,17 @@ class Settings:
         option=("--transport",),
         group="Arrays",
     )
-    mirror_every: str = setting(
+    mirror_every: int | str = setting(
         "1s",
         "With shm: how often the weights are copied to Redis, in versions (10) or in seconds (0.5s).",
         why_not=specs.not_a_period,
+        read=specs.read_whole,
         option=("--mirror-every",),
         metavar="N|SECONDS",
         group="Arrays",
     )
     memory: str = setting("", "With shm: which host's memory holds the arrays. kvps sets it when it creates the job.")
-    nonfinite: str = setting(
+    nonfinite: Literal["reject", "skip"] = setting(
         "reject",
         "What happens to a gradient with NaN or Inf: reject refuses it, skip counts it as zeros.",
         choices=("reject", "skip"),
@@ -190,7 +193,7 @@ class Settings:
         metavar="SECONDS",
         group="Training",
     )
-    late: str = setting(
+    late: Literal["next", "drop"] = setting(
         "next",
         "What becomes of a contribution that comes after its version was made of a quorum: next counts it in the next "
         "version; drop refuses it, and its worker computes anew on the new weights.",
@@ -198,11 +201,12 @@ class Settings:
         option=("--late",),
         group="Training",
     )
-    reject_norm: str = setting(
-        "",
+    reject_norm: float | None = setting(
+        None,
         "Rejects a contribution whose norm is more than so many times the median norm of its version's contributions, "
         "of which there must be three; the reason is logged.",
         why_not=specs.not_a_factor,
+        read=specs.read_optional,
         option=("--reject-norm",),
         metavar="TIMES",
         group="Failures",
@@ -231,7 +235,7 @@ class Settings:
         metavar="SECONDS",
         group="Failures",
     )
-    spans: str = setting(
+    spans: Literal["on", "off"] = setting(
         "on",
         "Whether workers and aggregators record how long each phase of their work takes, which kvps timeline, top and "
         "dashboard show.",
@@ -239,7 +243,7 @@ class Settings:
         option=("--spans",),
         group="Monitoring",
     )
-    durability: str = setting(
+    durability: Literal["memory", "replicated"] = setting(
         "memory",
         "What an acknowledgement means: memory, that the server has the contribution; replicated, that a replica has "
         "it too, so that a failover of one server at a time loses nothing.",
@@ -274,7 +278,7 @@ class Settings:
     epochs: int = setting(
         0, "How many passes over the data.", bounds=(0, 2**31), option=("--epochs",), group="Training"
     )
-    partition: str = setting(
+    partition: Literal["task", "contiguous", "round-robin", "random", "overlap"] = setting(
         OWN_PARTITION,
         "Which samples a worker has: task, those that the task gives to its rank; or a part of all samples: "
         "contiguous, round-robin, random (drawn anew in each epoch), or overlap, where each worker has all of them.",
@@ -283,11 +287,13 @@ class Settings:
         metavar="SCHEME",
         group="Training",
     )
-    push_every: str = setting(
-        "1",
+    push_every: int | Literal["epoch"] = setting(
+        1,
         "After how many batches a worker pushes: N, or epoch for all of an epoch. The gradients of these batches are "
         "computed on the same weights, and their mean is pushed.",
-        why_not=specs.not_a_push_period,
+        bounds=(1, 999_999_999),
+        choices=("epoch",),
+        read=specs.read_whole,
         option=("--push-every",),
         metavar="N|epoch",
         group="Training",
@@ -307,11 +313,6 @@ class Settings:
     )
 
     @property
-    def strength(self) -> float:
-        """The lambda of delay compensation; 0 if stale gradients are not compensated."""
-        return float(self.delay_compensation)
-
-    @property
     def host(self) -> str:
         """Over shared memory, the host of that memory."""
         return self.memory.partition("/")[0]
@@ -319,7 +320,7 @@ class Settings:
     @property
     def measures_gradients(self) -> bool:
         """Whether a version's whole gradient is measured before any of it is stepped on."""
-        return self.optimizer.clip_norm > 0 or bool(self.reject_norm)
+        return self.optimizer.clip_norm > 0 or self.reject_norm is not None
 
     @property
     def records_spans(self) -> bool:
@@ -329,12 +330,12 @@ class Settings:
     @property
     def mirror_versions(self) -> int:
         """`mirror_every` as a number of versions; 0 if it is in seconds."""
-        return 0 if self.mirror_every.endswith("s") else int(self.mirror_every)
+        return self.mirror_every if isinstance(self.mirror_every, int) else 0
 
     @property
     def mirror_s(self) -> float:
         """`mirror_every` in seconds; 0 if it is a number of versions."""
-        return float(self.mirror_every[:-1]) if self.mirror_every.endswith("s") else 0.0
+        return float(self.mirror_every.removesuffix("s")) if isinstance(self.mirror_every, str) else 0.0
 
     @property
     def takes_local_steps(self) -> bool:
@@ -348,12 +349,12 @@ class Settings:
 
     @property
     def batches_per_round(self) -> int:
-        """How many batches a worker computes between a pull and its push; 0 for all of an epoch. Nobody knows before
-        how many those of a round that ends by the clock are."""
-        assert not self.timed_rounds
+        """How many batches a worker computes between a pull and its push; 0 for all of an epoch. A timed round ends
+        after a number of steps that cannot be known in advance."""
+        assert self.local_steps != "auto"
         if self.takes_local_steps:
-            return int(self.local_steps) // max(1, self.fragments)
-        return 0 if self.push_every == "epoch" else int(self.push_every)
+            return self.local_steps // max(1, self.fragments)
+        return 0 if self.push_every == "epoch" else self.push_every
 
     @property
     def partial_rounds(self) -> bool:
@@ -389,7 +390,7 @@ class Settings:
 
     @property
     def lease_look_s(self) -> float:
-        """Seconds between two looks at a lease: who is late once, or is not heard once, does not lose it."""
+        """Seconds between two renewals of a lease: a holder that is late once, or is not heard once, keeps it."""
         return self.lease_ms / 3_000
 
     @property
@@ -398,5 +399,5 @@ class Settings:
         return mode_name(self.staleness)
 
 
-SPECS: dict[str, Spec] = {f.name: f.metadata["spec"] for f in fields(Settings)}
+SPECS: dict[str, Spec] = {f.name: f.metadata["spec"] for f in fields(UncheckedConfig)}
 """The description of each setting, by its name."""

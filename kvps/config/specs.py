@@ -18,10 +18,10 @@ from kvps.parsing import MOST_TEXT
 MOST_OPTIMIZER = 1 << 22
 """The most characters of an optimizer as JSON: thousands of names in groups, and tables of learning rates."""
 
-_EVERY = re.compile(r"[0-9]{1,9}|[0-9]{1,6}(\.[0-9]{1,6})?s")
-_BATCHES = re.compile(r"[0-9]{1,9}")
-_FACTOR = re.compile(r"[0-9]{1,9}(\.[0-9]{1,6})?")
-_STRENGTH = re.compile(r"[0-9]{1,9}(\.[0-9]{1,12})?(e-[0-9]{1,2})?")  # as str(float) writes it
+_SECONDS = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6})?s")
+_WHOLE = re.compile(r"[0-9]{1,9}")
+_NUMBER = re.compile(r"[0-9]{1,9}(\.[0-9]{1,20})?(e-[0-9]{1,2})?")  # as `repr` writes a float
+_MOST_NUMBER = 999_999_999
 _LEAST_STRENGTH = 1e-9  # of what is not zero: less would be lost in float32
 
 
@@ -33,6 +33,7 @@ class Spec:
     bounds   the smallest and the largest whole number allowed
     choices  the words allowed; with bounds, those allowed in place of a number
     why_not  for other kinds of values: returns why a value is refused, as the end of a sentence; "" if it is allowed
+    read     for a number: returns the value of a text from Redis or a command line; a text that is none, as it is
     option   the options on a command line, long one first; none if only Python code or kvps sets it. A setting whose
              name ends in _ms, for milliseconds, is given in seconds there
     metavar  the placeholder that a help text shows after the option
@@ -43,6 +44,7 @@ class Spec:
     bounds: tuple[int, int] | None = None
     choices: tuple[str, ...] = ()
     why_not: Callable[[Any], str] | None = None
+    read: Callable[[str], Any] | None = None
     option: tuple[str, ...] = ()
     metavar: str = ""
     group: str = ""
@@ -64,8 +66,36 @@ def not_an_optimizer(value: object) -> str:
     )
 
 
-def as_text(optimizer: optim.Optimizer) -> str:
-    return json.dumps(optimizer.to_json())
+def as_text(value: object) -> str:
+    """Return a setting's value as the text of a field of the config hash, or of an option."""
+    if isinstance(value, optim.Optimizer):
+        return json.dumps(value.to_json())
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return "" if value is None else str(value)
+
+
+def read_whole(text: str) -> int | str:
+    """Return the number that a text is, or the text."""
+    return int(text) if _WHOLE.fullmatch(text) else text
+
+
+def read_number(text: str) -> float | str:
+    """Return the number that a text is, or the text."""
+    return float(text) if _NUMBER.fullmatch(text) else text
+
+
+def read_optional(text: str) -> float | str | None:
+    """Return the number that a text is, None for "", or the text."""
+    return read_number(text) if text else None
+
+
+def _is_number(value: object, least: float) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= _MOST_NUMBER
+
+
+def _is_whole(value: object, least: int) -> bool:
+    return isinstance(value, int) and _is_number(value, least)
 
 
 def not_a_reduction(value: object) -> str:
@@ -92,24 +122,23 @@ def not_a_weight_format(value: object) -> str:
     return ""
 
 
-def not_a_period(value: str) -> str:
-    fits = _EVERY.fullmatch(value) and float(value.rstrip("s"))
+def not_a_period(value: object) -> str:
+    fits = _is_whole(value, 1) or (
+        isinstance(value, str) and _SECONDS.fullmatch(value) and float(value.removesuffix("s"))
+    )
     return "" if fits else f"must be a number of versions, as 10, or of seconds, as 0.5s, not {shown(value)}"
 
 
-def not_a_factor(value: str) -> str:
-    fits = not value or (_FACTOR.fullmatch(value) and float(value) >= 1)
+def not_a_factor(value: object) -> str:
+    fits = value is None or _is_number(value, 1)
     return "" if fits else f"must be a number from 1, as 10 or 2.5, not {shown(value)}"
 
 
-def not_a_strength(value: str) -> str:
-    fits = _STRENGTH.fullmatch(value) and (float(value) == 0 or float(value) >= _LEAST_STRENGTH)
-    return "" if fits else f"must be 0, or a number from {_LEAST_STRENGTH} to 999999999, as 0.04, not {shown(value)}"
-
-
-def not_a_push_period(value: str) -> str:
-    fits = value == "epoch" or (_BATCHES.fullmatch(value) and int(value))
-    return "" if fits else f"must be a number of batches from 1, or epoch, not {shown(value)}"
+def not_a_strength(value: object) -> str:
+    fits = _is_number(value, _LEAST_STRENGTH) or (value == 0 and _is_number(value, 0))
+    return (
+        "" if fits else f"must be 0, or a number from {_LEAST_STRENGTH} to {_MOST_NUMBER}, as 0.04, not {shown(value)}"
+    )
 
 
 def not_a_launcher(value: object) -> str:

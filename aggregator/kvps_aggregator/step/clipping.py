@@ -42,7 +42,7 @@ def scale_of(clip_norm: float, square_sums: Iterable[float]) -> np.float32:
     return np.float32(min(1.0, clip_norm / (math.sqrt(total) + _EPS)))
 
 
-def outlier(times: str, square_sums: Sequence[Sequence[float]]) -> tuple[int, str] | None:
+def outlier(times: float | None, square_sums: Sequence[Sequence[float]]) -> tuple[int, str] | None:
     """Return the number of the contribution with the greatest norm, and why it is an outlier; None if it is none.
 
     It is one if its norm is more than `times` the median norm. `square_sums` has for each shard the sum of squares of
@@ -52,6 +52,6 @@ def outlier(times: str, square_sums: Sequence[Sequence[float]]) -> tuple[int, st
     if not times or len(norms) < _LEAST_COMPARED:
         return None
     greatest, median = max(norms), statistics.median(norms)
-    if greatest <= float(times) * median:
+    if greatest <= times * median:
         return None
-    return norms.index(greatest), f"its norm {greatest:.4g} is more than {times} times the median, {median:.4g}"
+    return norms.index(greatest), f"its norm {greatest:.4g} is more than {times:g} times the median, {median:.4g}"

@@ -101,12 +101,12 @@ class ShardArrays:
 
     def _corrected(self, plan: Plan, chunk: Chunk, gradients: Iterable[Array]) -> Iterable[Array]:
         """Return the contributions of a chunk, compensated for their delay if the job does that."""
-        if not self._config.strength:
+        if not self._config.delay_compensation:
             return gradients
         part_of = slice(chunk.start - self.low, chunk.stop - self.low)
         befores = [self.before(plan, c, part_of) for c in plan.counting_in(chunk)]
         items = self._layout.buffer_start_in(chunk)
-        return compensated(self._config.strength, gradients, self.weights[part_of], befores, items, self._xp)
+        return compensated(self._config.delay_compensation, gradients, self.weights[part_of], befores, items, self._xp)
 
     def before(self, plan: Plan, c: Contribution, part_of: slice) -> Array | None:
         """Return part of the weights that a contribution of the plan was computed on, or of the oldest that are kept;

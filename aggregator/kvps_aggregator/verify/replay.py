@@ -270,7 +270,7 @@ class Replay:
             if (before := part.before(plan, c, slice(0, part.size))) is not None:
                 end = max(part.low, min(part.high, self._layout.buffer_start))  # buffers are no gradients
                 mine, items = slice(part.low, end), slice(0, end - part.low)
-                compensate(self._config.strength, values[mine], part.weights[items], before[items], out[mine])
+                compensate(self._config.delay_compensation, values[mine], part.weights[items], before[items], out[mine])
         return out
 
     def _weigh(self, plan: Plan) -> dict[Contribution, int]:

@@ -172,10 +172,10 @@ def test_an_outlier_is_rejected_and_its_reason_is_logged(store: Store, shards: i
 
 
 def test_two_contributions_have_no_outlier() -> None:
-    assert outlier("2", [[1.0, 10_000.0]]) is None
-    assert outlier("", [[1.0, 1.0, 10_000.0]]) is None
-    assert outlier("2", [[1.0, 1.0, 4.0]]) is None
-    assert outlier("2", [[1.0, 1.0, 2.0], [0.0, 0.0, 2.1]]) == (2, "its norm 2.025 is more than 2 times the median, 1")
+    assert outlier(2.0, [[1.0, 10_000.0]]) is None
+    assert outlier(None, [[1.0, 1.0, 10_000.0]]) is None
+    assert outlier(2.0, [[1.0, 1.0, 4.0]]) is None
+    assert outlier(2.0, [[1.0, 1.0, 2.0], [0.0, 0.0, 2.1]]) == (2, "its norm 2.025 is more than 2 times the median, 1")
 
 
 @pytest.mark.parametrize("times", ["0", "0.5", "-2", "nan", "many", "1e9"])

@@ -394,7 +394,7 @@ def test_a_setting_that_makes_no_sense_is_one_line(settings: dict[str, Any], wor
 @pytest.mark.parametrize(("workers", "kept"), [(1, 1), (3, 3), (16, 16), (400, 16)])
 def test_as_many_versions_are_kept_as_there_are_workers(workers: int, kept: int) -> None:
     config = JobConfig(workers=workers, staleness=-1, delay_compensation=1e-5, weight_format="int8")
-    assert (config.delay_versions, config.strength) == (kept, 1e-5)
+    assert (config.delay_versions, config.delay_compensation) == (kept, 1e-5)
     assert config.slots == (*[f"past{1 + number}" for number in range(kept)], "view")
     assert JobConfig.from_hash(config.to_hash()) == config
     assert JobConfig(workers=workers).slots == ()

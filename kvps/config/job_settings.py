@@ -1,0 +1,48 @@
+"""The settings of a job as keywords, for editors and type checkers; `UncheckedConfig` has their defaults and help."""
+
+from __future__ import annotations
+
+from typing import Literal, TypedDict
+
+from kvps.optim import Optimizer
+
+
+class JobSettings(TypedDict, total=False):
+    """The keywords of `Store.create_job`, `kvps.local`, `kvps.topology` and `RunContext.create_job`; docs/settings.md
+    explains each. `memory` and `launched_by` are not among them: kvps itself sets these two."""
+
+    staleness: int
+    workers: int
+    shards: int
+    optimizer: Optimizer | str
+    local_steps: int | Literal["auto"]
+    round_ms: int
+    fragments: int
+    inner_optimizer: Optimizer
+    reduction: str
+    staleness_scaling: Literal["none", "inverse", "inverse-sqrt"]
+    delay_compensation: float
+    delay_versions: int
+    gradient_format: str
+    weight_format: str
+    transport: Literal["auto", "redis", "shm"]
+    mirror_every: int | str
+    nonfinite: Literal["reject", "skip"]
+    quorum: int
+    grace_ms: int
+    late: Literal["next", "drop"]
+    reject_norm: float | None
+    max_pending: int
+    worker_timeout_ms: int
+    lease_ms: int
+    spans: Literal["on", "off"]
+    durability: Literal["memory", "replicated"]
+    min_workers: int
+    units: int
+    task: str
+    seed: int
+    batch_size: int
+    epochs: int
+    partition: Literal["task", "contiguous", "round-robin", "random", "overlap"]
+    push_every: int | Literal["epoch"]
+    procs: int
