@@ -10,11 +10,10 @@ import numpy as np
 from sklearn.datasets import load_digits
 
 import kvps
-from kvps.device.base import open_device
 
 ROUNDS, BATCH, HIDDEN = 200, 64, 128
 
-device = open_device(int(sys.argv[1]) if len(sys.argv) > 1 else None)  # before anything touches CUDA
+device = kvps.open_device(int(sys.argv[1]) if len(sys.argv) > 1 else None)  # before anything touches CUDA
 xp = device.xp
 
 pixels, labels = load_digits(return_X_y=True)

@@ -7,7 +7,8 @@ with job.join("w0") as session:
     session.push(grads)
 """
 
-from kvps.config import JobConfig
+from kvps.config import JobConfig, JobSettings
+from kvps.device.base import Device, open_device
 from kvps.errors import (
     ContributionLate,
     CorruptData,
@@ -50,12 +51,11 @@ from kvps.optim import (
     DelayedNesterov,
     Lion,
     NAdam,
+    Optimizer,
     ParameterGroup,
     RMSprop,
     Yogi,
-)
-from kvps.optim import (
-    schedules as schedules,
+    schedules,
 )
 from kvps.partitions import partition
 from kvps.session.session import Session
@@ -75,6 +75,7 @@ __all__ = [
     "ContributionLate",
     "CorruptData",
     "DelayedNesterov",
+    "Device",
     "DeviceFailed",
     "GroupLost",
     "InvalidName",
@@ -85,6 +86,7 @@ __all__ = [
     "JobError",
     "JobExists",
     "JobNotFound",
+    "JobSettings",
     "KvpsError",
     "LayoutMismatch",
     "LeaseLost",
@@ -93,6 +95,7 @@ __all__ = [
     "NAdam",
     "NoServer",
     "NotFinite",
+    "Optimizer",
     "ParameterGroup",
     "RMSprop",
     "RunContext",
@@ -113,6 +116,8 @@ __all__ = [
     "connect",
     "from_env",
     "local",
+    "open_device",
     "partition",
+    "schedules",
     "topology",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import secrets
 import sys
 import time
@@ -51,7 +52,11 @@ _MORE_ROOM = "make room there (in a container: docker run --shm-size), or choose
 
 
 def connect(
-    url: str | None = None, listen: str | None = None, data_dir: Path | None = None, *, read_replicas: bool = False
+    url: str | None = None,
+    listen: str | None = None,
+    data_dir: str | os.PathLike[str] | None = None,
+    *,
+    read_replicas: bool = False,
 ) -> Store:
     """Return a store on the server at `url`, or for None on the user's own private server.
 
@@ -64,7 +69,7 @@ def connect(
     if url is None:
         if read_replicas:
             raise InvalidSetting("read_replicas is for a server with replicas: give its URL, or leave it out")
-        with private_server.ensured(listen, data_dir) as server:
+        with private_server.ensured(listen, Path(data_dir) if data_dir else None) as server:
             return Store(open_client(server.url, private_server.why_lost), server)
     if listen or data_dir:
         raise InvalidSetting(

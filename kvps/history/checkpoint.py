@@ -158,8 +158,9 @@ class Checkpoint:
 
     # -- the file ------------------------------------------------------------------------------------------------
 
-    def write(self, path: Path) -> None:
+    def write(self, path: str | os.PathLike[str]) -> None:
         """Write a file beside `path`, sync it and rename it. Raises KvpsError, and then leaves `path` as it was."""
+        path = Path(path)
         aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
         try:
             open(aside, "xb", opener=private).close()  # save_file would make it with the mode that the umask leaves
@@ -203,8 +204,9 @@ class Checkpoint:
         }
 
     @classmethod
-    def load(cls, path: Path) -> Checkpoint:
+    def load(cls, path: str | os.PathLike[str]) -> Checkpoint:
         """Read a file. Raises CorruptData if it is damaged, cut short or no checkpoint, InvalidSetting if missing."""
+        path = Path(path)
         _check(path)
         try:
             with safe_open(path, "numpy") as file:
