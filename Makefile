@@ -61,8 +61,8 @@ gpu: ## Run the tests that need a CUDA device, and print rates (PYTHON=, one tha
 	  -e '.[embedded,demo]' pytest pytest-timeout
 	.stamps/gpu/bin/python -m pytest -m gpu tests/device/test_cuda.py
 
-bench: .stamps/bench ## Measure everything and write docs/performance.md (PEERS=DIR: other systems too; ONLY=round,wake; TURNS=3; QUICK=1)
-	$(BIN)/python -m kvps_bench.page $(if $(PEERS),--peers $(PEERS)) $(if $(ONLY),--only $(ONLY)) $(if $(TURNS),--turns $(TURNS)) $(if $(QUICK),--quick)
+bench: .stamps/bench ## Measure everything and write docs/performance.md (ONLY=round,wake; TURNS=3; QUICK=1)
+	$(BIN)/python -m kvps_bench.page $(if $(ONLY),--only $(ONLY)) $(if $(TURNS),--turns $(TURNS)) $(if $(QUICK),--quick)
 
 model: .stamps/dev ## Explore the commit protocol with all faults at once (minutes, 2 GB)
 	PYTHONPATH=tests $(BIN)/python -m protocol.model 1 0

@@ -8,18 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from kvps.config import AUTO
-from kvps.errors import KvpsError
 from kvps.optim import SGD, AdamW
 from kvps_bench.crew import Place
 from kvps_bench.fleet import AGGREGATORS, End, fleet
 from kvps_bench.paced_learner import TASK, Pace
 from kvps_bench.progress import Fire, Progress
-from kvps_bench.result import NOT_INSTALLED, Bar, Figures, Result, Row, machine
-from kvps_bench.torchft_fleet import torchft_fleet
+from kvps_bench.result import Bar, Figures, Result, Row, machine
 from kvps_bench.turns import Ratio, Times
 
 _BAR = 17
@@ -49,7 +46,6 @@ RULES = {
     "timed-drop": Rule(True, "drop", timed=True),
 }
 _STOPPED = ("lock-step", "drop")
-TORCHFT = "torchft DiLoCo"
 
 
 @dataclass(frozen=True)
@@ -92,12 +88,12 @@ class Setting:
 
 
 class Run(NamedTuple):
-    """One turn of a case: the versions of its time, and what became of the job; None for torchft, which has no log."""
+    """One turn of a case: the versions of its time, and what became of the job."""
 
     progress: Progress
     kills: int
-    aggregator_kills: int = 0
-    end: End | None = None
+    aggregator_kills: int
+    end: End
 
 
 class Stop(NamedTuple):
@@ -114,17 +110,17 @@ class Stop(NamedTuple):
 class Turns:
     """What was measured: case -> a run a turn, undisturbed and under fire; and of the jobs with a stopped learner."""
 
-    def __init__(self, place: Place, setting: Setting, torchft: Path | None) -> None:
+    def __init__(self, place: Place, setting: Setting) -> None:
         self.calm: dict[str, list[Run]] = {}
         self.fired: dict[str, list[Run]] = {}
         self.stops: dict[str, list[Stop]] = {}
-        self._place, self._setting, self._torchft = place, setting, torchft
+        self._place, self._setting = place, setting
 
     def take(self, name: str, turn: int, say: Callable[[str], None]) -> None:
         """Run a case undisturbed and under fire."""
-        setting, run = self._setting, self._torchft_run if name == TORCHFT else self._run
-        calm = run(name, setting.seconds / 3, None)
-        fired = run(name, setting.seconds, Fire(setting.kill_every_s, turn))
+        setting = self._setting
+        calm = self._run(name, setting.seconds / 3, None)
+        fired = self._run(name, setting.seconds, Fire(setting.kill_every_s, turn))
         self.calm.setdefault(name, []).append(calm)
         self.fired.setdefault(name, []).append(fired)
         both = [f"{each.progress.samples_per_s:.0f} samples/s" for each in (calm, fired)]
@@ -151,83 +147,52 @@ class Turns:
             progress = made.progress(made.train(seconds, fire))
             return Run(progress, made.kills, made.aggregator_kills, made.end())
 
-    def _torchft_run(self, _: str, seconds: float, fire: Fire | None) -> Run:
-        setting = self._setting
-        asked = {"workers": setting.workers, "local_steps": setting.local_steps, "step_ms": setting.step_ms}
-        asked |= {"slow": setting.slow, "slow_every_s": setting.kill_every_s}
-        assert self._torchft
-        with torchft_fleet(self._torchft, asked) as made:
-            return Run(made.train(seconds, fire), made.kills)
-
 
 def measure(
-    place: Place,
-    setting: Setting,
-    rules: Sequence[str],
-    turns: int,
-    peers: Path | None = None,
-    say: Callable[[str], None] = lambda _: None,
+    place: Place, setting: Setting, rules: Sequence[str], turns: int, say: Callable[[str], None] = lambda _: None
 ) -> Result:
-    """Run each case undisturbed and under fire, in turns; then stop one of four learners, with each kind of round.
-    torchft is measured too if the folder `peers` has its environment."""
-    environment = peers / "torchft" if peers and (peers / "torchft" / "bin" / "torchft_lighthouse").exists() else None
-    taken, why = Turns(place, setting, environment), "" if environment else NOT_INSTALLED
+    """Run each case undisturbed and under fire, in turns; then stop one of four learners, with each kind of round."""
+    taken = Turns(place, setting)
     for turn in range(turns):
         for name in rules:
             taken.take(name, turn, say)
         for name in _STOPPED:
             taken.stop_one(name, turn, say)
-        try:
-            if not why:
-                taken.take(TORCHFT, turn, say)
-        except KvpsError as error:
-            why = str(error)
-    cases = [*rules, *([] if why else [TORCHFT])]
-    rows = [row for name in cases for row in _rows(setting, name, taken)]
-    bars = [_goodput_bar(name, taken) for name in cases]
-    if why:
-        rows.append(Row(TORCHFT, "tcp", {"workers": setting.workers, "round_s": setting.round_s}, why=why))
+    rows = [row for name in rules for row in _rows(setting, name, taken)]
+    bars = [_goodput_bar(name, taken) for name in rules]
     bars += [_stopped_bar(name, stops) for name, stops in taken.stops.items()]
-    return Result("goodput", turns, rows, bars, machine(place.store.client), _notes(setting, not why))
+    return Result("goodput", turns, rows, bars, machine(place.store.client), _notes(setting))
 
 
 def _rows(setting: Setting, name: str, taken: Turns) -> list[Row]:
     out = []
-    rule = RULES.get(name)
     for state, runs in (("undisturbed", taken.calm[name]), ("under fire", taken.fired[name])):
         settings: Figures = {
             "state": state,
             "workers": setting.workers,
-            "quorum": "any" if rule is None else setting.quorum if rule.quorum else "all",
+            "quorum": setting.quorum if RULES[name].quorum else "all",
             "round_s": setting.round_s,
         }
         times = Times(tuple(tuple(run.progress.intervals()) for run in runs))
+        ends = [run.end for run in runs]
         more: dict[str, float | int | str] = {
             "samples_per_s": round(sum(run.progress.samples_per_s for run in runs) / len(runs)),
             "kills": sum(run.kills for run in runs),
             "of_aggregators": sum(run.aggregator_kills for run in runs),
+            "acknowledged": sum(end.verdict.acknowledged for end in ends),
+            "lost": sum(end.verdict.lost for end in ends),
+            "twice": sum(end.verdict.twice for end in ends),
+            "replay": next((end.differs for end in ends if end.differs), "identical"),
+            "accuracy": round(ends[-1].accuracy, 3),
         }
-        more |= _judged([run.end for run in runs if run.end])
-        out.append(Row(name, "unix" if rule else "tcp", settings, times, more))
+        out.append(Row(name, "unix", settings, times, more))
     return out
-
-
-def _judged(ends: Sequence[End]) -> dict[str, float | int | str]:
-    if not ends:
-        return {}
-    return {
-        "acknowledged": sum(end.verdict.acknowledged for end in ends),
-        "lost": sum(end.verdict.lost for end in ends),
-        "twice": sum(end.verdict.twice for end in ends),
-        "replay": next((end.differs for end in ends if end.differs), "identical"),
-        "accuracy": round(ends[-1].accuracy, 3),
-    }
 
 
 def _goodput_bar(name: str, taken: Turns) -> Bar:
     pairs = zip(taken.calm[name], taken.fired[name], strict=True)
     ratio = Ratio.of([fired.progress.samples_per_s / calm.progress.samples_per_s for calm, fired in pairs])
-    limit = _GOODPUT if name in RULES and RULES[name].quorum else None
+    limit = _GOODPUT if RULES[name].quorum else None
     return Bar(_BAR, f"goodput, {name}: samples/s under fire over undisturbed", False, limit, ratio)
 
 
@@ -237,9 +202,9 @@ def _stopped_bar(name: str, stops: Sequence[Stop]) -> Bar:
     return Bar(_BAR + 1, what, False, limit, Ratio.of([stop.ratio for stop in stops]))
 
 
-def _notes(setting: Setting, torchft: bool) -> tuple[str, ...]:
+def _notes(setting: Setting) -> tuple[str, ...]:
     workers, slow = setting.workers, setting.slow
-    notes = [
+    return (
         f"A learner computes a real step on the {TASK}, and sleeps until the step has taken {setting.step_ms:g} ms, as "
         f"if it had a device of its own. A round of {setting.local_steps} steps takes {setting.round_s:g} s. So this "
         f"measures the protocol and the recovery, not the cores.",
@@ -251,10 +216,4 @@ def _notes(setting: Setting, torchft: bool) -> tuple[str, ...]:
         f"{(workers - 1) / workers:.3f} if all that the slow learner does is dropped.",
         f"timed: a learner takes as many steps as it has time for until {setting.round_s:g} s after the last commit, "
         f"and its weight is the number of its samples. Others always take {setting.local_steps} steps.",
-    ]
-    if torchft:
-        notes.append(
-            "torchft trains a model of the same size on random samples. Its learners are killed and slow at the same "
-            "times; its lighthouse is never killed. A sync counts the learners that took part in it."
-        )
-    return tuple(notes)
+    )

@@ -6,29 +6,22 @@ counted, beside the least that each way of doing a round must send.
 
 from __future__ import annotations
 
-import importlib.util
-import json
-import os
 import secrets
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from kvps.arrays.formats import format_of
 from kvps.arrays.layout import DTYPE
 from kvps.optim import SGD
-from kvps_bench.crew import ONE_THREAD, Member, Place, crew, together
+from kvps_bench.crew import Member, Place, crew, together
 from kvps_bench.hosts import Host, Network, NoHosts
 from kvps_bench.layouts import LAYOUTS, Ground
-from kvps_bench.peer import GLOO
 from kvps_bench.result import NOT_INSTALLED, Bar, Figures, Result, Row, machine
 from kvps_bench.roles import LR, Aggregator, Role, Worker, model
-from kvps_bench.round import check_weights
-from kvps_bench.turns import Case, CaseFailed, Ratio, Times, in_turns
+from kvps_bench.round import GLOO, NEAR_GLOO, check_weights, has_torch
+from kvps_bench.turns import Case, Ratio, Times, in_turns
 
 _ROUNDS = 2
 _GLOO_PORT = 6401
@@ -129,57 +122,22 @@ def _kvps(
         check_weights(together(workers, "ask", job, "weights"), SGD(lr=LR), len(workers), near)
 
 
-class Gloo:
-    """torch.distributed's all_reduce over gloo, a process on each host."""
+@contextmanager
+def _all_reduce(hosts: Sequence[Host], nbytes: int, rounds: int) -> Iterator[Case]:
+    """Yield a case of rounds of gloo's all-reduce, a rank on each host; at the end, check the weights."""
+    from kvps_bench.gloo import GlooWorker  # PyTorch is an extra
 
-    def __init__(self, hosts: Sequence[Host], python: str, nbytes: int) -> None:
-        script = str(Path(__file__).parent / "peers" / GLOO.script)
-        asked = {"workers": len(hosts), "nbytes": nbytes, "tensors": 1, "address": hosts[0].address, "port": _GLOO_PORT}
-        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-        started = [
-            host.start(
-                *(python, script, json.dumps(asked | {"rank": rank, "interface": host.interface})),
-                **pipes,
-                text=True,
-                env=os.environ | ONE_THREAD,
-            )
-            for rank, host in enumerate(hosts)
-        ]
-        self._pipes: list[tuple[Any, Any]] = [(process.stdin, process.stdout) for process in started]
-        with suppress(CaseFailed):  # the first turn says so
-            self._answers("ready")
-
-    def rounds(self, number: int) -> list[float]:
-        """Return the seconds of each round, as the first rank saw them. Raises CaseFailed if a rank has died."""
-        with suppress(BrokenPipeError):
-            for to, _ in self._pipes:
-                to.write(f"{number}\n")
-                to.flush()
-        return list(self._answers("seconds")[0])
-
-    def close(self) -> None:
-        """End all ranks. Raises CaseFailed if their weights are wrong."""
-        for to, _ in self._pipes:
-            with suppress(BrokenPipeError):
-                to.close()
-        if not all(self._answers("right")):
-            raise CaseFailed("the weights of the all-reduce are not what they must be")
-
-    def _answers(self, name: str) -> list[Any]:
-        lines = [answers.readline() for _, answers in self._pipes]
-        if not all(lines):
-            raise CaseFailed("a process of the all-reduce died")
-        return [json.loads(line)[name] for line in lines]
-
-
-def _python(folder: Path | None) -> str:
-    """Return a Python that has PyTorch: that of `folder`, or this one; "" if neither has."""
-    return str(GLOO.python(folder) or (sys.executable if importlib.util.find_spec("torch") else ""))
+    where = (hosts[0].address, _GLOO_PORT)
+    ranks = [((rank, len(hosts)), *where, host.interface) for rank, host in enumerate(hosts)]
+    makers = [(host, GlooWorker, nbytes, 1, *each) for host, each in zip(hosts, ranks, strict=True)]
+    with crew(*makers) as members:
+        yield lambda: together(members, "rounds", rounds)[0]
+        check_weights(together(members, "weights"), SGD(lr=LR), len(hosts), NEAR_GLOO)
 
 
 Key = tuple[str, str]
 """Case and layout."""
-_GLOO: Key = (GLOO.name, "ring")
+_GLOO: Key = (GLOO, "ring")
 
 
 class Found(NamedTuple):
@@ -207,7 +165,6 @@ def measure(
     layouts: Sequence[str],
     turns: int,
     quick: bool = False,
-    folder: Path | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Result:
     """Measure rounds of `nbytes` over each layout, number of workers, and rate in Gbit/s."""
@@ -219,7 +176,7 @@ def measure(
             say(f"{gbit:g} Gbit/s, {count} workers")
             found = Found(gbit, count, nbytes, keys, {})
             try:
-                cases = _measured(nbytes, count, gbit, layouts, turns, 1 if quick else _ROUNDS, folder)
+                cases = _measured(nbytes, count, gbit, layouts, turns, 1 if quick else _ROUNDS)
                 found = found._replace(cases=cases)
             except NoHosts as refused:
                 found = found._replace(why=str(refused))
@@ -243,9 +200,8 @@ _NOTES = (
 
 
 def _measured(
-    nbytes: int, workers: int, gbit: float, layouts: Sequence[str], turns: int, rounds: int, folder: Path | None
+    nbytes: int, workers: int, gbit: float, layouts: Sequence[str], turns: int, rounds: int
 ) -> dict[Key, tuple[Times, Figures]]:
-    python = _python(folder)
     cases: dict[Key, Counter] = {}
     with Network(workers + 1, gbit * 1e9) as hosts, ExitStack() as stack:
         grounds = {name: stack.enter_context(LAYOUTS[name].opened(hosts)) for name in layouts}
@@ -255,10 +211,8 @@ def _measured(
             for case, setting in SETTINGS.items():
                 running = _kvps(ground, serving, working, setting, nbytes, rounds)
                 cases[f"kvps, {case}", name] = Counter(hosts, stack.enter_context(running))
-        if python:
-            gloo = Gloo(hosts[:-1], python, nbytes)
-            stack.callback(gloo.close)
-            cases[_GLOO] = Counter(hosts, lambda: gloo.rounds(rounds))
+        if has_torch():
+            cases[_GLOO] = Counter(hosts, stack.enter_context(_all_reduce(hosts[:-1], nbytes, rounds)))
         times = in_turns(cases, turns)
     return {key: (each, cases[key].figures()) for key, each in times.items()}
 
@@ -292,9 +246,7 @@ def _least(key: Key, workers: int, nbytes: int) -> tuple[float, float]:
 def _bar(found: Found, key: Key) -> Bar:
     case, layout = key
     limit = _setting(key).limit if LAYOUTS[layout].limits else None
-    what = (
-        f"{found.gbit:g} Gbit/s, {found.nbytes / 1e6:g} MB, {found.workers} workers, {layout}: {case} over {GLOO.name}"
-    )
+    what = f"{found.gbit:g} Gbit/s, {found.nbytes / 1e6:g} MB, {found.workers} workers, {layout}: {case} over {GLOO}"
     return Bar(_BAR, what, True, limit, found.over_gloo(key), found.why)
 
 

@@ -20,6 +20,7 @@ BENCHES = ("transport", "round", "straggler", "scale", "readers", "workers", "wa
 _TITLES = {
     "transport": "Moving arrays",
     "round": "A round",
+    "others": "A round of other systems",  # measured once: their programs are gone
     "straggler": "Slow workers",
     "scale": "Many tensors, Adam, large models",
     "readers": "Many readers",
@@ -46,15 +47,9 @@ def main() -> None:
     for bench in [name for name in options.only.split(",") if name]:
         command = ["kvps_bench", bench, "--json", *(["--quick"] if options.quick else [])]
         command += ["--turns", str(options.turns)] if options.turns else []
-        if bench in ("round", "links") and options.peers:
-            command += ["--peers", str(options.peers)]
         print(bench, flush=True)
         found = digits.measure(options.turns or (1 if options.quick else 7)) if bench == "digits" else _run(command)
-        said = (
-            "make bench"
-            if bench == "digits"
-            else " ".join(["python", "-m", *command]).replace(str(options.peers), "DIR")
-        )
+        said = "make bench" if bench == "digits" else " ".join(["python", "-m", *command])
         results[bench] = {"command": said, **found}
         file.write_text(json.dumps(results, indent=1) + "\n")  # at once, because the next bench may fail
     (out / "images").mkdir(exist_ok=True)
@@ -65,7 +60,6 @@ def main() -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--peers", type=Path, help="the folder of environments of other systems")
     parser.add_argument("--only", default=",".join(BENCHES), help="which to measure now; empty: only write the page")
     parser.add_argument("--quick", action="store_true", help="few and small turns")
     parser.add_argument("--turns", type=int, help="how many turns each case has (default: the benches' own)")
@@ -85,7 +79,7 @@ def _run(command: list[str]) -> dict[str, Any]:
 
 def page(results: dict[str, Any]) -> str:
     """Return the page, with a section for each bench that was measured."""
-    return _HEAD + "".join(_section(results[name]) for name in BENCHES if name in results)
+    return _HEAD + "".join(_section(results[name]) for name in _TITLES if name in results)
 
 
 def _section(result: dict[str, Any]) -> str:
@@ -118,7 +112,7 @@ def pictures(results: dict[str, Any]) -> dict[str, str]:
     """Return file name -> SVG, for the benches that were measured."""
     drawn = {}
     if "round" in results:
-        drawn["rounds.svg"] = _rounds(results["round"]["rows"])
+        drawn["rounds.svg"] = _rounds([*results["round"]["rows"], *results.get("others", {}).get("rows", [])])
     if "straggler" in results:
         drawn["straggler.svg"] = _stragglers(results["straggler"]["rows"])
     return drawn

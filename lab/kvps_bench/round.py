@@ -1,29 +1,28 @@
 """`kvps_bench round`: one BSP round of all workers, against bare sockets that carry the same bytes to the same server.
 
 In a round every worker pushes a gradient, the aggregator averages and steps, and every worker gets the new weights.
-Rounds of other systems take turns with these, where the systems are installed.
+Rounds of PyTorch's all-reduce over gloo take turns with these, where it is installed.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from kvps.arrays.layout import DTYPE
 from kvps.optim import SGD, Optimizer
-from kvps_bench import peer as peers
 from kvps_bench.bare import Socket
-from kvps_bench.crew import Member, Place, crew, spawning, together
+from kvps_bench.crew import Member, Place, crew, free_port, spawning, together
 from kvps_bench.result import NOT_INSTALLED, Bar, Figures, Result, Row, machine
 from kvps_bench.roles import LR, Aggregator, Worker, model, temporary_job
-from kvps_bench.turns import Case, Ratio, Times, in_turns
+from kvps_bench.turns import Case, Times, in_turns
 
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "kvps": {},
@@ -34,6 +33,9 @@ LENT = "kvps, in its buffers"
 SHARED: Mapping[str, Mapping[str, Any]] = {"kvps": {}, LENT: {"lent": True}}
 """The cases over shared memory."""
 
+GLOO = "gloo all_reduce"
+NEAR_GLOO = 1e-3
+"""How far, relatively, the weights of the all-reduce may be from exact ones: they are sums of rounded numbers."""
 _BARE, _FRESH, _HALF = "bare sockets", "bare sockets, fresh names", "bare sockets, half the bytes"
 _BARES: Mapping[str, Mapping[str, Any]] = {_BARE: {}, _FRESH: {"fresh": True}, _HALF: {"part": 2}}
 _TURN_BYTES = 1e9  # of one worker's gradients in a turn: long enough that events of once a second get their due share
@@ -191,23 +193,39 @@ def check_weights(found: Iterable[tuple[int, float, float]], optimizer: SGD, wor
         assert abs(greatest - wanted) <= near * abs(wanted), (version, greatest, wanted)
 
 
+@contextmanager
+def all_reduce(setting: Setting, rounds: int) -> Iterator[Case]:
+    """Yield a case of rounds of gloo's all-reduce, whose weights are checked at the end."""
+    from kvps_bench.gloo import GlooWorker  # PyTorch is an extra
+
+    where = ("127.0.0.1", free_port(), "lo")
+    ranks = [(rank, setting.workers) for rank in range(setting.workers)]
+    with crew(*((GlooWorker, setting.nbytes, setting.tensors, each, *where) for each in ranks)) as members:
+        yield _case(members, rounds)
+        check_weights(together(members, "weights"), SGD(lr=LR), setting.workers, NEAR_GLOO)
+
+
+def has_torch() -> bool:
+    """Return whether this Python has PyTorch."""
+    return importlib.util.find_spec("torch") is not None
+
+
 def measure(
     place: Place,
     transports: Sequence[str],
     settings: Sequence[Setting],
     turns: int,
     quick: bool = False,
-    folder: Path | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Result:
-    """Measure rounds of each setting over each transport, and those of the peers found in `folder`."""
+    """Measure rounds of each setting over each transport, and gloo's all-reduce if PyTorch is installed."""
     rows: list[Row] = []
     bars: list[Bar] = []
     for setting in settings:
         say(f"{setting.nbytes / 1e6:g} MB, {setting.workers} workers")
-        found, why = _measured(place, transports, setting, turns, quick, folder)
-        rows += _rows(setting, transports, found, why)
-        bars += _bars(setting, transports, found, why)
+        found = _measured(place, transports, setting, turns, quick)
+        rows += _rows(setting, transports, found)
+        bars += _bars(setting, transports, found)
     return Result("round", turns, rows, bars, machine(place.store.client), _NOTES)
 
 
@@ -215,16 +233,14 @@ _NOTES = (
     "Bare sockets carry the same bytes in the same chunks, without overlap. With fresh names they also unlink old "
     "ones, as every system must that never shows half of an array. kvps overlaps what bare sockets do one after "
     "another. bf16 has half the bytes.",
-    "Other systems take their turns in the same run, over their own transports; shm is shared memory.",
+    "gloo's all-reduce takes its turns in the same run, over TCP; shm is shared memory.",
 )
 Key = tuple[str, str]
 """Case and transport."""
+_ALL_REDUCE: Key = (GLOO, "tcp")
 
 
-def _measured(
-    place: Place, transports: Sequence[str], setting: Setting, turns: int, quick: bool, folder: Path | None
-) -> tuple[dict[Key, Times], dict[Key, str]]:
-    """Return the times of the cases that were measured, and why the others were not."""
+def _measured(place: Place, transports: Sequence[str], setting: Setting, turns: int, quick: bool) -> dict[Key, Times]:
     rounds = setting.rounds(quick)
     cases: dict[Key, Case] = {}
     with ExitStack() as stack:
@@ -235,67 +251,39 @@ def _measured(
                 cases[name, transport] = stack.enter_context(bare(url, setting, rounds, **more))
             for name, more in (SHARED if shared else VARIANTS).items():
                 cases[name, transport] = stack.enter_context(kvps(place, transport, setting, rounds, **more))
-        others = stack.enter_context(peers.opened(folder, setting.workers, setting.nbytes, setting.tensors))
-        cases |= {(p.kind.name, p.kind.transport): _peer_case(p, rounds) for p in others if not p.why}
-        found = in_turns(cases, turns)
-        for other in others:
-            other.finish()
-        why = {(p.kind.name, p.kind.transport): p.why for p in others if p.why}
-    return {key: times for key, times in found.items() if key not in why}, why
+        if has_torch():
+            cases[_ALL_REDUCE] = stack.enter_context(all_reduce(setting, rounds))
+        return in_turns(cases, turns)
 
 
-def _peer_case(other: peers.Peer, rounds: int) -> Case:
-    return lambda: other.rounds(rounds)
-
-
-def _rows(setting: Setting, transports: Sequence[str], found: Mapping[Key, Times], why: Mapping[Key, str]) -> list[Row]:
-    mine = [
+def _rows(setting: Setting, transports: Sequence[str], found: Mapping[Key, Times]) -> list[Row]:
+    keys = [
         (name, transport)
         for transport in transports
         for name in (SHARED if transport == "shm" else (*_BARES, *VARIANTS))
     ]
-    theirs = [(kind.name, kind.transport) for kind in peers.KINDS]
     rows = []
-    for key in mine + theirs:
+    for key in [*keys, _ALL_REDUCE]:
         times = found.get(key)
         more: Figures = {}
-        if times and (base := found.get((_BARE, key[1] if key in mine else transports[0]))):
+        if times and (base := found.get((_BARE, key[1] if key in keys else transports[0]))):
             more = {"over_bare": round(times.over(base).median, 3)}
-        rows.append(Row(*key, setting.figures(), times, more, "" if times else why.get(key, NOT_INSTALLED)))
+        rows.append(Row(*key, setting.figures(), times, more, "" if times else NOT_INSTALLED))
     return rows
 
 
-# -- bars ---------------------------------------------------------------------------------------------------------
-
-
-def _bars(setting: Setting, transports: Sequence[str], found: Mapping[Key, Times], why: Mapping[Key, str]) -> list[Bar]:
+def _bars(setting: Setting, transports: Sequence[str], found: Mapping[Key, Times]) -> list[Bar]:
+    if setting.tensors > 1 or not isinstance(setting.optimizer, SGD) or setting.nbytes < 4_000_000:
+        return []
     where = f"{setting.nbytes / 1e6:g} MB, {setting.workers} workers"
-    plain = setting.tensors == 1 and isinstance(setting.optimizer, SGD)
 
-    def bar(number: int, mine: Key, limit: float, other: Key, ahead: bool = False) -> Bar:
-        """With `ahead`, the other's time over ours must be at least `limit`; else ours over the other's at most."""
-        ratio: Ratio | None = None
-        if mine in found and other in found:
-            ratio = found[other].over(found[mine]) if ahead else found[mine].over(found[other])
-        names = [" ".join(key) for key in ((other, mine) if ahead else (mine, other))]
-        return Bar(number, f"{where}: {names[0]} over {names[1]}", not ahead, limit, ratio, why.get(other, ""))
+    def bar(number: int, mine: Key, limit: float, other: Key) -> Bar:
+        ratio = found[mine].over(found[other]) if mine in found and other in found else None
+        return Bar(number, f"{where}: {' '.join(mine)} over {' '.join(other)}", True, limit, ratio)
 
-    def theirs(kind: peers.Kind) -> Key:
-        return kind.name, kind.transport
-
-    bars: list[Bar] = []
-    if plain and setting.nbytes >= 4_000_000:
-        carried = [transport for transport in transports if transport != "shm"]
-        bars += [bar(2, ("kvps", t), 1.2, (base, t)) for t in carried for base in (_BARE, _FRESH)]
-        for transport in carried:
-            limits = {peers.MXNET: 1.3, peers.TENSORFLOW: 1.3, peers.RPC_TCP: 1.0}
-            bars += [bar(3, ("kvps", transport), limit, theirs(kind), ahead=True) for kind, limit in limits.items()]
-            limits = {peers.GLOO: 1.1, peers.RPC_TCP: 0.6}
-            bars += [bar(4, ("kvps, bf16", transport), limit, theirs(kind)) for kind, limit in limits.items()]
-    if plain and setting.nbytes >= 4_000_000 and "shm" in transports:
-        others = (peers.GLOO, peers.RAY, peers.RPC_SHM)
-        bars += [bar(5, (name, "shm"), 0.5, theirs(kind)) for name in SHARED for kind in others]
-    if plain and setting.nbytes <= 40_000 and setting.workers == 2:
-        pairs = {"tcp": peers.RPC_TCP, "unix": peers.RPC_SHM}
-        bars += [bar(9, ("kvps", t), 0.7, theirs(kind)) for t, kind in pairs.items() if t in transports]
+    carried = [transport for transport in transports if transport != "shm"]
+    bars = [bar(2, ("kvps", t), 1.2, (base, t)) for t in carried for base in (_BARE, _FRESH)]
+    bars += [bar(4, ("kvps, bf16", t), 1.1, _ALL_REDUCE) for t in carried]
+    if "shm" in transports:
+        bars += [bar(5, (name, "shm"), 0.5, _ALL_REDUCE) for name in SHARED]
     return bars

@@ -12,10 +12,10 @@ from helpers.commands import bench_run
 from kvps_bench import links
 from kvps_bench.hosts import Network, NoHosts
 from kvps_bench.layouts import LAYOUTS
-from kvps_bench.peer import GLOO
+from kvps_bench.round import GLOO
 
 TINY = ["links", "--mb", "0.4", "--workers", "2", "--quick", "--turns", "1", "--json"]
-CASES = {(f"kvps, {case}", layout) for case in links.SETTINGS for layout in LAYOUTS} | {(GLOO.name, "ring")}
+CASES = {(f"kvps, {case}", layout) for case in links.SETTINGS for layout in LAYOUTS} | {(GLOO, "ring")}
 
 
 def measured(**environment: str) -> dict[str, Any]:
@@ -35,7 +35,7 @@ def test_each_case_is_measured_and_its_bytes_are_counted(home: Path) -> None:
     except NoHosts as why:
         pytest.skip(str(why))
     for row in measured()["rows"]:
-        if (row["case"], row.get("not_measured")) == (GLOO.name, "not installed"):
+        if (row["case"], row.get("not_measured")) == (GLOO, "not installed"):
             continue
         assert row["p50_ms"] > 0
         for way in ("in", "out"):  # at these sizes chunks' names and the protocol's own commands show
