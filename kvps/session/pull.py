@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from kvps.arrays.formats import format_of
 from kvps.arrays.layout import DTYPE, Array
 from kvps.device.base import CPU, Device, DeviceBuffer, empty
 from kvps.protocol.job_state import RoundState
 from kvps.transport.access import JobAccess
 from kvps.transport.base import Transport
+from kvps.transport.weight_reader import PullRequest
 
 
 class WeightPull:
@@ -23,30 +26,38 @@ class WeightPull:
         self._layout = access.layout
         self._where = where
         self._on_device: DeviceBuffer | None = None  # made by the first pull: a full device fails no join
-        self._source = transport.weight_source(partial(empty, access.layout.size, named), prefetch)
+        memory = partial(empty, access.layout.size, named)
+        self._reader = transport.weight_reader(memory, prefetch)
+        self._into: Array = memory() if self._reader.receives else np.empty(0, DTYPE)
+        self._inline = self._reader.receives and not format_of(access.config.weight_format).lossy
         self._flat: Array = np.empty(0, DTYPE)
         self._views: dict[str, Array] = {}
+        weakref.finalize(self, self._reader.close)  # if a session is dropped without leaving
 
     @property
     def inline_buffer(self) -> Array | None:
         """The array that receives a small model's weights together with a round state; None if they are read
         separately."""
-        return self._source.inline_buffer
+        return self._into if self._inline else None
 
-    def weights(
+    def pull(
         self, round_state: RoundState, inline: bool, rounds_done: int, newest: Callable[[], RoundState], part: str
     ) -> tuple[int, dict[str, Any]]:
         """Return the weights of this round state, or newer ones: their version, and name -> array. With a `part` of the
         model, only its weights.
 
         `inline` says that they are already in `inline_buffer`, `newest` returns the newest round state. Raises
-        SharedMemoryLost, DeviceFailed, and what `VersionReader.weights` and `newest` raise.
+        SharedMemoryLost, DeviceFailed, and what `WeightReader.read` raises.
         """
         self._on_device = self._on_device or self._where.landing(self._layout.size)
         if self._on_device:
             self._on_device.begin()
         arrived = self._on_device.arrived if self._on_device else None
-        version, flat = self._source.weights(round_state, inline, rounds_done, newest, arrived, part)
+        if inline:
+            version, flat = round_state.version, self._into
+        else:
+            request = PullRequest(round_state, rounds_done, newest, self._into, arrived, part)
+            version, _, flat = self._reader.read(request)
         if flat is not self._flat:
             self._flat, self._views = flat, self._layout.views(flat)
         views = self._layout.cut(self._on_device.whole(flat)) if self._on_device else self._views
@@ -56,4 +67,4 @@ class WeightPull:
 
     def close(self) -> None:
         """Cancel a fetch that is under way."""
-        self._source.close()
+        self._reader.close()

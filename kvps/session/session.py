@@ -131,9 +131,7 @@ class Session:
         round_state, inline = self._await_round()
         self._timer.enter(FETCH)
         with self._membership.memory_checked():
-            version, weights = self._weights.weights(
-                round_state, inline, self.round, self._membership.round_state, part
-            )
+            version, weights = self._weights.pull(round_state, inline, self.round, self._membership.round_state, part)
         self._membership.version, self._round_state = version, round_state
         self._timer.enter(COMPUTE)
         return weights

@@ -11,11 +11,11 @@ from typing import Protocol
 
 from kvps.arrays.digest import Buffers
 from kvps.arrays.layout import Array
-from kvps.protocol.job_state import RoundState
 from kvps.protocol.lua_scripts import Call
 from kvps.transport.access import JobAccess
 from kvps.transport.shared_memory import WritableSegment
-from kvps.transport.version_reader import Arrived, VersionReader
+from kvps.transport.version_reader import VersionReader
+from kvps.transport.weight_reader import WeightReader
 
 
 class ChunkUpload(Protocol):
@@ -78,35 +78,6 @@ class Uploads(Protocol):
         """Give up the bytes of contributions up to the `settled`-th, which wait no more."""
 
 
-class WeightSource(Protocol):
-    """The weights that one session pulls, in host memory. An array that it returns is valid until the next one."""
-
-    @property
-    def inline_buffer(self) -> Array | None:
-        """The array that receives a small model's weights together with a round state; None if they are read
-        separately."""
-
-    def weights(
-        self,
-        state: RoundState,
-        inline: bool,
-        rounds_done: int,
-        newest: Callable[[], RoundState],
-        arrived: Arrived | None,
-        part: str,
-    ) -> tuple[int, Array]:
-        """Return the weights of this round state, or newer ones: their version, and (size,) float32. Only those of
-        `part` need be right; "" is the whole model.
-
-        `inline` says that they are already in `inline_buffer`, `newest` returns the newest round state, `arrived` is
-        called with each part read from Redis. Raises SharedMemoryLost, and what `VersionReader.weights` and `newest`
-        raise.
-        """
-
-    def close(self) -> None:
-        """Cancel a fetch that is under way."""
-
-
 class Transport(ABC):
     """One way to move a job's arrays. `kind` is "redis" or "shm", `reader` reads whole versions of the job.
 
@@ -121,8 +92,9 @@ class Transport(ABC):
     """Whether this process could tell that the arrays are lost."""
 
     @abstractmethod
-    def weight_source(self, memory: Callable[[], Array], prefetch: bool) -> WeightSource:
-        """Return the weights for one session; `memory` makes an array (size,) float32 to receive them."""
+    def weight_reader(self, memory: Callable[[], Array], prefetch: bool) -> WeightReader:
+        """Return the reader of one session, which reads ahead with `prefetch`; `memory` makes an array (size,) float32
+        to receive weights."""
 
     @abstractmethod
     def uploads(self, worker: str, incarnation: str, sizes: Iterable[int]) -> Uploads:

@@ -115,7 +115,7 @@ class HostCopy:
         self._ending: Callable[[], object] | None = None
         self.reads = 0
 
-    def weights(self, name: str, since: int, read: Read) -> tuple[int, Array] | None:
+    def newest(self, name: str, since: int, read: Read) -> tuple[int, Array] | None:
         """Return a version and its weights, (items,) float32 that nobody can write to. None if there is no copy to be
         had: then the caller reads Redis itself.
 
@@ -142,7 +142,7 @@ class HostCopy:
         return None
 
     def exactly(self, name: str, read: Read) -> tuple[int, Array] | None:
-        """Return the version with the staged names `name` and its weights, as `weights` does; but nobody rests, and
+        """Return the version with the staged names `name` and its weights, as `newest` does; but nobody rests, and
         nobody waits for a read of another version. None also if nobody else is here, see `enter`, or if the kernel lets
         this process not open what another has read.
 

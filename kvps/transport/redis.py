@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from itertools import chain
 
 from kvps.arrays.digest import Buffers, digest_of
-from kvps.arrays.formats import format_of
 from kvps.arrays.layout import Array
 from kvps.arrays.weight_view import has_view
 from kvps.connection.client import Client
 from kvps.errors import WrongOrder
-from kvps.protocol.job_state import RoundState
 from kvps.protocol.lua_scripts import Call
 from kvps.transport.access import JobAccess
 from kvps.transport.base import Transport
 from kvps.transport.host_pull import HostPull
-from kvps.transport.prefetch import Prefetch, Pull
+from kvps.transport.prefetch import Prefetch
 from kvps.transport.shared_memory import WritableSegment
-from kvps.transport.version_reader import Arrived, VersionReader
+from kvps.transport.version_reader import VersionReader
 from kvps.transport.view_reader import ViewReader
+from kvps.transport.weight_reader import WeightReader
 
 
 class RedisTransport(Transport):
@@ -34,67 +32,15 @@ class RedisTransport(Transport):
         self._access = access
         self.reader = VersionReader(access)
 
-    def weight_source(self, memory: Callable[[], Array], prefetch: bool) -> RedisWeightSource:
-        return RedisWeightSource(self._access, self.reader, memory, prefetch)
+    def weight_reader(self, memory: Callable[[], Array], prefetch: bool) -> WeightReader:
+        access, reader = self._access, self.reader
+        wrapped: WeightReader = ViewReader(access, reader) if has_view(reader.format) else reader
+        if HostPull.pays(access):
+            wrapped = HostPull(access, wrapped)
+        return Prefetch(access, reader, wrapped, memory) if prefetch else wrapped
 
     def uploads(self, worker: str, incarnation: str, sizes: Iterable[int]) -> RedisUploads:
         return RedisUploads(self._access, worker, incarnation)
-
-
-class RedisWeightSource:
-    """Weights received into one array in host memory; with `prefetch` into another too, while the worker computes."""
-
-    def __init__(self, access: JobAccess, reader: VersionReader, memory: Callable[[], Array], prefetch: bool) -> None:
-        self._reader = reader
-        self._format = format_of(access.config.weight_format)
-        self._shared = HostPull(access, reader, self._format) if HostPull.pays(access, self._format) else None
-        self._pull = self._shared.weights if self._shared else weights_pull(access, reader)
-        self._flat = memory()
-        self._prefetch = Prefetch(access, reader, memory(), self._pull) if prefetch else None
-        if self._prefetch:
-            weakref.finalize(self, self._prefetch.close)  # if a session is dropped without leaving
-
-    @property
-    def inline_buffer(self) -> Array | None:
-        return None if self._prefetch or self._format.lossy else self._flat
-
-    def weights(
-        self,
-        state: RoundState,
-        inline: bool,
-        rounds_done: int,
-        newest: Callable[[], RoundState],
-        arrived: Arrived | None,
-        part: str,
-    ) -> tuple[int, Array]:
-        if inline:
-            return state.version, self._flat
-        if part and not has_view(self._format):  # what was fetched ahead, or by another process, is the whole model
-            if self._prefetch:
-                self._prefetch.drop()
-            return self._reader.weights(state, self._flat, self._format, arrived, part), self._flat
-        fetched = self._prefetch.take(self._flat) if self._prefetch else None
-        if fetched:
-            version, self._flat = fetched
-        else:
-            version = self._pull(state, self._flat, arrived)
-        if self._prefetch:
-            self._prefetch.begin(rounds_done + 1, version)
-        return version, self._flat
-
-    def close(self) -> None:
-        if self._prefetch:
-            self._prefetch.close()
-        if self._shared:
-            self._shared.close()
-
-
-def weights_pull(access: JobAccess, reader: VersionReader) -> Pull:
-    """Return the function that pulls in the job's format, for one session."""
-    format_ = format_of(access.config.weight_format)
-    if has_view(format_):
-        return ViewReader(access, reader).weights
-    return lambda state, flat, arrived: reader.weights(state, flat, format_, arrived)
 
 
 class RedisUploads:

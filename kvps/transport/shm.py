@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 
@@ -10,16 +9,15 @@ import numpy as np
 
 from kvps.arrays.digest import Buffers, digest_of
 from kvps.arrays.formats import Bytes
-from kvps.arrays.layout import DTYPE, Array
+from kvps.arrays.layout import Array
 from kvps.errors import UsageError
-from kvps.protocol.job_state import RoundState
 from kvps.protocol.keys import segment_of
 from kvps.protocol.lua_scripts import Call
 from kvps.transport.access import JobAccess
 from kvps.transport.base import Transport
-from kvps.transport.shared_memory import Segments, SharedMemoryLost, WritableSegment
+from kvps.transport.shared_memory import Segments, WritableSegment
 from kvps.transport.shm_version_reader import ShmVersionReader
-from kvps.transport.version_reader import Arrived
+from kvps.transport.weight_reader import WeightReader
 
 
 class ShmTransport(Transport):
@@ -49,8 +47,8 @@ class ShmTransport(Transport):
             keys, config = self._access.keys, self._access.config
             raise UsageError(f"the arrays of job {keys.job!r} are in the shared memory of {config.host}{why}")
 
-    def weight_source(self, memory: Callable[[], Array], prefetch: bool) -> ShmWeightSource:
-        return ShmWeightSource(self._access, self.reader)
+    def weight_reader(self, memory: Callable[[], Array], prefetch: bool) -> WeightReader:
+        return self.reader  # there is nothing to fetch ahead
 
     def uploads(self, worker: str, incarnation: str, sizes: Iterable[int]) -> ShmUploads:
         def name(seq: int) -> str:
@@ -70,42 +68,6 @@ class ShmTransport(Transport):
 
     def names(self) -> list[str]:
         return self.segments.names()
-
-
-class ShmWeightSource:
-    """The weights in the memory where the aggregator wrote them."""
-
-    inline_buffer = None
-
-    def __init__(self, access: JobAccess, reader: ShmVersionReader) -> None:
-        self._client = access.client
-        self._keys = access.keys
-        self._reader = reader
-
-    def weights(
-        self,
-        state: RoundState,
-        inline: bool,
-        rounds_done: int,
-        newest: Callable[[], RoundState],
-        arrived: Arrived | None,
-        part: str,
-    ) -> tuple[int, Array]:
-        while True:
-            if mapped := self._reader.mapped(state):
-                flat: Array = np.frombuffer(mapped.data.data, DTYPE)
-                weakref.finalize(flat, mapped.close)  # once the user's last array of it is gone
-                return state.version, flat
-            now = newest()
-            if now.version == state.version:
-                if (given := self._reader.given(state)) is not None:
-                    return state.version, given
-                self._client.wait({self._keys.turns: now.last_entry})  # until the aggregator has noticed the loss
-                raise SharedMemoryLost(f"version {state.version} of job {self._keys.job!r} is in no memory")
-            state = now
-
-    def close(self) -> None:
-        pass
 
 
 class ShmUploads:

@@ -15,8 +15,9 @@ from kvps.connection.sockets import ChunkGone
 from kvps.errors import KvpsError
 from kvps.protocol.job_state import AnyState, Mirrored, RoundState
 from kvps.transport.access import JobAccess
-from kvps.transport.shared_memory import ReadableSegment, Segments, free_bytes
-from kvps.transport.version_reader import Arrived, VersionReader
+from kvps.transport.shared_memory import ReadableSegment, Segments, SharedMemoryLost, free_bytes
+from kvps.transport.version_reader import VersionReader
+from kvps.transport.weight_reader import Arrived, PullRequest, Weights
 
 _TRIES = 10
 _MOST_IN_USE = 2  # segments: one that a user still has while the next one comes; more would fill the shared memory
@@ -26,19 +27,37 @@ _SPARE_VERSIONS = 8  # versions for which shared memory must have room, or a rea
 class ShmVersionReader(VersionReader):
     """A reader of a job over shared memory: it reads there, or the version that Redis was last given."""
 
+    receives = False
+
     def __init__(self, access: JobAccess, segments: Segments) -> None:
         super().__init__(replace(access, replicas=None))  # the bytes are in memory, or in what the master was given
         self._segments = segments
         self._in_use: set[ReadableSegment] = set()  # held by the user's arrays: their memory is not used again
 
-    def named_weights(
+    def read(self, request: PullRequest) -> Weights:
+        """Return the weights in the memory where the aggregator wrote them."""
+        state = request.state
+        while True:
+            if mapped := self.mapped(state):
+                flat: Array = np.frombuffer(mapped.data.data, DTYPE)
+                weakref.finalize(flat, mapped.close)  # once the user's last array of it is gone
+                return Weights(state.version, state.names, flat)
+            newest = request.newest()
+            if newest.version == state.version:
+                if (given := self.given(state)) is not None:
+                    return Weights(state.version, state.names, given)
+                self._client.wait({self._keys.turns: newest.last_entry})  # until the aggregator has noticed the loss
+                raise SharedMemoryLost(f"version {state.version} of job {self._keys.job!r} is in no memory")
+            state = newest
+
+    def fetch(
         self, state: AnyState, flat: Array, format: Format = FP32, arrived: Arrived | None = None, part: str = ""
-    ) -> tuple[int, tuple[str, ...]]:
-        """Like that of `VersionReader`; if this process does not see the memory, read the newest weights in Redis."""
+    ) -> Weights:
+        """Read as `VersionReader` does; if this process does not see the memory, the newest weights in Redis."""
         if self._segments.here:
-            return super().named_weights(state, flat, format, arrived, part)
+            return super().fetch(state, flat, format, arrived, part)
         self.reads += 1
-        return self._weights_given(state, flat)
+        return self._fetch_given(state, flat)
 
     def _newest(self, state: RoundState, since: int) -> tuple[int, Array]:
         if not self._segments.here:
@@ -81,13 +100,13 @@ class ShmVersionReader(VersionReader):
         record = self.mirrored()
         return (record.name,) if record else state.names
 
-    def _weights_given(self, state: AnyState, flat: Array) -> tuple[int, tuple[str, ...]]:
-        """Read the newest weights that Redis was given, where memory is not shared. Return their version and name."""
+    def _fetch_given(self, state: AnyState, flat: Array) -> Weights:
+        """Read the newest weights that Redis was given, where memory is not shared."""
         for _ in range(_TRIES):
             record = self.mirrored() or Mirrored(state.version, state.names[0])
             with suppress(ChunkGone):
                 self._client.get(self._gets((record.name,), flat))
-                return record.version, (record.name,)
+                return Weights(record.version, (record.name,), flat)
             self.restarts += 1
         raise KvpsError(
             f"the weights of job {self._keys.job!r} were replaced {_TRIES} times while they were read: "

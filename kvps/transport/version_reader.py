@@ -7,69 +7,58 @@ gone. It then pins a version and reads that one, so that no storm of commits can
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from itertools import islice
-from typing import Any
+from collections.abc import Callable, Sequence
+from itertools import accumulate, islice
 
 import numpy as np
 
-from kvps.arrays.digest import shard_digests, view
+from kvps.arrays.digest import shard_digests
 from kvps.arrays.formats import FP32, Bytes, Format, format_of
 from kvps.arrays.layout import DTYPE, Array, Chunk
 from kvps.arrays.weight_view import VIEW
-from kvps.connection.client import WAIT_MS
 from kvps.connection.replica_reader import Part
-from kvps.connection.resp import Command
 from kvps.connection.sockets import ChunkGone
-from kvps.errors import CorruptData, NotPermitted
-from kvps.protocol.job_state import AnyState, Pin, RoundState, State, digests_in
-from kvps.protocol.keys import following
-from kvps.protocol.lua_scripts import with_scripts
-from kvps.protocol.scripts import SCRIPTS, job_not_found, made_anew
+from kvps.errors import CorruptData
+from kvps.protocol.job_state import AnyState, RoundState, State, digests_in
 from kvps.transport.access import JobAccess
 from kvps.transport.host_copy import HostCopy, Progress
 from kvps.transport.read_ahead import read_ahead
+from kvps.transport.state_reader import StateReader
 from kvps.transport.stored_view import StoredView
+from kvps.transport.weight_reader import Arrived, PullRequest, Weights
 
-Arrived = Callable[[int, Array], None]
-
-_PIN_MS = 5_000
 _MOST_PIN_MS = 600_000
 _MOST_MISSED, _QUICK, _PAUSE_S = 40, 8, 0.05  # reads that found their version gone: after 8, there is a growing pause
 SHARED_BYTES = 1 << 20  # a smaller model is read faster than a copy of it is found
 _SAME_MS = 200  # after this time the same version is read again at once
 _FEW = 4  # chunks, for which a second thread is not worth it
 _CHECKED_BYTES = 256 << 20  # a smaller model is allocated without a look at what Redis has of it
-_SLOW_BYTES_PER_MS = 50_000  # a pin outlives a read at 50 MB/s
 
 
-class VersionReader:
+class VersionReader(StateReader):
     """A reader of the state and the weights of one job. It keeps nothing but counts, so threads may share it.
 
-    reads     how many times weights were read
-    restarts  how many times a read began anew because its version was gone
+    format       the format in which weights are staged for workers
+    reads        how many times weights were read
+    differences  how many times the differences of a version to the one before were read
+    restarts     how many times a read began anew because its version was gone
     """
 
+    receives = True
+
     def __init__(self, access: JobAccess) -> None:
-        self._client = access.client
-        self._keys = access.keys
-        self._layout = access.layout
-        self._scripts = access.scripts
-        self._view = StoredView(access.client, access.keys, access.layout, format_of(access.config.weight_format))
+        super().__init__(access)
+        self.format = format_of(access.config.weight_format)
+        self._view = StoredView(access.client, access.keys, access.layout, self.format)
         self._replicas = access.replicas
         self._copy = HostCopy(self._keys.id, self._layout.size)
         self._shown: tuple[RoundState, int] | None = None  # the newest that was read, and when, by `time.monotonic_ns`
-        self.reads = 0
-        self.restarts = 0
+        self.reads = self.differences = self.restarts = 0
 
     @property
     def fetched(self) -> int:
         """How often this process has read the weights from Redis for all processes of its host."""
         return self._copy.reads
-
-    def state(self) -> State:
-        """Return the job's state at one instant, with every member. Raises JobNotFound."""
-        return self._state()
 
     def check_stored(self) -> None:
         """Raise CorruptData unless Redis has as many bytes of a large model's weights as its layout says.
@@ -96,109 +85,42 @@ class VersionReader:
         """Return the staged names, one for each shard, of the newest version that Redis has."""
         return state.names
 
-    def held(self, arrays: int) -> State:
-        """Return the job's state at one instant, and pin its version at that instant, for long enough to read `arrays`
-        arrays of its size; unless another reader's pin holds another version, or this user may not pin. Raises
-        JobNotFound."""
-        pin = self._scripts.pinning(self._patience_ms(arrays))
-        try:
-            return with_scripts(self._client.call, SCRIPTS, lambda: self._state(pin))
-        except NotPermitted:
-            return self._state()
+    def read(self, request: PullRequest) -> Weights:
+        """Read what was staged for workers, in the job's weight format."""
+        return self.fetch(request.state, request.into, self.format, request.arrived, request.part)
 
-    def round_state(self, worker: str = "") -> RoundState:
-        """Return what a worker, or a reader, must know of the job, at one instant. Raises JobNotFound."""
-        newest = ("XREVRANGE", self._keys.turns, "+", "-", "COUNT", 1)
-        return self._round_state(worker, self._client.together([*self._asked(worker), newest]))
+    def close(self) -> None:
+        """Nothing goes on between two reads."""
 
-    def next_round_state(
-        self, worker: str, state: RoundState, flat: Array | None, timeout_ms: int = WAIT_MS
-    ) -> tuple[RoundState, bool]:
-        """Return the next round state after `state`, as soon as it is there, or after `timeout_ms`.
-
-        If the model is small, the weights of the version after `state` are read into `flat` in the same request.
-        Returns also whether that worked and that version is the present one. Raises JobNotFound.
-        """
-        names = tuple(following(name) for name in state.names)
-        small = flat is not None and self._layout.nbytes <= self._client.small_bytes
-        gets = self._gets(names, flat) if flat is not None and small else []
-        turns = self._keys.turns
-        arrived, asked, came = self._client.wait_and_read(
-            {turns: state.last_entry}, self._asked(worker), gets, timeout_ms
-        )
-        now = self._round_state(worker, [*asked, [(arrived.get(turns, state.last_entry), {})]])
-        return now, small and came and now.names == names
-
-    def _asked(self, worker: str) -> list[Command]:
-        k = self._keys
-        return [
-            ("HGETALL", k.version),
-            ("ZRANGE", k.rounds, 0, 0, "WITHSCORES"),
-            ("HLEN", k.workers),
-            ("HGET", k.workers, worker),
-            ("HGET", k.clock, worker),
-            ("ZSCORE", k.rounds, worker),
-        ]
-
-    def _round_state(self, worker: str, replies: Sequence[Any]) -> RoundState:
-        self._check_found(replies[0])
-        return RoundState.of(worker, self._layout.shards, *replies)
-
-    def _state(self, *before: Command) -> State:
-        k = self._keys
-        hashes = [("HGETALL", key) for key in (k.version, k.clock, k.skip, k.workers, k.units)]
-        newest = ("XREVRANGE", k.commits, "+", "-", "COUNT", 1)
-        replies = self._client.together([*before, *hashes, newest])[len(before) :]
-        self._check_found(replies[0])
-        return State.of(self._layout.shards, *replies)
-
-    def _check_found(self, version: Mapping[str, str]) -> None:
-        """Raise JobNotFound unless the job exists and has the id that is meant."""
-        if not version:
-            raise job_not_found(self._keys.job)
-        if version.get("id") != self._keys.id:
-            raise made_anew(self._keys.job)
-
-    def _patience_ms(self, arrays: int = 1) -> int:
-        return _PIN_MS + arrays * self._layout.nbytes // _SLOW_BYTES_PER_MS
-
-    def weights(
+    def fetch(
         self, state: AnyState, flat: Array, format: Format = FP32, arrived: Arrived | None = None, part: str = ""
-    ) -> int:
-        """Read the weights of `state`, or of a newer version, into `flat`, (size,) float32. Return that version. With a
-        `part` of the model, read only that.
+    ) -> Weights:
+        """Read the weights of `state`, or of a newer version, into `flat`, (size,) float32; with a `part` of the model,
+        only that.
 
-        `format` is the format in which they arrive: fp32, or the job's `weight_format`. If they are read from Redis,
-        `arrived` is called with the first item and the array of each part of `flat` once it is filled, and again if the
-        part is read again in another version. Raises CorruptData if bytes are missing that must exist.
+        `format` is the format in which they come: fp32, or the job's weight format. `arrived` is called if they come
+        from Redis. Raises CorruptData if bytes are missing that must exist.
         """
-        return self.named_weights(state, flat, format, arrived, part)[0]
-
-    def named_weights(
-        self, state: AnyState, flat: Array, format: Format = FP32, arrived: Arrived | None = None, part: str = ""
-    ) -> tuple[int, tuple[str, ...]]:
-        """Do what `weights` does. Return the version and its names, one for each shard."""
 
         def read(names: tuple[str, ...]) -> None:
             if format.lossy:
-                self._pull(names, flat, format, arrived, part)
+                self._decode(names, flat, arrived, part)
             elif arrived:
                 self._stream(names, flat, arrived, part)
             else:
                 self._read(names, flat, part=part)
 
-        return self._until_whole(state, read)
+        return Weights(*self._until_whole(state, read), flat)
 
-    def view(self, state: RoundState, flat: Array, arrived: Arrived | None) -> tuple[int, tuple[str, ...]]:
-        """Read the whole view of `state`, or of a newer version, as `weights` does. Return that version and its names,
-        one for each shard. Raises as `weights` does."""
+    def view(self, state: RoundState, flat: Array, arrived: Arrived | None) -> Weights:
+        """Read the whole view of `state`, or of a newer version, as `fetch` does, and raise what it raises."""
 
         def read(names: tuple[str, ...]) -> None:
             self._view.read(dict(enumerate(names)), flat)
             if arrived:
                 arrived(0, flat)
 
-        return self._until_whole(state, read)
+        return Weights(*self._until_whole(state, read), flat)
 
     def _until_whole(self, state: AnyState, read: Callable[[tuple[str, ...]], None]) -> tuple[int, tuple[str, ...]]:
         """Call `read` with the names of `state`, or of newer versions, until no chunk is gone. Return the version that
@@ -214,8 +136,8 @@ class VersionReader:
                 self.restarts += 1
                 missed += 1
                 now = self.round_state()
-                # The present version is never freed. A failover in a cluster may lose it: its holder stores it again. A
-                # version that is missing again and again was never there: the pin that names it is not a reader's.
+                # The present version is never freed. A failover in a cluster may lose it: its holder stores it again.
+                # If a version stays missing, no reader pinned it: the pin was forged or is damaged.
                 if (now.version == version and not self._client.is_cluster) or missed > _MOST_MISSED:
                     raise CorruptData(f"version {version} of job {self._keys.job!r}: {gone}") from None
             time.sleep(_PAUSE_S * max(0, missed - _QUICK))
@@ -236,17 +158,17 @@ class VersionReader:
         since, last = time.monotonic_ns(), self._shown
         wait_ms = round(_SAME_MS - (since - last[1]) / 1e6) if last else 0
         state = self.next_round_state("", last[0], None, wait_ms)[0] if last and wait_ms > 0 else self.round_state()
-        found = self._newest(state, since)
+        newest = self._newest(state, since)
         self._shown = state, time.monotonic_ns()
-        return found
+        return newest
 
     def _newest(self, state: RoundState, since: int) -> tuple[int, Array]:
         def read(flat: Array, progress: Progress) -> tuple[int, str]:
             version, names = self._snapshot(self.round_state(), flat, progress)
             return version, ",".join(names)
 
-        if self._layout.nbytes >= SHARED_BYTES and (found := self._copy.weights(",".join(state.names), since, read)):
-            return found
+        if self._layout.nbytes >= SHARED_BYTES and (copy := self._copy.newest(",".join(state.names), since, read)):
+            return copy
         return self._alone(state)
 
     def _alone(self, state: RoundState) -> tuple[int, Array]:
@@ -255,10 +177,10 @@ class VersionReader:
         return self._snapshot(state, flat, lambda: None)[0], flat
 
     def _snapshot(self, state: RoundState, flat: Array, progress: Progress) -> tuple[int, tuple[str, ...]]:
-        """Read as `named_weights` does, but take from replicas what they have. `progress` is called now and then."""
+        """Read as `fetch` does, but take from replicas what they have. `progress` is called now and then."""
         replicas = self._replicas
         if not replicas:
-            return self.named_weights(state, flat, arrived=lambda *_: progress())
+            return self.fetch(state, flat, arrived=lambda *_: progress())[:2]
 
         def read(names: tuple[str, ...]) -> None:
             items = replicas.read(self._parts(names, flat), progress)
@@ -274,13 +196,6 @@ class VersionReader:
         return [
             Part(mark, list(islice(gets, len(chunks)))) for mark, chunks in zip(marks, self._layout.chunks, strict=True)
         ]
-
-    def _pin(self, ms: int) -> Pin | None:
-        """Pin a version and return the pin; None if this user may not, as a reader on Redis 6.2 (see `kvps acl`)."""
-        try:
-            return Pin.of(self._scripts.pin(ms), self._layout.shards)
-        except NotPermitted:
-            return None
 
     def whole(self, state: State) -> tuple[Array, dict[str, Array]]:
         """Read the weights of exactly this version, and its optimizer state (slot name -> array); all (size,) float32.
@@ -309,42 +224,34 @@ class VersionReader:
     def _read(self, names: Sequence[str], flat: Array, what: str = "w", part: str = "") -> None:
         self._client.get(self._gets(names, flat, what, part))
 
-    def _gets(self, names: Sequence[str], flat: Array, what: str = "w", part: str = "") -> list[tuple[str, memoryview]]:
-        def key(c: Chunk) -> str:
-            return self._keys.array(c.shard, what, names[c.shard], c.number)
-
-        return [(key(c), view(flat[c.start : c.stop])) for c in self._layout.chunks_in(part)]
-
     def _stream(self, names: Sequence[str], flat: Array, arrived: Arrived, part: str) -> None:
         coming = self._client.getting(self._gets(names, flat, part=part))
         for c, _ in zip(self._layout.chunks_in(part), coming, strict=True):
             arrived(c.start, flat[c.start : c.stop])
 
-    def _pull(self, names: Sequence[str], flat: Array, format: Format, arrived: Arrived | None, part: str) -> None:
-        """Read the weights that were staged for workers."""
+    def _decode(self, names: Sequence[str], flat: Array, arrived: Arrived | None, part: str) -> None:
+        """Read the weights that were staged for workers in a lossy format."""
 
-        def take(c: Chunk, part: Bytes) -> None:
-            format.decode(part, flat[c.start : c.stop])
+        def take(c: Chunk, encoded: Bytes) -> None:
+            self.format.decode(encoded, flat[c.start : c.stop])
             if arrived:
                 arrived(c.start, flat[c.start : c.stop])
 
-        self.pull(names, format, take, part)
+        self.staged(names, take, part)
 
-    def pull(self, names: Sequence[str], format: Format, take: Callable[[Chunk, Bytes], None], part: str = "") -> None:
-        """Read what was staged for workers in `format`, and call `take` with each chunk and its bytes, while the next
-        ones arrive. Raises ChunkGone."""
+    def staged(self, names: Sequence[str], take: Callable[[Chunk, Bytes], None], part: str = "") -> None:
+        """Read what was staged for workers in the job's weight format, and call `take` with each chunk and its bytes,
+        while the next ones arrive. Raises ChunkGone."""
         chunks = self._layout.chunks_in(part)
-        whole: Bytes = np.empty(sum(format.nbytes(c.stop - c.start) for c in chunks), np.uint8)
-        each, at = [], 0
-        for c in chunks:
-            each.append(whole[at : at + format.nbytes(c.stop - c.start)])
-            at += each[-1].size
+        sizes = [self.format.nbytes(c.stop - c.start) for c in chunks]
+        memory: Bytes = np.empty(sum(sizes), np.uint8)
+        each = [memory[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True)]
         coming = self._client.getting(
             [(self._keys.pulled(c.shard, names[c.shard], c.number), e.data) for c, e in zip(chunks, each, strict=True)]
         )
         if len(chunks) > _FEW:
             coming = read_ahead(coming, slots=len(chunks), held=0)
-        for c, data, _ in zip(chunks, each, coming, strict=False):
-            take(c, data)
+        for c, encoded, _ in zip(chunks, each, coming, strict=False):
+            take(c, encoded)
         for _ in coming:  # gives its connection back
             pass

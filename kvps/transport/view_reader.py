@@ -12,15 +12,14 @@ from kvps.protocol.job_state import RoundState
 from kvps.protocol.keys import following
 from kvps.transport.access import JobAccess
 from kvps.transport.stored_view import damaged, most_differences
-from kvps.transport.version_reader import Arrived, VersionReader
+from kvps.transport.version_reader import VersionReader
+from kvps.transport.weight_reader import Arrived, PullRequest, Weights
 
 
 class ViewReader:
-    """The view of one session. One thread at a time uses it. What it has read last must not be written to.
+    """The view of one session. One thread at a time uses it. What it has read last must not be written to."""
 
-    followed  how many differences were read
-    whole     how many views were read whole
-    """
+    receives = True
 
     def __init__(self, access: JobAccess, reader: VersionReader) -> None:
         self._keys = access.keys
@@ -29,13 +28,10 @@ class ViewReader:
         self._reader = reader
         self._held: Array = np.empty(0, DTYPE)
         self._names: tuple[str, ...] = ()  # of the version in `_held`: no other version ever has them
-        self.followed = self.whole = 0
 
-    def weights(self, state: RoundState, flat: Array, arrived: Arrived | None = None) -> int:
-        """Read the view of `state`, or of a newer version, into `flat`, (size,) float32. Return that version.
-
-        `flat` may be the array of the last call. `arrived` is as for `VersionReader.weights`. Raises CorruptData.
-        """
+    def read(self, request: PullRequest) -> Weights:
+        """Read the view of the version that is asked for, whole, whatever part of the model is needed."""
+        state, flat, arrived = request.state, request.into, request.arrived
         missing = self._missing(state)
         held, self._names = self._held, ()  # until all of it is there
         self._held = flat
@@ -43,12 +39,15 @@ class ViewReader:
             try:
                 self._follow(missing, held, flat, arrived)
                 self._names = state.names
-                return state.version
+                return Weights(state.version, state.names, flat)
             except ChunkGone:
                 pass
-        version, self._names = self._reader.view(state, flat, arrived)
-        self.whole += 1
-        return version
+        weights = self._reader.view(state, flat, arrived)
+        self._names = weights.names
+        return weights
+
+    def close(self) -> None:
+        """Nothing goes on between two reads."""
 
     def _missing(self, state: RoundState) -> list[tuple[str, ...]] | None:
         """Return the names of the versions after the held one, up to that of `state`; None if they are not known, or
@@ -73,17 +72,17 @@ class ViewReader:
             last = number == len(missing)
 
             def add(c: Chunk, sent: Bytes, base: Array = held, last: bool = last) -> None:
-                part = slice(c.start, c.stop)
-                follow(self._format, sent, base[part], flat[part], scratch[: c.stop - c.start])
+                items = slice(c.start, c.stop)
+                follow(self._format, sent, base[items], flat[items], scratch[: c.stop - c.start])
                 if arrived and last:
-                    arrived(c.start, flat[part])
+                    arrived(c.start, flat[items])
 
             try:
-                self._reader.pull(names, self._format, add)
+                self._reader.staged(names, add)
             except ValueError as error:
                 raise damaged(self._keys, error) from None
             held = flat
-            self.followed += 1
+            self._reader.differences += 1
         if held is not flat:
             np.copyto(flat, held)
         if arrived and not missing:

@@ -14,7 +14,6 @@ from kvps.session.push import Push
 from kvps.session.session import Session
 from kvps.transport.shared_memory import Segments
 from kvps.transport.shm import ShmTransport
-from kvps.transport.view_reader import ViewReader
 
 
 def segments_of(job: Job) -> Segments | None:
@@ -54,10 +53,6 @@ def lose_next_answer(session: Session) -> None:
     push._accept = lost  # type: ignore[method-assign]
 
 
-def prefetch_of(session: Session) -> Any:
-    return session._weights._source._prefetch  # type: ignore[attr-defined]
-
-
 def fall_silent(session: Session) -> None:
     """Stop the heartbeat, as if the worker's process had been killed."""
     session._membership.stop_heartbeat()
@@ -66,8 +61,3 @@ def fall_silent(session: Session) -> None:
 def abandon(session: Session) -> None:
     """Let the session's `with` block end without a leave."""
     session._membership.closed = True
-
-
-def view_of(session: Session) -> ViewReader:
-    """Return the reader of the view that the session follows."""
-    return session._weights._source._pull.__self__  # type: ignore[attr-defined, no-any-return]

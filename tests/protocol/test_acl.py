@@ -199,7 +199,7 @@ def test_a_reader_that_is_overtaken_keeps_a_version(store: Store, under: Users) 
         work_on(job, "w0", 4)
         await_version(job, 4)
     flat = np.empty(job.layout.size, np.float32)
-    assert VersionReader.weights(reader.access.reader, state, flat) == 4
+    assert VersionReader.fetch(reader.access.reader, state, flat).version == 4
     assert reader.access.reader.restarts
 
 

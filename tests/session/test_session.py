@@ -7,13 +7,14 @@ import os
 import subprocess
 import sys
 import threading
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
 import pytest
 from helpers.digits_job import digits_job, proved, run_workers, training
 from helpers.harness import aggregating
-from helpers.internals import lose_next_answer, membership_of, prefetch_of
+from helpers.internals import lose_next_answer, membership_of
 from helpers.waiting import eventually
 from kvps_aggregator import Aggregator, Outcome
 from kvps_aggregator.shard import storage_redis
@@ -27,6 +28,7 @@ from kvps.session.push import Push
 from kvps.store import Store
 from kvps.transport import redis as redis_transport
 from kvps.transport.version_reader import VersionReader
+from kvps.transport.weight_reader import PullRequest, Weights
 
 PATIENT: dict[str, Any] = {"worker_timeout_ms": 60_000, "transport": "redis"}
 SMALL = {"a": np.zeros(3, np.float32), "b": np.zeros(3, np.float32)}
@@ -307,13 +309,18 @@ def test_what_was_put_for_a_removed_job_is_gone(store: Store) -> None:
 # -- prefetch ------------------------------------------------------------------------------------------------------
 
 
+def has_prefetched() -> bool:
+    """Return whether no weights are being read ahead in this process."""
+    return all(thread.name != "kvps-prefetch" for thread in threading.enumerate())
+
+
 def test_a_pull_that_fails_keeps_the_weights_apart(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next ones are not fetched into those that the user has."""
     job = store.create_job("job", SMALL, staleness=-1, **PATIENT)
     with aggregating(job), job.join("w0", prefetch=True) as session:
         session.pull()
         session.push(_of(SMALL, 1))
-        assert eventually(lambda: prefetch_of(session)._coming.done())
+        assert eventually(has_prefetched)
         with monkeypatch.context() as failing:
             failing.setattr(Membership, "round_state", lambda _: (_ for _ in ()).throw(kvps.ServerLost("gone")))
             with pytest.raises(kvps.ServerLost):
@@ -321,7 +328,7 @@ def test_a_pull_that_fails_keeps_the_weights_apart(store: Store, monkeypatch: py
         params = session.pull()
         before = params["b"].copy()
         session.push(_of(SMALL, 1))
-        assert eventually(lambda: prefetch_of(session)._coming.done())
+        assert eventually(has_prefetched)
         assert params["b"].tobytes() == before.tobytes()
 
 
@@ -330,23 +337,21 @@ def test_an_interrupted_pull_has_nobody_else_fetch_into_its_array(
 ) -> None:
     job = store.create_job("job", SMALL, staleness=-1, **PATIENT)
     targets: list[int] = []
-    gate, weights = threading.Event(), VersionReader.weights
+    gate, read = threading.Event(), VersionReader.read
 
-    def slow(self: VersionReader, state: Any, flat: Any, *rest: Any) -> int:
+    def slow(self: VersionReader, request: PullRequest) -> Weights:
         if threading.current_thread().name.startswith("kvps-prefetch"):
-            targets.append(id(flat))
+            targets.append(id(request.into))
             gate.wait(10)
-        return weights(self, state, flat, *rest)
+        return read(self, request)
 
-    monkeypatch.setattr(VersionReader, "weights", slow)
+    monkeypatch.setattr(VersionReader, "read", slow)
     with aggregating(job), job.join("w0", prefetch=True) as session:
         session.pull()
         session.push(_of(SMALL, 1))
         assert eventually(lambda: len(targets) == 1)
         with monkeypatch.context() as interrupting:
-            interrupting.setattr(
-                type(prefetch_of(session)._coming), "result", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
-            )
+            interrupting.setattr(Future, "result", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
             with pytest.raises(KeyboardInterrupt):
                 session.pull()
         gate.set()
@@ -367,7 +372,7 @@ def test_who_joins_behind_is_waited_for_with_prefetch_too(store: Store) -> None:
         w0.pull()
         w1.pull()
         w1.push(_of(SMALL, 1))
-        assert eventually(lambda: prefetch_of(w0)._coming.done())
+        assert eventually(has_prefetched)
         w2 = job.join("w2")
         w0.push(_of(SMALL, 1))
         assert not job.round_state().admits(w0.round, job.config)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import kvps_aggregator
 import numpy as np
@@ -31,6 +30,7 @@ from kvps.protocol.scripts import ServerRestarted
 from kvps.session.session import Session
 from kvps.store import Store
 from kvps.transport.version_reader import VersionReader
+from kvps.transport.weight_reader import PullRequest, Weights
 
 pytestmark = pytest.mark.contract
 
@@ -291,17 +291,17 @@ def test_weights_fetched_ahead_keep_the_bound(store: Store, staleness: int, weig
 def test_what_was_fetched_ahead_is_used(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     job = store.create_job("job", model(), workers=1, staleness=-1, **PATIENT)
     ahead, here = set[int](), list[int]()
-    weights = VersionReader.weights
+    read = VersionReader.read
 
-    def read(*arguments: Any) -> int:
-        version = weights(*arguments)
+    def noted(self: VersionReader, request: PullRequest) -> Weights:
+        weights = read(self, request)
         if threading.current_thread().name.startswith("kvps-prefetch"):
-            ahead.add(version)
+            ahead.add(weights.version)
         else:
-            here.append(version)
-        return version
+            here.append(weights.version)
+        return weights
 
-    monkeypatch.setattr(VersionReader, "weights", read)
+    monkeypatch.setattr(VersionReader, "read", noted)
     with aggregating(job), job.join("w0", prefetch=True) as session:
         for round_ in range(20):
             session.push(gradient(session.pull(), 0, round_))

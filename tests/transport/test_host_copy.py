@@ -69,8 +69,8 @@ def later() -> int:
 def test_one_reads_for_all_and_nobody_can_write(note: Path) -> None:
     maker, other = HostCopy(ID, ITEMS), HostCopy(ID, ITEMS)
     began = time.monotonic_ns()
-    assert maker.weights("7.term", began, constant(7)) is not None
-    found = other.weights("7.term", later(), refuse)
+    assert maker.newest("7.term", began, constant(7)) is not None
+    found = other.newest("7.term", later(), refuse)
     assert found
     version, flat = found
     assert (version, flat.dtype, flat.shape) == (7, DTYPE, (ITEMS,))
@@ -79,7 +79,7 @@ def test_one_reads_for_all_and_nobody_can_write(note: Path) -> None:
     with pytest.raises(ValueError, match="WRITEABLE"):
         flat.flags.writeable = True
     assert (maker.reads, other.reads) == (1, 0)
-    assert other.weights("6.term", began, refuse), "it was the newest after the caller began"
+    assert other.newest("6.term", began, refuse), "it was the newest after the caller began"
     assert note.stat().st_mode & 0o777 == 0o600
 
 
@@ -87,8 +87,8 @@ def test_a_copy_in_use_does_not_change_and_others_are_written_anew(note: Path) -
     maker, other = HostCopy(ID, ITEMS), HostCopy(ID, ITEMS)
     kept = []
     for version in range(1, 12):
-        made = maker.weights(f"{version}.term", later(), constant(version))
-        found = other.weights(f"{version}.term", later(), refuse)
+        made = maker.newest(f"{version}.term", later(), constant(version))
+        found = other.newest(f"{version}.term", later(), refuse)
         assert made
         assert found
         if version in (2, 5):
@@ -116,7 +116,7 @@ def test_what_is_no_note_is_worked_around(note: Path, tmp_path: Path, there: str
         "open to others": lambda: note.parent.chmod(0o777),
     }
     writes[there]()
-    found = HostCopy(ID, ITEMS).weights("7.term", 0, constant(7))
+    found = HostCopy(ID, ITEMS).newest("7.term", 0, constant(7))
     if there in ("text", "stdin"):
         assert found
         assert (found[1] == 7).all()
@@ -136,11 +136,11 @@ def test_a_process_that_is_stopped_holds_up_nobody(note: Path, monkeypatch: pyte
 
     monkeypatch.setattr(time, "sleep", counted)
     maker = HostCopy(ID, ITEMS)
-    assert maker.weights("1.term", 0, constant(1))
+    assert maker.newest("1.term", 0, constant(1))
     with note.open("rb+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         os.utime(note, (0, time.time() - ago_s))
-        assert HostCopy(ID, ITEMS).weights("2.term", later(), refuse) is None
+        assert HostCopy(ID, ITEMS).newest("2.term", later(), refuse) is None
         assert sum(slept) < 2
 
 
@@ -154,7 +154,7 @@ def _hang(home: str, reading: Event) -> None:
             progress()
             time.sleep(0.1)
 
-    HostCopy(ID, ITEMS).weights("1.term", 0, read)
+    HostCopy(ID, ITEMS).newest("1.term", 0, read)
 
 
 def test_another_takes_over_from_one_that_was_killed_in_the_middle(
@@ -169,7 +169,7 @@ def test_another_takes_over_from_one_that_was_killed_in_the_middle(
     assert leader.pid
     os.kill(leader.pid, signal.SIGKILL)
     leader.join()
-    found = HostCopy(ID, ITEMS).weights("1.term", 0, constant(1))
+    found = HostCopy(ID, ITEMS).newest("1.term", 0, constant(1))
     assert found
     assert (found[1] == 1).all()
 
@@ -177,7 +177,7 @@ def test_another_takes_over_from_one_that_was_killed_in_the_middle(
 def _make(home: str, id: str) -> None:
     os.environ["KVPS_RUNTIME_DIR"] = home
     maker = HostCopy(id, ITEMS)
-    assert maker.weights("1.term", 0, constant(1))
+    assert maker.newest("1.term", 0, constant(1))
     if id != ID:
         os.kill(os.getpid(), signal.SIGKILL)
 

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.synchronize import Event
 from pathlib import Path
@@ -19,7 +19,6 @@ from helpers.harness import Params, aggregating, await_version, gradient, large_
 from helpers.servers import private_directory
 
 import kvps
-from kvps.arrays.formats import FP32
 from kvps.arrays.layout import DTYPE, Array
 from kvps.connection.client import Client
 from kvps.job import Job
@@ -29,6 +28,7 @@ from kvps.transport import host_pull
 from kvps.transport.host_copy import HostCopy, Progress, Read
 from kvps.transport.host_pull import HostPull
 from kvps.transport.version_reader import VersionReader
+from kvps.transport.weight_reader import PullRequest, Weights
 
 WORKERS = 3
 ROUNDS = 6
@@ -56,13 +56,13 @@ def far(monkeypatch: pytest.MonkeyPatch) -> None:
 def pulled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
     """The names of each version that a worker's pull reads from Redis, as often as one does."""
     names: list[tuple[str, ...]] = []
-    read = VersionReader.named_weights
+    read = VersionReader.read
 
-    def counted(self: VersionReader, round_state: Any, *arguments: Any, **named: Any) -> Any:
-        names.append(round_state.names)
-        return read(self, round_state, *arguments, **named)
+    def counted(self: VersionReader, request: PullRequest) -> Weights:
+        names.append(request.state.names)
+        return read(self, request)
 
-    monkeypatch.setattr(VersionReader, "named_weights", counted)
+    monkeypatch.setattr(VersionReader, "read", counted)
     return names
 
 
@@ -103,7 +103,7 @@ def test_weights_are_bit_for_bit_those_of_separate_pulls(
         pulled.clear()
         weights, bytes_ = _trained(store, job)
         found.append(weights)
-        reads.append(len(pulled) - 1)  # the snapshot's
+        reads.append(len(pulled))
         sent.append(bytes_)
         store.remove_job(job.name)
     for name, weights in found[0].items():
@@ -151,21 +151,20 @@ def _victim(url: str, home: str, number: int, reading: Event) -> None:
     """Pull, and send oneself the signal in the middle of the read, half a second after its begin."""
     os.environ["KVPS_RUNTIME_DIR"] = home
     host_pull.is_far = lambda client: True
-    read = VersionReader.named_weights
+    read = VersionReader.read
 
-    def halted(
-        self: VersionReader, round_state: Any, flat: Array, format: Any, take: Callable[[int, Array], None]
-    ) -> Any:
-        def some(start: int, part: Array) -> None:
-            take(start, part)
+    def halted(self: VersionReader, request: PullRequest) -> Weights:
+        def some(start: int, values: Array) -> None:
+            assert request.arrived
+            request.arrived(start, values)
             if not reading.is_set():
                 reading.set()
                 time.sleep(0.5)
                 os.kill(os.getpid(), number)
 
-        return read(self, round_state, flat, format, some)
+        return read(self, request._replace(arrived=some))
 
-    VersionReader.named_weights = halted  # type: ignore[method-assign]
+    VersionReader.read = halted  # type: ignore[method-assign]
     with kvps.connect(url) as store:
         store.job("job").join("victim").pull()
 
@@ -260,7 +259,7 @@ def test_parts_arrive_at_who_reads_and_at_who_copies(store: Store, pulled: list[
     params = large_model()
     job = store.create_job("job", params, transport="redis")
     flat = np.concatenate([job.snapshot()[1][p.name].ravel() for p in job.layout.parameters])
-    pulls = [HostPull(job.access, job.access.reader, FP32) for _ in range(2)]
+    pulls = [HostPull(job.access, job.access.reader) for _ in range(2)]
     pulled.clear()
     for pull in pulls:
         seen, got = np.full(flat.size, np.nan, DTYPE), np.empty(flat.size, DTYPE)
@@ -270,7 +269,7 @@ def test_parts_arrive_at_who_reads_and_at_who_copies(store: Store, pulled: list[
             seen[start : start + part.size] = part
             parts.append(start)
 
-        assert pull.weights(job.access.reader.round_state(), got, arrived) == 0
+        assert pull.read(PullRequest(job.round_state(), 0, job.round_state, got, arrived)).version == 0
         assert len(parts) > 1
         assert np.array_equal(seen, flat)
         assert np.array_equal(got, flat)

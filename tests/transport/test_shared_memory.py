@@ -561,7 +561,7 @@ def test_what_was_given_in_vain_is_deleted_and_what_was_given_stays(
             assert len(given) <= 2
             again = job.access.reader.given(state)
             assert again is not None
-            job.access.reader.weights(state, weights)
+            job.access.reader.fetch(state, weights)
             assert again.tobytes() == weights.tobytes()
     aggregator.release()
 

@@ -46,7 +46,9 @@ def _read(url: str, begun: Event, results: Any) -> None:
         begun.wait()
         torn, versions, flat = 0, set(), np.empty(job.layout.size, np.float32)
         for _ in range(READS):
-            version = job.access.reader.weights(job.round_state(), flat)  # not `snapshot`, which spares the writer
+            version = job.access.reader.fetch(
+                job.round_state(), flat
+            ).version  # not `snapshot`, which spares the writer
             torn += bool((flat != version).any())
             versions.add(version)
         results.put((torn, len(versions), job.access.reader.reads, job.access.reader.restarts))

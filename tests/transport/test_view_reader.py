@@ -12,7 +12,7 @@ import pytest
 from helpers.checkpoints import saved
 from helpers.digits_job import digits_job, proved, run_workers, training
 from helpers.harness import abandoned, aggregating, await_version, gradient
-from helpers.internals import abandon, view_of
+from helpers.internals import abandon
 from kvps_workers import load_task
 from kvps_workers.training_loop import train
 
@@ -93,6 +93,13 @@ def made(store: Store, weight_format: str, workers: int = 2, **settings: Any) ->
     return store.create_job("job", start(), workers=workers, weight_format=weight_format, **settings)
 
 
+def joined(store: Store, worker: str, **settings: Any) -> tuple[Session, Callable[[], tuple[int, int]]]:
+    """Join with a connection of its own. Return the session, and a function that returns how many views it has read
+    whole, and how many differences."""
+    job = store.job("job")
+    return job.join(worker, **settings), lambda: (job.access.reader.reads, job.access.reader.differences)
+
+
 def rounds_of(sessions: list[Session], rounds: int) -> list[str]:
     """Do rounds with all sessions in turn; assert that all compute on the same bits, and return their digests."""
     out = []
@@ -107,9 +114,10 @@ def rounds_of(sessions: list[Session], rounds: int) -> list[str]:
 @pytest.mark.parametrize("weight_format", PLAIN)
 def test_all_workers_hold_the_bits_of_a_plain_simulation(store: Store, weight_format: str) -> None:
     job = made(store, weight_format)
-    with aggregating(job), job.join("w0") as one, job.join("w1") as other:
+    (one, reads_of_one), (other, reads_of_other) = joined(store, "w0"), joined(store, "w1")
+    with aggregating(job), one, other:
         assert rounds_of([one, other], 5) == simulated(weight_format, 2, 5)
-        assert [(view_of(s).whole, view_of(s).followed) for s in (one, other)] == [(1, 4), (1, 4)]
+        assert reads_of_one() == reads_of_other() == (1, 4)
         exact = job.snapshot()[1]["x"]
         assert weights_sha256(exact) != weights_sha256(one.pull()["x"]), "readers get the weights themselves"
 
@@ -118,7 +126,7 @@ def test_all_workers_hold_the_bits_of_a_plain_simulation(store: Store, weight_fo
 @pytest.mark.parametrize("weight_format", PLAIN)
 def test_who_comes_later_is_killed_or_takes_over_changes_no_bit(store: Store, weight_format: str) -> None:
     job, wanted = made(store, weight_format), simulated(weight_format, 2, 8)
-    one, other = job.join("w0"), job.join("w1")
+    (one, reads_of_one), other = joined(store, "w0"), job.join("w1")
     with abandoned(job) as killed:
         assert pushed(one) == pushed(other) == wanted[0]
         while job.state().version < 1:
@@ -128,9 +136,10 @@ def test_who_comes_later_is_killed_or_takes_over_changes_no_bit(store: Store, we
     with aggregating(job):
         assert rounds_of([one, other], 2) == wanted[2:4]
         abandon(other)
-        with job.join("w1", takeover=True) as again:  # its next incarnation reads a whole version
+        again, reads_of_next = joined(store, "w1", takeover=True)  # its next incarnation reads a whole version
+        with again:
             assert rounds_of([one, again], 2) == wanted[4:6]
-            assert (view_of(again).whole, view_of(one).whole) == (1, 1)
+            assert (reads_of_next(), reads_of_one()) == ((1, 1), (1, 5))
     with aggregating(job), job.join("w1") as again:  # another holder, from Redis
         assert rounds_of([one, again], 2) == wanted[6:]
     one.leave()
@@ -203,19 +212,21 @@ def test_a_whole_view_is_there_at_every_version(store: Store) -> None:
     """Also for a holder that follows another, and whether the view was stored whole just now, or long before."""
     job, wanted = made(store, "int8", workers=1), simulated("int8", 1, 14)
     flat = np.empty(SIZE, np.float32)
-    with job.join("w0") as session:
+    session, reads = joined(store, "w0")
+    with session:
         for versions in (range(6), range(6, 14)):
             with aggregating(job):
                 for version in versions:
                     assert pushed(session) == wanted[version]
-                    assert job.access.reader.view(job.round_state(), flat, None)[0] in (version, version + 1)
+                    assert job.access.reader.view(job.round_state(), flat, None).version in (version, version + 1)
                     assert weights_sha256(flat) in wanted
-        assert (view_of(session).whole, view_of(session).followed) == (1, 13)
+        assert reads() == (1, 13)
 
 
 def test_who_missed_a_few_versions_adds_them_and_who_missed_more_reads_all(store: Store, raw: Any) -> None:
     job = made(store, "int8", staleness=-1)
-    with aggregating(job), job.join("w0") as slow, job.join("w1") as fast:
+    slow, reads = joined(store, "w0")
+    with aggregating(job), slow, job.join("w1") as fast:
 
         def other_rounds(count: int) -> None:
             for _ in range(count):
@@ -227,13 +238,13 @@ def test_who_missed_a_few_versions_adds_them_and_who_missed_more_reads_all(store
             pushed(session)
             await_version(job, version)
         assert weights_sha256(slow.pull()["x"]) == weights_sha256(fast.pull()["x"])
-        followed, whole = view_of(slow).followed, view_of(slow).whole
+        whole, followed = reads()
         other_rounds(2)
         assert weights_sha256(slow.pull()["x"]) == weights_sha256(fast.pull()["x"])
-        assert (view_of(slow).followed, view_of(slow).whole) == (followed + 2, whole)
+        assert reads() == (whole, followed + 2)
         other_rounds(5)
         assert weights_sha256(slow.pull()["x"]) == weights_sha256(fast.pull()["x"])
-        assert view_of(slow).whole == whole + 1, "five differences take more bytes than the view"
+        assert reads()[0] == whole + 1, "five differences take more bytes than the view"
         name = job.round_state().names[2]
         version = int(name.partition(".")[0])
         first = StoredView(job.access.client, job.access.keys, job.layout, format_of("int8")).begins({2: name})[0]
@@ -242,7 +253,7 @@ def test_who_missed_a_few_versions_adds_them_and_who_missed_more_reads_all(store
             job.access.keys.pulled(2, f"{first + 4}.{name.partition('.')[2]}", 1)
         )  # as if slower, and after others
         assert weights_sha256(slow.pull()["x"]) == weights_sha256(fast.pull()["x"])
-        assert view_of(slow).whole == whole + 2
+        assert reads()[0] == whole + 2
 
 
 @pytest.mark.slow
@@ -276,10 +287,11 @@ def test_a_model_of_one_request_has_a_view_too(store: Store) -> None:
     """So small that a version is stored together with its commit."""
     params = {"x": np.linspace(-1, 1, 40).astype(np.float32)}
     job = store.create_job("job", params, workers=1, weight_format="int8", **PATIENT)
-    with aggregating(job), job.join("w0") as session:
+    session, reads = joined(store, "w0")
+    with aggregating(job), session:
         for _ in range(20):
             view = session.pull()
             session.push(gradient(view, 0, session.round))
         state = job.state()
         np.testing.assert_allclose(session.pull()["x"], job.snapshot()[1]["x"], atol=1e-2)
-        assert view_of(session).followed >= 19, state.version
+        assert reads()[1] >= 19, state.version

@@ -100,7 +100,7 @@ def proof_of(
     flat: Array = np.empty(job.layout.size, DTYPE)
     work = work or LongWork(quiet=True)
     with work.stage(f"reading the weights ({flat.nbytes / 1e6:,.1f} MB)"):
-        version = job.access.reader.weights(job.state(), flat)
+        version = job.access.reader.fetch(job.state(), flat).version
     state = job.state()  # read after the weights: the log then reaches at least their version
     source: Source | None = None
     if record is not None:
