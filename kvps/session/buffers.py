@@ -21,10 +21,9 @@ from kvps.transport.shared_memory import WritableSegment
 
 
 class GradientBuffers:
-    """Arrays by name, in a segment or in spare memory, into which the contribution `sequence` is computed."""
+    """Arrays by name, in a segment or in spare memory, into which one contribution is computed."""
 
-    def __init__(self, layout: Layout, sequence: int, place: WritableSegment | Array) -> None:
-        self.sequence = sequence
+    def __init__(self, layout: Layout, place: WritableSegment | Array) -> None:
         self._made = place if isinstance(place, WritableSegment) else None
         self._memory: NDArray[Any] = place.data if isinstance(place, WritableSegment) else place
         self.arrays = layout.views(self._memory.view(DTYPE), writable=True)

@@ -80,6 +80,11 @@ class Push:
         return self._upload is not None and self._upload.has(number)
 
     @property
+    def done(self) -> bool:
+        """Whether its number is used: it is acknowledged, or came late and will never count."""
+        return self.seq <= self._membership.sequence
+
+    @property
     def keys(self) -> list[str]:
         """The keys under which bytes may have been sent."""
         return self._upload.chunks.keys if self._upload else []

@@ -25,7 +25,7 @@ from kvps.arrays.inputs import one_number
 from kvps.arrays.layout import DTYPE, Array
 from kvps.connection.server_clock import ServerClock
 from kvps.device.base import CPU, Device
-from kvps.errors import ContributionLate, JobNotFound, KvpsError, LayoutMismatch, WrongOrder
+from kvps.errors import JobNotFound, KvpsError, LayoutMismatch, WrongOrder
 from kvps.optim.reductions import check_weight
 from kvps.protocol.job_state import RoundState
 from kvps.protocol.phases import COMPUTE, FETCH, PUSH, WAIT
@@ -37,6 +37,7 @@ from kvps.session.iteration import IterationTimer
 from kvps.session.membership import Membership
 from kvps.session.pull import WeightPull
 from kvps.session.push import Header, Push
+from kvps.session.round import Round
 from kvps.transport.access import JobAccess
 from kvps.transport.opening import OpenedJob
 from kvps.transport.version_age import version_age_s
@@ -70,12 +71,8 @@ class Session:
         self._uploads = access.transport.uploads(worker, joined.incarnation, self._encoder.sizes)
         self._weights = WeightPull(access, access.transport, device, prefetch)
         self._reader = access.reader
-        self._last_push = self._new_push()
-        self._round_state: RoundState | None = None  # of the last pull; None once a push has used it
-        self._wait_behind: RoundState | None = None  # in BSP after a push: no look before the next entry
-        self._unit: int | None = None
-        self._buffers: GradientBuffers | None = None
-        self._spare: Array | None = None
+        self._round = Round(self._new_push())
+        self._spare: Array | None = None  # the memory of `buffers` where no segment is lent
 
     @property
     def worker(self) -> str:
@@ -111,7 +108,7 @@ class Session:
     @property
     def undelivered(self) -> int:
         """How many chunks of the gradient that is being pushed are not known to have arrived. Any thread may ask."""
-        return self._last_push.missing
+        return self._round.push.missing
 
     # -- pull -------------------------------------------------------------------------------------------------
 
@@ -125,27 +122,26 @@ class Session:
         """
         self._membership.check_usable()
         self._access.layout.check_part(part)
-        self._push.forget()
+        self._round.push.forget()
         self._timer.enter(WAIT)
         # First, because nothing may fail between taking a prefetched version and ordering the next.
-        round_state, inline = self._await_round()
+        state, inline = self._await_round()
         self._timer.enter(FETCH)
         with self._membership.memory_checked():
-            version, weights = self._weights.pull(round_state, inline, self.round, self._membership.round_state, part)
-        self._membership.version, self._round_state = version, round_state
+            version, weights = self._weights.pull(state, inline, self.round, self._membership.round_state, part)
+        self._membership.version, self._round.pulled = version, state
         self._timer.enter(COMPUTE)
         return weights
 
     def _await_round(self) -> tuple[RoundState, bool]:
-        """Wait for the round state that admits this worker's next round. Return it, and whether its weights came with
-        it."""
-        config = self._access.config
-        round_state, inline = self._wait_behind or self._membership.round_state(), False
-        while self._wait_behind or not round_state.admits(self.round, config, self._membership.past):
-            round_state, inline = self._reader.next_round_state(self.worker, round_state, self._weights.inline_buffer)
-            self._wait_behind = None
-            self._membership.check(round_state)
-        return round_state, inline
+        """Wait for the state that admits this worker's next round. Return it, and whether its weights came with it."""
+        config, past = self._access.config, self._membership.past
+        state, inline = self._round.after or self._membership.round_state(), False
+        while self._round.after or not state.admits(self.round, config, past):
+            state, inline = self._reader.next_round_state(self.worker, state, self._weights.inline_buffer)
+            self._round.after = None
+            self._membership.check(state)
+        return state, inline
 
     def version_age_s(self) -> float:
         """Return how many seconds ago the version of the last pull was committed, by the server's clock; 0 for one that
@@ -164,10 +160,10 @@ class Session:
         if not self._access.config.units:
             raise WrongOrder(f"job {self._access.keys.job!r} hands out no units: create it with units=N")
         try:
-            self._unit = self._access.scripts.next_unit(self.worker, self.incarnation)
+            self._round.unit = self._access.scripts.next_unit(self.worker, self.incarnation)
         except ServerRestarted:
             raise self._membership.server_restarted() from None
-        return self._unit
+        return self._round.unit
 
     # -- push -------------------------------------------------------------------------------------------------
 
@@ -179,10 +175,9 @@ class Session:
         acknowledged, and a fork has a copy of them. Raises WorkerEvicted, WrongOrder, ServerFull.
         """
         self._check_may_push()
-        self._buffers = GradientBuffers(
-            self._access.layout, self._push.seq, self._push.buffer() or self._spare_memory()
-        )
-        return dict(self._buffers.arrays)
+        place = self._round.push.buffer() or self._spare_memory()
+        self._round.buffers = GradientBuffers(self._access.layout, place)
+        return dict(self._round.buffers.arrays)
 
     def _spare_memory(self) -> Array:
         if self._spare is None:
@@ -196,14 +191,13 @@ class Session:
         if it was put already, NotFinite, WrongOrder; after these nothing has changed. Raises WorkerEvicted.
         """
         self._check_may_push()
-        layout, push = self._access.layout, self._push
+        layout, push, buffers = self._access.layout, self._round.push, self._round.buffers
         number = layout.numbers.get(name)
         if number is None:
             raise LayoutMismatch(f"gradients do not fit the job: unknown {name}")
         if push.has(number):
             raise LayoutMismatch(f"gradient {name!r} was put already: push() first")
         layout.check(number, grad, "gradient")
-        buffers = self._buffers_now
         push.put(number, self._encoder.flat({number: grad}, buffers)[number], buffers)
 
     def push(
@@ -223,55 +217,40 @@ class Session:
         same gradients again (put them again too), and they count once. If the error came while a device was computing
         them, that second push raises WrongOrder.
         """
-        self._check_may_push()
-        assert self._round_state is not None
-        buffers = self._buffers_now
-        withdraws = buffers is not None and buffers.may_be_written(grads)
+        round_, pulled = self._round, self._check_may_push()
+        withdraws = round_.buffers is not None and round_.buffers.may_be_written(grads)
         shown = None if loss is None else one_number(loss, "the loss")
         weight = self.check_weight(weight)
         self._access.layout.check_part(part)
         self._timer.enter(PUSH)
-        push = self._push
-        rest = self._access.layout.rest({} if grads is None else grads, "gradient", push.has, part)
+        rest = self._access.layout.rest({} if grads is None else grads, "gradient", round_.push.has, part)
         traces = self._timer.due()
-        header = Header(self.version, self._round_state.history, self._unit, traces, weight, part)
+        header = Header(self.version, pulled.history, round_.unit, traces, weight, part)
         try:
-            accepted = push.send(self._encoder.flat(rest, buffers), header, buffers, withdraws)
+            accepted = round_.push.send(self._encoder.flat(rest, round_.buffers), header, round_.buffers, withdraws)
             self.clock, self.round, self._membership.weight_sum = accepted
-        except ContributionLate:
-            self._round_state = None
-            raise
-        self._wait_behind = None if self._access.config.staleness else self._round_state
+        finally:
+            if round_.push.done:
+                self._round = round_.following(self._new_push(), in_step=self._access.config.staleness == 0)
         self._timer.sent(traces)
-        self._timer.pushed(self.round, self.clock, self.version, self._unit, part, shown)
-        self._round_state = self._unit = None
+        self._timer.pushed(self.round, self.clock, self.version, round_.unit, part, shown)
         return self.clock
 
     def check_weight(self, weight: object) -> int:
         """Return a contribution's weight, 1 for None. Raises InvalidSetting unless `push` takes it."""
         return check_weight(weight, self._access.config.reduction)
 
-    @property
-    def _push(self) -> Push:
-        """The contribution after the last one that was acknowledged."""
-        if self._last_push.seq <= self.sequence:
-            self._last_push = self._new_push()
-        return self._last_push
-
     def _new_push(self) -> Push:
         return Push(self._access, self._membership, self._uploads, self._encoder)
 
-    @property
-    def _buffers_now(self) -> GradientBuffers | None:
-        """The buffers that were handed out for the next contribution."""
-        return self._buffers if self._buffers and self._buffers.sequence > self.sequence else None
-
-    def _check_may_push(self) -> None:
+    def _check_may_push(self) -> RoundState:
+        """Return the round state of the last pull. Raises WrongOrder if a push has used it, or a unit is missing."""
         self._membership.check_usable()
-        if self._round_state is None:
+        if self._round.pulled is None:
             raise WrongOrder("push() needs a pull() before it: a gradient belongs to the weights it was computed on")
-        if self._access.config.units and self._unit is None:
+        if self._access.config.units and self._round.unit is None:
             raise WrongOrder("push() needs a next_unit() before it: this job counts each unit of data once")
+        return self._round.pulled
 
     # -- leave ------------------------------------------------------------------------------------------------
 
@@ -297,9 +276,9 @@ class Session:
         if me.closed:
             return
         me.closed = True
-        keys = self._push.keys
+        keys = self._round.push.keys
         with contextlib.suppress(KvpsError):  # the next call raises it too
-            self._push.forget()
+            self._round.push.forget()
         self._weights.close()
         self._uploads.release(me.settled)
         try:

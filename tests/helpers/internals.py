@@ -37,7 +37,7 @@ def membership_of(session: Session) -> Membership:
 
 def push_of(session: Session) -> Push:
     """Return the contribution that the session is putting together."""
-    return session._push
+    return session._round.push
 
 
 def lose_next_answer(session: Session) -> None:

@@ -235,7 +235,7 @@ def test_a_lost_answer_counts_a_part_once(store: Store) -> None:
     with abandoned(job) as aggregator, job.join("w0") as session:
         aggregator.hold(at_once=True)
         session.pull()
-        push = session._push
+        push = session._round.push
         deliver, calls = push._deliver, []
 
         def lost(*arguments: Any) -> Any:
