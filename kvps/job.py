@@ -178,8 +178,8 @@ class Job:
         text = self.config.launched_by
         if not text or text == launcher.own():
             return None
-        found = Launcher.of(text)
-        return None if found.is_dead else found
+        launched = Launcher.of(text)
+        return None if launched.is_dead else launched
 
     @property
     def _ids(self) -> list[str]:
@@ -229,8 +229,8 @@ class Job:
         """
         keys = self.access.keys
         while True:
-            found, free, last_entry = self._asked([("HMGET", keys.units, "next", "done"), ("ZCARD", keys.free_units)])
-            handed_out, done = (whole(number or 0, "units: next and done") for number in found)
+            counts, free, last_entry = self._asked([("HMGET", keys.units, "next", "done"), ("ZCARD", keys.free_units)])
+            handed_out, done = (whole(number or 0, "units: next and done") for number in counts)
             if done >= self.config.units:
                 return False
             if free or handed_out < self.config.units:

@@ -200,8 +200,8 @@ class Store:
         best, least = "", sys.maxsize
         for _ in range(_ID_TRIES):
             id = fresh_id()
-            if (found := unevenness(id)) < least:
-                best, least = id, found
+            if (uneven := unevenness(id)) < least:
+                best, least = id, uneven
             if least <= 1:
                 break
         return best
@@ -398,8 +398,8 @@ class Store:
         """Unlink what cannot be a job's, in the keys that decide whether it may be removed: no script touches those."""
         wanted = {keys.version: "hash", keys.workers: "hash", keys.removed: "string"}
         types = self.client.each([("TYPE", key) for key in wanted])
-        found = dict(zip(wanted, types, strict=True))
-        if foreign := [key for key, type_ in found.items() if type_ not in (wanted[key], "none")]:
+        types_of = dict(zip(wanted, types, strict=True))
+        if foreign := [key for key, type_ in types_of.items() if type_ not in (wanted[key], "none")]:
             self.client.unlink(foreign)
 
     def _remove_bytes(self, keys: JobKeys, segments: shared_memory.Segments | None, settles: bool) -> None:
@@ -430,9 +430,9 @@ class Store:
         return None
 
     def _unlink_all(self, keys: JobKeys) -> int:
-        found = list(self.client.scan(keys.all_bytes))
-        self.client.unlink(found)
-        return len(found)
+        stored = list(self.client.scan(keys.all_bytes))
+        self.client.unlink(stored)
+        return len(stored)
 
     def close(self) -> None:
         """Close the connections. With the last store, end a server that this process started, unless others use it.
@@ -458,7 +458,7 @@ class Store:
 
 
 def _not_finite(p: Parameter) -> str:
-    """Return what is said of a parameter or a buffer with NaN or Inf."""
+    """Return the message about a parameter or a buffer with NaN or Inf."""
     if not p.buffer:
         return f"parameter {p.name!r} holds NaN or Inf"
     return (

@@ -166,9 +166,9 @@ def check_layout(s: UncheckedConfig, layout: Layout) -> None:
 def _check_buffers(s: UncheckedConfig) -> None:
     """Raise InvalidSetting if a format would round buffers: a variance that was rounded may be negative."""
     for name in ("gradient_format", "weight_format"):
-        if format_of(found := getattr(s, name)).lossy:
+        if format_of(chosen := getattr(s, name)).lossy:
             raise InvalidSetting(
-                f"{name} {found} would round the buffers too, and a variance may become negative: choose fp32, or "
+                f"{name} {chosen} would round the buffers too, and a variance may become negative: choose fp32, or "
                 f"leave its buffers to each worker, with kvps.torch.parameters(model, buffers='own')"
             )
 

@@ -378,7 +378,7 @@ class UncheckedConfig:
 
     @property
     def user_code(self) -> tuple[str, ...]:
-        """The names of the user's own code that whoever computes imports: the optimizer's and the reduction's."""
+        """The names of the user's own code, of the optimizer and the reduction, which each process that computes imports."""
         names = (getattr(each, "name", "") for each in (self.optimizer, reductions.parse(self.reduction)))
         return tuple(filter(None, names))
 

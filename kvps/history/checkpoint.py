@@ -70,10 +70,10 @@ def workers_anew(workers: Mapping[str, str], rounds: Mapping[str, int], awaited:
 def sums_without(sums: object, undone: int) -> str:
     """Return a worker's sums of weights (see `weigh` in _prelude.lua) as they were before its last `undone`
     contributions. Raises CorruptData."""
-    found = sums.split() if isinstance(sums, str) else []
-    if not 0 <= undone < len(found):
+    each = sums.split() if isinstance(sums, str) else []
+    if not 0 <= undone < len(each):
         raise CorruptData(f"the sums of weights {sums!r:.60} of a worker do not go back by {undone} contributions")
-    return " ".join(found[: len(found) - undone])
+    return " ".join(each[: len(each) - undone])
 
 
 def units_anew(units: Mapping[str, str]) -> dict[str, str]:
@@ -248,7 +248,7 @@ def _counts(f: Fields, what: str) -> dict[str, int]:
 
 
 def _workers(f: Fields, clock: Mapping[str, int], skip: Mapping[str, int]) -> dict[str, str]:
-    """Return the entries of workers, each of which can be read, and has a count of skipped rounds."""
+    """Return the entries of workers. Raises CorruptData if one cannot be read, or has no count of skipped rounds."""
     entries = f.json_fields("workers").scalars()
     for worker, entry in entries.items():
         done = clock.get(worker, 0)
@@ -260,14 +260,14 @@ def _check(path: Path) -> None:
     """Raise CorruptData or InvalidSetting unless every byte is as it was written."""
     try:
         with path.open("rb") as file:
-            _, said, digest = _digests(file)
+            _, stored, digest = _digests(file)
     except FileNotFoundError:
         raise InvalidSetting(f"there is no checkpoint {path}") from None
     except OSError as error:
         raise InvalidSetting(f"{path} cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise CorruptData(f"{path} is no checkpoint of kvps, or is damaged: {error}") from None
-    if said != digest:
+    if stored != digest:
         raise CorruptData(f"{path} is damaged or cut short: its bytes do not match its digest")
 
 
@@ -276,24 +276,24 @@ def _digests(file: BinaryIO) -> tuple[int, bytes, bytes]:
     length = file.read(8)
     size = int.from_bytes(length, "little")
     header = file.read(size) if size <= _LONGEST_HEADER else b""
-    found = _DIGEST.search(header)
-    if not found:
+    match = _DIGEST.search(header)
+    if not match:
         raise ValueError("there is no digest in its header")
     state = xxhash.xxh3_128(length)
-    state.update(header[: found.start(1)] + _UNKNOWN.encode() + header[found.end(1) :])
+    state.update(header[: match.start(1)] + _UNKNOWN.encode() + header[match.end(1) :])
     while piece := file.read(_PIECE):
         state.update(piece)
-    return 8 + found.start(1), found[1], state.hexdigest().encode()
+    return 8 + match.start(1), match[1], state.hexdigest().encode()
 
 
 def _flat(layout: Layout, tensor: Any) -> Array:
     """Return the tensors of all parameters end to end: (size,) float32."""
     flat: Array = np.empty(layout.size, DTYPE)
     for p in layout.parameters:
-        found = tensor(p.name)
-        if found.dtype != DTYPE or found.shape != p.shape:
+        array = tensor(p.name)
+        if array.dtype != DTYPE or array.shape != p.shape:
             raise CorruptData(f"tensor {p.name!r} is not a float32 array of shape {p.shape}")
-        flat[p.start : p.stop] = found.reshape(-1)
+        flat[p.start : p.stop] = array.reshape(-1)
     return flat
 
 

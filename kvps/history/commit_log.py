@@ -195,7 +195,7 @@ class Log:
 
 
 class _Source(NamedTuple):
-    """A part of a log: the entries of one job, of which the commits up to version `up_to` count."""
+    """A part of a log: the entries of one job. The commits up to version `up_to` count."""
 
     entries: Callable[[], Iterator[Entry]]
     up_to: float = float("inf")

@@ -50,10 +50,10 @@ class EventLog:
         """Return the newest `count` events, or all that Redis has for 0. Raises CorruptData."""
         if count:
             asked = [("XREVRANGE", stream, "+", "-", "COUNT", count) for stream in self._seen]
-            found = [[(id, fields) for id, fields in reversed(page)] for page in self._client.together(asked)]
+            pages = [[(id, fields) for id, fields in reversed(page)] for page in self._client.together(asked)]
         else:
-            found = [list(self._after(stream, last)) for stream, last in self._seen.items()]
-        return self._merged(found)[-count:]
+            pages = [list(self._after(stream, last)) for stream, last in self._seen.items()]
+        return self._merged(pages)[-count:]
 
     def unread(self, most: int = _AT_ONCE) -> list[Event]:
         """Return up to `most` events of each stream after those that were read, in the order of each stream; none if
@@ -70,19 +70,19 @@ class EventLog:
         if id and _place(id) == (0, 0):  # nothing is before it, and Redis calls the question an error
             return []
         asked = [("XREVRANGE", stream, f"({id}" if id else "+", "-", "COUNT", count) for stream in self._seen]
-        found = merge(*([(id, f) for id, f in reversed(page)] for page in self._client.together(asked)), key=_order)
-        entries = list(found)
+        merged = merge(*([(id, f) for id, f in reversed(page)] for page in self._client.together(asked)), key=_order)
+        entries = list(merged)
         first = _order(entries[-count]) if len(entries) > count else (0, 0)
         return [(entry[0], Event.of(entry)) for entry in entries if _order(entry) >= first]
 
-    def later(self, look: Callable[[], object]) -> Iterator[Event]:
-        """Yield each event after those that were read, as it happens. While there is none, call `look` now and then: it
+    def later(self, poll: Callable[[], object]) -> Iterator[Event]:
+        """Yield each event after those that were read, as it happens. While there is none, call `poll` now and then: it
         ends this by an error. Raises CorruptData."""
         while True:
             if self._client.wait(self._seen):
                 yield from self._merged([list(self._after(stream, last)) for stream, last in self._seen.items()])
             else:
-                look()
+                poll()
 
     def _after(self, stream: str, last: str) -> Iterator[Entry]:
         """Yield the entries of a stream after the id `last`."""
@@ -90,10 +90,10 @@ class EventLog:
             yield from ((id, fields) for id, fields in page)
             last = page[-1][0]
 
-    def _merged(self, found: list[list[Entry]]) -> list[Event]:
+    def _merged(self, pages: list[list[Entry]]) -> list[Event]:
         """Note the last entry of each stream as read; return all in the order of their ids."""
-        self._seen |= {stream: entries[-1][0] for stream, entries in zip(self._seen, found, strict=True) if entries}
-        return [Event.of(entry) for entry in merge(*found, key=_order)]
+        self._seen |= {stream: entries[-1][0] for stream, entries in zip(self._seen, pages, strict=True) if entries}
+        return [Event.of(entry) for entry in merge(*pages, key=_order)]
 
 
 def _order(entry: Entry) -> tuple[int, int]:

@@ -14,7 +14,7 @@ log = logging.getLogger("kvps.session")
 
 _BEATS_PER_TIMEOUT = 5
 _FIRST_SAMPLES, _BEATS_PER_SAMPLE = 8, 4  # of the server's clock
-_SLOWEST_S = 1.0  # people who look see within two seconds that a worker is silent
+_SLOWEST_S = 1.0  # screens show within two seconds that a worker is silent
 
 
 def interval_s(worker_timeout_ms: int) -> float:
@@ -49,7 +49,7 @@ class Heartbeat(threading.Thread):
                 self.evicted = error
                 return
             except JobNotFound:
-                return  # an id is never used again: this job does not come back
+                return  # an id is used once: this job does not come back
             except TooManyClients as error:  # the worker itself may have a connection
                 log.warning("worker %s cannot say that it lives: %s", self._worker, error)
             except (KvpsError, ServerRestarted):

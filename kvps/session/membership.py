@@ -26,7 +26,7 @@ class Membership:
     settled   contributions up to this number wait no more: they are committed, or rejected
     version   the version of the weights that the last pull returned
     weight_sum   the sum of the weights that were accepted from all incarnations; see `Accepted`
-    dropped   how many of these contributions came late and never count
+    dropped   how many of these contributions came late and do not count
     past      the version on which it computed the contribution that was dropped last, because it came late; else -1
     """
 

@@ -33,7 +33,7 @@ class PushState(Enum):
     SENDING   `send` is running
     UNKNOWN   a try failed, and it is not known whether it was accepted or whether its bytes still arrive
     ACCEPTED  the contribution is acknowledged
-    DROPPED   it came late, and will never count
+    DROPPED   it came late and does not count
     """
 
     OPEN = auto()
@@ -48,7 +48,7 @@ class Header(NamedTuple):
 
     version  the version of the weights that it was computed on, in this `history`
     unit     the unit of data that it has used, if the job hands out units
-    traces   those of earlier iterations of the worker, which this push takes along
+    traces   the traces of earlier iterations of the worker, which travel with this push
     weight   how much it weighs in a weighted reduction, else 1
     part     the part of the model that it is of, "" for all of it
     """
@@ -81,7 +81,7 @@ class Push:
 
     @property
     def done(self) -> bool:
-        """Whether its number is used: it is acknowledged, or came late and will never count."""
+        """Whether its number is used: it is acknowledged, or came late and does not count."""
         return self.seq <= self._membership.sequence
 
     @property
@@ -127,16 +127,16 @@ class Push:
         `buffers` first, because other code may still write to it.
 
         Raises NotFinite, and WrongOrder if an earlier try with an unknown result had other gradients; then nothing has
-        changed. Raises ContributionLate; then it will never count. Raises WorkerEvicted, ServerLost, JobNotFound.
+        changed. Raises ContributionLate; then it does not count. Raises WorkerEvicted, ServerLost, JobNotFound.
         """
         if self._upload and self._upload.part != header.part:
             raise WrongOrder("put() hands over gradients of the whole model: push() the others without part=")
         counts = self._upload is None or self._upload.counts
-        looks = self._upload is None and self._looks_on_the_way
+        checks_while_sending = self._upload is None and self._may_check_while_sending
         with self._encoder.home.current():
             for number, array in arrays.items():
-                counts &= looks or self._is_finite(number, array)
-        upload = self._opened(counts, looks, buffers, header.part)
+                counts &= checks_while_sending or self._is_finite(number, array)
+        upload = self._opened(counts, checks_while_sending, buffers, header.part)
         before, self.state = self.state, PushState.SENDING
         try:
             if counts:
@@ -184,7 +184,7 @@ class Push:
         return f"{upload.part} {upload.digests}" if counts else "-"
 
     def forget(self) -> None:
-        """Drop gradients that were put and never pushed. Wait until they have arrived, so that none arrives later."""
+        """Drop gradients that were put and not pushed. Wait until they have arrived, so that none arrives later."""
         upload, self._upload = self._upload, None
         if upload:
             try:
@@ -197,20 +197,20 @@ class Push:
     def _lose_track(self, digests: str | None) -> None:
         self.state, self._digests = PushState.UNKNOWN, digests
 
-    def _opened(self, live: bool, looks: bool, buffers: GradientBuffers | None, part: str) -> GradientUpload:
+    def _opened(self, live: bool, checks_finite: bool, buffers: GradientBuffers | None, part: str) -> GradientUpload:
         """Return the present upload, or a new one, which is not `live` if bytes were sent under its number before."""
         if not self._upload:
             live, self._tried = live and not self._tried, True
             in_place = buffers is not None and buffers.in_place
             with self._membership.memory_checked():
                 chunks = self._uploads.open(self.seq, live, self._membership.settled, in_place, part)
-            self._upload = GradientUpload(self._access.layout, self._encoder.residual, chunks, looks, part)
+            self._upload = GradientUpload(self._access.layout, self._encoder.residual, chunks, checks_finite, part)
         return self._upload
 
     @property
-    def _looks_on_the_way(self) -> bool:
-        """Whether to look for NaN while sending, when most chunks have left: only if later chunks overwrite those. The
-        chunks of a contribution that is skipped would stay on the server until a sweep."""
+    def _may_check_while_sending(self) -> bool:
+        """Whether gradients are checked for NaN chunk by chunk, while others have left already: only if later chunks
+        overwrite those. Else the chunks of a contribution that is skipped stay on the server until a sweep."""
         return not self._encoder.lossy and (self._uploads.overwrites or self._access.config.nonfinite == "reject")
 
     def _is_finite(self, number: int, array: Flat) -> bool:
@@ -294,10 +294,10 @@ class Push:
         """Have the chunks accepted, which are stored already or by these `scripts`, as soon as the inbox has room."""
         me, access = self._membership, self._access
         digests = upload.digests if counts else "-"
-        said = (me.worker, me.incarnation, self.seq, header.version, header.weight if counts else 0, digests)
+        identity = (me.worker, me.incarnation, self.seq, header.version, header.weight if counts else 0, digests)
         while True:
             try:
-                return scripts.push(*said, header.history, header.unit, header.traces, header.part)
+                return scripts.push(*identity, header.history, header.unit, header.traces, header.part)
             except (ServerRestarted, WrongOrder):  # this session does not miscount: the server forgot some
                 raise me.server_restarted() from None
             except JobNotFound:

@@ -18,7 +18,7 @@ from kvps.parsing import matching, whole
 from kvps.protocol.keys import JobKeys
 
 _NAME = re.compile(r"[A-Za-z0-9-]{1,128}:[0-9]{1,16}:(-|[0-9a-f]{1,64})(:[0-9a-f]{1,64}:[0-9]{1,12})?", re.ASCII)
-_STATES = 16  # a state is at most so many times as large as the weights, and 64 MiB for its names
+_STATES = 16  # the largest state, in sizes of the weights; its names may take 64 MiB more
 
 
 class ResidualStore:
@@ -86,7 +86,7 @@ class ResidualStore:
         return [(self._key(name, c.shard, c.number), view(values[c.start : c.stop])) for c in chunks]
 
     def _state_chunks(self, nbytes: int) -> list[tuple[int, int]]:
-        """Return the chunks of a state, as (shard, number): in the slot of shard 0, behind those of its residual."""
+        """Return the chunks of a state, as (shard, number): in the slot of shard 0, behind the chunks of its residual."""
         first = len(self._layout.chunks[0])
         return [(0, first + number) for number in range(-(-nbytes // CHUNK_BYTES))]
 

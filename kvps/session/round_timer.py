@@ -16,8 +16,8 @@ _STEPS = 9  # the median of so many is what a step takes: one that an evaluation
 class RoundTimer:
     """The clock of one worker's rounds. A round takes the job's `round_ms`. In BSP, where workers are in step, it is
     counted from the commit of the version that it begins with; else from the pull, because a worker pulls a version
-    that may be older than a round. It has one step at least, and none that would probably end later than the round by
-    more than half a step."""
+    that may be older than a round. It has at least one step. A step is not begun if its middle would probably be after the
+    end of the round."""
 
     def __init__(self, config: JobConfig) -> None:
         self._round_s = config.round_ms / 1000
@@ -26,8 +26,8 @@ class RoundTimer:
         self._steps: deque[float] = deque(maxlen=_STEPS)
 
     def begin(self, age_s: Callable[[], float]) -> None:
-        """Begin a round now. `age_s` returns how long ago its version was committed: who joins late in BSP ends with
-        the others."""
+        """Begin a round now. `age_s` returns how long ago its version was committed: a worker that joins late in BSP
+        ends with the others."""
         self._stepped_at = time.monotonic()
         self._ends_at = self._stepped_at + self._round_s - (age_s() if self._in_step else 0.0)
 

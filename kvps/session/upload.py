@@ -20,21 +20,26 @@ class GradientUpload:
     """The upload of one contribution. Arrays are flat, contiguous float32 and must not change until it is accepted. If
     an array is still arriving from a device, each chunk is waited for when it is sent.
 
-    finite  False once a sent array held NaN or Inf, if this `looks` for them; chunks that left are then never announced
+    finite  False once a sent array held NaN or Inf, if `checks_finite`: chunks that have left are not announced
     counts  False once an array with NaN or Inf was put, in a job where such a contribution counts as zeros
     begun   whether any of its bytes may have left
     part    the part of the model whose gradient it is, "" for all of it
     """
 
     def __init__(
-        self, layout: Layout, residual: Residual | None, chunks: ChunkUpload, looks: bool = False, part: str = ""
+        self,
+        layout: Layout,
+        residual: Residual | None,
+        chunks: ChunkUpload,
+        checks_finite: bool = False,
+        part: str = "",
     ) -> None:
         self.chunks = chunks
         self.part = part
         self.finite = True
         self.counts = True
         self.begun = False
-        self._looks = looks
+        self._checks_finite = checks_finite
         self._layout = layout
         self._residual = residual
         if residual:
@@ -59,7 +64,7 @@ class GradientUpload:
         for (shard, number), value in zip(whole, self._values(whole), strict=True):
             self.begun = True
             self._digests[shard][number] = self.chunks.send(self._first[shard] + number, value)
-        if not last:  # the user has the arrays again, and the digests are those of the bytes that were sent
+        if not last:  # the user may write to the arrays again, and the digests must be of the bytes that were sent
             self.chunks.flush()
 
     def _completed(self, arrays: Mapping[int, Flat]) -> Iterator[tuple[int, int]]:
@@ -87,7 +92,7 @@ class GradientUpload:
             array = self._arrays[p.number]
             assert array is not None
             pieces.append(array[p.start : p.stop])
-        if self._looks:  # the send then reads them from the cache
+        if self._checks_finite:  # the send then reads them from the cache
             self.finite = self.finite and all(map(finite, pieces))
         return pieces
 

@@ -4,7 +4,7 @@
     members 1, 2, ...                         receive weights   ... send a gradient
 
 So the group is one worker, and its weights and gradients cross the network once. The leader is member 0 of the group.
-gloo cannot repair a group of which a member has died: all calls of the others fail. They raise GroupLost here. The
+gloo cannot repair a group after a member has died: all calls of the others fail. They raise GroupLost here. The
 survivors make a new group and take their id over, and the new leader's incarnation replaces the old one. Until then the
 job waits for the id, at most for its worker_timeout_ms. It knows whether the last round of the old leader was
 acknowledged: `round` tells the new group where to go on.
@@ -104,7 +104,7 @@ class GroupSession:
     def push(self, grads: Mapping[str, Any], loss: Any = None) -> int:
         """Push the mean of the members' gradients; return the clock that acknowledges it.
 
-        `grads` and `loss` are as for `Session.push`. If those of one member do not fit, all members raise, nothing has
+        `grads` and `loss` are as for `Session.push`. If the gradients of one member do not fit, all members raise, nothing has
         changed, and all may push again. Raises GroupLost, and what `Session.push` raises.
         """
         losses = self._agree_on(grads, loss)
@@ -147,21 +147,21 @@ class GroupSession:
 
     def _agree_on(self, grads: Mapping[str, Any], loss: Any) -> list[float]:
         """Lay this member's gradient into its memory; return all members' losses once all have done that."""
-        said: Message = {}
+        message: Message = {}
         failed: KvpsError | None = None
         try:
             np.concatenate(self._layout.hosted(grads, "gradient"), out=self._gradient)
-            said = {} if loss is None else {"loss": one_number(loss, "the loss")}
+            message = {} if loss is None else {"loss": one_number(loss, "the loss")}
         except KvpsError as error:
-            failed, said = error, _as_message(error)
+            failed, message = error, _as_message(error)
         with self._or_lost():
-            all_said = self._channel.gather(said)
+            messages = self._channel.gather(message)
         if failed:
             raise failed
-        for member, other in enumerate(all_said):
+        for member, other in enumerate(messages):
             if "error" in other:
                 raise _error_of(other, f"member {member} of the group: ")
-        return [other["loss"] for other in all_said if "loss" in other]
+        return [other["loss"] for other in messages if "loss" in other]
 
     def _led(self, call: Callable[[], Message]) -> Message:
         """Have the leader call Redis. Return its answer in every member, or raise its error in every member."""
@@ -269,8 +269,8 @@ def _as_message(error: KvpsError) -> Message:
 
 def _error_of(message: Message, before: str = "") -> KvpsError:
     """Return the error that another member raised."""
-    said = before + message["message"]
+    text = before + message["message"]
     if message["error"] == WorkerAlive.__name__:
-        return WorkerAlive(said, {})
+        return WorkerAlive(text, {})
     kind: type[KvpsError] = getattr(errors, message["error"], KvpsError)
-    return kind(said)
+    return kind(text)

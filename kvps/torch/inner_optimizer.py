@@ -67,14 +67,14 @@ class InnerOptimizer:
 
         {} for a state that is neither numbers nor arrays of the parameters' shapes.
         """
-        found = {
+        state = {
             f"{self.kind}:{name}:{parameter}": value
             for parameter, p in self._params.items()
             for name, value in self._optimizer.state.get(p, {}).items()
             if value is not None
         }
-        fits = all(_fits(value, self._params[name.split(":", 2)[2]]) for name, value in found.items())
-        return {name: _hosted(value) for name, value in found.items()} if fits else {}
+        fits = all(_fits(value, self._params[name.split(":", 2)[2]]) for name, value in state.items())
+        return {name: _hosted(value) for name, value in state.items()} if fits else {}
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> bool:
         """Give it the state that `state` returned. Return False for {}, and for that of another class.
@@ -82,7 +82,7 @@ class InnerOptimizer:
         Raises CorruptData for what fits no parameter.
         """
         numbers = {id(p): n for n, p in enumerate(p for g in self._optimizer.param_groups for p in g["params"])}
-        found: dict[int, dict[str, torch.Tensor]] = {}
+        states: dict[int, dict[str, torch.Tensor]] = {}
         for whole, array in state.items():
             kind, _, rest = whole.partition(":")
             name, _, parameter = rest.partition(":")
@@ -90,12 +90,12 @@ class InnerOptimizer:
             if parameter not in self._params or not _fits(value, self._params[parameter]):
                 raise CorruptData(f"the stored state of the inner optimizer has {whole!r}, which fits no parameter")
             if kind == self.kind:
-                found.setdefault(numbers[id(self._params[parameter])], {})[name] = value
-        if found:
+                states.setdefault(numbers[id(self._params[parameter])], {})[name] = value
+        if states:
             self._fresh = self._optimizer.state_dict()["state"]
-            self._load(found)
-            self._untried = {name for name, p in self._params.items() if numbers[id(p)] in found}
-        return bool(found)
+            self._load(states)
+            self._untried = {name for name, p in self._params.items() if numbers[id(p)] in states}
+        return bool(states)
 
     def _load(self, state: Mapping[Any, Any]) -> None:
         self._optimizer.load_state_dict(self._optimizer.state_dict() | {"state": state})

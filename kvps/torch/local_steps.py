@@ -70,7 +70,7 @@ class LocalSteps:
 
     @property
     def to_push(self) -> bool:
-        """Whether a worker that leaves now has steps to push, with fragments also those of earlier rounds. A part of a
+        """Whether a worker that leaves now has steps to push, with fragments also steps of earlier rounds. A part of a
         unit does not count: another worker gets the whole unit."""
         return self._is_ahead and (self._over or not self._config.units)
 
@@ -145,7 +145,7 @@ class LocalSteps:
         return self.inner.state() if self._accepted else {}
 
     def dropped(self) -> None:
-        """Note that the pseudo-gradient came late and will never count: the next round begins with a pull."""
+        """Note that the pseudo-gradient came late and does not count: the next round begins with a pull."""
         self._taken, self._over, self._part, self._is_ahead = 0, False, None, False
         self._pulled.clear()
         self._pseudo.clear()
@@ -162,7 +162,7 @@ class LocalSteps:
 def _spoilt(grads: Mapping[str, torch.Tensor]) -> str:
     """Return the name of the first gradient that holds NaN or Inf, "" if none does.
 
-    The sums come first, because they cost less than a look at each item. With NaN or Inf in it, no sum is finite.
+    The sums come first, because they cost less than a check of each item. With NaN or Inf in it, no sum is finite.
     """
     values = {name: grad.coalesce().values() if grad.is_sparse else grad for name, grad in grads.items()}
     home = next(iter(values.values())).device
@@ -177,7 +177,7 @@ def _check_steps(steps: object, config: JobConfig) -> None:
     if steps == AUTO and isinstance(steps, str):
         if not config.timed_rounds:
             raise InvalidSetting(
-                "local_steps='auto' ends rounds with those of the job, and this job's do not end by the clock: create "
+                "local_steps='auto' is for a job whose rounds end by the clock, and this job's do not: create "
                 "it with local_steps='auto' and round_ms, or give a number"
             )
     elif isinstance(steps, bool) or not isinstance(steps, int) or not 1 <= steps <= MOST_STEPS:

@@ -32,10 +32,10 @@ def parameters(model: torch.nn.Module, buffers: str = _OWN) -> dict[str, torch.T
     """
     if buffers not in (_OWN, *BUFFER_KINDS):
         raise InvalidSetting(f"buffers must be one of {', '.join((_OWN, *BUFFER_KINDS))}, not {shown(buffers)}")
-    found: dict[str, torch.Tensor | Buffer] = dict(_exact(trained(model)))
+    tensors: dict[str, torch.Tensor | Buffer] = dict(_exact(trained(model)))
     if buffers != _OWN:
-        found |= {name: Buffer(tensor, buffers) for name, tensor in _exact(job_buffers(model)).items()}
-    return found
+        tensors |= {name: Buffer(tensor, buffers) for name, tensor in _exact(job_buffers(model)).items()}
+    return tensors
 
 
 def load(job: Job, model: torch.nn.Module) -> int:
@@ -54,12 +54,12 @@ def trained(model: torch.nn.Module) -> Parameters:
     """Return name -> parameter that requires a gradient, each once. Raises LayoutMismatch as `parameters` does."""
     if not isinstance(model, torch.nn.Module):
         raise LayoutMismatch(f"a model is a torch.nn.Module, not {type(model).__name__}")
-    found = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    if not found:
+    trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not trainable:
         raise LayoutMismatch("the model has no parameter that requires a gradient")
-    for name, parameter in found.items():
+    for name, parameter in trainable.items():
         _check(f"parameter {name!r}", parameter)
-    return found
+    return trainable
 
 
 def job_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -69,14 +69,14 @@ def job_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     `parameters` does.
     """
     persistent = model.state_dict(keep_vars=True)
-    found = {name: b for name, b in model.named_buffers() if name in persistent and b.is_floating_point()}
-    for name, buffer in found.items():
+    buffers = {name: b for name, b in model.named_buffers() if name in persistent and b.is_floating_point()}
+    for name, buffer in buffers.items():
         _check(f"buffer {name!r}", buffer)
         if buffer.layout is torch.strided and any(
             step == 0 and items > 1 for step, items in zip(buffer.stride(), buffer.shape, strict=True)
         ):
             raise LayoutMismatch(f"buffer {name!r} is expanded, and cannot be written to: register its .contiguous()")
-    return found
+    return buffers
 
 
 def _check(what: str, tensor: torch.Tensor) -> None:
@@ -106,11 +106,11 @@ class JobBuffers:
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
         """Name -> the model's own tensor. Raises LayoutMismatch for one that the model has no more."""
-        found = dict(self._model.named_buffers(remove_duplicate=False)) if self._names else {}
+        present = dict(self._model.named_buffers(remove_duplicate=False)) if self._names else {}
         for name in self._names:
-            if name not in found:
+            if name not in present:
                 raise LayoutMismatch(f"the model no longer has the buffer {name!r}, which is in its job: put it back")
-        return {name: found[name] for name in self._names}
+        return {name: present[name] for name in self._names}
 
     @property
     def float32(self) -> dict[str, torch.Tensor]:

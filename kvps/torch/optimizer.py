@@ -41,7 +41,7 @@ def optimizer(
         return _settings(optimizer, params, rates_of(optimizer, scheduler, every, steps), clip_norm)
     if "initial_lr" in optimizer.param_groups[0]:
         raise InvalidSetting(
-            "a scheduler changes this optimizer's learning rate, of which the aggregator would not know: give it too, "
+            "a scheduler changes this optimizer's learning rate, and the aggregator would not know: give it too, "
             "as optimizer(model, optimizer, scheduler)"
         )
     rates = [float(number(group["lr"])) for group in optimizer.param_groups]
@@ -76,7 +76,7 @@ have the same names, but for betas."""
 def _settings(
     optimizer: torch.optim.Optimizer, params: Parameters, rates: Sequence[float | schedules.Schedule], clip_norm: float
 ) -> optim.Optimizer:
-    """Return the settings: those of the first group, and what others have different. `rates` has one of each group."""
+    """Return the settings of the first group, and what the others have different. `rates` has one rate a group."""
     if type(optimizer) not in _KINDS:
         has = ", ".join(kind.__name__ for kind in _KINDS)
         raise InvalidSetting(f"kvps has no {type(optimizer).__name__}: of torch.optim it has {has}")
@@ -85,21 +85,21 @@ def _settings(
     first: dict[str, Any] = {}
     others: dict[Any, list[str]] = {}  # names of parameters, by what their group has different
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
-        if found := [names[id(p)] for p in group["params"] if id(p) in names]:
+        if named := [names[id(p)] for p in group["params"] if id(p) in names]:
             settings = {"lr": rate} | _of_group(optimizer, group)
             first = first or settings
             different = tuple(  # NaN differs from itself, and is refused where it is a setting
                 (name, value) for name, value in settings.items() if value is not first[name] and value != first[name]
             )
-            others.setdefault(different, []).extend(found)
+            others.setdefault(different, []).extend(named)
     others.pop(())
-    groups = [optim.ParameterGroup(found, **dict(different)) for different, found in others.items()]
+    groups = [optim.ParameterGroup(named, **dict(different)) for different, named in others.items()]
     return kind(**first, groups=tuple(groups), clip_norm=clip_norm)
 
 
 def _of_group(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> dict[str, Any]:
     """Return the settings of a parameter group, without its learning rate. Raises InvalidSetting."""
-    said, (kind, neutral) = type(optimizer).__name__, _KINDS[type(optimizer)]
+    kind_name, (kind, neutral) = type(optimizer).__name__, _KINDS[type(optimizer)]
     known = {field.name for field in fields(kind)}
     settings: dict[str, Any] = {}
     for name, value in ((name, number(value)) for name, value in group.items() if name not in _PASSED_OVER):
@@ -107,9 +107,9 @@ def _of_group(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> dict[s
             settings["beta1"], settings["beta2"] = map(number, value)
         elif name in neutral:
             if value != neutral[name]:
-                raise InvalidSetting(f"{said} with {name}={value} is not in kvps: leave it at {neutral[name]}")
+                raise InvalidSetting(f"{kind_name} with {name}={value} is not in kvps: leave it at {neutral[name]}")
         elif name in known:
             settings[name] = value
         else:
-            raise InvalidSetting(f"{said} has {name}={value}, a setting that kvps does not know: leave it out")
+            raise InvalidSetting(f"{kind_name} has {name}={value}, a setting that kvps does not know: leave it out")
     return settings

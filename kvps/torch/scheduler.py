@@ -30,19 +30,19 @@ _FORMULAS: dict[type[lr_scheduler.LRScheduler], Callable[[Any, float, int], sche
 def rates_of(
     optimizer: torch.optim.Optimizer, scheduler: lr_scheduler.LRScheduler, every: int, steps: int | None
 ) -> list[float | schedules.Schedule]:
-    """Return the learning rate of each parameter group; the arguments are those of `kvps.torch.optimizer`. Raises
+    """Return the learning rate of each parameter group; the arguments are as for `kvps.torch.optimizer`. Raises
     InvalidSetting."""
     _check(optimizer, scheduler, every)
     if type(scheduler) in _FORMULAS:
         convert = _FORMULAS[type(scheduler)]
-        found = [convert(scheduler, float(number(rate)), every) for rate in scheduler.base_lrs]
-        for rate, group in zip(found, optimizer.param_groups, strict=True):
+        converted = [convert(scheduler, float(number(rate)), every) for rate in scheduler.base_lrs]
+        for rate, group in zip(converted, optimizer.param_groups, strict=True):
             _check_alone(rate.at(0.0), float(number(group["lr"])))
-        return list(found)
-    said = type(scheduler).__name__
+        return list(converted)
+    kind = type(scheduler).__name__
     if steps is None:
         raise InvalidSetting(
-            f"{said} is evaluated before the job begins: say for how many of its steps, as "
+            f"{kind} is evaluated before the job begins: say for how many of its steps, as "
             f"optimizer(model, optimizer, scheduler, steps=10_000)"
         )
     if type(steps) is not int or not 1 <= steps <= MOST_STEPS:
@@ -84,7 +84,7 @@ def _check_alone(first: float, now: float) -> None:
 def _tables(optimizer: torch.optim.Optimizer, scheduler: lr_scheduler.LRScheduler, steps: int) -> list[list[float]]:
     """Return the learning rates of the first `steps` steps, of each parameter group. Raises InvalidSetting.
 
-    A copy of the scheduler steps, with a copy of the optimizer that shares its parameters and never steps.
+    A copy of the scheduler steps, with a copy of the optimizer that shares its parameters and does not step.
     """
     shared = {id(p): p for group in optimizer.param_groups for p in group["params"]}
     try:
@@ -95,9 +95,9 @@ def _tables(optimizer: torch.optim.Optimizer, scheduler: lr_scheduler.LRSchedule
     except InvalidSetting:
         raise
     except Exception as error:  # it may be the user's own, and raise anything
-        said, first = type(scheduler).__name__, str(error).partition("\n")[0]
+        kind, first = type(scheduler).__name__, str(error).partition("\n")[0]
         raise InvalidSetting(
-            f"{said} cannot be evaluated for {steps} steps: {type(error).__name__}: {first}"
+            f"{kind} cannot be evaluated for {steps} steps: {type(error).__name__}: {first}"
         ) from error
 
 

@@ -224,7 +224,7 @@ class TorchSession:
             if local.to_pull:
                 self.pull()  # a push needs one before it
                 local.weight = weight
-            with suppress(ContributionLate):  # it never counts, and there is no round after it
+            with suppress(ContributionLate):  # it does not count, and there is no round after it
                 self._push_steps(local, "", None)
         self._unhook()
         if self._local and isinstance(self.session, Session):
