@@ -378,7 +378,8 @@ class UncheckedConfig:
 
     @property
     def user_code(self) -> tuple[str, ...]:
-        """The names of the user's own code, of the optimizer and the reduction, which each process that computes imports."""
+        """The names of the user's own code, of the optimizer and the reduction, which each process that computes
+        imports."""
         names = (getattr(each, "name", "") for each in (self.optimizer, reductions.parse(self.reduction)))
         return tuple(filter(None, names))
 

@@ -86,7 +86,8 @@ class ResidualStore:
         return [(self._key(name, c.shard, c.number), view(values[c.start : c.stop])) for c in chunks]
 
     def _state_chunks(self, nbytes: int) -> list[tuple[int, int]]:
-        """Return the chunks of a state, as (shard, number): in the slot of shard 0, behind the chunks of its residual."""
+        """Return the chunks of a state, as (shard, number): in the slot of shard 0, behind the chunks of its
+        residual."""
         first = len(self._layout.chunks[0])
         return [(0, first + number) for number in range(-(-nbytes // CHUNK_BYTES))]
 

@@ -16,8 +16,8 @@ _STEPS = 9  # the median of so many is what a step takes: one that an evaluation
 class RoundTimer:
     """The clock of one worker's rounds. A round takes the job's `round_ms`. In BSP, where workers are in step, it is
     counted from the commit of the version that it begins with; else from the pull, because a worker pulls a version
-    that may be older than a round. It has at least one step. A step is not begun if its middle would probably be after the
-    end of the round."""
+    that may be older than a round. It has at least one step. A step is not begun if its middle would probably be after
+    the end of the round."""
 
     def __init__(self, config: JobConfig) -> None:
         self._round_s = config.round_ms / 1000

@@ -104,8 +104,8 @@ class GroupSession:
     def push(self, grads: Mapping[str, Any], loss: Any = None) -> int:
         """Push the mean of the members' gradients; return the clock that acknowledges it.
 
-        `grads` and `loss` are as for `Session.push`. If the gradients of one member do not fit, all members raise, nothing has
-        changed, and all may push again. Raises GroupLost, and what `Session.push` raises.
+        `grads` and `loss` are as for `Session.push`. If the gradients of one member do not fit, all members raise,
+        nothing has changed, and all may push again. Raises GroupLost, and what `Session.push` raises.
         """
         losses = self._agree_on(grads, loss)
         shown = sum(losses) / len(losses) if losses else None
