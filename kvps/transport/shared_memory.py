@@ -127,9 +127,11 @@ class WritableSegment:
     def __init__(self, folder: Path, name: str, nbytes: int) -> None:
         """Raises ServerFull if there is no room, SharedMemoryLost."""
         self.name = name
-        self._folder = folder
+        self._folder = os.fspath(folder)
         try:
-            self._fd = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+            self._fd = os.open(
+                os.path.join(self._folder, name), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600
+            )
         except FileNotFoundError:
             raise SharedMemoryLost(f"{folder} is gone: the job was removed, or its memory was") from None
         try:
@@ -143,7 +145,7 @@ class WritableSegment:
     def _mapped(self, nbytes: int) -> Bytes:
         return np.frombuffer(mmap.mmap(self._fd, nbytes, _MAP), np.uint8)
 
-    def part(self) -> None:
+    def detach(self) -> None:
         """Map the bytes privately in the same place, in a fork, so that its writes there stay in this process."""
         try:
             _map_privately(self.data.ctypes.data, self.data.size, self._fd)
@@ -170,10 +172,11 @@ class WritableSegment:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
+        new = os.path.join(self._folder, name)
         try:
             with suppress(FileNotFoundError):
-                os.rename(self._folder / self.name, self._folder / name)
-            if _inode(self._folder / name) != os.fstat(self._fd).st_ino:
+                os.rename(os.path.join(self._folder, self.name), new)
+            if _inode(new) != os.fstat(self._fd).st_ino:
                 return False
             self.name = name  # also if an earlier call renamed it and was interrupted before this line
             return True
@@ -183,7 +186,7 @@ class WritableSegment:
     def unlink(self) -> None:
         """Delete the name; a process that reads the segment keeps its bytes."""
         with suppress(FileNotFoundError):
-            os.unlink(self._folder / self.name)
+            os.unlink(os.path.join(self._folder, self.name))
 
     def __del__(self) -> None:
         with suppress(OSError, AttributeError):
@@ -196,12 +199,12 @@ _mmap.restype = ctypes.c_void_p
 _mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_ssize_t]
 
 
-def _part_all() -> None:
+def _detach_all() -> None:
     for made in _written_here:
-        made.part()
+        made.detach()
 
 
-os.register_at_fork(after_in_child=_part_all)
+os.register_at_fork(after_in_child=_detach_all)
 
 
 def _map_privately(place: int, nbytes: int, fd: int) -> None:
@@ -300,7 +303,7 @@ class Segments:
     def open(self, name: str, nbytes: int) -> ReadableSegment:
         """Open a segment to be read. Raises ChunkGone if there is none of this name and length, ServerUnfit if it or
         its directory is not this user's alone."""
-        path = self.folder / name
+        path = os.path.join(self._folder, name)
         while (inode := _inode(path)) is not None:
             with self._lock:
                 file = self._file(inode, path, nbytes)
@@ -316,7 +319,7 @@ class Segments:
             file.leave()
         raise ChunkGone(f"segment {name} is gone")
 
-    def _file(self, inode: int, path: Path, nbytes: int) -> _File | None:
+    def _file(self, inode: int, path: str, nbytes: int) -> _File | None:
         if inode not in self._files:
             self._files = {number: file for number, file in self._files.items() if not file.forgotten}
             self.check_ours()
@@ -344,7 +347,7 @@ class Segments:
         forget(self.folder, self._root)
 
 
-def _inode(path: Path) -> int | None:
+def _inode(path: str) -> int | None:
     try:
         return os.stat(path, follow_symlinks=False).st_ino
     except FileNotFoundError:
@@ -358,7 +361,7 @@ def _wrong_size(name: str, size: int, nbytes: int) -> ChunkGone:
 class _File:
     """A file that is mapped here for reading, however often it is renamed; locked while it has a reader."""
 
-    def __init__(self, path: Path, nbytes: int) -> None:
+    def __init__(self, path: str, nbytes: int) -> None:
         """Raises FileNotFoundError, ChunkGone for another size, ServerUnfit if it is no file of this user's.
 
         Nothing of another size is mapped: who reads behind the end of a file is ended by SIGBUS.
@@ -373,7 +376,7 @@ class _File:
         if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
             raise ServerUnfit(f"{path} is not a file of yours: delete it")
         if found.st_size != nbytes:
-            raise _wrong_size(path.name, found.st_size, nbytes)
+            raise _wrong_size(os.path.basename(path), found.st_size, nbytes)
         self.inode = found.st_ino
         self.data: Bytes = np.frombuffer(mmap.mmap(self._fd, nbytes, _MAP, mmap.PROT_READ), np.uint8)
         self._readers = 0
