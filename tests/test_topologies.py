@@ -33,7 +33,7 @@ MEANT: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", TOPOLOGIES)
 def test_a_name_stands_for_settings(name: str) -> None:
-    said = settings_of(options.Settings, f"--topology {name}")
+    said = settings_of(options.TaskOptions, f"--topology {name}")
     assert dict(said.given) == MEANT[name]
     assert said.data == ("units" if name == "sandblaster" else "static")
     config = said.job_config("digits", load_task("digits"))
@@ -51,7 +51,7 @@ def test_a_name_stands_for_settings(name: str) -> None:
 
 
 def test_without_a_name_nothing_is_added() -> None:
-    said = settings_of(options.Settings, "--epochs 2")
+    said = settings_of(options.TaskOptions, "--epochs 2")
     assert (said.given, said.topology) == ({"epochs": 2}, "")
 
 
@@ -68,7 +68,7 @@ def test_without_a_name_nothing_is_added() -> None:
     ],
 )
 def test_what_the_user_says_wins(line: str, given: Mapping[str, Any]) -> None:
-    found = dict(settings_of(options.Settings, f"--topology {line}").given)
+    found = dict(settings_of(options.TaskOptions, f"--topology {line}").given)
     staleness = found.pop("staleness")
     assert staleness == MEANT[line.split()[0]]["staleness"]
     assert found == given
@@ -76,10 +76,10 @@ def test_what_the_user_says_wins(line: str, given: Mapping[str, Any]) -> None:
 
 def test_a_script_is_told_only_what_a_script_can_be_told() -> None:
     """How often it pushes, and on which data it computes, is in its own loop."""
-    said = settings_of(options.JobSettings, "--topology downpour")
+    said = settings_of(options.JobOptions, "--topology downpour")
     assert said.given == {"staleness": -1, "optimizer": ADAGRAD}
     assert said.topology == "topology downpour: --staleness -1 --optimizer adagrad"
-    assert settings_of(options.JobSettings, "--topology sandblaster").given == {"staleness": 0, "shards": 4}
+    assert settings_of(options.JobOptions, "--topology sandblaster").given == {"staleness": 0, "shards": 4}
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_a_script_is_told_only_what_a_script_can_be_told() -> None:
 )
 def test_a_contradiction_is_one_line(line: str, words: str) -> None:
     with pytest.raises(kvps.InvalidSetting) as caught:
-        settings_of(options.Settings, f"--topology {line}")
+        settings_of(options.TaskOptions, f"--topology {line}")
     assert str(caught.value) == words
 
 

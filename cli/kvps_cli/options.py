@@ -166,7 +166,7 @@ def parse_slow(text: str) -> float:
 
 
 @dataclass(frozen=True)
-class JobSettings:
+class JobOptions:
     """The settings of a new job, of a task or a script, as the command line gives them; see `with_settings`.
 
     given      the settings that the user gave, under the names of JobConfig and in its units
@@ -187,7 +187,7 @@ class JobSettings:
 
 
 @dataclass(frozen=True)
-class Settings(JobSettings):
+class TaskOptions(JobOptions):
     """The settings of a new job that trains a task.
 
     inner  the value of --inner-optimizer
@@ -221,7 +221,7 @@ def _is_sgd_without_rate(text: str) -> bool:
 
 
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace a command's parameter `settings: Settings` (or JobSettings) by one option for each setting."""
+    """Replace a command's parameter `settings: TaskOptions` (or JobOptions) by one option for each setting."""
     taken = signature(command, eval_str=True).parameters
     kind = taken["settings"].annotation
     options = _options(kind)
@@ -240,10 +240,10 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def _options(kind: type[JobSettings]) -> list[Parameter]:
+def _options(kind: type[JobOptions]) -> list[Parameter]:
     """Return an option for each setting that has one, and --lr, --topology and --data, which only a command line
     has."""
-    of_task = issubclass(kind, Settings)
+    of_task = issubclass(kind, TaskOptions)
     chosen = [f for f in fields(JobConfig) if SPECS[f.name].option and (of_task or f.name not in _TASKS_ONLY)]
     options = sorted(map(_option, chosen), key=lambda option: option.name != "workers")
     rate = "the task's for sgd, else the optimizer's" if of_task else "the optimizer's"
@@ -288,7 +288,7 @@ def _parameter(name: str, kind: Any, default: Any, *option: str, **told: Any) ->
     return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info])
 
 
-def _settings(kind: type[JobSettings], context: typer.Context, said: Mapping[str, Any]) -> JobSettings:
+def _settings(kind: type[JobOptions], context: typer.Context, said: Mapping[str, Any]) -> JobOptions:
     """Return the settings; `given` has only those that the user gave. Raises InvalidSetting."""
     stated = {name: value for name, value in said.items() if is_given(context, name)}
     topology = stated.pop("topology", None)

@@ -1,4 +1,4 @@
-"""Private parts of a session or a job that several tests look at, so that a change of structure is made only here."""
+"""What several tests change in a running session or aggregator, so that a change of structure is made only here."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from kvps_aggregator.step import reduce
 
 from kvps.errors import ServerLost
 from kvps.job import Job
-from kvps.session.membership import Membership
-from kvps.session.push import Push
+from kvps.protocol.scripts import JobScripts
 from kvps.session.session import Session
 from kvps.transport.shared_memory import Segments
 from kvps.transport.shm import ShmTransport
@@ -31,26 +30,16 @@ def held_by(aggregator: Aggregator) -> set[int]:
     return set(aggregator.held.shards)
 
 
-def membership_of(session: Session) -> Membership:
-    return session._membership
-
-
-def push_of(session: Session) -> Push:
-    """Return the contribution that the session is putting together."""
-    return session._round.push
-
-
-def lose_next_answer(session: Session) -> None:
-    """Let the next push count, but lose its answer."""
-    push = push_of(session)
-    accept = push._accept
+def lose_next_answer() -> None:
+    """Let the next push of any session count, but lose its answer."""
+    push = JobScripts.push
 
     def lost(*arguments: Any) -> Any:
-        push._accept = accept  # type: ignore[method-assign]
-        accept(*arguments)
+        JobScripts.push = push  # type: ignore[method-assign]
+        push(*arguments)
         raise ServerLost("the answer was lost")
 
-    push._accept = lost  # type: ignore[method-assign]
+    JobScripts.push = lost  # type: ignore[assignment, method-assign]
 
 
 def fall_silent(session: Session) -> None:

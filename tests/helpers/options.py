@@ -10,11 +10,11 @@ from kvps_cli import options
 from typer.testing import CliRunner
 
 
-def settings_of(kind: type[options.JobSettings], line: str = "") -> Any:
+def settings_of(kind: type[options.JobOptions], line: str = "") -> Any:
     """Return the settings of this kind that the options in `line` say."""
-    got = list[options.JobSettings]()
+    got = list[options.JobOptions]()
 
-    def command(settings: options.JobSettings) -> None:
+    def command(settings: options.JobOptions) -> None:
         got.append(settings)
 
     command.__annotations__["settings"] = kind

@@ -90,10 +90,10 @@ EACH_ROW = pytest.mark.parametrize("row", ROWS, ids=[f"{row.table}-{row.name}" f
 
 def _settings(span: str) -> tuple[set[str], JobConfig]:
     """The settings that options give, and the job that they make of the digits. Raises InvalidSetting."""
-    got = list[options.Settings]()
+    got = list[options.TaskOptions]()
 
     def command(
-        settings: options.Settings,
+        settings: options.TaskOptions,
         redis: options.Redis = None,
         listen: options.Listen = None,
         checkpoint_every: options.CheckpointEvery = None,

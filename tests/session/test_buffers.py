@@ -168,7 +168,7 @@ def test_a_view_of_a_push_whose_answer_was_lost(store: Store) -> None:
         session.pull()
         grads = _filled(session, 1)
         view = grads["W"][0]
-        lose_next_answer(session)
+        lose_next_answer()
         with pytest.raises(kvps.ServerLost):
             session.push(grads)
         assert session.push(grads) == 1

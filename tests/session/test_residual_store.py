@@ -14,7 +14,6 @@ import pytest
 from helpers.commands import kvps_run
 from helpers.digits_job import digits_job, proved, run_workers, task_gradient
 from helpers.harness import aggregating, model
-from helpers.internals import membership_of
 from helpers.servers import running_server
 from helpers.waiting import eventually
 from kvps_aggregator import Aggregator, Outcome
@@ -28,8 +27,10 @@ from kvps.history.commit_log import Log
 from kvps.job import Job
 from kvps.protocol.job_state import Member
 from kvps.protocol.scripts import JobScripts
+from kvps.session.residual_store import ResidualStore
 from kvps.session.session import Session
 from kvps.store import Store
+from kvps.transport.version_reader import VersionReader
 
 PATIENT = {"worker_timeout_ms": 60_000}
 ROUNDS = 8
@@ -42,6 +43,11 @@ def _stored(job: Job) -> set[str]:
     """The names of the residuals of which bytes are stored: "<worker>.<incarnation>:<seq>"."""
     keys = (key.split(":")[2:] for key in job.access.client.scan(job.access.keys.all_bytes))
     return {":".join(rest[:2]) for kind, *rest in keys if kind == "r"}
+
+
+def _inherited(job: Job) -> str:
+    """The name of the residual that the last worker to join was given, as the log says; "" if it was given none."""
+    return [fields.get("residual", "") for _, fields in job.entries() if fields["kind"] == "join"][-1]
 
 
 def _member(job: Job, worker: str = "w0") -> Member:
@@ -228,7 +234,7 @@ def test_its_bytes_live_until_the_next_incarnation_has_pushed(store: Store) -> N
     kept = {f"w0.{first.incarnation}:1"}
     assert swept() == kept
     second = job.join("w0")
-    assert second._encoder._inherited == _member(job).residual != ""
+    assert _inherited(job) == _member(job).residual != ""
     assert swept() == kept
     second.pull()
     second.put("x", ONE["x"])
@@ -244,29 +250,29 @@ def test_its_bytes_live_until_the_next_incarnation_has_pushed(store: Store) -> N
     aggregator.release()
 
 
-def test_a_removed_job_leaves_nothing_though_a_worker_is_leaving(store: Store) -> None:
+def test_a_removed_job_leaves_nothing_though_a_worker_is_leaving(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     job = store.create_job("job", ONE, gradient_format="int8", **PATIENT)
     session = job.join("w0")
     _push(session)
-    save = session._encoder._store.save
+    save = ResidualStore.save
 
     def late(*arguments: Any) -> str:
         store.remove_job("job")
         return save(*arguments)
 
-    session._encoder._store.save = late  # type: ignore[method-assign]
+    monkeypatch.setattr(ResidualStore, "save", late)
     with pytest.raises(kvps.JobNotFound):
         session.leave(finished=False)
     assert not list(store.client.scan("kvps:{job*"))
 
 
-def test_who_was_replaced_while_it_stored_is_not_inherited_from(store: Store) -> None:
+def test_who_was_replaced_while_it_stored_is_not_inherited_from(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     job = store.create_job("job", ONE, gradient_format="int8", **PATIENT)
     aggregator = Aggregator(job, threading.Event())
     aggregator.hold()
     session = job.join("w0")
     _push(session)
-    save, others = session._encoder._store.save, []
+    save, others = ResidualStore.save, []
 
     def replaced(*arguments: Any) -> str:
         name = save(*arguments)
@@ -275,10 +281,11 @@ def test_who_was_replaced_while_it_stored_is_not_inherited_from(store: Store) ->
         others.append(job.join("w0", takeover=True))
         return name
 
-    session._encoder._store.save = replaced  # type: ignore[method-assign]
-    session.leave(finished=False)
+    with monkeypatch.context() as replacing:
+        replacing.setattr(ResidualStore, "save", replaced)
+        session.leave(finished=False)
     (other,) = others
-    assert other._encoder._inherited == _member(job).residual == ""
+    assert _inherited(job) == _member(job).residual == ""
     aggregator.sweep()
     assert not _stored(job)
     other.leave(finished=False)
@@ -322,7 +329,7 @@ def test_a_push_that_counted_though_nobody_was_told_ends_it(store: Store, monkey
         session.leave(finished=False)
         assert not _stored(job)
         with job.join("w0") as again:
-            assert (again.clock, again._encoder._inherited) == (2, "")
+            assert (again.clock, _inherited(job)) == (2, "")
             again.push(task_gradient(job, again))
             again.pull()
     assert proved(job).contributions == 3
@@ -344,10 +351,9 @@ def test_units_that_come_back_are_computed_with_it(store: Store) -> None:
     w0.leave(finished=True)
     job.access.scripts.evict("w1", w1.incarnation)
     w0 = job.join("w0")
-    assert w0._encoder._inherited
+    assert _inherited(job)
     assert w0.next_unit() == 1
     _push(w0)
-    assert w0._encoder.residual
     w0.leave(finished=True)
     assert len(_stored(job)) == 2
     while aggregator.work() is not Outcome.IDLE:
@@ -364,10 +370,10 @@ def test_fp32_jobs_and_who_is_evicted_store_nothing(store: Store, monkeypatch: p
         job = store.create_job(gradient_format, ONE, gradient_format=gradient_format, **PATIENT)
         session = job.join("w0")
         _push(session)
-        with monkeypatch.context() as never:
-            never.setattr(Client, "put", lambda *_: pytest.fail("it stores"))
+        with monkeypatch.context() as patch:
+            patch.setattr(Client, "put", lambda *_: pytest.fail("it stores"))
             if gradient_format == "fp32":
-                never.setattr(membership_of(session), "round_state", lambda *_: pytest.fail("it looks"))
+                patch.setattr(VersionReader, "round_state", lambda *_: pytest.fail("it asks for the round state"))
                 session.leave(finished=False)
             else:
                 _evict(job, session)
@@ -387,7 +393,7 @@ def test_who_finds_no_room_leaves_without_it() -> None:
         assert not _stored(job), "nor is any part of it there"
         client.call("CONFIG", "SET", "maxmemory", 0)
         with job.join("w0") as again:
-            assert (again.clock, again._encoder._inherited) == (1, "")
+            assert (again.clock, _inherited(job)) == (1, "")
 
 
 @pytest.mark.parametrize("harm", ["SETRANGE", "DEL"])
@@ -462,4 +468,4 @@ def test_a_checkpoint_holds_none(store: Store, tmp_path: Path) -> None:
     restored = store.restore_job(Checkpoint.load(tmp_path / made.filename), "again")
     assert _member(restored).residual == ""
     with restored.join("w0") as again:
-        assert (again.clock, again._encoder._inherited) == (1, "")
+        assert (again.clock, _inherited(restored)) == (1, "")

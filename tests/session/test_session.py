@@ -7,14 +7,15 @@ import os
 import subprocess
 import sys
 import threading
-from concurrent.futures import Future
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 from helpers.digits_job import digits_job, proved, run_workers, training
 from helpers.harness import aggregating
-from helpers.internals import lose_next_answer, membership_of
+from helpers.internals import lose_next_answer
 from helpers.waiting import eventually
 from kvps_aggregator import Aggregator, Outcome
 from kvps_aggregator.shard import storage_redis
@@ -123,7 +124,7 @@ def test_a_gradient_that_is_skipped_when_most_of_it_has_left(store: Store, trans
     job = store.create_job("job", params, optimizer=kvps.SGD(lr=0.5), **settings)
     with aggregating(job), job.join("w0") as session:
         session.pull()
-        lose_next_answer(session)
+        lose_next_answer()
         with pytest.raises(kvps.ServerLost):
             session.push(bad)
         with pytest.raises(kvps.WrongOrder, match="another gradient"):
@@ -153,7 +154,7 @@ def test_another_gradient_is_not_acknowledged_in_place_of_one_that_counted(store
     job = store.create_job("job", SMALL, optimizer=kvps.SGD(lr=1.0), **PATIENT)
     with aggregating(job), job.join("w0") as session:
         session.pull()
-        lose_next_answer(session)
+        lose_next_answer()
         with pytest.raises(kvps.ServerLost):
             session.push(_of(SMALL, 1))
         assert eventually(lambda: job.state().version == 1)
@@ -373,23 +374,21 @@ def test_who_joins_behind_is_waited_for_with_prefetch_too(store: Store) -> None:
         w1.pull()
         w1.push(_of(SMALL, 1))
         assert eventually(has_prefetched)
-        w2 = job.join("w2")
-        w0.push(_of(SMALL, 1))
-        assert not job.round_state().admits(w0.round, job.config)
-        pulled = threading.Event()
+        joined, leaving = threading.Event(), threading.Event()
 
-        def pull() -> None:
-            membership_of(w0)._thread = threading.get_ident()
+        def third() -> None:
+            with job.join("w2"):
+                joined.set()
+                time.sleep(0.5)  # if w0 did not wait, its pull would return meanwhile
+                leaving.set()
+
+        with ThreadPoolExecutor(1) as pool:
+            ended = pool.submit(third)
+            assert joined.wait(60)
+            w0.push(_of(SMALL, 1))
             w0.pull()
-            pulled.set()
-
-        thread = threading.Thread(target=pull)
-        thread.start()
-        assert not pulled.wait(0.5)
-        w2.leave()
-        assert pulled.wait(10)
-        thread.join()
-        membership_of(w0)._thread = threading.get_ident()
+            assert leaving.is_set(), "w0 waits for w2, two rounds behind, until that leaves"
+            ended.result()
 
 
 def test_a_script_that_does_not_leave_ends_all_the_same(store: Store) -> None:

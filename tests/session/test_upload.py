@@ -196,14 +196,14 @@ def test_a_remainder_that_is_not_known_is_said(store: Store, monkeypatch: pytest
     job = digits_job(store, workers=1, gradient_format="bf16")
     monkeypatch.setattr(Client, "small_bytes", 0)  # stored and accepted in two steps, with a moment between them
     with aggregating(job), job.join("w0") as session:
-        push = session._access.scripts.push
+        push = job.access.scripts.push
         for number in range(3):
             grads = task_gradient(job, session)
             with monkeypatch.context() as damaging:
                 if number == 1:
                     key = job.access.keys.gradient(0, "w0", session.incarnation, 2, 0)
                     damaging.setattr(
-                        session._access.scripts,
+                        job.access.scripts,
                         "push",
                         lambda *a, key=key: (job.access.client.call("SETRANGE", key, 0, "no"), push(*a))[1],
                     )

@@ -147,7 +147,7 @@ def test_a_round_whose_reply_was_lost_is_pushed_again_and_takes_no_other_step(st
     with aggregating(job), joined(job, model) as worker:
         worker.pull()
         loss_of(model, 0, 0).backward()
-        lose_next_answer(worker.session)
+        lose_next_answer()
         with pytest.raises(kvps.ServerLost):
             worker.step(weight=4)
         ours = weights_of(model)

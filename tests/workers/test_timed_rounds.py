@@ -212,7 +212,7 @@ def test_a_push_whose_reply_is_lost_adds_its_weight_once(store: Store, each: Eac
     with aggregating(job), job.join("w0") as session:
         for sent, weight in enumerate((6, 9), 1):
             session.pull()
-            lose_next_answer(session)
+            lose_next_answer()
             with pytest.raises(kvps.ServerLost):
                 session.push(ones, weight=weight)
             assert session.push(ones, weight=weight) == sent

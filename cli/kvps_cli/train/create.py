@@ -18,7 +18,7 @@ from kvps_cli.output import say
 def create(
     task: options.TaskName,
     job: Annotated[str, typer.Option("--job", metavar="NAME", help="Name of the new job.")],
-    settings: options.Settings,
+    settings: options.TaskOptions,
     quiet: options.Quiet = False,
     redis: options.Redis = None,
 ) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # RQ loads slowly, and few commands need it
 @options.with_settings
 def submit(
     task: options.TaskName,
-    settings: options.Settings,
+    settings: options.TaskOptions,
     job: options.NewJobName = None,
     slow: options.Slow = None,
     prefetch: options.Prefetch = False,

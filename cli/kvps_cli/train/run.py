@@ -43,7 +43,7 @@ _LAST_S = 5.0  # for the other copies, when the first has ended without making t
 
 @options.with_settings
 def run(
-    settings: options.JobSettings,
+    settings: options.JobOptions,
     command: Annotated[
         list[str] | None, typer.Argument(metavar="COMMAND...", help="What to run, as in: python train.py --rounds 500")
     ] = None,

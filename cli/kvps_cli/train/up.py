@@ -36,7 +36,7 @@ from kvps_cli.train.progress import Display, Figures, aggregate, check_aggregato
 @options.with_settings
 def up(
     task: options.TaskName,
-    settings: options.Settings,
+    settings: options.TaskOptions,
     job: options.NewJobName = None,
     slow: options.Slow = None,
     report: Annotated[
