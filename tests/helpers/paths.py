@@ -11,11 +11,11 @@ TESTS = ROOT / "tests"
 
 
 def program_on_path(*names: str) -> str:
-    """Return the first of these programs that the PATH has. Without one the test is skipped; in CI it fails."""
+    """Return the first of these programs that the PATH has. Without one the test is skipped, or fails in CI."""
     for name in names:
         if program := shutil.which(name):
             return program
-    reason = f"no {' or '.join(names)} on the PATH"
+    reason = f"there is no {' or '.join(names)} here"
     if os.environ.get("CI"):
         pytest.fail(reason)
     pytest.skip(reason)

@@ -7,7 +7,6 @@ import os
 import re
 import runpy
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +18,7 @@ import pytest
 import redis
 from helpers.clusters import node_ports
 from helpers.command_lines import check_parses
-from helpers.paths import ROOT
+from helpers.paths import ROOT, program_on_path
 from helpers.waiting import eventually
 from packaging.version import Version
 from ruamel.yaml import YAML
@@ -156,9 +155,7 @@ class Cluster:
         self._folder, self._network = folder, 0
         (self._port,) = node_ports(1)
         self._nodes: list[subprocess.Popen[bytes]] = []
-        client = shutil.which("valkey-cli") or shutil.which("redis-cli")
-        if not client or sys.platform != "linux":
-            pytest.skip("it needs valkey-cli or redis-cli, and the loopback of Linux")
+        client = program_on_path("valkey-cli", "redis-cli")
         programs = {
             "getent": 'echo "$NETWORK.${2#node-} $2"',
             "valkey-cli": f"""export REDISCLI_AUTH="$VALKEYCLI_AUTH"

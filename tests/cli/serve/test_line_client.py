@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import pty
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers.commands import KVPS, kvps_run
+from helpers.paths import program_on_path
 from kvps_cli.serve.line_client import parse, run
 from kvps_cli.serve.server import client_arguments
 
@@ -62,10 +62,8 @@ COMMANDS = [
 ]
 
 
-@pytest.mark.skipif(not shutil.which("redis-cli"), reason="there is no redis-cli to compare it with")
 def test_it_prints_what_redis_cli_prints_into_a_pipe(filled: Store, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
-    program = shutil.which("redis-cli")
-    assert program
+    program = program_on_path("redis-cli")
     for command in COMMANDS:
         real = [program, *client_arguments(filled.url)[0], "--raw", *command]
         expected = subprocess.run(real, capture_output=True, stdin=subprocess.DEVNULL).stdout

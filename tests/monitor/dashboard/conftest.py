@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from helpers.paths import program_on_path
+from playwright.sync_api import sync_playwright
 
 
 @pytest.fixture(scope="module")  # Playwright holds the thread's event loop while it runs
 def chromium() -> Iterator[Any]:
     """A headless Chromium. It needs one on the PATH; none is downloaded."""
-    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if path is None:
-        pytest.skip("no Chromium on the PATH: install Debian's chromium")
-    api = pytest.importorskip("playwright.sync_api")
-    with api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+    program = program_on_path("chromium", "chromium-browser", "google-chrome")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
         try:
             yield browser
         finally:
