@@ -1,4 +1,4 @@
-"""Arrays on a device, without one: CuPy's part is taken by hostcupy. What needs a real one is in test_gpu.py."""
+"""Arrays on a device, without one: CuPy's part is taken by hostcupy. What needs a real one is in test_cuda.py."""
 
 from __future__ import annotations
 
