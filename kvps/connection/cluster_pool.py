@@ -174,8 +174,11 @@ class ClusterPool:
             pass
 
     def getting(self, items: Sequence[Item]) -> Generator[None, None, None]:
-        """Like `ArrayPool.getting`, from all nodes at once. The next buffer is not written to before this one was
-        yielded only if all keys are of one node, as those of one shard are: buffers of several shards must differ."""
+        """Like `ArrayPool.getting`, from all nodes at once.
+
+        If the keys are on several nodes, the next buffer may be written while this one is in use: buffers of several
+        shards must differ. The keys of one shard are on one node.
+        """
         groups = self.nodes.by_node([key for key, _ in items])
         if len(groups) == 1:
             yield from self._stream(next(iter(groups)), items)

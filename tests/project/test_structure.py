@@ -18,6 +18,7 @@ SOURCES = (
     "simulate/kvps_simulate",
     "monitor/kvps_monitor",
     "cli/kvps_cli",
+    "lab/kvps_bench",
 )
 LINES = 350
 LONG = {  # file: why it is longer
@@ -32,6 +33,9 @@ LONG = {  # file: why it is longer
     "kvps/transport/shared_memory.py": "one format of files, read and written here alone",
 }
 FUNCTION_LINES = 60
+LONG_FUNCTIONS = {
+    "lab/kvps_bench/calibrate.py: measured": "an equation for each constant, of what was measured together",
+}
 ATTRIBUTES = 16
 MANY_ATTRIBUTES = {"ShmStorage": "a storage, and the segments that it reuses"}
 PARAMETERS = 6
@@ -48,6 +52,9 @@ LATE_IMPORTS = {  # file: why it imports inside a function
     "cli/kvps_cli/look/timeline.py": "perfetto and matplotlib are an extra",
     "cli/kvps_cli/train/queue.py": "RQ takes its time to load",
     "workers/kvps_workers/digits.py": "scikit-learn is an extra",
+    "lab/kvps_bench/diloco.py": "PyTorch is an extra",
+    "lab/kvps_bench/links.py": "PyTorch is an extra",
+    "lab/kvps_bench/round.py": "PyTorch is an extra",
 }
 ONLY = {  # library: rooms that may know it
     "cupy": ("kvps/device/",),
@@ -57,6 +64,7 @@ ONLY = {  # library: rooms that may know it
         "cli/kvps_cli/serve/line_client.py",
         "kvps/protocol/lua_scripts.py",
         "workers/kvps_workers/queue/",
+        "lab/kvps_bench/",
     ),
 }
 
@@ -65,6 +73,8 @@ WALL_CLOCK = {  # who reads this machine's date and time: why, as clocks of host
     "kvps/history/checkpoint.py": "when a file was saved, for people",
     "kvps/transport/locked_file.py": "how old a file of this host is",
     "workers/kvps_workers/queue/queue.py": "when a task began, for RQ's own commands",
+    "lab/kvps_bench/paced_learner.py": "learners of one host are slow in turns",
+    "lab/kvps_bench/idle.py": "the processor time of another process",
 }
 
 
@@ -90,7 +100,7 @@ def test_files_and_functions_are_short() -> None:
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef):
                 body = (node.end_lineno or 0) - node.body[0].lineno  # options of commands are parameters
-                assert body < FUNCTION_LINES, f"{name}: {node.name}"
+                assert body < FUNCTION_LINES or f"{name}: {node.name}" in LONG_FUNCTIONS, f"{name}: {node.name}"
 
 
 def test_classes_are_small() -> None:
