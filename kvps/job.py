@@ -22,11 +22,11 @@ from kvps.history.checkpoint import Checkpoint
 from kvps.machine import launcher, process
 from kvps.machine.launcher import Launcher
 from kvps.parsing import JOB_ID, matching, number, whole
+from kvps.protocol.answers import Joined, ServerRestarted, evicted, job_not_found, made_anew
 from kvps.protocol.job_state import Commit, Entry, Member, RoundState, State
 from kvps.protocol.keys import JobKeys, check_name
 from kvps.protocol.plan import Contribution
 from kvps.protocol.recovery import await_history
-from kvps.protocol.scripts import Joined, ServerRestarted, evicted, job_not_found, made_anew
 from kvps.session.session import Session
 from kvps.transport.access import JobAccess
 from kvps.transport.base import Transport

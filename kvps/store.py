@@ -33,8 +33,9 @@ from kvps.errors import CorruptData, InvalidSetting, KvpsError, NotFinite, Serve
 from kvps.history.checkpoint import Checkpoint
 from kvps.job import Job
 from kvps.optim.trial import try_out
+from kvps.protocol.answers import being_removed, job_exists, job_not_found
 from kvps.protocol.keys import JOBS, MEMORY, JobKeys, check_id, check_name, staged_name
-from kvps.protocol.scripts import JobScripts, being_removed, job_exists, job_not_found
+from kvps.protocol.scripts import JobScripts
 from kvps.server import private_server
 from kvps.transport import shared_memory
 from kvps.transport.access import JobAccess

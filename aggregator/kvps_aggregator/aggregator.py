@@ -18,7 +18,7 @@ from kvps.connection.client import WAIT_MS
 from kvps.device.base import CPU, Device
 from kvps.errors import InvalidSetting, JobNotFound, KvpsError
 from kvps.job import Job
-from kvps.protocol.scripts import ServerRestarted
+from kvps.protocol.answers import ServerRestarted
 from kvps_aggregator.checkpoints import Checkpoints
 from kvps_aggregator.failover import FailoverGuard
 from kvps_aggregator.held_shards import HeldShards

@@ -20,8 +20,8 @@ from kvps.connection.sockets import ChunkGone
 from kvps.errors import JobNotFound, KvpsError
 from kvps.history import checkpoint, commit_log
 from kvps.job import Job
+from kvps.protocol.answers import ServerRestarted
 from kvps.protocol.job_state import State
-from kvps.protocol.scripts import ServerRestarted
 
 _log = logging.getLogger("kvps.checkpoint")
 

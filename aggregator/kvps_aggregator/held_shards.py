@@ -9,9 +9,9 @@ from contextlib import suppress
 from kvps.errors import CorruptData, KvpsError, LeaseLost
 from kvps.job import Job
 from kvps.parsing import STAGED_NAME, matching
+from kvps.protocol.answers import ServerRestarted
 from kvps.protocol.job_state import Pin
 from kvps.protocol.recovery import LOOK_S
-from kvps.protocol.scripts import ServerRestarted
 from kvps_aggregator.checkpoints import Saver
 from kvps_aggregator.failover import go_back
 from kvps_aggregator.leases import LeaseKeeper, Leases

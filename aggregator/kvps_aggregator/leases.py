@@ -20,9 +20,10 @@ from kvps.connection.client import Client
 from kvps.errors import JobNotFound, KvpsError, TooManyClients
 from kvps.job import Job
 from kvps.machine import process
+from kvps.protocol.answers import Evicted, ServerRestarted
 from kvps.protocol.lua_scripts import Request, send_together
 from kvps.protocol.recovery import begin_history, file_is_whole
-from kvps.protocol.scripts import SCRIPTS, Evicted, ServerRestarted
+from kvps.protocol.scripts import SCRIPTS
 
 log = logging.getLogger("kvps.lease")
 

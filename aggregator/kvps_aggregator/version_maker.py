@@ -16,8 +16,8 @@ import numpy as np
 
 from kvps.errors import CorruptData, LeaseLost, ServerFull
 from kvps.job import Job
+from kvps.protocol.answers import PlanGone, Planned
 from kvps.protocol.plan import Plan
-from kvps.protocol.scripts import PlanGone, Planned
 from kvps_aggregator.held_shards import HeldShards
 from kvps_aggregator.shard.fetch import BadContribution
 from kvps_aggregator.shard.shard import Shard

@@ -19,8 +19,8 @@ from kvps.config import JobConfig
 from kvps.errors import KvpsError
 from kvps.job import Job
 from kvps.machine import launcher, process
+from kvps.protocol.answers import ServerRestarted
 from kvps.protocol.job_state import State
-from kvps.protocol.scripts import ServerRestarted
 from kvps.store import Store
 
 log = logging.getLogger("kvps.supervise")

@@ -68,7 +68,7 @@ def workers_anew(workers: Mapping[str, str], rounds: Mapping[str, int], awaited:
 
 
 def sums_without(sums: object, undone: int) -> str:
-    """Return a worker's sums of weights (see `weigh` in _prelude.lua) as they were before its last `undone`
+    """Return a worker's sums of weights (see lua/include/weight_sums.lua) as they were before its last `undone`
     contributions. Raises CorruptData."""
     each = sums.split() if isinstance(sums, str) else []
     if not 0 <= undone < len(each):

@@ -79,7 +79,7 @@ are in the same half of all slots, and so on one of two masters.
     kvps:{job}:mirror                      string  mirror.lua          JSON, over shared memory: the newest version
                                                                        that Redis was given, with the job's state then
     kvps:{job}:sync                        string  sync.lua            nothing: a write that a replica must have
-    kvps:{job}:never                       -       nobody              nothing, ever: see _prelude.lua; there is one in
+    kvps:{job}:never                       -       nobody              nothing, ever: see script_header; there is one in
                                                                        the slot of each shard, too
     kvps:{job}:removed                     string  remove, forget.lua  the id of a removed job, while its bytes are
                                                                        being unlinked
@@ -115,7 +115,9 @@ twice: what a paused process writes late has a name that no other process reads.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import ClassVar
 
 from kvps.errors import InvalidName, shown
 from kvps.parsing import JOB_ID, NAME
@@ -157,8 +159,11 @@ def bytes_keys(jobs: str, what: str = "*", id: str = "*") -> str:
 class _Control:
     """A control key, called like its attribute. It is built once, for it is used in every round."""
 
+    names: ClassVar[list[str]] = []
+
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
+        self.names.append(name)
 
     def __get__(self, keys: JobKeys, owner: type) -> str:
         key = keys.__dict__[self._name] = keys._control(self._name)
@@ -226,6 +231,14 @@ class JobKeys:
     def shard_trace(self, shard: int) -> str:
         """Return the trace of a shard. No worker's name has a colon."""
         return self._control(f"trace:shard:{shard}")
+
+    def all_control(self, workers: Iterable[str], shards: int) -> list[str]:
+        """Return all control keys of the job with these workers, except `removed`."""
+        keys = [self._control(name) for name in _Control.names if name != "removed"]
+        keys += map(self.trace, workers)
+        for shard in range(shards):
+            keys += [self.lease(shard), self.term(shard), self.wish(shard), self.shard_trace(shard)]
+        return keys
 
     def owner(self, shard: int) -> str:
         return self._bytes(shard, "owner")

@@ -5,16 +5,18 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import resources
+from importlib.resources.abc import Traversable
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from redis.exceptions import NoScriptError
 
 from kvps.errors import KvpsError, NotPermitted
+from kvps.protocol.script_header import Header, split_header
 
 T = TypeVar("T")
 Call = Callable[..., Any]
@@ -23,9 +25,13 @@ Call = Callable[..., Any]
 _LOAD_S, _LOOK_S = 10.0, 0.05  # how long, and how often, a user that may not load scripts waits for another process
 
 
+FUNCTION = re.compile(r"^local function (\w+)(?:\(.* end$|\(.*\n(?:.*\n)*?end$)", re.MULTILINE)
+"""A function of an included file, on one line or up to a line that is `end`."""
+
+
 @dataclass(frozen=True)
 class Script:
-    """The text of one script."""
+    """One script. Its text has the header of its file, the functions that it uses, and the body of its file."""
 
     name: str
     text: str
@@ -35,10 +41,20 @@ class Script:
         """The SHA-1 digest by which the server knows it."""
         return hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
 
+    @cached_property
+    def header(self) -> Header:
+        """What its header says."""
+        return Header.parse(self.text)
+
     @property
     def commands(self) -> set[str]:
         """The Redis commands that it calls."""
         return set(re.findall(r"redis\.p?call\('(\w+)'", self.text))
+
+    def command(self, known: object, values: Mapping[str, Any]) -> tuple[Any, ...]:
+        """Return the command that runs it, where `known` knows the keys and `values` has the arguments by name."""
+        keys = self.header.named_keys(known, values)
+        return ("EVALSHA", self.sha, len(keys), *keys, *self.header.ordered_arguments(values))
 
 
 class Request(NamedTuple, Generic[T]):
@@ -52,19 +68,41 @@ class Request(NamedTuple, Generic[T]):
     parse: Callable[[list[Any]], T]
 
 
-def load_scripts(package: str, names: Iterable[str]) -> dict[str, Script]:
-    """Return the scripts in the folder `lua` of a package, each with that folder's prelude before it."""
+def load_scripts(package: str) -> dict[str, Script]:
+    """Return the scripts in the folder `lua` of a package."""
     folder = resources.files(package) / "lua"
-    prelude = (folder / "_prelude.lua").read_text("utf-8")
-    return {name: Script(name, prelude + (folder / f"{name}.lua").read_text("utf-8")) for name in names}
+    texts, include = read_sources(folder), read_sources(folder / "include")
+    return {name: compose(name, text, include) for name, text in texts.items()}
 
 
-def evaluate(
-    call: Call, scripts: Mapping[str, Script], name: str, keys: Sequence[str], *args: object, load: Call | None = None
-) -> list[Any]:
-    """Run the script of that name, see `with_scripts`. `load` is the call that loads them, if it is another one."""
-    script = scripts[name]
-    return with_scripts(load or call, scripts, lambda: list(call("EVALSHA", script.sha, len(keys), *keys, *args)))
+def read_sources(folder: Traversable) -> dict[str, str]:
+    """Return the texts of the Lua files in a folder, by name."""
+    files = {path.name: path for path in folder.iterdir() if path.name.endswith(".lua")}
+    return {name.removesuffix(".lua"): files[name].read_text("utf-8") for name in sorted(files)}
+
+
+def compose(name: str, text: str, include: Mapping[str, str]) -> Script:
+    """Return the script of a file's text, with the included functions that it comes to call."""
+    functions: dict[str, str] = {}  # each behind the functions that it calls
+
+    def use(text: str) -> None:
+        for each in Header.parse(text).uses:
+            use(include[each])
+            functions.update((match[1], match[0]) for match in FUNCTION.finditer(include[each]))
+
+    use(text)
+    header, (comments, body) = Header.parse(text), split_header(text)
+    code = header.opening() + body
+    for function, lua in reversed(functions.items()):
+        if re.search(rf"\b{function}\(", code):
+            code = f"{lua}\n{code}"
+    return Script(name, f"{comments}\n{header.placed(code)}")
+
+
+def evaluate(call: Call, scripts: Mapping[str, Script], command: Sequence[Any], load: Call | None = None) -> list[Any]:
+    """Run one of the scripts by its command, see `with_scripts`. `load` is the call that loads them, if it is another
+    one."""
+    return with_scripts(load or call, scripts, lambda: list(call(*command)))
 
 
 def with_scripts(call: Call, scripts: Mapping[str, Script], run: Callable[[], T]) -> T:

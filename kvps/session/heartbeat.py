@@ -7,7 +7,8 @@ import threading
 from itertools import count
 
 from kvps.errors import JobNotFound, KvpsError, TooManyClients, WorkerEvicted
-from kvps.protocol.scripts import JobScripts, ServerRestarted
+from kvps.protocol.answers import ServerRestarted
+from kvps.protocol.scripts import JobScripts
 from kvps.session.iteration import IterationTimer
 
 log = logging.getLogger("kvps.session")

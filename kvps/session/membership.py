@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 from kvps.errors import WorkerEvicted, WrongOrder
 from kvps.machine.fork import ProcessOwner
+from kvps.protocol.answers import Joined, ServerRestarted, evicted
 from kvps.protocol.job_state import Member, RoundState
 from kvps.protocol.recovery import await_history
-from kvps.protocol.scripts import Joined, ServerRestarted, evicted
 from kvps.session.heartbeat import Heartbeat, interval_s
 from kvps.session.iteration import IterationTimer
 from kvps.transport.access import JobAccess

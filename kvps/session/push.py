@@ -16,7 +16,8 @@ from kvps.arrays.digest import finite
 from kvps.connection.sockets import CONNECTION_CUT, redacted
 from kvps.device.base import Flat
 from kvps.errors import ContributionLate, JobNotFound, NotFinite, ServerLost, WrongOrder
-from kvps.protocol.scripts import Accepted, InboxFull, JobScripts, ServerRestarted
+from kvps.protocol.answers import Accepted, InboxFull, ServerRestarted
+from kvps.protocol.scripts import JobScripts
 from kvps.session.buffers import GradientBuffers
 from kvps.session.encoder import Encoder
 from kvps.session.membership import Membership

@@ -27,9 +27,9 @@ from kvps.connection.server_clock import ServerClock
 from kvps.device.base import CPU, Device
 from kvps.errors import JobNotFound, KvpsError, LayoutMismatch, WrongOrder
 from kvps.optim.reductions import check_weight
+from kvps.protocol.answers import Joined, ServerRestarted
 from kvps.protocol.job_state import RoundState
 from kvps.protocol.phases import COMPUTE, FETCH, PUSH, WAIT
-from kvps.protocol.scripts import Joined, ServerRestarted
 from kvps.session.buffers import GradientBuffers
 from kvps.session.encoder import Encoder
 from kvps.session.inner_state import to_bytes

@@ -10,10 +10,11 @@ from kvps.arrays.layout import Array, Chunk
 from kvps.connection.client import WAIT_MS
 from kvps.connection.resp import Command
 from kvps.errors import NotPermitted
+from kvps.protocol.answers import job_not_found, made_anew
 from kvps.protocol.job_state import Pin, RoundState, State
 from kvps.protocol.keys import following
 from kvps.protocol.lua_scripts import with_scripts
-from kvps.protocol.scripts import SCRIPTS, job_not_found, made_anew
+from kvps.protocol.scripts import SCRIPTS
 from kvps.transport.access import JobAccess
 
 _PIN_MS = 5_000

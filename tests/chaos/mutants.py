@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib import resources
 from typing import Any
 
 from kvps_aggregator.shard.fetch import BadContribution, ContributionFetch
@@ -18,9 +19,18 @@ from redis.retry import Retry
 
 from kvps.connection import client
 from kvps.protocol import scripts
-from kvps.protocol.lua_scripts import Script
+from kvps.protocol.lua_scripts import compose, read_sources
 from kvps.protocol.scripts import JobScripts
 from kvps.transport.shared_memory import WritableSegment
+
+_LUA = resources.files("kvps.protocol") / "lua"
+_TEXTS, _INCLUDE = read_sources(_LUA), read_sources(_LUA / "include")
+
+
+def _write(name: str, text: str) -> None:
+    """Replace the text of a script, or add one."""
+    _TEXTS[name] = text
+    scripts.SCRIPTS[name] = compose(name, text, _INCLUDE)
 
 
 @dataclass(frozen=True)
@@ -35,9 +45,8 @@ class Mutant:
     def apply(self) -> None:
         """Apply the mutant to this process."""
         for name, old, new in self.edits:
-            text = scripts.SCRIPTS[name].text
-            assert text.count(old) == 1, f"{name}.lua must hold exactly once: {old}"
-            scripts.SCRIPTS[name] = Script(name, text.replace(old, new))
+            assert _TEXTS[name].count(old) == 1, f"{name}.lua must hold exactly once: {old}"
+            _write(name, _TEXTS[name].replace(old, new))
         if self.patch:
             self.patch()
 
@@ -55,23 +64,27 @@ def _no_digest() -> None:
 
 def _split_commit() -> None:
     """Split the commit in two calls: clocks, inbox, plan; then names, version, head, log. A kill may fall between."""
-    text = scripts.SCRIPTS["ready"].text
+    text = _TEXTS["ready"].replace(" history digest\n", " history digest text shards furthest\n")
     cut = text.index("for i, part in ipairs(staged) do")
-    opened = "redis.call('HMGET', KEYS[6], 'id', 'version', 'head', 'through')"
-    reads = text[: text.index("redis.call('HDEL', KEYS[7], shard)")].replace(opened, "{ ARGV[4], ARGV[5], ARGV[6] }")
-    first = text[:cut] + "return { 'HALF', text, said, count(furthest) }"
-    second = (
-        reads + "local text, said, decided = ARGV[9], ARGV[10], cjson.decode(ARGV[9])\n"
-        "local lowest, furthest, freed, staged = '', tonumber(ARGV[11]), false, {}\n"
-        "for part in said:gmatch('[^,]+') do staged[#staged + 1] = part end\n" + text[cut:]
+    opened = "redis.call('HMGET', keys.plan, 'id', 'version', 'head', 'through')"
+    reads = text[: text.index("redis.call('HDEL', keys.ready, shard)")].replace(opened, "{ plan_id, version, head }")
+    _write(
+        "ready",
+        _TEXTS["ready"][: _TEXTS["ready"].index(text[cut:])] + "return { 'HALF', text, shards, digits(furthest) }",
     )
-    for name, half in (("ready", first), ("second", second)):
-        scripts.SCRIPTS[name] = Script(name, half)
+    _write(
+        "second",
+        f"{reads}local plan, lowest, freed, staged = cjson.decode(text), '', false, {{}}\n"
+        "furthest = tonumber(furthest)\n"
+        f"for part in shards:gmatch('[^,]+') do staged[#staged + 1] = part end\n{text[cut:]}",
+    )
     real = scripts.evaluate
 
-    def evaluate(call: Any, known: Any, script: str, keys: Any, *args: object) -> list[Any]:
-        reply = real(call, known, script, keys, *args)
-        return real(call, known, "second", keys, *args, *reply[1:]) if reply[0] == "HALF" else reply
+    def evaluate(call: Any, known: Any, command: Any, load: Any = None) -> list[Any]:
+        reply = real(call, known, command, load)
+        if reply[0] != "HALF":
+            return reply
+        return real(call, known, (command[0], known["second"].sha, *command[2:], *reply[1:]), load)
 
     scripts.evaluate = evaluate  # type: ignore[attr-defined]
 
@@ -104,10 +117,10 @@ MUTANTS = {
         "a commit under a term that a newer one has replaced",
         "sleepers",
         (
-            ("ready", "if holds ~= term then return { 'TERM', holds } end", ""),
+            ("ready", "if present_term ~= term then return { 'TERM', present_term } end", ""),
             (
                 "ready",
-                "if staged[i + 1]:match('^(%S+)') ~= redis.call('GET', KEYS[15 + i]) then",
+                "if staged[i]:match('^(%S+)') ~= redis.call('GET', key) then",
                 "if false then",
             ),
         ),
@@ -115,7 +128,7 @@ MUTANTS = {
     "head": Mutant(
         "a head that leaves out the head before it",
         "damage",
-        (("ready", "redis.sha1hex(ARGV[6] .. ", "redis.sha1hex("),),
+        (("ready", "redis.sha1hex(head .. ", "redis.sha1hex("),),
     ),
     "dedupe": Mutant("a repeated push that counts again", "replies", (_REPEAT, _SEQUENCE)),
     "digest": Mutant("contributions applied whatever their digest", "damage", patch=_no_digest),
@@ -125,7 +138,7 @@ MUTANTS = {
         (
             (
                 "push",
-                "if not entry or entry.incarnation ~= ARGV[3] then",
+                "if not entry or entry.incarnation ~= incarnation then",
                 "if not entry then",
             ),
         ),
@@ -136,9 +149,10 @@ MUTANTS = {
         (
             (
                 "ready",
-                "redis.call('HINCRBY', KEYS[10], 'done', 1)",
-                "if redis.call('HGET', KEYS[10], 'done') == '5' and redis.call('HSETNX', KEYS[10], 'again', unit) == 1 "
-                "then free_unit(unit, keys) else redis.call('HINCRBY', KEYS[10], 'done', 1) end",
+                "redis.call('HINCRBY', keys.units, 'done', 1)",
+                "if redis.call('HGET', keys.units, 'done') == '5' "
+                "and redis.call('HSETNX', keys.units, 'again', unit) == 1 "
+                "then free_unit(unit) else redis.call('HINCRBY', keys.units, 'done', 1) end",
             ),
         ),
     ),
@@ -148,8 +162,8 @@ MUTANTS = {
         (
             (
                 "join",
-                "local freed = entry and drop_unit(entry, { units = KEYS[9], free_units = KEYS[10] })",
-                "local freed = redis.call('DEL', (KEYS[8]:gsub('commits$', 'inbox'))) > 1",
+                "local freed = entry and drop_unit(entry)",
+                "local freed = redis.call('DEL', (keys.commits:gsub('commits$', 'inbox'))) > 1",
             ),
         ),
     ),

@@ -79,7 +79,6 @@ JOINS = {  # where a path is joined to a name that the source does not say: why 
     "aggregator/kvps_aggregator/checkpoints.py: Saver._write": "Checkpoint.filename went through file_name",
     "cli/kvps_cli/prove/checkpoint.py: save": "the last part of the path in --to, or Checkpoint.filename",
     "kvps/machine/process.py: _start_time": "a number",
-    "kvps/protocol/lua_scripts.py: load_scripts": "a name in the source",
     "workers/kvps_workers/digits.py: _softmax": "no path: numbers",
     "kvps/transport/host_copy.py: HostCopy._mapped": "numbers, below /proc",
     "kvps/transport/shared_memory.py: folder_of": "a digest in hexadecimal digits",

@@ -17,7 +17,7 @@ from kvps_aggregator import Aggregator, Outcome, serve
 
 import kvps
 from kvps.job import Job
-from kvps.protocol.scripts import ServerRestarted
+from kvps.protocol.answers import ServerRestarted
 from kvps.store import Store
 
 ROUNDS = 40

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import inspect
 import re
-from importlib import resources
 
 import numpy as np
 import pytest
+from helpers.lua_sources import Sources
 
 import kvps
 from kvps.errors import CorruptData, LeaseLost, WorkerEvicted
 from kvps.job import Job
+from kvps.protocol.answers import InboxFull, PlanGone, ServerRestarted
+from kvps.protocol.lua_scripts import compose
 from kvps.protocol.plan import Plan
-from kvps.protocol.scripts import SCRIPTS, InboxFull, PlanGone, ServerRestarted
+from kvps.protocol.script_header import Header
+from kvps.protocol.scripts import SCRIPTS, JobScripts
 from kvps.store import Store
 
 pytestmark = pytest.mark.contract
 
-LUA = {path.name: path.read_text() for path in (resources.files("kvps.protocol") / "lua").iterdir()}
+LUA = Sources("kvps.protocol")
 ME = {"host": "here", "pid": 1, "start": "", "space": "", "device": "cpu"}
 
 
@@ -26,29 +30,67 @@ def job(store: Store) -> Job:
     return store.create_job("job", {"x": np.zeros(4, np.float32)}, workers=2, shards=2, max_pending=2, staleness=1)
 
 
-@pytest.mark.parametrize("name", sorted(SCRIPTS))
+@pytest.mark.parametrize("name", SCRIPTS)
 def test_the_header_holds_against_the_body(name: str) -> None:
-    """Every key and argument that the body uses is in the header, and every code it returns."""
-    lines = LUA[f"{name}.lua"].splitlines()
-    header = "\n".join(line for line in lines if line.startswith("--"))
-    body = "\n".join(line for line in lines if not line.startswith("--"))
-    assert len(lines) <= 80
-    assert lines[0].startswith(f"-- {name}: ")
-    for number in re.findall(r"KEYS\[(\d+)\]", body):
-        assert re.search(rf"\[{number}(\]|\.\.\.)", header.partition("ARGV")[0]), f"KEYS[{number}]"
-    for number in re.findall(r"ARGV\[(\d+)\]", body):
-        assert re.search(rf"\[{number}(\]|\.\.\.)", header.partition("ARGV")[2]), f"ARGV[{number}]"
-    codes = (
-        set(re.findall(r"return \{ '([A-Z]+)'", body))
-        | ({"RESTARTED"} if "restarted" in body else set())
-        | ({"WRONGTYPE"} if "wrong_type" in body else set())
-        | ({"NOJOB", "ANOTHER"} if "another_job" in body else set())
-    )
-    for code in codes:
-        assert re.search(rf"\{{{code}\b", header), f"{code} is not in the header"
-    for code in re.findall(r"\{([A-Z]+)\b", header.partition("Returns")[2]):
-        assert code in codes or f"'{code}'" in body, f"{code} is never returned"
-    assert "redis.call('KEYS'" not in body
+    """Each has the keys, arguments, includes and answers of the other."""
+    text = LUA.texts[name]
+    assert len(text.splitlines()) <= 100
+    assert text.startswith(f"-- {name}: ")
+    assert "  ".join(LUA.misfits(name)) == ""
+    assert SCRIPTS[name].header.keys[-1].name in ("never", "never_in"), "see kvps/protocol/script_header.py"
+
+
+def test_an_included_file_names_what_it_uses_and_is_used() -> None:
+    for name, text in LUA.include.items():
+        assert text.startswith(f"-- {name}: ")
+        assert list(LUA.misused(text)) == [], name
+        assert any(name in Header.parse(other).uses for other in LUA.texts.values()), name
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "misfit"),
+    [
+        ("keys.pin)", "keys.pins)", "key pins is not in the header"),
+        ("turns:stream term(*)", "turns:stream wish(shard) term(*)", "key wish is only in the header"),
+        (" plan_id version", " plan_id version more", "argument more is never read"),
+        (" plan_id version", " plan_id digits version", "argument digits hides an included function"),
+        ("history digest\n", "history digests\n", "digest is declared nowhere"),
+        ("'NOPLAN'", "'GONE'", "answer GONE is not in the header"),
+        ("{NOPLAN}", "{GONE}", "answer NOPLAN is not in the header"),
+        ("numbers plans", "numbers plans time", "include time is only in the header"),
+        ("numbers plans", "plans", "include numbers is not in the header"),
+        ("keys.term[shard + 1]", "keys.term[1]", "m[1] reads by place"),
+        ("keys.plan, keys.ready", "KEYS[6], keys.ready", "KEYS reads by place"),
+        ("--   digest:", "--   digests:", "digests is explained, and is no name"),
+    ],
+)
+def test_a_header_that_does_not_fit_is_found(old: str, new: str, misfit: str) -> None:
+    sources = Sources("kvps.protocol")
+    assert old in sources.texts["ready"]
+    sources.texts["ready"] = sources.texts["ready"].replace(old, new)
+    assert misfit in list(sources.misfits("ready"))
+
+
+def test_a_script_that_includes_what_is_not_there_is_not_loaded() -> None:
+    with pytest.raises(KeyError, match="nothing"):
+        compose("x", "-- x: do.\n-- USES nothing\nreturn 1\n", LUA.include)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_python_knows_every_answer(name: str) -> None:
+    """Each code of a script is in the methods that run it, and each code in these methods is one of the script's."""
+    methods = {
+        method: inspect.getsource(function)
+        for method, function in inspect.getmembers(JobScripts, callable)
+        if not method.startswith("__")
+    }
+    running = {method for method, source in methods.items() if f'"{name}"' in source}
+    assert running, "no method runs it"
+    running |= {method for method, source in methods.items() if any(f"self.{each}(" in source for each in running)}
+    known = {code for method in running - {"_answered"} for code in re.findall(r'"([A-Z]{2,})"', methods[method])}
+    codes = SCRIPTS[name].header.codes - set(re.findall(r'"([A-Z]{2,})"', methods["_answered"]))
+    assert known <= codes
+    assert codes - known <= {"OK", *({"OTHER"} if name == "forget" else ())}, "the caller of forget need not know"
 
 
 def test_scripts_that_the_server_has_forgotten_are_loaded_again(job: Job) -> None:

@@ -25,8 +25,8 @@ from kvps.arrays.layout import Layout
 from kvps.connection.client import Client
 from kvps.device.base import open_device
 from kvps.job import Job
+from kvps.protocol.answers import ServerRestarted
 from kvps.protocol.plan import Contribution
-from kvps.protocol.scripts import ServerRestarted
 from kvps.session.session import Session
 from kvps.store import Store
 from kvps.transport.version_reader import VersionReader

@@ -20,8 +20,8 @@ from kvps.connection.sockets import ChunkGone
 from kvps.errors import JobNotFound, KvpsError, LeaseLost
 from kvps.history.checkpoint import units_anew, workers_anew
 from kvps.job import Job
+from kvps.protocol.answers import ServerRestarted
 from kvps.protocol.job_state import State
-from kvps.protocol.scripts import ServerRestarted
 from kvps.transport.shm import ShmTransport
 
 log = logging.getLogger("kvps.mirror")

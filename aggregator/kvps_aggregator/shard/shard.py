@@ -22,10 +22,10 @@ from kvps.arrays.layout import DTYPE, Array, Chunk
 from kvps.connection.sockets import ChunkGone
 from kvps.errors import CorruptData, ServerFull
 from kvps.job import Job
+from kvps.protocol.answers import CommitResult
 from kvps.protocol.job_state import State, digests_in
 from kvps.protocol.keys import staged_name
 from kvps.protocol.plan import Plan
-from kvps.protocol.scripts import CommitResult
 from kvps_aggregator.shard.fetch import BadContribution, ContributionFetch, Source
 from kvps_aggregator.shard.spans import VersionSpans
 from kvps_aggregator.shard.storage import Storage

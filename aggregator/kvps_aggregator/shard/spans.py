@@ -18,9 +18,9 @@ from kvps.arrays.layout import Array
 from kvps.connection.server_clock import ServerClock
 from kvps.errors import KvpsError
 from kvps.job import Job
+from kvps.protocol.answers import ServerRestarted
 from kvps.protocol.phases import SHARD_PHASES
 from kvps.protocol.plan import Plan
-from kvps.protocol.scripts import ServerRestarted
 
 WRITE_EVERY_S = 0.1
 """Seconds between two writes of what was recorded, so that small rounds do not pay for one each."""

@@ -17,9 +17,9 @@ from kvps import launch
 from kvps.config import JobConfig
 from kvps.errors import InvalidSetting, JobNotFound, KvpsError
 from kvps.job import Job
+from kvps.protocol.answers import job_exists
 from kvps.protocol.job_state import State
 from kvps.protocol.keys import check_name
-from kvps.protocol.scripts import job_exists
 from kvps.store import Store, fresh_id
 from kvps_cli import connect, options, training_log
 from kvps_cli.output import log_options, say, start_log

@@ -1,15 +1,22 @@
 -- remove: delete a job's control keys in one step: from then on every script answers NOJOB. Its name stays taken until
 -- its bytes are unlinked (see forget), so that an interrupted removal can be completed.
--- KEYS[1] version hash, [2] removed string, [3] workers hash, [4...] all other control keys of the job
--- ARGV[1] job id, '' if a damaged job has none   [2] how many workers the caller knows; their traces are among KEYS
+-- KEYS version:hash removed:string workers:hash control... never
+-- ARGV job known_workers
+--   job: '' if a damaged job has no id
+--   control: all control keys of the job, but `removed`
+--   known_workers: how many workers the caller knows; their traces are among `control`
+-- USES job numbers
 -- Returns {OK, deleted} | {MORE}: workers have joined meanwhile | {NOJOB} | {ANOTHER} | {WRONGTYPE, key, is, want}
-local bad = wrong_type({ 'hash', 'string', 'hash' })
-if bad then return bad end
-local id = redis.call('HGET', KEYS[1], 'id')
-if ARGV[1] ~= '' or id then
-  local another = another_job(id)
+local id = redis.call('HGET', keys.version, 'id')
+if job ~= '' or id then
+  local another = another_job(id, job)
   if another then return another end
 end
-if count(redis.call('HLEN', KEYS[3])) ~= ARGV[2] then return { 'MORE' } end
-redis.call('SET', KEYS[2], ARGV[1])
-return { 'OK', redis.call('DEL', KEYS[1]) + delete_keys(KEYS, 3) }
+if digits(redis.call('HLEN', keys.workers)) ~= known_workers then return { 'MORE' } end
+redis.call('SET', keys.removed, job)
+-- Lua can pass some 8,000 values to one call, so large sets are deleted in slices.
+local deleted = 0
+for i = 1, #keys.control, 1000 do
+  deleted = deleted + redis.call('DEL', unpack(keys.control, i, math.min(i + 999, #keys.control)))
+end
+return { 'OK', deleted }

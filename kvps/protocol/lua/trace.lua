@@ -1,11 +1,10 @@
 -- trace: append entries to the trace of a shard: how long its holder took for each version.
--- KEYS[1] version hash, [2] trace stream
--- ARGV[1] job id   [2...] entries: "field value field value ..."
+-- KEYS version:hash shard_trace(shard):stream never
+-- ARGV job entries...
+--   entries: "field value field value ..." each
+-- USES job traces
 -- Returns {OK} | {NOJOB} | {ANOTHER} | {RESTARTED} | {WRONGTYPE, key, is, want}
-local bad = wrong_type({ 'hash', 'stream' })
-if bad then return bad end
-local at = redis.call('HMGET', KEYS[1], 'id', 'run_id')
-local refused = another_job(at[1]) or restarted(at[2])
+local refused = read_job(job)
 if refused then return refused end
-append(KEYS[2], ARGV, 2, 1)
+append_traces(keys.shard_trace, entries, 1)
 return { 'OK' }

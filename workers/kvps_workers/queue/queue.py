@@ -75,16 +75,34 @@ class QueueRow(NamedTuple):
         return f"{self.process['host']}:{self.process['pid']}" if self.process else "?"
 
 
+class QueueKeys(NamedTuple):
+    """RQ's keys of one queue, by the names that the scripts give them."""
+
+    queue: str
+    started: str
+    finished: str
+    failed: str
+    canceled: str
+    hosts: str
+    queues: str = RqQueue.redis_queues_keys
+    suspended: str = WORKERS_SUSPENDED
+
+    @classmethod
+    def of(cls, name: str) -> QueueKeys:
+        """Return the keys of the queue of this name."""
+        kinds = (StartedJobRegistry, FinishedJobRegistry, FailedJobRegistry, CanceledJobRegistry)
+        started, finished, failed, canceled = (kind.key_template.format(name) for kind in kinds)
+        queue, hosts = RqQueue.redis_queue_namespace_prefix + name, WORKERS_BY_QUEUE_KEY % name
+        return cls(queue, started, finished, failed, canceled, hosts)
+
+
 class TaskQueue:
     """One queue on one server, on a connection of its own. All methods raise NoServer, ServerLost, ServerError,
     CorruptData; every request is repeated after a cut."""
 
     def __init__(self, url: str, name: str) -> None:
         self.name = name
-        self._key = RqQueue.redis_queue_namespace_prefix + name
-        registries = (StartedJobRegistry, FinishedJobRegistry, FailedJobRegistry, CanceledJobRegistry)
-        self._started, *self._over = [registry.key_template.format(name) for registry in registries]
-        self._hosts = WORKERS_BY_QUEUE_KEY % name
+        self._keys = QueueKeys.of(name)
         # The name of kvps's connections, by which a private server knows whether others use it.
         self._host = _HOST + client_name()
         self._born, self._ended = utcformat(now()), {"finished": 0, "failed": 0}
@@ -107,16 +125,16 @@ class TaskQueue:
         `slow` stretches the steps of the workers it names. With `prefetch`, the next weights arrive while they compute.
         """
         seconds, us = map(int, self._client.call("TIME"))
-        arguments = []
+        tasks = []
         for worker in (f"w{rank}" for rank in range(job.config.workers)):
             task = WorkerTask(job.name, job.id, worker, float((slow or {}).get(worker, 1)), prefetch)
-            arguments += [f"{seconds * 1_000_000 + us}-{job.name}-{worker}", task.payload(), str(task)]
-        self._run("submit", [self._key, RqQueue.redis_queues_keys], _TASK, self.name, *arguments)
+            tasks += [f"{seconds * 1_000_000 + us}-{job.name}-{worker}", task.payload(), str(task)]
+        self._run("submit", name=self.name, tasks=tasks)
 
     def cancel(self, job: str) -> tuple[int, int]:
         """Take a job's waiting tasks out of the queue, and make its running ones end. Return how many of each."""
         check_name("job", job)
-        _, waited, running = self._run("cancel", [self._key, self._started, self._over[2]], _TASK, job, _KEPT_S)
+        _, waited, running = self._run("cancel", job=job)
         return waited, running
 
     def look(self, waiting: int = 0, failed: int = _FAILURES_SHOWN) -> tuple[int, list[QueueRow]]:
@@ -124,8 +142,7 @@ class TaskQueue:
 
         `waiting` and `failed` are how many of these to return at most; 0 waiting is all.
         """
-        keys = [self._key, self._started, self._over[1], self._hosts]
-        _, hosts, *rows = self._run("look", keys, _TASK, _HOST, waiting, failed)
+        _, hosts, *rows = self._run("look", host_prefix=_HOST, most_waiting=waiting, most_failed=failed)
         return hosts, [_row(*row) for row in rows]
 
     def hosts(self) -> int:
@@ -146,11 +163,16 @@ class TaskQueue:
             "started_at": utcformat(now()),
             "kvps_process": json.dumps(process.identity()),
         }
-        keys = [self._key, self._started, WORKERS_SUSPENDED]
-        code, *found = self._run("take", keys, _TASK, execution, *_flat(note))
-        if code == "EMPTY":
-            return None
-        return found[0], found[1] if code == "TAKEN" else None
+        match self._run("take", execution=execution, note=_flat(note)):
+            case ["TAKEN", id, payload]:
+                return id, payload
+            case ["DROPPED", id]:
+                return id, None
+            case ["EMPTY"]:
+                return None
+        raise CorruptData(
+            f"key {self._keys.queue} is damaged: another program, or another version of kvps, wrote there"
+        )
 
     def await_task(self, timeout_s: float) -> None:
         """Wait until the queue holds a task, not longer than `timeout_s`."""
@@ -159,7 +181,7 @@ class TaskQueue:
             return
         try:
             # Moving the first element to the front changes nothing, and blocks until the queue has an element.
-            self._client.call("BLMOVE", self._key, self._key, "LEFT", "LEFT", timeout_s)
+            self._client.call("BLMOVE", self._keys.queue, self._keys.queue, "LEFT", "LEFT", timeout_s)
         except (NoServer, ServerLost):
             raise
         except ServerError:
@@ -171,14 +193,21 @@ class TaskQueue:
         Return the status it got, or "" if the execution had ended before. `version` is that of the task's job if a loss
         counts: a task that is lost again and again at the same version fails. A refused task's payload is deleted.
         """
-        keys, shown = [self._key, self._started, *self._over], why.encode("ascii", "backslashreplace").decode()
-        judged = (status, version, _TOO_MANY_LOSSES, shown, _KEPT_S)
-        _, *became = self._run("release", keys, _TASK, id, execution, *judged)
-        if not became:
+        reply = self._run(
+            "release",
+            task=id,
+            execution=execution,
+            status=status,
+            version=version,
+            most_losses=_TOO_MANY_LOSSES,
+            reason=why.encode("ascii", "backslashreplace").decode(),
+        )
+        if reply[0] == "GONE":
             return ""
-        if became[0] in self._ended:
-            self._ended[became[0]] += 1
-        return str(became[0])
+        _, became = reply
+        if became in self._ended:
+            self._ended[became] += 1
+        return str(became)
 
     def beat(self, busy: bool) -> None:
         """Say that this host lives. Every field is written each time, because the server may have lost them."""
@@ -199,13 +228,13 @@ class TaskQueue:
                 ("HSET", self._host, *_flat(fields)),
                 ("EXPIRE", self._host, _HOST_S),
                 ("SADD", REDIS_WORKER_KEYS, self._host),
-                ("SADD", self._hosts, self._host),
+                ("SADD", self._keys.hosts, self._host),
             ]
         )
 
     def depart(self) -> None:
         """Take this host out of the hosts that serve the queue."""
-        for workers in (REDIS_WORKER_KEYS, self._hosts):
+        for workers in (REDIS_WORKER_KEYS, self._keys.hosts):
             self._client.call("SREM", workers, self._host)
         self._client.unlink([self._host])
 
@@ -219,15 +248,19 @@ class TaskQueue:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _run(self, script: str, keys: list[str], *arguments: Any) -> list[Any]:
-        reply = evaluate(self._client.call, SCRIPTS, script, keys, *arguments)
+    def _run(self, script: str, /, **values: object) -> list[Any]:
+        """Run a script with these arguments. Each may take the prefix of tasks' keys, and how long ended ones stay."""
+        command = SCRIPTS[script].command(self._keys, {"prefix": _TASK, "kept_s": _KEPT_S, **values})
+        reply = evaluate(self._client.call, SCRIPTS, command)
         if reply[0] == "WRONGTYPE":
-            _, key, found, want = reply
-            raise CorruptData(f"key {key} is a {found}, not a {want}: another program wrote there; delete or rename it")
+            _, key, present, want = reply
+            raise CorruptData(
+                f"key {key} is a {present}, not a {want}: another program wrote there; delete or rename it"
+            )
         return reply
 
 
-SCRIPTS = load_scripts("kvps_workers.queue", ("submit", "take", "release", "cancel", "look"))
+SCRIPTS = load_scripts("kvps_workers.queue")
 
 
 def _row(id: str, state: str, payload: str, execution: str, cancelled: int, who: str, beat: str, why: str) -> QueueRow:

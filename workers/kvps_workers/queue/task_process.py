@@ -21,7 +21,7 @@ from types import FrameType
 from kvps.device.base import open_device
 from kvps.errors import CorruptData, InvalidTask, JobNotFound, KvpsError, NoServer, ServerLost, WorkerAlive
 from kvps.job import Job
-from kvps.protocol.scripts import job_not_found
+from kvps.protocol.answers import job_not_found
 from kvps.store import Store, connect
 from kvps_workers.queue.worker_task import WorkerTask
 from kvps_workers.task import BUILT_IN

@@ -1,21 +1,22 @@
 -- cancel: take a job's waiting tasks out of the queue, and mark its running tasks: their hosts read the mark.
--- KEYS[1] queue list, [2] started zset, [3] canceled zset
--- ARGV[1] prefix of the keys of tasks   [2] job   [3] how long to keep ended tasks, s
+-- KEYS queue:list started:zset canceled
+-- ARGV prefix job kept_s
+--   prefix: of the keys of tasks
+--   kept_s: how long to keep ended tasks
+-- USES registries tasks
 -- Returns {OK, how many waited, how many run} | {WRONGTYPE, key, is, want}
-local bad = wrong_type({ 'list', 'zset' })
-if bad then return bad end
-local pattern = '^%d+%-' .. ARGV[2]:gsub('%-', '%%-') .. '%-w%d+$'
+local pattern = '^%d+%-' .. job:gsub('%-', '%%-') .. '%-w%d+$'
 local waited, running = 0, 0
-for _, id in ipairs(redis.call('LRANGE', KEYS[1], 0, -1)) do
+for _, id in ipairs(redis.call('LRANGE', keys.queue, 0, -1)) do
   if id:match(pattern) then
-    waited = waited + redis.call('LREM', KEYS[1], 0, id)
-    if is_hash(ARGV[1] .. id) then over(KEYS[3], ARGV[1] .. id, id, 'canceled', 'kvps cancel', tonumber(ARGV[3])) end
+    waited = waited + redis.call('LREM', keys.queue, 0, id)
+    if is_hash(prefix .. id) then over(keys.canceled, prefix .. id, id, 'canceled', 'kvps cancel', tonumber(kept_s)) end
   end
 end
-for _, one in ipairs(started(KEYS[2])) do
-  if one[1]:match(pattern) and is_hash(ARGV[1] .. one[1]) then
+for _, task in ipairs(started(keys.started)) do
+  if task.id:match(pattern) and is_hash(prefix .. task.id) then
     running = running + 1
-    redis.call('HSET', ARGV[1] .. one[1], 'status', 'canceled')
+    redis.call('HSET', prefix .. task.id, 'status', 'canceled')
   end
 end
 return { 'OK', waited, running }

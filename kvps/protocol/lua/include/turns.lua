@@ -1,0 +1,8 @@
+-- turns: wakes the workers that wait for their turn. They wait on this small stream and not on the log: there, every join
+-- would wake each of 1,000 workers, and each would read the entry of every commit.
+local function lowest_round()
+  local _, round = unpack(redis.call('ZRANGE', keys.rounds, 0, 0, 'WITHSCORES'))
+  return round
+end
+
+local function wake(lowest) redis.call('XADD', keys.turns, 'MAXLEN', '~', 100, '*', 'lowest', lowest or '') end
