@@ -6,7 +6,6 @@
     verdict    what the commit log, the workers' files and the keys say at the end
     proxy      a TCP proxy that cuts, delays, resets and swallows
     report     results as a table, as JSON and as docs/reliability.md
-    peers/     parameter servers of other projects, under the same killer
 
 Every other module is a family of scenarios. `python -m chaos` runs them, `test_chaos.py` their short form.
 """

@@ -26,7 +26,6 @@ class Result:
     times     kind of fault -> seconds that each fault took; `bars` kind -> the most that one may take
     rows      the scenario's own table: column -> entry, for each line
     figures   other measurements
-    skipped   why the scenario was not run; empty if it was
     note      what a reader of the figures has to know
     ours      whether the faults hit kvps, and not another system
     problems  what was not as promised; empty if all was
@@ -43,7 +42,6 @@ class Result:
     bars: dict[str, float] = field(default_factory=dict)
     rows: list[dict[str, float | int | str]] = field(default_factory=list)
     figures: dict[str, float | int | str] = field(default_factory=dict)
-    skipped: str = ""
     note: str = ""
     ours: bool = True
     problems: list[str] = field(default_factory=list)
@@ -90,8 +88,7 @@ def rows(results: dict[str, Result]) -> list[tuple[str, ...]]:
     for r in results.values():
         v, judged = r.verdict, r.verdict.contributions > 0
         counts = (f"{v.contributions:,}", f"{v.lost}", f"{v.twice}") if judged else ("", "", "")
-        faults = "not installed" if r.skipped else f"{r.injected:,}"
-        out.append((r.title, faults, *counts, f"{len(r.problems)}" if r.ours else "see below", r.bound))
+        out.append((r.title, f"{r.injected:,}", *counts, f"{len(r.problems)}" if r.ours else "see below", r.bound))
     return out
 
 

@@ -29,7 +29,6 @@ def test_results_are_kept_and_written_up(tmp_path: Path) -> None:
     results = {
         "times": report.Result("times", "timed", 1, {"a worker": 100}, times=times, bars={"a worker": 12.0}),
         "peers": report.Result("peers", "others", 1, {"a peer": 7}, rows=[{"peer": "a peer", "kills": 7}], ours=False),
-        "full": report.Result("full", "filled", 1, skipped="not installed: why"),
     }
     report.save(results, tmp_path / "json")
     assert report.load(tmp_path / "json") == results
@@ -37,5 +36,4 @@ def test_results_are_kept_and_written_up(tmp_path: Path) -> None:
     page = (tmp_path / "page").read_text()
     assert "| a worker | 100 | 5.000 | 9.900 | 10.000 | 12 |" in page
     assert "| a peer | 7 |" in page
-    assert "| filled | not installed |" in page
     assert "injected 100 faults" in page, "faults of other systems are not counted"
