@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
@@ -18,6 +19,7 @@ from helpers.internals import forget_reductions
 from helpers.paths import ROOT, program_on_path
 from helpers.servers import private_directory, program_of, running_server
 from helpers.waiting import eventually, processes_of
+from helpers.zygote import Popen
 
 import kvps
 from kvps.server import private_server
@@ -128,6 +130,12 @@ def own_rules(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]
     for name in set(sys.modules) - before:
         if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
             del sys.modules[name]
+
+
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Python commands that this process starts by `subprocess` are forked from the zygote."""
+    monkeypatch.setattr(subprocess, "Popen", Popen)
 
 
 @pytest.fixture

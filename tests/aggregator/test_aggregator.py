@@ -25,7 +25,7 @@ import kvps
 from kvps.job import Job
 from kvps.store import Store
 
-pytestmark = pytest.mark.slow  # each starts whole commands
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked")]  # each starts whole commands
 
 SLOW_LEASE = {"lease_ms": 60_000, "worker_timeout_ms": 60_000}
 

@@ -6,13 +6,13 @@ import json
 import os
 import re
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
 import pytest
+from helpers.commands import KVPS, Started, run
 from helpers.harness import aggregating
 from helpers.servers import running_server
 from helpers.waiting import eventually
@@ -23,40 +23,23 @@ from kvps.connection.client import Client
 from kvps.job import Job
 from kvps.store import Store
 
-KVPS = [sys.executable, "-m", "kvps"]
 ONE = {"x": np.ones(2, np.float32)}
 
 
 def kvps_run(store: Store, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a command on the store's server, to its end."""
     environment = os.environ | {"KVPS_REDIS_URL": store.url}
-    return subprocess.run(
-        [*KVPS, *arguments], capture_output=True, text=True, stdin=subprocess.DEVNULL, env=environment
-    )
+    return run([*KVPS, *arguments], env=environment)
 
 
 @contextmanager
-def beside(store: Store, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+def beside(store: Store, *arguments: str) -> Iterator[Started]:
     """A command that runs on the store's server while the block does."""
-    environment = os.environ | {"KVPS_REDIS_URL": store.url}
-    process = subprocess.Popen(
-        [*KVPS, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
-    )
+    started = Started([*KVPS, *arguments], os.environ | {"KVPS_REDIS_URL": store.url})
     try:
-        yield process
+        yield started
     finally:
-        process.terminate()
-        process.communicate(timeout=60)
-
-
-def _until(process: subprocess.Popen[str], words: str) -> str:
-    assert process.stdout
-    seen = ""
-    for line in process.stdout:
-        seen += line
-        if words in line:
-            return seen
-    raise AssertionError(f"it ended without {words!r}: {seen}")
+        started.end()
 
 
 # -- what is in their names ---------------------------------------------------------------------------------------
@@ -165,7 +148,7 @@ def test_a_job_that_cannot_be_read_stops_neither_workers_nor_aggregators(store: 
     with beside(store, "aggregator", "start") as aggregator:
         made = kvps_run(store, "create", "digits", "--job", "zebra", "--workers", "1", "--epochs", "1")
         assert made.returncode == 0
-        seen = _until(aggregator, "job zebra")
+        seen = aggregator.until("job zebra")
         assert kvps_run(store, "worker").returncode == 0
         assert eventually(lambda: store.job("zebra").state().finished(store.job("zebra").config))
         assert seen.count(" (try 1, again in 1 s)") == len(spoilt), "each is set aside with its reason"
@@ -255,8 +238,8 @@ def test_a_worker_that_waits_long_says_for_whom(store: Store) -> None:
     assert kvps_run(store, "create", "digits", "--job", "slow", "--workers", "2").returncode == 0
     job = store.job("slow")
     with beside(store, "worker") as worker:
-        line = _until(worker, "waits").splitlines()[-1]
+        line = worker.until("waits").splitlines()[-1]
         assert line.startswith("job slow: w0 waits: 1 of 2 workers have joined: kvps worker --job slow; ")
         assert "no aggregator holds shard 0: kvps aggregator start" in line
         with aggregating(job), job.join("w1"):
-            assert _until(worker, "behind").splitlines()[-1] == "job slow: w0 waits: w1 is behind"
+            assert worker.until("behind").splitlines()[-1] == "job slow: w0 waits: w1 is behind"

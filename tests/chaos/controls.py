@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from chaos import memory, replies, sleepers
@@ -30,6 +31,8 @@ def mutants_are_caught(arena: Arena, names: tuple[str, ...] = ()) -> Result:
         try:
             problems = FAMILIES[mutant.family](arena, mutants=(name,)).problems
         except Exception as error:  # a mutant may break anything; the report names the error
+            if re.search("(Attribute|Name|Type)Error", str(error)):
+                raise  # the mutant does not fit the code that it is to change
             problems = [f"{type(error).__name__}: {str(error).strip().splitlines()[-1][:150]}"]
         problems = [problem for problem in problems if "faults were injected" not in problem]
         result.faults[f"{name}: {mutant.says}"] = 1

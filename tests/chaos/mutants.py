@@ -55,9 +55,9 @@ def _no_digest() -> None:
     """Make holders apply the bytes that they read, whatever the digest."""
     real = ContributionFetch.check
 
-    def check(self: ContributionFetch) -> None:
+    def check(self: ContributionFetch, *arguments: Any) -> None:
         with suppress(BadContribution):
-            real(self)
+            real(self, *arguments)
 
     ContributionFetch.check = check  # type: ignore[method-assign]
 

@@ -16,6 +16,8 @@ from kvps_cli.long_work import Stage, duration
 
 from kvps.errors import NoServer
 
+pytestmark = pytest.mark.usefixtures("forked")
+
 # A command whose work goes on until each way of showing it has been seen: a slow machine only makes it last longer.
 WORK = """
 import sys, threading

@@ -25,7 +25,7 @@ def processes_of(home: Path) -> list[str]:
             continue
         with suppress(OSError):
             alive = (entry / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-            command = (entry / "cmdline").read_text().replace("\0", " ")
+            command = (entry / "cmdline").read_text().rstrip("\0").replace("\0", " ")
             mine = f"KVPS_RUNTIME_DIR={home}".encode() in (entry / "environ").read_bytes().split(b"\0")
             if alive and (mine or f"{home}/redis.sock" in command):  # Redis writes its title over its environment
                 found.append(command)

@@ -62,6 +62,7 @@ _MOST_BYTES = 1 << 17  # of a request
 _HIGH_FD = 200  # above those that a command is given
 _CLONE = {"x86_64": 56, "aarch64": 220}.get(os.uname().machine, 0)
 _CLONE_PARENT = 0x8000
+_FreshPopen = subprocess.Popen  # which is `Popen` in forked processes, and in tests that ask for `forked`
 _libc = ctypes.PyDLL(None, use_errno=True)  # it keeps the GIL, as a fork must
 
 
@@ -123,7 +124,7 @@ class Zygote:
         end, its_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         code = "from helpers import zygote; zygote.main()"
         with its_end:
-            begun = subprocess.Popen(
+            begun = _FreshPopen(
                 [sys.executable, "-P", "-c", code, str(its_end.fileno()), *modules, " " * _ROOM],
                 env=_ENVIRONMENT | {"ROOM": " " * _ROOM},
                 stdin=subprocess.DEVNULL,
@@ -158,7 +159,7 @@ def _zygote(modules: tuple[str, ...]) -> Zygote:
     return zygote
 
 
-class Popen(subprocess.Popen[Any]):
+class Popen(_FreshPopen[Any]):
     """`subprocess.Popen`, whose Python commands are forked from a zygote that has imported `modules` too."""
 
     modules: tuple[str, ...] = ()

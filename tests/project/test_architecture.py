@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import tomllib
 
 import pytest
 from helpers.paths import ROOT
@@ -47,7 +48,10 @@ def test_there_are_five_paths() -> None:
 
 
 def test_the_tree_has_every_room() -> None:
-    for package in ("kvps", "aggregator/kvps_aggregator", "workers/kvps_workers", "cli/kvps_cli"):
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
+    for package in build["targets"]["wheel"]["packages"]:
+        tree = re.search(rf"^{package}/.*?(?=^\S)", PAGE, re.MULTILINE | re.DOTALL)
+        assert tree, f"{package} is not in the tree"
         for room in (ROOT / package).iterdir():
-            if room.is_dir() and (room / "__init__.py").exists():
-                assert re.search(rf"^  {room.name}/ ", PAGE, re.MULTILINE), f"{room} is not in the tree"
+            if (room / "__init__.py").exists():
+                assert re.search(rf"\b{room.name}/", tree[0]), f"{room} is not in the tree"

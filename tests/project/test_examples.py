@@ -27,7 +27,7 @@ import kvps.torch
 from kvps.protocol.keys import JobKeys
 from kvps.store import Store
 
-pytestmark = pytest.mark.slow  # each starts whole commands
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked")]  # each starts whole commands
 
 HERE = ROOT
 

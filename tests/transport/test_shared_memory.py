@@ -225,6 +225,7 @@ def _serve(store: Store) -> subprocess.Popen[bytes]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked")
 def test_a_standby_goes_on_in_the_memory_of_a_killed_holder(store: Store) -> None:
     """Nothing is rolled back though Redis was never given anything but version 0."""
     job = store.create_job("job", model(), optimizer=kvps.Adam(0.05), lease_ms=300, mirror_every="1000000", **PATIENT)
@@ -988,6 +989,7 @@ def test_auto_goes_through_redis_where_others_may_write(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked")
 def test_up_over_shared_memory_under_fire_is_replayed(home: Path) -> None:
     command = [sys.executable, "-m", "kvps", "up", "digits", "--transport", "shm", "--mirror-every", "0.1s"]
     done = subprocess.run([*command, "--kill-every", "0.8", "--epochs", "20"], capture_output=True, text=True)
@@ -999,6 +1001,7 @@ def test_up_over_shared_memory_under_fire_is_replayed(home: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked")
 def test_status_says_where_the_arrays_are(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     store.create_job("job", model(), **PATIENT)
     command = [sys.executable, "-m", "kvps", "status", "job", "--redis", store.url]

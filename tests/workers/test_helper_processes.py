@@ -27,6 +27,8 @@ from kvps.config import JobConfig
 from kvps.device.base import Device
 from kvps.store import Store
 
+pytestmark = pytest.mark.usefixtures("forked")
+
 PARAMS = load_task("digits").parameters(0)
 LAYOUT = Layout.of(PARAMS)
 
@@ -35,8 +37,15 @@ def _config(**said: Any) -> JobConfig:
     return JobConfig(**({"task": "digits", "batch_size": 50, "epochs": 1} | said))
 
 
-def _pids(helpers: HelperProcesses) -> list[int]:
-    return [helper._process.pid for helper in helpers._helpers]
+def _helpers_of(home: Path) -> list[int]:
+    """Return the helper processes of all that runs with this runtime directory."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            helps = b"kvps_workers.helper_process" in (entry / "cmdline").read_bytes()
+            if helps and f"KVPS_RUNTIME_DIR={home}\0".encode() in (entry / "environ").read_bytes():
+                found.append(int(entry.name))
+    return found
 
 
 @pytest.fixture
@@ -76,7 +85,7 @@ def _task(file: Path, gradient: str) -> str:
 @pytest.mark.parametrize(
     "said", [{"procs": 3, "push_every": "4"}, pytest.param({"procs": 2, "batch_size": 1}, marks=pytest.mark.slow)]
 )
-def test_the_bits_are_those_of_one_process_alone(said: dict[str, Any]) -> None:
+def test_the_bits_are_those_of_one_process_alone(said: dict[str, Any], home: Path) -> None:
     config, task = _config(workers=40, **said), load_task("digits")
     rounds = Rounds(task, config, 7, np)
     with HelperProcesses(config, LAYOUT, 7) as helpers:
@@ -86,8 +95,8 @@ def test_the_bits_are_those_of_one_process_alone(said: dict[str, Any]) -> None:
             assert loss == alone_loss
             for name in PARAMS:
                 np.testing.assert_array_equal(grads[name], alone[name])
-        pids = _pids(helpers)
-    assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
+        assert len(_helpers_of(home)) == config.procs - 1
+    assert _helpers_of(home) == []
     whole = round_gradient(task, LAYOUT, Rounds(task, _config(workers=40, **said | {"procs": 1}), 7, np), 0, PARAMS, np)
     first = round_gradient(task, LAYOUT, rounds, 0, PARAMS, np)
     for name in PARAMS:
@@ -95,18 +104,18 @@ def test_the_bits_are_those_of_one_process_alone(said: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-def test_a_helper_that_is_killed_is_started_again() -> None:
+def test_a_helper_that_is_killed_is_started_again(home: Path) -> None:
     config, task = _config(procs=3), load_task("digits")
     rounds = Rounds(task, config, 0, np)
     with HelperProcesses(config, LAYOUT, 0) as helpers:
         for number in range(4):
-            before = _pids(helpers)
+            before = _helpers_of(home)
             os.kill(before[number % 2], signal.SIGKILL)
             _, grads = helpers.round_gradient(task, rounds, number, PARAMS)
             _, alone = round_gradient(task, LAYOUT, rounds, number, PARAMS, np)
             for name in PARAMS:
                 np.testing.assert_array_equal(grads[name], alone[name])
-            assert len(set(before) & set(_pids(helpers))) == 1
+            assert len(set(before) & set(_helpers_of(home))) == 1
 
 
 def test_a_helper_that_dies_twice_in_a_round_ends_the_worker_in_one_line(mine: Path) -> None:
@@ -150,19 +159,6 @@ def test_helpers_are_for_the_cpu(store: Store) -> None:
     with pytest.raises(kvps.InvalidSetting, match="procs=2 is for workers on the CPU"):
         train(job, Device(), "w0")
     assert job.state().members == {}
-
-
-def _helpers_of(home: Path) -> list[int]:
-    """The helper processes of commands that were started with this runtime directory."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        with suppress(OSError):
-            if (
-                b"kvps_workers.helper_process" in (entry / "cmdline").read_bytes()
-                and f"KVPS_RUNTIME_DIR={home}".encode() in (entry / "environ").read_bytes()
-            ):
-                found.append(int(entry.name))
-    return found
 
 
 @pytest.mark.slow

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,12 +13,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.commands import kvps_run
 from kvps_workers.task import CheckedTask, load_task
 
 import kvps
 from kvps.errors import InvalidTask, TaskFailed
 
-KVPS = [sys.executable, "-m", "kvps"]
 X = np.ones((6, 2), np.float32)
 
 
@@ -213,15 +212,12 @@ def mine(home: Path, tmp_path: Path) -> Iterator[Any]:
     """Runs a command where `mine.py` is, beside a server that outlives it."""
     (tmp_path / "mine.py").write_text(MINE)
 
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([*KVPS, *arguments], capture_output=True, text=True, stdin=subprocess.DEVNULL)
-
-    assert run("server", "start").returncode == 0
+    assert kvps_run("server", "start").returncode == 0
     try:
         with kvps.connect(f"unix://{home}/redis.sock") as store:
-            yield SimpleNamespace(run=run, store=store, folder=tmp_path)
+            yield SimpleNamespace(run=kvps_run, store=store, folder=tmp_path)
     finally:
-        run("server", "stop")
+        kvps_run("server", "stop")
 
 
 @pytest.mark.slow

@@ -24,6 +24,8 @@ from kvps_monitor.live import JobWatch
 from kvps.job import Job
 from kvps.store import Store
 
+pytestmark = pytest.mark.usefixtures("forked")
+
 LONG = {"worker_timeout_ms": 86_400_000, "lease_ms": 86_400_000}
 WITHOUT = "import sys\nsys.modules[{!r}] = None\nfrom kvps_cli import main\nsys.argv[1:] = ['top', 'j']\nmain()\n"
 

@@ -14,7 +14,7 @@ from helpers.harness import check_chain, model
 
 from kvps.store import Store
 
-pytestmark = pytest.mark.slow  # each starts whole commands
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked")]  # each starts whole commands
 
 
 def _said(*arguments: str) -> str:

@@ -17,6 +17,8 @@ from kvps_cli.serve.server import client_arguments
 import kvps
 from kvps.store import Store
 
+pytestmark = pytest.mark.usefixtures("forked")
+
 
 def _cli(url: str, *arguments: str, **more: Any) -> subprocess.CompletedProcess[bytes]:
     """`kvps cli` with nothing on the PATH."""

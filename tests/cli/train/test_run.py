@@ -22,7 +22,7 @@ import kvps
 from kvps.protocol.keys import JobKeys
 from kvps.server import private_server
 
-pytestmark = pytest.mark.slow  # each starts whole commands
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked")]  # each starts whole commands
 
 SCRIPT = """
 import subprocess, sys

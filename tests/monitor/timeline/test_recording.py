@@ -19,6 +19,8 @@ from kvps.errors import CorruptData, InvalidSetting, JobError
 from kvps.job import Job
 from kvps.store import Store
 
+pytestmark = pytest.mark.usefixtures("forked")
+
 CLOCKS_US = 5_000  # how far the estimates that two processes have of the server's clock may be apart on a busy machine
 WORKER = TESTS / "helpers/timed_worker.py"
 
