@@ -79,6 +79,8 @@ def test_the_table_in_the_docs_is_that_of_the_code() -> None:
     ("settings", "words"),
     [
         ({"workers": 0}, "workers must be a whole number from 1 to 4096, not 0"),
+        ({"staleness": 1.5}, "staleness must be a whole number from -1 to 1000000, not 1.5"),
+        ({"nonfinite": "ignore"}, "nonfinite must be one of reject, skip, not 'ignore'"),
         ({"workers": True}, "workers must be a whole number from 1 to 4096, not True"),
         ({"seed": 2**32}, "seed must be a whole number from 0 to 4294967295"),
         ({"lease_ms": 99.5}, "lease_ms must be a whole number from 100 to 86400000, not 99.5"),

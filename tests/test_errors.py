@@ -49,32 +49,17 @@ def test_jobs(store: Store) -> None:
     _refuses(store, kvps.JobExists, lambda: store.create_job("there", PARAMS), "there", "kvps rm there")
 
 
-@pytest.mark.parametrize("name", ["", "a b", "a/b", "{x}", "a*", "ä", "x" * 65, "a\n", "a:b", "\0"])
-def test_names(store: Store, name: str) -> None:
-    _refuses(store, kvps.InvalidName, lambda: store.create_job(name, PARAMS), "1 to 64")
-    _refuses(store, kvps.InvalidName, lambda: store.job(name), "1 to 64")
+def test_names(store: Store) -> None:
     job = store.create_job("job", PARAMS)
-    _refuses(store, kvps.InvalidName, lambda: job.join(name), "1 to 64")
+    for name in ("", "a b", "a/b", "{x}", "a*", "ä", "x" * 65, "a\n", "a:b", "\0"):
+        _refuses(store, kvps.InvalidName, lambda name=name: store.create_job(name, PARAMS), "1 to 64")
+        _refuses(store, kvps.InvalidName, lambda name=name: store.job(name), "1 to 64")
+        _refuses(store, kvps.InvalidName, lambda name=name: job.join(name), "1 to 64")
 
 
-@pytest.mark.parametrize(
-    "setting",
-    [
-        {"staleness": -2},
-        {"staleness": 1.5},
-        {"staleness": True},
-        {"workers": 0},
-        {"shards": 0},
-        {"shards": 10},
-        {"reduction": "mode"},
-        {"nonfinite": "ignore"},
-        {"optimizer": 5},
-        {"optimizer": "sdg"},
-        {"no_such_setting": 1},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("setting", [{"staleness": -2}, {"shards": 10}, {"no_such_setting": 1}], ids=str)
 def test_settings(store: Store, setting: dict[str, Any]) -> None:
+    """A value out of its range, one that does not fit the model, an unknown name; tests/test_config.py has the rest."""
     name = next(iter(setting))
     _refuses(store, kvps.InvalidSetting, lambda: store.create_job("job", PARAMS, **setting), name)
 

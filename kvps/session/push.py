@@ -106,14 +106,14 @@ class Push:
 
     # -- gradients ----------------------------------------------------------------------------------------------
 
-    def put(self, number: int, array: Flat, buffers: GradientBuffers | None) -> None:
+    def add(self, number: int, array: Flat, buffers: GradientBuffers | None) -> None:
         """Add one gradient, and send the chunks that are now complete. Raises NotFinite; then nothing has changed."""
         with self._encoder.home.current():
             counts = self._is_finite(number, array)
         upload = self._opened(True, False, buffers, "")
         try:
             upload.counts &= counts
-            upload.put({number: array}, last=False)
+            upload.add({number: array}, last=False)
         except BaseException:  # a part may be sent, and the rest may arrive later
             self._upload = None
             if upload.begun:
@@ -141,7 +141,7 @@ class Push:
         before, self.state = self.state, PushState.SENDING
         try:
             if counts:
-                upload.put(arrays)
+                upload.add(arrays)
             if not upload.finite:
                 counts = all(self._is_finite(number, array) for number, array in arrays.items())
             digests = self._identity(upload, counts)

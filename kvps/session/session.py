@@ -198,7 +198,7 @@ class Session:
         if push.has(number):
             raise LayoutMismatch(f"gradient {name!r} was put already: push() first")
         layout.check(number, grad, "gradient")
-        push.put(number, self._encoder.flat({number: grad}, buffers)[number], buffers)
+        push.add(number, self._encoder.flat({number: grad}, buffers)[number], buffers)
 
     def push(
         self, grads: Mapping[str, Any] | None = None, loss: Any = None, weight: int | None = None, part: str = ""

@@ -54,7 +54,7 @@ class GradientUpload:
         """Return whether the `number`-th array was put."""
         return self._arrays[number] is not None
 
-    def put(self, arrays: Mapping[int, Flat], last: bool = True) -> None:
+    def add(self, arrays: Mapping[int, Flat], last: bool = True) -> None:
         """Add arrays, by their numbers in the layout, and send the chunks that are now complete. If none may leave
         before all are complete, they leave with the `last` arrays."""
         self._whole += self._completed(arrays)
