@@ -7,8 +7,9 @@ with job.join("w0") as session:
     session.push(grads)
 """
 
-from kvps.config import JobConfig, JobSettings
-from kvps.device.base import Device, open_device
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from kvps.errors import (
     ContributionLate,
     CorruptData,
@@ -37,30 +38,34 @@ from kvps.errors import (
     WorkerEvicted,
     WrongOrder,
 )
-from kvps.history.checkpoint import Checkpoint
-from kvps.job import Job
-from kvps.launch import RunContext, from_env
-from kvps.local_job import LocalJob, local
-from kvps.optim import (
-    SGD,
-    Adadelta,
-    Adagrad,
-    Adam,
-    Adamax,
-    AdamW,
-    DelayedNesterov,
-    Lion,
-    NAdam,
-    Optimizer,
-    ParameterGroup,
-    RMSprop,
-    Yogi,
-    schedules,
-)
-from kvps.partitions import partition
-from kvps.session.session import Session
-from kvps.store import Store, connect
-from kvps.topologies import topology
+
+if TYPE_CHECKING:  # what `__getattr__` imports, for type checkers and editors
+    from kvps.config import JobConfig, JobSettings
+    from kvps.device.base import Device, open_device
+    from kvps.history.checkpoint import Checkpoint
+    from kvps.job import Job
+    from kvps.launch import RunContext, from_env
+    from kvps.local_job import LocalJob, local
+    from kvps.optim import (
+        SGD,
+        Adadelta,
+        Adagrad,
+        Adam,
+        Adamax,
+        AdamW,
+        DelayedNesterov,
+        Lion,
+        NAdam,
+        Optimizer,
+        ParameterGroup,
+        RMSprop,
+        Yogi,
+        schedules,
+    )
+    from kvps.partitions import partition
+    from kvps.session.session import Session
+    from kvps.store import Store, connect
+    from kvps.topologies import topology
 
 __version__ = "0.1.0"
 
@@ -121,3 +126,45 @@ __all__ = [
     "schedules",
     "topology",
 ]
+
+_HOMES = {  # a module, and the names here that it defines
+    "kvps.config": ("JobConfig", "JobSettings"),
+    "kvps.device.base": ("Device", "open_device"),
+    "kvps.history.checkpoint": ("Checkpoint",),
+    "kvps.job": ("Job",),
+    "kvps.launch": ("RunContext", "from_env"),
+    "kvps.local_job": ("LocalJob", "local"),
+    "kvps.optim": (
+        "SGD",
+        "Adadelta",
+        "Adagrad",
+        "Adam",
+        "AdamW",
+        "Adamax",
+        "DelayedNesterov",
+        "Lion",
+        "NAdam",
+        "Optimizer",
+        "ParameterGroup",
+        "RMSprop",
+        "Yogi",
+        "schedules",
+    ),
+    "kvps.partitions": ("partition",),
+    "kvps.session.session": ("Session",),
+    "kvps.store": ("Store", "connect"),
+    "kvps.topologies": ("topology",),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is first used here (PEP 562): a process pays for the modules that it uses, and for no others."""
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_HOME_OF[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME_OF})

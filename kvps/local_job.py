@@ -1,7 +1,6 @@
 """A job in one process, its aggregator and workers on threads: for notebooks, tests and scripts run alone.
 
-All data goes through a real server, as it does between processes, so the weights are the same, bit for bit. Besides the
-command line, only this module starts an aggregator for a job; `import kvps` alone loads none.
+All data goes through a real server, as it does between processes, so the weights are the same, bit for bit.
 """
 
 from __future__ import annotations
@@ -10,8 +9,9 @@ import atexit
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from importlib import import_module
 from types import TracebackType
-from typing import Any, Unpack
+from typing import Any, Protocol, Unpack
 
 from kvps.arrays.layout import Array
 from kvps.config import JobConfig, JobSettings
@@ -24,10 +24,18 @@ from kvps.store import Store, connect
 Gradient = Callable[[dict[str, Array], int, int], Any]
 
 
+class Aggregator(Protocol):
+    """What serves a job, as `kvps_aggregator.serve` does."""
+
+    def __call__(self, job: Job, *, stop: threading.Event, until_finished: bool) -> None:
+        """Commit what the workers of `job` push until `stop` is set, also after the job is finished."""
+
+
 def local(
     params: Mapping[str, Any],
     *,
     url: str | None = None,
+    aggregator: Aggregator | None = None,
     config: JobConfig | None = None,
     **settings: Unpack[JobSettings],
 ) -> LocalJob:
@@ -38,26 +46,41 @@ def local(
 
     `settings` are those of `JobConfig`, or one `config`. The server is the one at `url`, or the user's private one,
     started if it does not run. The end of the block (or `close`, or the end of the process) ends and removes the job.
-    Raises what `connect` and `Store.create_job` raise.
+    `aggregator` serves the job on a thread; without it, that is `kvps_aggregator.serve`. Raises what `connect` and
+    `Store.create_job` raise, and KvpsError if no aggregator is installed.
     """
+    aggregator = aggregator or _installed_aggregator()
     config = JobConfig.of("kvps.local", config, settings)
     store = connect(url)
     try:
         while True:
             with suppress(JobExists):  # another process has just taken the name
                 job = store.create_job(store.free_name("local"), params, config=config)
-                return LocalJob(store, job.name)
+                return LocalJob(store, job.name, aggregator)
     except BaseException:
         store.close()
         raise
 
 
+def _installed_aggregator() -> Aggregator:
+    """Return the aggregator that comes with the library. By its name: the library imports no package above it."""
+    try:
+        serve: Aggregator = import_module("kvps_aggregator").serve
+    except ModuleNotFoundError as error:
+        raise KvpsError(
+            f"kvps.local needs an aggregator, and {error.name} is not installed: pip install kvps brings it, "
+            "or give your own with aggregator="
+        ) from None
+    return serve
+
+
 class LocalJob(Job):
     """A job that this process serves. `local` returns one."""
 
-    def __init__(self, store: Store, name: str) -> None:
+    def __init__(self, store: Store, name: str, aggregator: Aggregator) -> None:
         super().__init__(store.client, name)
         self._store = store
+        self._aggregator = aggregator
         self._closed = False
         self._failures: list[BaseException] = []
         self._stop = threading.Event()
@@ -66,10 +89,8 @@ class LocalJob(Job):
         atexit.register(self.close)
 
     def _serve(self) -> None:
-        from kvps_aggregator import serve
-
         try:
-            serve(self, stop=self._stop, until_finished=False)
+            self._aggregator(self, stop=self._stop, until_finished=False)
         except BaseException as error:
             self._failures.append(error)
             self.evict_all()  # a worker that waits for a version would wait for ever

@@ -11,7 +11,7 @@ import pytest
 from helpers.commands import TINY, kvps_run
 from helpers.harness import aggregating, await_version, gradient, model
 from helpers.options import settings_of
-from kvps_cli import options
+from kvps_cli.train.settings import JobOptions, TaskOptions
 from kvps_workers import load_task
 
 import kvps
@@ -33,7 +33,7 @@ MEANT: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", TOPOLOGIES)
 def test_a_name_stands_for_settings(name: str) -> None:
-    said = settings_of(options.TaskOptions, f"--topology {name}")
+    said = settings_of(TaskOptions, f"--topology {name}")
     assert dict(said.given) == MEANT[name]
     assert said.data == ("units" if name == "sandblaster" else "static")
     config = said.job_config("digits", load_task("digits"))
@@ -51,7 +51,7 @@ def test_a_name_stands_for_settings(name: str) -> None:
 
 
 def test_without_a_name_nothing_is_added() -> None:
-    said = settings_of(options.TaskOptions, "--epochs 2")
+    said = settings_of(TaskOptions, "--epochs 2")
     assert (said.given, said.topology) == ({"epochs": 2}, "")
 
 
@@ -68,7 +68,7 @@ def test_without_a_name_nothing_is_added() -> None:
     ],
 )
 def test_what_the_user_says_wins(line: str, given: Mapping[str, Any]) -> None:
-    found = dict(settings_of(options.TaskOptions, f"--topology {line}").given)
+    found = dict(settings_of(TaskOptions, f"--topology {line}").given)
     staleness = found.pop("staleness")
     assert staleness == MEANT[line.split()[0]]["staleness"]
     assert found == given
@@ -76,10 +76,10 @@ def test_what_the_user_says_wins(line: str, given: Mapping[str, Any]) -> None:
 
 def test_a_script_is_told_only_what_a_script_can_be_told() -> None:
     """How often it pushes, and on which data it computes, is in its own loop."""
-    said = settings_of(options.JobOptions, "--topology downpour")
+    said = settings_of(JobOptions, "--topology downpour")
     assert said.given == {"staleness": -1, "optimizer": ADAGRAD}
     assert said.topology == "topology downpour: --staleness -1 --optimizer adagrad"
-    assert settings_of(options.JobOptions, "--topology sandblaster").given == {"staleness": 0, "shards": 4}
+    assert settings_of(JobOptions, "--topology sandblaster").given == {"staleness": 0, "shards": 4}
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_a_script_is_told_only_what_a_script_can_be_told() -> None:
 )
 def test_a_contradiction_is_one_line(line: str, words: str) -> None:
     with pytest.raises(kvps.InvalidSetting) as caught:
-        settings_of(options.TaskOptions, f"--topology {line}")
+        settings_of(TaskOptions, f"--topology {line}")
     assert str(caught.value) == words
 
 

@@ -1,4 +1,4 @@
-"""The command line: it connects store, aggregator and workers. Only it and `kvps.local_job` import the aggregator."""
+"""The command `kvps`: it connects store, aggregator and workers. Nothing else knows all packages."""
 
 from __future__ import annotations
 
@@ -7,29 +7,25 @@ import os
 import signal
 import sys
 import traceback
-from importlib import metadata
 from types import FrameType
 from typing import Annotated, Any
 
 import typer
 
+import kvps
 from kvps.errors import KvpsError, UsageError
-from kvps_cli import tls
-from kvps_cli.look import dashboard, graph, inspect, jobs, log, metrics, status, timeline, top
-from kvps_cli.plan import simulate
-from kvps_cli.prove import checkpoint, verify
-from kvps_cli.serve import acl, doctor, host, rm, server
-from kvps_cli.train import aggregator, create, queue, run, up, worker
+from kvps_cli.commands import Commands
 
 
 def _print_version(asked: bool) -> None:
     if asked:
-        print(f"kvps {metadata.version('kvps')}")
+        print(f"kvps {kvps.__version__}")
         raise typer.Exit
 
 
 app = typer.Typer(
     name="kvps",
+    cls=Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -44,37 +40,6 @@ def _kvps(
 ) -> None:
     """A parameter server that keeps its whole state in Redis."""
 
-
-app.command("up", rich_help_panel="Train")(up.up)
-# Options after the program's name belong to the program, not to kvps run.
-app.command("run", rich_help_panel="Train", context_settings={"allow_interspersed_args": False})(run.run)
-app.command("create", rich_help_panel="Parts, started one by one")(create.create)
-app.add_typer(aggregator.app, name="aggregator", rich_help_panel="Parts, started one by one")
-app.command("worker", rich_help_panel="Parts, started one by one")(worker.worker)
-app.command("host", rich_help_panel="Parts, started one by one")(host.host)
-app.command("submit", rich_help_panel="Queue")(queue.submit)
-app.command("queue", rich_help_panel="Queue")(queue.show)
-app.command("cancel", rich_help_panel="Queue")(queue.cancel)
-app.command("jobs", rich_help_panel="Jobs")(jobs.jobs)
-app.command("status", rich_help_panel="Jobs")(status.status)
-app.command("graph", rich_help_panel="Jobs")(graph.graph)
-app.command("top", rich_help_panel="Jobs")(top.top)
-app.command("inspect", rich_help_panel="Jobs")(inspect.inspect)
-app.command("log", rich_help_panel="Jobs")(log.log)
-app.command("metrics", rich_help_panel="Jobs")(metrics.metrics)
-app.command("timeline", rich_help_panel="Jobs")(timeline.timeline)
-app.command("dashboard", rich_help_panel="Jobs")(dashboard.dashboard)
-app.add_typer(checkpoint.app, name="checkpoint", rich_help_panel="Jobs")
-app.command("verify", rich_help_panel="Jobs")(verify.verify)
-app.command("rm", rich_help_panel="Jobs")(rm.rm)
-app.add_typer(server.app, name="server", rich_help_panel="Server")
-app.command("doctor", rich_help_panel="Server")(doctor.doctor)
-app.command("acl", rich_help_panel="Server")(acl.acl)
-app.command(
-    "cli", rich_help_panel="Server", context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
-)(server.cli)
-app.command("simulate", rich_help_panel="Plan")(simulate.simulate)
-tls.add_options(app)
 
 _received: list[int] = []
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

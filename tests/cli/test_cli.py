@@ -99,6 +99,38 @@ def test_version(home: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, f"kvps {metadata.version('kvps')}\n", "")
 
 
+_PACKAGES = {"kvps_aggregator", "kvps_workers", "kvps_monitor", "kvps_simulate", "numpy", "redis", "rich", "rq"}
+_PACKAGES |= {"textual", "starlette", "simpy", "sklearn", "matplotlib", "ml_dtypes"}
+_EACH = {"numpy", "redis", "ml_dtypes"}  # what talks to a server, in arrays
+_LOADED = {
+    "worker": _EACH | {"kvps_workers"},
+    "aggregator": _EACH | {"kvps_aggregator", "kvps_monitor"},
+    "jobs": _EACH | {"kvps_aggregator", "kvps_monitor", "rich"},
+    "top": _EACH | {"kvps_monitor", "rich"},
+    "submit": _EACH | {"kvps_workers", "rich"},
+    "server": _EACH,
+}
+
+
+def _loaded(code: str) -> set[str]:
+    shown = f"{code}\nimport sys; print(*{{name.split('.')[0] for name in sys.modules}})"
+    done = subprocess.run([sys.executable, "-c", shown], capture_output=True, text=True, check=True)
+    return set(done.stdout.splitlines()[-1].split())
+
+
+@pytest.mark.parametrize(
+    "code", ["import kvps", "import kvps_cli\ntry: kvps_cli.app(['--version'])\nexcept SystemExit: pass"]
+)
+def test_what_uses_no_array_and_no_server_loads_no_library_for_them(code: str) -> None:
+    assert not _loaded(code) & _PACKAGES
+
+
+@pytest.mark.parametrize("command", _LOADED)
+def test_a_command_loads_what_it_needs_and_nothing_of_the_others(command: str) -> None:
+    code = f"import kvps_cli, typer; typer.main.get_command(kvps_cli.app).get_command(None, {command!r})"
+    assert _loaded(code) & _PACKAGES == _LOADED[command]
+
+
 @pytest.mark.slow
 def test_completion_knows_commands_and_options(home: Path) -> None:
     def completed(words: str, number: int) -> list[str]:

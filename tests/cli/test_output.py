@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.commands import KVPS, TINY, kvps_run
-from kvps_cli import output
+from kvps_cli import output, tables
 
 from kvps.store import Store
 
@@ -72,8 +72,8 @@ SHOWN = r"\x1b[2J\udcff\ud800\r\u202e\x07\x9b31m"
 
 def test_every_way_to_print_shows_what_a_terminal_would_obey(capsys: pytest.CaptureFixture[str]) -> None:
     output.say(f"a{EVIL}b")
-    output.print_rows(["one", "two"], [[f"a{EVIL}b", "c\nd"]])
-    output.plain_console().print(f"shard 0  a{EVIL}b\nshard 1  made up")
+    tables.print_rows(["one", "two"], [[f"a{EVIL}b", "c\nd"]])
+    tables.plain_console().print(f"shard 0  a{EVIL}b\nshard 1  made up")
     log = logging.getLogger("kvps")
     before = log.handlers[:], log.level, log.propagate
     try:

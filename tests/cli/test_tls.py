@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -38,16 +37,14 @@ def _words(url: str, options: dict[str, str]) -> list[str]:
     return ["--redis", url, *(word for pair in options.items() for word in pair)]
 
 
-def _commands(app: typer.Typer) -> Iterator[Any]:
-    yield from (command.callback for command in app.registered_commands)
-    for group in app.registered_groups:
-        assert group.typer_instance
-        yield from _commands(group.typer_instance)
+def _commands(group: Any) -> Iterator[Any]:
+    for command in group.commands.values():
+        yield from _commands(command) if hasattr(command, "commands") else [command]
 
 
 def test_every_command_that_has_a_url_has_the_options_for_tls() -> None:
     names = {"redis", "tls_ca", "tls_cert", "tls_key"}
-    has = [names & inspect.signature(command).parameters.keys() for command in _commands(app)]
+    has = [names & {option.name for option in command.params} for command in _commands(typer.main.get_command(app))]
     assert names in has
     assert all(found in (names, set()) for found in has)
 

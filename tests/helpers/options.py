@@ -6,20 +6,20 @@ import shlex
 from typing import Any
 
 import typer
-from kvps_cli import options
+from kvps_cli.train.settings import JobOptions, with_settings
 from typer.testing import CliRunner
 
 
-def settings_of(kind: type[options.JobOptions], line: str = "") -> Any:
+def settings_of(kind: type[JobOptions], line: str = "") -> Any:
     """Return the settings of this kind that the options in `line` say."""
-    got = list[options.JobOptions]()
+    got = list[JobOptions]()
 
-    def command(settings: options.JobOptions) -> None:
+    def command(settings: JobOptions) -> None:
         got.append(settings)
 
     command.__annotations__["settings"] = kind
     app = typer.Typer()
-    app.command()(options.with_settings(command))
+    app.command()(with_settings(command))
     result = CliRunner().invoke(app, shlex.split(line), catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return got[0]

@@ -15,6 +15,8 @@ import pytest
 import typer
 from helpers.paths import ROOT
 from kvps_cli import app, options
+from kvps_cli.train import kept_files
+from kvps_cli.train.settings import TaskOptions, with_settings
 from kvps_workers import load_task
 from typer.testing import CliRunner
 
@@ -90,20 +92,20 @@ EACH_ROW = pytest.mark.parametrize("row", ROWS, ids=[f"{row.table}-{row.name}" f
 
 def _settings(span: str) -> tuple[set[str], JobConfig]:
     """The settings that options give, and the job that they make of the digits. Raises InvalidSetting."""
-    got = list[options.TaskOptions]()
+    got = list[TaskOptions]()
 
     def command(
-        settings: options.TaskOptions,
+        settings: TaskOptions,
         redis: options.Redis = None,
         listen: options.Listen = None,
-        checkpoint_every: options.CheckpointEvery = None,
-        checkpoints: options.CheckpointDirectory = options.DEFAULT_CHECKPOINTS,
+        checkpoint_every: kept_files.CheckpointEvery = None,
+        checkpoints: kept_files.CheckpointDirectory = options.DEFAULT_CHECKPOINTS,
     ) -> None:
         got.append(settings)
 
     command.__annotations__.update(inspect.get_annotations(command, eval_str=True))
     line = typer.Typer()
-    line.command()(options.with_settings(command))
+    line.command()(with_settings(command))
     done = CliRunner().invoke(line, shlex.split(span), catch_exceptions=False)
     assert done.exit_code == 0, f"{span}: {done.output}"
     return set(got[0].given), got[0].job_config("digits", load_task("digits"))

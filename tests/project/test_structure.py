@@ -41,7 +41,6 @@ MANY_ATTRIBUTES = {"ShmStorage": "a storage, and the segments that it reuses"}
 PARAMETERS = 6
 MANY_PARAMETERS: dict[str, str] = {}
 LATE_IMPORTS = {  # file: why it imports inside a function
-    "kvps/local_job.py": "an aggregator beside the job, for who asks for one",
     "cli/kvps_cli/look/metrics.py": "prometheus-client is an extra",
     "cli/kvps_cli/look/dashboard.py": "Starlette and uvicorn are an extra",
     "cli/kvps_cli/train/queue_host.py": "RQ takes its time to load",

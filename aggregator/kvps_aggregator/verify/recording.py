@@ -11,7 +11,6 @@ that loses power loses its last files, and the digests say which.
 
 from __future__ import annotations
 
-import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -22,24 +21,13 @@ import numpy as np
 from kvps.arrays.digest import shard_digests, view
 from kvps.arrays.formats import Bytes, format_of
 from kvps.arrays.layout import DTYPE, Array, Layout
-from kvps.errors import InvalidSetting, KvpsError
+from kvps.errors import KvpsError
 from kvps.machine.files import make_directory, private
 from kvps.parsing import file_name
 from kvps.protocol.plan import Contribution
 from kvps_aggregator.verify.chain import Unproved
 from kvps_aggregator.verify.contribution import Coding
 from kvps_aggregator.verify.replay import Encode
-
-
-def check_directory(directory: Path, option: str = "--record") -> Path:
-    """Return the directory that an option names, and make it if missing. Raises InvalidSetting if not writable."""
-    try:
-        make_directory(directory)
-    except OSError as error:
-        raise InvalidSetting(f"{option} {directory}: {error.strerror}") from None
-    if not os.access(directory, os.W_OK | os.X_OK):
-        raise InvalidSetting(f"{option} {directory}: no permission to write there")
-    return directory.resolve()
 
 
 class Recorder:

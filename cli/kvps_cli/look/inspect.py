@@ -16,7 +16,8 @@ from kvps.job import Job, readable
 from kvps.parsing import names_like
 from kvps.protocol.plan import Contribution
 from kvps_cli import connect, options
-from kvps_cli.output import plain_console, print_json, print_rows
+from kvps_cli.output import print_json
+from kvps_cli.tables import plain_console, print_rows
 
 _COLUMNS = ("parameter", "shape", "shards", "norm", "least", "greatest", "mean", "zeros", "change")
 _BAR = 40  # columns of the longest bar of a histogram

@@ -12,7 +12,8 @@ from kvps.errors import KvpsError
 from kvps.job import Job
 from kvps.protocol.job_state import State
 from kvps_cli import connect, options
-from kvps_cli.output import print_json, print_rows, say
+from kvps_cli.output import print_json, say
+from kvps_cli.tables import print_rows
 
 _COLUMNS = ("job", "task", "mode", "workers", "version", "state")
 

@@ -12,7 +12,8 @@ from kvps.job import Job, Trace, readable
 from kvps.protocol.job_state import Member, State
 from kvps_cli import connect, options
 from kvps_cli.look.jobs import job_state, summary
-from kvps_cli.output import loss_text, plain_console, print_json, print_rows
+from kvps_cli.output import loss_text, print_json
+from kvps_cli.tables import plain_console, print_rows
 
 _COLUMNS = ("worker", "rank", "state", "clock", "round", "loss", "waiting", "device", "process")
 _OF_MEMBER = (

@@ -14,7 +14,8 @@ from kvps.errors import InvalidSetting, JobNotFound
 from kvps.job import readable
 from kvps.store import Store
 from kvps_cli import connect, options
-from kvps_cli.output import plain_console, print_json
+from kvps_cli.output import print_json
+from kvps_cli.tables import plain_console
 
 _WIDE = 180  # columns of a table that goes into a file or to a program
 

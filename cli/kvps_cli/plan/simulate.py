@@ -12,7 +12,8 @@ from kvps_simulate.units import parse_size, parse_time, seconds, size
 from kvps.errors import InvalidSetting
 from kvps_cli.long_work import LongWork
 from kvps_cli.options import AsJson, Quiet, check_file
-from kvps_cli.output import print_json, print_rows
+from kvps_cli.output import print_json
+from kvps_cli.tables import print_rows
 
 if TYPE_CHECKING:
     from kvps_simulate.job import Job

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from kvps_aggregator.verify.recording import check_directory
 
 from kvps.config import SPECS
 from kvps.errors import InvalidSetting
@@ -21,9 +20,14 @@ from kvps.protocol.keys import check_name
 from kvps_cli import connect, options
 from kvps_cli.long_work import LongWork, store_stage
 from kvps_cli.options import DEFAULT_CHECKPOINTS
-from kvps_cli.output import print_json, print_rows, say
+from kvps_cli.output import print_json, say
+from kvps_cli.tables import print_rows
 
-app = typer.Typer(help="Save jobs in files, and create jobs from them.", no_args_is_help=True)
+app = typer.Typer(
+    help="Save jobs in files, and create jobs from them.",
+    no_args_is_help=True,
+    add_completion=False,
+)
 
 
 @app.command("save")
@@ -40,7 +44,7 @@ def save(
     The commit log up to that version is copied into a file beside the checkpoint. Nothing changes in Redis.
     """
     whole = to.suffix == SUFFIX and not to.is_dir()
-    directory = check_directory(to.parent if whole else to, "--to")
+    directory = options.check_directory("--to", to.parent if whole else to)
     with connect.existing_store(redis) as store, readable(job), LongWork(quiet) as work:
         found = store.job(job)
         state = found.state()

@@ -20,7 +20,8 @@ from kvps.optim import Adam
 from kvps.store import Store
 from kvps.transport import shared_memory
 from kvps_cli import connect, options
-from kvps_cli.output import plain_console, print_json
+from kvps_cli.output import print_json
+from kvps_cli.tables import plain_console
 
 _SECTIONS = ("server", "memory", "persistence", "clients", "replication")
 _ASKED = 100  # short requests whose times are taken

@@ -25,7 +25,9 @@ _OPTIONS = {
     "username": "--user",
 }
 
-app = typer.Typer(help="Run your private server by hand, so that it outlives a command.", no_args_is_help=True)
+app = typer.Typer(
+    help="Run your private server by hand, so that it outlives a command.", no_args_is_help=True, add_completion=False
+)
 
 
 @app.command()

@@ -11,7 +11,6 @@ from kvps_aggregator import serve
 from kvps_aggregator.job_watcher import JobWatcher
 from kvps_aggregator.nearness import Near
 from kvps_aggregator.options import AggregatorOptions
-from kvps_aggregator.verify.recording import check_directory
 
 from kvps.device.base import open_device
 from kvps.errors import InvalidSetting
@@ -22,8 +21,11 @@ from kvps_cli import connect, options, training_log
 from kvps_cli.look import metrics
 from kvps_cli.output import say, start_log
 from kvps_cli.serve import health
+from kvps_cli.train import kept_files
 
-app = typer.Typer(help="The process that averages gradients and commits weights.", no_args_is_help=True)
+app = typer.Typer(
+    help="The process that averages gradients and commits weights.", no_args_is_help=True, add_completion=False
+)
 
 
 @app.callback()
@@ -37,10 +39,10 @@ def start(
         str | None,
         typer.Option("--job", metavar="NAME", help="Serve this job until it is finished.", show_default="every job"),
     ] = None,
-    record: options.Record = None,
-    checkpoint_every: options.CheckpointEvery = None,
-    checkpoints: options.CheckpointDirectory = options.DEFAULT_CHECKPOINTS,
-    keep: options.Keep = 3,
+    record: kept_files.Record = None,
+    checkpoint_every: kept_files.CheckpointEvery = None,
+    checkpoints: kept_files.CheckpointDirectory = options.DEFAULT_CHECKPOINTS,
+    keep: kept_files.Keep = 3,
     log: training_log.Logs = None,
     gpu: Annotated[
         int | None,
@@ -101,8 +103,8 @@ def start(
     for name in allow or ():
         user_code.load("code", name, InvalidSetting)  # what cannot be loaded is the operator's mistake: fail now
     if record is not None:
-        record = check_directory(record)
-    saving = options.checkpoints_of(checkpoint_every, checkpoints, keep)
+        record = options.check_directory("--record", record)
+    saving = kept_files.checkpoints_of(checkpoint_every, checkpoints, keep)
     targets = training_log.targets_of(log, "--log")
     device, nodes = open_device(gpu), Near(near) if near else None
     quiet = start_log(quiet, verbose)

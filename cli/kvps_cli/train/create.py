@@ -12,13 +12,14 @@ from kvps.protocol.keys import check_name
 from kvps_cli import connect, options
 from kvps_cli.long_work import LongWork, store_stage
 from kvps_cli.output import say
+from kvps_cli.train.settings import TaskOptions, with_settings
 
 
-@options.with_settings
+@with_settings
 def create(
     task: options.TaskName,
     job: Annotated[str, typer.Option("--job", metavar="NAME", help="Name of the new job.")],
-    settings: options.TaskOptions,
+    settings: TaskOptions,
     quiet: options.Quiet = False,
     redis: options.Redis = None,
 ) -> None:

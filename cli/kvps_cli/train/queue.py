@@ -11,17 +11,19 @@ from kvps_workers import load_task
 from kvps.errors import KvpsError
 from kvps.protocol.keys import check_name
 from kvps_cli import connect, options
-from kvps_cli.output import print_json, print_rows, say
+from kvps_cli.output import print_json, say
+from kvps_cli.tables import print_rows
 from kvps_cli.train.queue_host import QueueRedis, opened
+from kvps_cli.train.settings import TaskOptions, check_prefetch, with_settings
 
 if TYPE_CHECKING:  # RQ loads slowly, and few commands need it
     from kvps_workers.queue.queue import QueueRow
 
 
-@options.with_settings
+@with_settings
 def submit(
     task: options.TaskName,
-    settings: options.TaskOptions,
+    settings: TaskOptions,
     job: options.NewJobName = None,
     slow: options.Slow = None,
     prefetch: options.Prefetch = False,
@@ -37,7 +39,7 @@ def submit(
         check_name("job", job)
     found = load_task(task)
     config = settings.job_config(task, found)
-    options.check_prefetch(prefetch, config)
+    check_prefetch(prefetch, config)
     params = found.parameters(config.seed)
     connect.wait_for_server(redis)
     with connect.existing_store(redis) as store, opened(store, queue_redis, GPU if gpus else CPU) as queue:

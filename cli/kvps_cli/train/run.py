@@ -24,6 +24,7 @@ from kvps.store import Store, fresh_id
 from kvps_cli import connect, options, training_log
 from kvps_cli.output import log_options, say, start_log
 from kvps_cli.supervise import Child, Supervisor
+from kvps_cli.train import kept_files
 from kvps_cli.train.progress import (
     LOOK_S,
     Display,
@@ -36,14 +37,15 @@ from kvps_cli.train.progress import (
     follow,
     relay,
 )
+from kvps_cli.train.settings import JobOptions, with_settings
 
 _Logs = Callable[[Job], AbstractContextManager[TrainingLog]]
 _LAST_S = 5.0  # for the other copies, when the first has ended without making the job
 
 
-@options.with_settings
+@with_settings
 def run(
-    settings: options.JobOptions,
+    settings: JobOptions,
     command: Annotated[
         list[str] | None, typer.Argument(metavar="COMMAND...", help="What to run, as in: python train.py --rounds 500")
     ] = None,
@@ -58,10 +60,10 @@ def run(
             rich_help_panel="Failures",
         ),
     ] = 1,
-    record: options.Record = None,
-    checkpoint_every: options.CheckpointEvery = None,
-    checkpoints: options.CheckpointDirectory = options.DEFAULT_CHECKPOINTS,
-    keep: options.Keep = 3,
+    record: kept_files.Record = None,
+    checkpoint_every: kept_files.CheckpointEvery = None,
+    checkpoints: kept_files.CheckpointDirectory = options.DEFAULT_CHECKPOINTS,
+    keep: kept_files.Keep = 3,
     log: training_log.Logs = None,
     quiet: options.Quiet = False,
     verbose: options.Verbose = 0,
@@ -71,15 +73,15 @@ def run(
 ) -> None:
     """Run copies of your own script as the workers of one job, as torchrun does for DDP.
 
-    The script calls kvps.from_env() and creates the job. Settings given here apply to that job.
+    The script calls kvps.from_env() and creates the job. TaskOptions given here apply to that job.
     The script's output goes to stdout, and messages of kvps go to stderr.
     """
     command = _checked(command or [])
     check_aggregators(aggregators)
     if job is not None:
         check_name("job", job)
-    saving = options.checkpoints_of(checkpoint_every, checkpoints, keep)
-    kept = options.kept_options(record, saving)
+    saving = kept_files.checkpoints_of(checkpoint_every, checkpoints, keep)
+    kept = kept_files.kept_options(record, saving)
     targets = training_log.targets_of(log, "--log", fresh=True)
     told = {name: value for name, value in settings.given.items() if name != "workers"}
     JobConfig(workers=settings.workers, **told)

@@ -30,13 +30,15 @@ from kvps_cli.long_work import LongWork, store_stage
 from kvps_cli.output import log_options, loss_text, say, start_log
 from kvps_cli.prove.fault_injection import FaultInjection, replayed
 from kvps_cli.supervise import Child, Supervisor
+from kvps_cli.train import kept_files
 from kvps_cli.train.progress import Display, Figures, aggregate, check_aggregators, check_trained, finish, follow
+from kvps_cli.train.settings import TaskOptions, check_prefetch, with_settings
 
 
-@options.with_settings
+@with_settings
 def up(
     task: options.TaskName,
-    settings: options.TaskOptions,
+    settings: TaskOptions,
     job: options.NewJobName = None,
     slow: options.Slow = None,
     report: Annotated[
@@ -64,10 +66,10 @@ def up(
         ),
     ] = None,
     prefetch: options.Prefetch = False,
-    record: options.Record = None,
-    checkpoint_every: options.CheckpointEvery = None,
-    checkpoints: options.CheckpointDirectory = options.DEFAULT_CHECKPOINTS,
-    keep: options.Keep = 3,
+    record: kept_files.Record = None,
+    checkpoint_every: kept_files.CheckpointEvery = None,
+    checkpoints: kept_files.CheckpointDirectory = options.DEFAULT_CHECKPOINTS,
+    keep: kept_files.Keep = 3,
     log: training_log.Logs = None,
     quiet: options.Quiet = False,
     verbose: options.Verbose = 0,
@@ -85,12 +87,12 @@ def up(
         check_name("job", job)
     if report is not None:
         options.check_file("--report", report)
-    saving = options.checkpoints_of(checkpoint_every, checkpoints, keep)
-    kept = options.kept_options(record, saving)
+    saving = kept_files.checkpoints_of(checkpoint_every, checkpoints, keep)
+    kept = kept_files.kept_options(record, saving)
     targets = training_log.targets_of(log, "--log", fresh=True)
     found = load_task(task)
     config = replace(settings.job_config(task, found), launched_by=launcher.this_process("kvps up"))
-    options.check_prefetch(prefetch, config)
+    check_prefetch(prefetch, config)
     # Ask the task for data and parameters before anything is started or stored.
     rounds = _rounds(found, config)
     quiet = start_log(quiet, verbose)

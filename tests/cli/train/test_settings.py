@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import typer
 from helpers.options import settings_of
-from kvps_cli import options
+from kvps_cli.train.settings import WORKERS, JobOptions, TaskOptions, with_settings
 from kvps_workers import load_task
 from typer.testing import CliRunner
 
@@ -19,27 +19,27 @@ from kvps.config import SPECS, JobConfig
 OF_TASK = {"batch_size", "epochs", "partition", "push_every", "procs", "inner_optimizer"}
 
 
-@pytest.mark.parametrize("kind", [options.TaskOptions, options.JobOptions])
-def test_every_setting_that_has_an_option_is_in_the_help_with_its_default(kind: type[options.JobOptions]) -> None:
-    def command(settings: options.JobOptions) -> None: ...
+@pytest.mark.parametrize("kind", [TaskOptions, JobOptions])
+def test_every_setting_that_has_an_option_is_in_the_help_with_its_default(kind: type[JobOptions]) -> None:
+    def command(settings: JobOptions) -> None: ...
 
     command.__annotations__["settings"] = kind
     app = typer.Typer()
-    app.command()(options.with_settings(command))
+    app.command()(with_settings(command))
     shown = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200", "TERM": "dumb"}).output
     for name, spec in SPECS.items():
-        wanted = spec.option if kind is options.TaskOptions or name not in OF_TASK else ()
+        wanted = spec.option if kind is TaskOptions or name not in OF_TASK else ()
         assert set(wanted) <= set(re.findall(r"(?<!\S)--?[a-z-]+", shown)), name
         assert not wanted or spec.help[:40] in shown
     assert f"[default: {JobConfig().lease_ms / 1000}]" in shown
-    assert ("--data" in shown) == ("--epochs" in shown) == (kind is options.TaskOptions)
+    assert ("--data" in shown) == ("--epochs" in shown) == (kind is TaskOptions)
 
 
 def test_a_time_too_short_for_milliseconds_is_refused() -> None:
     """It would be 0, which for some settings is another rule."""
     with pytest.raises(kvps.InvalidSetting, match=r"^--grace must be 0, or 0\.001 seconds or more, not 0\.0004$"):
-        _ = settings_of(options.JobOptions, "--quorum 1 --grace 0.0004").given
-    assert settings_of(options.JobOptions, "--quorum 1 --grace 0.001").given["grace_ms"] == 1
+        _ = settings_of(JobOptions, "--quorum 1 --grace 0.0004").given
+    assert settings_of(JobOptions, "--quorum 1 --grace 0.001").given["grace_ms"] == 1
 
 
 @pytest.mark.parametrize(
@@ -59,15 +59,15 @@ def test_a_time_too_short_for_milliseconds_is_refused() -> None:
     ],
 )
 def test_what_was_given_is_told_from_defaults(arguments: str, given: Mapping[str, Any]) -> None:
-    assert settings_of(options.JobOptions, arguments).given == given
+    assert settings_of(JobOptions, arguments).given == given
 
 
 def test_a_job_of_a_task_has_its_choices_where_nothing_was_given() -> None:
     task = load_task("digits")
-    config = settings_of(options.TaskOptions).job_config("digits", task)
-    assert (config.workers, config.batch_size, config.epochs) == (options.WORKERS, task.batch_size, task.epochs)
+    config = settings_of(TaskOptions).job_config("digits", task)
+    assert (config.workers, config.batch_size, config.epochs) == (WORKERS, task.batch_size, task.epochs)
     assert config.optimizer == kvps.SGD(lr=task.lr)
-    config = settings_of(options.TaskOptions, "--optimizer adam --epochs 2 --data units").job_config("d", task)
+    config = settings_of(TaskOptions, "--optimizer adam --epochs 2 --data units").job_config("d", task)
     assert (config.optimizer, config.epochs) == (kvps.Adam(), 2)
     assert config.units > 0
 
@@ -84,7 +84,7 @@ def test_a_job_of_a_task_has_its_choices_where_nothing_was_given() -> None:
 )
 def test_what_is_out_of_range_is_named_as_the_option(arguments: str, words: str) -> None:
     with pytest.raises(kvps.InvalidSetting) as caught:
-        settings_of(options.TaskOptions, arguments)
+        settings_of(TaskOptions, arguments)
     assert str(caught.value) == words
 
 
@@ -106,12 +106,12 @@ TIMED = "--local-steps auto --round-time 1 --reduction weighted"
 )
 def test_rounds_that_end_by_the_clock_are_refused_in_one_line_where_they_do_not_fit(arguments: str, words: str) -> None:
     with pytest.raises(kvps.InvalidSetting) as caught:
-        settings_of(options.TaskOptions, arguments).job_config("digits", load_task("digits"))
+        settings_of(TaskOptions, arguments).job_config("digits", load_task("digits"))
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_rounds_that_end_by_the_clock_have_the_rates_of_local_steps() -> None:
     task = load_task("digits")
-    config = settings_of(options.TaskOptions, TIMED).job_config("digits", task)
+    config = settings_of(TaskOptions, TIMED).job_config("digits", task)
     assert (config.optimizer, config.inner_optimizer) == (kvps.SGD(lr=1.0), kvps.SGD(lr=task.lr))

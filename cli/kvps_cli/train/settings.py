@@ -1,0 +1,194 @@
+"""The options for a job's settings. They are made from `JobConfig`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, Field, dataclass, fields, replace
+from functools import wraps
+from inspect import Parameter, Signature, signature
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from kvps_workers import Task
+from kvps_workers.rounds import rounds_of
+
+from kvps import optim
+from kvps.config import SPECS, JobConfig
+from kvps.config.specs import as_text
+from kvps.errors import InvalidSetting
+from kvps.topologies import TOPOLOGIES, added_by, as_options
+from kvps_cli.options import is_given
+
+WORKERS = 3
+"""The number of workers of a job that is created from a command line without --workers."""
+_OF_TASK = ("batch_size", "epochs")  # a task chooses defaults for these
+_TASKS_ONLY = (*_OF_TASK, "partition", "push_every", "procs", "inner_optimizer")  # a script has its own loop
+_WHOLE = re.compile(r"-?[0-9]{1,18}", re.ASCII)
+
+
+@dataclass(frozen=True)
+class JobOptions:
+    """The settings of a new job, of a task or a script, as the command line gives them; see `with_settings`.
+
+    given      the settings that the user gave, under the names of JobConfig and in its units
+    optimizer  the value of --optimizer
+    lr         the value of --lr
+    topology   what --topology stands for, as a line to print; "" if it was not given
+    """
+
+    given: Mapping[str, Any]
+    optimizer: str
+    lr: float | None
+    topology: str
+
+    @property
+    def workers(self) -> int:
+        """The number of workers that train."""
+        return int(self.given.get("workers", WORKERS))
+
+
+@dataclass(frozen=True)
+class TaskOptions(JobOptions):
+    """The settings of a new job that trains a task.
+
+    inner  the value of --inner-optimizer
+    data   how the samples are divided
+    """
+
+    inner: str
+    data: str
+
+    def job_config(self, name: str, task: Task) -> JobConfig:
+        """Return the settings of a job; the task chooses what the user left out. Raises InvalidSetting."""
+        if self.data not in ("static", "units"):
+            raise InvalidSetting(f"--data must be static or units, not {self.data!r}")
+        chosen = {"workers": WORKERS} | {option: getattr(task, option) for option in _OF_TASK} | dict(self.given)
+        local_steps = chosen.get("local_steps", 1)
+        # The task has a good rate for plain SGD on its gradients; the other optimizers have rates of their own. SGD on
+        # pseudo-gradients at the rate 1 makes the mean of the workers' weights.
+        if self.lr is None and _is_sgd_without_rate(self.optimizer):
+            chosen["optimizer"] = optim.parse(self.optimizer, task.lr if local_steps == 1 else 1.0)
+        if local_steps != 1 and _is_sgd_without_rate(self.inner):
+            chosen["inner_optimizer"] = optim.parse(self.inner, task.lr)
+        config = JobConfig(task=name, **chosen)
+        if self.data == "static":
+            return config
+        # Rounds that end by the clock are no units, which JobConfig says of any number.
+        return replace(config, units=1 if config.timed_rounds else rounds_of(len(task.data(0, 1, np)[0]), config))
+
+
+def _is_sgd_without_rate(text: str) -> bool:
+    return text.partition(":")[0] == "sgd" and "lr=" not in text
+
+
+def with_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """Replace a command's parameter `settings: TaskOptions` (or JobOptions) by one option for each setting."""
+    taken = signature(command, eval_str=True).parameters
+    kind = taken["settings"].annotation
+    options = _options(kind)
+
+    @wraps(command)
+    def run(context: typer.Context, **values: Any) -> None:
+        said = {option.name: values.pop(option.name) for option in options}
+        own = {"context": context} if "context" in taken else {}
+        command(settings=_settings(kind, context, said), **own, **values)
+
+    own = [p.replace(kind=Parameter.KEYWORD_ONLY) for p in taken.values() if p.name != "context"]
+    shown = [Parameter("context", Parameter.KEYWORD_ONLY, annotation=typer.Context)]
+    shown += [option for p in own for option in (options if p.name == "settings" else [p])]
+    run.__signature__ = Signature(shown)  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in shown}
+    return run
+
+
+def _options(kind: type[JobOptions]) -> list[Parameter]:
+    """Return an option for each setting that has one, and --lr, --topology and --data, which only a command line
+    has."""
+    of_task = issubclass(kind, TaskOptions)
+    chosen = [f for f in fields(JobConfig) if SPECS[f.name].option and (of_task or f.name not in _TASKS_ONLY)]
+    options = sorted(map(_option, chosen), key=lambda option: option.name != "workers")
+    rate = "the task's for sgd, else the optimizer's" if of_task else "the optimizer's"
+    options.append(_parameter("lr", float | None, None, "--lr", help="Learning rate.", show_default=rate))
+    help = (
+        "A classic arrangement by its name, which stands for settings: kvps says which. What you say wins over what it "
+        "only suggests."
+    )
+    names = "|".join(TOPOLOGIES)
+    options.append(_parameter("topology", str | None, None, "--topology", help=help, metavar=names))
+    if of_task:
+        help = (
+            "How samples are divided. static: each worker has a part of its own. units: batches are handed out one by "
+            "one, and each batch counts once an epoch, even if workers are killed."
+        )
+        options.append(_parameter("data", str, "static", "--data", metavar="static|units", help=help))
+    return options
+
+
+def _option(f: Field[Any]) -> Parameter:
+    """Return the option of a setting."""
+    spec, default = SPECS[f.name], f.default
+    metavar = spec.metavar or "|".join(spec.choices) or None
+    told: dict[str, Any] = {"help": spec.help, "metavar": metavar, "rich_help_panel": spec.group}
+    if f.name in _OF_TASK:
+        return _parameter(f.name, int | None, None, *spec.option, show_default="the task's", **told)
+    if f.name == "inner_optimizer":
+        told["show_default"] = "sgd with the task's rate"
+    if default is MISSING:
+        default = optim.SGD.kind
+    elif f.name == "workers":
+        default = WORKERS
+    elif f.name.endswith("_ms"):
+        default /= 1000
+    if spec.read or (spec.bounds and spec.choices):  # a number or a word
+        default = as_text(default)
+    return _parameter(f.name, type(default), default, *spec.option, **told)
+
+
+def _parameter(name: str, kind: Any, default: Any, *option: str, **told: Any) -> Parameter:
+    info = typer.Option(*option, **{"rich_help_panel": "Training", **told})
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info])
+
+
+def _settings(kind: type[JobOptions], context: typer.Context, said: Mapping[str, Any]) -> JobOptions:
+    """Return the settings; `given` has only those that the user gave. Raises InvalidSetting."""
+    stated = {name: value for name, value in said.items() if is_given(context, name)}
+    topology = stated.pop("topology", None)
+    added = {} if topology is None else added_by(topology, stated, said)
+    stated, said = stated | added, {**said, **added}
+    given = {name: _checked(name, value) for name, value in stated.items() if name in SPECS}
+    if "optimizer" in given or said["lr"] is not None:
+        given["optimizer"] = optim.parse(said["optimizer"], said["lr"])
+    of_task = {"inner": said["inner_optimizer"], "data": said["data"]} if "data" in said else {}
+    if "inner_optimizer" in given:
+        given["inner_optimizer"] = optim.parse(said["inner_optimizer"])
+    line = "" if topology is None else f"topology {topology}: {as_options(added) or 'as you said'}"
+    return kind(given=given, optimizer=said["optimizer"], lr=said["lr"], topology=line, **of_task)
+
+
+def _checked(name: str, value: Any) -> Any:
+    """Convert an option's value to its setting's unit. Raises InvalidSetting for a wrong value that JobConfig would
+    report under another name or in another unit."""
+    option, bounds, read = SPECS[name].option[0], SPECS[name].bounds, SPECS[name].read
+    if name in _OF_TASK and value < 1:
+        raise InvalidSetting(f"{option} must be 1 or more, not {value}")
+    if read:
+        return read(value) if isinstance(value, str) else value
+    if bounds and isinstance(value, str) and _WHOLE.fullmatch(value):
+        return int(value)
+    if not name.endswith("_ms") or bounds is None:
+        return value
+    low, high = (bound / 1000 for bound in bounds)
+    if not low <= value <= high:
+        raise InvalidSetting(f"{option} must be from {low:g} to {high:g} seconds, not {value:g}")
+    milliseconds = round(value * 1000)
+    if value and not milliseconds:
+        raise InvalidSetting(f"{option} must be 0, or 0.001 seconds or more, not {value:g}")
+    return milliseconds
+
+
+def check_prefetch(prefetch: bool, config: JobConfig) -> None:
+    """Raise InvalidSetting for --prefetch in BSP, where it has no effect."""
+    if prefetch and not config.staleness:
+        raise InvalidSetting("--prefetch is for SSP and ASP (--staleness): in BSP there is nothing to fetch ahead")
