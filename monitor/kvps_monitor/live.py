@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from kvps.config import JobConfig
 from kvps.history.events import Event, EventLog
 from kvps.job import Job
 from kvps.parsing import number, whole
@@ -80,11 +81,7 @@ class JobWatch:
             staleness=job.config.staleness,
             transport=job.config.transport,
             optimizer=str(job.config.optimizer),
-            state=job_word(
-                state.finished(job.config),
-                len(state.members) < job.config.workers or not (reply.beats or reply.backlog),
-                any(reply.holders),
-            ),
+            state=job_word(state, job.config, bool(reply.beats or reply.backlog), any(reply.holders)),
             version=state.version,
             head=state.head,
             backlog=reply.backlog,
@@ -138,11 +135,10 @@ class JobWatch:
         phases = (
             {name: sum(v.phases[name] for v in recent) / len(recent) for name in recent[0].phases} if recent else {}
         )
-        parts = (reply.terms[shard] or "").split("-")
         return ShardView(
             shard=shard,
             holder=reply.holders[shard] or "",
-            term=whole(parts[1], f"the term of shard {shard}") if len(parts) == 3 else 0,
+            term=holders_so_far(reply.terms[shard], shard),
             commits_per_s=self._versions_per_s(shard, now_us),
             phases=phases,
             received_per_s=sum(v.received for v in recent) / seconds,
@@ -277,13 +273,20 @@ class _Workers:
         return phase, max(0.0, (self._now_us - int(since)) / 1e6)
 
 
-def job_word(finished: bool, lacks_workers: bool, held: bool) -> str:
-    """Return what a job is doing, in a few words."""
-    if finished:
+def job_word(state: State, config: JobConfig, at_work: bool, held: bool) -> str:
+    """Return what a job is doing, in a few words. `at_work` says whether a worker gives signs of life or a contribution
+    waits for its commit, and `held` whether an aggregator holds a shard."""
+    if state.finished(config):
         return FINISHED
-    if lacks_workers:
+    if len(state.members) < config.workers or not at_work:
         return LACKS_WORKERS
     return RUNS if held else LACKS_AGGREGATOR
+
+
+def holders_so_far(term: str | None, shard: int) -> int:
+    """Return how many holders a shard has had: its term counts them. Raises CorruptData."""
+    parts = (term or "").split("-")
+    return whole(parts[1], f"the term of shard {shard}") if len(parts) == 3 else 0
 
 
 def _newest_staleness(events: list[Event]) -> dict[str, int]:

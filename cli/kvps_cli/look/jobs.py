@@ -65,6 +65,4 @@ def active_workers(state: State) -> int:
 
 def job_state(job: Job, state: State) -> str:
     """Return what a job is doing, in a few words."""
-    finished = state.finished(job.config)
-    lacks_workers = not finished and (len(state.members) < job.config.workers or is_idle(job))
-    return job_word(finished, lacks_workers, lacks_workers or any(job.holders()))
+    return job_word(state, job.config, not is_idle(job), any(job.holders()))

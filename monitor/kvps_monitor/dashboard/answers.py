@@ -43,9 +43,11 @@ def job_list(store: Store) -> list[dict[str, Any]]:
 
 
 def _summary(job: Job, state: State) -> dict[str, Any]:
-    beats, backlog = job.access.client.together([("ZCARD", job.access.keys.heartbeat), ("XLEN", job.access.keys.inbox)])
-    c, finished = job.config, state.finished(job.config)
-    lacks = len(state.members) < c.workers or not (beats or backlog)
+    keys, c = job.access.keys, job.config
+    leases = [keys.lease(shard) for shard in range(job.layout.shards)]
+    beats, backlog, holders = job.access.client.together(
+        [("ZCARD", keys.heartbeat), ("XLEN", keys.inbox), ("MGET", *leases)]
+    )
     return {
         "job": job.name,
         "task": c.task,
@@ -56,7 +58,7 @@ def _summary(job: Job, state: State) -> dict[str, Any]:
         "version": state.version,
         "contributions": sum(state.clock.values()),
         "model_bytes": job.layout.nbytes,
-        "state": job_word(finished, lacks, finished or lacks or any(job.holders())),
+        "state": job_word(state, c, bool(beats or backlog), any(holders)),
     }
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from kvps.history.events import EventLog
 from kvps.job import Job
 from kvps.parsing import number, whole
-from kvps_monitor.live import job_word
+from kvps_monitor.live import holders_so_far, job_word
 from kvps_monitor.metrics.totals import JobTotals
 from kvps_monitor.spans import Traces
 
@@ -54,10 +54,9 @@ class JobReader:
                 ("MGET", *(keys.term(shard) for shard in shards)),
             ]
         )
-        lacks_workers = len(state.members) < self.job.config.workers or not (beats or backlog)
         active = {name: member.active for name, member in state.members.items()}
         now = JobNow(
-            state=job_word(state.finished(self.job.config), lacks_workers, any(holders)),
+            state=job_word(state, self.job.config, bool(beats or backlog), any(holders)),
             backlog=whole(backlog, "the length of the inbox"),
             held=[bool(holder) for holder in holders],
             active=active,
@@ -75,14 +74,8 @@ class JobReader:
                 totals.add_iterations(name, new)
             for shard, made in versions.items():
                 totals.add_versions(shard, made)
-                totals.shards[shard].takes = max(totals.shards[shard].takes, _holders(terms[shard], shard))
+                totals.shards[shard].takes = max(totals.shards[shard].takes, holders_so_far(terms[shard], shard))
             self.now = now
-
-
-def _holders(term: str | None, shard: int) -> int:
-    """Return how many holders a shard has had: its term counts them."""
-    parts = (term or "").split("-")
-    return whole(parts[1], f"the term of shard {shard}") if len(parts) == 3 else 0
 
 
 def _ages(beats: Sequence[Any], now_s: float, active: Mapping[str, bool]) -> dict[str, float]:

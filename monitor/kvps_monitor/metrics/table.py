@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+from kvps.protocol.phases import SHARD_PHASES, WORKER_PHASES
+
 Type = Literal["counter", "gauge", "histogram"]
 COUNTER: Type = "counter"
 GAUGE: Type = "gauge"
@@ -76,7 +78,7 @@ TABLE = (
         "kvps_worker_phase_seconds_total",
         COUNTER,
         (*_WORKER, "phase"),
-        f"Time that the worker spent in a phase of its iterations (other, wait, fetch, compute, push). {_CAPPED}",
+        f"Time that the worker spent in a phase of its iterations ({', '.join(WORKER_PHASES)}). {_CAPPED}",
     ),
     Spec("kvps_worker_iterations_total", COUNTER, _WORKER, f"Iterations of the worker that were traced. {_CAPPED}"),
     Spec("kvps_worker_pulled_bytes_total", COUNTER, _WORKER, f"Weights that the worker pulled, as encoded. {_CAPPED}"),
@@ -108,7 +110,7 @@ TABLE = (
         "kvps_shard_phase_seconds",
         HISTOGRAM,
         (*_SHARD, "phase"),
-        f"Time that a version of the shard spent in a phase (fetch, reduce, step, store, commit). {_CAPPED}",
+        f"Time that a version of the shard spent in a phase ({', '.join(SHARD_PHASES)}). {_CAPPED}",
     ),
     Spec("kvps_shard_received_bytes_total", COUNTER, _SHARD, f"Contributions that the holder read. {_CAPPED}"),
     Spec("kvps_shard_stored_bytes_total", COUNTER, _SHARD, f"What the holder sent to Redis. {_CAPPED}"),

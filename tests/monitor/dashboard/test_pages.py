@@ -18,6 +18,7 @@ from helpers.harness import aggregating, gradient, model
 
 import kvps
 from kvps.job import Job
+from kvps.protocol.phases import SHARD_PHASES, WORKER_PHASES
 from kvps.store import Store
 
 WORKER = """
@@ -156,6 +157,8 @@ def test_the_timeline_draws_each_lane(store: Store, shown: Dashboard, tab: Any) 
     with aggregating(job), working(store, ["w0", "w1"]):
         page = tab.open(f"{shown.root}/jobs/j")
         page.wait_for_function(COLOURED, arg=3)  # shard 0, w0 and w1
+        entries = page.locator(".legends .legend").evaluate_all("(all) => all.map((each) => each.children.length - 1)")
+        assert entries == [len(WORKER_PHASES) + 1, len(SHARD_PHASES)], "each phase, and silence"
         page.get_by_role("button", name="Pause").click()
         page.get_by_role("button", name="Go on").wait_for()
     tab.said = [line for line in tab.said if "getImageData" not in line]  # this test's own

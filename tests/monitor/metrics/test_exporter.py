@@ -26,10 +26,9 @@ import kvps
 from kvps.errors import ContributionLate
 from kvps.history.events import EventLog
 from kvps.job import Job
+from kvps.protocol.phases import WORKER_PHASES
 from kvps.session.session import Session
 from kvps.store import Store
-
-PHASES = ("other", "wait", "fetch", "compute", "push")
 
 
 def step(session: Session, number: int = 0) -> None:
@@ -82,7 +81,7 @@ def check_traces(scrape: Scrape, job: Job) -> None:
         entries = [fields for _, fields in job.access.client.call("XRANGE", job.access.keys.trace(worker), "-", "+")]
         labels = {"job": job.name, "worker": worker}
         assert scrape.value("kvps_worker_iterations_total", **labels) == len(entries)
-        for phase in PHASES:
+        for phase in WORKER_PHASES:
             seconds = sum(float(fields[f"{phase}_ms"]) for fields in entries) / 1000
             assert scrape.value("kvps_worker_phase_seconds_total", phase=phase, **labels) == pytest.approx(seconds)
         for way in ("pulled", "pushed"):

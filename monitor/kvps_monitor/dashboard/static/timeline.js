@@ -5,7 +5,6 @@ const WINDOW_MS = 10000;
 const LANE = 24; // px
 const MOST_LANES = 14; // visible at once
 const AXIS = 22;
-const PHASES = ["other", "wait", "fetch", "compute", "push", "reduce", "step", "store", "commit"];
 const WORDS = {
   other: "own code",
   wait: "waits for its turn",
@@ -32,12 +31,13 @@ export class Timeline {
     this.space = el("div.space", {}, this.canvas);
     this.view = el("div.lanes", { tabindex: 0, "aria-label": "Lanes of shards and workers" }, this.space);
     this.tip = el("div.tip", { hidden: true });
+    this.legends = el("div.legends", {});
     this.freeze = el("button.quiet", { type: "button", "aria-pressed": "false", onclick: () => this.#toggle() }, "Pause");
     this.node = el(
       "section.card.timeline",
       {},
       el("div.title", {}, el("h2", {}, "Timeline"), el("span.muted", {}, "the last 10 seconds, by the server's clock"), this.freeze),
-      el("div.legends", {}, legend("workers", ["other", "wait", "fetch", "compute", "push", "silent"]), legend("shards", ["fetch", "reduce", "step", "store", "commit"])),
+      this.legends,
       this.view,
       this.tip,
     );
@@ -62,6 +62,9 @@ export class Timeline {
 
   /** Take what is new. Called after each frame. */
   async update() {
+    const { worker, shard } = this.stream.phases;
+    if (worker.length && !this.legends.firstChild)
+      this.legends.append(legend("workers", [...worker, "silent"]), legend("shards", shard));
     const wanted = this.#shown();
     if (!this.visible || this.frozenAt || this.asking || !wanted.count) return;
     this.asking = true;
@@ -104,7 +107,7 @@ export class Timeline {
   }
 
   #colours() {
-    this.colours = Object.fromEntries([...PHASES, "silent"].map((phase) => [phase, css(`--${phase}`)]));
+    this.colours = Object.fromEntries(Object.keys(WORDS).map((phase) => [phase, css(`--${phase}`)]));
     this.ink = { text: css("--ink"), muted: css("--muted"), line: css("--line"), lane: css("--lane") };
     this.#draw();
   }
