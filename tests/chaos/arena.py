@@ -31,9 +31,14 @@ def share_of(mode: int, faults: int) -> int:
     return faults // len(MODES) + (mode < faults % len(MODES))
 
 
-def shared_out(faults: int) -> Iterator[tuple[str, int, int]]:
-    """Yield each mode that gets any of this many faults, with its staleness and its share of them."""
-    for number, (mode, staleness) in enumerate(MODES.items()):
+def shared_out(faults: int, first: int) -> Iterator[tuple[str, int, int]]:
+    """Yield each mode that gets any of this many faults, with its staleness and its share of them.
+
+    `first`, as a seed, says which mode comes first: with few faults, runs with other seeds have other modes.
+    """
+    modes = list(MODES.items())
+    for number in range(len(modes)):
+        mode, staleness = modes[(first + number) % len(modes)]
         if share := share_of(number, faults):
             yield mode, staleness, share
 

@@ -3,6 +3,7 @@ that was acknowledged may be lost."""
 
 from __future__ import annotations
 
+import itertools
 import signal
 import time
 from collections.abc import Callable
@@ -56,17 +57,18 @@ def _train(
 ) -> None:
     """In each mode train a job on a cluster of its own, under its share of the faults, to its end, and judge it.
 
-    fault  causes the fault of this number, and waits until the job goes on
+    fault  causes the fault of this number, over all modes, and waits until the job goes on
     lost   returns the acknowledged contributions that an ended job may have lost
     """
-    for mode, staleness, share in shared_out(faults):
+    numbers = itertools.count()
+    for mode, staleness, share in shared_out(faults, arena.seed):
         with running_cluster() as cluster, Store(open_client(cluster.url)) as store:
             job = arena.job(store, staleness=staleness, shards=shards, **PATIENT | settings)
             with arena.crew(job) as crew:
                 training = Training(cluster, job, crew)
                 crew.start_all(3, shards, log=True)
                 crew.until(lambda j=job: j.state().version > 3)
-                for number in range(share):
+                for number in itertools.islice(numbers, share):
                     fault(training, number)
                 crew.finish()
                 result.verdict.add(arena.judge(store, crew, lost(training)))

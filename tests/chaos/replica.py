@@ -21,7 +21,7 @@ def replicas_are_promoted(arena: Arena, promotions: int = 20, lag_s: float = 0.3
     """Cut the link to the replica, let the primary run for a moment, kill it, and promote the replica."""
     result = Result("replica", "a lagging replica promoted", arena.seed, needed=promotions)
     rolled_back = 0
-    for mode, staleness, share in shared_out(promotions):
+    for mode, staleness, share in shared_out(promotions, arena.seed):
         door = free_port()
         with ExitStack() as servers, Store(Client(f"redis://127.0.0.1:{door}")) as store:
             primary = _Server(arena.processes, servers)

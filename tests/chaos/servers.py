@@ -41,7 +41,7 @@ def redis_is_killed(arena: Arena, kills: int = 40, pause_s: float = 0.4, **setti
         with ExitStack() as stack:
             server = stack.enter_context(MortalServer(stack.enter_context(private_directory()), fsync=fsync))
             store = stack.enter_context(Store(Client(server.url)))
-            for mode, staleness, share in shared_out(kills // 2):
+            for mode, staleness, share in shared_out(kills // 2, arena.seed):
                 job = arena.job(store, staleness=staleness, **PATIENT | settings)
                 losses = Losses(job, synced=not cuts)
                 with arena.crew(job, at_once=True) as crew:

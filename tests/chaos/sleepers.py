@@ -139,7 +139,7 @@ def workers_sleep(arena: Arena, sleeps: int = 24, mutants: tuple[str, ...] = ())
     """Put a worker to sleep between pull and push while another takes its id; wake it: its push must be refused."""
     result = Result("impostors", "a worker asleep while another took its id", arena.seed, needed=sleeps)
     with arena.server() as store:
-        for mode, staleness, naps in shared_out(sleeps):
+        for mode, staleness, naps in shared_out(sleeps, arena.seed):
             job = arena.job(store, staleness=staleness, workers=2, worker_timeout_ms=60_000)
             with arena.crew(job, mutants=mutants) as crew:
                 crew.start_all(1, 2)

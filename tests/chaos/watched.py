@@ -28,9 +28,9 @@ def sentinels_fail_over(arena: Arena, kills: int = 40) -> Result:
     result = Result("sentinel", "masters that Sentinels watch killed", arena.seed, needed=kills)
     times: dict[str, list[float]] = {"replicated": [], "memory": []}
     rolled_back = 0
-    for durability, found in times.items():
+    for number, (durability, found) in enumerate(times.items()):
         half = kills // 2 + (kills % 2 if durability == "replicated" else 0)
-        for mode, staleness, share in shared_out(half):
+        for mode, staleness, share in shared_out(half, arena.seed + number):
             with watched_servers(*_IN_FILES) as watched, Store(Client(watched.url)) as store:
                 job = arena.job(store, staleness=staleness, durability=durability, **PATIENT)
                 losses = Losses(job)
