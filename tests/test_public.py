@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
@@ -30,8 +31,15 @@ LOWER = {"connect", "from_env", "local", "open_device", "partition", "schedules"
 def test_the_public_names() -> None:
     """A literal list: whoever changes it changes what others build on."""
     assert sorted(kvps.__all__) == PUBLIC.split()
-    assert {n for n in vars(kvps) if n[0].isupper()} | LOWER == set(kvps.__all__)
     assert all(getattr(kvps, name).__doc__ for name in kvps.__all__)
+    assert {n for n in dir(kvps) if n[0].isupper()} - {"Any", "TYPE_CHECKING"} | LOWER == set(kvps.__all__)
+
+
+def test_an_editor_sees_the_names_that_are_imported_at_their_first_use() -> None:
+    tree = ast.parse(Path(kvps.__file__).read_text())
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    seen = {name.name: node.module for node in block.body if isinstance(node, ast.ImportFrom) for name in node.names}
+    assert seen == kvps._HOME_OF
 
 
 def test_import_kvps_loads_nothing_that_only_parts_need() -> None:

@@ -185,7 +185,7 @@ class Supervisor:
             ended = [child for child in self.children.values() if child.code is not None]
             done = dict[str, list[str]]()
             if job := self.job:  # looked up after the ends: a quick child may have made the job and finished
-                done = bury(job, {child.mark for child in ended})
+                done = release_dead(job, {child.mark for child in ended})
                 state = job.state()
                 for child in ended:
                     child.finished = _has_finished(child.name, state, job.config)
@@ -268,7 +268,7 @@ def _mark(holder: str) -> str:
     return holder.rpartition(":")[0]
 
 
-def bury(job: Job, dead: set[str]) -> dict[str, list[str]]:
+def release_dead(job: Job, dead: set[str]) -> dict[str, list[str]]:
     """Evict the workers of dead processes and end their leases, so that the job need not wait for a timeout.
 
     `dead` holds marks. Return mark -> what was done.

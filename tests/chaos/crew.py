@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kvps_cli.supervise import bury
+from kvps_cli.supervise import release_dead
 
 from chaos import points
 from chaos.processes import Processes
@@ -153,7 +153,7 @@ class Crew:
             else:
                 raise RuntimeError(f"{child.name} failed:\n{self.processes.log.read_text()[-3000:]}")
         if killed and self.at_once:
-            bury(self.job, {child.mark for child in killed})
+            release_dead(self.job, {child.mark for child in killed})
         for child in killed:
             self._fork(child)
 
