@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 import threading
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,10 +26,6 @@ from kvps.store import Store
 pytestmark = pytest.mark.usefixtures("forked")
 
 SLOW_LEASE = {"lease_ms": 60_000, "worker_timeout_ms": 60_000}
-
-
-def _units(job: Job) -> Counter[int | None]:
-    return Counter(c.unit for commit in job.log() for c in commit.plan.contributions)
 
 
 @pytest.mark.slow
