@@ -22,8 +22,8 @@ MOST_NAMES = 1 << 16
 class ParameterGroup:
     """Parameters with settings of their own: ``ParameterGroup(["*.bias", "norm.*"], weight_decay=0.0)``.
 
-    `names` are names of parameters, or patterns of them with ``*``, ``?`` and ``[...]`` as in a shell. What is the name
-    of a parameter stands for this one alone. A setting that a group does not have is the optimizer's.
+    `names` are names of parameters, or patterns of them with ``*``, ``?`` and ``[...]`` as in a shell. A name that
+    is a parameter's stands for that parameter alone. A setting that a group does not have is the optimizer's.
     """
 
     names: tuple[str, ...]
@@ -32,12 +32,12 @@ class ParameterGroup:
     def __init__(self, names: str | Iterable[str], /, **settings: float | Schedule) -> None:
         """Raises InvalidSetting for names that are none."""
         require(isinstance(names, Iterable), f"a parameter group has names of parameters, not {shown(names)}")
-        found = (names,) if isinstance(names, str) else tuple(names)
-        require(0 < len(found) <= MOST_NAMES, f"a parameter group has 1 to {MOST_NAMES} names, not {len(found)}")
-        for name in found:
+        patterns = (names,) if isinstance(names, str) else tuple(names)
+        require(0 < len(patterns) <= MOST_NAMES, f"a parameter group has 1 to {MOST_NAMES} names, not {len(patterns)}")
+        for name in patterns:
             fits = isinstance(name, str) and 0 < len(name) <= MOST_TEXT and name.isprintable()
             require(fits, f"a name in a parameter group must be printable text of 1 to {MOST_TEXT} characters")
-        object.__setattr__(self, "names", found)
+        object.__setattr__(self, "names", patterns)
         object.__setattr__(self, "settings", tuple(settings.items()))
 
     def matching(self, parameters: Collection[str]) -> Iterable[str]:
@@ -107,10 +107,10 @@ class Optimizer(Setting):
     def of_each(self, parameters: Sequence[str]) -> list[Optimizer]:
         """Return the settings of each of the parameters: those of its group, or this optimizer's."""
         names = dict.fromkeys(parameters)
-        found: dict[str, Optimizer] = {}
+        own: dict[str, Optimizer] = {}
         for group, settings in zip(reversed(self.groups), reversed(self._of_groups), strict=True):
-            found |= dict.fromkeys(group.matching(names), settings)
-        return [found.get(name, self) for name in parameters]
+            own |= dict.fromkeys(group.matching(names), settings)
+        return [own.get(name, self) for name in parameters]
 
     def check_groups(self, parameters: Collection[str]) -> None:
         """Raise InvalidSetting for a name or a pattern in a group that matches no parameter."""
