@@ -44,7 +44,7 @@ _REPLICATION_ID = re.compile(r"^master_replid:(\w+)", re.MULTILINE)
 Progress = Callable[[], None]
 
 
-class Part(NamedTuple):
+class SlotItems(NamedTuple):
     """Keys of one slot with their buffers, and their mark: the key that was stored last; "" if each has its name for
     the first time, so that no other bytes can be there."""
 
@@ -76,19 +76,19 @@ class ReplicaReader:
         self._asked_at = -math.inf
         self._lock = threading.Lock()
 
-    def read(self, parts: Sequence[Part], progress: Progress = lambda: None) -> list[tuple[str, memoryview]]:
-        """GET the keys of each part from a replica into their buffers, and call `progress` after each.
+    def read(self, slots: Sequence[SlotItems], progress: Progress = lambda: None) -> list[tuple[str, memoryview]]:
+        """GET the keys of each slot from a replica into their buffers, and call `progress` after each.
 
         Return the items that have to be read from the master. Raises what the client raises when it is asked which
         replicas there are.
         """
-        by_replica: dict[Address, list[Part]] = {}
-        left: list[Part] = []
-        for part in parts:
-            replica = self._replica_of(part)
-            (by_replica.setdefault(replica, []) if replica else left).append(part)
+        by_replica: dict[Address, list[SlotItems]] = {}
+        left: list[SlotItems] = []
+        for slot in slots:
+            replica = self._replica_of(slot)
+            (by_replica.setdefault(replica, []) if replica else left).append(slot)
 
-        def missed(replica: Address) -> list[Part]:
+        def missed(replica: Address) -> list[SlotItems]:
             mine = by_replica[replica]
             return [] if self._has_read(replica, mine, progress) else mine
 
@@ -97,7 +97,7 @@ class ReplicaReader:
                 found = list(threads.map(missed, by_replica))
         else:
             found = [missed(replica) for replica in by_replica]
-        return [item for part in sum(found, left) for item in part.items]
+        return [item for slot in sum(found, left) for item in slot.items]
 
     def close(self) -> None:
         """Close all connections."""
@@ -106,9 +106,9 @@ class ReplicaReader:
 
     # -- the choice -------------------------------------------------------------------------------------------
 
-    def _replica_of(self, part: Part) -> Address | None:
-        """Return the replica that this process reads a part from; None if there is none, or all are passed over."""
-        found = self._replicas().range_of(slot_of(part.items[0][0]))
+    def _replica_of(self, slot: SlotItems) -> Address | None:
+        """Return the replica that this process reads a slot from; None if there is none, or all are passed over."""
+        found = self._replicas().range_of(slot_of(slot.items[0][0]))
         now = time.monotonic()
         usable = [r for r in found.replicas if self._passed_over.get(r, 0.0) <= now] if found else []
         return min(usable, key=lambda replica: hash((self._seed, replica)), default=None)
@@ -143,10 +143,10 @@ class ReplicaReader:
 
     # -- one replica ------------------------------------------------------------------------------------------
 
-    def _has_read(self, replica: Address, parts: Sequence[Part], progress: Progress) -> bool:
-        """Read all items of these parts, and return True; False if the replica does not have them now."""
+    def _has_read(self, replica: Address, slots: Sequence[SlotItems], progress: Progress) -> bool:
+        """Read all items of these slots, and return True; False if the replica does not have them now."""
         try:
-            self._read(replica, parts, progress)
+            self._read(replica, slots, progress)
         except ChunkGone:  # it was freed, as it is on the master by now: that is no fault of the replica
             return False
         except (RedisError, ValueError) as error:  # ValueError: another thread has closed the connection
@@ -156,10 +156,10 @@ class ReplicaReader:
             self._warned.discard(replica)
         return True
 
-    def _read(self, replica: Address, parts: Sequence[Part], progress: Progress) -> None:
-        items = [item for part in parts for item in part.items]
+    def _read(self, replica: Address, slots: Sequence[SlotItems], progress: Progress) -> None:
+        items = [item for slot in slots for item in slot.items]
         with self._pool(replica).using() as connection:
-            begun = self._await([part.mark for part in parts if part.mark], connection)
+            begun = self._await([slot.mark for slot in slots if slot.mark], connection)
             for _ in connection.getting(items):
                 progress()
             if _replication_id(_granted(connection, [_INFO])[0]) != begun:

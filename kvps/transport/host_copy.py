@@ -6,14 +6,15 @@ process that finds no copy it can use takes the lock, reads the newest version f
     <runtime directory>/copies/<job's id>    mode 0600, locked by the process that reads Redis; holds one `_Note`
 
 The kernel drops the lock of a dead process, so another takes over at once. A process that has the lock and makes no
-progress, because it was stopped, holds up nobody: the others read Redis themselves, as if there were no copies.
+progress, because it was stopped, holds up no other: the others read Redis themselves, as if there were no copies.
 
 A copy does not change while it is noted or in use. Its maker writes the memory anew, because fresh memory costs the
 kernel ten times the copy into it; but only memory that is not noted any more, under its exclusive lock. A reader holds
 the shared lock, and checks once it has the lock that the note is still the one that it came for.
 
-Workers need one version each, and soon. Who reads a version for others has locked the byte of its names in the file, so
-nobody waits for the read of another one. Byte 0 is shared by all who want versions: who is alone makes no copy.
+Workers need one version each, and soon. A process that reads a version for others has locked the byte of its names in
+the file, so no process waits for the read of another version. Byte 0 is shared by all processes that want versions: one
+that is alone makes no copy.
 """
 
 from __future__ import annotations
@@ -46,10 +47,10 @@ _AVAILABLE = hasattr(os, "memfd_create")  # Linux
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW if _AVAILABLE else 0
 _MEMORIES = 3  # that a process keeps: the noted one, one that readers still have, and the next
 _STUCK_S = 2.0  # without a chunk: then its process is stopped, or its link is too slow to wait for
-_PAUSES_S = (0.002, 0.003, 0.005, 0.007, 0.01, 0.015, 0.02, 0.03, *[0.05] * 20)  # between two looks at the note
+_PAUSES_S = (0.002, 0.003, 0.005, 0.007, 0.01, 0.015, 0.02, 0.03, *[0.05] * 20)  # between two reads of the note
 _REST, _MOST_REST_S = 3, 1.0  # after a read of Redis there is none for three times as long as it took
-_LOOK_S = 0.002  # between two looks of one who waits for a certain version
-_NEVER = 1 << 63  # no copy is taken for its age
+_POLL_S = 0.002  # between two reads of the note by a process that waits for a certain version
+_ANY_AGE_IS_OLD = 1 << 63  # no copy is taken for its age
 _LEAD_S = 0.03  # by which the last maker, whose memory is not fresh, comes before the others
 _MOST_NOTE = 1 << 17
 _NOTE = re.compile(rb"([0-9]{1,10}) ([0-9]{1,10}) ([0-9a-f]{16}) ([0-9]{1,19}) ([0-9]{1,19}) ([0-9]{1,19}) ([!-~]*)\n")
@@ -63,8 +64,8 @@ class _Note(NamedTuple):
 
     pid, fd  the process that keeps the copy open, and its descriptor
     nonce    a part of the memory's name, by which a process knows that it has opened what is meant
-    looked   when its maker asked which version is the newest: nanoseconds of this host's monotonic clock
-    rest     until when, by the same clock, nobody reads Redis again: workers come first
+    asked   when its maker asked which version is the newest: nanoseconds of this host's monotonic clock
+    rest     until when, by the same clock, no reader reads Redis again: workers come first
     version  the version
     name     the staged names of that version; "" if its maker does not know them
     """
@@ -72,7 +73,7 @@ class _Note(NamedTuple):
     pid: int
     fd: int
     nonce: str
-    looked: int
+    asked: int
     rest: int
     version: int
     name: str
@@ -80,10 +81,10 @@ class _Note(NamedTuple):
     @classmethod
     def read(cls, file: int) -> _Note | None:
         """Return the note in the file; None if there is none, or only half of one yet."""
-        if not (found := _NOTE.fullmatch(os.pread(file, _MOST_NOTE, 0))):
+        if not (match := _NOTE.fullmatch(os.pread(file, _MOST_NOTE, 0))):
             return None
-        pid, fd, nonce, looked, rest, version, name = (word.decode() for word in found.groups())
-        return cls(int(pid), int(fd), nonce, int(looked), int(rest), int(version), name)
+        pid, fd, nonce, asked, rest, version, name = (word.decode() for word in match.groups())
+        return cls(int(pid), int(fd), nonce, int(asked), int(rest), int(version), name)
 
     def write(self, file: int) -> None:
         os.ftruncate(file, 0)
@@ -130,8 +131,8 @@ class HostCopy:
                 with opened(path) as file:
                     for pause_s in _PAUSES_S:
                         note = _Note.read(file)
-                        if found := self._noted(file, note, name, since):
-                            return found
+                        if copy := self._noted(file, note, name, since):
+                            return copy
                         rest_s = note.rest_s if note else 0.0
                         if not rest_s and locked(file, path):
                             note = _Note.read(file)
@@ -142,29 +143,29 @@ class HostCopy:
         return None
 
     def exactly(self, name: str, read: Read) -> tuple[int, Array] | None:
-        """Return the version with the staged names `name` and its weights, as `newest` does; but nobody rests, and
-        nobody waits for a read of another version. None also if nobody else is here, see `enter`, or if the kernel lets
+        """Return the version with the staged names `name` and its weights, as `newest` does; but no process rests, or
+        waits for a read of another version. None also if no other process is here, see `enter`, or if the kernel lets
         this process not open what another has read.
 
-        Who waited and got no copy reads Redis itself: nobody waits longer than one read takes.
+        A process that waited in vain reads Redis itself, so none waits longer than one read takes.
         """
         if not self.enter() or (path := self._place()) is None:
             return None
         with suppress(OSError), opened(path) as file:
             waited = False
             while True:
-                if found := self._noted(file, _Note.read(file), name, _NEVER):
-                    return found
+                if copy := self._noted(file, _Note.read(file), name, _ANY_AGE_IS_OLD):
+                    return copy
                 if take_byte(file, byte_of(name)):
                     note = _Note.read(file)  # it may have been written before the byte was locked
-                    if found := self._noted(file, note, name, _NEVER):
-                        return found
+                    if copy := self._noted(file, note, name, _ANY_AGE_IS_OLD):
+                        return copy
                     if waited or not locked(file, path):
                         return None
                     return self._made(file, path, note, read, 0)
                 if waited and untouched_s(file) > _STUCK_S:
                     return None
-                time.sleep(_LOOK_S)
+                time.sleep(_POLL_S)
                 waited = True
         return None
 
@@ -194,7 +195,7 @@ class HostCopy:
 
     def _noted(self, file: int, note: _Note | None, name: str, since: int) -> tuple[int, Array] | None:
         """Return the version and weights of the note, if they are what is asked for and can be opened."""
-        if not note or not (note.name == name or note.looked >= since):
+        if not note or not (note.name == name or note.asked >= since):
             return None
         flat = self._mapped(file, note)
         return None if flat is None else (note.version, flat)
@@ -207,7 +208,7 @@ class HostCopy:
             fd = os.open(f"/proc/{note.pid}/fd/{note.fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
         except OSError as error:  # its process has ended, or is in another container
             if isinstance(error, PermissionError):
-                self._blind, self._member = True, None  # nobody makes copies for this process in vain
+                self._blind, self._member = True, None  # no process makes copies for this one in vain
             return None
         try:
             if not self._is_copy(fd, note.nonce):
@@ -228,10 +229,10 @@ class HostCopy:
 
     def _is_copy(self, fd: int, nonce: str) -> bool:
         """Return whether `fd` is memory of this user's with this nonce, which no process can cut."""
-        found = os.fstat(fd)
+        status = os.fstat(fd)
         return (
-            stat.S_ISREG(found.st_mode)
-            and (found.st_uid, found.st_size) == (os.geteuid(), self._nbytes)
+            stat.S_ISREG(status.st_mode)
+            and (status.st_uid, status.st_size) == (os.geteuid(), self._nbytes)
             and os.readlink(f"/proc/self/fd/{fd}") == f"/memfd:{_memory_name(self._id, nonce)} (deleted)"
             and fcntl.fcntl(fd, fcntl.F_GET_SEALS) == _SEALS
         )
@@ -245,12 +246,12 @@ class HostCopy:
             self._memories.remove(memory)
         else:
             memory = _Memory(self._id, self._nbytes)
-        looked = time.monotonic_ns()
+        asked = time.monotonic_ns()
         version, name = read(memory.flat, lambda: os.utime(file))
         memory.unlock()
         now = time.monotonic_ns()
-        until = now + min(rest * (now - looked), round(_MOST_REST_S * 1e9))
-        note = _Note(os.getpid(), memory.fd, memory.nonce, looked, until, version, name)
+        until = now + min(rest * (now - asked), round(_MOST_REST_S * 1e9))
+        note = _Note(os.getpid(), memory.fd, memory.nonce, asked, until, version, name)
         note.write(file)
         self.reads += 1
         self._memories[:] = [*self._memories[1 - _MEMORIES :], memory]

@@ -42,22 +42,22 @@ class HostPull:
         own: list[Weights] = []  # what this worker has read for all
 
         def read(shared: Array, progress: Progress) -> tuple[int, str]:
-            def copied(start: int, values: Array) -> None:
+            def arrived(start: int, values: Array) -> None:
                 shared[start : start + values.size] = values
                 progress()
                 if request.arrived:
                     request.arrived(start, values)
 
-            own.append(self._reader.read(request._replace(arrived=copied)))
+            own.append(self._reader.read(request._replace(arrived=arrived)))
             return own[0].version, ",".join(own[0].names)
 
         copy = None if request.part else self._copy  # `close` may come meanwhile
-        found = copy.exactly(",".join(request.state.names), read) if copy else None
+        copied = copy.exactly(",".join(request.state.names), read) if copy else None
         if own:
             return own[0]
-        if not found:
+        if not copied:
             return self._reader.read(request)
-        version, shared = found
+        version, shared = copied
         self._take(shared, request)
         return Weights(version, request.state.names, request.into)
 

@@ -45,8 +45,8 @@ def _unlock(file: int) -> None:
 
 def _open(path: Path) -> int:
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
-    found = os.fstat(file)
-    if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid():
+    status = os.fstat(file)
+    if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid():
         return file
     os.close(file)
     raise PermissionError(f"{path} is not a file of this user's")
@@ -85,7 +85,7 @@ def _lock_byte(file: int, byte: int, kind: int) -> bool:
 
 
 class Member:
-    """One of those on this host who want certain versions, as long as this object is there."""
+    """A process of this host that wants certain versions, as long as this object is there."""
 
     _BYTE = 0
 

@@ -75,10 +75,10 @@ class Memory:
 
 def place_of(root: Path) -> str:
     try:
-        found = root.stat()
+        status = root.stat()
     except OSError:
         return ""
-    return f"{found.st_dev}.{found.st_ino}"
+    return f"{status.st_dev}.{status.st_ino}"
 
 
 def _identity(root: Path) -> str:
@@ -88,16 +88,16 @@ def _identity(root: Path) -> str:
     except OSError:
         return ""
     with open(fd, "rb") as file:
-        found = file.read(64).decode("ascii", "replace") if os.fstat(fd).st_uid == os.getuid() else ""
-    return found if _NONCE.fullmatch(found) else ""
+        nonce = file.read(64).decode("ascii", "replace") if os.fstat(fd).st_uid == os.getuid() else ""
+    return nonce if _NONCE.fullmatch(nonce) else ""
 
 
 def identify(root: Path, nonce: str) -> str:
     """Return the nonce of this user's memory at `root`. If it has none, give it this one, or a fresh one."""
     folder = root / f"kvps-{os.getuid()}"
     private_directory(folder)
-    if found := _identity(root):
-        return found
+    if present := _identity(root):
+        return present
     fresh = folder / f".{_IDENTITY}.{secrets.token_hex(4)}"
     try:
         with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "w") as file:
@@ -108,6 +108,6 @@ def identify(root: Path, nonce: str) -> str:
         raise ServerFull(f"{folder} cannot be written ({error.strerror}): make room, or choose 'redis'") from None
     finally:
         fresh.unlink(missing_ok=True)
-    if found := _identity(root):
-        return found
+    if present := _identity(root):
+        return present
     raise ServerUnfit(f"{folder / _IDENTITY} is not a file that kvps wrote: delete it")

@@ -51,8 +51,8 @@ def available() -> bool:
 
 def free_bytes() -> int:
     """Return how many bytes of shared memory are left."""
-    found = os.statvfs(ROOT)
-    return found.f_bavail * found.f_frsize
+    status = os.statvfs(ROOT)
+    return status.f_bavail * status.f_frsize
 
 
 class SharedMemoryLost(KvpsError):
@@ -255,11 +255,11 @@ class Segments:
     def _is_ours(self) -> bool | None:
         """Return whether the directory is this user's alone; None if it does not exist."""
         with suppress(OSError):
-            found = os.stat(self._folder, follow_symlinks=False)
-            if (found.st_dev, found.st_ino, found.st_mode, found.st_uid) == self._ours:
+            status = os.stat(self._folder, follow_symlinks=False)
+            if (status.st_dev, status.st_ino, status.st_mode, status.st_uid) == self._ours:
                 return True  # asked in every round; nobody else can have changed the directories above it since
             ours = is_private_below(self._root, self.folder)
-            self._ours = (found.st_dev, found.st_ino, found.st_mode, found.st_uid) if ours else None
+            self._ours = (status.st_dev, status.st_ino, status.st_mode, status.st_uid) if ours else None
             return ours
         return is_private_below(self._root, self.folder)
 
@@ -372,12 +372,12 @@ class _File:
             if isinstance(error, FileNotFoundError):
                 raise
             raise ServerUnfit(f"{path} cannot be opened ({error.strerror}): delete it") from None
-        found = os.fstat(self._fd)
-        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+        status = os.fstat(self._fd)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
             raise ServerUnfit(f"{path} is not a file of yours: delete it")
-        if found.st_size != nbytes:
-            raise _wrong_size(os.path.basename(path), found.st_size, nbytes)
-        self.inode = found.st_ino
+        if status.st_size != nbytes:
+            raise _wrong_size(os.path.basename(path), status.st_size, nbytes)
+        self.inode = status.st_ino
         self.data: Bytes = np.frombuffer(mmap.mmap(self._fd, nbytes, _MAP, mmap.PROT_READ), np.uint8)
         self._readers = 0
         self._lock = threading.Lock()

@@ -137,12 +137,12 @@ class ShmUpload:
 
     def _copied(self, data: Bytes, number: int, value: Buffers) -> memoryview:
         end = self._ends[number]
-        at = start = end - sum(piece.nbytes for piece in value)
+        begin = start = end - sum(piece.nbytes for piece in value)
         for piece in value:
-            source, target = np.frombuffer(piece, np.uint8), data[at : at + piece.nbytes]
+            source, target = np.frombuffer(piece, np.uint8), data[begin : begin + piece.nbytes]
             if source.ctypes.data != target.ctypes.data:  # else it was computed in place
                 np.copyto(target, source)
-            at += piece.nbytes
+            begin += piece.nbytes
         return data[start:end].data
 
     def end(self) -> bool:

@@ -69,7 +69,7 @@ class StateReader:
         ]
 
     def _round_state(self, worker: str, replies: Sequence[Any]) -> RoundState:
-        self._check_found(replies[0])
+        self._check_there(replies[0])
         return RoundState.of(worker, self._layout.shards, *replies)
 
     def _state(self, *before: Command) -> State:
@@ -77,10 +77,10 @@ class StateReader:
         hashes = [("HGETALL", key) for key in (k.version, k.clock, k.skip, k.workers, k.units)]
         newest = ("XREVRANGE", k.commits, "+", "-", "COUNT", 1)
         replies = self._client.together([*before, *hashes, newest])[len(before) :]
-        self._check_found(replies[0])
+        self._check_there(replies[0])
         return State.of(self._layout.shards, *replies)
 
-    def _check_found(self, version: Mapping[str, str]) -> None:
+    def _check_there(self, version: Mapping[str, str]) -> None:
         """Raise JobNotFound unless the job exists and has the id that is meant."""
         if not version:
             raise job_not_found(self._keys.job)

@@ -66,20 +66,20 @@ class StoredView:
 
         Raises ChunkGone, CorruptData.
         """
-        begun, sent, parts = [], [], []
+        begun, sent, targets = [], [], []
         for (shard, name), first in zip(names.items(), self.begins(names), strict=True):
             links = chain(name, first)
             for c in self._layout.chunks[shard]:
-                part = flat[c.start - low : c.stop - low]
-                begun.append((self._keys.state(shard, VIEW, links[0], c.number), view(part)))
+                values = flat[c.start - low : c.stop - low]
+                begun.append((self._keys.state(shard, VIEW, links[0], c.number), view(values)))
                 for link in links[1:]:
-                    parts.append((part, np.empty(self._format.nbytes(part.size), np.uint8)))
-                    sent.append((self._keys.pulled(shard, link, c.number), parts[-1][1].data))
+                    targets.append((values, np.empty(self._format.nbytes(values.size), np.uint8)))
+                    sent.append((self._keys.pulled(shard, link, c.number), targets[-1][1].data))
         self._client.get(begun)
         scratch: Array = np.empty(min(flat.size, CHUNK_ITEMS), DTYPE)
         try:
-            for (part, data), _ in zip(parts, self._client.getting(sent), strict=True):
-                follow(self._format, data, part, part, scratch[: part.size])
+            for (values, difference), _ in zip(targets, self._client.getting(sent), strict=True):
+                follow(self._format, difference, values, values, scratch[: values.size])
         except ValueError as error:
             raise damaged(self._keys, error) from None
 

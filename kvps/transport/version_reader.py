@@ -16,7 +16,7 @@ from kvps.arrays.digest import shard_digests
 from kvps.arrays.formats import FP32, Bytes, Format, format_of
 from kvps.arrays.layout import DTYPE, Array, Chunk
 from kvps.arrays.weight_view import VIEW
-from kvps.connection.replica_reader import Part
+from kvps.connection.replica_reader import SlotItems
 from kvps.connection.sockets import ChunkGone
 from kvps.errors import CorruptData
 from kvps.protocol.job_state import AnyState, RoundState, State, digests_in
@@ -183,19 +183,18 @@ class VersionReader(StateReader):
             return self.fetch(state, flat, arrived=lambda *_: progress())[:2]
 
         def read(names: tuple[str, ...]) -> None:
-            items = replicas.read(self._parts(names, flat), progress)
+            items = replicas.read(self._by_shard(names, flat), progress)
             for _ in self._client.getting(items):
                 progress()
 
         return self._until_whole(state, read)
 
-    def _parts(self, names: Sequence[str], flat: Array) -> list[Part]:
+    def _by_shard(self, names: Sequence[str], flat: Array) -> list[SlotItems]:
         """Return what to read of each shard. Its manifest is stored last; version 0 has none, and its names are new."""
         gets = iter(self._gets(names, flat))
         marks = [self._keys.manifest(i, name) if int(name.partition(".")[0]) else "" for i, name in enumerate(names)]
-        return [
-            Part(mark, list(islice(gets, len(chunks)))) for mark, chunks in zip(marks, self._layout.chunks, strict=True)
-        ]
+        shards = zip(marks, self._layout.chunks, strict=True)
+        return [SlotItems(mark, list(islice(gets, len(chunks)))) for mark, chunks in shards]
 
     def whole(self, state: State) -> tuple[Array, dict[str, Array]]:
         """Read the weights of exactly this version, and its optimizer state (slot name -> array); all (size,) float32.

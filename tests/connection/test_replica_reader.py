@@ -24,7 +24,7 @@ from kvps_cli.serve.acl import url_for
 
 import kvps
 from kvps.connection.client import Client
-from kvps.connection.replica_reader import Part, ReplicaReader
+from kvps.connection.replica_reader import ReplicaReader, SlotItems
 from kvps.job import Job
 from kvps.protocol import acl
 from kvps.protocol.keys import following
@@ -228,7 +228,7 @@ def late() -> Iterator[tuple[ReplicaReader, Client, redis.Redis, redis.Redis]]:
             assert master.wait(1, 10_000) == 1
             reader = ReplicaReader(client)
             target = bytearray(4)
-            assert reader.read([Part("m:old", [("new", memoryview(target))])]) == []
+            assert reader.read([SlotItems("m:old", [("new", memoryview(target))])]) == []
             assert target == b"dead"
             replica.replicaof("NO", "ONE")
             yield reader, client, master, replica
@@ -240,7 +240,7 @@ def test_bytes_without_their_mark_are_left_to_the_master(late: tuple[ReplicaRead
     master.set("new", b"next")
     master.set("m:new", b"1")
     items = [("new", memoryview(bytearray(4)))]
-    assert reader.read([Part("m:new", items)]) == items
+    assert reader.read([SlotItems("m:new", items)]) == items
 
 
 def test_dead_bytes_under_the_names_of_the_next_version_are_not_read(servers: Replicated) -> None:
@@ -263,7 +263,7 @@ def test_a_mark_that_comes_soon_is_awaited(late: tuple[ReplicaReader, Any, Any, 
     target = bytearray(4)
     with replica.pipeline() as pipe:
         pipe.set("new", b"next").set("m:new", b"1").execute()
-    assert reader.read([Part("m:new", [("new", memoryview(target))])]) == []
+    assert reader.read([SlotItems("m:new", [("new", memoryview(target))])]) == []
     assert target == b"next"
 
 
@@ -276,7 +276,7 @@ def test_another_history_meanwhile_does_not_count(late: tuple[ReplicaReader, Any
         replica.replicaof("127.0.0.1", 1)
         replica.replicaof("NO", "ONE")
 
-    assert reader.read([Part("m:new", items)], promoted) == items
+    assert reader.read([SlotItems("m:new", items)], promoted) == items
 
 
 # -- bad input ----------------------------------------------------------------------------------------------------

@@ -1,0 +1,33 @@
+"""Shared memory, as tests look at it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from helpers.internals import segments_of
+from helpers.waiting import eventually
+
+from kvps.job import Job
+from kvps.transport import shared_memory
+
+OVER_SHM: dict[str, Any] = {"worker_timeout_ms": 60_000, "transport": "shm"}
+LARGE = {"x": np.zeros(600_000, np.float32)}
+
+
+def segments_folder(url: str) -> Path:
+    return shared_memory.folder_of(url)
+
+
+def segment_names(job: Job, kind: str = "") -> list[str]:
+    assert segments_of(job)
+    return [name for name in segments_of(job).names() if name.startswith(kind)]
+
+
+def committed(job: Job, version: int) -> bool:
+    return eventually(lambda: job.state().version == version)
+
+
+def bits(job: Job) -> dict[str, bytes]:
+    return {name: array.tobytes() for name, array in job.snapshot()[1].items()}

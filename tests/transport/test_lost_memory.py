@@ -1,0 +1,316 @@
+"""Shared memory that is lost, full or left by the dead: what a job goes on from, and what it says."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from helpers.faults import MortalServer
+from helpers.harness import (
+    abandoned,
+    aggregating,
+    check_chain,
+    gradient,
+    model,
+    plain_loop,
+    work,
+    work_on,
+)
+from helpers.internals import abandon, segments_of
+from helpers.servers import private_directory
+from helpers.shared_memory import OVER_SHM, bits, committed
+from helpers.waiting import eventually
+from kvps_aggregator import Aggregator, Outcome, serve
+
+import kvps
+from kvps.job import Job
+from kvps.store import Store
+from kvps.transport import shared_memory
+
+
+def _serve(store: Store) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "kvps", "aggregator", "start", "--job", "job"],
+        env=os.environ | {"KVPS_REDIS_URL": store.url},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("forked")
+def test_a_standby_goes_on_in_the_memory_of_a_killed_holder(store: Store) -> None:
+    """Nothing is rolled back though Redis was never given anything but version 0."""
+    job = store.create_job("job", model(), optimizer=kvps.Adam(0.05), lease_ms=300, mirror_every="1000000", **OVER_SHM)
+    processes = [_serve(store), _serve(store)]
+    try:
+        worker = threading.Thread(target=work_on, args=(job, "w0", 90))
+        worker.start()
+        for _ in range(2):
+            before = job.state().version
+            assert eventually(lambda b=before: job.state().version >= b + 15)
+            holder = int(job.holders()[0].split(":")[1])
+            os.kill(holder, signal.SIGKILL)
+            assert eventually(lambda h=holder: str(h) not in job.holders()[0])
+            if len(processes) < 3:
+                processes.append(_serve(store))
+        worker.join()
+        assert committed(job, 90)
+    finally:
+        for each in processes:
+            each.kill()
+            each.wait()
+    assert check_chain(job) == 90
+    assert job.state().history == job.state().id, "nobody began a new history"
+    assert len({shard.split()[0] for commit in job.log() for shard in commit.shards}) == 3
+
+
+def test_a_finished_job_leaves_no_segment_of_the_holder_before_the_last(store: Store) -> None:
+    """Nor of a version that Redis was given by that one, and has when the job ends."""
+    job = store.create_job("job", model(), mirror_every="1000000", lease_ms=300, **OVER_SHM)
+    assert segments_of(job)
+    with job.join("w0") as session:
+        with abandoned(job) as aggregator:
+            for round_ in range(6):
+                session.push(gradient(session.pull(), 0, round_))
+                assert aggregator.work() is Outcome.COMMITTED
+                if round_ == 1:
+                    aggregator.held.flush()
+            assert job.kept(99) == 2
+        successor = threading.Thread(target=serve, args=(job,))
+        successor.start()
+        for round_ in range(6, 8):
+            session.push(gradient(session.pull(), 0, round_))
+        assert committed(job, 8)
+    successor.join()
+    assert job.kept(99) == 8
+    assert segments_of(job).names() == []
+
+
+@pytest.mark.parametrize("staleness", [0, -1])
+def test_lost_memory_takes_back_what_came_since_redis_was_given_it_and_no_more(store: Store, staleness: int) -> None:
+    """As if the host had gone down: every process is gone, and all that was in memory. Redis is all there is."""
+    config = {"workers": 2, "staleness": staleness, "optimizer": kvps.SGD(lr=0.05, momentum=0.9)}
+    job = store.create_job("job", model(), mirror_every="10", lease_ms=300, **config, **OVER_SHM)
+    with abandoned(job) as aggregator:
+        sessions = [job.join(f"w{i}") for i in range(2)]
+        for _ in range(17):
+            for session in sessions:
+                session.push(gradient(session.pull(), session.rank, session.round))
+            while aggregator.work() is Outcome.COMMITTED:
+                pass
+        assert eventually(lambda: job.kept(99) >= 10)
+    kept, before = job.kept(99), job.state()
+    assert 10 <= kept <= before.version
+    assert segments_of(job)
+    shared_memory.forget(segments_of(job).folder)
+    with pytest.raises(kvps.UsageError, match="does not see"):
+        job.join("w0")
+    with aggregating(job):
+        assert eventually(lambda: job.state().history != before.history)
+        state = job.state()
+        assert (state.version, sum(state.clock.values())) == (kept, sum(job.clock().values()))
+        with pytest.raises(kvps.WorkerEvicted):
+            sessions[0].pull()
+        with ThreadPoolExecutor(2) as pool:
+            for done in [pool.submit(work_on, job, f"w{i}", 25) for i in range(2)]:
+                done.result()
+        assert eventually(lambda: sum(job.clock().values()) == 50)
+    check_chain(job)
+    (entry,) = [f for _, f in job.entries() if f["kind"] == "recover"]
+    assert (int(entry["version"]), int(entry["lost"])) == (kept, before.version - kept)
+    rounds = [(c.worker, c.round) for commit in job.log() for c in commit.plan.contributions]
+    assert sorted(rounds) == sorted((f"w{i}", r) for i in range(2) for r in range(1, 26)), "each counts once"
+    if staleness == 0:
+        whole = store.create_job("whole", model(), **config, transport="redis", worker_timeout_ms=60_000)
+        with aggregating(whole):
+            work(whole, 25, lambda session, params, round_: gradient(params, session.rank, round_), 2)
+            assert committed(whole, 25)
+        assert bits(job) == bits(whole)
+
+
+def test_each_loss_stays_in_the_log_though_the_next_goes_further_back(store: Store) -> None:
+    """Memory is lost again before Redis was given anything since."""
+    job = store.create_job("job", model(), mirror_every="1000000", lease_ms=300, **OVER_SHM)
+    assert segments_of(job)
+    for rounds in (3, 2, 0):
+        with abandoned(job) as aggregator:
+            assert eventually(lambda a=aggregator: a.hold(at_once=True) or bool(a.held.shards))
+            session = job.join("w0") if rounds else None
+            for round_ in range(rounds):
+                session.push(gradient(session.pull(), 0, round_))  # type: ignore[union-attr]
+                while aggregator.work() is Outcome.COMMITTED:
+                    pass
+        shared_memory.forget(segments_of(job).folder)
+    assert [(f["version"], f["lost"]) for _, f in job.entries() if f["kind"] == "recover"] == [("0", "3"), ("0", "2")]
+    assert check_chain(job) == 0
+
+
+def test_memory_that_is_lost_under_a_living_holder_is_taken_anew(store: Store) -> None:
+    """As when a user's last login ends, and systemd removes what is his in /dev/shm: the job was not removed."""
+    job = store.create_job("job", model(), mirror_every="1000000", lease_ms=300, **OVER_SHM)
+    assert segments_of(job)
+    with abandoned(job) as aggregator, job.join("w0") as session:
+        for round_ in range(3):
+            session.push(gradient(session.pull(), 0, round_))
+            while round_ < 2 and aggregator.work() is Outcome.COMMITTED:
+                pass
+        shared_memory.forget(segments_of(job).folder)
+        aggregator.work()
+        assert eventually(lambda: aggregator.hold(at_once=True) or bool(aggregator.held.shards))
+        with pytest.raises(kvps.WorkerEvicted):
+            session.pull()
+        abandon(session)
+        again = job.join("w0")
+        again.push(gradient(again.pull(), 0, 0))
+        assert aggregator.work() is Outcome.COMMITTED
+    assert [(f["version"], f["lost"]) for _, f in job.entries() if f["kind"] == "recover"] == [("0", "2")]
+    assert check_chain(job) == 1
+
+
+def test_what_a_rollback_loses_is_said_as_the_log_says_it(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    """The holder's own count differs after a lost reply, or when the server has forgotten a version; so may the call be
+    made twice."""
+    job = store.create_job("job", model(), mirror_every="1000000", lease_ms=300, **OVER_SHM)
+    assert segments_of(job)
+    with abandoned(job) as aggregator, job.join("w0") as session:
+        for round_ in range(2):
+            session.push(gradient(session.pull(), 0, round_))
+            assert aggregator.work() is Outcome.COMMITTED
+        shard = aggregator.held.shards[0]
+        shard.version += 1
+        with pytest.raises(kvps.LeaseLost):
+            shard.storage._roll_back()
+        assert job.access.scripts.rollback(shard.term, job.state().history, job.config.memory) == (0, 2), "asked again"
+        abandon(session)
+    assert [(f["version"], f["lost"]) for _, f in job.entries() if f["kind"] == "recover"] == [("0", "2")]
+    assert "goes on from version 0, which Redis has; the last 2 versions are lost" in caplog.text
+
+
+def test_a_holder_that_has_nothing_to_do_notices_too_that_the_memory_is_lost(store: Store) -> None:
+    """Or nobody could join, and so nobody would give it anything to do."""
+    job = store.create_job("job", model(), mirror_every="1000000", lease_ms=300, **OVER_SHM)
+    assert segments_of(job)
+    with aggregating(job):
+        with job.join("w0") as session:
+            for round_ in range(3):
+                session.push(gradient(session.pull(), 0, round_))
+            assert committed(job, 3)
+            shared_memory.forget(segments_of(job).folder)
+            assert eventually(lambda: job.state().version == 0)
+            abandon(session)
+        work_on(job, "w0", 4)
+        assert committed(job, 4)
+    assert check_chain(job) == 4
+
+
+@pytest.mark.slow
+def test_a_server_that_lost_its_last_writes_goes_on_from_what_it_was_given() -> None:
+    """Its inbox waits for contributions whose memory has been written anew since."""
+    settings = {**OVER_SHM, "lease_ms": 300, "mirror_every": "5", "optimizer": kvps.SGD(lr=0.05)}
+    with (
+        private_directory() as folder,
+        MortalServer(folder) as server,
+        kvps.connect(server.url) as store,
+    ):
+        job = store.create_job("job", model(), **settings)
+        with aggregating(job):
+            worker = threading.Thread(target=work_on, args=(job, "w0", 200))
+            worker.start()
+            assert eventually(lambda: job.state().version > 60)
+            server.kill()
+            whole = server.log().read_bytes()
+            server.log().write_bytes(whole[: int(len(whole) * 0.7)])
+            server.start()
+            worker.join()
+            assert committed(job, 200)
+        check_chain(job)
+        assert [f for _, f in job.entries() if f["kind"] == "recover"]
+        for name, array in plain_loop(model(), 1, 200, 0.05).items():
+            np.testing.assert_array_equal(job.snapshot()[1][name], array)
+        store.remove_job("job")
+
+
+def test_a_contribution_whose_memory_was_written_anew_is_done_again_and_not_rejected(store: Store) -> None:
+    """A server that forgot a commit waits for what its worker has seen committed, and written over since."""
+    job = store.create_job("job", model(), mirror_every="1000000", optimizer=kvps.SGD(lr=0.05), **OVER_SHM)
+    assert segments_of(job)
+    with abandoned(job) as aggregator, job.join("w0") as session:
+        session.push(gradient(session.pull(), 0, 0))
+        while aggregator.work() is Outcome.COMMITTED:
+            pass
+        session.push(gradient(session.pull(), 0, 1))
+        segments_of(job).unlink([f"g:w0.{session.incarnation}:2"])
+        aggregator.work()
+        assert job.state().version == 0
+        with pytest.raises(kvps.WorkerEvicted):
+            session.pull()
+        abandon(session)
+    with aggregating(job):
+        work_on(job, "w0", 5)
+        assert committed(job, 5)
+    assert not [f for _, f in job.entries() if f["kind"] == "reject"]
+    assert check_chain(job) == 5
+    for name, array in plain_loop(model(), 1, 5, 0.05).items():
+        np.testing.assert_array_equal(job.snapshot()[1][name], array)
+
+
+def test_memory_that_is_deleted_under_a_living_job_is_made_anew(store: Store) -> None:
+    """As some systems do when their user logs out."""
+    job = store.create_job("job", model(), mirror_every="5", lease_ms=300, optimizer=kvps.SGD(lr=0.05), **OVER_SHM)
+    assert segments_of(job)
+    with aggregating(job):
+        worker = threading.Thread(target=_work_on_whatever_happens, args=(job, 60))
+        worker.start()
+        assert eventually(lambda: job.kept(99) >= 10)
+        shared_memory.forget(segments_of(job).folder)
+        worker.join()
+        assert committed(job, 60)
+    assert check_chain(job) == 60
+    for name, array in plain_loop(model(), 1, 60, 0.05).items():
+        np.testing.assert_array_equal(job.snapshot()[1][name], array)
+
+
+def _work_on_whatever_happens(job: Job, rounds: int) -> None:
+    while job.state().version < rounds:
+        with contextlib.suppress(kvps.UsageError):  # there is no memory until the aggregator has it made
+            work_on(job, "w0", rounds)
+
+
+def test_a_full_memory_is_said_and_waited_for(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = store.create_job("job", model(), lease_ms=60_000, optimizer=kvps.SGD(lr=0.01), **OVER_SHM)
+    full = threading.Event()
+    real = os.posix_fallocate
+
+    def fallocate(*arguments: int) -> None:
+        if full.is_set():
+            raise OSError(errno.ENOSPC, "full")
+        real(*arguments)
+
+    monkeypatch.setattr(os, "posix_fallocate", fallocate)
+    aggregator = Aggregator(job, threading.Event())
+    aggregator.hold()
+    with job.join("w0") as session:
+        params = session.pull()
+        full.set()
+        with pytest.raises(kvps.ServerFull, match=r"/dev/shm is full .* --transport redis"):
+            session.push(gradient(params, 0, 0))
+        full.clear()
+        assert session.push(gradient(params, 0, 0)) == 1
+        full.set()
+        assert aggregator.work() is Outcome.WORKED
+        assert job.state().version == 0
+        full.clear()
+        assert aggregator.work() is Outcome.COMMITTED
+        assert session.pull()
+    aggregator.release()
+    for name, array in plain_loop(model(), 1, 1, 0.01).items():
+        np.testing.assert_array_equal(job.snapshot()[1][name], array)
