@@ -60,7 +60,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _ROOM = 1 << 14  # bytes in /proc for the arguments of a forked process, and as many for its environment
 _MOST_BYTES = 1 << 17  # of a request
 _HIGH_FD = 200  # above those that a command is given
-_CLONE = {"x86_64": 56, "aarch64": 220}.get(os.uname().machine, 0)
+_CLONE = {("linux", "x86_64"): 56, ("linux", "aarch64"): 220}.get((sys.platform, os.uname().machine), 0)
 _CLONE_PARENT = 0x8000
 _FreshPopen = subprocess.Popen  # which is `Popen` in forked processes, and in tests that ask for `forked`
 _libc = ctypes.PyDLL(None, use_errno=True)  # it keeps the GIL, as a fork must
