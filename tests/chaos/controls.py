@@ -31,7 +31,7 @@ def mutants_are_caught(arena: Arena, names: tuple[str, ...] = ()) -> Result:
         try:
             problems = FAMILIES[mutant.family](arena, mutants=(name,)).problems
         except Exception as error:  # a mutant may break anything; the report names the error
-            if re.search("(Attribute|Name|Type)Error", str(error)):
+            if re.search("(Attribute|Name|Type)Error", f"{type(error).__name__}: {error}"):
                 raise  # the mutant does not fit the code that it is to change
             problems = [f"{type(error).__name__}: {str(error).strip().splitlines()[-1][:150]}"]
         problems = [problem for problem in problems if "faults were injected" not in problem]
