@@ -149,8 +149,15 @@ def _survives(store: Store, point: str, nth: int, sleep: bool, transport: str) -
 
 
 def _cases(kinds: tuple[bool, bool], points: Sequence[str]) -> list[tuple[str, int, bool]]:
-    """Return a case for each point. Both kinds of faults, and the first three passages, take turns."""
-    return [(point, 1 if point in ONCE else 1 + n % 3, kinds[n % 2]) for n, point in enumerate(points)]
+    """Return a case for each point. Both kinds of faults take turns, and so do the first three passages before a death.
+
+    A process falls asleep at the first passage, so that there are rounds left in which it may do harm when it wakes.
+    """
+    cases = []
+    for number, point in enumerate(points):
+        sleep = kinds[number % 2]
+        cases.append((point, 1 if sleep or point in ONCE else 1 + number % 3, sleep))
+    return cases
 
 
 @pytest.mark.parametrize(("point", "nth", "sleep"), _cases((DIES, SLEEPS), list(POINTS)))
