@@ -20,7 +20,6 @@ from kvps.connection.client import Client
 from kvps.job import Job
 from kvps.store import Store
 
-pytestmark = pytest.mark.slow  # a cluster of its own
 ITEMS = 3_000
 
 
@@ -64,7 +63,7 @@ def test_the_holder_stores_again_what_was_lost(job: Job) -> None:
 
 def _rounds_of_two(job: Job, loses: bool) -> str:
     """Train for 6 rounds on differences in int8; return the digest of what both workers hold at the end."""
-    aggregator, guard = Aggregator(job, Event()), FailoverGuard(job)
+    aggregator = Aggregator(job, Event())
     aggregator.hold(at_once=True)
     held = ["", ""]
     with job.join("w0") as first, job.join("w1") as second:
@@ -73,9 +72,7 @@ def _rounds_of_two(job: Job, loses: bool) -> str:
             held = [weights_sha256(view) for view in pulled]
             if loses and version:
                 _lose(job, job.state().names, version % 3)
-                guard._run_ids.clear()
-                guard._next = 0.0
-                guard.check(aggregator.held.shards.values())
+                FailoverGuard(job).check(aggregator.held.shards.values())
                 job.access.reader.whole(job.state())  # with the view
             for session, view in zip((first, second), pulled, strict=True):
                 session.push({"x": (view - session.rank) / 2})
@@ -87,7 +84,7 @@ def _rounds_of_two(job: Job, loses: bool) -> str:
 
 
 def test_what_workers_add_up_outlives_what_a_server_has_lost(store: Store) -> None:
-    """The differences of the lost version are gone with it: whoever missed them reads the whole view."""
+    """The differences of the lost version are gone with it: a worker that missed them reads the whole view."""
     start = {"x": np.linspace(-3, 3, ITEMS, dtype=np.float32)}
     settings = {"shards": 3, "workers": 2, "weight_format": "int8", "lease_ms": 60_000, "worker_timeout_ms": 60_000}
     ends = {_rounds_of_two(store.create_job(f"loses-{loses}", start, **settings), loses) for loses in (False, True)}
@@ -169,6 +166,7 @@ def test_a_job_goes_back_with_its_view(store: Store) -> None:
     assert held["whole"] == held["loses"]
 
 
+@pytest.mark.slow  # a cluster of its own for each case
 @pytest.mark.parametrize(("replicas", "renames"), [(1, True), (2, False)])
 def test_dead_bytes_are_reused_only_where_each_replica_has_confirmed_the_next(replicas: int, renames: bool) -> None:
     """One of two could take over without them, and would have dead bytes under their names."""
