@@ -186,10 +186,8 @@ def main() -> None:
     end, *modules, _ = sys.argv[1:]
     for package in _PACKAGES:
         _import_whole(package)
-    for module in _LIBRARIES:
+    for module in (*_LIBRARIES, *modules):
         _import(module)
-    for module in modules:
-        importlib.import_module(module)
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # a zygote is in its requester's group; a fork unblocks them
     gc.collect()
     gc.freeze()
