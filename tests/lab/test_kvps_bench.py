@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 from helpers.commands import bench_run
-from kvps_bench import round
 from kvps_bench.cost import ScriptCall, by_kind
 from kvps_bench.crew import crew
 from kvps_bench.result import Bar, bars_table, rows_tables
 from kvps_bench.roles import model, sizes
+from kvps_bench.round import has_torch
 from kvps_bench.sessions import Sessions
 from kvps_bench.straggler import Setting, at_best, is_slow
 from kvps_bench.turns import CaseFailed, Ratio, Times, in_turns
@@ -64,7 +64,7 @@ def test_round_beside_an_all_reduce(home: Path) -> None:
     for transport in ("tcp", "unix"):
         for case in ("bare sockets", "bare sockets, fresh names", "bare sockets, half the bytes", "kvps", "kvps, bf16"):
             assert rows[case, transport]["over_bare"] > 0
-    if round.has_torch():
+    if has_torch():
         assert rows["gloo all_reduce", "tcp"]["over_bare"] > 0
     else:
         assert rows["gloo all_reduce", "tcp"]["not_measured"] == "not installed"
