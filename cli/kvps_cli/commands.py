@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import cache
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -78,13 +79,18 @@ class _LoadedCommands(Mapping[str, Any]):
         return len(_TABLE)
 
     def __getitem__(self, name: str) -> Any:
-        entry = _TABLE[name]
-        module, _, attribute = entry.place.partition(":")
-        app = getattr(import_module(f"{__package__}.{module}"), attribute)
-        if not isinstance(app, typer.Typer):
-            function, app = app, typer.Typer(add_completion=False)
-            app.command(name, context_settings=entry.settings)(function)
-        tls.add_options(app)
-        command: Any = typer.main.get_command(app)
-        command.name, command.rich_help_panel = name, entry.panel
-        return command
+        return _command(name)
+
+
+@cache  # the options for TLS are added to a module's app: once
+def _command(name: str) -> Any:
+    entry = _TABLE[name]
+    module, _, attribute = entry.place.partition(":")
+    app = getattr(import_module(f"{__package__}.{module}"), attribute)
+    if not isinstance(app, typer.Typer):
+        function, app = app, typer.Typer(add_completion=False)
+        app.command(name, context_settings=entry.settings)(function)
+    tls.add_options(app)
+    command: Any = typer.main.get_command(app)
+    command.name, command.rich_help_panel = name, entry.panel
+    return command
