@@ -33,6 +33,8 @@ Array = NDArray[np.float32]
 DTYPE = np.dtype("<f4")
 CHUNK_BYTES = 1 << 20
 CHUNK_ITEMS = CHUNK_BYTES // DTYPE.itemsize
+CHUNKS_AHEAD = 3
+"""Chunks that a reader asks for ahead: a server copies all of them before it sends the first."""
 MOST_ITEMS = 1 << 33
 """The most items of a model: 32 GiB of float32."""
 BUFFER_KINDS = ("average", "rank0")

@@ -37,6 +37,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
 from kvps.arrays.digest import Buffers
+from kvps.arrays.layout import CHUNKS_AHEAD
 from kvps.connection import sentinel
 from kvps.connection.credentials import CA, CERTIFICATE, credentials, over_tls
 from kvps.connection.resp import Command, Replies, packed
@@ -52,7 +53,6 @@ _REPLICA_MS = 1000  # the longest wait for a replica before another try
 IF_ANY = -1
 """In place of a number of replicas: one, of each server that has a replica which could take its place."""
 _NO_LIMIT = 2**31  # connections: the server has a limit of its own, maxclients
-_GET_WINDOW = 3  # chunks a reader asks for ahead: the server copies all of them before it sends the first
 _REFUSAL = "max number of clients reached"
 _OURS, _CHILD = "kvps-", "kvps-child-"  # `kvps.server.watchdog` knows these too
 _NONCE = secrets.token_hex(4)  # pids of several machines, or of containers, may be the same
@@ -163,7 +163,7 @@ class _Bulk:
         """GET each key into its buffer, and yield when each is filled. Raises ChunkGone."""
         asked = 0
         for number, (_, target) in enumerate(items):
-            while asked < min(len(items), number + _GET_WINDOW):
+            while asked < min(len(items), number + CHUNKS_AHEAD):
                 self.write_get(items[asked][0])
                 asked += 1
             self.read_get(target)

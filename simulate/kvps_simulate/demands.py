@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from functools import cached_property
 
 from kvps.arrays.formats import format_of
-from kvps.arrays.layout import CHUNK_BYTES, DTYPE
+from kvps.arrays.layout import CHUNK_BYTES, CHUNKS_AHEAD, DTYPE
+from kvps.protocol.bounds import LEAST_EARLY_BYTES, MOST_EARLY_BYTES, VERSIONS_KEPT
 from kvps_simulate.fluid import Activity
 from kvps_simulate.settings import SLOTS, Constants, Setting
 
@@ -23,10 +24,7 @@ ROUND_TRIPS, SERIAL = "round trips of pulls", "aggregators wait for one node at 
 _DIGEST_BYTES = 17  # of a shard's part of a contribution, with its comma
 _CONTRIBUTION_BYTES = 110  # of its text without digests, in inbox, plan and log
 _REQUEST_BYTES = 700  # of a call of push or of a turn, with its reply
-_MOST_EARLY = 512 << 20  # bytes that an aggregator fetches before the plan is made
-_LEAST_EARLY = 256 << 10
-_GETS_AHEAD = 3  # chunks that a reader has asked for
-_VERSIONS = 3  # two that are kept, and the one that is being stored
+_VERSIONS = VERSIONS_KEPT + 1  # and the one that is being stored
 
 
 class Demands:
@@ -91,7 +89,7 @@ class Demands:
             shared[NODE_OUT if out else NODE_IN] = seconds * of_worker / self.setting.workers
         if not out and self.setting.latency_s:
             chunk = nbytes / self.chunks
-            own[ROUND_TRIPS] = 2 * self.setting.latency_s * nbytes / (self.setting.nodes * _GETS_AHEAD * chunk)
+            own[ROUND_TRIPS] = 2 * self.setting.latency_s * nbytes / (self.setting.nodes * CHUNKS_AHEAD * chunk)
         return _activity(kind, shared, own)
 
     def _on_host(self, redis_s: float, peer_s: float = 0.0, aggregator_s: float = 0.0) -> float:
@@ -151,12 +149,12 @@ class Demands:
     def early(self) -> int:
         """How many contributions an aggregator may hold before their plan is made."""
         shard = self.gradient_bytes / self.setting.shards
-        return int(_MOST_EARLY / self.setting.shards / shard) if shard >= _LEAST_EARLY else 0
+        return int(MOST_EARLY_BYTES / self.setting.shards / shard) if shard >= LEAST_EARLY_BYTES else 0
 
     @property
     def looks_at_inbox(self) -> bool:
         """Whether an aggregator lists what waits each time that it is woken."""
-        return self.gradient_bytes / self.setting.shards >= _LEAST_EARLY
+        return self.gradient_bytes / self.setting.shards >= LEAST_EARLY_BYTES
 
     def look(self, waiting: int) -> Activity:
         """An aggregator that was woken asks for the plan, which is not due, and lists what waits if that may pay."""

@@ -14,10 +14,8 @@ from kvps.arrays.formats import Bytes
 from kvps.arrays.layout import Chunk
 from kvps.connection.client import Client
 from kvps.connection.sockets import ChunkGone
+from kvps.protocol.bounds import LEAST_EARLY_BYTES, MOST_EARLY_BYTES
 from kvps.protocol.plan import Contribution
-
-_MOST_BYTES = 512 << 20  # for all shards of a job together
-_LEAST_BYTES = 256 << 10  # a smaller contribution is not worth a request for the inbox
 
 _Name = tuple[str, str, int]
 
@@ -36,7 +34,7 @@ class EagerFetch:
         self._client = client
         self._chunks = chunks
         self._ends = np.cumsum(sizes).tolist()
-        self._most = _MOST_BYTES // shards
+        self._most = MOST_EARLY_BYTES // shards
         self._keys = keys
         self._here: dict[_Name, tuple[Bytes, list[Bytes]]] = {}
         self._unused: list[Bytes] = []
@@ -44,7 +42,7 @@ class EagerFetch:
     @property
     def is_worth_it(self) -> bool:
         """Whether contributions are so large that fetching one takes longer than reading the inbox."""
-        return bool(self._ends[-1] >= _LEAST_BYTES)
+        return bool(self._ends[-1] >= LEAST_EARLY_BYTES)
 
     def get(self, c: Contribution) -> list[Bytes] | None:
         """Return the chunks of a contribution; None if it was not fetched."""

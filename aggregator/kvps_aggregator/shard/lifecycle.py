@@ -7,9 +7,10 @@ from contextlib import suppress
 
 from kvps.errors import ServerFull
 from kvps.job import Job
+from kvps.protocol.bounds import VERSIONS_KEPT
 from kvps.protocol.job_state import State
 
-_LINGER_BYTES = 32 << 20  # of all kept versions of a small job together; of a large job two are kept
+_LINGER_BYTES = 32 << 20  # of all kept versions of a small job together; of a large job VERSIONS_KEPT
 _LINGER_VERSIONS = 64
 _CONFIRM_MS = 200  # the longest wait for a replica before dead bytes are kept for the next time
 _RESERVE_PART = 64 << 20  # Redis fills this much in some ten milliseconds
@@ -24,7 +25,7 @@ class Versions:
 
     def __init__(self, nbytes: int, most: int | None = None) -> None:
         self.names: dict[int, str] = {}
-        self._most = max(2, min(most or _LINGER_VERSIONS, _LINGER_VERSIONS, _LINGER_BYTES // nbytes))
+        self._most = max(VERSIONS_KEPT, min(most or _LINGER_VERSIONS, _LINGER_VERSIONS, _LINGER_BYTES // nbytes))
 
     def begin(self, version: int, name: str, before: str, pinned: tuple[int, str] | None) -> None:
         """Begin with `version` of this name; `before` is the name one version ago, `pinned` what a pin keeps."""
