@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +31,22 @@ from kvps.arrays.layout import DTYPE
 from kvps.job import Job
 from kvps_bench.cost import ScriptTimes, by_kind
 from kvps_bench.crew import Place, place
-from kvps_bench.phases import LARGE, PATIENT, Phase, Reference, Round, gradient, phased, reference, server_s
+from kvps_bench.phases import (
+    LARGE,
+    PATIENT,
+    QUICK_BYTES,
+    Phase,
+    Reference,
+    Round,
+    gradient,
+    phased,
+    reference,
+    server_s,
+)
 from kvps_bench.result import machine
 from kvps_bench.roles import model, temporary_job
 
 _TINY = 1024
-_FORMATS = ("fp32", "bf16", "fp16", "int8", "topk:0.01")
 _OPTIMIZERS = {
     "sgd": optim.SGD(lr=2.0**-10),
     "momentum": optim.SGD(lr=2.0**-10, momentum=0.5),
@@ -44,19 +55,34 @@ _OPTIMIZERS = {
 }
 
 
+@dataclass(frozen=True)
+class Cases:
+    """What is measured: a small and a great number of workers, and of shards; formats and optimizers by name; and how
+    many bytes the rounds have whose bytes count."""
+
+    workers: tuple[int, int] = (16, 256)
+    shards: tuple[int, int] = (16, 128)
+    large: int = LARGE
+    formats: Sequence[str] = ("fp32", "bf16", "fp16", "int8", "topk:0.01")
+    optimizers: Sequence[str] = tuple(_OPTIMIZERS)
+
+
+QUICK = Cases((2, 4), (2, 4), QUICK_BYTES, ("fp32", "int8"), ("sgd", "adam"))
+
+
 class Bench:
     """Rounds on one server, whose phases are measured."""
 
-    def __init__(self, where: Place, over: str, rounds: int, reference: Reference) -> None:
-        self._place, self._over, self._rounds = where, over, rounds
+    def __init__(self, where: Place, over: str, rounds: int, large: int, reference: Reference) -> None:
+        self._place, self._over, self._rounds, self._large = where, over, rounds, large
         self._reference = reference
         self.unit = reference.seconds(rounds)
         self._times = ScriptTimes(where.store.url)
 
     def large(self, workers: int, **settings: Any) -> Round:
-        """Return a round of `LARGE` bytes, for one worker's push and pull, in processes: the median of a few."""
+        """Return a round of many bytes, for one worker's push and pull, in processes: the median of a few."""
         found = []
-        with phased(self._place, self._over, workers, **settings) as turn:
+        with phased(self._place, self._over, workers, self._large, **settings) as turn:
             for _ in range(self._rounds):
                 speed = self.unit / self._reference.seconds()
                 found.append(turn().over(speed))
@@ -145,19 +171,19 @@ def _each(choose: Callable[[list[float]], float], rounds: Sequence[Round]) -> Ro
     return Round(*(Phase(*(choose(list(numbers)) for numbers in phase)) for phase in phases))
 
 
-def measured(bench: Bench, workers: Sequence[int] = (16, 256), shards: Sequence[int] = (16, 128)) -> Constants:
+def measured(bench: Bench, cases: Cases) -> Constants:
     """Return all constants."""
-    few, many = workers
+    (few, many), shards, large = cases.workers, cases.shards, cases.large
     two, four = (bench.large(n) for n in (2, 4))
     small = bench.small(_TINY, few)
     lone, pair, keys = bench.small(_TINY, 1), bench.small(_TINY * shards[1], 1, shards=shards[1]), shards[1] - 1
     pieces = bench.small(_TINY * shards[1], few, shards=shards[1])
-    items = LARGE / DTYPE.itemsize
+    items = large / DTYPE.itemsize
 
-    put, get = (two.push.server - small.push.server) / LARGE, (two.pull.server - small.pull.server) / LARGE
-    receive = (two.pull.client - small.pull.client) / LARGE
+    put, get = (two.push.server - small.push.server) / large, (two.pull.server - small.pull.server) / large
+    receive = (two.pull.client - small.pull.client) / large
     encode, reduce = {}, {}
-    for name in _FORMATS:
+    for name in cases.formats:
         fewer, more = (two, four) if name == "fp32" else (bench.large(n, gradient_format=name) for n in (2, 4))
         kind = name.partition(":")[0]
         nbytes = _nbytes(name, items)
@@ -165,14 +191,15 @@ def measured(bench: Bench, workers: Sequence[int] = (16, 256), shards: Sequence[
         reduce[kind] = max(0.0, (more.work.client - fewer.work.client) / 2 - nbytes * receive) / items
         encode[kind] = max(0.0, more.push.client - small.push.client) / items
     half = bench.large(2, weight_format="bf16")
-    decode = {"fp32": 0.0, "bf16": max(0.0, half.pull.client - LARGE / 2 * receive) / items}
+    decode = {"fp32": 0.0, "bf16": max(0.0, half.pull.client - large / 2 * receive) / items}
+    full = {name.partition(":")[0]: name for name in cases.formats}
     send = _send_byte(encode["fp32"])
-    encode = {name: max(0.0, s - send * _nbytes(_full(name), items) / items) for name, s in encode.items()}
+    encode = {kind: max(0.0, s - send * _nbytes(full[kind], items) / items) for kind, s in encode.items()}
     step = {}
-    for name, optimizer in _OPTIMIZERS.items():
-        found = two if name == "sgd" else bench.large(2, optimizer=optimizer)
-        made = found.work.client - small.work.client - 2 * (items * reduce["fp32"] + LARGE * receive)
-        step[name] = max(0.0, made - LARGE * (1 + SLOTS[name]) * send) / items
+    for name in cases.optimizers:
+        found = two if name == "sgd" else bench.large(2, optimizer=_OPTIMIZERS[name])
+        made = found.work.client - small.work.client - 2 * (items * reduce["fp32"] + large * receive)
+        step[name] = max(0.0, made - large * (1 + SLOTS[name]) * send) / items
 
     a, b = bench.scripts(few, 1), bench.scripts(many, 1)
     c, d = bench.scripts(few, shards[0]), bench.scripts(few, shards[1])
@@ -233,10 +260,6 @@ def measured(bench: Bench, workers: Sequence[int] = (16, 256), shards: Sequence[
     )
 
 
-def _full(kind: str) -> str:
-    return next(name for name in _FORMATS if name.partition(":")[0] == kind)
-
-
 def _nbytes(name: str, items: float) -> float:
     return format_of(name).nbytes(int(items))
 
@@ -251,12 +274,13 @@ def main() -> None:
     parser.add_argument("-o", "--out", type=Path, help="the file of constants; without it they are printed")
     parser.add_argument("--over", choices=("tcp", "unix"), default="tcp", help="how the processes reach the server")
     parser.add_argument("--rounds", type=int, default=5, help="of each case")
-    parser.add_argument("--quick", action="store_true", help="few workers and shards: a check that it works")
+    parser.add_argument("--quick", action="store_true", help="few cases, and small: a check that it works")
     options = parser.parse_args()
-    with place(None) as where, reference(where, options.over) as machine_speed:
-        bench = Bench(where, options.over, options.rounds, machine_speed)
+    cases = QUICK if options.quick else Cases()
+    with place(None) as where, reference(where, options.over, cases.large) as machine_speed:
+        bench = Bench(where, options.over, options.rounds, cases.large, machine_speed)
         try:
-            found = measured(bench, *(((2, 4), (2, 4)) if options.quick else ()))
+            found = measured(bench, cases)
         finally:
             bench.close()
         command = f"python -m kvps_bench.calibrate --over {options.over} --rounds {options.rounds}"

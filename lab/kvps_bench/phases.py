@@ -21,7 +21,7 @@ from kvps.job import Job
 from kvps_bench.crew import Member, Place, crew, together
 from kvps_bench.roles import Role, model, temporary_job
 
-LARGE = 40 * CHUNK_BYTES
+LARGE, QUICK_BYTES = 40 * CHUNK_BYTES, 4 * CHUNK_BYTES
 PATIENT = {"worker_timeout_ms": 3_600_000, "lease_ms": 3_600_000}
 """Nobody is evicted only because others have their turn."""
 _WORKERS = 2  # of the reference
@@ -86,11 +86,13 @@ class Maker(Role):
 
 
 @contextmanager
-def phased(where: Place, over: str, workers: int, **settings: Any) -> Iterator[Callable[[], Round]]:
-    """Yield what does one round of a job of `LARGE` bytes, and returns what it took. The first ones, which get their
+def phased(
+    where: Place, over: str, workers: int, nbytes: int = LARGE, **settings: Any
+) -> Iterator[Callable[[], Round]]:
+    """Yield what does one round of a job of so many bytes, and returns what it took. The first ones, which get their
     memory from the kernel, are done."""
     url = where.urls[over]
-    with temporary_job(where, over, model(LARGE), workers=workers, **PATIENT | settings) as job:
+    with temporary_job(where, over, model(nbytes), workers=workers, **PATIENT | settings) as job:
         makers = [(Worker, url, job.name, rank) for rank in range(workers)]
         with crew((Maker, url, job.name), *makers) as (maker, *members):
 
@@ -124,9 +126,9 @@ class Reference:
 
 
 @contextmanager
-def reference(where: Place, over: str) -> Iterator[Reference]:
+def reference(where: Place, over: str, nbytes: int = LARGE) -> Iterator[Reference]:
     """Yield the reference on a server."""
-    with phased(where, over, _WORKERS) as turn:
+    with phased(where, over, _WORKERS, nbytes) as turn:
         yield Reference(turn)
 
 

@@ -28,7 +28,7 @@ from kvps.errors import KvpsError
 from kvps_bench.cost import Cost
 from kvps_bench.crew import Member, Place, crew, place, together
 from kvps_bench.nodes import local_nodes
-from kvps_bench.phases import Reference, reference
+from kvps_bench.phases import LARGE, QUICK_BYTES, Reference, reference
 from kvps_bench.roles import Aggregator, Worker, model, temporary_job
 
 _REFERENCES = 3  # rounds before each turn, and as many behind it
@@ -166,11 +166,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10, help="of a turn")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--constants", type=Path)
+    parser.add_argument("--quick", action="store_true", help="with a reference as small as calibrate's with --quick")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     constants, found = Constants.load(options.constants), []
+    nbytes = QUICK_BYTES if options.quick else LARGE
     with ExitStack() as stack:
-        speed = stack.enter_context(reference(stack.enter_context(place(None)), options.over))
+        speed = stack.enter_context(reference(stack.enter_context(place(None)), options.over, nbytes))
         for nodes, workers, name in itertools.product(*_numbers(options), options.formats.split(",")):
             setting = Setting(
                 workers=workers, nodes=nodes, size=4 * int(options.mb * 250_000), compute_s=0, latency_s=0,

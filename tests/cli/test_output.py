@@ -55,7 +55,12 @@ def test_verbose_adds_the_log_of_every_process_with_times(home: Path) -> None:
     assert any(line.startswith("aggregator: ") and "kvps.lease: job digits: holds shard 0" in line for line in logged)
     assert any(line.startswith("w2: ") and "kvps.worker: job digits: joined as w2" in line for line in logged)
     assert " DEBUG " not in "".join(logged)
-    assert " DEBUG kvps.supervise: w0 (process " in kvps_run("up", "digits", *TINY, "-vv").stderr
+
+
+@slow
+def test_verbose_twice_adds_the_supervisor_s_looks(home: Path) -> None:
+    logged = kvps_run("run", "-w", "1", "-vv", "--", "true").stderr
+    assert " DEBUG kvps.supervise: w0 (process " in logged
 
 
 @slow

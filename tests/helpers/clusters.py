@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import random
+import secrets
 import signal
 import socket
 import subprocess
@@ -179,7 +179,7 @@ def node_ports(count: int) -> list[int]:
     """Return free ports whose buses' ports are free too. All lie below those that Linux gives to clients."""
     found: list[int] = []
     while len(found) < count:
-        port = random.randint(12_000, 22_000)
+        port = 12_000 + secrets.randbelow(10_000)
         with suppress(OSError), socket.socket() as one, socket.socket() as bus:
             one.bind(("127.0.0.1", port))
             bus.bind(("127.0.0.1", port + _BUS))
@@ -206,10 +206,10 @@ def running_cluster(*arguments: str, masters: int = 3, replicas: int = 3) -> Ite
             first, end = SLOTS * number // masters, SLOTS * (number + 1) // masters
             node.ask("CLUSTER", "ADDSLOTS", *range(first, end))
         cluster = Cluster(nodes, masters)
-        assert eventually(lambda: cluster.is_whole(replicas=False), 30), "the cluster does not form"
+        assert eventually(lambda: cluster.is_whole(replicas=False)), "the cluster does not form"
         for number, node in enumerate(nodes[masters:]):
-            assert eventually(lambda node=node, number=number: _follows(node, nodes[number % masters]), 30)
-        assert eventually(lambda: cluster.is_whole(replicas >= masters), 30), "the replicas do not follow"
+            assert eventually(lambda node=node, number=number: _follows(node, nodes[number % masters]))
+        assert eventually(lambda: cluster.is_whole(replicas >= masters)), "the replicas do not follow"
         yield cluster
 
 

@@ -17,6 +17,7 @@ from kvps.server import private_server
 KVPS = [sys.executable, "-m", "kvps"]
 TINY = ["--epochs", "2", "--batch-size", "48"]
 LONG = ["--epochs", "5000"]
+LONG_UP = [*LONG, "--slow", "w0=30x"]  # its rounds leave processors to what the test does meanwhile
 
 
 def run(command: Sequence[Any], check: bool = False, **options: Any) -> subprocess.CompletedProcess[str]:

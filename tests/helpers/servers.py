@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import secrets
 import shutil
 import socket as socket_module
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 import redis
+from helpers.waiting import eventually
 
 from kvps.machine.paths import bundled_server, server_program
 from kvps.transport import shared_memory
@@ -42,10 +43,17 @@ def private_directory() -> Iterator[Path]:
 
 
 def free_port() -> int:
-    """Return a TCP port of 127.0.0.1 that nothing listens on."""
-    with socket_module.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a TCP port of 127.0.0.1 that nothing listens on, below those that Linux gives to clients meanwhile."""
+    while True:
+        with suppress(OSError), socket_module.socket() as probe:
+            probe.bind(("127.0.0.1", port := 22_001 + secrets.randbelow(10_000)))
+            return port
+
+
+def _answers(path: str) -> bool:
+    with suppress(redis.ConnectionError), redis.Redis(unix_socket_path=path, retry=None, protocol=2) as client:
+        return bool(client.ping())
+    return False
 
 
 @contextmanager
@@ -58,15 +66,9 @@ def running_server(*arguments: str, program: str = "", socket: str | None = None
         command += arguments
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
-            with redis.Redis(unix_socket_path=path, retry=None, protocol=2) as client:
-                for _ in range(1000):
-                    try:
-                        client.ping()
-                        break
-                    except redis.exceptions.ConnectionError:
-                        if process.poll() is not None:
-                            raise RuntimeError(f"{command} ended with {process.returncode}") from None
-                        time.sleep(0.01)  # a starting server gives no sign but its socket
+            assert eventually(lambda: process.poll() is not None or _answers(path))
+            if process.poll() is not None:
+                raise RuntimeError(f"{command} ended with {process.returncode}")
             yield f"unix://{path}"
         finally:
             process.terminate()

@@ -13,7 +13,7 @@ def eventually(holds: Callable[[], bool], seconds: float = 90) -> bool:
     """Return whether `holds()` comes true: for effects of other processes, which give no sign to wait for."""
     deadline = time.monotonic() + seconds
     while not (held := holds()) and time.monotonic() < deadline:
-        time.sleep(0.02)
+        time.sleep(0.01)
     return held
 
 

@@ -97,34 +97,16 @@ def test_scale(home: Path) -> None:
 
 
 def test_readers(home: Path) -> None:
-    found = bench("readers", "--mb", "2", "--readers", "3", "--quick", "--turns", "1")
+    crowd = ["--mb", "2", "--readers", "2", "--replicas", "1", "--transport", "tcp,shm"]
+    found = bench("readers", *crowd, "--quick", "--turns", "1")
     rows = {(row["transport"], row["case"]): row for row in found["rows"]}
-    assert {case for _, case in rows} == {"job alone", "job, read by 3", "a read meanwhile"}
+    alone, copied = ("job alone", "job, read by 2", "a read meanwhile"), "a read meanwhile from 1 replicas"
+    assert {case for _, case in rows} >= {*alone, copied, "job alone beside 1 replicas"}
     assert rows["tcp", "a read meanwhile"]["fetches"] >= 1
+    assert rows["tcp", copied]["fetches"] >= 1
     assert rows["shm", "a read meanwhile"]["fetches"] == 0
-    assert [bar["bar"] for bar in found["bars"]] == [10, 10, 10]
-
-
-def test_readers_of_replicas(home: Path) -> None:
-    asked = (
-        "readers",
-        "--mb",
-        "2",
-        "--readers",
-        "2",
-        "--replicas",
-        "2",
-        "--transport",
-        "tcp",
-        "--quick",
-        "--turns",
-        "1",
-    )
-    found = bench(*asked)
-    cases = {row["case"]: row for row in found["rows"]}
-    assert {"job alone beside 2 replicas", "job, read by 2 from 2 replicas"} <= set(cases)
-    assert cases["a read meanwhile from 2 replicas"]["fetches"] >= 1
-    assert found["bars"][1]["what"] == "a round with 2 readers over one without, tcp, 2 replicas"
+    assert [bar["bar"] for bar in found["bars"]] == [10] * 3
+    assert found["bars"][1]["what"] == "a round with 2 readers over one without, tcp, 1 replicas"
 
 
 def test_workers(home: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from kvps_simulate.settings import Constants
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # each starts whole commands, and measures
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # it starts whole commands
 
 
 def test_constants_that_were_measured_serve_a_comparison_with_real_rounds(home: Path, tmp_path: Path) -> None:
@@ -20,8 +20,8 @@ def test_constants_that_were_measured_serve_a_comparison_with_real_rounds(home: 
     measured = Constants.load(file)
     assert measured.put_byte > 0
     assert measured.get_byte > 0
-    assert set(measured.encode) == set(Constants.load().encode)
-    command = [sys.executable, "-m", "kvps_bench.validate", "--nodes", "1,2", "--workers", "1", "--mb", "1"]
+    assert set(measured.encode) == {"fp32", "int8"} < set(Constants.load().encode)
+    command = [sys.executable, "-m", "kvps_bench.validate", "--quick", "--nodes", "1,2", "--workers", "1", "--mb", "1"]
     done = subprocess.run(
         [*command, "--rounds", "3", "--turns", "1", "--constants", str(file), "--json"],
         check=True,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.commands import LONG, TINY, kvps_run
+from helpers.commands import LONG_UP, TINY, kvps_run
 from helpers.harness import model
 from helpers.servers import free_port
 from helpers.waiting import eventually
@@ -42,7 +42,7 @@ def test_a_worker_that_waits_for_a_job_leaves_the_workers_of_up_alone(lasting: k
 
 
 def test_who_names_the_job_is_told_whose_its_workers_are(lasting: kvps.Store, start: Any) -> None:
-    up = start("up", "digits", *LONG)
+    up = start("up", "digits", *LONG_UP)
     job = _at_work(lasting)
     before = {name: member.incarnation for name, member in job.state().members.items()}
     words = (
@@ -61,7 +61,7 @@ def test_who_names_the_job_is_told_whose_its_workers_are(lasting: kvps.Store, st
 
 
 def test_where_units_are_handed_out_others_may_join_under_other_ids(lasting: kvps.Store, start: Any) -> None:
-    start("up", "digits", "--data", "units", "-w", "2", *LONG)
+    start("up", "digits", "--data", "units", "-w", "2", *LONG_UP)
     job = _at_work(lasting)
     more = [start("worker", "--job", "digits"), start("worker", "--job", "digits", "--id", "extra")]
     for one in more:
@@ -82,7 +82,7 @@ def test_what_is_typed_elsewhere_finds_work(home: Path, start: Any) -> None:
     assert "join from elsewhere" not in done.stderr
     (line,) = (line for line in done.stderr.splitlines() if line.startswith("look from elsewhere: "))
     assert line.endswith(" kvps jobs")
-    up = start("up", "digits", "--data", "units", "--listen", listen, *LONG)
+    up = start("up", "digits", "--data", "units", "--listen", listen, *LONG_UP)
     line = up.until("join from elsewhere: ").splitlines()[-1].partition(": ")[2]
     url, *command = line.removeprefix("KVPS_REDIS_URL=").split()
     assert command == ["kvps", "worker", "--job", "digits"]
@@ -92,7 +92,7 @@ def test_what_is_typed_elsewhere_finds_work(home: Path, start: Any) -> None:
 
 
 def test_a_job_whose_command_was_killed_is_free(lasting: kvps.Store, start: Any) -> None:
-    up = start("up", "digits", *LONG)
+    up = start("up", "digits", *LONG_UP)
     job = _at_work(lasting)
     assert up.end(signal.SIGKILL) == -signal.SIGKILL
     assert eventually(lambda: job.state().settled or not any(job.holders()))

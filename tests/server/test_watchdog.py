@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.commands import LONG, TINY, kvps_run
+from helpers.commands import LONG_UP, TINY, kvps_run
 from helpers.harness import model
 from helpers.servers import free_port
 from helpers.waiting import eventually, processes_of
@@ -44,7 +44,7 @@ def _at_work(name: str) -> Any:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_another_up_goes_on_when_the_first_is_ended(home: Path, start: Any, number: int) -> None:
-    first = start("up", "digits", *LONG)
+    first = start("up", "digits", *LONG_UP)
     assert "(ends when nobody uses it)" in first.until("private server")
     _at_work("digits")[0].close()
     second = start("up", "digits", "--job", "other", "--epochs", "40")
@@ -145,7 +145,7 @@ def _ended_by_a_signal(store: kvps.Store) -> None:
 @pytest.mark.parametrize("end", [_ended_by_stop, _ended_by_a_signal])
 def test_who_loses_the_server_is_told_so_at_once(home: Path, start: Any, end: Any) -> None:
     with kvps.connect() as starter:
-        up = start("up", "digits", "--job", "other", *LONG)
+        up = start("up", "digits", "--job", "other", *LONG_UP)
         store, _ = _at_work("other")
         end(store)
         began = time.monotonic()

@@ -8,80 +8,59 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.commands import LONG, TINY, kvps_run, private_store
+from helpers.commands import LONG_UP, TINY, kvps_run
 from helpers.harness import staleness_used
 from helpers.waiting import eventually, processes_of
 
+import kvps
 from kvps.server import private_server
 
 
 @pytest.mark.slow
-def test_up_trains_the_digits_and_repeats_itself_bit_for_bit(home: Path, tmp_path: Path) -> None:
-    reports = []
-    for name in ("a.json", "b.json"):
-        done = kvps_run(
-            "up",
-            "digits",
-            "--report",
-            name,
-        )
-        assert done.returncode == 0, done.stderr
-        assert "test accuracy 0.9" in done.stdout.splitlines()[-1]
-        assert "kvps cli" in done.stderr
-        reports.append(json.loads((tmp_path / name).read_text()))
-    first, second = reports
-    assert first["accuracy"] >= 0.95
-    assert first["weights_sha256"] == second["weights_sha256"]
-    assert first["clock"] == {"w0": first["version"], "w1": first["version"], "w2": first["version"]}
+def test_up_trains_the_digits_and_reports_it(home: Path, tmp_path: Path) -> None:
+    done = kvps_run("up", "digits", "--report", "r.json")
+    assert done.returncode == 0, done.stderr
+    assert "test accuracy 0.9" in done.stdout.splitlines()[-1]
+    assert "kvps cli" in done.stderr
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert report["accuracy"] >= 0.95
+    assert report["clock"] == {"w0": report["version"], "w1": report["version"], "w2": report["version"]}
     wanted = "job task workers staleness shards optimizer version contributions clock seconds contributions_per_s"
     wanted += " loss accuracy figures weights_sha256"
-    assert list(first) == wanted.split()
+    assert list(report) == wanted.split()
     assert private_server.running() is None, "the server ended with the command"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["1", "-1"])
-def test_up_in_the_other_modes_with_a_straggler(home: Path, tmp_path: Path, mode: str) -> None:
+def test_up_in_the_other_modes_with_a_straggler(lasting: kvps.Store, tmp_path: Path, mode: str) -> None:
     patient = ["--worker-timeout", "60"]  # an eviction on a busy machine would leave rounds to one worker alone
-    done = kvps_run("up", "digits", "-s", mode, "--slow", "w0=3x", "--shards", "2", *patient, "--report", "r.json")
+    asked = ["--epochs", "12", "--slow", "w0=5x", "--shards", "2", "--report", "r.json"]
+    done = kvps_run("up", "digits", "-s", mode, *asked, *patient)
     assert done.returncode == 0, done.stderr
     report = json.loads((tmp_path / "r.json").read_text())
-    assert report["accuracy"] >= 0.95, done.stdout + done.stderr
+    assert report["accuracy"] >= 0.85, done.stdout + done.stderr
     assert report["staleness"] == int(mode)
-    assert report["contributions"] == sum(report["clock"].values()) == 1350 > report["version"]
-    figures = f"1350 contributions in {report['version']} versions, {report['seconds']:.1f} s, "
+    assert report["contributions"] == sum(report["clock"].values()) == 540 > report["version"]
+    figures = f"540 contributions in {report['version']} versions, {report['seconds']:.1f} s, "
     assert done.stdout.startswith(figures), "what was computed, and what came of it, in every mode"
+    used = staleness_used(lasting.job("digits"), 3)
+    assert used == 1 if mode == "1" else used > 1, "the log tells the modes apart"
 
 
 @pytest.mark.slow
-def test_the_log_of_processes_tells_the_modes_apart(home: Path) -> None:
-    """`--slow w0=5x` under each bound: the lag of the weights that contributions were computed on, from the log."""
-    assert kvps_run("server", "start").returncode == 0
-    try:
-        with private_store() as store:
-            for staleness in (0, 1, 3, -1):
-                name = f"s{staleness}".replace("-", "m")
-                options = ["--job", name, "-s", str(staleness), "--slow", "w0=5x", "--epochs", "6"]
-                assert kvps_run("up", "digits", *options).returncode == 0
-                used = staleness_used(store.job(name), 3)
-                assert used == staleness if staleness >= 0 else used > 3
-    finally:
-        assert kvps_run("server", "stop").returncode == 0
-
-
-@pytest.mark.slow
-def test_the_seed_decides_the_weights(home: Path, tmp_path: Path) -> None:
-    digests = set()
-    for seed in ("1", "2"):
+def test_the_seed_decides_the_weights_bit_for_bit(home: Path, tmp_path: Path) -> None:
+    digests = []
+    for seed in ("1", "2", "1"):
         assert kvps_run("up", "digits", *TINY, "--seed", seed, "--report", "r.json").returncode == 0
-        digests.add(json.loads((tmp_path / "r.json").read_text())["weights_sha256"])
-    assert len(digests) == 2
+        digests.append(json.loads((tmp_path / "r.json").read_text())["weights_sha256"])
+    assert digests[0] == digests[2] != digests[1]
 
 
 @pytest.mark.slow
 def test_ending_up_ends_all_of_it(home: Path, start: Any) -> None:
     for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)):
-        running = start("up", "digits", *LONG)
+        running = start("up", "digits", *LONG_UP)
         running.until("version")
         assert eventually(lambda: len(processes_of(home)) >= 7)  # up, guard, server, aggregator, three workers
         assert running.end(number) == code
