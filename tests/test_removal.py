@@ -141,7 +141,7 @@ def test_a_stopped_worker_process_ends_when_its_job_was_made_anew(store: Store, 
     store.remove_job("digits")
     assert kvps_run(*create, *TINY, "--seed", "2", "--workers", "1").returncode == 0
     worker.process.send_signal(signal.SIGCONT)
-    said, _ = worker.process.communicate(timeout=60)
+    said, _ = worker.process.communicate(timeout=120)
     assert (worker.process.returncode, said.count("kvps: error: ")) == (1, 1)
     # It may have been stopped while the server held a request of it, which was answered before the new job was made.
     assert "another one has its name now" in said or "no job 'digits'" in said
@@ -166,7 +166,7 @@ def _removing(store: Store, monkeypatch: pytest.MonkeyPatch, where: Any, name: s
     def slow(*args: Any) -> Any:
         if threading.get_ident() in me:
             asleep.set()
-            assert goes_on.wait(60)
+            assert goes_on.wait(120)
         return real(*args)
 
     def remove() -> None:
@@ -176,7 +176,7 @@ def _removing(store: Store, monkeypatch: pytest.MonkeyPatch, where: Any, name: s
     monkeypatch.setattr(where, name, slow)
     with ThreadPoolExecutor(1) as pool:
         outcome = pool.submit(remove)
-        assert asleep.wait(60)
+        assert asleep.wait(120)
         try:
             yield outcome
         finally:

@@ -148,7 +148,7 @@ def test_nobody_runs_ahead_before_all_have_joined(store: Store, staleness: int) 
         assert not done.wait(0.3)
         assert job.access.client.call("XLEN", job.access.keys.inbox) == 1
         with job.join("w1"):
-            assert done.wait(30)
+            assert done.wait(120)
         thread.join()
 
 

@@ -66,7 +66,7 @@ class Crew:
     def await_end(self) -> None:
         """Wait until all threads have ended by themselves."""
         for thread in self._threads:  # which grows meanwhile
-            thread.join(60)
+            thread.join(120)
         assert not any(thread.is_alive() for thread in self._threads)
         assert self._errors == []
 
@@ -105,7 +105,7 @@ def _worker(name: str, failed: threading.Event) -> Callable[[Job], None]:
             with job.join(name, takeover=True) as session:
                 while session.round < ROUNDS:
                     if session.round == ROUNDS - 1:
-                        failed.wait(60)
+                        failed.wait(120)
                     session.push(gradient(session.pull(), session.rank, session.round))
         except kvps.WorkerEvicted:  # another incarnation has replaced it while it slept
             return
@@ -137,7 +137,7 @@ def _survives(store: Store, point: str, nth: int, sleep: bool, transport: str) -
         crew.start(_aggregate)
         crew.start(_worker("w0", victim.fate), victim if is_worker else None)
         crew.start(_worker("w1", victim.fate))
-        assert victim.fate.wait(60), "it comes to the point"
+        assert victim.fate.wait(120), "it comes to the point"
         if sleep and is_worker:
             crew.start(_worker("w0", victim.fate))
         if sleep:
@@ -186,6 +186,6 @@ def test_a_holder_and_a_worker_may_die_in_one_job(store: Store, point: str) -> N
         crew.start(_worker("w0", holder.fate), worker)
         crew.start(_worker("w1", holder.fate))
         for process in (holder, worker):
-            assert process.fate.wait(60)
+            assert process.fate.wait(120)
         crew.await_end()
         _check(job, params)

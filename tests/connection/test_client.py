@@ -175,7 +175,7 @@ def test_an_aggregator_that_is_not_let_in_again_ends_with_the_reason(small: Smal
         assert eventually(lambda: all(busy.holders()))
         assert idle.holders() == [""]
         small.cut()
-        thread.join(20)
+        thread.join(120)
     assert [type(error) for error in raised] == [kvps.TooManyClients]
     assert REFUSED in str(raised[0])
 

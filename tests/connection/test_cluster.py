@@ -125,7 +125,7 @@ def test_a_dead_master_without_a_replica_is_said_in_one_line(cluster: Cluster, c
         assert cluster.url in str(said.value)
     finally:
         victim.start()
-    assert eventually(lambda: cluster.is_whole(replicas=False), 60)
+    assert eventually(lambda: cluster.is_whole(replicas=False))
     assert client.call("GET", key) is None, "this server keeps nothing"
     client.put([(key, [memoryview(b"again")])])
 

@@ -186,7 +186,7 @@ def test_a_replica_that_comes_back_is_read_again(servers: Replicated, monkeypatc
         found.check()
         for replica in servers.replicas:
             replica.start()
-        assert eventually(servers.in_step, 30)
+        assert eventually(servers.in_step)
         before = gets(*servers.replicas)
 
         def read_again() -> bool:
@@ -194,7 +194,7 @@ def test_a_replica_that_comes_back_is_read_again(servers: Replicated, monkeypatc
             found.check()
             return gets(*servers.replicas) > before
 
-        assert eventually(read_again, 30)
+        assert eventually(read_again)
 
 
 def test_a_replica_and_a_master_of_a_cluster_die(cluster: Cluster) -> None:
@@ -208,7 +208,7 @@ def test_a_replica_and_a_master_of_a_cluster_die(cluster: Cluster) -> None:
         found.check()
         heir = cluster.replica_of(master)
         master.kill()
-        assert eventually(lambda: heir.is_master, 60)
+        assert eventually(lambda: heir.is_master)
         for _ in range(3):
             found.round()
             found.check()
@@ -250,7 +250,7 @@ def test_dead_bytes_under_the_names_of_the_next_version_are_not_read(servers: Re
             found.check()
         name = following(found.reader.round_state().names[0])
         renamed = found.reader.access.keys.weights(0, name, 0)
-        assert eventually(lambda: all(replica.ask("EXISTS", renamed) for replica in servers.replicas), 10)
+        assert eventually(lambda: all(replica.ask("EXISTS", renamed) for replica in servers.replicas))
         for replica in servers.replicas:
             frozen(replica)
         found.round()

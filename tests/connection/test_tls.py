@@ -55,7 +55,7 @@ def tls_url(server_url: str, tmp_path: Path) -> Iterator[str]:
             writer.transport.abort()
         await asyncio.gather(*(writer.wait_closed() for writer in writers), return_exceptions=True)
 
-    asyncio.run_coroutine_threadsafe(end(), loop).result(10)
+    asyncio.run_coroutine_threadsafe(end(), loop).result(120)
     loop.call_soon_threadsafe(loop.stop)
     thread.join()
     loop.close()

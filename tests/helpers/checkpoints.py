@@ -29,7 +29,7 @@ def train_to(job: Job, rounds: int, workers: int = 2, checkpoints: Checkpoints |
 def _work(job: Job, worker: str, rounds: int, together: threading.Barrier) -> None:
     """Train to `rounds`; before the last round, a worker leaves as one that was stopped."""
     session = job.join(worker)
-    together.wait(30)
+    together.wait(120)
     while session.round < rounds:
         session.push(gradient(session.pull(), session.rank, session.round))
     session.leave(finished=rounds == ROUNDS)

@@ -54,7 +54,7 @@ def _end(host: Started) -> None:
     if host.process.poll() is None:
         host.process.terminate()
         try:
-            host.process.communicate(timeout=60)
+            host.process.communicate(timeout=120)
         except subprocess.TimeoutExpired:
             host.process.kill()
             host.wait()

@@ -137,7 +137,7 @@ def work(job: Job, rounds: int, step: Callable[[Session, Params, int], Params], 
 
     def run(number: int) -> None:
         with job.join(f"w{number}") as session:
-            together.wait(30)
+            together.wait(120)
             for round_ in range(rounds):
                 session.push(step(session, session.pull(), round_))
 

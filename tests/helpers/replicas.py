@@ -52,5 +52,5 @@ def replicated_server(*arguments: str, replicas: int = 2) -> Iterator[Replicated
 
         master = begin()
         found = Replicated(master, [begin("--replicaof", "127.0.0.1", str(master.port)) for _ in range(replicas)])
-        assert eventually(found.in_step, 30), "the replicas do not follow"
+        assert eventually(found.in_step), "the replicas do not follow"
         yield found

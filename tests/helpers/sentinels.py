@@ -173,5 +173,5 @@ def watched_servers(
             sentinel = begin(["--sentinel"], sentinel_password)
             found.sentinels.append(sentinel)
             found.watch(sentinel)
-        assert eventually(found.is_whole, 30), "the Sentinels do not find each other"
+        assert eventually(found.is_whole), "the Sentinels do not find each other"
         yield found

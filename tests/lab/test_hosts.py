@@ -84,10 +84,10 @@ def test_processes_are_signalled_one_by_one_or_all_killed(two: Sequence[Host]) -
     sleepers = [two[0].start("sleep", "1000") for _ in range(3)]
     assert eventually(lambda: two[0].run("sh", "-c", "cat /proc/[0-9]*/comm").split().count("sleep") == 3)
     two[0].signal(sleepers[0], signal.SIGTERM)
-    assert sleepers[0].wait(30) == -signal.SIGTERM
+    assert sleepers[0].wait(120) == -signal.SIGTERM
     assert sleepers[1].poll() is None
     two[0].kill()
-    assert [sleeper.wait(30) for sleeper in sleepers[1:]] == [-signal.SIGKILL] * 2
+    assert [sleeper.wait(120) for sleeper in sleepers[1:]] == [-signal.SIGKILL] * 2
     assert two[0].run("hostname").strip() == "kvps0", "the host itself goes on"
 
 
@@ -109,7 +109,7 @@ def test_nothing_is_left_when_the_process_that_made_hosts_is_killed(two: Sequenc
     assert all(process.runs(pid) for pid in pids)
     maker.kill()
     maker.communicate()
-    assert eventually(lambda: not any(process.runs(pid) for pid in pids), 30)
+    assert eventually(lambda: not any(process.runs(pid) for pid in pids))
 
 
 def test_hosts_that_cannot_be_made_are_one_line_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -215,11 +215,11 @@ def test_a_child_is_not_kept_from_a_server_of_its_own(home: Path) -> None:
     def look() -> None:
         with private_server.alone(), private_server._counting:
             inside.set()
-            leave.wait(30)
+            leave.wait(120)
 
     looking = threading.Thread(target=look)
     looking.start()
-    assert inside.wait(30)
+    assert inside.wait(120)
 
     def connect() -> None:
         with kvps.connect() as store:

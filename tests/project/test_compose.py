@@ -176,7 +176,7 @@ class Cluster:
             options = f"--bind {at} --bind-source-addr {at} --port {self._port} --cluster-node-timeout 2000"
             node = _started(self._folder / name, _start(name).replace(" <<END", f" {options} <<END"))
             self._nodes.append(node)
-        assert eventually(lambda: all(self._answers(name) for name in NODES), 20)
+        assert eventually(lambda: all(self._answers(name) for name in NODES))
 
     def stop(self) -> None:
         for node in self._nodes:
@@ -231,7 +231,7 @@ def test_the_profile_makes_a_cluster_that_outlives_new_addresses(tmp_path: Path)
             cluster.start()
             cluster.make()
             for name in NODES:
-                assert eventually(partial(cluster.is_whole, name), 30), cluster.nodes(name)
+                assert eventually(partial(cluster.is_whole, name)), cluster.nodes(name)
             cluster.stop()
     finally:
         cluster.stop()

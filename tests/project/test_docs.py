@@ -179,7 +179,7 @@ class Terminals:
         """Press Ctrl-C."""
         process = self._beside.pop(number)
         process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 128 + signal.SIGINT
+        assert process.wait(120) == 128 + signal.SIGINT
 
     def said(self, number: int) -> str:
         """What a terminal has printed since `heard`."""
@@ -191,7 +191,7 @@ class Terminals:
     def wait(self, number: int) -> None:
         """Wait for the command in a terminal, if one runs there, to end well."""
         if process := self._beside.pop(number, None):
-            assert process.wait(30) == 0, self.said(number)
+            assert process.wait(120) == 0, self.said(number)
 
     def wait_for_all(self) -> None:
         for number in list(self._beside):

@@ -63,7 +63,7 @@ def test_a_process_group_as_one_worker(store: Store, monkeypatch: pytest.MonkeyP
         )
     finally:
         torch.distributed.destroy_process_group()
-    served.join(30)
+    served.join(120)
     assert job.clock() == {"w0": 100}
 
 
@@ -77,7 +77,7 @@ def test_the_readmes_five_lines(home: Path) -> None:
             thread.start()
             code, _, _ = python_in("README.md")
             exec(code, {"batches": range(4), "gradient": lambda params, batch: {"x": np.ones(3, np.float32)}})
-            thread.join(30)
+            thread.join(120)
             np.testing.assert_array_equal(job.snapshot()[1]["x"], [-4, -4, -4])
     finally:
         assert kvps_run("server", "stop").returncode == 0
@@ -174,7 +174,7 @@ def _train_both(names: dict[str, Any], first: str, second: str) -> None:
         ends = [pool.submit(kvps_aggregator.serve, names["job"])]
         ends += [pool.submit(exec, first, names), pool.submit(exec, second, w1)]
         for end in ends:
-            end.result(60)
+            end.result(120)
     assert names["job"].clock() == {"w0": 30, "w1": 30}
     assert names["job"].traces()["w1"].loss < 1.2  # ln 5 at first
 
@@ -232,7 +232,7 @@ def test_submit_from_python_says_what_it_waits_for_and_ends_on_ctrl_c_in_one_lin
         assert program.stdout.readline() == "waits: no host takes tasks: kvps worker --queue\n"
         assert program.stdout.readline() == "waits: nobody serves the job: kvps aggregator start\n"
         program.send_signal(signal.SIGINT)
-        rest, errors = program.communicate(timeout=60)
+        rest, errors = program.communicate(timeout=120)
     assert (rest, errors, program.returncode) == ("", "interrupted: from-python is cancelled\n", 1)
 
 
@@ -263,14 +263,14 @@ def test_the_loop_of_the_page_of_local_steps(home: Path) -> None:
         thread = threading.Thread(target=kvps_aggregator.serve, args=(job,))
         thread.start()
         exec(joining, there)
-        thread.join(30)
+        thread.join(120)
         assert check_chain(job) == 3, "50 steps, 50, and the 20 that were left"
         exec(clocked.replace("workers=4", "workers=1"), there)
         timed = there["job"]
         thread = threading.Thread(target=kvps_aggregator.serve, args=(timed,))
         thread.start()
         exec(joining, there)
-        thread.join(30)
+        thread.join(120)
         assert sum(c.weight for commit in timed.log() for c in commit.plan.contributions) == 120
     finally:
         assert kvps_run("server", "stop").returncode == 0

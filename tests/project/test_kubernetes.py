@@ -215,11 +215,11 @@ def server(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     environment = os.environ | {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
     process = subprocess.Popen([shell, option, text], env=environment, stdout=subprocess.DEVNULL)
     try:
-        assert eventually((tmp_path / "socket").exists, 20)
+        assert eventually((tmp_path / "socket").exists)
         yield process
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait(20)
+        process.wait(120)
 
 
 @pytest.mark.slow

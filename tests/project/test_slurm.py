@@ -92,7 +92,7 @@ def test_a_job_that_is_ended_goes_on_from_its_newest_checkpoint(slurm: dict[str,
         start_new_session=True,
     )
     try:
-        assert eventually(lambda: len(list(checkpoints.glob("*.safetensors"))) > 1 or first.poll() is not None, 60)
+        assert eventually(lambda: len(list(checkpoints.glob("*.safetensors"))) > 1 or first.poll() is not None)
         password = tmp_path / "run" / "password"
         assert password.stat().st_mode & 0o777 == 0o600
         secret = password.read_text().strip()
@@ -100,7 +100,7 @@ def test_a_job_that_is_ended_goes_on_from_its_newest_checkpoint(slurm: dict[str,
             assert secret.encode() not in _read(shown)
     finally:
         os.killpg(first.pid, signal.SIGTERM)
-        printed = first.communicate(timeout=60)[0]
+        printed = first.communicate(timeout=120)[0]
     assert first.returncode != 0
     assert secret not in printed
     assert not password.exists()

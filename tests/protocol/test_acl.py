@@ -211,7 +211,7 @@ def test_who_may_not_load_scripts_waits_for_who_may(store: Store, under: Users) 
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(work_on, worker, "w0", 3)
         with aggregating(aggregator):
-            assert waiting.result(60) == [1, 2, 3]
+            assert waiting.result(120) == [1, 2, 3]
 
 
 def test_a_server_restarted_under_a_worker_is_left_to_the_aggregator(store: Store, under: Users) -> None:
@@ -230,7 +230,7 @@ def test_a_server_restarted_under_a_worker_is_left_to_the_aggregator(store: Stor
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(work_on, worker, "w0", 3)
         with aggregating(aggregator):
-            assert waiting.result(60) == [1, 2, 3]
+            assert waiting.result(120) == [1, 2, 3]
     assert [e["kind"] for _, e in worker.entries()].count("recover") == 1
 
 

@@ -118,7 +118,7 @@ def test_a_job_made_anew_is_never_served_with_the_settings_it_had(store: Store) 
     new = store.create_job("job", ONE, optimizer=kvps.SGD(lr=10.0))
     with new.join("w0") as session:
         _push(session)
-        thread.join(60)
+        thread.join(120)
         assert not thread.is_alive()
         assert new.state().version == 0
         with aggregating(new):

@@ -316,7 +316,7 @@ def test_a_server_that_begins_a_new_life_while_a_job_ends(store: Store, monkeypa
     monkeypatch.setattr(Aggregator, "_finish", interrupted)
     with ThreadPoolExecutor(1) as pool:
         serving = pool.submit(serve, job)
-        assert lost.wait(10)
+        assert lost.wait(120)
         with job.join("w0", takeover=True) as session:
             session.pull()
             session.push({"x": np.ones(3, np.float32)})

@@ -74,7 +74,7 @@ def test_a_program_that_started_it_takes_it_from_nobody(home: Path, start: Any, 
         assert program.stdout.readline() == "here\n"
         with kvps.connect() as store:
             assert not store.started_server
-            program.communicate(timeout=60)
+            program.communicate(timeout=120)
             store.create_job("job", model())
             assert store.jobs() == ["job"]
             with kvps.connect() as another:

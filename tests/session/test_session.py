@@ -343,7 +343,7 @@ def test_an_interrupted_pull_has_nobody_else_fetch_into_its_array(
     def slow(self: VersionReader, request: PullRequest) -> Weights:
         if threading.current_thread().name.startswith("kvps-prefetch"):
             targets.append(id(request.into))
-            gate.wait(10)
+            gate.wait(120)
         return read(self, request)
 
     monkeypatch.setattr(VersionReader, "read", slow)
@@ -384,7 +384,7 @@ def test_who_joins_behind_is_waited_for_with_prefetch_too(store: Store) -> None:
 
         with ThreadPoolExecutor(1) as pool:
             ended = pool.submit(third)
-            assert joined.wait(60)
+            assert joined.wait(120)
             w0.push(_of(SMALL, 1))
             w0.pull()
             assert leaving.is_set(), "w0 waits for w2, two rounds behind, until that leaves"

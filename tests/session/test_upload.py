@@ -383,7 +383,7 @@ def test_dead_bytes_become_those_that_come_next(store: Store, staleness: int) ->
     aggregator = threading.Thread(target=kvps_aggregator.serve, args=(job,), kwargs={"stop": stop})
     aggregator.start()
     work(job, 30, step, 2)
-    aggregator.join(30)
+    aggregator.join(120)
     assert check_chain(job) >= 15
     sets = 2 * (settings["staleness"] + 2)  # of gradients: of two workers, all that may wait and one on its way
     versions = 8  # 5.6 MB each: five fit into what a small job keeps, one is made, one is reused

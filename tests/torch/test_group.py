@@ -50,7 +50,7 @@ def _serving(job: kvps.Job, record: Path | None = None) -> Iterator[None]:
         served = pool.submit(kvps_aggregator.serve, job, stop=stop, record=record)
         try:
             yield
-            served.result(60)
+            served.result(120)
         finally:
             stop.set()
 

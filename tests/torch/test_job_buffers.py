@@ -91,7 +91,7 @@ def train(job: kvps.Job, rounds: int, round_: Round, record: Path | None = None,
 
     def run(number: int) -> None:
         with kvps.torch.join(job, models[number], f"w{number}", **how) as worker:
-            together.wait(30)
+            together.wait(120)
             while worker.session.round < rounds:
                 round_(worker, models[number])
 
@@ -204,7 +204,7 @@ def test_rank_0_is_killed_and_the_next_rank_stands_in(store: Store, server_url: 
     killed = TorchPopen([sys.executable, "-c", KILLED, server_url])
 
     def evict() -> None:
-        assert killed.wait(60) == -signal.SIGKILL
+        assert killed.wait(120) == -signal.SIGKILL
         job.evict(job.state().members["w0"])
 
     with aggregating(job, record=tmp_path), ThreadPoolExecutor(1) as pool:
@@ -271,7 +271,7 @@ def test_local_steps_push_those_after_the_last_step(store: Store, kind: str) -> 
         model = net()
         inner = torch.optim.SGD(model.parameters(), lr=0.1)
         with kvps.torch.join(job, model, f"w{number}", inner=inner, local_steps=3) as worker:
-            together.wait(30)
+            together.wait(120)
             for each in range(6):
                 worker.pull()
                 loss_of(model, number, each).backward()

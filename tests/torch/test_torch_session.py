@@ -247,7 +247,7 @@ def test_a_worker_that_is_dropped_leaves_the_model_alone(store: Store) -> None:
     worker.pull()
     del worker
     loss_of(model, 0, 0).backward()
-    heart.join(20)
+    heart.join(120)
     assert not heart.is_alive()
 
 

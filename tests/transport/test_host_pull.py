@@ -179,7 +179,7 @@ def test_one_that_ends_or_halts_in_the_middle_holds_up_nobody(store: Store, runt
     victim = _spawn.Process(target=_victim, args=(store.url, str(runtime), number, reading))
     with aggregating(job), job.join("w0") as first, job.join("w1") as second:
         victim.start()
-        assert reading.wait(60)
+        assert reading.wait(120)
         for session in (first, second):
             weights = session.pull()
             for name, value in start.items():
@@ -218,7 +218,7 @@ def test_nobody_waits_for_the_read_of_another_version(runtime: Path) -> None:
 
     thread = threading.Thread(target=one.exactly, args=("1.term", slow))
     thread.start()
-    assert reading.wait(10)
+    assert reading.wait(120)
     assert other.exactly("2.term", _constant(2, reads)) is None
     threading.Timer(1.5, over.set).start()
     assert third.exactly("1.term", _constant(1, reads)) is None

@@ -210,7 +210,7 @@ def test_a_session_that_is_dropped_falls_silent(store: Store) -> None:
     heart = session._membership._heartbeat
     del session
     gc.collect()
-    heart.join(10)
+    heart.join(120)
     assert not heart.is_alive()
 
 

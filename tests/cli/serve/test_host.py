@@ -189,7 +189,7 @@ def test_a_password_is_asked_for_and_is_in_no_process_list(
     assert refused.returncode == 1
     assert re.fullmatch(r"kvps: error: [^\n]*(NOAUTH|refuses the login|Authentication)[^\n]*\n", refused.stderr)
     second.process.send_signal(signal.SIGTERM)
-    printed = second.process.communicate(timeout=60)[0]
+    printed = second.process.communicate(timeout=120)[0]
     assert "quite" not in printed
 
 

@@ -123,7 +123,7 @@ def test_a_terminal_has_a_prompt(filled: Store) -> None:
         seen += os.read(screen, 1024)
     assert f"{filled.url}> ".encode() in seen
     os.write(screen, b"quit\n")
-    assert process.wait(30) == 0
+    assert process.wait(120) == 0
     os.close(screen)
 
 

@@ -36,7 +36,7 @@ def trained(store: Store, staleness: int, checkpoints: Checkpoints | None = None
 
     def run(number: int) -> None:
         with job.join(f"w{number}") as session:
-            together.wait(60)
+            together.wait(120)
             for round_ in range(ROUNDS):
                 push(session, loss_of(number, round_))
 

@@ -41,7 +41,7 @@ def train(job: Job, workers: int, rounds: int, slow: Callable[[int], float] = la
 
     def work(rank: int) -> None:
         with job.join(f"w{rank}") as session:
-            together.wait(30)
+            together.wait(120)
             for number in range(rounds):
                 params = session.pull()
                 threading.Event().wait(slow(rank))
