@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import redis
 from helpers.certificates import authority_file, issued, tls_server
@@ -79,8 +80,11 @@ def test_files_that_cannot_be_used(
         kvps.connect(URL)
 
 
-def test_a_job_on_a_server_that_asks_for_a_certificate(files: dict[str, Path], tmp_path: Path) -> None:
+def test_jobs_on_a_server_that_asks_for_a_certificate(files: dict[str, Path], tmp_path: Path) -> None:
+    """One trains; the other has more bytes than a TLS record, a socket's buffer or a window of replies holds."""
+    large = {"x": np.random.default_rng(0).normal(size=3_000_000).astype(np.float32)}
     with tls_server(tmp_path) as url, kvps.connect(url) as store:
+        assert store.create_job("large", large).snapshot()[1]["x"].tobytes() == large["x"].tobytes()
         job = store.create_job("tls", model(), workers=2, optimizer=kvps.SGD(lr=0.05))
         with aggregating(job):
             work(job, 3, lambda session, params, round_: gradient(params, session.rank, round_), 2)

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from helpers.certificates import authority_file, issued
-from helpers.commands import kvps_run
 from helpers.harness import aggregating, model, plain_loop, work_on
 from helpers.sentinels import NAME, Watched, watched_servers
 from helpers.servers import free_port
@@ -147,13 +146,6 @@ def test_a_replica_is_not_taken_for_the_master(watched: Watched, monkeypatch: py
     monkeypatch.setattr(sentinel.Sentinels, "master", lambda self: ("127.0.0.1", replica.port))
     with Client(watched.url, patience_s=0.1) as client, pytest.raises(kvps.NoServer, match="is a replica"):
         client.preflight()
-
-
-@pytest.mark.slow
-def test_commands_take_the_url(watched: Watched) -> None:
-    assert kvps_run("jobs", "--redis", watched.url).returncode == 0
-    asked = kvps_run("cli", "--redis", watched.url, "CONFIG", "GET", "port")
-    assert asked.stdout.split() == ["port", str(watched.master.port)]
 
 
 def test_passwords_of_servers_and_sentinels() -> None:
