@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from statistics import median
 from types import ModuleType
 from typing import Any
 
@@ -259,39 +257,3 @@ def test_an_aggregator_on_a_device_commits_the_same_bits(store: Store, gpu: Devi
 
 
 # -- figures -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("transport", ["redis", "shm"])
-def test_rates_at_100_mb(store: Store, gpu: Device, transport: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Printed, not judged: of CuPy arrays as they are, and by way of plain NumPy arrays; the bar is 1.5."""
-    cupy, turns = gpu.xp, 7
-    params = {f"w{i}": np.zeros(6_553_600, np.float32) for i in range(4)}
-    nbytes = sum(array.nbytes for array in params.values())
-    grads = {name: cupy.random.standard_normal(array.shape, dtype=cupy.float32) for name, array in params.items()}
-    took: dict[str, list[float]] = {"push": [], "plain push": [], "pull": [], "plain pull": []}
-    job = store.create_job("job", params, staleness=-1, workers=2, transport=transport, worker_timeout_ms=60_000)
-
-    def timed(what: str, do: Callable[[], object]) -> None:
-        began = time.perf_counter()
-        do()
-        cupy.cuda.get_current_stream().synchronize()
-        took[what].append(time.perf_counter() - began)
-
-    with aggregating(job), job.join("w0", device=gpu) as session, job.join("w1") as plain:
-        for turn in range(turns):
-            timed("pull", session.pull)
-            timed("plain pull", lambda: {name: cupy.asarray(array) for name, array in plain.pull().items()})
-            timed("push", lambda: session.push(grads))
-            await_version(job, 2 * turn + 1)  # else the aggregator takes the processor from the next
-            timed("plain push", lambda: plain.push({name: cupy.asnumpy(grad) for name, grad in grads.items()}))
-            await_version(job, 2 * turn + 2)
-        for each in (session, plain):
-            each.leave(finished=False)
-    rate = {what: nbytes / median(times[1:]) / 1e9 for what, times in took.items()}
-    with capsys.disabled():
-        for what in ("push", "pull"):
-            plainly = rate[f"plain {what}"]
-            print(
-                f"\n{transport}, 100 MB of CuPy arrays: {what} {rate[what]:.2f} GB/s, "
-                f"by way of NumPy {plainly:.2f} GB/s: {rate[what] / plainly:.2f} times"
-            )
