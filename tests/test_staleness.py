@@ -18,8 +18,7 @@ pytestmark = pytest.mark.contract
 ROUNDS = 50
 
 
-@pytest.mark.parametrize("shards", [1, 3])
-@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize(("workers", "shards"), [(1, 3), (2, 1), (4, 3)])
 def test_bsp_equals_the_plain_loop_bit_for_bit(store: Store, workers: int, shards: int) -> None:
     job = store.create_job("bits", model(), workers=workers, shards=shards, optimizer=kvps.SGD(lr=0.05))
     with aggregating(job):
@@ -82,8 +81,7 @@ def test_the_bound_holds_and_asp_goes_past_it(store: Store, staleness: int, reac
         assert used > reaches_past
 
 
-@pytest.mark.parametrize("staleness", [0, 2, -1])
-@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize(("staleness", "shards"), [(0, 1), (2, 2), (-1, 2)])
 def test_the_weights_are_exactly_the_sum_of_what_was_acknowledged(store: Store, staleness: int, shards: int) -> None:
     workers, rounds = 3, 60
     start = {"a": np.zeros((5, 3), np.float32), "b": np.zeros(7, np.float32)}

@@ -114,13 +114,6 @@ def test_each_one_trains_and_is_replayed(lasting: Store, tmp_path: Path, name: s
     assert "bit-identical" in verified.stdout
 
 
-def test_a_contradiction_changes_nothing(lasting: Store) -> None:
-    done = kvps_run("up", "digits", "--topology", "bsp", "-s", "1")
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-    assert done.stderr == "kvps: error: topology bsp means staleness 0, not 1: leave one of the two out\n"
-    assert lasting.jobs() == []
-
-
 # -- in Python -------------------------------------------------------------------------------------------------------
 
 

@@ -103,6 +103,12 @@ def test_every_length_comes_back(name: str, size: int) -> None:
         assert np.array_equal(again, got), "what it gives it can say exactly"
 
 
+def test_how_many_bytes_are_sent() -> None:
+    lengths = {name: format_of(name).nbytes(300_000) for name in ("fp32", "bf16", "fp16", "int8", "topk:0.25")}
+    halves = dict.fromkeys(("bf16", "fp16", "topk:0.25"), 600_000)
+    assert lengths == {"fp32": 1_200_000, "int8": 300_000 + 4 * 293} | halves
+
+
 @pytest.mark.parametrize("name", LOSSY)
 def test_what_is_left_out_comes_with_the_next(name: str) -> None:
     """Error feedback: the sum of what was sent differs from the sum of what was meant by one residual, not by many."""
