@@ -20,6 +20,7 @@ from kvps.connection.client import Client
 from kvps.job import Job
 from kvps.store import Store
 
+pytestmark = pytest.mark.contract
 ITEMS = 3_000
 
 

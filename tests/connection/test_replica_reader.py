@@ -6,7 +6,7 @@ import logging
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,10 @@ import numpy as np
 import pytest
 import redis
 from helpers.certificates import authority_file, issued
-from helpers.clusters import Cluster, running_cluster
+from helpers.clusters import Cluster, ClusterNode, running_cluster
 from helpers.harness import aggregating
-from helpers.replicas import Replicated, gets, replicated_server
-from helpers.sentinels import watched_servers
-from helpers.servers import private_directory, running_server
+from helpers.sentinels import Process, watched_servers
+from helpers.servers import free_port, private_directory, running_server
 from helpers.waiting import eventually
 from kvps_cli.serve.acl import url_for
 
@@ -26,6 +25,7 @@ import kvps
 from kvps.connection.client import Client
 from kvps.connection.replica_reader import ReplicaReader, SlotItems
 from kvps.job import Job
+from kvps.machine.paths import server_program
 from kvps.protocol import acl
 from kvps.protocol.keys import following
 from kvps.session.session import Session
@@ -34,6 +34,49 @@ pytestmark = pytest.mark.slow
 ITEMS = 1_500_000  # of a model whose dead keys are renamed to the next ones
 ROUNDS = 12
 MOST = 0.6  # of the bytes, on a machine so busy that a replica is late now and then
+
+
+class Replicated:
+    """A master and its replicas. All can be killed, and started again."""
+
+    def __init__(self, master: Process, replicas: list[Process]) -> None:
+        self.master = master
+        self.replicas = replicas
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.master.port}"
+
+    def in_step(self) -> bool:
+        """Return whether the master sends its writes to all replicas."""
+        info = self.master.ask("INFO", "replication")
+        return all(info.get(f"slave{i}", {}).get("state") == "online" for i in range(len(self.replicas)))
+
+
+def gets(*servers: Process | ClusterNode) -> int:
+    """Return how many GETs these servers have answered."""
+    return sum(server.ask("INFO", "commandstats").get("cmdstat_get", {}).get("calls", 0) for server in servers)
+
+
+@contextmanager
+def replicated_server(replicas: int = 2) -> Iterator[Replicated]:
+    """Start a server with replicas, and end them all."""
+    with private_directory() as folder, ExitStack() as stack:
+
+        def begin(*more: str) -> Process:
+            port = free_port()
+            home = folder / str(port)
+            home.mkdir()
+            command = [server_program(), "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(home)]
+            command += ["--repl-diskless-sync-delay", "0", *more]
+            started = Process(home, port, command, {})
+            stack.callback(started.kill)
+            return started
+
+        master = begin()
+        found = Replicated(master, [begin("--replicaof", "127.0.0.1", str(master.port)) for _ in range(replicas)])
+        assert eventually(found.in_step), "the replicas do not follow"
+        yield found
 
 
 @pytest.fixture(autouse=True)

@@ -56,7 +56,7 @@ class ClusterNode:
 
     def ask(self, *command: Any) -> Any:
         """Return the node's own answer."""
-        with redis.Redis(port=self.port, protocol=2, retry=None, socket_timeout=5, decode_responses=True) as client:
+        with redis.Redis(port=self.port, protocol=2, retry=None, socket_timeout=20, decode_responses=True) as client:
             return client.execute_command(*command)
 
     @property
@@ -99,7 +99,7 @@ class Cluster:
 
     def slots(self, node: ClusterNode | None = None) -> list[Any]:
         """Return the reply to CLUSTER SLOTS of a node, or of any that lives."""
-        with redis.Redis(port=(node or self.living[0]).port, protocol=2, retry=None, socket_timeout=5) as client:
+        with redis.Redis(port=(node or self.living[0]).port, protocol=2, retry=None, socket_timeout=20) as client:
             client.response_callbacks.pop("CLUSTER SLOTS", None)
             return list(client.execute_command("CLUSTER SLOTS"))
 

@@ -42,7 +42,7 @@ class Process:
 
     def ask(self, *command: Any) -> Any:
         with redis.Redis(
-            port=self.port, protocol=2, retry=None, socket_timeout=5, decode_responses=True, **self._login
+            port=self.port, protocol=2, retry=None, socket_timeout=20, decode_responses=True, **self._login
         ) as client:
             return client.execute_command(*command)
 

@@ -27,29 +27,29 @@ def milliseconds(entries: list[dict[str, str]]) -> float:
     return sum(float(entry[f"{phase}_ms"]) for entry in entries for phase in PHASES)
 
 
-def trained(job: Job, rounds: int = ROUNDS) -> float:
-    """Train alone, with some sleep in and between rounds. Return the seconds from the first pull to the last push."""
+def trained(job: Job, rounds: int = ROUNDS) -> tuple[float, float]:
+    """Train alone, with some sleep in and between rounds. Return the least and the most seconds from the end of the
+    first push to that of the last: without these two, and with them."""
     with aggregating(job):
         with job.join("w0") as session:
-            session.pull()
-            session.push(gradient(session.pull(), 0, 0))
-            began = time.perf_counter()
-            for number in range(1, rounds):
+            times = []
+            for number in range(rounds):
                 time.sleep(0.01)
                 params = session.pull()
                 time.sleep(0.02)
-                session.push(gradient(params, 0, number), loss=1 / number)
-            seconds = time.perf_counter() - began
+                times.append(time.perf_counter())
+                session.push(gradient(params, 0, number), loss=1 / (1 + number))
+                times.append(time.perf_counter())
         await_version(job, rounds)
-    return seconds
+    return times[-2] - times[1], times[-1] - times[0]
 
 
 def test_phases_add_up_to_the_time_that_passed(store: Store) -> None:
     job = store.create_job("j", model())
-    seconds = trained(job)
+    least, most = trained(job)
     entries = trace_of(job)
     assert [int(entry["round"]) for entry in entries] == list(range(1, ROUNDS + 1))
-    assert milliseconds(entries[1:]) == pytest.approx(1000 * seconds, rel=0.02)
+    assert 0.99 * least < milliseconds(entries[1:]) / 1000 < 1.01 * most
     assert all(float(entry["compute_ms"]) >= 20 and float(entry["other_ms"]) >= 10 for entry in entries[1:])
 
 
@@ -64,7 +64,7 @@ def test_iterations_follow_each_other_on_the_servers_clock(store: Store) -> None
     assert before - 0.05 < starts[0]
     assert ends[-1] < after + 0.05
     for end, start in zip(ends, starts[1:], strict=False):
-        assert start == pytest.approx(end, abs=0.005), "one begins where the last ended, but for the clock's error"
+        assert start == pytest.approx(end, abs=0.015), "one begins where the last ended, but for the clock's error"
 
 
 @pytest.mark.contract

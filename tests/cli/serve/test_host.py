@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -9,34 +10,92 @@ import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 import redis
-from helpers.commands import kvps_run
-from helpers.data_hosts import READY, DataHosts, data_hosts, processes_with
+from helpers.clusters import node_ports
+from helpers.commands import KVPS, Started, kvps_run
 from helpers.harness import await_version, check_chain, gradient, plain_loop
 from helpers.waiting import eventually
 
 import kvps
-from kvps.connection.slots import SLOTS, slot_of
+from kvps.connection.slots import SLOTS, Address, slot_of
 from kvps.job import Job
 from kvps.machine.address import outward_address
 from kvps.machine.paths import server_program
-from kvps.server.cluster_members import Members
+from kvps.server.cluster_members import Member, Members
 
 pytestmark = pytest.mark.slow
 WORKERS, RATE = 2, 0.05
+READY = "workers: "
 MODEL = {"w": np.linspace(-1, 1, 60_000, dtype=np.float32)}
+
+
+class DataHosts:
+    """A function that starts `kvps host` at the address of a number, and the cluster that they make."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self.port = node_ports(1)[0]
+        self._stack = stack
+
+    def at(self, number: int) -> str:
+        return f"127.78.3.{number}:{self.port}"
+
+    def address(self, number: int) -> Address:
+        return Address(f"127.78.3.{number}", self.port)
+
+    def url(self, number: int = 1) -> str:
+        return f"redis://{self.at(number)}"
+
+    def start(self, number: int, *options: str, ready: bool = True) -> Started:
+        """Start the host of that number; all but the first join the first. Wait until it is a part of the cluster."""
+        join = () if number == 1 or "--join" in options else ("--join", self.url())
+        command = [*KVPS, "host", "--listen", self.at(number), *join, *options]
+        host = Started(command, os.environ | {"PYTHONUNBUFFERED": "1"})
+        self._stack.callback(_end, host)
+        if ready:
+            host.until(READY)
+        return host
+
+    def members(self, password: str | None = None, seed: int = 1) -> list[Member]:
+        """Return all masters, each as it tells itself."""
+        with Members(self.address(seed), password) as members:
+            return members.masters()
+
+
+def _end(host: Started) -> None:
+    """End a host, with all that it has started, if the test has not."""
+    if host.process.poll() is None:
+        host.process.terminate()
+        try:
+            host.process.communicate(timeout=120)
+        except subprocess.TimeoutExpired:
+            host.process.kill()
+            host.wait()
+
+
+def _processes_with(text: str) -> list[str]:
+    """Return the command lines of all living processes that have a text in them."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            except OSError:
+                continue
+            if text in command:
+                found.append(command)
+    return found
 
 
 @pytest.fixture
 def hosts(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DataHosts]:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    with data_hosts() as found:
-        yield found
+    with ExitStack() as stack:
+        yield DataHosts(stack)
 
 
 def _slots(hosts: DataHosts, seed: int = 1) -> list[int]:
@@ -80,7 +139,7 @@ def test_hosts_join_and_leave_while_a_bsp_job_trains(hosts: DataHosts, tmp_path:
     assert third.end(signal.SIGTERM) == 143
     assert _slots(hosts) == [SLOTS]
     assert first.end(signal.SIGTERM) == 143
-    assert not processes_with(str(hosts.port))
+    assert not _processes_with(str(hosts.port))
     assert not _temporary(tmp_path)
 
 
@@ -121,7 +180,7 @@ def test_a_host_that_was_killed_comes_back_with_its_slots(hosts: DataHosts, tmp_
         [mine] = [member for member in hosts.members() if member.address == hosts.address(2)]
         second.process.kill()
         second.wait()
-        assert eventually(lambda: not processes_with(hosts.at(2))), "node and aggregator end with it"
+        assert eventually(lambda: not _processes_with(hosts.at(2))), "node and aggregator end with it"
         again = hosts.start(2, "--data-dir", str(tmp_path / "data"))
         assert {member.id: member.slots for member in hosts.members()}[mine.id] == mine.slots
         assert job.snapshot()[0] == 0
@@ -179,8 +238,8 @@ def test_a_password_is_asked_for_and_is_in_no_process_list(
     hosts.start(1, "--password-file", str(file))
     second = hosts.start(2, "--password-file", str(file))
     assert sorted(len(member.slots) for member in hosts.members(secret)) == [SLOTS // 2] * 2
-    assert len(processes_with(str(hosts.port))) >= 4
-    assert not processes_with("quite")
+    assert len(_processes_with(str(hosts.port))) >= 4
+    assert not _processes_with("quite")
     assert seen.read_text() == "-\n-\n"
     environment = {"KVPS_REDIS_PASSWORD_FILE": str(file), "KVPS_REDIS_URL": hosts.url()}
     done = kvps_run("jobs", **environment)
@@ -248,7 +307,7 @@ def test_a_port_in_use_and_a_node_that_is_away(hosts: DataHosts) -> None:
     _refused("--join", hosts.url(), "--listen", hosts.at(2), says="the port 10,000 above: address already in use")
     second.process.kill()
     second.wait()
-    assert eventually(lambda: not processes_with(hosts.at(2)))
+    assert eventually(lambda: not _processes_with(hosts.at(2)))
     _refused("--join", hosts.url(), "--listen", hosts.at(3), says=r"(no answer from|the node at) \S*127\.78\.3\.2")
     first.process.send_signal(signal.SIGTERM)
     printed, _ = first.process.communicate(timeout=120)

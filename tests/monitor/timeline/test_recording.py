@@ -42,14 +42,14 @@ def test_the_spans_of_a_worker_add_up_to_its_run(store: Store, staleness: int) -
     job = store.create_job("j", model(), workers=3, staleness=staleness)
     with aggregating(job):
         processes = {f"w{n}": started(store, f"w{n}", 60, 20 if n else 30) for n in range(3)}
-        walls = {worker: float(process.communicate()[0].split()[-1]) for worker, process in processes.items()}
+        walls = {worker: process.communicate()[0].split()[-2:] for worker, process in processes.items()}
         job.await_finished()
     found = record(job)
-    for worker, wall in walls.items():
+    for worker, (least, most) in walls.items():
         phases: dict[str, float] = {}
         for span in (span for block in found.workers[worker][1:] for span in block.spans):
             phases[span.phase] = phases.get(span.phase, 0.0) + (span.end_us - span.start_us) / 1e6
-        assert sum(phases.values()) == pytest.approx(wall, rel=0.02), (worker, phases)
+        assert 0.98 * float(least) < sum(phases.values()) < 1.02 * float(most), (worker, phases)
         assert phases["compute"] > 59 * (0.02 if worker != "w0" else 0.03)
     assert len(found.workers["w0"]) == 60
 
