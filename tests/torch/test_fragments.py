@@ -70,10 +70,6 @@ class Plain:
                         dict(replica.named_parameters())[name].copy_(parameter)
 
 
-PLACES = ["redis", "shm"]
-
-
-@pytest.mark.parametrize("transport", PLACES)
 @pytest.mark.slow
 def test_streaming_diloco_is_the_loop_of_its_paper(store: Store, tmp_path: Path, transport: str) -> None:
     """Fragments in turn; the last steps are of the whole model, so that no worker's steps are lost."""
@@ -101,18 +97,6 @@ def test_streaming_diloco_is_the_loop_of_its_paper(store: Store, tmp_path: Path,
     for name in wanted:
         np.testing.assert_allclose(ends[name], wanted[name], rtol=0, atol=1e-5 * np.abs(wanted[name]).max())
     assert proved(job, tmp_path).replayed == rounds + 1
-
-
-@pytest.mark.slow
-def test_who_leaves_after_a_push_pushes_what_other_fragments_have(store: Store) -> None:
-    job, model = create(store, workers=1), net()
-    with aggregating(job):
-        worker = kvps.torch.join(job, model, inner=sgd(model))
-        for number in range(STEPS // FRAGMENTS):
-            batch(worker, model, number)
-        worker.leave()
-        await_version(job, 2)
-    assert [c.part for commit in job.log() for c in commit.plan.contributions] == ["0", ""]
 
 
 def test_who_has_taken_no_step_pushes_nothing(store: Store) -> None:
@@ -149,7 +133,6 @@ def test_a_round_that_was_given_up_begins_with_the_whole_model(store: Store) -> 
         worker = kvps.torch.join(job, model, "w0", inner=sgd(model))
         batch(worker, model, 0)
         batch(worker, model, 1)
-        assert worker._local is not None
         batch(worker, model, 2)
         push, worker.session.push = worker.session.push, _fails  # type: ignore[method-assign]
         with pytest.raises(kvps.ServerLost):
@@ -184,7 +167,7 @@ def test_a_batch_that_is_left_out_takes_no_steps_back(store: Store, spoilt: bool
     assert [c.part for commit in job.log() for c in commit.plan.contributions] == ["0", ""]
 
 
-def test_what_a_leaving_worker_pushes_has_the_weight_of_its_steps(store: Store) -> None:
+def test_a_worker_that_leaves_pushes_the_steps_of_other_fragments_with_their_weight(store: Store) -> None:
     job, model = create(store, workers=1, reduction="weighted"), net()
     with aggregating(job):
         worker = kvps.torch.join(job, model, "w0", inner=sgd(model))
@@ -194,7 +177,8 @@ def test_what_a_leaving_worker_pushes_has_the_weight_of_its_steps(store: Store) 
             worker.step(weight=64)
         worker.leave()
         await_version(job, 2)
-    assert [c.weight for commit in job.log() for c in commit.plan.contributions] == [128, 128]
+    pushed = [(c.part, c.weight) for commit in job.log() for c in commit.plan.contributions]
+    assert pushed == [("0", 128), ("", 128)]
 
 
 def _fails(*_: Any, **__: Any) -> int:

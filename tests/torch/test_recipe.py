@@ -61,7 +61,6 @@ def trained(store: Store, folder: Path, steps: int, dtype: torch.dtype, shards: 
 @pytest.mark.parametrize(
     ("steps", "dtype", "shards"),
     [
-        (FEW, torch.float32, 2),
         (FEW, torch.bfloat16, 1),
         (MANY, torch.bfloat16, 2),
     ],
@@ -76,12 +75,11 @@ def test_a_gpt_ends_as_in_a_plain_loop(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shards", [1, 2])
-def test_a_gpt_ends_as_with_distributed_data_parallel(store: Store, tmp_path: Path, shards: int) -> None:
+def test_a_gpt_ends_as_with_distributed_data_parallel(store: Store, tmp_path: Path) -> None:
     """After 100 steps 1.8e-6 of the way that the weights have come, where PyTorch's two AdamW differ by 1.6e-6."""
     of_ddp, far = by_ddp(tmp_path, MANY), tolerance(MANY, torch.float32)
     assert distance(reference(MANY, torch.float32), of_ddp) <= far < 1e-4
-    assert distance(trained(store, tmp_path, MANY, torch.float32, shards), of_ddp) <= far
+    assert distance(trained(store, tmp_path, MANY, torch.float32, 2), of_ddp) <= far
 
 
 @pytest.mark.slow
