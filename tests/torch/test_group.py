@@ -5,24 +5,23 @@ from __future__ import annotations
 import json
 import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import kvps_aggregator
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from helpers import group_member
+from helpers.arrays import assert_same_bits
 from helpers.commands import Started
 from helpers.ddp import loss_of, net, weights_of
-from helpers.digits_job import proved
+from helpers.digits_job import proved, run_workers
 from helpers.group_member import POINTS
-from helpers.harness import check_chain
+from helpers.harness import aggregating, await_version, check_chain
 from helpers.torch_process import TorchPopen
 from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -43,19 +42,6 @@ def _create(store: Store, name: str, buffers: str = "own", **settings: Any) -> k
 
 
 @contextmanager
-def _serving(job: kvps.Job, record: Path | None = None) -> Iterator[None]:
-    """Serve the job inside the block, and until it is finished."""
-    stop = threading.Event()
-    with ThreadPoolExecutor(1) as pool:
-        served = pool.submit(kvps_aggregator.serve, job, stop=stop, record=record)
-        try:
-            yield
-            served.result(120)
-        finally:
-            stop.set()
-
-
-@contextmanager
 def _members(job: kvps.Job, url: str, folder: Path) -> Iterator[Callable[..., Started]]:
     """Yield a function that starts a member; all have ended after the block."""
     common = {"url": url, "job": job.name, "folder": str(folder), "rounds": ROUNDS, "size": 2}
@@ -71,9 +57,10 @@ def _members(job: kvps.Job, url: str, folder: Path) -> Iterator[Callable[..., St
 
 def _in_groups(job: kvps.Job, url: str, folder: Path, size: int) -> Weights:
     """The weights after training with groups of `size`; the batches of four members in all."""
-    with _members(job, url, folder) as start, _serving(job, record=folder / "record"):
+    with _members(job, url, folder) as start, aggregating(job, record=folder / "record"):
         for member in [start(worker=f"w{data // size}", data=data, rank=data % size, size=size) for data in range(4)]:
             member.output()
+        job.await_finished()
     model = net()
     assert kvps.torch.load(job, model) == check_chain(job)
     return weights_of(model)
@@ -93,9 +80,7 @@ def _by_hand(store: Store) -> Weights:
                     parameter.grad = (one + other) / 2
                 worker.step()
 
-    with _serving(job), ThreadPoolExecutor(2) as pool:
-        for done in [pool.submit(run, number) for number in range(2)]:
-            done.result()
+    run_workers(job, partial(run, 0), partial(run, 1))
     model = net()
     kvps.torch.load(job, model)
     return weights_of(model)
@@ -112,12 +97,6 @@ def _pushed_bytes(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.rglob("*.g"))
 
 
-def _assert_same_bits(one: Weights, other: Weights) -> None:
-    assert one.keys() == other.keys()
-    for name in one:
-        np.testing.assert_array_equal(one[name], other[name], name)
-
-
 @pytest.mark.slow
 def test_two_groups_of_two_push_half_the_bytes_and_end_as_averaged_by_hand(
     store: Store, server_url: str, tmp_path: Path
@@ -131,7 +110,7 @@ def test_two_groups_of_two_push_half_the_bytes_and_end_as_averaged_by_hand(
         assert len(contributions) == 4 // size * ROUNDS
         assert job.clock() == {f"w{number}": ROUNDS for number in range(4 // size)}
     assert 2 * _pushed_bytes(tmp_path / "groups") == _pushed_bytes(tmp_path / "single") > 0
-    _assert_same_bits(ends[2], _by_hand(store))
+    assert_same_bits(ends[2], _by_hand(store))
     for name, array in ends[1].items():  # the mean of four, added up in another order
         np.testing.assert_allclose(ends[2][name], array, rtol=0, atol=1e-6)
 
@@ -141,12 +120,13 @@ def test_two_groups_of_two_push_half_the_bytes_and_end_as_averaged_by_hand(
 def test_a_group_pushes_the_buffers_of_its_members(store: Store, server_url: str, tmp_path: Path, kind: str) -> None:
     """Their mean, or those of the leader, from what all of them have pulled."""
     job = _create(store, "job", kind, workers=1)
-    with _members(job, server_url, tmp_path) as start, _serving(job, record=tmp_path / "record"):
+    with _members(job, server_url, tmp_path) as start, aggregating(job, record=tmp_path / "record"):
         for member in [start(worker="w0", data=data, rank=data) for data in range(2)]:
             member.output()
+        job.await_finished()
     assert proved(job, tmp_path / "record").by == "recorded"
     by_hand = _create(store, "by-hand", kind, workers=1)
-    with _serving(by_hand), kvps.torch.join(by_hand, model := net(), "w0") as worker:
+    with aggregating(by_hand), kvps.torch.join(by_hand, model := net(), "w0") as worker:
         while worker.session.round < ROUNDS:
             worker.pull()
             pulled, ends = {name: b.clone() for name, b in model.named_buffers()}, []
@@ -161,7 +141,8 @@ def test_a_group_pushes_the_buffers_of_its_members(store: Store, server_url: str
             for name, buffer in model.named_buffers():
                 buffer.copy_(first[name] if kind == "rank0" else (first[name] + second[name]) / 2)
             worker.step()
-    _assert_same_bits(job.snapshot()[1], by_hand.snapshot()[1])
+        await_version(by_hand, ROUNDS)
+    assert_same_bits(job.snapshot()[1], by_hand.snapshot()[1])
 
 
 @pytest.mark.slow
@@ -173,19 +154,20 @@ def test_whoever_is_killed_whenever_each_acknowledged_contribution_counts_once(
 ) -> None:
     """The survivor leads the new group, and computes the round again unless it was acknowledged."""
     job = _create(store, "job")
-    with _members(job, server_url, tmp_path) as start, _serving(job):
+    with _members(job, server_url, tmp_path) as start, aggregating(job):
         others = [start(worker="w1", data=2 + member, rank=member) for member in range(2)]
         survivor = start(worker="w0", data=1 - rank, rank=1 - rank)
         start(worker="w0", data=rank, rank=rank, die=die, die_in=2).output(-signal.SIGKILL)
         instead = start(worker="w0", data=rank, rank=1, generation=1)
         said = [member.output() for member in (survivor, instead, *others)]
+        job.await_finished()
     assert "lost: a member of the process group is gone" in said[0]
     done = 3 if die in ("acknowledged, untold", "told") else 2
     assert f"w0 {rank} joined in round {done}" in said[1]
     assert job.clock() == {"w0": ROUNDS, "w1": ROUNDS}
     model = net()
     assert kvps.torch.load(job, model) == check_chain(job) == ROUNDS
-    _assert_same_bits(weights_of(model), _by_hand(store))
+    assert_same_bits(weights_of(model), _by_hand(store))
 
 
 # -- errors: all members get them, and may go on ----------------------------------------------------------------------
@@ -290,8 +272,9 @@ def test_a_round_that_was_closed_without_a_group_is_late_in_all_members(
     store: Store, server_url: str, tmp_path: Path
 ) -> None:
     job = _create(store, "job", quorum=1, late="drop")
-    with _serving(job):
+    with aggregating(job):
         said = _pair(LATE, server_url, tmp_path)
+        job.await_finished()
     assert said == [[[1, 1], "late", [1, 1], [2, 2]]] * 2
     assert job.clock() == {"w0": 2, "w1": 1}
 
@@ -299,8 +282,9 @@ def test_a_round_that_was_closed_without_a_group_is_late_in_all_members(
 @pytest.mark.slow
 def test_an_error_of_one_member_or_of_redis_is_raised_in_all(store: Store, server_url: str, tmp_path: Path) -> None:
     job = _create(store, "job", workers=1, worker_timeout_ms=60_000)
-    with _serving(job):
+    with aggregating(job):
         said = _pair(TOLD, server_url, tmp_path)
+        job.await_finished()
     for each in said:
         assert each["disagree"].startswith("InvalidSetting: all members of a group join the same job under the same id")
         assert each["long"].startswith("InvalidName: worker name 'xxxx")

@@ -7,15 +7,16 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import kvps_aggregator
 import numpy as np
 import pytest
 import torch
+from helpers.arrays import assert_same_bits
 from helpers.ddp import OPTIMIZERS, ROUNDS, batch, loss_of, net, weights_of
-from helpers.digits_job import proved
+from helpers.digits_job import proved, run_workers
 from helpers.harness import aggregating, await_version, check_chain
 from helpers.paths import TESTS
 from helpers.torch_process import TorchPopen
@@ -59,17 +60,11 @@ class Seen:
         rank, number = worker.session.rank, worker.session.round
         worker.pull()
         if worker.session.round in self.pulled:
-            assert_same(buffers_of(model), self.pulled[number])
+            assert_same_bits(buffers_of(model), self.pulled[number])
         self.pulled[number] = buffers_of(model)
         loss_of(model, rank, number).backward()
         self.own[number, rank] = buffers_of(model)
         worker.step(weight=weight)
-
-
-def assert_same(one: Arrays, other: Arrays) -> None:
-    assert one.keys() == other.keys()
-    for name in one:
-        np.testing.assert_array_equal(one[name], other[name], name)
 
 
 def mean(all_: list[Arrays], weights: list[int]) -> Arrays:
@@ -95,15 +90,7 @@ def train(job: kvps.Job, rounds: int, round_: Round, record: Path | None = None,
             while worker.session.round < rounds:
                 round_(worker, models[number])
 
-    stop = threading.Event()
-    with ThreadPoolExecutor(len(models) + 1) as pool:
-        aggregator = pool.submit(kvps_aggregator.serve, job, stop=stop, record=record)
-        try:
-            for done in [pool.submit(run, number) for number in range(len(models))]:
-                done.result()
-            aggregator.result()
-        finally:
-            stop.set()
+    run_workers(job, *(partial(run, number) for number in range(len(models))), record=record)
     check_chain(job)
     return models
 
@@ -135,7 +122,7 @@ def test_each_version_has_those_of_its_contributions(
         own = [seen.own[number, rank] for rank in range(workers)]
         assert not np.array_equal(own[0][NAMES[0]], own[1][NAMES[0]])
         want = own[0] if kind == "rank0" else mean(own, weights)
-        assert_same(seen.pulled.get(number + 1, last), want)
+        assert_same_bits(seen.pulled.get(number + 1, last), want)
     assert (proved(job, tmp_path).by, job.state().version) == ("recorded", rounds)
 
 
@@ -197,12 +184,12 @@ def test_rank_0_is_killed_and_the_next_rank_stands_in(store: Store, server_url: 
     came = [[c.worker for c in commit.plan.contributions] for commit in job.log()]
     assert came == [["w0", "w1"]] * 2 + [["w1"]] * 3
     for number in (2, 3):
-        assert_same(seen.pulled[number + 1], seen.own[number, 1])
+        assert_same_bits(seen.pulled[number + 1], seen.own[number, 1])
     for number in (0, 1):
         assert not np.array_equal(seen.pulled[number + 1][NAMES[0]], seen.own[number, 1][NAMES[0]])
     end = net()
     kvps.torch.load(job, end)
-    assert_same(buffers_of(end), seen.own[4, 1])
+    assert_same_bits(buffers_of(end), seen.own[4, 1])
     assert proved(job, tmp_path).by == "recorded"
 
 
@@ -222,7 +209,7 @@ def test_a_checkpoint_has_them(store: Store, tmp_path: Path, kind: str) -> None:
     restored = store.restore_job(Checkpoint.load(tmp_path / "c.safetensors"), "again", 4)
     assert restored.layout.buffer_kind == kind
     train(restored, 6, one_round)
-    assert_same(restored.snapshot()[1], whole.snapshot()[1])
+    assert_same_bits(restored.snapshot()[1], whole.snapshot()[1])
 
 
 # -- how a worker trains --------------------------------------------------------------------------------------------
@@ -245,10 +232,7 @@ def test_local_steps_push_those_after_the_last_step(store: Store, kind: str) -> 
                 worker.step()
 
     together = threading.Barrier(2)
-    with aggregating(job), ThreadPoolExecutor(2) as pool:
-        for done in [pool.submit(run, number) for number in range(2)]:
-            done.result()
-        job.await_finished()
+    run_workers(job, partial(run, 0), partial(run, 1))
     models = [net(), net()]
     optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
     for each in range(6):
@@ -281,7 +265,7 @@ def test_with_overlap_the_same_bits(store: Store, kind: str) -> None:
         job = create(store, net(), kind, f"job-{overlap}")
         train(job, 3, one_round, overlap=overlap)
         ends.append(job.snapshot()[1])
-    assert_same(*ends)
+    assert_same_bits(*ends)
 
 
 def test_in_asp_a_replay_makes_the_same(store: Store, tmp_path: Path) -> None:
@@ -304,8 +288,8 @@ def test_a_model_in_a_short_dtype(store: Store) -> None:
             worker.step()
         worker.pull()
         assert model.get_buffer(NAMES[0]).dtype == dtype
-        assert_same(buffers_of(model), own)
-        assert_same({name: job.snapshot()[1][name] for name in NAMES}, own)
+        assert_same_bits(buffers_of(model), own)
+        assert_same_bits({name: job.snapshot()[1][name] for name in NAMES}, own)
 
 
 def test_in_eval_mode_they_stay(store: Store) -> None:
@@ -319,7 +303,7 @@ def test_in_eval_mode_they_stay(store: Store) -> None:
         one_round(worker, model)
 
     train(job, 4, frozen)
-    assert_same({name: job.snapshot()[1][name] for name in NAMES}, before)
+    assert_same_bits({name: job.snapshot()[1][name] for name in NAMES}, before)
 
 
 # -- NaN ------------------------------------------------------------------------------------------------------------
@@ -356,7 +340,7 @@ def test_a_contribution_that_is_skipped_brings_none(store: Store, kind: str) -> 
                 worker.step()
         for worker, model in ((w0, first), (w1, second)):
             worker.pull()
-            assert_same(buffers_of(model), own)
+            assert_same_bits(buffers_of(model), own)
 
 
 # -- what a model may have ------------------------------------------------------------------------------------------

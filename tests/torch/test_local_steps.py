@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
-import kvps_aggregator
 import numpy as np
 import pytest
 import torch
+from helpers.arrays import assert_close, assert_same_bits
 from helpers.ddp import loss_of, net, weights_of
+from helpers.digits_job import run_workers
 from helpers.harness import aggregating, await_version, check_chain
 from torch import nn
 from torch.optim import lr_scheduler
@@ -66,15 +66,7 @@ def trained(
                 if scheduler:
                     scheduler.step()
 
-    stop = threading.Event()
-    with ThreadPoolExecutor(len(models) + 1) as pool:
-        aggregator = pool.submit(kvps_aggregator.serve, job, stop=stop)
-        try:
-            for done in [pool.submit(run, number, model) for number, model in enumerate(models)]:
-                done.result()
-            aggregator.result()
-        finally:
-            stop.set()
+    run_workers(job, *(partial(run, number, model) for number, model in enumerate(models)))
     assert kvps.torch.load(job, models[0]) == check_chain(job)
     return weights_of(models[0])
 
@@ -103,13 +95,6 @@ def plain(
             parameter.grad = torch.stack([parameter.detach() - end for end in ends]).mean(0)
         outermost.step()
     return weights_of(main)
-
-
-def assert_close(one: Weights, other: Weights, far: float = 3e-6) -> None:
-    """Within `far` of the largest weight: float32 rounds at 6e-8, and errors grow from step to step."""
-    assert one.keys() == other.keys()
-    for name in one:
-        np.testing.assert_allclose(one[name], other[name], rtol=0, atol=far * np.abs(other[name]).max(), err_msg=name)
 
 
 class Yogi(torch.optim.Optimizer):
@@ -207,8 +192,7 @@ def test_a_pull_between_steps_clears_the_gradients_and_nothing_else(store: Store
         worker.pull()
         worker.pull()
         assert all(p.grad is None for p in model.parameters())
-        for name, array in weights_of(model).items():
-            np.testing.assert_array_equal(array, ours[name])
+        assert_same_bits(weights_of(model), ours)
 
 
 def test_who_leaves_pushes_the_steps_that_are_left(store: Store) -> None:
@@ -294,8 +278,7 @@ def test_a_push_that_a_full_server_refused_is_repeated_without_another_step(stor
             store.client._patience_s = patience
         with aggregating(job):
             assert leaves or worker.step() == 1
-            for name, array in weights_of(model).items():
-                np.testing.assert_array_equal(array, ours[name])
+            assert_same_bits(weights_of(model), ours)
             worker.leave()
             job.await_finished()
     kvps.torch.load(job, model)
@@ -319,8 +302,7 @@ def test_a_gradient_with_nan_reaches_no_optimizer(store: Store, nonfinite: str) 
             batch(worker, model, 0)
         else:
             assert worker.step() == 0
-            for name, array in weights_of(model).items():
-                np.testing.assert_array_equal(array, before[name])
+            assert_same_bits(weights_of(model), before)
         assert batch(worker, model, 1) == 1
     assert all(bool(torch.isfinite(s["exp_avg"]).all()) for s in inner.state.values())
 
@@ -484,8 +466,7 @@ def test_the_inner_state_survives_a_clean_leave(
             job.await_finished()
         kvps.torch.load(job, model)
         ends.append(weights_of(model))
-    for name, array in ends[0].items():
-        np.testing.assert_array_equal(array, ends[1][name], name)
+    assert_same_bits(*ends)
 
 
 def test_after_a_kill_the_inner_state_starts_anew_and_that_is_said(
@@ -616,8 +597,7 @@ def test_a_state_that_does_not_fit_is_not_taken(
         assert words in caplog.text
     loss_of(twin, 0, 1).backward()
     fresh.step()
-    for name, array in weights_of(twin).items():
-        np.testing.assert_array_equal(array, weights_of(model)[name], name)
+    assert_same_bits(weights_of(twin), weights_of(model))
     kept = [[sorted(state) for state in each.state.values()] for each in (inner, fresh)]
     assert kept[0] == kept[1]
 

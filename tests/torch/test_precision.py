@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
-import kvps_aggregator
 import numpy as np
 import pytest
 import torch
 from helpers.ddp import batch, net
+from helpers.digits_job import run_workers
 from helpers.harness import aggregating, check_chain
 from torch import nn
 
@@ -81,15 +80,7 @@ def trained(store: Store, make: Callable[[], nn.Sequential], overlap: bool = Fal
                 loss.backward()
                 worker.step(loss)
 
-    stop = threading.Event()
-    with ThreadPoolExecutor(WORKERS + 1) as pool:
-        served = pool.submit(kvps_aggregator.serve, job, stop=stop)
-        try:
-            for done in [pool.submit(run, rank) for rank in range(WORKERS)]:
-                done.result()
-            served.result()
-        finally:
-            stop.set()
+    run_workers(job, *(partial(run, rank) for rank in range(WORKERS)))
     assert check_chain(job) == ROUNDS
     return job
 

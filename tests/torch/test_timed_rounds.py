@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -14,10 +13,9 @@ import numpy as np
 import pytest
 import torch
 from helpers.ddp import loss_of, net, weights_of
-from helpers.digits_job import proved
+from helpers.digits_job import proved, run_workers
 from helpers.harness import aggregating, await_version, check_chain
 from helpers.internals import lose_next_answer
-from kvps_aggregator import serve
 
 import kvps
 import kvps.torch
@@ -78,26 +76,20 @@ def trained(
 ) -> dict[str, int]:
     """Train until each worker has done so many rounds, with a pause in each batch; return how many steps each took."""
 
-    def work(worker: str, sleep_s: float) -> int:
+    taken_by = {}
+
+    def work(worker: str, sleep_s: float) -> None:
         model, taken = net(), 0
         with joined(job, model, worker, local_steps=steps.get(worker)) as session:
             while session.session.round < rounds:
                 time.sleep(sleep_s)  # what a step takes
                 batch(session, model, taken)
                 taken += 1
-        return taken
+        taken_by[worker] = taken
 
-    stop = threading.Event()
-    with ThreadPoolExecutor(len(sleeps) + 1) as pool:
-        served = pool.submit(serve, job, stop=stop, record=record)
-        try:
-            taken = {worker: pool.submit(work, worker, sleep_s) for worker, sleep_s in sleeps.items()}
-            found = {worker: done.result() for worker, done in taken.items()}
-            served.result()
-        finally:
-            stop.set()
+    run_workers(job, *(partial(work, worker, sleep_s) for worker, sleep_s in sleeps.items()), record=record)
     check_chain(job)
-    return found
+    return taken_by
 
 
 @pytest.mark.slow

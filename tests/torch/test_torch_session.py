@@ -5,17 +5,18 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
-import threading
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
-import kvps_aggregator
 import numpy as np
 import pytest
 import torch
+from helpers.arrays import assert_close, assert_same_bits
 from helpers.ddp import OPTIMIZERS, ROUNDS, loss_of, net, weights_of
+from helpers.digits_job import run_workers
 from helpers.harness import aggregating, check_chain
 from helpers.paths import TESTS
 from helpers.torch_process import TorchPopen
@@ -54,30 +55,9 @@ def train(job: kvps.Job, models: list[nn.Module], rounds: int, round_: Round = o
             while worker.session.round < rounds:
                 round_(worker, model)
 
-    stop = threading.Event()
-    with ThreadPoolExecutor(len(models) + 1) as pool:
-        aggregator = pool.submit(kvps_aggregator.serve, job, stop=stop)
-        try:
-            for done in [pool.submit(run, number, model) for number, model in enumerate(models)]:
-                done.result()
-            aggregator.result()
-        finally:
-            stop.set()
+    run_workers(job, *(partial(run, number, model) for number, model in enumerate(models)))
     assert kvps.torch.load(job, models[0]) == check_chain(job)
     return weights_of(models[0])
-
-
-def assert_same_bits(one: Weights, other: Weights) -> None:
-    assert one.keys() == other.keys()
-    for name in one:
-        np.testing.assert_array_equal(one[name], other[name], name)
-
-
-def assert_close(one: Weights, other: Weights, far: float = 2e-6) -> None:
-    """Within `far` of the largest weight: float32 rounds at 6e-8, and errors grow from round to round."""
-    assert one.keys() == other.keys()
-    for name in one:
-        np.testing.assert_allclose(one[name], other[name], rtol=0, atol=far * np.abs(other[name]).max(), err_msg=name)
 
 
 # -- the same as elsewhere -----------------------------------------------------------------------------------------
