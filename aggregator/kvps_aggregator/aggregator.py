@@ -71,18 +71,6 @@ def serve(
     Aggregator(job, stop or threading.Event(), options=options).run(until_finished)
 
 
-def is_idle(job: Job) -> bool:
-    """Return whether a job needs no aggregator: it has no worker, an empty inbox and no open plan.
-
-    A worker that a restored job awaits does not count: it has given no sign of life yet.
-    """
-    keys = job.access.keys
-    present, last_look, waiting, planned = job.access.client.together(
-        [("ZCARD", keys.heartbeat), ("ZSCORE", keys.heartbeat, ""), ("XLEN", keys.inbox), ("EXISTS", keys.plan)]
-    )
-    return present == (last_look is not None) and not waiting and not planned
-
-
 class Aggregator:
     """One aggregator of one job: `run` it, or take its steps one at a time with `hold`, `work` and `sweep`.
 
@@ -125,7 +113,7 @@ class Aggregator:
         self.held.release()
 
     def run(self, until_finished: bool, idle_s: float = math.inf) -> None:
-        """Serve the job, see `serve`. Return also when it has been idle for `idle_s`, see `is_idle`."""
+        """Serve the job, see `serve`. Return also when it has been idle for `idle_s`, see `JobAccess.is_idle`."""
         job = self._job
         try:
             self.held.await_history()
@@ -180,7 +168,7 @@ class Aggregator:
         if idle_s == math.inf or now < self._next_idle_check:
             return False
         self._next_idle_check = now + min(_IDLE_CHECK_S, idle_s / 2)
-        self._idle_since = min(self._idle_since, now) if is_idle(self._job) else math.inf
+        self._idle_since = min(self._idle_since, now) if self._job.access.is_idle() else math.inf
         return now - self._idle_since >= idle_s
 
     # -- the end of the job ------------------------------------------------------------------------------------

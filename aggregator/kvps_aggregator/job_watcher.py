@@ -21,7 +21,7 @@ from kvps.protocol.keys import JOBS, JobKeys
 from kvps.protocol.recovery import LOOK_S, begin_history, file_is_whole
 from kvps.store import Store
 from kvps.transport.base import Transport
-from kvps_aggregator.aggregator import Aggregator, is_idle
+from kvps_aggregator.aggregator import Aggregator
 from kvps_aggregator.leases import LeaseKeeper
 from kvps_aggregator.options import AggregatorOptions
 
@@ -191,7 +191,7 @@ class JobWatcher:
                 self._known.add(state.id)
                 transport = job.access.transport if job.access.transport.seen else None
                 watched = _Watched(state.id, state.last_entry, state.version, transport)
-                if _memory_is_gone(transport) or not is_idle(job):
+                if _memory_is_gone(transport) or not job.access.is_idle():
                     self._serve(job)
                     return
                 run_id = job.access.server.run_id() if job.access.client.is_cluster else self._run_id

@@ -17,7 +17,7 @@ from kvps.server import private_server
 from kvps.store import Store
 from kvps_cli.output import say
 
-_LOOK_AGAIN_S = 0.3
+_POLL_S = 0.3
 T = TypeVar("T")
 
 
@@ -38,9 +38,10 @@ def serving_store(
         raise InvalidSetting(f"{option} is for the private server: leave it out with --redis")
     with kvps.connect(redis, listen, data_dir) as store:
         if not quiet:
-            what = "private server" if redis is None else "server"
-            say(f"{what} {store.server_name} at {redacted(store.url)}{_end_of(store)}")
-            say(f"look inside: {'kvps cli' if redis is None else f'kvps cli --redis {redacted(redis)}'}")
+            private, option = ("", f" --redis {redacted(redis)}") if redis else ("private ", "")
+            end = " (ends when nobody uses it)" if store.ends_unused else ""
+            say(f"{private}server {store.server_name} at {redacted(store.url)}{end}")
+            say(f"look inside: kvps cli{option}")
             if listen and joinable:
                 say(f"join from elsewhere: {private_server.join_line(store.url, listen)}")
             elif listen:
@@ -52,34 +53,29 @@ def serving_store(
             lost = True
             raise
         finally:
-            if not lost:
-                _say_what_goes_on(store)
+            if store.hands_over_server and not lost:  # this command started it, and others use it
+                with suppress(KvpsError):  # the server may have ended meanwhile
+                    jobs = ", ".join(busy_jobs(store))
+                    others = f"others ({jobs})" if jobs else "others"
+                    say(f"the private server keeps running for {others}; kvps server stop ends it")
 
 
-def _end_of(store: Store) -> str:
-    return " (ends when nobody uses it)" if store.ends_unused else ""
-
-
-def _say_what_goes_on(store: Store) -> None:
-    """Say that the private server keeps running, if this command started it and others use it."""
-    if not store.hands_over_server:
-        return
-    with suppress(KvpsError):  # the server may have ended meanwhile
-        jobs = ", ".join(at_work(store))
-        say(f"the private server keeps running for others{f' ({jobs})' if jobs else ''}; kvps server stop ends it")
-
-
-def at_work(store: Store) -> list[str]:
+def busy_jobs(store: Store) -> list[str]:
     """Return the names of the jobs that have active workers."""
-    found = all_jobs(store, said_once(), lambda job, state: (job.name, any(m.active for m in state.members.values())))
-    return [name for name, works in found if works]
+    jobs = all_jobs(store, report_once(), lambda job, state: (job.name, state.active))
+    return [name for name, active in jobs if active]
+
+
+def existing_store(redis: str | None) -> Store:
+    """Open a store for a command that starts no server. Raises NoServer if none runs."""
+    return kvps.connect(existing_url(redis))
 
 
 @contextmanager
-def existing_store(redis: str | None) -> Iterator[Store]:
-    """Open a store for a command that starts no server. Raises NoServer if none runs."""
-    with kvps.connect(existing_url(redis)) as store:
-        yield store
+def existing_job(redis: str | None, name: str) -> Iterator[Job]:
+    """Open a job on a server that runs. In the block, errors about what is stored for the job name it."""
+    with existing_store(redis) as store, readable(name):
+        yield store.job(name)
 
 
 def existing_url(redis: str | None) -> str:
@@ -96,7 +92,7 @@ def wait_for_server(redis: str | None) -> None:
         return
     say("no private server runs yet: start one with kvps aggregator start, kvps worker or kvps server start")
     while not private_server.running():
-        time.sleep(_LOOK_AGAIN_S)  # a poll: no server runs yet that could send a notice
+        time.sleep(_POLL_S)  # no server runs yet that could send a notice
 
 
 def wait_for_job(store: Store, name: str | None, quiet: bool = False) -> Job:
@@ -104,46 +100,45 @@ def wait_for_job(store: Store, name: str | None, quiet: bool = False) -> Job:
 
     Raises InvalidSetting if several jobs are open.
     """
-    said, pass_over = False, said_once()
+    announced, pass_over = False, report_once()
     while True:
         if name is not None:
             with suppress(JobNotFound):
                 return read_job(store, name)[0]
         else:
             jobs = all_jobs(store, pass_over, lambda job, state: (job, state))
-            found = [j for j, state in jobs if j.config.task and not j.launcher and not state.finished(j.config)]
-            if len(found) == 1:
-                return found[0]
-            if found:
-                raise InvalidSetting(
-                    f"several jobs are open ({', '.join(j.name for j in found)}): choose one with --job"
-                )
-        if not said and not quiet:
+            joinable = [j for j, state in jobs if j.config.task and not j.launcher and not state.finished(j.config)]
+            if len(joinable) == 1:
+                return joinable[0]
+            if joinable:
+                names = ", ".join(job.name for job in joinable)
+                raise InvalidSetting(f"several jobs are open ({names}): choose one with --job")
+        if not announced and not quiet:
             wanted = f"job {name!r}" if name else "a job"
             say(f"waiting for {wanted}; create it with kvps create TASK --job {name or 'NAME'}")
-            said = True
-        time.sleep(_LOOK_AGAIN_S)  # a poll: the set of jobs is for listing only, and announces nothing
+            announced = True
+        time.sleep(_POLL_S)  # the set of jobs is for listing only, and announces nothing
 
 
-def said_once() -> Callable[[str, KvpsError], None]:
+def report_once() -> Callable[[str, KvpsError], None]:
     """Return a function that says why a job is passed over, each reason once."""
-    said = set[str]()
+    reported = set[str]()
 
     def pass_over(_: str, error: KvpsError) -> None:
-        if str(error) not in said:
-            said.add(str(error))
+        if str(error) not in reported:
+            reported.add(str(error))
             say(f"passed over: {error}")
 
     return pass_over
 
 
-def all_jobs(store: Store, pass_over: Callable[[str, KvpsError], None], look: Callable[[Job, State], T]) -> Iterator[T]:
-    """Yield `look` of each job and its state. Call `pass_over` with the name of a job that cannot be read, and why."""
+def all_jobs(store: Store, pass_over: Callable[[str, KvpsError], None], view: Callable[[Job, State], T]) -> Iterator[T]:
+    """Yield `view` of each job and its state. Call `pass_over` with the name of a job that cannot be read, and why."""
     for name in store.jobs():
         try:
             job, state = read_job(store, name)
             with readable(name):
-                found = look(job, state)
+                viewed = view(job, state)
         except JobNotFound:
             continue  # it was removed meanwhile
         except (NoServer, ServerLost):
@@ -151,7 +146,7 @@ def all_jobs(store: Store, pass_over: Callable[[str, KvpsError], None], look: Ca
         except KvpsError as error:
             pass_over(name, error)
             continue
-        yield found
+        yield viewed
 
 
 def read_job(store: Store, name: str) -> tuple[Job, State]:
@@ -161,7 +156,8 @@ def read_job(store: Store, name: str) -> tuple[Job, State]:
         return job, job.state()
 
 
-def announce(job: Job, quiet: bool) -> None:
+def announce(job: Job, quiet: bool = False) -> None:
+    """Say which job this is, and how it trains."""
     if not quiet:
         c = job.config
         say(f"job {job.name}: {c.task or 'made in Python'}, {c.mode}, {c.workers} workers, {c.optimizer}")

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
@@ -19,9 +19,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
-from kvps.arrays.layout import CHUNK_BYTES
 from kvps.errors import KvpsError
-from kvps.store import Store
 from kvps_cli.output import say
 
 PATIENCE_S = 2.0
@@ -188,20 +186,3 @@ class LongWork:
         self._bar.update(
             task, description=stage.what, total=total, completed=done, counted=stage.counted, timed=stage.timed
         )
-
-
-def store_stage(work: LongWork, store: Store, nbytes: int) -> AbstractContextManager[Stage]:
-    """Show the storing of a job's first version, by the keys that the server has more than before: one for each chunk.
-
-    What others store meanwhile counts too, so this is an estimate.
-    """
-    chunks = -(-nbytes // CHUNK_BYTES)
-
-    def keys() -> int:
-        return sum(store.client.on_masters(lambda node: int(node.call("DBSIZE"))))
-
-    try:
-        before = keys()
-    except KvpsError:  # a user with few rights may not ask
-        return work.stage(f"storing {nbytes / 1e6:,.1f} MB")
-    return work.stage(f"storing {nbytes / 1e6:,.1f} MB", chunks, "chunks", lambda: min(chunks, keys() - before))

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from inspect import Parameter, Signature
 from pathlib import Path
 from typing import Annotated
 
@@ -44,6 +47,16 @@ Redis = Annotated[
         rich_help_panel=SERVER,
     ),
 ]
+QueueRedis = Annotated[
+    str | None,
+    typer.Option(
+        "--queue-redis",
+        envvar="KVPS_QUEUE_URL",
+        metavar="URL",
+        help="Redis that holds the queue, if the jobs are in another one.",
+        rich_help_panel="Queue",
+    ),
+]
 Listen = Annotated[
     str | None,
     typer.Option(
@@ -74,6 +87,17 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a ta
 DEFAULT_CHECKPOINTS = Path("checkpoints")
 
 
+@contextmanager
+def extra(name: str, why: str, *libraries: str) -> Iterator[None]:
+    """Say which extra to install if a library is missing that is imported in the block. Raises InvalidSetting."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in libraries:
+            raise
+        raise InvalidSetting(f"{why}: pip install 'kvps[{name}]'") from None
+
+
 def slow_factors(options: list[str], workers: int) -> dict[str, float]:
     """Return worker -> slow-down factor, for the workers that the options name. Raises InvalidSetting."""
     factors = {}
@@ -102,6 +126,14 @@ def is_given(context: typer.Context, name: str) -> bool:
     """Return whether the user gave this option; the task or the script may choose what the user left out."""
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
+
+
+def declare(command: Callable[..., None], parameters: Iterable[Parameter]) -> None:
+    """Have Typer see these parameters as those of a command, behind its context."""
+    shown = [Parameter("context", Parameter.KEYWORD_ONLY, annotation=typer.Context)]
+    shown += [p.replace(kind=Parameter.KEYWORD_ONLY) for p in parameters if p.name != "context"]
+    command.__signature__ = Signature(shown)  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in shown}
 
 
 def check_file(option: str, path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from pathlib import Path
 from typing import Any
 
 from kvps.errors import InvalidSetting, printable
@@ -30,6 +31,14 @@ def loss_text(loss: float | None) -> str:
 def print_json(value: Any) -> None:
     """Print one line of JSON."""
     print(json_of(value))
+
+
+def write_file(option: str, path: Path, content: str | bytes) -> None:
+    """Write the file that an option names. Raises InvalidSetting."""
+    try:
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+    except OSError as error:
+        raise InvalidSetting(f"{option} {path}: {error.strerror}") from None
 
 
 # -- the log ------------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from io import TextIOWrapper
 from typing import Any
 
@@ -30,7 +30,7 @@ def plain_console() -> Console:
     return _PlainConsole(markup=False, emoji=False, width=None if sys.stdout.isatty() else _WIDE)
 
 
-def print_rows(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def print_rows(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print a table."""
     table = Table(*columns, box=None, pad_edge=False)
     for row in rows:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from functools import wraps
-from inspect import Parameter, Signature, signature
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +13,7 @@ import typer
 
 from kvps.connection.credentials import CA, CERTIFICATE, KEY, over_tls
 from kvps.errors import InvalidSetting
-from kvps_cli.options import SERVER, is_given
+from kvps_cli.options import SERVER, declare, is_given
 
 _OPTIONS = {  # option: its environment variable, and its help
     "--tls-ca": (CA, "Certificate authority to trust for rediss://, besides those of this machine."),
@@ -41,17 +41,12 @@ def _with_options(command: Callable[..., None]) -> Callable[..., None]:
         _check(context, [values["redis"], values.get("queue_redis")])
         # The connections of this process find them there, and so do those of the processes that it starts.
         os.environ.update({_OPTIONS[option][0]: str(file) for option, file in files.items() if file})
-        own = {"context": context} if "context" in taken else {}
-        command(**own, **values)
+        if "context" in taken:
+            values["context"] = context
+        command(**values)
 
-    shown = [Parameter("context", Parameter.KEYWORD_ONLY, annotation=typer.Context)]
-    for parameter in taken.values():
-        if parameter.name != "context":
-            shown.append(parameter.replace(kind=Parameter.KEYWORD_ONLY))
-        if parameter.name == "redis":
-            shown += [_parameter(option, variable, help) for option, (variable, help) in _OPTIONS.items()]
-    run.__signature__ = Signature(shown)  # type: ignore[attr-defined]
-    run.__annotations__ = {p.name: p.annotation for p in shown}
+    own = [_parameter(option, variable, help) for option, (variable, help) in _OPTIONS.items()]
+    declare(run, [option for p in taken.values() for option in ([p, *own] if p.name == "redis" else [p])])
     return run
 
 

@@ -248,6 +248,11 @@ class State:
         return int(self.units.get("done", 0))
 
     @property
+    def active(self) -> int:
+        """How many workers are in the vector clock."""
+        return sum(m.active for m in self.members.values())
+
+    @property
     def settled(self) -> bool:
         """Whether no worker is in the job, and everything that was pushed is committed."""
         return all(m.state == "gone" for m in self.members.values())

@@ -54,3 +54,18 @@ class JobAccess:
     def server(self) -> Queries:
         """The server that has the job's version, clock and log."""
         return self.client.node(self.keys.version)
+
+    def is_idle(self) -> bool:
+        """Return whether the job needs no aggregator: it has no worker, an empty inbox and no open plan.
+
+        A worker that a restored job awaits does not count: it has given no sign of life yet.
+        """
+        present, clock, waiting, planned = self.client.together(
+            [
+                ("ZCARD", self.keys.heartbeat),
+                ("ZSCORE", self.keys.heartbeat, ""),
+                ("XLEN", self.keys.inbox),
+                ("EXISTS", self.keys.plan),
+            ]
+        )
+        return present == (clock is not None) and not waiting and not planned

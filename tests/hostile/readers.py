@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 from helpers.harness import gradient
 from kvps_aggregator import Aggregator
-from kvps_aggregator.aggregator import is_idle
 from kvps_aggregator.job_watcher import JobWatcher
 from kvps_cli.connect import all_jobs
 from kvps_cli.look import graph, inspect, jobs, log, status, timeline, top
@@ -127,7 +126,7 @@ def _spans(scene: Scene, job: Open) -> None:
 
 def _looks(scene: Scene, job: Open) -> None:
     found = job()
-    for look in (found.holders, found.terms, found.training_seconds, lambda: found.behind(1), lambda: is_idle(found)):
+    for look in (found.holders, found.terms, found.training_seconds, lambda: found.behind(1), found.access.is_idle):
         with suppress(KvpsError):
             look()
     str(found.launcher)

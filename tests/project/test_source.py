@@ -62,9 +62,7 @@ LOADS = {  # who calls C: what
 }
 WRITES = {  # who makes files or directories: which
     "aggregator/kvps_aggregator/verify/recording.py": "what --record asks for",
-    "cli/kvps_cli/look/graph.py": "the picture that --output names",
-    "cli/kvps_cli/look/timeline.py": "a trace or a figure, where the user says",
-    "cli/kvps_cli/plan/simulate.py": "the page that --out names",
+    "cli/kvps_cli/output.py": "the picture, trace or page that --out names",
     "cli/kvps_cli/train/up.py": "the file of --report",
     "kvps/history/checkpoint.py": "checkpoints in the directory that an option names",
     "kvps/history/commit_log.py": "logs beside the checkpoints",

@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from kvps.connection.credentials import read_password
-from kvps.errors import InvalidSetting
 from kvps_cli import connect, options
 
 PORT = 5877
@@ -39,10 +38,8 @@ def dashboard(
 
     It only reads, and runs until Ctrl-C. It prints the URL to open.
     """
-    try:
+    with options.extra("dashboard", "kvps dashboard needs Starlette and uvicorn", "starlette", "uvicorn"):
         from kvps_monitor.dashboard.server import serve
-    except ImportError:
-        raise InvalidSetting("kvps dashboard needs Starlette and uvicorn: pip install 'kvps[dashboard]'") from None
     token = read_password(token_file, "token") if token_file else ""
     with connect.existing_store(redis) as store:
         serve(store, host, port, token, lambda url: print(f"kvps dashboard: {url}", flush=True))

@@ -10,10 +10,9 @@ from kvps_monitor import graph as graphs
 from kvps_monitor.live import JobWatch
 
 from kvps.errors import InvalidSetting
-from kvps.job import readable
 from kvps.parsing import json_of
 from kvps_cli import connect, options
-from kvps_cli.output import print_json, say
+from kvps_cli.output import print_json, say, write_file
 
 _KINDS = ("svg", "json")
 
@@ -26,22 +25,18 @@ def graph(
     ] = "svg",
     redis: options.Redis = None,
 ) -> None:
-    """Draw a job as it is now: the server with its shards, who holds them or stands by, the workers, and how many bytes
-    a second each pushes and pulls.
+    """Draw a job as it is now: the server with its shards, the aggregators that hold them or stand by, the workers, and
+    how many bytes a second each pushes and pulls.
     """
     kind = output if output in _KINDS else Path(output).suffix.removeprefix(".")
     if kind not in _KINDS:
         raise InvalidSetting(f"--output must be svg, json, or a file whose name ends in .svg or .json, not {output!r}")
-    with connect.existing_store(redis) as store, readable(job):
-        found = store.job(job)
-        drawn = graphs.as_json(found, JobWatch(found).look())
+    with connect.existing_job(redis, job) as opened:
+        drawn = graphs.as_json(opened, JobWatch(opened).look())
     if output == "json":
         print_json(drawn)
     elif output == "svg":
         print(graphs.as_svg(drawn), end="")
     else:
-        try:
-            Path(output).write_text(graphs.as_svg(drawn) if kind == "svg" else json_of(drawn) + "\n")
-        except OSError as error:
-            raise InvalidSetting(f"--output {output}: {error.strerror}") from None
+        write_file("--output", Path(output), graphs.as_svg(drawn) if kind == "svg" else json_of(drawn) + "\n")
         say(f"wrote {output}")

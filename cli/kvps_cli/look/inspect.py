@@ -12,7 +12,7 @@ import typer
 from kvps.arrays.layout import Array, Parameter
 from kvps.arrays.summary import Bin, distance, histogram, summary
 from kvps.errors import InvalidSetting
-from kvps.job import Job, readable
+from kvps.job import Job
 from kvps.parsing import names_like
 from kvps.protocol.plan import Contribution
 from kvps_cli import connect, options
@@ -41,25 +41,24 @@ def inspect(
             metavar="SECONDS",
             min=0.1,
             max=86_400,
-            help="Look again so often, until Ctrl-C, and say how far the weights have come since the last look.",
+            help="Print again so often, until Ctrl-C, and say how far the weights have come since the last time.",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for each look.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object each time.")] = False,
     redis: options.Redis = None,
 ) -> None:
     """Show the weights of a job as they are now: shape, shards, norm, range, and contributions that wait.
 
-    It is one whole version, and stops nobody.
+    They are those of one whole version, and no worker is stopped.
     """
-    with connect.existing_store(redis) as store, readable(job):
-        found = store.job(job)
-        chosen = _chosen(found, parameter)
+    with connect.existing_job(redis, job) as opened:
+        chosen = _chosen(opened, parameter)
         before: Weights = {}
         while True:
-            version, weights = found.snapshot()
-            rows = [_facts(found, p, weights[p.name], before.get(p.name)) for p in chosen]
+            version, weights = opened.snapshot()
+            rows = [_facts(opened, p, weights[p.name], before.get(p.name)) for p in chosen]
             bins = {p.name: histogram(weights[p.name]) for p in chosen if p.name == parameter}
-            waiting = found.inbox()
+            waiting = opened.inbox()
             if as_json:
                 print_json(_as_json(version, rows, bins, waiting))
             else:
@@ -82,16 +81,15 @@ def _chosen(job: Job, pattern: str | None) -> list[Parameter]:
 
 
 def _facts(job: Job, p: Parameter, array: Array, before: Array | None) -> dict[str, Any]:
-    """Return what is known of a parameter, as JSON. `change` is how far it has come since the last look, as a part of
-    its norm then."""
-    found = summary(array)
+    """Return what is known of a parameter, as JSON. `change` is how far it has come from `before`, as a part of the
+    norm of `before`."""
     change = None if before is None else distance(array, before) / (summary(before).norm or 1.0)
     return {
         "parameter": p.name,
         "shape": list(p.shape),
         "dtype": str(array.dtype),
         "shards": sorted({shard for shard, _ in job.layout.chunks_of[job.layout.numbers[p.name]]}),
-        **found._asdict(),
+        **summary(array)._asdict(),
         "change": change,
     } | {what: value for what, value in (("part", p.part), ("buffer", p.buffer)) if value}
 
@@ -99,10 +97,7 @@ def _facts(job: Job, p: Parameter, array: Array, before: Array | None) -> dict[s
 def _as_json(
     version: int, rows: Sequence[Mapping[str, Any]], bins: Mapping[str, Sequence[Bin]], waiting: list[Contribution]
 ) -> dict[str, Any]:
-    def clean(value: Any) -> Any:  # JSON has no NaN
-        return None if isinstance(value, float) and not math.isfinite(value) else value
-
-    parameters = [{name: clean(value) for name, value in row.items()} for row in rows]
+    parameters = [dict(row) for row in rows]
     for row in parameters:
         if row["parameter"] in bins:
             row["histogram"] = [b._asdict() for b in bins[row["parameter"]]]
@@ -114,12 +109,12 @@ def _print(
     version: int, rows: Sequence[Mapping[str, Any]], bins: Mapping[str, Sequence[Bin]], waiting: list[Contribution]
 ) -> None:
     console = plain_console()
-    who = f": {', '.join(f'{c.worker} round {c.round}' for c in waiting)}" if waiting else ""
-    console.print(f"version {version}  {len(waiting)} contributions waiting{who}")
-    print_rows(_COLUMNS, [_row(row) for row in rows])
-    for found in bins.values():
-        most = max((b.items for b in found), default=1)
-        for b in found:
+    names = f": {', '.join(f'{c.worker} round {c.round}' for c in waiting)}" if waiting else ""
+    console.print(f"version {version}  {len(waiting)} contributions waiting{names}")
+    print_rows(_COLUMNS, map(_row, rows))
+    for histogram_ in bins.values():
+        most = max((b.items for b in histogram_), default=1)
+        for b in histogram_:
             bar = _FULL * math.ceil(_BAR * b.items / most)
             console.print(f"{b.low:>11.4g} to {b.high:>11.4g}  {b.items:>11,}  {bar}")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kvps_aggregator.aggregator import is_idle
 from kvps_monitor.live import job_word
 
 from kvps.errors import KvpsError
@@ -20,26 +19,26 @@ _COLUMNS = ("job", "task", "mode", "workers", "version", "state")
 
 def jobs(as_json: options.AsJson = False, redis: options.Redis = None) -> None:
     """List the jobs of the server."""
-    found = list[dict[str, Any]]()
+    summaries = list[dict[str, Any]]()
 
     def unreadable(name: str, error: KvpsError) -> None:
-        found.append({"job": name, "state": "unreadable", "reason": str(error)})
+        summaries.append({"job": name, "state": "unreadable", "reason": str(error)})
 
     with connect.existing_store(redis) as store:
-        for one in connect.all_jobs(store, unreadable, summary):
-            found.append(one)  # each at once, so that the rows are in the order of names
+        for readable in connect.all_jobs(store, unreadable, summary):
+            summaries.append(readable)  # each at once, so that the rows are in the order of names
     if as_json:
-        print_json(found)
-    elif found:
-        print_rows(_COLUMNS, [_row(one) for one in found])
+        print_json(summaries)
+    elif summaries:
+        print_rows(_COLUMNS, map(_row, summaries))
     else:
         say("no jobs; start one with kvps up digits or kvps create TASK --job NAME")
 
 
-def _row(one: Mapping[str, Any]) -> list[str]:
-    if "reason" in one:
-        return [one["job"], *"-" * (len(_COLUMNS) - 2), f"{one['state']}: {one['reason']}"]
-    shown = {**one, "task": one["task"] or "-", "workers": f"{one['active']}/{one['workers']}"}
+def _row(job: Mapping[str, Any]) -> list[str]:
+    if "reason" in job:
+        return [job["job"], *"-" * (len(_COLUMNS) - 2), f"{job['state']}: {job['reason']}"]
+    shown = {**job, "task": job["task"] or "-", "workers": f"{job['active']}/{job['workers']}"}
     return [str(shown[column]) for column in _COLUMNS]
 
 
@@ -52,17 +51,12 @@ def summary(job: Job, state: State) -> dict[str, Any]:
         "mode": c.mode,
         "staleness": c.staleness,
         "workers": c.workers,
-        "active": active_workers(state),
+        "active": state.active,
         "version": state.version,
         "state": job_state(job, state),
     }
 
 
-def active_workers(state: State) -> int:
-    """Return the number of workers in the vector clock."""
-    return sum(member.active for member in state.members.values())
-
-
 def job_state(job: Job, state: State) -> str:
     """Return what a job is doing, in a few words."""
-    return job_word(state, job.config, not is_idle(job), any(job.holders()))
+    return job_word(state, job.config, not job.access.is_idle(), any(job.holders()))

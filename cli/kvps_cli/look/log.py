@@ -13,11 +13,11 @@ from kvps_monitor.loggers.targets import Target
 
 from kvps.errors import InvalidSetting, KvpsError, printable
 from kvps.history.events import Event, EventLog
-from kvps.job import Job, readable
+from kvps.job import Job
 from kvps_cli import connect, options, training_log
 from kvps_cli.output import print_json, start_log
 
-_LOOK_S = 0.5
+_POLL_S = 0.5
 _KIND = 8  # columns, as wide as the longest word
 
 Facts = Mapping[str, Any]
@@ -50,8 +50,8 @@ def log(
     ] = None,
     redis: options.Redis = None,
 ) -> None:
-    """Show what has happened to a job: who joined, left or was evicted, each version with its contributions, what was
-    rejected, and which aggregator took over which shard.
+    """Show what has happened to a job: workers that joined, left or were evicted, each version with its contributions,
+    what was rejected, and which aggregator took over which shard.
 
     Times are the server's, shown in this machine's time zone. An aggregator that writes checkpoints moves the older
     part of the log into a file there.
@@ -59,15 +59,14 @@ def log(
     if checkpoints and not to:
         raise InvalidSetting("--checkpoints is for --to")
     targets = training_log.targets_of(to, "--to")
-    with connect.existing_store(redis) as store, readable(job):
-        found = store.job(job)
+    with connect.existing_job(redis, job) as opened:
         if targets:
-            _write_rows(found, targets, follow, checkpoints)
+            _write_rows(opened, targets, follow, checkpoints)
             return
-        events = EventLog(found.access.client, found.access.keys)
+        events = EventLog(opened.access.client, opened.access.keys)
         _print(events.newest(last), as_json)
         if follow:
-            _print(events.later(found.state), as_json)
+            _print(events.later(opened.state), as_json)
 
 
 def _write_rows(job: Job, targets: Sequence[Target], follow: bool, checkpoints: Path | None) -> None:
@@ -75,7 +74,7 @@ def _write_rows(job: Job, targets: Sequence[Target], follow: bool, checkpoints: 
     start_log(quiet=False, verbose=0)
     with training_log.logging_to(targets, job, quiet=False, checkpoints=checkpoints) as rows:
         while follow and not rows.ended and not rows.over:
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
     if rows.failures:
         raise KvpsError(rows.failures[-1])
 
@@ -85,10 +84,10 @@ def _print(events: Iterable[Event], as_json: bool) -> None:
         if as_json:
             print_json({"at_ms": event.at_ms, "event": event.kind, **event.facts})
         else:
-            print(printable(line(event)), flush=True)
+            print(printable(_line(event)), flush=True)
 
 
-def line(event: Event) -> str:
+def _line(event: Event) -> str:
     """Return an event as a person reads it."""
     at = datetime.fromtimestamp(event.at_ms / 1000).astimezone()
     when = f"{at:%Y-%m-%d %H:%M:%S}.{event.at_ms % 1000:03}"
@@ -104,10 +103,10 @@ def _commit(facts: Facts) -> str:
 def _contribution(c: Facts) -> str:
     """Return the worker, its round or unit, and what is not the ordinary case."""
     done = f"round {c['round']}" if c["unit"] is None else f"unit {c['unit']}"
-    said = [f"part {c['part']}"] if c["part"] else []
-    said += [f"weight {c['weight']}"] if c["weight"] > 1 else ["counts as zeros"] if not c["weight"] else []
-    said += [f"staleness {c['staleness']}"] if c["staleness"] else []
-    return f"{c['worker']} {done}" + (f" ({', '.join(said)})" if said else "")
+    notes = [f"part {c['part']}"] if c["part"] else []
+    notes += [f"weight {c['weight']}"] if c["weight"] > 1 else ["counts as zeros"] if not c["weight"] else []
+    notes += [f"staleness {c['staleness']}"] if c["staleness"] else []
+    return f"{c['worker']} {done}" + (f" ({', '.join(notes)})" if notes else "")
 
 
 _WORDS: dict[str, Callable[[Facts], str]] = {

@@ -87,11 +87,7 @@ def serving(server: MetricsServer | None, store: Store, job: str | None) -> Iter
 
 @contextmanager
 def _opened(option: str, host: str, port: int) -> Iterator[MetricsServer]:
-    try:
+    with options.extra("metrics", "metrics need prometheus-client", "prometheus_client"):
         from kvps_monitor.metrics import server
-    except ModuleNotFoundError as error:
-        if error.name != "prometheus_client":
-            raise
-        raise InvalidSetting("metrics need prometheus-client: pip install 'kvps[metrics]'") from None
-    with server.opened(option, host, port) as found:
-        yield found
+    with server.opened(option, host, port) as opened:
+        yield opened

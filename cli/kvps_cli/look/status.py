@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
-from kvps_aggregator.aggregator import is_idle
 from rich.text import Text
 
-from kvps.job import Job, Trace, readable
+from kvps.job import Job, Trace
 from kvps.protocol.job_state import Member, State
 from kvps_cli import connect, options
 from kvps_cli.look.jobs import job_state, summary
@@ -16,34 +14,22 @@ from kvps_cli.output import loss_text, print_json
 from kvps_cli.tables import plain_console, print_rows
 
 _COLUMNS = ("worker", "rank", "state", "clock", "round", "loss", "waiting", "device", "process")
-_OF_MEMBER = (
-    "rank",
-    "incarnation",
-    "state",
-    "clock",
-    "round",
-    "accepted",
-    "pending",
-    "finished",
-    "device",
-    "host",
-    "pid",
-)
+_OF_MEMBER = ("rank", "incarnation", "state", "clock", "round", "accepted", "pending", "finished")
+_OF_PROCESS = ("device", "host", "pid")
 
 
 def status(job: options.JobName, as_json: options.AsJson = False, redis: options.Redis = None) -> None:
     """Show one job: its version, vector clock and workers, and which aggregators hold its shards."""
-    with connect.existing_store(redis) as store, readable(job):
-        found = store.job(job)
-        state, holders, traces = found.state(), found.holders(), found.traces()
-        pending, kept = int(found.access.client.call("XLEN", found.access.keys.inbox)), found.kept(state.version)
-        missing = _why_nobody_holds(found, state)
+    with connect.existing_job(redis, job) as opened:
+        state, holders, traces = opened.state(), opened.holders(), opened.traces()
+        pending, kept = int(opened.access.client.call("XLEN", opened.access.keys.inbox)), opened.kept(state.version)
+        missing = _without_holder(opened, state)
         if as_json:
-            print_json(_as_dict(found, state, holders, traces, pending))
+            print_json(_as_dict(opened, state, holders, traces, pending))
             return
-        word = job_state(found, state)
-    console, c = plain_console(), found.config
-    console.print(Text.assemble((job, "bold"), f"  {word}  {c.task or 'made in Python'}  {c.mode}  {c.optimizer}"))
+        doing = job_state(opened, state)
+    console, c = plain_console(), opened.config
+    console.print(Text.assemble((job, "bold"), f"  {doing}  {c.task or 'made in Python'}  {c.mode}  {c.optimizer}"))
     console.print(f"version {state.version}  head {state.head[:12]}  {pending} contributions waiting")
     if c.transport == "shm":
         console.print(f"arrays in the shared memory of {c.host}; Redis has version {kept}")
@@ -67,11 +53,11 @@ def _row(member: Member, trace: Trace | None) -> list[str]:
     return [*map(str, own), f"{member.host}:{member.pid}"]
 
 
-def _why_nobody_holds(job: Job, state: State) -> str:
+def _without_holder(job: Job, state: State) -> str:
     """Return the text for a shard that no aggregator holds. A finished or idle job needs no aggregator."""
     if state.finished(job.config):
         return "-"
-    return "idle until a worker joins" if is_idle(job) else "no aggregator: kvps aggregator start"
+    return "idle until a worker joins" if job.access.is_idle() else "no aggregator: kvps aggregator start"
 
 
 def _as_dict(job: Job, state: State, holders: list[str], traces: dict[str, Trace], pending: int) -> dict[str, Any]:
@@ -90,6 +76,5 @@ def _as_dict(job: Job, state: State, holders: list[str], traces: dict[str, Trace
 
 def _member(member: Member, trace: Trace | None) -> dict[str, Any]:
     """Return a worker as one JSON object, with its last loss and the share of its time that it spent waiting."""
-    known = {name: getattr(member, name) for name in _OF_MEMBER}
-    loss = trace.loss if trace and trace.loss is not None and math.isfinite(trace.loss) else None  # JSON has no NaN
-    return known | {"loss": loss, "waiting": trace.waiting if trace else None}
+    known = {name: getattr(member, name) for name in _OF_MEMBER + _OF_PROCESS}
+    return known | {"loss": trace and trace.loss, "waiting": trace and trace.waiting}

@@ -10,14 +10,12 @@ import typer
 from kvps_monitor.timeline.recording import Recording, record
 
 from kvps.errors import InvalidSetting
-from kvps.job import readable
 from kvps_cli import connect, options
 from kvps_cli.long_work import LongWork
-from kvps_cli.output import say
+from kvps_cli.output import say, write_file
 
 _PERFETTO, _JSON, _FIGURES = ".perfetto-trace", ".json", (".svg", ".png")
 _SUFFIXES = (_PERFETTO, _JSON, *_FIGURES)
-_EXTRA = ("perfetto", "google", "matplotlib")  # google.protobuf
 _ROUNDS = 12  # of the slowest worker: so many make a figure that one can read
 _WINDOW = "Which part"
 
@@ -65,51 +63,39 @@ def timeline(
         raise InvalidSetting(f"--from {first} is after --to {to}")
     options.check_file("--out", out)
     write = _writer(suffix)
-    with (
-        connect.existing_store(redis) as store,
-        readable(job),
-        LongWork(quiet) as work,
-        work.stage(f"reading the spans of {job}"),
-    ):
-        found = record(store.job(job))
+    with connect.existing_job(redis, job) as opened, LongWork(quiet) as work, work.stage(f"reading the spans of {job}"):
+        recording = record(opened)
     if last is not None:
-        found = found.last(last)
+        recording = recording.last(last)
     elif first is not None or to is not None:
-        found = found.making(first, to)
+        recording = recording.making(first, to)
     elif suffix in _FIGURES:
-        found = found.newest_rounds(_ROUNDS)
+        recording = recording.newest_rounds(_ROUNDS)
     with LongWork(quiet) as work, work.stage(f"making {out}"):
-        content = write(found)
-    try:
-        out.write_bytes(content)
-    except OSError as error:
-        raise InvalidSetting(f"--out {out}: {error.strerror}") from None
+        content = write(recording)
+    write_file("--out", out, content)
     if not quiet:
-        say(f"{out}: {_what(found)}")
+        say(f"{out}: {_summary(recording)}")
 
 
 def _writer(suffix: str) -> Callable[[Recording], bytes]:
     """Return what makes the content of a file with this suffix. Raises InvalidSetting if the extra is missing."""
-    try:
+    with options.extra("timeline", "kvps timeline needs more libraries", "perfetto", "google", "matplotlib"):
         from kvps_monitor.timeline.chrome import chrome_trace
         from kvps_monitor.timeline.figure import figure
-        from kvps_monitor.timeline.perfetto import perfetto_trace
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in _EXTRA:
-            raise
-        raise InvalidSetting("kvps timeline needs more libraries: pip install 'kvps[timeline]'") from None
+        from kvps_monitor.timeline.perfetto import perfetto_trace  # needs google.protobuf too
     if suffix == _PERFETTO:
         return perfetto_trace
     if suffix == _JSON:
-        return lambda found: chrome_trace(found).encode()
-    return lambda found: figure(found, suffix[1:])
+        return lambda recording: chrome_trace(recording).encode()
+    return lambda recording: figure(recording, suffix[1:])
 
 
-def _what(found: Recording) -> str:
+def _summary(recording: Recording) -> str:
     """Return what is in the file, in a few words."""
-    seconds = (found.end_us - found.start_us) / 1e6
-    lanes = f"{_count(len(found.workers), 'worker')} and {_count(len(found.shards), 'shard')}"
-    done = f"{_count(found.iterations, 'iteration')}, {_count(len(found.versions), 'version')}"
+    seconds = (recording.end_us - recording.start_us) / 1e6
+    lanes = f"{_count(len(recording.workers), 'worker')} and {_count(len(recording.shards), 'shard')}"
+    done = f"{_count(recording.iterations, 'iteration')}, {_count(len(recording.versions), 'version')}"
     return f"{lanes}, {done}, {seconds:.3g} s"
 
 

@@ -27,28 +27,25 @@ def top(
             metavar="JOB", help="Name of the job. Without it you choose one, if there are several.", show_default=False
         ),
     ] = None,
-    once: Annotated[bool, typer.Option("--once", help="Print one look as text, and exit.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one look as one JSON object, and exit.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print the job as it is now as text, and exit.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print it as one JSON object, and exit.")] = False,
     redis: options.Redis = None,
 ) -> None:
-    """Show on the terminal what each worker does and whom it waits for, and who makes the versions.
+    """Show on the terminal what each worker does, which worker it waits for, and which aggregators make the versions.
 
-    It looks twice a second, and stops nobody. Its keys are in its last line.
+    It reads the job twice a second, and stops no worker. The last line of the screen names its keys.
     """
     with connect.existing_store(redis) as store:
         if once or as_json:
-            view = _look(store, job or _only_job(store))
+            name = job or _only_job(store)
+            with readable(name):
+                view = JobWatch(store.job(name)).look()
             if as_json:
                 print_json(view.as_json())
             else:
                 _print(view)
         else:
             _show(store, job)
-
-
-def _look(store: Store, name: str) -> JobView:
-    with readable(name):
-        return JobWatch(store.job(name)).look()
 
 
 def _only_job(store: Store) -> str:
@@ -62,18 +59,14 @@ def _only_job(store: Store) -> str:
 
 
 def _show(store: Store, name: str | None) -> None:
+    with options.extra("top", "kvps top needs Textual and NVML", "textual", "pynvml"):
+        from kvps_monitor.top.app import show
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise InvalidSetting("kvps top draws on a terminal, and here is none: give --once or --json")
-    try:
-        from kvps_monitor.top.app import show
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in ("textual", "pynvml"):
-            raise
-        raise InvalidSetting("kvps top needs Textual and NVML: pip install 'kvps[top]'") from None
     names = store.jobs() if name is None else [name]
     if name is not None:
         with readable(name):
-            store.job(name)  # a name that is none is an error at once
+            store.job(name)  # an unknown job is an error at once
     show(store, names[0] if len(names) == 1 else None)
 
 

@@ -11,8 +11,8 @@ from kvps_simulate.units import parse_size, parse_time, seconds, size
 
 from kvps.errors import InvalidSetting
 from kvps_cli.long_work import LongWork
-from kvps_cli.options import AsJson, Quiet, check_file
-from kvps_cli.output import print_json
+from kvps_cli.options import AsJson, Quiet, check_file, extra
+from kvps_cli.output import print_json, write_file
 from kvps_cli.tables import print_rows
 
 if TYPE_CHECKING:
@@ -114,35 +114,28 @@ def _parse_slow(text: str) -> tuple[float, float]:
 
 
 def _run(setting: Setting, constants: Constants, out: Path | None, work: LongWork) -> None:
-    try:
+    with extra("simulate", "kvps simulate needs SimPy", "simpy"):
         from kvps_simulate.page import page, rounds_picture
         from kvps_simulate.result import simulate
         from kvps_simulate.sweep import limits, pairs, sweep
-    except ModuleNotFoundError as error:
-        if error.name != "simpy":
-            raise
-        raise InvalidSetting("kvps simulate needs SimPy: pip install 'kvps[simulate]'") from None
     with work:
         with work.stage("simulating", _cost(setting), "contributions") as stage:
 
             def watch(job: Job) -> None:
                 stage.measure = lambda: job.committed
 
-            found = simulate(setting, constants, watch)
-        facts = _facts(found)
+            result = simulate(setting, constants, watch)
+        facts = _facts(result)
         if work.as_json:
-            print_json(found.to_dict())
+            print_json(result.to_dict())
         else:
             print_rows(("", ""), facts)
         if not out:
             return
         with work.stage(f"simulating for {out}", sum(map(_cost, pairs(setting))), "contributions") as stage:
             swept = sweep(setting, constants, seen=lambda done: stage.add(_cost(done.setting)))
-    drawn = page(found, swept, limits(swept), facts) if out.suffix == ".html" else rounds_picture(swept)
-    try:
-        out.write_text(drawn)
-    except OSError as error:
-        raise InvalidSetting(f"--out {out}: {error.strerror}") from None
+    drawn = page(result, swept, limits(swept), facts) if out.suffix == ".html" else rounds_picture(swept)
+    write_file("--out", out, drawn)
 
 
 def _cost(setting: Setting) -> int:
@@ -150,20 +143,18 @@ def _cost(setting: Setting) -> int:
     return setting.workers * setting.rounds
 
 
-def _facts(found: Result) -> list[tuple[str, str]]:
-    s = found.setting
-    first = list(found.busy.items())[:3]
-    out = [
-        ("mode", s.mode),
-        ("round", f"{seconds(found.median_s)} (95%: {seconds(found.p95_s)})"),
-        ("computing", f"{found.efficiency:.1%} of the time"),
-        ("goodput", f"{found.goodput:.4g} contributions a second, in {found.versions} versions"),
-        ("staleness", f"{found.staleness:.2f} versions on average, {found.most_stale} at most"),
-        ("busiest", ", ".join(f"{name} {part:.0%}" for name, part in first)),
-        ("data node, memory", size(found.node_memory)),
-        ("data node, link", f"{size(found.node_in)}/s in, {size(found.node_out)}/s out"),
-        ("aggregator, memory", size(found.aggregator_memory)),
+def _facts(r: Result) -> list[tuple[str, str]]:
+    facts = [
+        ("mode", r.setting.mode),
+        ("round", f"{seconds(r.median_s)} (95%: {seconds(r.p95_s)})"),
+        ("computing", f"{r.efficiency:.1%} of the time"),
+        ("goodput", f"{r.goodput:.4g} contributions a second, in {r.versions} versions"),
+        ("staleness", f"{r.staleness:.2f} versions on average, {r.most_stale} at most"),
+        ("busiest", ", ".join(f"{name} {part:.0%}" for name, part in list(r.busy.items())[:3])),
+        ("data node, memory", size(r.node_memory)),
+        ("data node, link", f"{size(r.node_in)}/s in, {size(r.node_out)}/s out"),
+        ("aggregator, memory", size(r.aggregator_memory)),
     ]
-    if found.lost or found.failovers:
-        out.append(("failures", f"{found.lost} workers ({found.evictions} evicted), {found.failovers} data nodes"))
-    return out + [("not possible", what) for what in found.beyond]
+    if r.lost or r.failovers:
+        facts.append(("failures", f"{r.lost} workers ({r.evictions} evicted), {r.failovers} data nodes"))
+    return facts + [("not possible", limit) for limit in r.beyond]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import glob
 from collections.abc import Mapping
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,19 +14,14 @@ from kvps.config import SPECS
 from kvps.errors import InvalidSetting
 from kvps.history import commit_log
 from kvps.history.checkpoint import SUFFIX, Checkpoint, listed
-from kvps.job import readable
 from kvps.protocol.keys import check_name
 from kvps_cli import connect, options
-from kvps_cli.long_work import LongWork, store_stage
-from kvps_cli.options import DEFAULT_CHECKPOINTS
+from kvps_cli.long_work import LongWork
+from kvps_cli.new_job import storing
 from kvps_cli.output import print_json, say
 from kvps_cli.tables import print_rows
 
-app = typer.Typer(
-    help="Save jobs in files, and create jobs from them.",
-    no_args_is_help=True,
-    add_completion=False,
-)
+app = typer.Typer(help="Save jobs in files, and create jobs from them.", no_args_is_help=True, add_completion=False)
 
 
 @app.command("save")
@@ -35,7 +29,7 @@ def save(
     job: options.JobName,
     to: Annotated[
         Path, typer.Option(metavar="FILE|DIR", help=f"A directory, or a file that ends in {SUFFIX}.")
-    ] = DEFAULT_CHECKPOINTS,
+    ] = options.DEFAULT_CHECKPOINTS,
     quiet: options.Quiet = False,
     redis: options.Redis = None,
 ) -> None:
@@ -45,19 +39,18 @@ def save(
     """
     whole = to.suffix == SUFFIX and not to.is_dir()
     directory = options.check_directory("--to", to.parent if whole else to)
-    with connect.existing_store(redis) as store, readable(job), LongWork(quiet) as work:
-        found = store.job(job)
-        state = found.state()
-        nbytes = found.layout.nbytes * (1 + len(found.config.slots))
+    with connect.existing_job(redis, job) as opened, LongWork(quiet) as work:
+        state = opened.state()
+        nbytes = opened.layout.nbytes * (1 + len(opened.config.slots))
         with work.stage(f"reading version {state.version} ({nbytes / 1e6:,.1f} MB)"):
-            made = found.checkpoint()
-        path = directory / (to.name if whole else made.filename)
-        with work.stage(f"writing {path}", nbytes, "bytes", partial(_bytes_aside, path)):
-            made.write(path)
+            checkpoint = opened.checkpoint()
+        path = directory / (to.name if whole else checkpoint.filename)
+        with work.stage(f"writing {path}", nbytes, "bytes", lambda: _bytes_aside(path)):
+            checkpoint.write(path)
         with work.stage("writing the log"):
-            commit_log.keep(found, directory, state, made.version)
+            commit_log.keep(opened, directory, state, checkpoint.version)
     if not quiet:
-        say(f"job {job}: version {made.version} in {path}")
+        say(f"job {job}: version {checkpoint.version} in {path}")
 
 
 def _bytes_aside(path: Path) -> int:
@@ -80,21 +73,25 @@ def restore(
     if job is not None:
         check_name("job", job)
     with LongWork(quiet) as work, work.stage(f"reading {file}"):
-        found = Checkpoint.load(file)
+        checkpoint = Checkpoint.load(file)
     connect.wait_for_server(redis)
-    with connect.existing_store(redis) as store, LongWork(quiet) as work:
-        with store_stage(work, store, found.layout.nbytes * (1 + len(found.slots))):
-            made = store.restore_job(found, job, shards)
-        awaited = [m.worker for m in made.state().members.values() if m.state != "gone"]
-    ids = "".join(f" --id {worker}" for worker in awaited[:1])
-    waits = f"; waits for {', '.join(sorted(awaited))}: start kvps worker --job {made.name}{ids}" if awaited else ""
+    with connect.existing_store(redis) as store:
+        with storing(store, checkpoint.layout.nbytes * (1 + len(checkpoint.slots)), quiet):
+            restored = store.restore_job(checkpoint, job, shards)
+        awaited = [m.worker for m in restored.state().members.values() if m.state != "gone"]
+    waits = ""
+    if awaited:
+        start = f"start kvps worker --job {restored.name} --id {awaited[0]}"
+        waits = f"; waits for {', '.join(sorted(awaited))}: {start}"
     if not quiet:
-        say(f"job {made.name}: continues from version {found.version} of {file}{waits}")
+        say(f"job {restored.name}: continues from version {checkpoint.version} of {file}{waits}")
 
 
 @app.command("ls")
 def ls(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where the checkpoints are.")] = DEFAULT_CHECKPOINTS,
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Where the checkpoints are.")
+    ] = options.DEFAULT_CHECKPOINTS,
     as_json: options.AsJson = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -103,14 +100,14 @@ def ls(
         raise InvalidSetting(f"there is no directory {directory}")
     number = len(list(directory.glob(f"[!.]*{SUFFIX}")))
     with LongWork(quiet, as_json) as work, work.stage(f"reading {directory}", number, "files") as stage:
-        found = []
+        files = []
         for path, checkpoint in listed(directory):
-            found.append(_described(path, checkpoint))
+            files.append(_described(path, checkpoint))
             stage.add()
     if as_json:
-        print_json(found)
-    elif found:
-        print_rows(list(found[0]), [_shown(each) for each in found])
+        print_json(files)
+    elif files:
+        print_rows(list(files[0]), map(_row, files))
     else:
         say(f"no checkpoints in {directory}; write one with kvps checkpoint save JOB or --checkpoint-every N")
 
@@ -128,7 +125,7 @@ def _described(path: Path, checkpoint: Checkpoint | None) -> dict[str, Any]:
     }
 
 
-def _shown(described: Mapping[str, Any]) -> list[str]:
+def _row(described: Mapping[str, Any]) -> list[str]:
     """Return the cells of one table row: size in MB, local time."""
     saved = described["saved"]
     shown = dict(described) | {

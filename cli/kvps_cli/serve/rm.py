@@ -10,7 +10,6 @@ import typer
 from kvps.errors import CorruptData, InvalidSetting, JobNotFound
 from kvps_cli import connect, options
 from kvps_cli.long_work import LongWork
-from kvps_cli.look.jobs import active_workers
 from kvps_cli.output import say
 
 
@@ -24,9 +23,9 @@ def rm(
     id: str | None = None  # unknown if the job is damaged
     with connect.existing_store(redis) as store:
         try:
-            found, state = connect.read_job(store, job)
-            id = found.id
-            what = f"job {job} at version {state.version}, with {active_workers(state)} workers in it"
+            opened, state = connect.read_job(store, job)
+            id = opened.id
+            what = f"job {job} at version {state.version}, with {state.active} workers in it"
         except CorruptData:
             what = f"job {job}, which is damaged"
         except JobNotFound:

@@ -17,13 +17,7 @@ from kvps_cli import connect, options
 from kvps_cli.output import say
 from kvps_cli.serve import line_client
 
-_OPTIONS = {
-    "path": "-s",
-    "host": "-h",
-    "port": "-p",
-    "db": "-n",
-    "username": "--user",
-}
+_OPTIONS = {"path": "-s", "host": "-h", "port": "-p", "db": "-n", "username": "--user"}
 
 app = typer.Typer(
     help="Run your private server by hand, so that it outlives a command.", no_args_is_help=True, add_completion=False
@@ -45,19 +39,16 @@ def stop() -> None:
     """Stop the private server. Its jobs are lost unless it keeps its data (--data-dir)."""
     jobs = list[str]()
     with suppress(KvpsError), connect.existing_store(None) as store:  # a full or busy server is stopped too
-        jobs = connect.at_work(store)
+        jobs = connect.busy_jobs(store)
     if not private_server.stop():
         raise NoServer("no private server runs")
-    ended = "private server ended"
-    say(f"{ended}; these jobs were at work on it: {', '.join(jobs)}" if jobs else ended)
+    say("private server ended" + (f"; these jobs were at work on it: {', '.join(jobs)}" if jobs else ""))
 
 
 @app.command()
 def status() -> None:
     """Say whether the private server runs. Its URL goes to stdout, its name and version to stderr."""
-    url = private_server.running()
-    if url is None:
-        raise NoServer("no private server runs: start one with kvps server start")
+    url = connect.existing_url(None)
     print(redacted(url), flush=True)
     say(f"private server {_name(url)}")
 
@@ -74,9 +65,7 @@ def cli(context: typer.Context, redis: options.Redis = None) -> None:
     check the host name in the server's certificate. It also does for a password that stands in a file, and for a master
     that Sentinels name.
     """
-    url = redis or private_server.running()
-    if url is None:
-        raise NoServer("no private server runs: start one with kvps up, kvps aggregator start or kvps server start")
+    url = connect.existing_url(redis)
     program = client_program()
     if program is None or not url.startswith(("redis:", "unix:")) or password_file(url):
         line_client.run(url, context.args)
@@ -88,8 +77,7 @@ def cli(context: typer.Context, redis: options.Redis = None) -> None:
 def client_arguments(url: str) -> tuple[list[str], dict[str, str]]:
     """Return redis-cli's arguments, and an environment with the password: ps shows arguments. Raises InvalidSetting."""
     settings = connection_settings(url)
-    arguments = list[str]()
-    for name, option in _OPTIONS.items():
-        if name in settings:
-            arguments += [option, str(settings[name])]
+    arguments = [
+        word for name, option in _OPTIONS.items() if name in settings for word in (option, str(settings[name]))
+    ]
     return arguments, {"REDISCLI_AUTH": settings["password"]} if "password" in settings else {}

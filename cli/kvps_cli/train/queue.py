@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from kvps_workers import load_task
+from kvps_workers.queue.queue import CPU, GPU, QUEUES, QueueRow, TaskQueue
 
 from kvps.errors import KvpsError
 from kvps.protocol.keys import check_name
 from kvps_cli import connect, options
+from kvps_cli.new_job import create_job, parameters_of
 from kvps_cli.output import print_json, say
 from kvps_cli.tables import print_rows
-from kvps_cli.train.queue_host import QueueRedis, opened
 from kvps_cli.train.settings import TaskOptions, check_prefetch, with_settings
-
-if TYPE_CHECKING:  # RQ loads slowly, and few commands need it
-    from kvps_workers.queue.queue import QueueRow
 
 
 @with_settings
@@ -28,47 +26,46 @@ def submit(
     slow: options.Slow = None,
     prefetch: options.Prefetch = False,
     gpus: Annotated[bool, typer.Option("--gpus", help="Use hosts that run kvps worker --queue --gpu N.")] = False,
-    queue_redis: QueueRedis = None,
+    queue_redis: options.QueueRedis = None,
     redis: options.Redis = None,
 ) -> None:
     """Create a job and put its workers into the queue. Hosts that run kvps worker --queue take them."""
-    from kvps_workers.queue.queue import CPU, GPU
-
     factors = options.slow_factors(slow or [], settings.workers)
     if job is not None:
         check_name("job", job)
-    found = load_task(task)
-    config = settings.job_config(task, found)
+    loaded = load_task(task)
+    config = settings.job_config(task, loaded)
     check_prefetch(prefetch, config)
-    params = found.parameters(config.seed)
+    params = parameters_of(loaded, config, quiet=False)
     connect.wait_for_server(redis)
-    with connect.existing_store(redis) as store, opened(store, queue_redis, GPU if gpus else CPU) as queue:
+    with (
+        connect.existing_store(redis) as store,
+        TaskQueue(queue_redis or store.url, GPU if gpus else CPU) as queue,
+    ):
         hosts = queue.hosts()  # asked before anything is stored, because the queue's server may be down
         name = job or store.free_name(task.rpartition(":")[2])
-        made = store.create_job(name, params, config=config)
+        created = create_job(store, name, params, config, quiet=False)
         try:
-            queue.submit(made, factors, prefetch)
+            queue.submit(created, factors, prefetch)
         except KvpsError:
             store.remove_job(name)
             raise
     if settings.topology:
         say(settings.topology)
-    say(f"job {name}: {task}, {config.mode}, {config.workers} workers, {config.optimizer}")
+    connect.announce(created)
     start = f"kvps worker --queue{' --gpu N' if gpus else ''}"
     if hosts < config.workers:
         say(f"it begins when {config.workers} hosts serve the queue {queue.name}; now {hosts} do; start more: {start}")
     say(f"watch it with kvps queue or kvps status {name}; end it with kvps cancel {name}")
 
 
-def show(as_json: options.AsJson = False, queue_redis: QueueRedis = None, redis: options.Redis = None) -> None:
+def show(as_json: options.AsJson = False, queue_redis: options.QueueRedis = None, redis: options.Redis = None) -> None:
     """Show which tasks run, which wait for a host, and which failed."""
-    from kvps_workers.queue.queue import QUEUES
-
     tasks, served = list[dict[str, Any]](), list[str]()
     hosts = dict[str, int]()
     with connect.existing_store(redis) as store:
         for name in QUEUES:
-            with opened(store, queue_redis, name) as queue:
+            with TaskQueue(queue_redis or store.url, name) as queue:
                 hosts[name], rows = queue.look()
             tasks += [_described(name, row) for row in rows]
             if rows or hosts[name]:
@@ -93,15 +90,13 @@ def _described(queue: str, row: QueueRow) -> dict[str, Any]:
     return {"job": job, "worker": worker, "queue": queue, "state": row.state, "host": host, "reason": row.why}
 
 
-def cancel(job: options.JobName, queue_redis: QueueRedis = None, redis: options.Redis = None) -> None:
+def cancel(job: options.JobName, queue_redis: options.QueueRedis = None, redis: options.Redis = None) -> None:
     """Take a job's workers out of the queue, and tell running ones to leave. The job and its weights stay."""
-    from kvps_workers.queue.queue import QUEUES
-
     check_name("job", job)
     waited = running = 0
     with connect.existing_store(redis) as store:
         for name in QUEUES:
-            with opened(store, queue_redis, name) as queue:
+            with TaskQueue(queue_redis or store.url, name) as queue:
                 counts = queue.cancel(job)
                 waited, running = waited + counts[0], running + counts[1]
     if not waited and not running:

@@ -4,29 +4,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
 
-import typer
 from kvps_workers import load_task
+from kvps_workers.queue.host import Host
+from kvps_workers.queue.queue import CPU, GPU, TaskQueue
+from kvps_workers.queue.task_runner import HostResources
 
 from kvps.device.base import open_device
-from kvps.store import Store
 from kvps_cli import connect
 from kvps_cli.output import say
-
-if TYPE_CHECKING:  # RQ loads slowly, and few commands need it
-    from kvps_workers.queue.queue import TaskQueue
-
-QueueRedis = Annotated[
-    str | None,
-    typer.Option(
-        "--queue-redis",
-        envvar="KVPS_QUEUE_URL",
-        metavar="URL",
-        help="Redis that holds the queue, if the jobs are in another one.",
-        rich_help_panel="Queue",
-    ),
-]
 
 
 def serve(
@@ -41,23 +27,15 @@ def serve(
     quiet: bool,
 ) -> None:
     """Serve the queue until a signal ends the command, or with `burst` until the queue is empty."""
-    from kvps_workers.queue.host import Host
-    from kvps_workers.queue.queue import CPU, GPU
-    from kvps_workers.queue.task_runner import HostResources
-
     environment = dict(os.environ)  # for task processes; copied before open_device binds a device
     open_device(gpu)  # only to check that the device exists
     for task in allow:
         load_task(task)  # a name that cannot be loaded is the operator's mistake: fail now
     name = CPU if gpu is None else GPU
-    with connect.serving_store(redis, listen, data_dir, quiet) as store, opened(store, queue_redis, name) as queue:
+    with (
+        connect.serving_store(redis, listen, data_dir, quiet) as store,
+        TaskQueue(queue_redis or store.url, name) as queue,
+    ):
         if not quiet:
             say(f"serving the queue {name}; Ctrl-C ends it, and its running tasks go back into the queue")
         Host(queue, store, HostResources(environment, tuple(allow), gpu, acks)).serve(burst)
-
-
-def opened(store: Store, url: str | None, name: str) -> TaskQueue:
-    """Open the queue of that name on the server of that URL, or without one on the store's server."""
-    from kvps_workers.queue.queue import TaskQueue
-
-    return TaskQueue(url or store.url, name)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, replace
 from functools import wraps
-from inspect import Parameter, Signature, signature
+from inspect import Parameter, signature
 from typing import Annotated, Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from kvps.config import SPECS, JobConfig
 from kvps.config.specs import as_text
 from kvps.errors import InvalidSetting
 from kvps.topologies import TOPOLOGIES, added_by, as_options
-from kvps_cli.options import is_given
+from kvps_cli.options import declare, is_given
 
 WORKERS = 3
 """The number of workers of a job that is created from a command line without --workers."""
@@ -91,15 +91,10 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(command)
     def run(context: typer.Context, **values: Any) -> None:
-        said = {option.name: values.pop(option.name) for option in options}
-        own = {"context": context} if "context" in taken else {}
-        command(settings=_settings(kind, context, said), **own, **values)
+        chosen = {option.name: values.pop(option.name) for option in options}
+        command(settings=_settings(kind, context, chosen), **values)
 
-    own = [p.replace(kind=Parameter.KEYWORD_ONLY) for p in taken.values() if p.name != "context"]
-    shown = [Parameter("context", Parameter.KEYWORD_ONLY, annotation=typer.Context)]
-    shown += [option for p in own for option in (options if p.name == "settings" else [p])]
-    run.__signature__ = Signature(shown)  # type: ignore[attr-defined]
-    run.__annotations__ = {p.name: p.annotation for p in shown}
+    declare(run, [option for p in taken.values() for option in (options if p.name == "settings" else [p])])
     return run
 
 
@@ -151,20 +146,20 @@ def _parameter(name: str, kind: Any, default: Any, *option: str, **told: Any) ->
     return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info])
 
 
-def _settings(kind: type[JobOptions], context: typer.Context, said: Mapping[str, Any]) -> JobOptions:
+def _settings(kind: type[JobOptions], context: typer.Context, values: Mapping[str, Any]) -> JobOptions:
     """Return the settings; `given` has only those that the user gave. Raises InvalidSetting."""
-    stated = {name: value for name, value in said.items() if is_given(context, name)}
-    topology = stated.pop("topology", None)
-    added = {} if topology is None else added_by(topology, stated, said)
-    stated, said = stated | added, {**said, **added}
-    given = {name: _checked(name, value) for name, value in stated.items() if name in SPECS}
-    if "optimizer" in given or said["lr"] is not None:
-        given["optimizer"] = optim.parse(said["optimizer"], said["lr"])
-    of_task = {"inner": said["inner_optimizer"], "data": said["data"]} if "data" in said else {}
+    typed = {name: value for name, value in values.items() if is_given(context, name)}
+    topology = typed.pop("topology", None)
+    added = {} if topology is None else added_by(topology, typed, values)
+    values = {**values, **added}
+    given = {name: _checked(name, value) for name, value in (typed | added).items() if name in SPECS}
+    if "optimizer" in given or values["lr"] is not None:
+        given["optimizer"] = optim.parse(values["optimizer"], values["lr"])
+    of_task = {"inner": values["inner_optimizer"], "data": values["data"]} if "data" in values else {}
     if "inner_optimizer" in given:
-        given["inner_optimizer"] = optim.parse(said["inner_optimizer"])
+        given["inner_optimizer"] = optim.parse(values["inner_optimizer"])
     line = "" if topology is None else f"topology {topology}: {as_options(added) or 'as you said'}"
-    return kind(given=given, optimizer=said["optimizer"], lr=said["lr"], topology=line, **of_task)
+    return kind(given=given, optimizer=values["optimizer"], lr=values["lr"], topology=line, **of_task)
 
 
 def _checked(name: str, value: Any) -> Any:

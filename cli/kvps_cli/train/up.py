@@ -26,7 +26,8 @@ from kvps.protocol.keys import check_name
 from kvps.server import private_server
 from kvps.store import Store
 from kvps_cli import connect, options, training_log
-from kvps_cli.long_work import LongWork, store_stage
+from kvps_cli.long_work import LongWork
+from kvps_cli.new_job import create_job, parameters_of
 from kvps_cli.output import log_options, loss_text, say, start_log
 from kvps_cli.prove.fault_injection import FaultInjection, replayed
 from kvps_cli.supervise import Child, Supervisor
@@ -90,34 +91,31 @@ def up(
     saving = kept_files.checkpoints_of(checkpoint_every, checkpoints, keep)
     kept = kept_files.kept_options(record, saving)
     targets = training_log.targets_of(log, "--log", fresh=True)
-    found = load_task(task)
-    config = replace(settings.job_config(task, found), launched_by=launcher.this_process("kvps up"))
+    loaded = load_task(task)
+    config = replace(settings.job_config(task, loaded), launched_by=launcher.this_process("kvps up"))
     check_prefetch(prefetch, config)
     # Ask the task for data and parameters before anything is started or stored.
-    rounds = _rounds(found, config)
+    rounds = _rounds(loaded, config)
     quiet = start_log(quiet, verbose)
-    with LongWork(quiet) as work, work.stage(f"making the parameters of {task}"):
-        params = found.parameters(config.seed)
+    params = parameters_of(loaded, config, quiet)
     if settings.topology and not quiet:
         say(settings.topology)
     with connect.serving_store(redis, listen, data_dir, quiet, joinable=False) as store:
         name = job or store.free_name(task.rpartition(":")[2])
-        nbytes = sum(np.asarray(array).nbytes for array in params.values())
-        with LongWork(quiet) as work, store_stage(work, store, nbytes):
-            made = store.create_job(name, params, config=config)
+        created = create_job(store, name, params, config, quiet)
         if listen and config.units and not quiet:
             say(f"join from elsewhere: {private_server.join_line(store.url, listen)} --job {name}")
         trial = FaultInjection(kill_every, config.seed) if kill_every else None
         ahead = ["--prefetch"] if prefetch else []
         arguments = {worker: ["--slow", f"{factors.get(worker, 1):g}x", *ahead] for worker in rounds}
-        supervisor = Supervisor(store, "kvps up", lambda: made, not trial, log_options(quiet, verbose))
-        display = Display(made, rounds, quiet)
-        with training_log.logging_to(targets, made, quiet, saving and saving.directory, holds_newest=True) as rows:
-            workers = _train(supervisor, made, display, arguments, aggregators or (2 if trial else 1), kept, trial)
-            version = _finish(made, found, report, rows, quiet)
+        supervisor = Supervisor(store, "kvps up", lambda: created, not trial, log_options(quiet, verbose))
+        display = Display(created, rounds, quiet)
+        with training_log.logging_to(targets, created, quiet, saving and saving.directory, holds_newest=True) as rows:
+            workers = _train(supervisor, created, display, arguments, aggregators or (2 if trial else 1), kept, trial)
+            version = _finish(created, loaded, report, rows, quiet)
         if trial:
             with LongWork(quiet) as work, work.stage("replaying the log, to prove that nothing was lost"):
-                _judge(store, made, trial, saving and saving.directory, record)
+                _judge(store, created, trial, saving and saving.directory, record)
     check_trained(name, version, workers)
 
 

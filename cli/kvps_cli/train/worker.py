@@ -14,7 +14,6 @@ from kvps.protocol.keys import check_name
 from kvps_cli import connect, options
 from kvps_cli.look import metrics
 from kvps_cli.output import say, start_log
-from kvps_cli.train import queue_host
 
 
 def worker(
@@ -50,7 +49,7 @@ def worker(
             rich_help_panel="Queue",
         ),
     ] = None,
-    queue_redis: queue_host.QueueRedis = None,
+    queue_redis: options.QueueRedis = None,
     metrics_port: metrics.Port = None,
     metrics_host: metrics.Host = None,
     acks: Annotated[Path | None, typer.Option(hidden=True)] = None,
@@ -62,6 +61,8 @@ def worker(
 ) -> None:
     """Train: pull weights, compute gradients, push them, until all rounds are done."""
     if from_queue:
+        from kvps_cli.train import queue_host
+
         if metrics_port is not None:
             raise InvalidSetting("--metrics-port is for one job: kvps metrics serves all jobs of the queue")
         _check_for_queue(job=job, id=id, slow=slow != "1x", prefetch=prefetch)

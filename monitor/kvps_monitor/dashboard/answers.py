@@ -54,7 +54,7 @@ def _summary(job: Job, state: State) -> dict[str, Any]:
         "mode": c.mode,
         "optimizer": str(c.optimizer),
         "workers": c.workers,
-        "active": sum(member.active for member in state.members.values()),
+        "active": state.active,
         "version": state.version,
         "contributions": sum(state.clock.values()),
         "model_bytes": job.layout.nbytes,
