@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
 import re
 import subprocess
 import sys
@@ -12,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from helpers.commands import KVPS
+from helpers.terminals import on_a_terminal
 from kvps_cli.long_work import Stage, duration
 
 from kvps.errors import NoServer
@@ -52,27 +51,6 @@ def on_pipe(*arguments: str) -> tuple[str, list[str]]:
     return done.stdout, done.stderr.splitlines()
 
 
-def on_terminal(command: list[str]) -> str:
-    """Return all that a command writes to its terminal."""
-    child, terminal = pty.fork()
-    if child == 0:
-        os.environ |= {"TERM": "xterm", "COLUMNS": "100", "LINES": "30"}
-        os.execv(command[0], command)
-    out = b""
-    while True:
-        try:
-            piece = os.read(terminal, 1 << 16)
-        except OSError:  # Linux says so when the command has ended
-            break
-        if not piece:
-            break
-        out += piece
-    os.close(terminal)
-    _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) == 0, out
-    return out.decode()
-
-
 def test_a_pipe_gets_plain_lines() -> None:
     stdout, lines = on_pipe()
     assert stdout == "42\n"
@@ -97,13 +75,15 @@ def test_quiet_says_nothing() -> None:
 
 @pytest.mark.slow
 def test_a_terminal_gets_a_bar() -> None:
-    out = on_terminal([sys.executable, "-c", WORK])
-    assert "sorting [red] figs" in out
-    assert "━" in out
-    assert "2 of 8 figs" in out
-    assert re.search(r"\d+ s left", out)
-    assert out.rstrip().endswith("42"), "the bar goes, the result stays"
-    assert on_terminal([sys.executable, "-c", WORK, "quiet"]).strip() == "42"
+    with on_a_terminal([sys.executable, "-c", WORK], columns=100) as terminal:
+        assert terminal.end() == 0
+        for words in ("sorting [red] figs", "━", "2 of 8 figs"):
+            assert words in terminal.output
+        assert re.search(r"\d+ s left", terminal.output)
+        assert terminal.output.rstrip().endswith("42"), "the bar goes, the result stays"
+    with on_a_terminal([sys.executable, "-c", WORK, "quiet"]) as terminal:
+        assert terminal.end() == 0
+        assert terminal.output.strip() == "42"
 
 
 @pytest.mark.slow

@@ -36,6 +36,15 @@ def kvps_run(*arguments: str, **environment: str) -> subprocess.CompletedProcess
     return run([*KVPS, *arguments], env=os.environ | environment)
 
 
+def refused(*arguments: str, code: int = 2, **environment: str) -> str:
+    """Run a command of kvps that ends with this exit code, prints nothing, and says why in one line; return the line
+    without "kvps: error: "."""
+    done = kvps_run(*arguments, **environment)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (code, "", 1), done.stderr
+    assert done.stderr.startswith("kvps: error: ")
+    return done.stderr.removeprefix("kvps: error: ").rstrip("\n")
+
+
 def bench_run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run a benchmark to its end."""
     return run([sys.executable, "-m", "kvps_bench", *arguments], env=os.environ | environment)

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.commands import KVPS, Started, kvps_run
+from helpers.commands import KVPS, Started, refused
 from helpers.digits_job import digits_job
 from helpers.harness import aggregating, await_version, gradient, model
 from helpers.scrapes import HERE, Scrape, ask
 from helpers.servers import free_port
 from helpers.waiting import eventually
+from kvps_cli import app
 from kvps_cli.look import metrics
+from typer.testing import CliRunner
 
 from kvps.store import Store
 
@@ -33,7 +34,8 @@ def test_the_command_serves_all_jobs_until_it_is_ended(store: Store, start: Any)
             await_version(job, 1)
     port = free_port()
     serving = start("metrics", "--port", str(port), "--redis", store.url)
-    serving.until(f"metrics of all jobs at http://127.0.0.1:{port}/metrics")
+    line = serving.until("metrics of all jobs at http://127.0.0.1")
+    assert ask(port, line.partition(f":{port}")[2].partition(";")[0])[0] == 200, "at the path that the command names"
     scrape = Scrape.of(port)
     assert scrape.series("kvps_contributions_total") == {"a w0": 1, "b w0": 1}
     memory = store.client.memory()
@@ -45,49 +47,21 @@ def test_the_command_serves_all_jobs_until_it_is_ended(store: Store, start: Any)
     assert not answers(port)
 
 
-@pytest.mark.slow
-def test_without_a_server_or_with_a_taken_port_it_is_one_line(home: Path, store: Store) -> None:
-    done = kvps_run("metrics", "--port", str(free_port()))
-    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
-    assert "no private server runs" in done.stderr
+def test_a_taken_port_is_one_line(store: Store) -> None:
     with socket.create_server((HERE, 0)) as taken:
         port = str(taken.getsockname()[1])
-        done = kvps_run("metrics", "--port", port, "--redis", store.url)
-        assert (done.returncode, done.stderr) == (
-            1,
-            f"kvps: error: --port: port {port} of 127.0.0.1 cannot be opened: Address already in use\n",
-        )
+        why = f"port {port} of 127.0.0.1 cannot be opened: Address already in use"
+        assert refused("metrics", "--port", port, "--redis", store.url, code=1) == f"--port: {why}"
         for command in (["aggregator", "start"], ["worker", "--job", "j"]):
-            done = kvps_run(*command, "--metrics-port", port, "--redis", store.url)
-            assert (done.returncode, done.stderr) == (
-                1,
-                f"kvps: error: --metrics-port: port {port} of 127.0.0.1 cannot be opened: Address already in use\n",
-            )
+            line = refused(*command, "--metrics-port", port, "--redis", store.url, code=1)
+            assert line == f"--metrics-port: {why}"
 
 
 def test_options_that_do_not_go_together_are_usage_errors(home: Path) -> None:
-    done = kvps_run("aggregator", "start", "--metrics-host", "::1")
-    assert (done.returncode, done.stderr) == (
-        2,
-        "kvps: error: --metrics-host is the address of --metrics-port: give that too\n",
-    )
-    done = kvps_run("worker", "--queue", "--metrics-port", "9999")
-    assert (done.returncode, done.stderr) == (
-        2,
-        "kvps: error: --metrics-port is for one job: kvps metrics serves all jobs of the queue\n",
-    )
-    assert kvps_run("metrics", "--port", "70000").returncode == 2
-
-
-@pytest.mark.slow
-def test_without_the_extra_it_says_what_to_install(home: Path, tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['prometheus_client'] = None\n")
-    path = os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]])
-    done = kvps_run("metrics", PYTHONPATH=path)
-    assert (done.returncode, done.stderr) == (
-        2,
-        "kvps: error: metrics need prometheus-client: pip install 'kvps[metrics]'\n",
-    )
+    line = refused("aggregator", "start", "--metrics-host", "::1")
+    assert line == "--metrics-host is the address of --metrics-port: give that too"
+    line = refused("worker", "--queue", "--metrics-port", "9999")
+    assert line == "--metrics-port is for one job: kvps metrics serves all jobs of the queue"
 
 
 @pytest.mark.slow
@@ -125,15 +99,7 @@ def test_an_aggregator_and_a_worker_serve_them_too(store: Store) -> None:
 
 
 @pytest.mark.parametrize("command", ["metrics", "worker", "aggregator start"])
-def test_the_help_says_where_it_is_reached(home: Path, command: str) -> None:
-    shown = kvps_run(*command.split(), "--help", COLUMNS="200", TERM="dumb").stdout
+def test_the_help_says_where_it_is_reached(command: str) -> None:
+    shown = CliRunner().invoke(app, [*command.split(), "--help"], env={"COLUMNS": "200", "TERM": "dumb"}).stdout
     assert metrics.LOOPBACK in shown
     assert "no password" in shown
-
-
-@pytest.mark.slow
-def test_the_path_is_the_one_that_the_command_names(store: Store, start: Any) -> None:
-    port = free_port()
-    started = start("metrics", "--port", str(port), "--redis", store.url)
-    said = started.until("metrics of all jobs at ")
-    assert ask(port, said.partition(f":{port}")[2].partition(";")[0])[0] == 200

@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from helpers.commands import kvps_run
+from helpers.commands import kvps_run, refused
 from helpers.timelines import read_chrome, read_perfetto, timed_job
-from kvps_cli.look.timeline import timeline
 
-from kvps.errors import InvalidSetting
 from kvps.store import Store
-
-
-def refused(store: Store, *arguments: str) -> tuple[int, str]:
-    """Return the exit code and the line that the command ends with."""
-    done = kvps_run("timeline", *arguments, "--quiet", KVPS_REDIS_URL=store.url)
-    assert done.stdout == ""
-    assert len(done.stderr.splitlines()) == 1
-    return done.returncode, done.stderr.strip()
 
 
 @pytest.mark.slow
@@ -61,36 +50,20 @@ def test_a_part_of_the_time(store: Store, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("arguments", "code", "words"),
-    [
-        (["j", "-o", "run.pdf"], 2, "--out must end in .perfetto-trace, .json, .svg or .png, not 'run.pdf'"),
-        (["j", "-o", "/nowhere/run.svg"], 2, "--out /nowhere/run.svg: there is no directory /nowhere"),
-        (["j", "-o", "run.svg", "--last", "1", "--to", "2"], 2, "--last and --from/--to choose two windows"),
-        (["j", "-o", "run.svg", "--from", "3", "--to", "2"], 2, "--from 3 is after --to 2"),
-        (["j", "-o", "run.svg", "--from", "30"], 2, "job j has no spans of versions from 30 on"),
-        (["j", "-o", "run.svg", "--last", "0"], 2, "0.001"),
-        (["j"], 2, "Missing option"),
-        (["none", "-o", "run.svg"], 1, "no job 'none'"),
-        (["off", "-o", "run.svg"], 1, "job off records no spans: it was made with --spans off"),
-        (["new", "-o", "run.svg"], 1, "job new has no spans yet"),
-    ],
-)
-def test_what_cannot_be_is_one_line(store: Store, arguments: list[str], code: int, words: str) -> None:
+def test_what_cannot_be_is_one_line(store: Store) -> None:
     timed_job(store, workers=1, rounds=2)
     for name, spans in (("off", "off"), ("new", "on")):
         store.create_job(name, {"w": np.zeros(3, np.float32)}, spans=spans)
-    found, line = refused(store, *arguments)
-    assert (found, words in line) == (code, True), line
-
-
-def test_a_missing_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    for library in ("perfetto", "matplotlib"):
-        with monkeypatch.context() as patched:
-            for name in list(sys.modules):
-                drawing = name.startswith("kvps_monitor.timeline.") and not name.endswith(".recording")
-                if drawing or name.partition(".")[0] == library:
-                    patched.delitem(sys.modules, name)
-            patched.setitem(sys.modules, library, None)
-            with pytest.raises(InvalidSetting, match=r"pip install 'kvps\[timeline\]'"):
-                timeline("j", Path("run.svg"))
+    for command, code, words in (
+        ("j -o run.pdf", 2, "--out must end in .perfetto-trace, .json, .svg or .png, not 'run.pdf'"),
+        ("j -o /nowhere/run.svg", 2, "--out /nowhere/run.svg: there is no directory /nowhere"),
+        ("j -o run.svg --last 1 --to 2", 2, "--last and --from/--to choose two windows"),
+        ("j -o run.svg --from 3 --to 2", 2, "--from 3 is after --to 2"),
+        ("j -o run.svg --from 30", 2, "job j has no spans of versions from 30 on"),
+        ("j -o run.svg --last 0", 2, "0.001"),
+        ("j", 2, "Missing option"),
+        ("none -o run.svg", 1, "no job 'none'"),
+        ("off -o run.svg", 1, "job off records no spans: it was made with --spans off"),
+        ("new -o run.svg", 1, "job new has no spans yet"),
+    ):
+        assert words in refused("timeline", *command.split(), "--quiet", code=code, KVPS_REDIS_URL=store.url)

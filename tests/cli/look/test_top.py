@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import pty
-import select
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from helpers.commands import KVPS, kvps_run
+from helpers.commands import KVPS, kvps_run, refused
 from helpers.harness import aggregating, gradient, model
 from helpers.internals import abandon, fall_silent
+from helpers.terminals import on_a_terminal
 from helpers.waiting import eventually
 from kvps_monitor.live import JobWatch
 
@@ -27,20 +23,12 @@ from kvps.store import Store
 pytestmark = pytest.mark.usefixtures("forked")
 
 LONG = {"worker_timeout_ms": 86_400_000, "lease_ms": 86_400_000}
-WITHOUT = "import sys\nsys.modules[{!r}] = None\nfrom kvps_cli import main\nsys.argv[1:] = ['top', 'j']\nmain()\n"
 
 
 def top(store: Store, *arguments: str) -> str:
     done = kvps_run("top", *arguments, KVPS_REDIS_URL=store.url)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
-
-
-def refused(store: Store, *arguments: str) -> tuple[int, str]:
-    done = kvps_run("top", *arguments, KVPS_REDIS_URL=store.url)
-    assert done.stdout == ""
-    assert len(done.stderr.splitlines()) == 1, done.stderr
-    return done.returncode, done.stderr.strip()
 
 
 def redis_cli(store: Store, *command: object) -> list[str]:
@@ -141,111 +129,34 @@ def test_a_job_without_workers(store: Store) -> None:
 
 
 def test_without_a_name_there_must_be_one_job(store: Store) -> None:
-    assert refused(store, "--once") == (
-        1,
-        "kvps: error: no jobs are on this server: start one with kvps up digits or kvps create TASK --job NAME",
-    )
+    where = {"KVPS_REDIS_URL": store.url}
+    none = "no jobs are on this server: start one with kvps up digits or kvps create TASK --job NAME"
+    assert refused("top", "--once", code=1, **where) == none
     for name in ("a", "b"):
         store.create_job(name, model(), workers=2)
-    several = "kvps: error: this server has several jobs (a, b): say which, as kvps top a"
-    assert refused(store, "--json") == (2, several)
-    code, words = refused(store, "c", "--once")
-    assert code == 1
-    assert "'c'" in words
-
-
-def test_without_a_terminal_it_says_what_prints_text(store: Store) -> None:
-    store.create_job("j", model(), workers=2)
-    words = "kvps: error: kvps top draws on a terminal, and here is none: give --once or --json"
-    assert refused(store, "j") == (2, words)
+    several = "this server has several jobs (a, b): say which, as kvps top a"
+    assert refused("top", "--json", **where) == several
+    assert "'c'" in refused("top", "c", "--once", code=1, **where)
+    words = "kvps top draws on a terminal, and here is none: give --once or --json"
+    assert refused("top", "a", **where) == words
 
 
 # -- on a terminal ----------------------------------------------------------------------------------------------------
 
 
-class Terminal:
-    """A command on a terminal of its own."""
-
-    def __init__(self, store: Store, command: list[str]) -> None:
-        self._screen, end = pty.openpty()
-        environment = {**os.environ, "KVPS_REDIS_URL": store.url, "TERM": "xterm-256color", "LINES": "24"}
-        self.process = subprocess.Popen(
-            command, stdin=end, stdout=end, stderr=end, env=environment | {"COLUMNS": "80"}, start_new_session=True
-        )
-        os.close(end)
-        self.output = ""
-
-    def until(self, words: str) -> None:
-        """Read until these words have been drawn."""
-        deadline = time.monotonic() + 90
-        while words not in self.output:
-            assert time.monotonic() < deadline, self.output
-            assert self._read(), self.output
-
-    def press(self, key: str) -> None:
-        os.write(self._screen, key.encode())
-
-    def end(self) -> int:
-        """Return the exit code."""
-        while self._read():
-            pass
-        return self.process.wait(90)
-
-    def close(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait()
-        os.close(self._screen)
-
-    def _read(self) -> bool:
-        ready, _, _ = select.select([self._screen], [], [], 90)
-        try:
-            found = os.read(self._screen, 1 << 16) if ready else b""
-        except OSError:  # nobody has the other end any more
-            found = b""
-        self.output += found.decode(errors="replace")
-        return bool(found)
-
-
-@contextmanager
-def on_a_terminal(store: Store, command: list[str]) -> Iterator[Terminal]:
-    terminal = Terminal(store, command)
-    try:
-        yield terminal
-    finally:
-        terminal.close()
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("key", ["q", "\x03"], ids=["q", "Ctrl-C"])
-def test_a_key_ends_it_and_leaves_the_terminal_as_it_was(store: Store, key: str) -> None:
+@pytest.mark.parametrize("key", ["q", "\x03", ""], ids=["q", "Ctrl-C", "SIGTERM"])
+def test_a_key_or_a_signal_ends_it_and_leaves_the_terminal_as_it_was(store: Store, key: str) -> None:
     store.create_job("j", model(), workers=2, staleness=3)
-    with on_a_terminal(store, [*KVPS, "top", "j"]) as terminal:
+    with on_a_terminal([*KVPS, "top"], KVPS_REDIS_URL=store.url) as terminal:
         terminal.until("SSP(3)")
-        terminal.press(key)
-        assert terminal.end() == 0
+        if key:
+            terminal.press(key)
+        else:
+            terminal.process.send_signal(signal.SIGTERM)
+        assert terminal.end() == (0 if key else 128 + signal.SIGTERM)
         assert "\x1b[?1049l" in terminal.output.rpartition("SSP(3)")[2], "it leaves the alternate screen"
         assert "Traceback" not in terminal.output
-
-
-@pytest.mark.slow
-def test_a_signal_ends_it_and_leaves_the_terminal_as_it_was(store: Store) -> None:
-    store.create_job("j", model(), workers=2, staleness=3)
-    with on_a_terminal(store, [*KVPS, "top"]) as terminal:
-        terminal.until("SSP(3)")
-        terminal.process.send_signal(signal.SIGTERM)
-        assert terminal.end() == 128 + signal.SIGTERM
-        assert "\x1b[?1049l" in terminal.output.rpartition("SSP(3)")[2]
-        assert "Traceback" not in terminal.output
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("module", ["textual", "pynvml"])
-def test_a_missing_extra_is_one_line(store: Store, module: str) -> None:
-    store.create_job("j", model(), workers=2)
-    with on_a_terminal(store, [sys.executable, "-c", WITHOUT.format(module)]) as terminal:
-        assert terminal.end() == 2
-        assert terminal.output == "kvps: error: kvps top needs Textual and NVML: pip install 'kvps[top]'\r\n"
 
 
 @pytest.mark.slow
@@ -260,6 +171,6 @@ def test_text_needs_no_extra(store: Store) -> None:
 
 
 def test_a_job_that_is_not_there_is_an_error_at_once(store: Store) -> None:
-    with on_a_terminal(store, [*KVPS, "top", "nowhere"]) as terminal:
+    with on_a_terminal([*KVPS, "top", "nowhere"], KVPS_REDIS_URL=store.url) as terminal:
         assert terminal.end() == 1
         assert terminal.output.startswith("kvps: error: ")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -44,7 +43,7 @@ def test_it_writes_a_page_and_a_picture(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "words"),
     [
         (["--size", ""], "--size must be"),
         (["--bandwidth", "25GB"], "--bandwidth is in bits"),
@@ -55,17 +54,7 @@ def test_it_writes_a_page_and_a_picture(tmp_path: Path) -> None:
         (["--constants", "/none"], "--constants /none: No such file"),
     ],
 )
-def test_bad_options_are_refused(arguments: list[str], said: str) -> None:
+def test_bad_options_are_refused(arguments: list[str], words: str) -> None:
     done = CliRunner().invoke(app, [*FEW, *arguments], standalone_mode=False)
     assert isinstance(done.exception, InvalidSetting)
-    assert said in str(done.exception)
-
-
-def test_without_simpy_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.startswith(("kvps_simulate.", "simpy"))]:
-        if name not in ("kvps_simulate.settings", "kvps_simulate.units"):
-            monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "simpy", None)
-    done = CliRunner().invoke(app, FEW, standalone_mode=False)
-    assert isinstance(done.exception, InvalidSetting)
-    assert "pip install 'kvps[simulate]'" in str(done.exception)
+    assert words in str(done.exception)

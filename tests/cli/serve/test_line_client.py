@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pty
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 from helpers.commands import KVPS, kvps_run
 from helpers.paths import program_on_path
+from helpers.terminals import on_a_terminal
 from kvps_cli.serve.line_client import parse, run
 from kvps_cli.serve.server import client_arguments
 
@@ -112,19 +112,12 @@ def test_nobody_there(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_terminal_has_a_prompt(filled: Store) -> None:
-    screen, its_end = pty.openpty()
-    command = [*KVPS, "cli", "--redis", filled.url]
-    environment = os.environ | {"PATH": "", "TERM": "dumb"}
-    process = subprocess.Popen(command, stdin=its_end, stdout=its_end, stderr=its_end, env=environment)
-    os.close(its_end)
-    os.write(screen, b"hget hash w1\n")
-    seen = b""
-    while b"\n2\r" not in seen:
-        seen += os.read(screen, 1024)
-    assert f"{filled.url}> ".encode() in seen
-    os.write(screen, b"quit\n")
-    assert process.wait(120) == 0
-    os.close(screen)
+    with on_a_terminal([*KVPS, "cli", "--redis", filled.url], PATH="", TERM="dumb") as terminal:
+        terminal.press("hget hash w1\n")
+        terminal.until("\n2\r")
+        assert f"{filled.url}> " in terminal.output
+        terminal.press("quit\n")
+        assert terminal.end() == 0
 
 
 @pytest.mark.slow
