@@ -85,8 +85,7 @@ def test_a_view_written_after_the_push_changes_nothing(store: Store, transport: 
             assert _weights(job, 1) == {-1}
 
 
-@pytest.mark.parametrize("kind", ["row", "bytes", "tensor"])
-@pytest.mark.parametrize("pushed", ["lent", "copied"])
+@pytest.mark.parametrize(("kind", "pushed"), [("row", "copied"), ("bytes", "lent"), ("tensor", "lent")])
 def test_views_of_all_rounds_are_written_in_all_later_rounds(store: Store, kind: str, pushed: str) -> None:
     """The memory of a contribution that is committed becomes that of a later one."""
     job = store.create_job("job", PARAMS, transport="shm", **SETTINGS)
@@ -104,8 +103,8 @@ def test_views_of_all_rounds_are_written_in_all_later_rounds(store: Store, kind:
             assert _weights(job, round_) == {-sum(range(round_ + 1))}
 
 
-def test_without_views_the_same_memory_is_lent_again(store: Store) -> None:
-    job = store.create_job("job", PARAMS, transport="shm", **SETTINGS)
+def test_without_views_the_same_memory_is_lent_again(store: Store, transport: str) -> None:
+    job = store.create_job("job", PARAMS, transport=transport, **SETTINGS)
     places = set()
     with aggregating(job), job.join("w0") as session:
         for _ in range(8):

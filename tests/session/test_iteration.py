@@ -44,21 +44,15 @@ def trained(job: Job, rounds: int = ROUNDS) -> tuple[float, float]:
     return times[-2] - times[1], times[-1] - times[0]
 
 
-def test_phases_add_up_to_the_time_that_passed(store: Store) -> None:
+def test_phases_add_up_and_iterations_follow_each_other_on_the_servers_clock(store: Store) -> None:
     job = store.create_job("j", model())
+    before = store.client.seconds()
     least, most = trained(job)
+    after = store.client.seconds()
     entries = trace_of(job)
     assert [int(entry["round"]) for entry in entries] == list(range(1, ROUNDS + 1))
     assert 0.99 * least < milliseconds(entries[1:]) / 1000 < 1.01 * most
     assert all(float(entry["compute_ms"]) >= 20 and float(entry["other_ms"]) >= 10 for entry in entries[1:])
-
-
-def test_iterations_follow_each_other_on_the_servers_clock(store: Store) -> None:
-    job = store.create_job("j", model())
-    before = store.client.seconds()
-    trained(job)
-    after = store.client.seconds()
-    entries = trace_of(job)
     starts = [int(entry["at"]) / 1e6 for entry in entries]
     ends = [start + milliseconds([entry]) / 1e3 for start, entry in zip(starts, entries, strict=True)]
     assert before - 0.05 < starts[0]
