@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import signal
@@ -13,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from helpers.faults import MortalServer
 from helpers.harness import (
     abandoned,
     aggregating,
@@ -25,13 +23,11 @@ from helpers.harness import (
     work_on,
 )
 from helpers.internals import abandon, segments_of
-from helpers.servers import private_directory
 from helpers.shared_memory import OVER_SHM, bits, committed
 from helpers.waiting import eventually
 from kvps_aggregator import Aggregator, Outcome, serve
 
 import kvps
-from kvps.job import Job
 from kvps.store import Store
 from kvps.transport import shared_memory
 
@@ -212,36 +208,11 @@ def test_a_holder_that_has_nothing_to_do_notices_too_that_the_memory_is_lost(sto
     assert check_chain(job) == 4
 
 
-@pytest.mark.slow
-def test_a_server_that_lost_its_last_writes_goes_on_from_what_it_was_given() -> None:
-    """Its inbox waits for contributions whose memory has been written anew since."""
-    settings = {**OVER_SHM, "lease_ms": 300, "mirror_every": "5", "optimizer": kvps.SGD(lr=0.05)}
-    with (
-        private_directory() as folder,
-        MortalServer(folder) as server,
-        kvps.connect(server.url) as store,
-    ):
-        job = store.create_job("job", model(), **settings)
-        with aggregating(job):
-            worker = threading.Thread(target=work_on, args=(job, "w0", 200))
-            worker.start()
-            assert eventually(lambda: job.state().version > 60)
-            server.kill()
-            whole = server.log().read_bytes()
-            server.log().write_bytes(whole[: int(len(whole) * 0.7)])
-            server.start()
-            worker.join()
-            assert committed(job, 200)
-        check_chain(job)
-        assert [f for _, f in job.entries() if f["kind"] == "recover"]
-        for name, array in plain_loop(model(), 1, 200, 0.05).items():
-            np.testing.assert_array_equal(job.snapshot()[1][name], array)
-        store.remove_job("job")
-
-
-def test_a_contribution_whose_memory_was_written_anew_is_done_again_and_not_rejected(store: Store) -> None:
+@pytest.mark.parametrize("by", ["its holder", "the next holder"])
+def test_a_contribution_whose_memory_was_written_anew_is_done_again_and_not_rejected(store: Store, by: str) -> None:
     """A server that forgot a commit waits for what its worker has seen committed, and written over since."""
-    job = store.create_job("job", model(), mirror_every="1000000", optimizer=kvps.SGD(lr=0.05), **OVER_SHM)
+    settings = {"mirror_every": "1000000", "optimizer": kvps.SGD(lr=0.05), "lease_ms": 300}
+    job = store.create_job("job", model(), **settings, **OVER_SHM)
     assert segments_of(job)
     with abandoned(job) as aggregator, job.join("w0") as session:
         session.push(gradient(session.pull(), 0, 0))
@@ -249,40 +220,20 @@ def test_a_contribution_whose_memory_was_written_anew_is_done_again_and_not_reje
             pass
         session.push(gradient(session.pull(), 0, 1))
         segments_of(job).unlink([f"g:w0.{session.incarnation}:2"])
-        aggregator.work()
-        assert job.state().version == 0
-        with pytest.raises(kvps.WorkerEvicted):
-            session.pull()
+        if by == "its holder":
+            aggregator.work()
+            assert job.state().version == 0
+            with pytest.raises(kvps.WorkerEvicted):
+                session.pull()
         abandon(session)
     with aggregating(job):
+        assert eventually(lambda: job.state().version == 0)
         work_on(job, "w0", 5)
         assert committed(job, 5)
     assert not [f for _, f in job.entries() if f["kind"] == "reject"]
     assert check_chain(job) == 5
     for name, array in plain_loop(model(), 1, 5, 0.05).items():
         np.testing.assert_array_equal(job.snapshot()[1][name], array)
-
-
-def test_memory_that_is_deleted_under_a_living_job_is_made_anew(store: Store) -> None:
-    """As some systems do when their user logs out."""
-    job = store.create_job("job", model(), mirror_every="5", lease_ms=300, optimizer=kvps.SGD(lr=0.05), **OVER_SHM)
-    assert segments_of(job)
-    with aggregating(job):
-        worker = threading.Thread(target=_work_on_whatever_happens, args=(job, 60))
-        worker.start()
-        assert eventually(lambda: job.kept(99) >= 10)
-        shared_memory.forget(segments_of(job).folder)
-        worker.join()
-        assert committed(job, 60)
-    assert check_chain(job) == 60
-    for name, array in plain_loop(model(), 1, 60, 0.05).items():
-        np.testing.assert_array_equal(job.snapshot()[1][name], array)
-
-
-def _work_on_whatever_happens(job: Job, rounds: int) -> None:
-    while job.state().version < rounds:
-        with contextlib.suppress(kvps.UsageError):  # there is no memory until the aggregator has it made
-            work_on(job, "w0", rounds)
 
 
 def test_a_full_memory_is_said_and_waited_for(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -175,18 +175,6 @@ def test_an_aggregator_that_does_not_see_the_memory_stands_by(store: Store, else
 
 
 @pytest.mark.slow
-def test_a_worker_that_does_not_see_the_memory_is_refused(store: Store, elsewhere: Elsewhere, run: Any) -> None:
-    job = store.create_job("job", model(), **SHM)
-    code = "import sys, kvps; job = kvps.connect(sys.argv[1]).job('job'); print(job.snapshot()[0]); "
-    for call in ("job.join('w0')", "job.checkpoint()"):
-        refused = run(elsewhere.python(code + call, store.url))
-        assert refused.wait() == 1
-        assert refused.said[0] == "0\n", "what Redis was given is read anywhere"
-        assert refused.said[-1].startswith("kvps.errors.UsageError")
-    assert job.state().members == {}
-
-
-@pytest.mark.slow
 def test_auto_takes_no_other_memory_than_the_first_job(
     store: Store, elsewhere: Elsewhere, run: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

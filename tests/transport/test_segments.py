@@ -108,14 +108,6 @@ def test_a_maker_that_sleeps_with_the_lock_holds_nobody_up(segments: Segments) -
         segments.open("a", 100)
 
 
-def test_another_users_directory_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(shared_memory, "ROOT", tmp_path)
-    (tmp_path / f"kvps-{os.getuid()}").mkdir(mode=0o755)
-    os.chmod(tmp_path / f"kvps-{os.getuid()}", 0o755)
-    with pytest.raises(kvps.ServerUnfit, match="mode 0700"):
-        Segments(shared_memory.memory_of("unix:///tests"), "abcdabcd").ensure()
-
-
 _OTHERS = f"vm/0/{'0' * 16}/{'0' * 32}//1.1\n"
 
 
@@ -165,14 +157,7 @@ def _stand_in(place: Path, how: str, outside: Path) -> None:
 
 @pytest.mark.parametrize(
     ("how", "level"),
-    [
-        ("a link to another's", 0),
-        ("a link to the same", 1),
-        ("another's", 2),
-        ("open to others", 0),
-        pytest.param("another's", 1, marks=pytest.mark.slow),
-        pytest.param("open to others", 2, marks=pytest.mark.slow),
-    ],
+    [("a link to another's", 0), ("a link to the same", 1), ("another's", 2), ("open to others", 0)],
 )
 def test_nothing_is_made_or_mapped_where_others_may_write(
     store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, outside: Path, how: str, level: int

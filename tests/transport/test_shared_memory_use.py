@@ -51,21 +51,6 @@ def test_auto_is_shared_memory_where_that_is_sure_and_worth_it(store: Store, mon
         chosen(transport="shm")
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        *({"mirror_every": every} for every in ("0", "-1s", "1m", "0.0s", "")),
-        *({"transport": "shm"} | more for more in ({"shards": 2}, {"weight_format": "bf16"})),
-        {"transport": "rdma"},
-    ],
-)
-def test_bad_settings_are_one_line_and_change_nothing(store: Store, settings: dict[str, Any]) -> None:
-    with pytest.raises(kvps.InvalidSetting) as refused:
-        store.create_job("job", LARGE, **settings)
-    assert "\n" not in str(refused.value)
-    assert store.jobs() == []
-
-
 def test_a_finished_or_removed_job_leaves_no_memory(store: Store) -> None:
     for ends in ("finished", "removed"):
         job = store.create_job("job", LARGE, **OVER_SHM)
