@@ -200,19 +200,6 @@ def test_the_id_of_a_living_worker(store: Store) -> None:
             assert second.push(PARAMS) == 1
 
 
-def test_a_gradient_that_is_not_finite_may_count_as_zeros(store: Store) -> None:
-    job = store.create_job("job", PARAMS, nonfinite="skip", reduction="sum", optimizer=kvps.SGD(lr=1.0))
-    bad = PARAMS | {"b": np.array([1, np.nan, 1], np.float32)}
-    with aggregating(job), job.join("w0") as session:
-        for grads in (PARAMS, bad, PARAMS):
-            session.pull()
-            session.push(grads)
-        last = session.pull()
-        assert session.version == 3
-        np.testing.assert_array_equal(last["b"], PARAMS["b"] - 2)
-    assert [c.plan.contributions[0].weight for c in job.log()] == [1, 0, 1]
-
-
 def test_the_aggregator_rejects_damaged_bytes_and_goes_on(store: Store) -> None:
     """One contribution is damaged in Redis after it was acknowledged: it leaves by the log, the others count."""
     job = store.create_job("job", PARAMS, workers=2, shards=2, reduction="sum", optimizer=kvps.SGD(lr=1.0))
@@ -264,16 +251,6 @@ def test_weights_changed_by_another_program_are_noticed(store: Store) -> None:
         job.snapshot()
 
 
-def test_a_removed_job_is_gone_for_those_who_work_on_it(store: Store) -> None:
-    job = store.create_job("job", PARAMS, workers=2)
-    session = job.join("w0")
-    session.pull()
-    store.remove_job("job")
-    with pytest.raises(kvps.JobNotFound, match="job"):
-        session.push(PARAMS)
-    assert [k for k in store.client.scan("*") if k != "kvps:preflight" and ":g:" not in k] == []
-
-
 def test_no_server() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
@@ -301,16 +278,6 @@ def test_a_server_that_cannot_be_written() -> None:
         pytest.raises(kvps.ServerUnfit, match="cannot be written"),
     ):
         kvps.connect(url)
-
-
-@pytest.mark.slow
-def test_a_server_with_a_wrong_password() -> None:
-    with running_server() as url, kvps.connect(url) as store:
-        store.client.call("CONFIG", "SET", "requirepass", "right")
-        with pytest.raises(kvps.NoServer, match="login"):
-            kvps.connect(f"{url}?password=wrong")
-        with kvps.connect(f"{url}?password=right") as good:
-            assert good.jobs() == []
 
 
 def test_an_old_server(old_server: str) -> None:
@@ -369,11 +336,6 @@ def test_a_server_that_stops_answering_in_the_middle(server_url: str) -> None:
 )
 def test_versions(text: str, version: tuple[int, int]) -> None:
     assert version_of(text) == version
-
-
-def test_the_name_of_a_server(server_url: str) -> None:
-    with kvps.connect(server_url) as store:
-        assert re.fullmatch(r"(Valkey|Redis) \d+\.\d+\.\d+", store.server_name)
 
 
 def test_valkey_is_not_taken_for_the_redis_whose_commands_it_has() -> None:

@@ -49,14 +49,6 @@ def test_in_the_other_modes_it_ends_and_keeps_the_bound(home: Path, staleness: i
         assert staleness < 0 or staleness_used(job, 3) <= staleness
 
 
-def test_over_shared_memory(home: Path) -> None:
-    big = {"x": np.ones(300_000, np.float32)}
-    with kvps.local(big, workers=2, optimizer=kvps.SGD(lr=1.0)) as job:
-        assert job.config.transport == "shm"
-        weights = job.train(lambda params, rank, round_: {"x": np.full_like(params["x"], rank)}, rounds=4)
-        np.testing.assert_array_equal(weights["x"], np.full(300_000, -1, np.float32))
-
-
 def test_sessions_by_hand(home: Path) -> None:
     """As in the cells of a notebook: two workers in turns, on one thread."""
     job = kvps.local({"x": np.zeros(2, np.float32)}, workers=2, optimizer=kvps.SGD(lr=1.0))

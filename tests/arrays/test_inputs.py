@@ -75,16 +75,6 @@ def test_a_loss_that_is_no_number_is_refused_before_anything_is_sent(store: Stor
         assert session.push(ONES, 0.5) == 1, "the push may be made again"
 
 
-def test_a_loss_of_what_was_put_is_refused_before_the_rest_is_sent(store: Store) -> None:
-    job = store.create_job("job", ZEROS, transport="redis", **SETTINGS)
-    with aggregating(job), job.join("w0") as session:
-        session.pull()
-        session.put("W", ONES["W"])
-        _message(lambda: session.push({"b": ONES["b"]}, "low"))  # type: ignore[arg-type]
-        assert session.push({"b": ONES["b"]}) == 1
-        assert (session.pull()["W"] == -1).all()
-
-
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf, np.float32("nan"), 1e-320, 1e300])
 def test_any_float_is_shown_as_it_is(store: Store, loss: float) -> None:
     """A run that diverges is seen to diverge, by whoever reads the traces."""

@@ -83,12 +83,6 @@ def test_a_chunk_belongs_to_one_part(shards: int) -> None:
     assert sorted(layout.chunks_in("a") + layout.chunks_in("b")) == sorted(layout.chunks_in(""))
 
 
-def test_a_layout_without_parts_is_written_as_before() -> None:
-    layout = Layout.of({"a": np.zeros(3, np.float32)})
-    assert "part" not in json.loads(layout.to_json())["parameters"][0]
-    assert layout.parts == ()
-
-
 @pytest.mark.parametrize("part", [7, "", "a b", None, "x" * 65])
 def test_a_part_that_kvps_did_not_write_is_corrupt(part: object) -> None:
     layout = with_parts(Layout.of({"a": np.zeros(3, np.float32)}), {"all": "*"}, 0)

@@ -42,14 +42,6 @@ def test_who_started_it_ends_and_the_others_go_on(home: Path, start: Any) -> Non
 
 
 @pytest.mark.slow
-def test_who_used_it_alone_ends_it(home: Path, start: Any) -> None:
-    first = start("worker", "--job", "none")
-    first.until("waiting for job")
-    assert first.end(signal.SIGINT) == 130
-    assert private_server.running() is None
-
-
-@pytest.mark.slow
 def test_who_goes_on_is_said_before_the_error(home: Path, start: Any) -> None:
     first = start("worker", "--job", "a")
     first.until("waiting for job")
