@@ -21,6 +21,7 @@ from kvps.job import Job
 from kvps.protocol.phases import SHARD_PHASES, WORKER_PHASES
 from kvps.store import Store
 
+pytestmark = pytest.mark.slow  # a browser is started
 WORKER = """
 import sys, time
 import numpy as np
@@ -135,7 +136,6 @@ def test_the_pages_agree_with_redis(store: Store, shown: Dashboard, raw: Any, ta
     page.locator(".log .commit").nth(7).wait_for()
 
 
-@pytest.mark.slow
 def test_a_stopped_worker_is_silent_and_goes_on(store: Store, shown: Dashboard, tab: Any) -> None:
     job = store.create_job("j", model(), workers=2, staleness=-1, worker_timeout_ms=600_000)
     with aggregating(job), working(store, ["w0", "w1"]) as workers:
@@ -151,7 +151,6 @@ def test_a_stopped_worker_is_silent_and_goes_on(store: Store, shown: Dashboard, 
         row.locator(".pill", has_text="computing").wait_for()
 
 
-@pytest.mark.slow
 def test_the_timeline_draws_each_lane(store: Store, shown: Dashboard, tab: Any) -> None:
     job = store.create_job("j", model(), workers=2, staleness=-1)
     with aggregating(job), working(store, ["w0", "w1"]):
@@ -164,7 +163,6 @@ def test_the_timeline_draws_each_lane(store: Store, shown: Dashboard, tab: Any) 
     tab.said = [line for line in tab.said if "getImageData" not in line]  # this test's own
 
 
-@pytest.mark.slow
 def test_hostile_text_is_shown_and_never_run(store: Store, shown: Dashboard, raw: Any, tab: Any) -> None:
     job = store.create_job("j", model(), workers=1, staleness=-1)
     job.access.scripts.join("w0", "n", "", {**ME, "host": HOSTILE, "device": HOSTILE})
@@ -198,7 +196,6 @@ def test_the_policy_forbids_scripts_in_the_page(store: Store, shown: Dashboard, 
     tab.said.clear()
 
 
-@pytest.mark.slow
 def test_a_phone_needs_no_sideways_scroll(store: Store, shown: Dashboard, phone: Any) -> None:
     job = store.create_job("j" * 64, model(), workers=2, shards=2, staleness=-1, optimizer=kvps.AdamW(lr=0.1))
     with aggregating(job), job.join("a" * 64) as w0, job.join("w1") as w1:
@@ -219,7 +216,6 @@ def test_a_phone_needs_no_sideways_scroll(store: Store, shown: Dashboard, phone:
                 assert text.evaluate(WHOLE), text.inner_text()
 
 
-@pytest.mark.slow
 def test_a_removed_job_is_said_and_comes_back(store: Store, shown: Dashboard, tab: Any) -> None:
     store.create_job("j", model(), workers=3)
     page = tab.open(f"{shown.root}/jobs/j")
@@ -231,7 +227,6 @@ def test_a_removed_job_is_said_and_comes_back(store: Store, shown: Dashboard, ta
     page.locator("#banner").wait_for(state="hidden")
 
 
-@pytest.mark.slow
 def test_a_name_that_no_job_can_have_is_said(shown: Dashboard, tab: Any) -> None:
     page = tab.open(f"{shown.root}/jobs/x%ff")  # not UTF-8
     page.locator("#banner", has_text="no job has such a name").wait_for()
@@ -239,7 +234,6 @@ def test_a_name_that_no_job_can_have_is_said(shown: Dashboard, tab: Any) -> None
     tab.said.clear()
 
 
-@pytest.mark.slow
 def test_the_token_in_the_url_opens_the_pages(store: Store, tab: Any) -> None:
     store.create_job("j", model())
     with dashboard(store.url, "--host", "0.0.0.0") as shown:
@@ -288,7 +282,6 @@ GAPS = """() => {
 }"""
 
 
-@pytest.mark.slow
 def test_a_thousand_workers_do_not_stall_the_page(store: Store, shown: Dashboard, tab: Any) -> None:
     """While all rows change, the page draws on: it has a screenful of rows, and makes no more of them anew."""
     job = store.create_job(

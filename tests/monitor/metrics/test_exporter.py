@@ -30,6 +30,8 @@ from kvps.protocol.phases import WORKER_PHASES
 from kvps.session.session import Session
 from kvps.store import Store
 
+pytestmark = pytest.mark.slow  # each serves and scrapes jobs that train
+
 
 def step(session: Session, number: int = 0) -> None:
     session.push(gradient(session.pull(), session.rank, number), loss=1 / (number + 1))
@@ -90,7 +92,7 @@ def check_traces(scrape: Scrape, job: Job) -> None:
             assert scrape.value(f"kvps_worker_{way}_bytes_total", **labels) == moved
 
 
-@pytest.mark.parametrize("staleness", [pytest.param(0, id="BSP"), pytest.param(-1, id="ASP", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("staleness", [pytest.param(0, id="BSP"), pytest.param(-1, id="ASP")])
 def test_rounds_staleness_seconds_and_bytes_are_those_of_redis(store: Store, staleness: int) -> None:
     job = store.create_job("j", model(), workers=3, shards=2, staleness=staleness, worker_timeout_ms=60_000)
     with aggregating(job), exporting(store) as exported:
@@ -138,7 +140,6 @@ def test_shards_have_the_times_and_bytes_of_their_traces(store: Store) -> None:
         assert scrape.value("kvps_gradient_norm", job="j") == pytest.approx(math.sqrt(squares))
 
 
-@pytest.mark.slow
 def test_an_evicted_worker_is_counted_once(store: Store) -> None:
     job = store.create_job("j", model(), workers=2, staleness=-1, worker_timeout_ms=600)
     with aggregating(job), exporting(store) as exported:
@@ -158,7 +159,6 @@ def test_an_evicted_worker_is_counted_once(store: Store) -> None:
         abandon(dead)
 
 
-@pytest.mark.slow
 def test_a_killed_process_is_one_eviction(store: Store) -> None:
     job = digits_job(store, workers=2, epochs=1_000, worker_timeout_ms=2_000)
     command = [*KVPS, "worker", "--job", job.name, "--redis", store.url, "--id"]
@@ -183,7 +183,6 @@ def test_a_killed_process_is_one_eviction(store: Store) -> None:
                 each.wait()
 
 
-@pytest.mark.slow
 def test_late_contributions_are_counted(store: Store) -> None:
     job = store.create_job("j", model(), workers=2, quorum=1, late="drop", worker_timeout_ms=60_000)
     with aggregating(job), exporting(store) as exported, job.join("w0") as w0, job.join("w1") as w1:
@@ -238,7 +237,6 @@ def test_an_exporter_that_starts_late_counts_what_the_log_has(store: Store) -> N
             }
 
 
-@pytest.mark.slow
 def test_a_takeover_is_a_take_of_the_lease(store: Store) -> None:
     job = store.create_job("j", model(), lease_ms=500)
     with exporting(store) as exported, job.join("w0") as session:
@@ -266,7 +264,6 @@ def test_versions_whose_commits_a_checkpoint_has_moved_are_named_as_missed(store
             assert scrape.value("kvps_contributions_total", job="j", worker="w0") == 6
 
 
-@pytest.mark.slow
 def test_jobs_come_and_go(store: Store) -> None:
     with exporting(store) as exported:
         scrape = exported.scrape()
@@ -288,7 +285,6 @@ def test_jobs_come_and_go(store: Store) -> None:
             assert only.scrape().jobs() == {"b"}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("key", "harm"),
     [
@@ -363,7 +359,6 @@ def test_names_that_no_job_has_are_passed_over(store: Store, name: str) -> None:
         assert exported.said[0].isprintable()
 
 
-@pytest.mark.slow
 def test_a_server_that_is_lost_and_comes_back() -> None:
     with private_directory() as folder, ExitStack() as first, ExitStack() as later:
         files = ["--dir", str(folder), "--appendonly", "yes", "--appendfsync", "always"]
@@ -390,7 +385,6 @@ def test_a_server_that_is_lost_and_comes_back() -> None:
         assert len(exported.said) == 1, exported.said
 
 
-@pytest.mark.slow
 def test_a_server_that_hangs_is_not_up_and_a_scrape_is_answered_all_the_same() -> None:
     with running_server() as url, kvps.connect(url) as store, exporting(store) as exported:
         store.create_job("j", model())

@@ -16,6 +16,7 @@ from matplotlib.image import imread
 from kvps.errors import InvalidSetting
 from kvps.store import Store
 
+pytestmark = pytest.mark.slow  # each draws a picture
 _SVG = "{http://www.w3.org/2000/svg}"
 _FIRST_X = re.compile(r"M ([\d.]+) ")
 _AXES_PT = 72 * 11.0 * 0.913

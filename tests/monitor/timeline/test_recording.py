@@ -36,7 +36,8 @@ def said(process: subprocess.Popen[str], word: str) -> None:
     assert any(word in line for line in process.stdout)
 
 
-@pytest.mark.parametrize("staleness", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("staleness", [0, 1])
 def test_the_spans_of_a_worker_add_up_to_its_run(store: Store, staleness: int) -> None:
     """Each process measures its own run; what it waited, moved and computed is all of that, within 2 %."""
     job = store.create_job("j", model(), workers=3, staleness=staleness)

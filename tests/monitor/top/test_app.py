@@ -29,6 +29,7 @@ from kvps.history.events import EventLog
 from kvps.job import Job
 from kvps.store import Store
 
+pytestmark = pytest.mark.slow  # each runs a whole screen, and most of them processes
 ENOUGH_S = 60
 PATIENT = {"worker_timeout_ms": 60_000}  # a stopped worker is silent for long before it is evicted
 ME = {"host": "here", "pid": 1, "start": "", "space": "", "device": "cpu"}
@@ -111,7 +112,6 @@ def test_each_worker_has_a_row_with_its_state_and_figures(store: Store) -> None:
         drive(Top(store, "j"), look)
 
 
-@pytest.mark.slow
 def test_a_stopped_process_is_seen_to_be_silent_and_to_come_back(store: Store) -> None:
     job = store.create_job("j", model(), workers=2, **PATIENT)
 
@@ -128,7 +128,6 @@ def test_a_stopped_process_is_seen_to_be_silent_and_to_come_back(store: Store) -
         drive(Top(store, "j"), look)
 
 
-@pytest.mark.slow
 def test_evict_asks_first_and_then_evicts(store: Store) -> None:
     job = store.create_job("j", model(), workers=2, **PATIENT)
 
@@ -172,7 +171,6 @@ def test_evict_spares_an_incarnation_that_came_after_the_question(store: Store) 
     assert job.state().members["w0"].active
 
 
-@pytest.mark.slow
 def test_pause_freezes_the_screen(store: Store) -> None:
     job = store.create_job("j", model(), workers=2, **PATIENT)
 
@@ -192,7 +190,6 @@ def test_pause_freezes_the_screen(store: Store) -> None:
         drive(Top(store, "j"), look)
 
 
-@pytest.mark.slow
 def test_the_list_of_jobs_leads_to_another_job(store: Store) -> None:
     for name, staleness in (("one", 0), ("two", 3)):
         made = store.create_job(name, model(), workers=1, staleness=staleness, **PATIENT)
@@ -233,7 +230,6 @@ def test_a_job_that_is_gone_is_told_and_one_of_its_name_is_shown(store: Store) -
     drive(Top(store, "j"), look)
 
 
-@pytest.mark.slow
 def test_a_lost_server_is_told_and_the_screen_goes_on_when_it_is_back(tmp_path: Any) -> None:
     socket = str(tmp_path / "redis.sock")
     with ExitStack() as first:
@@ -283,7 +279,6 @@ def many(store: Store, number: int = 1000) -> Job:
     return job
 
 
-@pytest.mark.slow
 def test_a_thousand_workers_do_not_keep_the_screen_from_keys(store: Store) -> None:
     """They are counted: a look draws the rows in sight alone."""
     many(store)
@@ -311,7 +306,6 @@ def test_a_thousand_workers_do_not_keep_the_screen_from_keys(store: Store) -> No
     drive(Top(store, "many"), look, (80, 24))
 
 
-@pytest.mark.slow
 def test_a_window_of_another_size_shows_the_columns_that_fit(store: Store) -> None:
     job = store.create_job("j", model(), workers=1, **PATIENT)
     job.access.scripts.join("w0", "n", "", ME)
