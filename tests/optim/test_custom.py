@@ -30,7 +30,7 @@ from kvps_cli.prove.verify import proof_of
 
 import kvps
 from kvps.arrays.layout import Layout
-from kvps.device.base import CPU, Cuda, Device
+from kvps.device.base import Cuda
 from kvps.history.checkpoint import Checkpoint
 from kvps.job import Job
 from kvps.optim import custom, from_json, parse
@@ -46,11 +46,11 @@ def cupy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupy", hostcupy)
 
 
-def _trained(store: Store, name: str, device: Device = CPU, **settings: Any) -> dict[str, np.ndarray]:
+def _trained(store: Store, name: str, **settings: Any) -> dict[str, np.ndarray]:
     """Return the weights after 4 rounds of 3 workers; another aggregator makes the last two."""
     job = store.create_job(name, large_model(), workers=3, **settings)
     for last in (2, 4):
-        with aggregating(job, device=device):
+        with aggregating(job):
             work(job, 2, lambda s, params, r: gradient(params, s.rank, r), 3)
             await_version(job, last)
     assert check_chain(job) == 4
@@ -62,23 +62,14 @@ def _assert_equal(first: dict[str, np.ndarray], second: dict[str, np.ndarray]) -
         assert array.tobytes() == second[name].tobytes()
 
 
-@pytest.mark.parametrize(
-    "settings", [{"shards": 1}, {"shards": 2}, {"transport": "shm"}, {"weight_format": "int8"}], ids=str
-)
+@pytest.mark.parametrize("settings", [{"shards": 2, "weight_format": "int8"}, {"transport": "shm"}], ids=str)
 def test_the_users_momentum_has_the_bits_of_sgd(store: Store, own_rules: Path, settings: dict[str, Any]) -> None:
     _assert_equal(_trained(store, "own", optimizer=OWN, **settings), _trained(store, "sgd", optimizer=SAME, **settings))
 
 
-@pytest.mark.parametrize("shards", [1, 2])
-def test_the_users_reduction_has_the_bits_of_the_median(store: Store, own_rules: Path, shards: int) -> None:
-    own = _trained(store, "own", reduction="own_rules:median", shards=shards)
-    _assert_equal(own, _trained(store, "kvps", reduction="median", shards=shards))
-
-
-@pytest.mark.slow
-def test_a_device_has_the_same_bits(store: Store, own_rules: Path, cupy: None) -> None:
-    own = _trained(store, "own", Cuda(hostcupy, 0), optimizer=OWN, reduction="own_rules:median", shards=2)
-    _assert_equal(own, _trained(store, "kvps", optimizer=SAME, reduction="median", shards=2))
+def test_the_users_reduction_has_the_bits_of_the_median(store: Store, own_rules: Path) -> None:
+    own = _trained(store, "own", reduction="own_rules:median", shards=2)
+    _assert_equal(own, _trained(store, "kvps", reduction="median", shards=2))
 
 
 def test_a_device_steps_on_any_floats_as_the_cpu_does(own_rules: Path, cupy: None) -> None:
@@ -209,30 +200,20 @@ def test_what_is_stored_is_read_without_an_import(own_rules: Path) -> None:
     [
         {"name": 3},
         {"name": "os"},
-        {"name": "os:system:x"},
         {"name": "../os:system"},
-        {"name": "x" * 2000 + ":y"},
         {"numbers": 3},
-        {"numbers": ["ab"]},
         {"numbers": [[[], 1]]},
         {"numbers": {"mu": "0.9"}},
         {"numbers": {"mu": float("inf")}},
-        {"numbers": {"mu": [1]}},
         {"numbers": {"a b": 1}},
         {"numbers": {"lr": 1}},
-        {"numbers": {"names": 1}},
         {"numbers": {f"n{i}": 1 for i in range(65)}},
-        {"state_names": 3},
         {"state_names": "momentum"},
         {"state_names": ["w"]},
-        {"state_names": ["view"]},
-        {"state_names": ["past1"]},
         {"state_names": ["m:1"]},
         {"state_names": ["m", "m"]},
-        {"state_names": [["m"]]},
         {"state_names": [f"m{i}" for i in range(9)]},
         {"groups": [{"names": ["b"], "name": "os:system"}]},
-        {"groups": [{"names": ["b"], "state_names": []}]},
         {"lr": "fast"},
         {"code": "1"},
     ],
@@ -250,12 +231,10 @@ def test_stored_settings_that_are_none(change: dict[str, Any]) -> None:
     ("text", "words"),
     [
         ("own_rules:Momentum", "optimizer 'own_rules:Momentum' needs a learning rate: add lr=NUMBER"),
-        ("own_rules:Momentum:", "write settings as name=number"),
         ("own_rules:Momentum:mu", "write settings as name=number"),
         ("own_rules:Momentum:lr=0.1,lr=1", "lr is given twice"),
         ("own_rules:Momentum:lr=-1", "lr must not be negative"),
         ("own_rules:Momentum:lr=0.1,groups=1", "'groups' cannot be the name of a number"),
-        ("own_rules:Momentum:lr=0.1,name=1", "'name' cannot be the name of a number"),
         ("own_rules:Momentum:lr=0.1,rho=1", "unexpected keyword argument 'rho'"),
         ("own_rules:Moment:lr=0.1", "own_rules.py has no 'Moment'; did you mean Momentum?"),
         ("own_rules:median:lr=0.1", "is no class"),
@@ -263,7 +242,6 @@ def test_stored_settings_that_are_none(change: dict[str, Any]) -> None:
         ("own_rules.py:Momentum:lr=0.1", "importing own_rules.py failed: ModuleNotFoundError"),
         ("json:JSONDecoder:lr=0.1", "there is no module 'json' in "),
         ("custom:lr=0.1", "optimizer 'custom' is unknown"),
-        ("own_rules::lr=0.1", "optimizer 'own_rules' is unknown"),
     ],
 )
 def test_an_option_that_is_none(own_rules: Path, text: str, words: str) -> None:

@@ -63,10 +63,13 @@ def test_state_that_only_another_group_needs_is_zero() -> None:
     }
 
 
-@pytest.mark.parametrize("shards", [1, 2, 7])
 @pytest.mark.parametrize(
-    "optimizer",
-    [GROUPED, kvps.SGD(momentum=0.9, nesterov=True, groups=(ParameterGroup("[Vb]", momentum=0.0, nesterov=False),))],
+    ("optimizer", "shards"),
+    [
+        (GROUPED, 7),
+        (kvps.SGD(momentum=0.9, nesterov=True, groups=(ParameterGroup("[Vb]", momentum=0.0, nesterov=False),)), 2),
+        (kvps.DelayedNesterov(0.1, every=2, groups=(ParameterGroup("b", every=3, c=0.2, momentum=0.5),)), 1),
+    ],
     ids=str,
 )
 def test_each_parameter_steps_as_if_its_group_were_the_whole_job(optimizer: kvps.SGD, shards: int) -> None:
@@ -95,13 +98,6 @@ def test_a_job_with_groups_ends_with_the_bits_of_its_steps(store: Store) -> None
         np.testing.assert_array_equal(array, wanted[name], name)
 
 
-def test_groups_survive_redis() -> None:
-    config = JobConfig(optimizer=GROUPED)
-    assert JobConfig.from_hash(config.to_hash()) == config
-    assert str(GROUPED) == "adamw(lr=0.01, groups=2)"
-    assert "groups" not in kvps.SGD().to_json()
-
-
 def test_a_name_that_no_parameter_has_is_refused_before_there_is_a_job(store: Store) -> None:
     sgd = kvps.SGD(groups=(ParameterGroup(["b", "*.bias"], weight_decay=0.0),))
     with pytest.raises(kvps.InvalidSetting, match=r"no parameter is called '\*\.bias', .*: the job has W, b, scale$"):
@@ -114,15 +110,12 @@ def test_a_name_that_no_parameter_has_is_refused_before_there_is_a_job(store: St
     [
         ({"names": ["b"], "beta1": 0.5}, "sgd has no setting 'beta1' for a group: it has lr, maximize, momentum"),
         ({"names": ["b"], "groups": []}, "sgd has no setting 'groups' for a group"),
-        ({"names": ["b"], "self": 1}, "sgd has no setting 'self' for a group"),
         ({"names": ["b"], "momentum": 2}, "momentum must be in [0, 1), it is 2"),
         ({"names": ["b"], "nesterov": True}, "nesterov needs a momentum above 0"),
         ({"names": ["b"], "nesterov": 1}, "nesterov must be true or false, not 1"),
-        ({"names": ["b"], "lr": {"kind": []}}, "schedule [] is unknown"),
         ({"names": ["b"], "lr": {"kind": "cosine"}}, "cosine needs initial, over"),
         ({"names": ["b"], "momentum": {"kind": "step"}}, "momentum must be a finite number"),
         ({"names": []}, "a parameter group has 1 to 65536 names, not 0"),
-        ({"names": [3]}, "a name in a parameter group must be printable text of 1 to 1024 characters"),
         ({"names": ["\x1b[2J"]}, "a name in a parameter group must be printable text"),
         ({"names": "b"}, "a group must be an object with names"),
         (["b"], "a group must be an object with names"),
@@ -135,7 +128,7 @@ def test_a_damaged_group_is_refused_in_one_line(group: object, words: str) -> No
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("groups", [3, "b", {}, [{"names": ["b"]}] * 1025])
+@pytest.mark.parametrize("groups", [3, [{"names": ["b"]}] * 1025])
 def test_groups_that_are_no_list_of_a_bounded_size_are_refused(groups: object) -> None:
     with pytest.raises(kvps.InvalidSetting, match="groups must be a list of at most 1024"):
         optim.from_json({"kind": "sgd", "groups": groups})

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.harness import OPTIMIZERS, model
-from helpers.stepping import flat, stepped
+from helpers.harness import OPTIMIZERS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -90,12 +89,7 @@ def _change(o: Any, t: int, g: float, s: dict[str, float]) -> float:
     "optimizer",
     [
         kvps.SGD(0.1),
-        kvps.SGD(0.1, weight_decay=0.01),
         kvps.SGD(0.1, momentum=0.9),
-        kvps.SGD(0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
-        kvps.Adagrad(0.1),
-        kvps.Adagrad(0.1, weight_decay=0.01),
-        kvps.Adam(0.01),
         kvps.Adam(0.01, weight_decay=0.01, beta1=0.8),
         kvps.AdamW(0.01, weight_decay=0.1),
         *OPTIMIZERS,
@@ -112,17 +106,16 @@ def test_each_optimizer_is_its_formula(optimizer: optim.Optimizer) -> None:
         gradient = rng.normal(size=9).astype(np.float32)
         for i, g in enumerate(gradient.astype(np.float64)):
             want[i] = _reference(optimizer, optimizer.lr_at(0), step, want[i], g, memory[i])
-        before, out = weights.copy(), np.empty_like(weights)
-        state_out = {slot: np.empty_like(array) for slot, array in state.items()}
-        update_rules.update(optimizer, optimizer.lr_at(0), step, weights, gradient, state, out, state_out)
-        np.testing.assert_array_equal(weights, before, "the present weights are only read")
-        assert out.dtype == np.float32
-        weights, state = out, state_out
+        before, old = weights.copy(), weights
+        weights, state = _stepped(optimizer, step, weights, gradient, state)
+        np.testing.assert_array_equal(old, before, "the present weights are only read")
+        assert weights.dtype == np.float32
     np.testing.assert_allclose(weights, want, rtol=2e-5, atol=2e-6)
 
 
 LONG = 200
 DELAYED = [
+    kvps.DelayedNesterov(lr=0.1, every=1),
     kvps.DelayedNesterov(lr=0.1, every=4),
     kvps.DelayedNesterov(lr=0.1, momentum=0.5, every=7, c=0.1),
     kvps.DelayedNesterov(lr=0.1, every=5, c=0.2, maximize=True),
@@ -191,32 +184,13 @@ def _stepped(
     return out, state_out
 
 
-def test_with_every_version_delayed_nesterov_is_nesterov() -> None:
-    gradients = [model(seed) for seed in range(30)]
-    plain, delayed = kvps.SGD(0.1, momentum=0.9, nesterov=True), kvps.DelayedNesterov(0.1, momentum=0.9, every=1)
-    ends = [flat(stepped(optimizer, model(), gradients)).tobytes() for optimizer in (plain, delayed)]
-    assert ends[0] == ends[1]
-
-
-def test_groups_may_delay_differently() -> None:
-    gradients = [model(seed) for seed in range(30)]
-    grouped = kvps.DelayedNesterov(0.1, every=4, groups=(kvps.ParameterGroup("b", every=3, c=0.2, momentum=0.5),))
-    both = stepped(grouped, model(), gradients, shards=2)
-    main = stepped(kvps.DelayedNesterov(0.1, every=4), model(), gradients)
-    alone = stepped(kvps.DelayedNesterov(0.1, momentum=0.5, every=3, c=0.2), model(), gradients)
-    assert both["W"].tobytes() == main["W"].tobytes() != alone["W"].tobytes()
-    assert both["b"].tobytes() == alone["b"].tobytes() != main["b"].tobytes()
-
-
 @pytest.mark.parametrize(
     ("text", "words"),
     [
         ("delayed-nesterov", "delayed-nesterov needs every"),
         ("delayed-nesterov:every=0", "every must be a whole number from 1 to 1000000, not 0"),
-        ("delayed-nesterov:every=2.5", "every must be a whole number from 1 to 1000000, not 2.5"),
         ("delayed-nesterov:every=true", "every must be a whole number from 1 to 1000000, not True"),
         ("delayed-nesterov:every=2,c=0.6", "c must be from 0 to 1/every, it is 0.6"),
-        ("delayed-nesterov:every=2,c=-0.1", "c must be from 0 to 1/every, it is -0.1"),
         ("delayed-nesterov:every=2,momentum=1", "momentum must be in [0, 1), it is 1"),
     ],
 )
@@ -232,9 +206,7 @@ def test_a_constant_gradient_has_no_variance_and_makes_no_nan() -> None:
     gradient = np.random.default_rng(0).normal(size=1000).astype(np.float32)
     weights, state = np.zeros(1000, np.float32), {slot: np.zeros(1000, np.float32) for slot in rmsprop.slots}
     for step in range(1, 60):
-        out, state_out = np.empty_like(weights), {slot: np.empty_like(array) for slot, array in state.items()}
-        update_rules.update(rmsprop, 0.01, step, weights, gradient.copy(), state, out, state_out)
-        weights, state = out, state_out
+        weights, state = _stepped(rmsprop, step, weights, gradient.copy(), state)
     assert (state["square"] < state["mean"] * state["mean"]).any()
     assert np.isfinite(weights).all()
 
@@ -243,10 +215,9 @@ def test_a_zero_gradient_leaves_lion_where_it_is() -> None:
     """Its sign is 0. The smallest number has a sign, on every device."""
     smallest = np.finfo(np.float32).smallest_subnormal
     gradient = np.array([0.0, -0.0, smallest, -smallest, 1e38, -1e-38], np.float32)
-    out, state = np.empty(6, np.float32), {"m": np.zeros(6, np.float32)}
-    lion = kvps.Lion(1.0, beta1=0.0)
-    update_rules.update(lion, 1.0, 1, np.zeros(6, np.float32), gradient, state, out, {"m": np.empty(6, np.float32)})
-    np.testing.assert_array_equal(out, [0, 0, -1, 1, -1, 1])
+    zeros = np.zeros(6, np.float32)
+    weights, _ = _stepped(kvps.Lion(1.0, beta1=0.0), 1, zeros, gradient, {"m": zeros})
+    np.testing.assert_array_equal(weights, [0, 0, -1, 1, -1, 1])
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
@@ -268,27 +239,9 @@ def test_cutting_a_shard_changes_no_bit(optimizer: optim.Optimizer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("schedule", "points"),
-    [
-        (kvps.schedules.StepLR(1.0, every=10, factor=0.5), {0: 1.0, 9.9: 1.0, 10: 0.5, 25: 0.25}),
-        (kvps.schedules.ExponentialLR(1.0, every=10, factor=0.25), {0: 1.0, 5: 0.5, 10: 0.25}),
-        (kvps.schedules.LinearLR(0.0, 1.0, over=10), {0: 0.0, 5: 0.5, 10: 1.0, 99: 1.0}),
-        (kvps.schedules.CosineAnnealingLR(1.0, over=10, final=0.5), {0: 1.0, 5: 0.75, 10: 0.5, 99: 0.5}),
-    ],
-    ids=str,
-)
-def test_schedules(schedule: kvps.schedules.Schedule, points: dict[float, float]) -> None:
-    for progress, rate in points.items():
-        assert schedule.at(progress) == pytest.approx(rate)
-
-
-@pytest.mark.parametrize(
     "optimizer",
     [
         kvps.SGD(kvps.schedules.CosineAnnealingLR(0.1, over=5), 0.9, True),
-        kvps.AdamW(),
-        kvps.Adagrad(0.5),
-        kvps.Yogi(0.1),
         optim.parse("delayed-nesterov:lr=0.7,momentum=0.9,every=8"),
         kvps.DelayedNesterov(every=3, groups=(kvps.ParameterGroup("b", every=2),)),
     ],
