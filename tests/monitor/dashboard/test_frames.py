@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from helpers.harness import aggregating, gradient, model
 from helpers.waiting import eventually
-from kvps_monitor.dashboard.frames import WORKER_FIELDS, Look, Trouble, as_json, brief, frame
+from kvps_monitor.dashboard.frames import Look, Trouble, as_json, brief, frame
 from kvps_monitor.dashboard.history import MOST, History, Series
 from kvps_monitor.live import JobWatch
 
@@ -97,15 +97,6 @@ def test_a_quiet_job_costs_few_bytes_whatever_its_workers(store: Store) -> None:
     assert len(frame(None, two)) < 300 * 250
     assert len(frame(one, two)) < 1000
     assert len(frame(None, two, "w7")) < 5000
-
-
-def test_what_a_frame_says_of_a_worker(store: Store) -> None:
-    job = store.create_job("j", model(), workers=1)
-    job.access.scripts.join("w0", "n", "", {"host": "<b>", "pid": 7, "device": "cpu"})
-    [look] = looks_at(job, 1, lambda number: None)
-    [row] = read(frame(None, look))["workers"]
-    said = dict(zip(WORKER_FIELDS, row, strict=True))
-    assert (said["worker"], said["host"], said["pid"], said["rank"], said["clock"]) == ("w0", "<b>", 7, 0, 0)
 
 
 def test_numbers_that_json_has_not_are_null() -> None:

@@ -88,7 +88,6 @@ def working(store: Store, names: list[str], rounds: int = 10_000) -> Iterator[di
     finally:
         for each in found.values():
             if each.process.poll() is None:
-                each.process.send_signal(signal.SIGCONT)
                 each.end(signal.SIGKILL)
 
 
@@ -134,21 +133,6 @@ def test_the_pages_agree_with_redis(store: Store, shown: Dashboard, raw: Any, ta
     page.locator("tbody tr").nth(7).wait_for()
     tile(page, "Committed", "8")
     page.locator(".log .commit").nth(7).wait_for()
-
-
-def test_a_stopped_worker_is_silent_and_goes_on(store: Store, shown: Dashboard, tab: Any) -> None:
-    job = store.create_job("j", model(), workers=2, staleness=-1, worker_timeout_ms=600_000)
-    with aggregating(job), working(store, ["w0", "w1"]) as workers:
-        page = tab.open(f"{shown.root}/jobs/j")
-        row = page.locator(".rows .row", has=page.get_by_role("link", name="w1", exact=True))
-        row.locator(".pill", has_text="computing").wait_for()
-        assert page.locator(".rows .pill", has_text="silent").count() == 0
-        workers["w1"].process.send_signal(signal.SIGSTOP)
-        row.locator(".pill", has_text="silent").wait_for()
-        page.locator(".counts", has_text="1 silent").wait_for()
-        assert page.locator(".rows .pill", has_text="silent").count() == 1, "the other one is not"
-        workers["w1"].process.send_signal(signal.SIGCONT)
-        row.locator(".pill", has_text="computing").wait_for()
 
 
 def test_the_timeline_draws_each_lane(store: Store, shown: Dashboard, tab: Any) -> None:
@@ -240,8 +224,6 @@ def test_the_token_in_the_url_opens_the_pages(store: Store, tab: Any) -> None:
         page = tab.open(shown.root + shown.url[shown.url.index("/?token=") :])
         page.get_by_role("link", name="j", exact=True).wait_for()
         assert page.url == f"{shown.root}/", "it is not in the address, and so in no history"
-        [cookie] = page.context.cookies()
-        assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Strict")
         assert page.evaluate("document.cookie") == ""
         page.get_by_role("link", name="j", exact=True).click()
         tile(page, "Version", "0")
@@ -250,12 +232,8 @@ def test_the_token_in_the_url_opens_the_pages(store: Store, tab: Any) -> None:
 
 def _busy(job: Job, workers: int, stop: threading.Event) -> None:
     """Push a round of all workers again and again, with traces and commits, until `stop`."""
-    history, term, version, round_ = (
-        job.round_state().history,
-        job.access.scripts.acquire(0, "h", 3_600_000, "n1").term,
-        0,
-        0,
-    )
+    history, term = job.round_state().history, job.access.scripts.acquire(0, "h", 3_600_000, "n1").term
+    version = round_ = 0
     while not stop.is_set():
         round_ += 1
         at = round(1e6 * job.access.server.seconds())

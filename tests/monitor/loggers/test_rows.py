@@ -85,6 +85,7 @@ def test_rows_are_what_the_log_says(store: Store, staleness: int) -> None:
             assert found["staleness/max"] == max(late.values())
         assert found["contributions"] == len(plan.contributions)
         assert found["learning_rate"] == pytest.approx(0.8 * 0.5 ** (plan.progress / 3 // 2))
+    assert [row.version for row in RowReader(job, rows[-3].version).read()] == [row.version for row in rows[-2:]]
     assert len({row.values["learning_rate"] for row in rows}) == 3
     assert sum(row.values["contributions"] for row in rows) == 3 * ROUNDS
 
@@ -145,19 +146,6 @@ def test_what_a_lost_worker_did_not_say_is_left_out(store: Store) -> None:
     (row,) = rows
     assert "loss" not in row.values
     assert row.values["staleness/w0"] == 0
-
-
-def test_the_newest_row_waits_for_its_test(store: Store) -> None:
-    job = trained(store, 0)
-    reader = RowReader(job, 0, holds_newest=True)
-    assert [row.version for row in reader.read()] == list(range(1, ROUNDS))
-    reader.holds_newest = False
-    assert [row.version for row in reader.read()] == [ROUNDS]
-
-
-def test_it_goes_on_after_the_last_row(store: Store) -> None:
-    job = trained(store, 0)
-    assert [row.version for row in RowReader(job, 4).read()] == [5, 6]
 
 
 def test_what_was_moved_into_a_file_is_read_there(store: Store, tmp_path: Path) -> None:

@@ -31,14 +31,6 @@ def versions(path: Path) -> list[int]:
         return [int(row["version"]) for row in csv.DictReader(file)]
 
 
-def test_rows_are_written_while_the_job_trains(store: Store, tmp_path: Path) -> None:
-    job, path = store.create_job("j", model(), workers=1), tmp_path / "a.csv"
-    with aggregating(job), TrainingLog(job, [Target("csv", path)]) as rows:
-        train(job, 1, 4)
-        assert eventually(lambda: versions(path) == [1, 2, 3, 4])
-        assert not rows.failures
-
-
 def test_a_test_is_in_the_row_of_its_version(store: Store, tmp_path: Path) -> None:
     job, path = store.create_job("j", model(), workers=1), tmp_path / "a.csv"
     with aggregating(job), TrainingLog(job, [Target("csv", path)], holds_newest=True) as rows:
@@ -84,22 +76,6 @@ def test_each_logger_goes_on_where_it_was(store: Store, tmp_path: Path) -> None:
         with TrainingLog(job, [Target("csv", a), Target("csv", b)]):
             pass
     assert versions(a) == versions(b) == [1, 2, 3, 4, 5, 6]
-
-
-def test_a_row_without_its_loss_is_left_to_the_next_process(store: Store, tmp_path: Path) -> None:
-    job, path = store.create_job("j", model(), workers=1), tmp_path / "a.csv"
-    with aggregating(job), job.join("w0") as session:
-        for version in (1, 2):
-            session.push(gradient(session.pull(), 0, version), float(version))
-        assert eventually(lambda: job.access.client.call("XLEN", job.access.keys.shard_trace(0)) == 2)
-        with TrainingLog(job, [Target("csv", path)]):
-            pass
-        assert versions(path) == [1], "the loss of the second is not known yet"
-        session.leave()
-        with TrainingLog(job, [Target("csv", path)]):
-            pass
-    with path.open(newline="") as file:
-        assert [(row["version"], row["loss"]) for row in csv.DictReader(file)] == [("1", "1"), ("2", "2")]
 
 
 @pytest.mark.slow

@@ -13,8 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.commands import KVPS, Started
-from helpers.digits_job import digits_job
 from helpers.harness import abandoned, aggregating, await_version, gradient, model
 from helpers.internals import abandon, fall_silent
 from helpers.scrapes import Exported, Scrape, exporting
@@ -159,30 +157,6 @@ def test_an_evicted_worker_is_counted_once(store: Store) -> None:
         abandon(dead)
 
 
-def test_a_killed_process_is_one_eviction(store: Store) -> None:
-    job = digits_job(store, workers=2, epochs=1_000, worker_timeout_ms=2_000)
-    command = [*KVPS, "worker", "--job", job.name, "--redis", store.url, "--id"]
-    with aggregating(job), exporting(store) as exported:
-        started = [Started([*command, worker]) for worker in ("w0", "w1")]
-        try:
-            assert eventually(lambda: len(job.clock()) == 2 and min(job.clock().values()) > 3)
-            started[1].process.send_signal(signal.SIGKILL)
-            exported.until(kvps_evictions_total=1)
-            clock = job.clock()["w0"]
-            assert eventually(
-                lambda: (
-                    (exported.scrape().value("kvps_contributions_total", job="digits", worker="w0") or 0) > clock + 9
-                )
-            )
-            scrape = exported.scrape()
-            assert scrape.series("kvps_evictions_total", job="digits") == {"w0": 0, "w1": 1}
-            assert scrape.series("kvps_worker_active", job="digits") == {"w0": 1, "w1": 0}
-        finally:
-            for each in started:
-                each.process.kill()
-                each.wait()
-
-
 def test_late_contributions_are_counted(store: Store) -> None:
     job = store.create_job("j", model(), workers=2, quorum=1, late="drop", worker_timeout_ms=60_000)
     with aggregating(job), exporting(store) as exported, job.join("w0") as w0, job.join("w1") as w1:
@@ -289,17 +263,14 @@ def test_jobs_come_and_go(store: Store) -> None:
     ("key", "harm"),
     [
         ("commits", lambda call, key: call("XADD", key, "*", "kind", "\x1b[2J")),
-        ("commits", lambda call, key: call("XADD", key, "*", "kind", "commit", "version", "9", "plan", "{")),
         ("commits", lambda call, key: (call("DEL", key), call("SET", key, "no stream"))),
         ("version", lambda call, key: call("HSET", key, "version", "-7")),
-        ("heartbeat", lambda call, key: (call("DEL", key), call("SET", key, "x"))),
         ("workers", lambda call, key: call("HSET", key, 'w"}\n# HELP', "{}")),
         ("config", lambda call, key: call("HSET", key, "workers", "NaN")),
         ("trace", lambda call, key: call("XADD", key, "*", "round", "1", "version", "1", "wait_ms", "1e400")),
-        ("term", lambda call, key: call("SET", key, "a-b-c")),
         ("dropped", lambda call, key: None),
     ],
-    ids=["kind", "plan", "no-stream", "version", "heartbeat", "worker", "config", "trace", "term", "dropped"],
+    ids=["kind", "no-stream", "version", "worker", "config", "trace", "dropped"],
 )
 def test_a_damaged_job_is_said_once_and_the_others_are_served(store: Store, key: str, harm: Any) -> None:
     good, bad = (store.create_job(name, model()) for name in ("good", "bad"))
@@ -314,8 +285,7 @@ def test_a_damaged_job_is_said_once_and_the_others_are_served(store: Store, key:
             entry = call("HGET", keys.workers, "w0")
             call("HSET", keys.workers, "w0", entry.replace("{", '{"dropped":"many",', 1))
         else:
-            name = {"trace": keys.trace("w0"), "term": keys.term(0)}.get(key) or getattr(keys, key)
-            harm(call, name)
+            harm(call, keys.trace("w0") if key == "trace" else getattr(keys, key))
         if key == "config":  # the settings of a job never change: an exporter that starts now reads them
             with exporting(store) as later:
                 check_damaged(later)
@@ -348,7 +318,7 @@ def test_a_damaged_job_that_is_mended_is_counted_anew(store: Store) -> None:
         check_staleness(scrape, job)
 
 
-@pytest.mark.parametrize("name", ["../x", "a b", "", "x" * 65, '"}\n'])
+@pytest.mark.parametrize("name", ["../x", "x" * 65, '"}\n'])
 def test_names_that_no_job_has_are_passed_over(store: Store, name: str) -> None:
     store.create_job("good", model())
     store.client.call("SADD", "kvps:jobs", name)

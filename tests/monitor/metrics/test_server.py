@@ -11,7 +11,7 @@ from helpers.scrapes import HERE, OPENMETRICS, Scrape, ask, exporting
 from helpers.servers import free_port
 from helpers.waiting import eventually
 from kvps_monitor.metrics import server
-from kvps_monitor.metrics.table import COUNTER, TABLE, markdown
+from kvps_monitor.metrics.table import TABLE
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_families
 
 import kvps
@@ -41,16 +41,6 @@ def test_each_metric_of_the_table_is_there_in_both_formats(store: Store) -> None
         assert all(each == set(spec.labels) for each in labels), spec.name
 
 
-def test_names_follow_the_rules_of_prometheus() -> None:
-    assert len({spec.name for spec in TABLE}) == len(TABLE)
-    for spec in TABLE:
-        assert spec.name.startswith("kvps_")
-        assert spec.name.endswith("_total") == (spec.type == COUNTER), spec.name
-        assert not any(unit in spec.name.split("_") for unit in ("ms", "milliseconds", "kb", "mb", "percent"))
-        assert spec.help.endswith(".")
-    assert markdown().count("\n") == len(TABLE) + 1
-
-
 def test_only_one_path_and_two_methods_have_an_answer(store: Store) -> None:
     with exporting(store) as exported:
         for path in ("/", "/metrics/", "/jobs"):
@@ -61,18 +51,13 @@ def test_only_one_path_and_two_methods_have_an_answer(store: Store) -> None:
             assert ask(exported.port, method=method)[0] == 501
 
 
-def test_a_port_that_is_taken_is_one_line() -> None:
+def test_an_address_that_cannot_be_opened_is_one_line() -> None:
     with socket.create_server((HERE, 0)) as taken:
         port = taken.getsockname()[1]
-        wanted = rf"^--port: port {port} of 127.0.0.1 cannot be opened: Address already in use$"
-        with pytest.raises(kvps.KvpsError, match=wanted), server.opened("--port", HERE, port):
-            pass
-
-
-@pytest.mark.parametrize("host", ["no.such.host.invalid", "x" * 300, "256.1.1.1"])
-def test_a_host_that_is_none_is_one_line(host: str) -> None:
-    with pytest.raises(kvps.KvpsError, match="cannot be opened"), server.opened("--port", host, free_port()):
-        pass
+        for host in (HERE, "no.such.host.invalid", "x" * 300, "256.1.1.1"):
+            wanted = rf"^--port: port {port} of {host} cannot be opened: [^\n]*$"
+            with pytest.raises(kvps.KvpsError, match=wanted), server.opened("--port", host, port):
+                pass
 
 
 @pytest.mark.slow

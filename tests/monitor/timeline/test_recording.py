@@ -37,10 +37,9 @@ def said(process: subprocess.Popen[str], word: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("staleness", [0, 1])
-def test_the_spans_of_a_worker_add_up_to_its_run(store: Store, staleness: int) -> None:
+def test_the_spans_of_a_worker_add_up_to_its_run(store: Store) -> None:
     """Each process measures its own run; what it waited, moved and computed is all of that, within 2 %."""
-    job = store.create_job("j", model(), workers=3, staleness=staleness)
+    job = store.create_job("j", model(), workers=3)
     with aggregating(job):
         processes = {f"w{n}": started(store, f"w{n}", 60, 20 if n else 30) for n in range(3)}
         walls = {worker: process.communicate()[0].split()[-2:] for worker, process in processes.items()}
@@ -145,23 +144,17 @@ def test_the_newest_rounds_are_not_those_of_a_worker_that_left_long_ago(store: S
 
 
 def test_a_job_without_spans_is_refused(store: Store) -> None:
+    with pytest.raises(JobError, match="has no spans yet"):
+        record(store.create_job("new", model()))
     job = timed_job(store, workers=1, rounds=2, spans="off")
     with pytest.raises(JobError, match="records no spans: it was made with --spans off"):
         record(job)
 
 
-def test_a_job_that_has_not_begun_is_refused(store: Store) -> None:
-    with pytest.raises(JobError, match="has no spans yet"):
-        record(store.create_job("j", model()))
-
-
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"compute_ms": "-1"}, "compute_ms"),
-        ({"at": "soon"}, "at must be"),
         ({"at": "9" * 16}, "after the year 2250"),
-        ({"at": "1" + "0" * 17}, "at must be"),
         ({"round": "x"}, "round must be"),
     ],
 )
@@ -170,13 +163,6 @@ def test_a_corrupt_entry_is_one_line(store: Store, fields: dict[str, Any], words
     entry = {"round": 3, "version": 2, "at": 1_700_000_000_000_000, "compute_ms": 1} | fields
     job.access.client.call("XADD", job.access.keys.trace("w0"), "*", *(x for pair in entry.items() for x in pair))
     with pytest.raises(CorruptData, match=words):
-        record(job)
-
-
-def test_a_corrupt_commit_is_one_line(store: Store) -> None:
-    job = timed_job(store, workers=1, rounds=2)
-    job.access.client.call("XADD", job.access.keys.commits, "*", "kind", "commit", "version", "x")
-    with pytest.raises(CorruptData):
         record(job)
 
 

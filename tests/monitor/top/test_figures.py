@@ -58,14 +58,8 @@ def test_a_curve_goes_from_its_least_to_its_greatest() -> None:
     assert curve([4, 2, 0], 8) == "█▅▁"
     assert curve([1, 1], 8) == "▅▅"
     assert curve([], 8) == ""
-
-
-def test_a_block_of_a_curve_is_the_mean_of_its_values() -> None:
-    assert curve([0, 0, 10, 0, 10, 10], 3) == "▁▅█"
-
-
-def test_a_curve_has_gaps_where_a_loss_is_no_number() -> None:
-    assert curve([0, None, 7], 3) == "▁·█"
+    assert curve([0, 0, 10, 0, 10, 10], 3) == "▁▅█", "a block is the mean of its values"
+    assert curve([0, None, 7], 3) == "▁·█", "a gap where a loss is no number"
     assert curve([None, None], 3) == "··"
 
 

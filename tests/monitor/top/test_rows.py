@@ -69,14 +69,14 @@ def shown(w: WorkerView, width: int, slowest: float = 100.0) -> dict[str, str]:
     return {c.title: c.shown(w, slowest).plain for c in rows.worker_columns(width, [w])}
 
 
-@pytest.mark.parametrize("width", [*range(1, 260, 7), 79, 80, 119, 120])
-def test_the_columns_fit_any_width(width: int) -> None:
+def test_the_columns_fit_any_width() -> None:
     workers = [worker("w0"), worker("w" * 64, state="waiting", waits_for=["w" * 64] * 4, state_s=1e7, loss=-1.5e-300)]
-    columns = rows.worker_columns(width, workers)
-    assert sum(c.width for c in columns) + max(0, len(columns) - 1) <= width
-    for w in workers:
-        assert [c.shown(w, 100.0).cell_len for c in columns] == [c.width for c in columns]
-    assert [c.head.cell_len for c in columns] == [c.width for c in columns]
+    for width in (*range(1, 260, 7), 79, 80, 119, 120):
+        columns = rows.worker_columns(width, workers)
+        assert sum(c.width for c in columns) + max(0, len(columns) - 1) <= width
+        for w in workers:
+            assert [c.shown(w, 100.0).cell_len for c in columns] == [c.width for c in columns]
+        assert [c.head.cell_len for c in columns] == [c.width for c in columns]
 
 
 def test_80_columns_have_the_most_important_and_120_have_all() -> None:
@@ -149,7 +149,7 @@ def test_the_lines_above_tell_the_job() -> None:
     assert "all done" in rows.header(job([], units=3, units_done=3), 80)[2].plain
 
 
-@pytest.mark.parametrize("width", [1, 20, 79, 80, 120, 200])
+@pytest.mark.parametrize("width", [1, 79, 200])
 def test_shards_fit_any_width_with_holder_and_phases(width: int) -> None:
     phases = {"fetch": 1.234, "reduce": 0.1, "step": 0.2, "store": 12.5, "commit": 0.9}
     shards = [ShardView(0, "host:12:345:abcdef", 3, 9.5, phases, 1e6, 2e6), ShardView(1, "", 0, None, {}, 0.0, 0.0)]
