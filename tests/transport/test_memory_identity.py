@@ -9,14 +9,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from helpers.commands import TINY, kvps_run
-from helpers.harness import abandoned, aggregating, check_chain, gradient, model, plain_loop, work_on
+from helpers.commands import TINY, Started, kvps_run
+from helpers.harness import abandoned, aggregating, gradient, model, plain_loop, work_on
 from helpers.internals import abandon, segments_of
 from helpers.waiting import eventually
 from kvps_aggregator import Aggregator, AggregatorOptions, Outcome, serve
@@ -33,27 +33,21 @@ from kvps.transport.shared_memory import Segments
 SHM: dict[str, Any] = {"transport": "shm", "lease_ms": 300, "worker_timeout_ms": 60_000, "mirror_every": "1000000"}
 LARGE = {"x": np.zeros(600_000, np.float32)}
 _MOUNTED = "mount -t tmpfs kvps-test /dev/shm && echo mounted && exec cat"
-_MOVED = (
-    "import pathlib, sys; from kvps.transport import shared_memory; "
-    "shared_memory.ROOT = pathlib.Path(sys.argv.pop(1)); "
-)
+_MOVED = "import pathlib; from kvps.transport import shared_memory; shared_memory.ROOT = pathlib.Path({root!r}); "
+_KVPS = "import sys, kvps_cli; sys.exit(kvps_cli.main())"
 
 
 class Elsewhere:
-    """Runs Python on this host, as this user, with another /dev/shm: the same one each time."""
+    """Runs kvps on this host, as this user, with another /dev/shm: the same one each time."""
 
     def __init__(self, inside: list[str], root: Path | None) -> None:
-        self._inside = inside
-        self._root = root
+        self.started: list[Started] = []
+        self._command = [*inside, sys.executable, "-c", (_MOVED.format(root=str(root)) if root else "") + _KVPS]
 
-    def python(self, code: str, *arguments: str) -> list[str]:
-        """The command that runs this code there."""
-        moved = [_MOVED + code, str(self._root)] if self._root else [code]
-        return [*self._inside, sys.executable, "-c", *moved, *arguments]
-
-    def kvps(self, *arguments: str) -> list[str]:
-        """The command that runs this kvps command there."""
-        return self.python("import sys, kvps_cli; sys.exit(kvps_cli.main())", *arguments)
+    def start(self, *arguments: str) -> Started:
+        """Start this kvps command there."""
+        self.started.append(Started([*self._command, *arguments]))
+        return self.started[-1]
 
 
 @contextmanager
@@ -86,54 +80,11 @@ def _may_mount() -> bool:
 @pytest.fixture(params=["directory", *["mounted"] * _may_mount()])
 def elsewhere(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Elsewhere]:
     """Another /dev/shm: a directory that stands for one, and where this user may mount one, a real one too."""
-    if request.param == "directory":
-        yield Elsewhere([], tmp_path)
-    else:
-        with _mount_namespace() as found:
-            yield found
-
-
-class Running:
-    """A command beside the test; its lines so far are in `said`."""
-
-    def __init__(self, command: list[str], url: str) -> None:
-        environment = os.environ | {"KVPS_REDIS_URL": url}
-        self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
-        )
-        self.said: list[str] = []
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stdout
-        with self.process.stdout:
-            for line in self.process.stdout:
-                self.said.append(line)
-
-    def says(self, words: str, seconds: float = 20) -> bool:
-        return eventually(lambda: any(words in line for line in self.said), seconds)
-
-    def end(self) -> int:
-        self.process.terminate()
-        return self.wait()
-
-    def wait(self) -> int:
-        self._reader.join()
-        return self.process.wait()
-
-
-@pytest.fixture
-def run(store: Store) -> Iterator[Any]:
-    """Starts commands on the store's server, and ends them with the test."""
-    with ExitStack() as stack:
-
-        def begin(command: list[str]) -> Running:
-            running = Running(command, store.url)
-            stack.callback(running.end)
-            return running
-
-        yield begin
+    with nullcontext(Elsewhere([], tmp_path)) if request.param == "directory" else _mount_namespace() as found:
+        yield found
+        for each in found.started:
+            if each.process.poll() is None:
+                each.end()
 
 
 def _recoveries(job: Job) -> list[tuple[str, str]]:
@@ -143,6 +94,7 @@ def _recoveries(job: Job) -> list[tuple[str, str]]:
 def _train(job: Job, rounds: int) -> None:
     """Commit some rounds of w0 and leave no aggregator: Redis has version 0, all else is in memory."""
     with abandoned(job) as aggregator, job.join("w0") as session:
+        assert eventually(lambda: aggregator.hold(at_once=True) or bool(aggregator.held.shards))
         for _ in range(rounds):
             session.push(gradient(session.pull(), 0, session.round))
             assert aggregator.work() is Outcome.COMMITTED
@@ -154,56 +106,32 @@ def _train(job: Job, rounds: int) -> None:
 # -- who does not see the memory of a job --------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-def test_an_aggregator_that_does_not_see_the_memory_stands_by(store: Store, elsewhere: Elsewhere, run: Any) -> None:
-    """Alone and beside one that serves the job; it says so once."""
-    job = store.create_job("job", model(), optimizer=kvps.SGD(lr=0.05), **SHM)
-    _train(job, 3)
-    other = run(elsewhere.kvps("aggregator", "start", "--job", "job"))
-    assert other.says("stands by: its arrays are in a shared memory of")
-    assert job.holders() == [""]
-    with aggregating(job):
-        work_on(job, "w0", 12)
-        assert eventually(lambda: job.state().version == 12)
-    other.end()
-    assert [line for line in other.said if "--memory-lost" in line] == [line for line in other.said if "stands" in line]
-    assert len([line for line in other.said if "stands by" in line]) == 1, other.said
-    assert _recoveries(job) == []
-    assert check_chain(job) == 12
-    for name, array in plain_loop(model(), 1, 12, 0.05).items():
-        np.testing.assert_array_equal(job.snapshot()[1][name], array)
-
-
-@pytest.mark.slow
 def test_auto_takes_no_other_memory_than_the_first_job(
-    store: Store, elsewhere: Elsewhere, run: Any, caplog: pytest.LogCaptureFixture
+    store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    code = (
-        "import sys, numpy, kvps; _, url, *jobs = sys.argv; s = kvps.connect(url)\n"
-        "for name, how in zip(jobs[::2], jobs[1::2]):\n"
-        "    print(s.create_job(name, {'x': numpy.zeros(600_000, 'f4')}, transport=how).config.transport)"
-    )
+    def created(name: str, transport: str = "auto", there: bool = False) -> tuple[str, str]:
+        """Create a job here, or as a process with another /dev/shm. Return its transport, and what was logged."""
+        caplog.clear()
+        with monkeypatch.context() as patch:
+            if there:
+                patch.setattr(shared_memory, "ROOT", tmp_path)
+            return store.create_job(name, LARGE, transport=transport).config.transport, caplog.text
 
-    def created_there(*jobs: str) -> list[str]:
-        running = run(elsewhere.python(code, store.url, *jobs))
-        assert running.wait() == 0, running.said
-        return [line.strip() for line in running.said]
-
-    assert store.create_job("here", LARGE).config.transport == "shm"
-    warned, chosen = created_there("there", "auto")
-    assert chosen == "redis"
-    assert "this process does not see the shared memory" in warned
-    warned, chosen = created_there("named", "shm")
-    assert chosen == "shm"
-    assert "only processes that see the one here" in warned
-    assert store.create_job("again", LARGE).config.transport == "shm"
+    assert created("here") == ("shm", "")
+    transport, warning = created("there", there=True)
+    assert (transport, "this process does not see the shared memory" in warning) == ("redis", True)
+    transport, warning = created("named", "shm", there=True)
+    assert (transport, "only processes that see the one here" in warning) == ("shm", True)
+    assert created("again") == ("shm", "")
     for name in store.jobs():
-        store.remove_job(name)
+        with monkeypatch.context() as patch:
+            patch.setattr(shared_memory, "ROOT", tmp_path if name == "named" else shared_memory.ROOT)
+            store.remove_job(name)
     assert not store.client.call("EXISTS", MEMORY)
-    assert created_there("first", "auto") == ["shm"]
-    assert store.create_job("second", LARGE).config.transport == "redis"
-    assert store.create_job("third", LARGE, transport="shm").config.transport == "shm"
-    assert "only processes that see the one here" in caplog.text
+    assert created("first", there=True) == ("shm", "")
+    assert created("second")[0] == "redis"
+    transport, warning = created("third", "shm")
+    assert (transport, "only processes that see the one here" in warning) == ("shm", True)
 
 
 def test_a_memory_noted_before_the_server_was_started_anew_is_not_waited_for(store: Store) -> None:
@@ -337,20 +265,28 @@ def test_another_users_memory_is_not_judged(
 
 
 @pytest.mark.slow
-def test_a_job_whose_memory_is_said_to_be_lost_goes_on_elsewhere(
-    store: Store, elsewhere: Elsewhere, run: Any, monkeypatch: pytest.MonkeyPatch
+def test_an_aggregator_elsewhere_stands_by_until_it_is_told_that_the_memory_is_lost(
+    store: Store, elsewhere: Elsewhere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Alone and beside one that serves the job; it says so once. Another one, and a worker there, end the job."""
     monkeypatch.setenv("KVPS_REDIS_URL", store.url)
     settings = ["--transport", "shm", "--workers", "1", "--lease", "0.3", "--mirror-every", "1000000"]
     made = kvps_run("create", "digits", "--job", "job", *settings, *TINY)
     assert made.returncode == 0, made.stderr
     job = store.job("job")
+    other = elsewhere.start("aggregator", "start", "--job", "job")
+    other.until("stands by: its arrays are in a shared memory of")
+    assert job.holders() == [""]
+    with aggregating(job):
+        assert eventually(lambda: any(job.holders()))
     _train(job, 3)
-    aggregator = run(elsewhere.kvps("aggregator", "start", "--job", "job", "--memory-lost"))
-    assert aggregator.says("shared memory was lost: goes on from version 0, which Redis has; the last 3 versions")
-    worker = run(elsewhere.kvps("worker", "--job", "job"))
-    assert worker.wait() == 0, worker.said
-    assert aggregator.wait() == 0, aggregator.said
+    other.process.terminate()
+    assert "stands by" not in other.process.communicate(timeout=60)[0]
+    assert _recoveries(job) == []
+    aggregator = elsewhere.start("aggregator", "start", "--job", "job", "--memory-lost")
+    aggregator.until("shared memory was lost: goes on from version 0, which Redis has; the last 3 versions")
+    elsewhere.start("worker", "--job", "job").output()
+    aggregator.output()
     assert job.state().finished(job.config)
     assert _recoveries(job) == [("0", "3")]
     verified = kvps_run("verify", "job")
