@@ -72,13 +72,12 @@ def test_the_shards_of_a_job_fall_evenly_on_the_masters(cluster: Cluster, client
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_cluster_and_one_server_make_the_same_weights(store: Store, client: ClusterClient, workers: int) -> None:
+def test_a_cluster_and_one_server_make_the_same_weights(store: Store, client: ClusterClient) -> None:
     ends = set()
     for place in (store, Store(client)):
-        job = place.create_job("digest", large_model(), workers=workers, shards=3, optimizer=kvps.AdamW())
+        job = place.create_job("digest", large_model(), workers=2, shards=3, optimizer=kvps.AdamW())
         with aggregating(job):
-            work(job, 6, lambda s, params, round_: gradient(params, s.rank, round_), workers)
+            work(job, 6, lambda s, params, round_: gradient(params, s.rank, round_), 2)
             assert job.await_finished()
         ends.add(weights_sha256(job.checkpoint().weights))
         place.remove_job("digest")

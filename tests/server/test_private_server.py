@@ -9,11 +9,10 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from helpers.commands import TINY, kvps_run
+from helpers.commands import kvps_run
 from helpers.waiting import eventually, processes_of
 from kvps_cli.serve.server import client_arguments
 
@@ -22,46 +21,6 @@ from kvps.machine.address import outward_address
 from kvps.server import private_server
 
 # -- who ends it ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_who_started_it_ends_and_the_others_go_on(home: Path, start: Any) -> None:
-    """The first worker starts the server and is done first: the second one's rounds are not lost."""
-    first = start("worker", "--job", "a")
-    assert "(ends when nobody uses it)" in first.until("waiting for job")
-    second = start("worker", "--job", "b")
-    assert "(ends when nobody uses it)" in second.until("waiting for job")
-    assert kvps_run("create", "digits", "--job", "a", "--workers", "1", *TINY).returncode == 0
-    server = start("aggregator", "start", "--job", "a")
-    assert first.wait() == 0
-    assert server.wait() == 0
-    assert kvps_run("create", "digits", "--job", "b", "--workers", "1", *TINY).returncode == 0
-    assert kvps_run("aggregator", "start", "--job", "b").returncode == 0
-    assert second.wait() == 0
-    assert eventually(lambda: private_server.running() is None)
-
-
-@pytest.mark.slow
-def test_who_goes_on_is_said_before_the_error(home: Path, start: Any) -> None:
-    first = start("worker", "--job", "a")
-    first.until("waiting for job")
-    with kvps.connect() as other:
-        other.create_job("a", {"x": np.ones(3, np.float32)})
-        *_, goes_on, error = first.until("kvps: error").splitlines()
-        assert goes_on == "the private server keeps running for others; kvps server stop ends it"
-        assert "has no task" in error
-    assert first.wait() == 2
-
-
-@pytest.mark.slow
-def test_a_lasting_server_is_said_to_end_with_nobody(home: Path) -> None:
-    assert kvps_run("server", "start").returncode == 0
-    try:
-        assert "ends with" not in kvps_run("up", "digits", *TINY).stderr
-        with kvps.connect() as store:
-            assert not store.ends_unused
-    finally:
-        assert private_server.stop()
 
 
 def test_stores_of_one_process_share_the_server(home: Path) -> None:
@@ -256,6 +215,7 @@ def test_a_server_with_a_data_directory_goes_on_where_it_was(
         assert store.jobs() == [], "without the directory it keeps nothing"
     assert kvps_run("server", "start", "--data-dir", str(data)).returncode == 0
     with kvps.connect() as store:
+        assert not store.ends_unused
         np.testing.assert_array_equal(store.job("job").snapshot()[1]["x"], np.full(3, 7, np.float32))
     assert private_server.stop()
 
