@@ -164,7 +164,7 @@ class Noted:
 def test_a_chunk_leaves_while_the_next_is_still_coming(cupy: None) -> None:
     layout, way = Layout.of({"w": np.zeros(3 * CHUNK_ITEMS + 5, np.float32)}), Noted()
     array = hostcupy.asarray(np.arange(layout.size, dtype=np.float32))
-    GradientUpload(layout, None, way, looks=True).put(
+    GradientUpload(layout, None, way, checks_finite=True).add(
         {0: device_base.PinnedStaging(layout.size, CHUNK_ITEMS).bring(array, 0)}
     )
     assert way.sent == [(0, CHUNK_ITEMS), (1, 2 * CHUNK_ITEMS), (2, 3 * CHUNK_ITEMS), (3, 3 * CHUNK_ITEMS + 5)]

@@ -38,7 +38,7 @@ _NEVER = tuple(f"{each}." for names in NEVER.values() for each in names.split())
 NEVER_SAID = {"shell": False, "allow_pickle": False, "weights_only": True}  # argument: the only value that it may have
 IMPORTS = {  # where a module is imported whose name is not in the source: why
     "kvps/__init__.py: __getattr__": "a module of kvps, from a table in the source",
-    "cli/kvps_cli/commands.py: _LoadedCommands.__getitem__": "a module of a command, from a table in the source",
+    "cli/kvps_cli/commands.py: _command": "a module of a command, from a table in the source",
     "workers/kvps_workers/task.py: load_task": "a built-in task, from a list in the source",
     "kvps/optim/user_code.py: _import_from_here": "the user's module in the current directory, see docs/security.md",
 }

@@ -386,6 +386,13 @@ def test_floats_that_are_saved_are_in_the_job_once(store: Store) -> None:
     assert (model.norm.num_batches_tracked.item(), torch.isinf(model.mask).all().item()) == (2, True)
 
 
+def test_own_are_in_no_job(store: Store) -> None:
+    job = create(store, net(), "own")
+    assert job.layout.buffer_kind == ""
+    assert list(job.snapshot()[1]) == [name for name, _ in net().named_parameters()]
+    assert kvps.torch.parameters(net()).keys() == kvps.torch.parameters(net(), buffers="own").keys()
+
+
 def test_a_model_without_buffers(store: Store) -> None:
     job = create(store, nn.Linear(2, 2), "average", workers=1)
     assert job.layout.buffer_kind == ""
