@@ -57,13 +57,8 @@ def as_json(job: Job, view: JobView) -> dict[str, Any]:
 
 
 def _shard(shard: ShardView) -> dict[str, Any]:
-    return {
-        "shard": shard.shard,
-        "holder": shard.holder,
-        "term": shard.term,
-        "received_per_s": shard.received_per_s,
-        "stored_per_s": shard.stored_per_s,
-    }
+    known = ("shard", "holder", "term", "received_per_s", "stored_per_s")
+    return {name: getattr(shard, name) for name in known}
 
 
 def _worker(worker: WorkerView) -> dict[str, Any]:

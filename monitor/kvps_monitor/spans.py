@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from kvps.job import Job
@@ -107,6 +108,15 @@ class ShardVersion(NamedTuple):
 def mean(values: Sequence[float]) -> float:
     """Return the mean of losses. They may be infinite, or too large to be added up, where training has diverged."""
     return sum(value / len(values) for value in values)
+
+
+def gradient_norms(shards: Collection[Iterable[ShardVersion]]) -> list[tuple[int, float]]:
+    """Return (version, norm of its reduced gradient), by version, where all shards have their part of a version."""
+    sums: dict[int, list[float]] = {}
+    for versions in shards:
+        for v in versions:
+            sums.setdefault(v.version, []).append(v.square_sum)
+    return [(version, math.sqrt(sum(each))) for version, each in sorted(sums.items()) if len(each) == len(shards)]
 
 
 class Span(NamedTuple):

@@ -14,6 +14,11 @@ def short_name(name: str, most: int = 20) -> str:
     return name if len(name) <= most else f"{name[:left]}…{name[left + 1 - most :]}"
 
 
+def event_json(event: Event) -> dict[str, Any]:
+    """Return an event as `kvps log --json` prints it."""
+    return {"at_ms": event.at_ms, "event": event.kind, **event.facts}
+
+
 @dataclass(frozen=True)
 class WorkerView:
     """One worker at one instant.
@@ -116,6 +121,5 @@ class JobView:
     events: list[Event] = field(repr=False)
 
     def as_json(self) -> dict[str, Any]:
-        """Return all of it as JSON; an event is an object with `at_ms`, `event` and the facts of its kind."""
-        events = [{"at_ms": e.at_ms, "event": e.kind, **e.facts} for e in self.events]
-        return asdict(self) | {"events": events}
+        """Return all of it as JSON; see `event_json`."""
+        return asdict(self) | {"events": [event_json(event) for event in self.events]}

@@ -6,16 +6,16 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from kvps.errors import InvalidSetting, JobNotFound, KvpsError, NoServer, ServerLost
+from kvps.errors import InvalidSetting, JobNotFound
 from kvps.history.events import Event, EventLog
 from kvps.job import Job, readable
-from kvps.protocol.job_state import State
 from kvps.protocol.keys import check_name
 from kvps.protocol.phases import SHARD_PHASES, WORKER_PHASES
 from kvps.store import Store
 from kvps_monitor.dashboard.frames import Look
-from kvps_monitor.live import JobWatch, job_word
+from kvps_monitor.live import JobWatch, job_word, of_each_job
 from kvps_monitor.spans import Iteration, ShardVersion, Span, shard_spans, worker_spans
+from kvps_monitor.views import event_json
 
 MOST_EVENTS = 200
 """The most events in one answer."""
@@ -27,23 +27,11 @@ _PAGE = 50
 
 def job_list(store: Store) -> list[dict[str, Any]]:
     """Return all jobs of the server by name; one that cannot be read has a reason. Raises ServerLost."""
-    found = []
-    for name in store.jobs():
-        try:
-            with readable(name):
-                job = store.job(name)
-                found.append(_summary(job, job.state()))
-        except JobNotFound:
-            continue  # it was removed meanwhile
-        except (NoServer, ServerLost):
-            raise
-        except KvpsError as error:
-            found.append({"job": name, "state": "unreadable", "reason": str(error)})
-    return found
+    return of_each_job(store, _summary, lambda name, reason: {"job": name, "state": "unreadable", "reason": reason})
 
 
-def _summary(job: Job, state: State) -> dict[str, Any]:
-    keys, c = job.access.keys, job.config
+def _summary(job: Job) -> dict[str, Any]:
+    keys, c, state = job.access.keys, job.config, job.state()
     leases = [keys.lease(shard) for shard in range(job.layout.shards)]
     beats, backlog, holders = job.access.client.together(
         [("ZCARD", keys.heartbeat), ("XLEN", keys.inbox), ("MGET", *leases)]
@@ -97,8 +85,7 @@ def events_before(store: Store, name: str, before: str, count: int, worker: str 
 
 
 def _page(page: Sequence[tuple[str, Event]], before: str | None) -> dict[str, Any]:
-    events = [{"id": id, "at_ms": e.at_ms, "event": e.kind, **e.facts} for id, e in reversed(page)]
-    return {"events": events, "before": before}
+    return {"events": [{"id": id} | event_json(event) for id, event in reversed(page)], "before": before}
 
 
 def _concerns(event: Event, worker: str) -> bool:

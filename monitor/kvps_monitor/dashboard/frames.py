@@ -16,7 +16,7 @@ from kvps.parsing import json_of
 from kvps.protocol.phases import SHARD_PHASES, WORKER_PHASES
 from kvps_monitor.dashboard.history import Snapshot
 from kvps_monitor.spans import Iteration, ShardVersion
-from kvps_monitor.views import JobView, ShardView, WorkerView
+from kvps_monitor.views import JobView, ShardView, WorkerView, event_json
 
 WORKER_FIELDS = (
     *("worker", "rank", "state", "since_ms", "waits_for", "pushed", "committed", "clock", "ahead", "behind"),
@@ -28,6 +28,7 @@ _OF_JOB = (
     *("commits_per_s", "contributions", "loss", "units", "units_done", "eta_s", "memory", "memory_limit"),
     *("model_bytes", "expected_workers"),
 )
+_OF_SHARD = ("shard", "holder", "term", "commits_per_s", "received_per_s", "stored_per_s")
 _NAMED = 6
 """How many contributions of a version an event has in a frame; `/log` has all."""
 
@@ -109,11 +110,11 @@ def as_json(value: Any) -> bytes:
 
 def brief(event: Event) -> dict[str, Any]:
     """Return an event with the first contributions of a version, and how many there are."""
-    facts = dict(event.facts)
+    found = event_json(event)
     for name in ("contributions", "rejected"):
-        if name in facts:
-            facts |= {name: facts[name][:_NAMED], f"{name}_in_all": len(facts[name])}
-    return {"at_ms": event.at_ms, "event": event.kind, **facts}
+        if name in found:
+            found |= {name: found[name][:_NAMED], f"{name}_in_all": len(found[name])}
+    return found
 
 
 def _rows(before: Look | None, now: Look, worker: str | None) -> dict[str, Any]:
@@ -152,15 +153,7 @@ def _worker_row(w: WorkerView, at_ms: int) -> list[Any]:
 
 
 def _shard_row(s: ShardView) -> dict[str, Any]:
-    return {
-        "shard": s.shard,
-        "holder": s.holder,
-        "term": s.term,
-        "commits_per_s": _short(s.commits_per_s),
-        "phases": [_short(ms) for ms in s.phases.values()],
-        "received_per_s": _short(s.received_per_s),
-        "stored_per_s": _short(s.stored_per_s),
-    }
+    return {name: _short(getattr(s, name)) for name in _OF_SHARD} | {"phases": [_short(ms) for ms in s.phases.values()]}
 
 
 def _short(value: Any) -> Any:

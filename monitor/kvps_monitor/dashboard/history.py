@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from kvps_monitor.spans import Iteration, ShardVersion
+from kvps_monitor.spans import Iteration, ShardVersion, gradient_norms
 from kvps_monitor.views import JobView
 
 MOST = 1200
@@ -80,13 +80,8 @@ class History:
             for i in each:
                 self._add_loss(i.worker, i.round, i.loss)
         self._put_losses(look)
-        parts: dict[int, list[float]] = {}
-        for shard in versions:
-            for v in shard:
-                parts.setdefault(v.version, []).append(v.square_sum)
-        for version, sums in parts.items():
-            if len(sums) == len(versions):
-                self._series["norm"].put(look, version, (math.sqrt(sum(sums)),))
+        for version, norm in gradient_norms(versions):
+            self._series["norm"].put(look, version, (norm,))
 
     def add(self, look: int, view: JobView) -> None:
         """Add what a look has seen."""

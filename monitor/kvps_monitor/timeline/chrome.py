@@ -5,7 +5,6 @@ Times are microseconds from the recording's origin. A thread stands for each wor
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -47,12 +46,9 @@ class _Lanes:
         """Yield the spans, and a span for each version of a shard around its phases."""
         for name, lane in self._lanes:
             for block in lane:
+                facts = block.facts if name in self._recording.workers else {"version": block.number}
                 if name not in self._recording.workers:
-                    facts = {"version": block.number}
                     yield self._complete(name, f"version {block.number}", block, "version") | {"args": facts}
-                else:
-                    facts = {"round": block.number, "version": block.version, "clock": block.spans[0].clock}
-                    facts |= {} if block.spans[0].unit is None else {"unit": block.spans[0].unit}
                 for span in block.spans:
                     moved = {"bytes": span.bytes} if span.bytes else {}
                     yield self._complete(name, span.phase, span, "phase") | {"args": facts | moved}
@@ -75,14 +71,11 @@ class _Lanes:
 
     def counters(self) -> Iterator[dict[str, Any]]:
         """Yield each worker's losses, and the staleness of its contributions."""
-        for name, lane in self._recording.workers.items():
-            for block in lane:
-                at = {"ts": self._time(block.end_us)}
-                if block.loss is not None and math.isfinite(block.loss):
-                    yield self._event("C", f"loss of {name}", 0) | at | {"args": {"loss": block.loss}}
-                if taken := self._recording.taken.get((name, block.number)):
-                    stale = {"staleness": taken.staleness}
-                    yield self._event("C", f"staleness of {name}", 0) | at | {"args": stale}
+        for name in self._recording.workers:
+            for what, curve in self._recording.curves(name).items():
+                for at_us, value in curve:
+                    counter = self._event("C", f"{what} of {name}", 0)
+                    yield counter | {"ts": self._time(at_us), "args": {what: value}}
 
     def _complete(self, lane: str, name: str, at: Span | Block, category: str) -> dict[str, Any]:
         start, end = self._time(at.start_us), self._time(at.end_us)

@@ -5,7 +5,6 @@ Times are nanoseconds from the recording's origin. A snapshot of two clocks tell
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -71,25 +70,16 @@ class _Writer:
         """Write a worker's track, and the counters of its loss and staleness."""
         track = self._track(name, self._root)
         for block in lane:
-            facts = {"round": block.number, "version": block.version, "clock": block.spans[0].clock}
-            if (unit := block.spans[0].unit) is not None:
-                facts["unit"] = unit
             for span in block.spans:
-                self._slice(track, span, facts | ({"bytes": span.bytes} if span.bytes else {}))
+                self._slice(track, span, block.facts | ({"bytes": span.bytes} if span.bytes else {}))
         for mark in self._recording.marks:
             if mark.worker == name:
                 self._event(track, mark.at_us, TrackEvent.TYPE_INSTANT, mark.kind)
-        self._counters(name, track, lane)
-
-    def _counters(self, name: str, parent: int, lane: Sequence[Block]) -> None:
-        taken = self._recording.taken
-        losses = [(b.end_us, b.loss) for b in lane if b.loss is not None and math.isfinite(b.loss)]
-        stale = [(b.end_us, taken[name, b.number].staleness) for b in lane if (name, b.number) in taken]
-        for what, values in (("loss", losses), ("staleness", stale)):
-            if values:
-                track = self._track(f"{what} of {name}", parent, counter=True)
-                for at_us, value in values:
-                    self._event(track, at_us, TrackEvent.TYPE_COUNTER).double_counter_value = float(value)
+        for what, curve in self._recording.curves(name).items():
+            if curve:
+                counter = self._track(f"{what} of {name}", track, counter=True)
+                for at_us, value in curve:
+                    self._event(counter, at_us, TrackEvent.TYPE_COUNTER).double_counter_value = float(value)
 
     def _slice(self, track: int, span: Span, facts: dict[str, int]) -> None:
         self._open(track, span.start_us, span.phase, facts, (self._flows.out_of(span), self._flows.into(span)))

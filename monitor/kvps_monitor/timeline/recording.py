@@ -6,6 +6,7 @@ round. Old entries of both are dropped or moved away, so that a lane may begin i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -46,6 +47,13 @@ class Block(NamedTuple):
     def end_us(self) -> float:
         """When it ended; see `start_us`."""
         return self.spans[-1].end_us
+
+    @property
+    def facts(self) -> dict[str, int]:
+        """What viewers show beside each span of a worker's iteration."""
+        unit = self.spans[0].unit
+        known = {"round": self.number, "version": self.version, "clock": self.spans[0].clock}
+        return known if unit is None else known | {"unit": unit}
 
     def phase(self, name: str) -> Span | None:
         """Return the span of a phase; None if the phase took no time."""
@@ -140,6 +148,16 @@ class Recording:
                 sources = [shard[block.version] for shard in made if block.version in shard]
                 if fetch and sources:
                     yield Arrow("fetch", block, max(sources, key=lambda source: source.end_us), fetch)
+
+    def curves(self, worker: str) -> dict[str, list[tuple[float, float]]]:
+        """Return the finite losses of a worker, and the staleness of its contributions, each with the microsecond in
+        which its iteration ended."""
+        lane = self.workers[worker]
+        taken = [(block.end_us, self.taken.get((worker, block.number))) for block in lane]
+        return {
+            "loss": [(b.end_us, b.loss) for b in lane if b.loss is not None and math.isfinite(b.loss)],
+            "staleness": [(at_us, found.staleness) for at_us, found in taken if found],
+        }
 
     def last(self, seconds: float) -> Recording:
         """Return the blocks of the last `seconds`, or all of them."""

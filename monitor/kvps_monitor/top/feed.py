@@ -11,7 +11,7 @@ from kvps.errors import JobNotFound, KvpsError, NoServer, ServerLost
 from kvps.job import Job, readable
 from kvps.protocol.job_state import Member
 from kvps.store import Store
-from kvps_monitor.live import JobWatch
+from kvps_monitor.live import JobWatch, of_each_job
 from kvps_monitor.views import JobView
 
 EVERY_S = 0.5
@@ -26,6 +26,11 @@ class JobLine(NamedTuple):
     mode: str
     version: int
     about: str
+
+    @classmethod
+    def of(cls, job: Job) -> JobLine:
+        """Return the line of a job. Raises JobNotFound, CorruptData, ServerLost."""
+        return cls(job.name, job.config.mode, job.state().version, job.config.task or "made in Python")
 
 
 class Looked(NamedTuple):
@@ -134,20 +139,7 @@ class Feed:
         self._look()
 
     def _list(self) -> None:
-        self._tell(Listed([line for name in self._store.jobs() if (line := self._line(name))]))
-
-    def _line(self, name: str) -> JobLine | None:
-        try:
-            with readable(name):
-                job = self._store.job(name)
-                version = job.state().version
-        except JobNotFound:
-            return None  # it was removed meanwhile
-        except (NoServer, ServerLost):
-            raise
-        except KvpsError as error:
-            return JobLine(name, "", 0, str(error))
-        return JobLine(name, job.config.mode, version, job.config.task or "made in Python")
+        self._tell(Listed(of_each_job(self._store, JobLine.of, lambda name, why: JobLine(name, "", 0, why))))
 
     def _ask(self, worker: str) -> None:
         if self._watch is None:
