@@ -58,6 +58,7 @@ kvps.topology("bsp", push_every="day")
 """
 
 
+@pytest.mark.slow
 def test_a_type_checker_finds_a_wrong_keyword_and_a_wrong_value(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)

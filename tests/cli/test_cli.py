@@ -47,11 +47,13 @@ COMMANDS = typer.main.get_command(app).list_commands(typer.Context(typer.main.ge
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
+@pytest.mark.slow
 def test_usage_errors_are_one_line_and_exit_2(home: Path, arguments: list[str], words: str) -> None:
     assert words in refused(*arguments)
 
 
 @pytest.mark.parametrize("command", ["", *COMMANDS])
+@pytest.mark.slow
 def test_help(command: str) -> None:
     done = CliRunner().invoke(app, [*command.split(), "--help"], prog_name="kvps")
     assert done.exit_code == 0
@@ -98,11 +100,13 @@ def _loaded(code: str) -> set[str]:
 @pytest.mark.parametrize(
     "code", ["import kvps", "import kvps_cli\ntry: kvps_cli.app(['--version'])\nexcept SystemExit: pass"]
 )
+@pytest.mark.slow
 def test_what_uses_no_array_and_no_server_loads_no_library_for_them(code: str) -> None:
     assert not _loaded(code) & _PACKAGES
 
 
 @pytest.mark.parametrize("command", _LOADED)
+@pytest.mark.slow
 def test_a_command_loads_what_it_needs_and_nothing_of_the_others(command: str) -> None:
     code = f"import kvps_cli, typer; typer.main.get_command(kvps_cli.app).get_command(None, {command!r})"
     assert _loaded(code) & _PACKAGES == _LOADED[command]

@@ -130,6 +130,7 @@ def unbuffered(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("arguments", [["--version"], ["simulate", "--workers", "2"]], ids=str)
+@pytest.mark.slow
 def test_a_full_disk_is_one_line(unbuffered: None, arguments: list[str]) -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run([*KVPS, *arguments], stdout=full, stderr=subprocess.PIPE, text=True)

@@ -49,6 +49,7 @@ def test_every_command_that_has_a_url_has_the_options_for_tls() -> None:
     assert all(found in (names, set()) for found in has)
 
 
+@pytest.mark.slow
 def test_a_command_with_all_three(url: str, options: dict[str, str]) -> None:
     done = kvps_run("jobs", "--json", *_words(url, options))
     assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
@@ -70,6 +71,7 @@ def test_what_is_refused(url: str, options: dict[str, str], folder: Path, comman
     _refused(1, says, command[0], *_words(url, given), *command[1:])
 
 
+@pytest.mark.slow
 def test_an_expired_certificate_is_refused(options: dict[str, str], tmp_path: Path) -> None:
     with tls_server(tmp_path, expired=True) as url:
         for command in (("jobs",), ("cli", "ping")):

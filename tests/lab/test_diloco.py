@@ -47,6 +47,7 @@ def test_each_way_is_trained_and_its_bytes_are_counted(home: object) -> None:
         ("--outer", "warp", "optimizer 'warp' is unknown"),
     ],
 )
+@pytest.mark.slow
 def test_a_wrong_option_is_told_in_one_line(option: str, value: str, words: str) -> None:
     done = bench_run("diloco", option, value)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)

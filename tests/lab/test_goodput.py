@@ -99,6 +99,7 @@ def test_orders_reach_a_learner_that_starts_later(tmp_path: Path) -> None:
         ("--workers", "65", "--workers must be from 1 to 64, not 65"),
     ],
 )
+@pytest.mark.slow
 def test_a_wrong_option_is_told_in_one_line(option: str, value: str, words: str) -> None:
     done = bench_run("goodput", option, value)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)

@@ -68,6 +68,7 @@ def test_a_link_holds_its_rate_and_counts_what_passes(two: Sequence[Host]) -> No
     assert two[1].counted()[0] - before[0] < 0.1 * sent
 
 
+@pytest.mark.slow
 def test_what_is_sent_over_a_link_that_is_down_arrives_when_it_is_up(two: Sequence[Host]) -> None:
     receiver = two[1].start(sys.executable, "-c", _RECEIVE, stdout=subprocess.PIPE, text=True)
     assert receiver.stdout

@@ -121,6 +121,7 @@ def _train(job: Job, rank: int, seconds: float) -> None:
             session.push(gradient(params, rank, number))
 
 
+@pytest.mark.slow
 def test_rates_and_shares_are_those_of_the_traces(store: Store) -> None:
     job = store.create_job("j", model(), workers=2, worker_timeout_ms=60_000)
     watch = JobWatch(job)

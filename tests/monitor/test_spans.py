@@ -45,6 +45,7 @@ def test_a_phase_that_took_time_is_a_span() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(-3000, 3000), st.lists(st.integers(0, 5000), min_size=5, max_size=5))))
+@pytest.mark.slow
 def test_spans_never_overlap_however_the_clock_is_corrected(steps: list[tuple[int, list[int]]]) -> None:
     at, iterations = 10**9, []
     for correction, micros in steps:
@@ -86,6 +87,7 @@ def test_what_is_no_iteration_or_version_is_refused_in_one_line(changed: dict[st
 
 
 @pytest.mark.parametrize("first", [0, 2])
+@pytest.mark.slow
 def test_each_entry_is_read_once(store: Store, first: int) -> None:
     job = store.create_job("j", model(), shards=2)
     traces = Traces(job, first)

@@ -237,6 +237,7 @@ RULES: dict[Callable[[Module], Iterator[str]], dict[str, str]] = {  # rule: its 
 EVERYWHERE = (code_from_data, imports_by_name)  # also in the benchmarks, which read nothing that others write
 
 
+@pytest.mark.slow  # it parses all of the source
 def test_the_source_keeps_the_rules() -> None:
     """In one test, which reads the source once."""
     for rule, exceptions in RULES.items():

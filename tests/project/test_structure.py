@@ -21,6 +21,7 @@ SOURCES = (
     "lab/kvps_bench",
 )
 LINES = 350
+pytestmark = pytest.mark.slow  # it parses all of the source
 LONG = {  # file: why it is longer
     "kvps/config/settings.py": "the one table of settings",
     "kvps/connection/client.py": "retries, pools and commands of one connection",

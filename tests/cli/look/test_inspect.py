@@ -27,6 +27,7 @@ def as_json(store: Store, *arguments: str) -> Any:
     return json.loads(inspect(store, *arguments, "--json"))
 
 
+@pytest.mark.slow
 def test_each_parameter_has_its_numbers(store: Store) -> None:
     weights = model()
     store.create_job("j", weights, shards=2)
@@ -42,6 +43,7 @@ def test_each_parameter_has_its_numbers(store: Store) -> None:
     assert {shard for p in found["parameters"] for shard in p["shards"]} == {0, 1}
 
 
+@pytest.mark.slow
 def test_it_shows_the_version_that_is_committed(store: Store) -> None:
     job = store.create_job("j", {"x": np.zeros(8, np.float32)}, workers=1, optimizer=SGD)
     with aggregating(job), job.join("w0") as session:
@@ -58,6 +60,7 @@ def test_it_shows_the_version_that_is_committed(store: Store) -> None:
     assert all("█" in line for line, b in zip(shown[3:], x["histogram"], strict=True) if b["items"])
 
 
+@pytest.mark.slow
 def test_contributions_that_wait_are_named(store: Store) -> None:
     job = store.create_job("j", {"x": np.zeros(8, np.float32)}, workers=2)
     with job.join("w0") as w0, job.join("w1"):
@@ -67,6 +70,7 @@ def test_contributions_that_wait_are_named(store: Store) -> None:
         assert as_json(store, "j")["waiting"] == [{"worker": "w0", "round": 1, "base": 0}]
 
 
+@pytest.mark.slow
 def test_a_pattern_chooses(store: Store) -> None:
     names = ["layers.0.w", "layers.1.w", "head.w"]
     store.create_job("j", {name: np.ones((2, 3), np.float32) for name in names})
@@ -76,6 +80,7 @@ def test_a_pattern_chooses(store: Store) -> None:
     assert "2 x 3" in lines[-1]
 
 
+@pytest.mark.slow
 def test_parts_and_buffers_are_said(store: Store) -> None:
     store.create_job("parts", {"a": np.ones(3, np.float32), "b": np.ones(3, np.float32)}, parts={"l": "a", "r": "b"})
     assert [p["part"] for p in as_json(store, "parts")["parameters"]] == ["l", "r"]

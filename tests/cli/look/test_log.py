@@ -54,6 +54,7 @@ def test_what_happened_is_a_line_each_in_its_order(store: Store) -> None:
     assert [line.split("  ")[0] for line in lines] == sorted(line.split("  ")[0] for line in lines)
 
 
+@pytest.mark.slow
 def test_json_has_the_facts(store: Store) -> None:
     job = trained(store, staleness=1, reduction="weighted")
     found = as_json(store, "j", "-n", "0")
@@ -95,6 +96,7 @@ def test_more_than_one_request_has_them_all(store: Store) -> None:
     assert versions == list(range(1, 1_051))
 
 
+@pytest.mark.slow
 def test_what_is_not_ordinary_is_said(store: Store) -> None:
     job = store.create_job("j", model(), workers=2, staleness=-1, reduction="weighted")
     with aggregating(job):
@@ -112,6 +114,7 @@ def test_what_is_not_ordinary_is_said(store: Store) -> None:
     slow.leave()
 
 
+@pytest.mark.slow
 def test_parts_and_units_are_named(store: Store) -> None:
     job = store.create_job("j", model(), parts={"all": "*"}, workers=1)
     with aggregating(job), job.join("w0") as session:
@@ -126,6 +129,7 @@ def test_parts_and_units_are_named(store: Store) -> None:
     assert any(f"version 1: w0 unit {number}" in line for line in log(store, job.name))
 
 
+@pytest.mark.slow
 def test_who_takes_over_is_said(store: Store) -> None:
     job = store.create_job("j", model(), workers=1, lease_ms=200)
     with abandoned(job):
@@ -162,6 +166,7 @@ def test_it_follows_as_it_happens_and_ends_with_the_job(store: Store) -> None:
         ((f"{2**63}-1", "kind", "leave", "worker", "w0"), "the time of entry"),
     ],
 )
+@pytest.mark.slow
 def test_what_another_program_wrote_is_one_line(store: Store, entry: tuple[str, ...], words: str) -> None:
     job = store.create_job("j", model())
     job.access.client.call("XADD", job.access.keys.commits, *entry)
@@ -178,5 +183,6 @@ def test_a_term_that_is_none_is_one_line(store: Store) -> None:
         EventLog(job.access.client, job.access.keys).newest(5)
 
 
+@pytest.mark.slow
 def test_there_is_no_such_job(store: Store) -> None:
     assert "no job 'nothing'" in refused("log", "nothing", code=1, KVPS_REDIS_URL=store.url)

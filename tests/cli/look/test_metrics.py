@@ -26,6 +26,7 @@ def answers(port: int) -> bool:
         return probe.connect_ex((HERE, port)) == 0
 
 
+@pytest.mark.slow
 def test_the_command_serves_all_jobs_until_it_is_ended(store: Store, start: Any) -> None:
     jobs = [store.create_job(name, model()) for name in ("a", "b")]
     for job in jobs:
@@ -57,6 +58,7 @@ def test_a_taken_port_is_one_line(store: Store) -> None:
             assert line == f"--metrics-port: {why}"
 
 
+@pytest.mark.slow
 def test_options_that_do_not_go_together_are_usage_errors(home: Path) -> None:
     line = refused("aggregator", "start", "--metrics-host", "::1")
     assert line == "--metrics-host is the address of --metrics-port: give that too"
@@ -99,6 +101,7 @@ def test_an_aggregator_and_a_worker_serve_them_too(store: Store) -> None:
 
 
 @pytest.mark.parametrize("command", ["metrics", "worker", "aggregator start"])
+@pytest.mark.slow
 def test_the_help_says_where_it_is_reached(command: str) -> None:
     shown = CliRunner().invoke(app, [*command.split(), "--help"], env={"COLUMNS": "200", "TERM": "dumb"}).stdout
     assert metrics.LOOPBACK in shown

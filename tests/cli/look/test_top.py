@@ -109,6 +109,7 @@ def test_json_says_the_same_with_and_without_once(store: Store) -> None:
     assert still(first) == still(second)
 
 
+@pytest.mark.slow
 def test_once_prints_a_table(store: Store) -> None:
     job = held_still(store)
     lines = top(store, "j", "--once").splitlines()
@@ -122,12 +123,14 @@ def test_once_prints_a_table(store: Store) -> None:
     assert any(line.split()[:2] == ["1", "nobody"] for line in lines)
 
 
+@pytest.mark.slow
 def test_a_job_without_workers(store: Store) -> None:
     store.create_job("j", model(), workers=2)
     assert "no worker has joined" in top(store, "--once").splitlines()
     assert json.loads(top(store, "--json"))["workers"] == []
 
 
+@pytest.mark.slow
 def test_without_a_name_there_must_be_one_job(store: Store) -> None:
     where = {"KVPS_REDIS_URL": store.url}
     none = "no jobs are on this server: start one with kvps up digits or kvps create TASK --job NAME"

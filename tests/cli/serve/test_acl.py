@@ -40,6 +40,7 @@ def users(store: Store, raw: Any, home: Path) -> Any:
 
 
 @pytest.mark.parametrize("role", ROLES)
+@pytest.mark.slow
 def test_the_printed_line_is_a_command_that_makes_the_user(store: Store, raw: Any, home: Path, role: str) -> None:
     done = kvps_run("acl", "mine", "--role", role, "--redis", store.url)
     assert done.returncode == 0, done.stderr
@@ -66,6 +67,7 @@ def test_the_printed_line_is_a_command_that_makes_the_user(store: Store, raw: An
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
+@pytest.mark.slow
 def test_usage_errors(store: Store, raw: Any, home: Path, arguments: list[str], words: str) -> None:
     Path("open").write_text("x\n")
     Path("open").chmod(0o644)
@@ -76,6 +78,7 @@ def test_usage_errors(store: Store, raw: Any, home: Path, arguments: list[str], 
     assert raw.acl_users() == ["default"]
 
 
+@pytest.mark.slow
 def test_a_password_of_ones_own_and_a_user_who_may_not_set_users(store: Store, users: Any) -> None:
     store.create_job("mine", ONE)
     Path("secret").write_text("s3cret@:/\n")

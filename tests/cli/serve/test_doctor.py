@@ -46,6 +46,7 @@ def test_a_fit_server_is_fit_and_nothing_is_changed(store: Store) -> None:
         assert (finding["verdict"] == "ok") == (finding["remedy"] == ""), finding
 
 
+@pytest.mark.slow
 def test_people_see_each_remedy_under_its_finding(store: Store) -> None:
     _, findings = doctor(store.url)
     done = kvps_run("doctor", KVPS_REDIS_URL=store.url)
@@ -54,6 +55,7 @@ def test_people_see_each_remedy_under_its_finding(store: Store) -> None:
     assert len(done.stdout.splitlines()) == len(findings) + done.stdout.count("->")
 
 
+@pytest.mark.slow
 def test_a_model_that_does_not_fit_is_said_as_create_job_would(store: Store) -> None:
     used, limit = store.client.memory()
     store.client.call("CONFIG", "SET", "maxmemory", used + 50_000_000)
@@ -69,6 +71,7 @@ def test_a_model_that_does_not_fit_is_said_as_create_job_would(store: Store) -> 
         store.client.call("CONFIG", "SET", "maxmemory", limit)
 
 
+@pytest.mark.slow
 def test_a_user_with_few_rights_is_told_what_cannot_be_seen(store: Store) -> None:
     store.create_job("j", model())
     store.client.call("ACL", "SETUSER", "few", "on", ">secret", "~*", "&*", "+@all", "-config", "-acl|whoami")
@@ -86,6 +89,7 @@ def _as_user(url: str, user: str, password: str) -> str:
     return f"{scheme}://{user}:{password}@{rest.rpartition('@')[2]}"
 
 
+@pytest.mark.slow
 def test_a_server_that_every_other_command_refuses_is_looked_at(store: Store) -> None:
     store.client.call("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
     try:
@@ -99,6 +103,7 @@ def test_a_server_that_every_other_command_refuses_is_looked_at(store: Store) ->
         store.client.call("CONFIG", "SET", "maxmemory-policy", "noeviction")
 
 
+@pytest.mark.slow
 def test_nobody_there_is_one_line(home: object) -> None:
     done = kvps_run("doctor")
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)

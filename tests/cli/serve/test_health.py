@@ -110,6 +110,7 @@ def test_only_two_paths_and_two_methods_have_an_answer() -> None:
         assert ask(port, "/ready", "HEAD") == (503, "")
 
 
+@pytest.mark.slow
 def test_nobody_who_hangs_keeps_others_from_an_answer(capsys: pytest.CaptureFixture[str]) -> None:
     with answering(time.monotonic) as port:
         silent = [socket.create_connection((HERE, port)) for _ in range(20)]
@@ -139,6 +140,7 @@ def test_ipv6() -> None:
 
 
 @pytest.mark.parametrize(("host", "why"), [(HERE, "in use"), ("203.0.113.7", "assign"), ("no.such.host.invalid", "")])
+@pytest.mark.slow
 def test_a_port_that_cannot_be_had_gets_one_line(store: Store, host: str, why: str) -> None:
     with socket.create_server((HERE, 0)) as other:
         port = other.getsockname()[1]
@@ -149,6 +151,7 @@ def test_a_port_that_cannot_be_had_gets_one_line(store: Store, host: str, why: s
     assert why in done.stderr
 
 
+@pytest.mark.slow
 def test_probes_are_for_an_aggregator_of_every_job(store: Store) -> None:
     done = kvps_run("aggregator", "start", "--redis", store.url, "--job", "one", "--health-port", "1")
     assert (done.returncode, done.stderr) == (

@@ -41,6 +41,7 @@ def shown(job: Job) -> Iterator[Dashboard]:
         yield found
 
 
+@pytest.mark.slow
 def test_a_job_agrees_with_redis(shown: Dashboard, job: Job) -> None:
     k, raw = job.access.keys, redis.Redis.from_url(job.access.client.url, protocol=2, decode_responses=True)
 
@@ -140,6 +141,7 @@ def test_what_cannot_be_answered(shown: Dashboard, path: str, status: int, words
     assert words in json.loads(body)["error"]
 
 
+@pytest.mark.slow
 def test_a_job_that_cannot_be_read_is_listed_with_its_reason(store: Store, raw: Any) -> None:
     bad, good = store.create_job("bad", model()), store.create_job("good", model())
     raw.hset(bad.access.keys.config, "workers", "many")

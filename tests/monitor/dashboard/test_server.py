@@ -47,6 +47,7 @@ def test_an_answer_has_the_headers_and_what_is_not_the_pages_own_has_none(store:
             assert shown.ask(f"/static/{path}")[0].status == 404, path
 
 
+@pytest.mark.slow
 def test_other_machines_need_the_token(store: Store) -> None:
     with dashboard(store.url, "--host", "0.0.0.0") as shown:
         path, _, token = shown.url.partition("/?token=")

@@ -148,6 +148,7 @@ def test_what_a_lost_worker_did_not_say_is_left_out(store: Store) -> None:
     assert row.values["staleness/w0"] == 0
 
 
+@pytest.mark.slow
 def test_what_was_moved_into_a_file_is_read_there(store: Store, tmp_path: Path) -> None:
     job = trained(store, 0, Checkpoints(tmp_path, 2, 1))
     assert job.state().moved, "the aggregator has moved a part of the log"

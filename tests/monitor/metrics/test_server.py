@@ -18,6 +18,7 @@ import kvps
 from kvps.store import Store
 
 
+@pytest.mark.slow
 def test_each_metric_of_the_table_is_there_in_both_formats(store: Store) -> None:
     job = store.create_job("j", model(), shards=2, units=9, task="digits")
     with aggregating(job), job.join("w0") as session, exporting(store) as exported:
@@ -77,6 +78,7 @@ def test_nothing_is_left_of_it(store: Store) -> None:
     assert store.jobs() == [], "the store itself is open"
 
 
+@pytest.mark.slow
 def test_many_who_hang_keep_nobody_from_an_answer(store: Store) -> None:
     with exporting(store) as exported:
         silent = [socket.create_connection((HERE, exported.port)) for _ in range(20)]

@@ -121,6 +121,7 @@ def test_windows(store: Store) -> None:
         assert found.last(seconds).window == (found.start_us, found.end_us), "an axis is not longer than the run"
 
 
+@pytest.mark.slow
 def test_the_newest_rounds_of_asp_are_those_when_all_worked(store: Store) -> None:
     """The fast workers are done long before w0 is: a figure of the end of the run would show w0 alone."""
     found = record(timed_job(store, rounds=9, pause_ms=10, staleness=-1)).newest_rounds(2)
