@@ -29,7 +29,6 @@ from kvps.protocol.scripts import JobScripts
 from kvps.session.residual_store import ResidualStore
 from kvps.session.session import Session
 from kvps.store import Store
-from kvps.transport.version_reader import VersionReader
 
 PATIENT = {"worker_timeout_ms": 60_000}
 ROUNDS = 8
@@ -318,22 +317,6 @@ def test_units_that_come_back_are_computed_with_it(store: Store) -> None:
     with job.join("w0") as late:
         assert late.next_unit() is None, "who comes all the same finds nothing to do, and needs nothing"
     aggregator.release()
-
-
-def test_fp32_jobs_and_who_is_evicted_store_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    for gradient_format in ("fp32", "int8"):
-        job = store.create_job(gradient_format, ONE, gradient_format=gradient_format, **PATIENT)
-        session = job.join("w0")
-        _push(session)
-        with monkeypatch.context() as patch:
-            patch.setattr(Client, "put", lambda *_: pytest.fail("it stores"))
-            if gradient_format == "fp32":
-                patch.setattr(VersionReader, "round_state", lambda *_: pytest.fail("it asks for the round state"))
-                session.leave(finished=False)
-            else:
-                _evict(job, session)
-        assert _member(job).residual == ""
-        assert "residual" not in _member(job).process
 
 
 def test_who_finds_no_room_leaves_without_it() -> None:
