@@ -29,10 +29,13 @@ PLAIN = {"optimizer": kvps.SGD(lr=1.0), "transport": "redis"}
 
 @contextmanager
 def watching(store: Store, said: list[str] | None = None, allow: Sequence[str] = ()) -> Iterator[JobWatcher]:
-    """A watcher over all jobs of the server runs inside the block; what it raises is raised behind it."""
+    """A watcher over all jobs of the server runs inside the block; what it raises is raised behind it. Each job is
+    announced once."""
     failures: list[BaseException] = []
+    announced: list[str] = []
     with kvps.connect(store.url) as own:
-        watcher = JobWatcher(own, [].append if said is None else said.append, lambda job: None, allow=allow)
+        say = [].append if said is None else said.append
+        watcher = JobWatcher(own, say, lambda job: announced.append(job.id), allow=allow)
 
         def run() -> None:
             try:
@@ -49,6 +52,7 @@ def watching(store: Store, said: list[str] | None = None, allow: Sequence[str] =
             thread.join()
     if failures:
         raise failures[0]
+    assert len(announced) == len(set(announced))
 
 
 @pytest.fixture

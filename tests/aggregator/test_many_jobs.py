@@ -20,7 +20,6 @@ from kvps_aggregator.job_watcher import JobWatcher
 
 import kvps
 from kvps.connection.client import Client
-from kvps.job import Job
 from kvps.store import Store
 
 ONE = {"x": np.ones(2, np.float32)}
@@ -158,14 +157,14 @@ def test_a_job_that_cannot_be_read_stops_neither_workers_nor_aggregators(store: 
 
 
 @contextmanager
-def serving_all(raised: list[BaseException], announced: list[str], warned: list[str]) -> Iterator[Store]:
+def serving_all(raised: list[BaseException], warned: list[str]) -> Iterator[Store]:
     """A job watcher on a thread. Behind the block the server is lost, and the error that this raises is noted."""
     with running_server() as url:
         store = Store(Client(url, patience_s=0.3))
 
         def run() -> None:
             try:
-                JobWatcher(store, warned.append, lambda job: announced.append(job.name)).run()
+                JobWatcher(store, warned.append, lambda job: None).run()
             except BaseException as error:
                 raised.append(error)
 
@@ -180,54 +179,16 @@ def serving_all(raised: list[BaseException], announced: list[str], warned: list[
     store.close()
 
 
-def _serving(job: Job) -> bool:
-    return any(thread.name == f"kvps-serve-{job.name}" for thread in threading.enumerate())
-
-
-def _one_round(job: Job) -> None:
-    with job.join("w0") as session:
-        session.pull()
-        session.push(ONE)
-
-
-@pytest.mark.slow
-def test_a_damaged_job_can_be_removed(store: Store) -> None:
-    store.create_job("damaged", {"x": np.ones(3, np.float32)}, shards=2)
-    store.client.call("HSET", store.job("damaged").access.keys.config, "optimizer", "nonsense")
-    done = kvps_run(store, "rm", "damaged", "--yes")
-    assert (done.returncode, done.stderr) == (0, "job damaged: removed\n")
-    assert [key for key in store.client.scan("*") if key != "kvps:preflight"] == []
-    done = kvps_run(store, "rm", "damaged")
-    assert done.returncode == 1
-    assert "no job 'damaged'" in done.stderr
-
-
 def test_a_lost_server_is_raised_once() -> None:
     raised: list[BaseException] = []
     warned: list[str] = []
-    with serving_all(raised, [], warned) as store:
+    with serving_all(raised, warned) as store:
         jobs = [store.create_job(name, ONE) for name in ("a", "b")]
         for job in jobs:
             job.join("w0")
         assert eventually(lambda: all(all(job.holders()) for job in jobs))
     assert [type(error) for error in raised] == [kvps.ServerLost], "it ends, with one error for main() to say"
     assert warned == []
-
-
-def test_a_finished_job_is_let_go_and_taken_up_again() -> None:
-    announced: list[str] = []
-    with serving_all([], announced, []) as store:
-        job = store.create_job("a", ONE, optimizer=kvps.SGD(lr=1.0))
-        _one_round(job)
-        assert eventually(lambda: job.state().finished(job.config))
-        assert eventually(lambda: not _serving(job)), "its model is in memory no more"
-        store.create_job("b", ONE)
-        assert eventually(lambda: announced == ["a", "b"])
-        _one_round(job)
-        assert eventually(lambda: job.state().version == 2)
-        np.testing.assert_array_equal(job.snapshot()[1]["x"], -ONE["x"])
-        assert eventually(lambda: not _serving(job))
-    assert announced == ["a", "b"], "each is announced once"
 
 
 # -- who waits, and for whom --------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import threading
 from typing import Any
 
@@ -202,16 +201,6 @@ def test_a_removal_that_was_cut_short_is_ended_by_the_next(store: Store, monkeyp
     store.remove_job("job")
     assert _all(store) == set()
     store.create_job("job", ONE)
-
-
-def test_a_session_that_is_dropped_falls_silent(store: Store) -> None:
-    job = store.create_job("job", ONE, worker_timeout_ms=500)
-    session = job.join("w0")
-    heart = session._membership._heartbeat
-    del session
-    gc.collect()
-    heart.join(120)
-    assert not heart.is_alive()
 
 
 def test_a_job_with_a_task_has_no_more_workers_than_parts(store: Store) -> None:

@@ -105,16 +105,10 @@ def stepped(parts: list[ShardArrays], plan: Plan, rows: list[np.ndarray], scale:
 
 
 @pytest.mark.parametrize(
-    ("kind", "scale"),
-    [
-        ("average", 0.25),
-        *(
-            pytest.param(*each, marks=pytest.mark.slow)
-            for each in (("average", None), ("rank0", None), ("rank0", 0.25))
-        ),
-    ],
+    ("optimizer", "kind", "scale"),
+    [*((optimizer, "average", 0.25) for optimizer in OPTIMIZERS), (GROUPED, "average", None), (GROUPED, "rank0", 0.25)],
+    ids=str,
 )
-@pytest.mark.parametrize("optimizer", [*OPTIMIZERS, GROUPED], ids=str)
 def test_no_optimizer_steps_them_and_they_change_no_step(
     optimizer: kvps.optim.Optimizer, kind: str, scale: float | None
 ) -> None:

@@ -43,10 +43,7 @@ def test_a_gradient_is_scaled_only_if_it_is_too_long() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("shards", "aggregators"),
-    [(3, 2), (1, 1), (3, 1), (3, 3)],
-)
+@pytest.mark.parametrize(("shards", "aggregators"), [(1, 1), (3, 2)])
 def test_all_shards_are_clipped_alike_whoever_holds_them(store: Store, shards: int, aggregators: int) -> None:
     """Against a loop in NumPy, and within its rounding against torch.nn.utils.clip_grad_norm_."""
     torch = pytest.importorskip("torch")
@@ -70,9 +67,8 @@ def test_all_shards_are_clipped_alike_whoever_holds_them(store: Store, shards: i
         np.testing.assert_allclose(job.snapshot()[1][name], p.detach().numpy(), rtol=2e-5, atol=2e-6)
 
 
-@pytest.mark.parametrize("shards", [1, 2])
-def test_a_clipped_run_is_replayed(store: Store, shards: int) -> None:
-    job = digits_job(store, shards=shards, optimizer=kvps.AdamW(0.01, clip_norm=0.05), epochs=1)
+def test_a_clipped_run_is_replayed(store: Store) -> None:
+    job = digits_job(store, shards=2, optimizer=kvps.AdamW(0.01, clip_norm=0.05), epochs=1)
     run_workers(job, *training(job, "w0", "w1", "w2"))
     assert proved(job).by == "recomputed"
 

@@ -179,13 +179,10 @@ MOMENTUM = kvps.SGD(lr=LR, momentum=0.9, clip_norm=3.0)
         (2, 3, {"reduction": "weighted", "optimizer": MOMENTUM}),
         *slowly(
             [
-                (-1, 1, {}),
                 (-1, 1, {"reduction": "weighted", "delay_versions": 1, "staleness_scaling": "inverse-sqrt"}),
                 (-1, 1, {"reduction": "median", "delay_versions": 2}),
-                (2, 1, {"delay_versions": 16}),
             ]
         ),
-        pytest.param(1, 1, {"transport": "shm", "delay_versions": 2}, marks=pytest.mark.slow),
         (-1, 1, {"transport": "shm", "reduction": "sum"}),
         (0, 2, {"quorum": 1, "delay_versions": 1}),
     ],
@@ -273,7 +270,7 @@ def test_lost_memory_loses_no_past_weights_of_the_version_that_redis_has(store: 
     assert 3 < given < job.state().version < given + 16
 
 
-@pytest.mark.parametrize(("staleness", "gradient_format"), [(1, "fp32"), (-1, "fp32"), (-1, "int8")])
+@pytest.mark.parametrize(("staleness", "gradient_format"), [(1, "fp32"), (-1, "int8")])
 def test_a_run_of_a_task_is_computed_again(store: Store, tmp_path: Path, staleness: int, gradient_format: str) -> None:
     job = digits_job(
         store, staleness=staleness, shards=2, delay_compensation=2, gradient_format=gradient_format, epochs=1
@@ -391,7 +388,7 @@ def test_a_setting_that_makes_no_sense_is_one_line(settings: dict[str, Any], wor
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("workers", "kept"), [(1, 1), (3, 3), (16, 16), (400, 16)])
+@pytest.mark.parametrize(("workers", "kept"), [(1, 1), (16, 16), (400, 16)])
 def test_as_many_versions_are_kept_as_there_are_workers(workers: int, kept: int) -> None:
     config = JobConfig(workers=workers, staleness=-1, delay_compensation=1e-5, weight_format="int8")
     assert (config.delay_versions, config.delay_compensation) == (kept, 1e-5)

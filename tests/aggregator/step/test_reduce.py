@@ -29,7 +29,7 @@ def _reduced(kind: str, rows: np.ndarray, xp: object = np) -> np.ndarray:
     return out
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 7, 12])
+@pytest.mark.parametrize("count", [1, 2, 3, 12])
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_reduction_is_its_formula(kind: str, count: int) -> None:
     rows = np.random.default_rng(count).standard_normal((count, ITEMS), np.float32)
@@ -125,8 +125,10 @@ def _plan_on(*bases: int) -> Plan:
     return Plan(1, 6, "", "", 4, 5, (*counted, Contribution("w9", "1-0", 1, 1, 0, 0, "-", None)), ())
 
 
-@pytest.mark.parametrize("scaling", ["none", "inverse", "inverse-sqrt"])
-@pytest.mark.parametrize("kind", ["mean", "sum", "weighted", "median"])
+@pytest.mark.parametrize(
+    ("kind", "scaling"),
+    [("mean", "inverse"), ("sum", "inverse-sqrt"), ("weighted", "none"), ("median", "inverse"), ("mean", "none")],
+)
 def test_stale_contributions_count_for_less(kind: str, scaling: str) -> None:
     rows = np.random.default_rng(3).standard_normal((3, ITEMS), np.float32)
     config = kvps.JobConfig(workers=4, staleness=-1, reduction=kind, staleness_scaling=scaling)

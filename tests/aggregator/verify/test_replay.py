@@ -41,16 +41,9 @@ DELAYED = kvps.DelayedNesterov(
     [
         (0, 1, {"optimizer": kvps.SGD(0.1, momentum=0.9, nesterov=True)}),
         (0, 2, {"optimizer": kvps.Adam(kvps.schedules.CosineAnnealingLR(0.01, over=10))}),
-        (1, 1, {"optimizer": kvps.Adagrad(kvps.schedules.StepLR(0.1, every=4))}),
-        (1, 2, {"optimizer": kvps.SGD(0.05, momentum=0.5, weight_decay=0.01), "reduction": "sum"}),
-        (-1, 1, {"optimizer": kvps.SGD(0.1), "reduction": "sum"}),
-        (-1, 2, {"optimizer": kvps.AdamW(kvps.schedules.LinearLR(0.0, 0.01, over=8))}),
-        (0, 2, {"optimizer": kvps.RMSprop(0.001, momentum=0.5, centered=True)}),
-        (1, 2, {"optimizer": kvps.NAdam(0.01)}),
-        (-1, 2, {"optimizer": kvps.Yogi(0.01)}),
-        (-1, 1, {"optimizer": kvps.Lion(0.001, weight_decay=0.1)}),
+        (1, 2, {"optimizer": kvps.NAdam(0.01), "reduction": "sum"}),
+        (-1, 1, {"optimizer": kvps.Adagrad(kvps.schedules.StepLR(0.1, every=4))}),
         (-1, 2, {"optimizer": DELAYED, "reduction": "sum"}),
-        (0, 2, {"optimizer": GROUPED}),
         (1, 1, {"optimizer": GROUPED}),
     ],
 )
@@ -97,7 +90,7 @@ def test_rejected_evicted_and_come_back(store: Store, tmp_path: Path) -> None:
     assert proved(job, tmp_path).by == "recorded"
 
 
-@pytest.mark.parametrize("staleness", [0, 1, -1])
+@pytest.mark.parametrize("staleness", [0, -1])
 def test_a_loop_of_ones_own_is_replayed_from_its_record(store: Store, tmp_path: Path, staleness: int) -> None:
     """With gradients that hold NaN, all of a round's too, and a first version whose every contribution was damaged."""
     job = store.create_job(
