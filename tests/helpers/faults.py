@@ -1,16 +1,31 @@
-"""Faults that tests make on purpose: servers that are killed and lose what they had not written yet."""
+"""Faults that tests make on purpose: servers that are killed and lose what they had not written yet, or are full."""
 
 from __future__ import annotations
 
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
 import redis
 
 from kvps.machine.paths import server_program
+from kvps.store import Store
+
+
+@contextmanager
+def full_server(store: Store) -> Iterator[None]:
+    """The server has no room inside the block, and the store's calls give up early."""
+    patience, store.client._patience_s = store.client._patience_s, 0.3
+    store.client.call("CONFIG", "SET", "maxmemory", 1)
+    try:
+        yield
+    finally:
+        store.client.call("CONFIG", "SET", "maxmemory", 0)
+        store.client._patience_s = patience
 
 
 class MortalServer:

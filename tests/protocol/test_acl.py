@@ -6,14 +6,13 @@ import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from threading import Event, Thread
 from typing import Any
 
 import numpy as np
 import pytest
 import redis
+from helpers.arrays import assert_same_bits
 from helpers.harness import aggregating, await_version, check_chain, gradient, work, work_on
-from kvps_aggregator import serve
 from kvps_cli.serve.acl import url_for
 from kvps_workers.queue.queue import CPU, TaskQueue
 from kvps_workers.queue.queue import SCRIPTS as QUEUE_SCRIPTS
@@ -159,28 +158,18 @@ def test_a_run_with_every_process_under_its_own_role(store: Store, under: Users)
 
     def train(name: str, submitter: Store, aggregator: Store, worker: Store) -> dict[str, np.ndarray]:
         submitter.create_job(name, start, **settings)
-        stop = Event()
-        thread = Thread(target=serve, args=(aggregator.job(name),), kwargs={"stop": stop})
-        thread.start()
-        try:
-            job = worker.job(name)
+        job = worker.job(name)
+        with aggregating(aggregator.job(name)):
             work(job, 6, lambda session, params, round_: gradient(params, session.rank, round_), 2)
             await_version(job, 6)
-        finally:
-            stop.set()
-            thread.join()
         return dict(job.snapshot()[1])
 
     theirs = train("mine", under("submitter"), under("aggregator"), under("worker"))
     ours = train("plain", store, store, store)
-    assert {name: array.tobytes() for name, array in theirs.items()} == {
-        name: array.tobytes() for name, array in ours.items()
-    }
+    assert_same_bits(theirs, ours)
     reader = under("reader").job("mine")
     assert check_chain(reader) == 6
-    assert {name: array.tobytes() for name, array in reader.snapshot()[1].items()} == {
-        name: array.tobytes() for name, array in ours.items()
-    }
+    assert_same_bits(reader.snapshot()[1], ours)
     if store.client.redis_version() >= acl.READ_ONLY_KEYS:
         assert reader.access.reader.held(1).version == 6
         assert store.client.call("EXISTS", reader.access.keys.pin)

@@ -24,7 +24,7 @@ def test_a_version_that_lacks_a_shard_is_corrupt(store: Store, raw: Any) -> None
             look()
 
 
-@pytest.mark.parametrize("version", ["", "x", "-1", "1e3", "9" * 20])
+@pytest.mark.parametrize("version", ["", "x", "-1", "9" * 20])
 def test_a_version_that_is_no_number_is_corrupt(store: Store, version: str) -> None:
     """The scripts answer with nothing where it should be, and an aggregator raised ValueError."""
     job = store.create_job("a", TWO)

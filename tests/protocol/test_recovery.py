@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from helpers.arrays import assert_same_bits
 from helpers.faults import MortalServer
 from helpers.harness import aggregating, check_chain, gradient, model, plain_loop, work_on
 from helpers.servers import private_directory
@@ -56,11 +57,9 @@ def test_bsp_goes_on_bit_for_bit_when_redis_is_killed(mortal: MortalServer) -> N
         store.create_job("plain", model(), workers=2, shards=2, optimizer=kvps.SGD(lr=0.05, momentum=0.9), **PATIENT)
         plain = store.job("plain")
         with aggregating(plain), ThreadPoolExecutor(2) as pool:
-            for d in [pool.submit(work_on, plain, f"w{i}", ROUNDS) for i in range(2)]:
-                d.result()
-            assert eventually(lambda: plain.state().finished(plain.config))
-        for name, array in plain.snapshot()[1].items():
-            np.testing.assert_array_equal(job.snapshot()[1][name], array)
+            list(pool.map(work_on, [plain] * 2, ["w0", "w1"], [ROUNDS] * 2))
+            plain.await_finished()
+        assert_same_bits(job.snapshot()[1], plain.snapshot()[1])
 
 
 @pytest.mark.slow
@@ -137,8 +136,7 @@ def test_a_holder_that_remembers_more_does_not_go_on_from_it(mortal: MortalServe
             assert work_on(job, "w0", 10) == [4, 5, 6, 7, 8, 9, 10]
             assert eventually(lambda: job.state().version == 10)
         check_chain(job)
-        for name, array in plain_loop(model(), 1, 10, 0.05).items():
-            np.testing.assert_array_equal(job.snapshot()[1][name], array)
+        assert_same_bits(job.snapshot()[1], plain_loop(model(), 1, 10, 0.05))
 
 
 def test_what_was_acknowledged_in_a_lost_life_is_refused_and_not_mixed_in(mortal: MortalServer) -> None:

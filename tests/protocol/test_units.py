@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import pytest
-from helpers.harness import aggregating, check_chain
+from helpers.digits_job import digits_job, run_workers
+from helpers.harness import check_chain
 from helpers.internals import fall_silent
 from kvps_aggregator import Aggregator
+from kvps_workers import load_task
 from kvps_workers.training_loop import train
 
 import kvps
-from kvps.device.base import open_device
+from kvps.device.base import CPU
 from kvps.job import Job
 from kvps.session.session import Session
 from kvps.store import Store
@@ -52,8 +54,7 @@ def used(job: Job) -> Counter[int | None]:
     return Counter(c.unit for commit in job.log() for c in commit.plan.contributions)
 
 
-@pytest.mark.parametrize("shards", [1, 2])
-@pytest.mark.parametrize("staleness", [0, 2, -1])
+@pytest.mark.parametrize(("staleness", "shards"), [(0, 1), (2, 2), (-1, 2)])
 def test_each_unit_is_committed_once_though_workers_die(store: Store, staleness: int, shards: int) -> None:
     """The last units too: who has none left joins again for those that come back."""
     _died.clear()
@@ -61,11 +62,7 @@ def test_each_unit_is_committed_once_though_workers_die(store: Store, staleness:
     settings = {"reduction": "sum", "optimizer": kvps.SGD(lr=1.0)} | PATIENT
     job = store.create_job("job", ZERO, workers=3, staleness=staleness, shards=shards, units=units, **settings)
     dies_at = frozenset({0, 7, 8, 31, 58, 59})
-    with aggregating(job), ThreadPoolExecutor(3) as pool:
-        for done in [pool.submit(_do, job, f"w{i}", dies_at) for i in range(3)]:
-            done.result()
-        while not job.state().finished(job.config):
-            job.await_change(job.state())
+    run_workers(job, *(partial(_do, job, f"w{i}", dies_at) for i in range(3)))
     assert _died == dies_at
     assert used(job) == dict.fromkeys(range(units), 1)
     assert job.access.client.call("HGETALL", job.access.keys.units) == {"next": str(units), "done": str(units)}
@@ -143,30 +140,15 @@ def test_any_number_of_workers_may_help(store: Store) -> None:
 
 
 def test_the_digits_by_units(store: Store) -> None:
-    job_units = 2 * 45  # 1,438 training samples in batches of 32
-    from kvps_workers import load_task
-
-    task = load_task("digits")
-    job = store.create_job(
-        "job",
-        task.parameters(0),
-        workers=2,
-        staleness=1,
-        task="digits",
-        units=job_units,
-        batch_size=32,
-        epochs=2,
-        optimizer=kvps.SGD(lr=0.5),
-        **PATIENT,
-    )
-    with aggregating(job), ThreadPoolExecutor(2) as pool:
-        for done in [pool.submit(train, job, open_device(None)) for _ in range(2)]:
-            done.result()
-    assert used(job) == dict.fromkeys(range(job_units), 1)
-    assert task.evaluate(job.snapshot()[1], np)["accuracy"] > 0.5
+    units = 2 * 45  # 1,438 training samples in batches of 32
+    settings = {"workers": 2, "staleness": 1, "batch_size": 32, "epochs": 2, "optimizer": kvps.SGD(lr=0.5)}
+    job = digits_job(store, units=units, **settings | PATIENT)
+    run_workers(job, *[partial(train, job, CPU)] * 2)
+    assert used(job) == dict.fromkeys(range(units), 1)
+    assert load_task("digits").evaluate(job.snapshot()[1], np)["accuracy"] > 0.5
 
 
-@pytest.mark.parametrize("unit", ["x", "-1", "1e300", ""])
+@pytest.mark.parametrize("unit", ["x", "-1", ""])
 def test_a_free_unit_that_is_no_number_is_corrupt(store: Store, unit: str) -> None:
     """The script answered with nothing where the unit should be, and a worker raised IndexError."""
     job = store.create_job("a", ZERO, units=4)

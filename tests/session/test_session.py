@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.digits_job import digits_job, proved, run_workers, training
+from helpers.faults import full_server
 from helpers.harness import aggregating
 from helpers.internals import lose_next_answer
 from helpers.waiting import eventually
@@ -49,16 +50,10 @@ def _rejected(job: kvps.Job) -> list[str]:
 
 def test_a_push_that_a_full_server_refused_counts_once(store: Store) -> None:
     job = store.create_job("job", SMALL, optimizer=kvps.SGD(lr=0.5), **PATIENT)
-    patience, store.client._patience_s = store.client._patience_s, 0.3
     with job.join("w0") as session:
         session.pull()
-        store.client.call("CONFIG", "SET", "maxmemory", 1)
-        try:
-            with pytest.raises(kvps.ServerFull):
-                session.push(_of(SMALL, 1))
-        finally:
-            store.client.call("CONFIG", "SET", "maxmemory", 0)
-            store.client._patience_s = patience
+        with full_server(store), pytest.raises(kvps.ServerFull):
+            session.push(_of(SMALL, 1))
         with aggregating(job):
             assert session.push(_of(SMALL, 1)) == 1
             session.pull()

@@ -15,10 +15,9 @@ import numpy as np
 import pytest
 import torch
 from helpers.arrays import assert_same_bits
-from helpers.ddp import OPTIMIZERS, ROUNDS, batch, loss_of, net, weights_of
+from helpers.ddp import batch, loss_of, net, weights_of
 from helpers.digits_job import proved, run_workers
 from helpers.harness import aggregating, await_version, check_chain
-from helpers.paths import TESTS
 from helpers.torch_process import TorchPopen
 from torch import nn
 
@@ -130,22 +129,6 @@ def one_round(worker: kvps.torch.TorchSession, model: nn.Module) -> None:
     worker.pull()
     loss_of(model, worker.session.rank, worker.session.round).backward()
     worker.step()
-
-
-@pytest.mark.slow
-def test_rank0_ends_as_distributed_data_parallel(store: Store, tmp_path: Path) -> None:
-    """With broadcast_buffers=True, its default, and within the rounding of the weights that they are computed with."""
-    command = [sys.executable, str(TESTS / "helpers" / "ddp.py")]
-    ranks = [TorchPopen([*command, str(rank), "2", str(tmp_path)]) for rank in range(2)]
-    assert [rank.wait(100) for rank in ranks] == [0, 0]
-    want = dict(np.load(tmp_path / "sgd-buffers.npz"))
-    optimizer = kvps.torch.optimizer(model := net(), OPTIMIZERS["sgd"](model.parameters()))
-    job = create(store, model, "rank0", optimizer=optimizer)
-    train(job, ROUNDS, one_round)
-    end = net()
-    kvps.torch.load(job, end)
-    for name in NAMES:
-        np.testing.assert_allclose(buffers_of(end)[name], want[name], rtol=2e-6, atol=2e-6, err_msg=name)
 
 
 # -- who comes, goes and dies ---------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import torch
 from helpers.arrays import assert_close, assert_same_bits
 from helpers.ddp import loss_of, net, weights_of
 from helpers.digits_job import run_workers
+from helpers.faults import full_server
 from helpers.harness import aggregating, await_version, check_chain
 from torch import nn
 from torch.optim import lr_scheduler
@@ -260,22 +261,16 @@ def test_a_worker_that_was_evicted_joins_again(store: Store) -> None:
 def test_a_push_that_a_full_server_refused_is_repeated_without_another_step(store: Store, leaves: bool) -> None:
     model = net()
     job = create(store, model)
-    patience, store.client._patience_s = store.client._patience_s, 0.3
     with kvps.torch.join(job, model, inner=sgd(model.parameters()), local_steps=2) as worker:
         for number in range(2):
             worker.pull()
             loss_of(model, 0, number).backward()
             if number == 0:
                 worker.step()
-        store.client.call("CONFIG", "SET", "maxmemory", 1)
-        try:
-            for _ in range(2):
-                with pytest.raises(kvps.ServerFull):
-                    worker.step()
-                ours = weights_of(model)
-        finally:
-            store.client.call("CONFIG", "SET", "maxmemory", 0)
-            store.client._patience_s = patience
+        for _ in range(2):
+            with full_server(store), pytest.raises(kvps.ServerFull):
+                worker.step()
+            ours = weights_of(model)
         with aggregating(job):
             assert leaves or worker.step() == 1
             assert_same_bits(weights_of(model), ours)
@@ -490,20 +485,13 @@ def test_after_a_kill_the_inner_state_starts_anew_and_that_is_said(
 def test_a_round_that_was_given_up_is_in_no_stored_state(store: Store) -> None:
     model = net()
     job = create(store, model)
-    patience = store.client._patience_s
     with aggregating(job):
         worker = kvps.torch.join(job, model, "w0", inner=adamw(model.parameters()), local_steps=1)
         batch(worker, model, 0)
         worker.pull()
         loss_of(model, 0, 1).backward()
-    store.client._patience_s = 0.3
-    store.client.call("CONFIG", "SET", "maxmemory", 1)
-    try:
-        with pytest.raises(kvps.ServerFull):
-            worker.step()
-    finally:
-        store.client.call("CONFIG", "SET", "maxmemory", 0)
-        store.client._patience_s = patience
+    with full_server(store), pytest.raises(kvps.ServerFull):
+        worker.step()
     worker.pull()
     worker.leave(finished=False)
     with kvps.torch.join(job, model, "w0", inner=adamw(model.parameters()), local_steps=1) as worker:

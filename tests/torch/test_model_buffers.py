@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import textwrap
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 import torch
 from helpers.ddp import batch, net
-from helpers.harness import aggregating
+from helpers.digits_job import run_workers
 from helpers.pages import python_in
 from torch import nn
 
@@ -41,20 +41,17 @@ def test_the_average_of_the_workers_buffers(store: Store) -> None:
     exec(of_page('buffers="average"'), found := {"kvps": kvps, "store": store, "model": models[0], "sgd": sgd})
     job: kvps.Job = found["job"]
     want = {name: sum(m.get_buffer(name).float() for m in models[:2]) / 2 for name in BUFFERS}
-    with aggregating(job), ThreadPoolExecutor(2) as pool:
 
-        def train(number: int) -> None:
-            own = [buffer.clone() for buffer in models[number].buffers()]
-            with kvps.torch.join(job, models[number], f"w{number}") as worker:
-                worker.pull()
-                sum(p.sum() for p in models[number].parameters()).backward()  # type: ignore[union-attr]
-                for buffer, before in zip(models[number].buffers(), own, strict=True):
-                    buffer.copy_(before)
-                worker.step()
+    def train(number: int) -> None:
+        own = [buffer.clone() for buffer in models[number].buffers()]
+        with kvps.torch.join(job, models[number], f"w{number}") as worker:
+            worker.pull()
+            sum(p.sum() for p in models[number].parameters()).backward()  # type: ignore[union-attr]
+            for buffer, before in zip(models[number].buffers(), own, strict=True):
+                buffer.copy_(before)
+            worker.step()
 
-        for end in [pool.submit(train, number) for number in range(2)]:
-            end.result()
-        job.await_finished()
+    run_workers(job, partial(train, 0), partial(train, 1))
     models[2][1].num_batches_tracked.fill_(7)
     kvps.torch.load(job, models[2])
     for name, mean in want.items():

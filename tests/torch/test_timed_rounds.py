@@ -181,24 +181,6 @@ def test_who_joins_long_after_the_commit_takes_one_step(store: Store) -> None:
     assert weights_in(job, "w0")[1] == 1
 
 
-def test_a_late_round_is_dropped_and_its_weight_does_not_count(store: Store) -> None:
-    job = create(store, workers=2, quorum=1, late="drop", round_ms=1)
-    models = [net(), net()]
-    with aggregating(job):
-        fast, slow = (joined(job, model, f"w{rank}") for rank, model in enumerate(models))
-        slow.pull()
-        loss_of(models[1], 1, 0).backward()
-        assert batch(fast, models[0], 0) == 1
-        await_version(job, 1)
-        with pytest.raises(kvps.ContributionLate):
-            slow.step()
-        assert slow.session.weight_sum == 0
-        assert batch(slow, models[1], 1) == 1
-        assert slow.session.weight_sum == 1
-        for worker in (fast, slow):
-            worker.leave()
-
-
 @pytest.mark.parametrize(
     ("settings", "how", "words"),
     [

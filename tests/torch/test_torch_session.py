@@ -17,6 +17,7 @@ import torch
 from helpers.arrays import assert_close, assert_same_bits
 from helpers.ddp import OPTIMIZERS, ROUNDS, loss_of, net, weights_of
 from helpers.digits_job import run_workers
+from helpers.faults import full_server
 from helpers.harness import aggregating, check_chain
 from helpers.paths import TESTS
 from helpers.torch_process import TorchPopen
@@ -65,7 +66,7 @@ def train(job: kvps.Job, models: list[nn.Module], rounds: int, round_: Round = o
 
 @pytest.fixture(scope="module")
 def of_ddp(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Weights]:
-    """Optimizer's name -> the weights with which DistributedDataParallel ends on two processes."""
+    """Optimizer's name -> the weights, and the buffers, with which DistributedDataParallel ends on two processes."""
     folder = tmp_path_factory.mktemp("ddp")
     command = [sys.executable, str(TESTS / "helpers" / "ddp.py")]
     ranks = [
@@ -79,7 +80,7 @@ def of_ddp(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Weights]:
         for rank in ranks:
             rank.kill()
             rank.communicate()
-    return {name: dict(np.load(folder / f"{name}.npz")) for name in OPTIMIZERS}
+    return {file.stem: dict(np.load(file)) for file in folder.glob("*.npz")}
 
 
 @pytest.mark.slow
@@ -88,6 +89,19 @@ def test_bsp_ends_as_distributed_data_parallel(store: Store, of_ddp: dict[str, W
     model = net()
     job = create(store, model, OPTIMIZERS[name](model.parameters()))
     assert_close(train(job, [net(), net()], ROUNDS), of_ddp[name])
+
+
+@pytest.mark.slow
+def test_the_buffers_of_rank_0_end_as_in_distributed_data_parallel(store: Store, of_ddp: dict[str, Weights]) -> None:
+    """With broadcast_buffers=True, its default, and within the rounding of the weights that they are computed with."""
+    model = net()
+    optimizer = kvps.torch.optimizer(model, OPTIMIZERS["sgd"](model.parameters()))
+    start = kvps.torch.parameters(model, buffers="rank0")
+    job = store.create_job("job", start, optimizer=optimizer, workers=2, worker_timeout_ms=60_000)
+    train(job, [model, net()], ROUNDS)
+    for name in ("1.running_mean", "1.running_var"):
+        buffer = model.get_buffer(name).numpy()
+        np.testing.assert_allclose(buffer, of_ddp["sgd-buffers"][name], rtol=2e-6, atol=2e-6, err_msg=name)
 
 
 def alone(make: Callable[[Any], torch.optim.Optimizer], rounds: int, scheduled: Any = None, every: int = 1) -> Weights:
@@ -197,17 +211,11 @@ def test_a_worker_that_is_dropped_leaves_the_model_alone(store: Store) -> None:
 def test_a_step_that_a_full_server_refused_is_made_again(store: Store, overlap: bool) -> None:
     model = net()
     job = create(store, model, torch.optim.SGD(model.parameters(), lr=0.1), workers=1)
-    patience, store.client._patience_s = store.client._patience_s, 0.3
     with kvps.torch.join(job, model, "w0", overlap=overlap) as worker:
         worker.pull()
         loss_of(model, 0, 0).backward()
-        store.client.call("CONFIG", "SET", "maxmemory", 1)
-        try:
-            with pytest.raises(kvps.ServerFull):
-                worker.step()
-        finally:
-            store.client.call("CONFIG", "SET", "maxmemory", 0)
-            store.client._patience_s = patience
+        with full_server(store), pytest.raises(kvps.ServerFull):
+            worker.step()
         with aggregating(job):
             assert worker.step() == 1
             worker.pull()

@@ -125,7 +125,6 @@ def test_a_worker_without_a_sample_is_told_of() -> None:
     "said",
     [
         *({"partition": scheme} for scheme in SCHEMES),
-        {"push_every": "2"},
         {"push_every": "epoch", "staleness": 1},
         {"partition": "random", "push_every": "3", "gradient_format": "int8"},
         {"push_every": "2", "units": 24},
@@ -147,18 +146,6 @@ def test_what_was_trained_is_computed_again(store: Store, said: dict[str, Any]) 
         }[said.get("push_every", "1")]
     )
     check_chain(job)
-
-
-@pytest.mark.slow
-def test_a_partition_of_the_same_rows_makes_the_same_bits(store: Store) -> None:
-    """digits gives each worker every `workers`-th sample, which is what round-robin says."""
-    ends = []
-    for partition in ("task", "round-robin", "contiguous"):
-        job = digits_job(store, partition=partition)
-        run_workers(job, *training(job, "w0", "w1", "w2"))
-        ends.append(job.access.reader.newest()[1].tobytes())
-        store.remove_job("digits")
-    assert ends[0] == ends[1] != ends[2]
 
 
 def test_a_job_whose_replay_has_another_period_or_partition_differs(store: Store) -> None:

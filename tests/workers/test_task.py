@@ -166,10 +166,6 @@ class Rich(Good):
         return {"f1": 0.75, "loss": 0.25, "perplexity": np.float32(12345.5), "accuracy": 0.5, "rare": 1.5e-7,
                 "diverged": np.nan}
 
-class NoParameters(Good):
-    def parameters(self, seed):
-        return None
-
 class NoData(Good):
     def data(self, rank, workers, xp):
         return X[:0] if rank else X,
@@ -224,7 +220,6 @@ def mine(home: Path, tmp_path: Path) -> Iterator[Any]:
 @pytest.mark.parametrize(
     ("task", "words"),
     [
-        ("NoParameters", "parameters must return name -> array, not None"),
         ("NoData", "data(1, 2) returned no samples"),
         ("NoBatch", "batch_size must be a whole number from 1, not 0"),
     ],
@@ -234,14 +229,6 @@ def test_nothing_is_begun_with_a_task_that_cannot_be_trained(mine: Any, task: st
     assert (done.returncode, done.stderr.count("\n"), done.stdout) == (2 if task == "NoBatch" else 1, 1, "")
     assert words in done.stderr
     assert mine.store.jobs() == []
-
-
-@pytest.mark.slow
-def test_figures_of_numpy_can_be_reported(mine: Any) -> None:
-    done = mine.run("up", "mine:Good", "--workers", "2", "--report", "r.json")
-    assert done.returncode == 0, done.stderr
-    report = json.loads((mine.folder / "r.json").read_text())
-    assert (report["loss"], report["accuracy"], report["version"]) == (0.25, 0.5, 4)
 
 
 @pytest.mark.slow

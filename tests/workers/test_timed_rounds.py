@@ -6,7 +6,6 @@ import json
 import math
 import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType
@@ -69,13 +68,10 @@ def slowly(job: Job, worker: str, slow: float) -> Callable[[], None]:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"quorum": 2, "late": "drop"},
-        {},
-        {"transport": "redis", "shards": 2},
-        {"staleness": 2},
+        {"quorum": 2, "late": "drop", "transport": "redis", "shards": 2},
+        {"staleness": 2, "transport": "shm"},
         {"staleness": -1},
         {"quorum": 2, "late": "next"},
-        {"transport": "shm"},
     ],
     ids=str,
 )
@@ -161,15 +157,13 @@ def test_what_is_lost_with_shared_memory_is_trained_again(store: Store, each: Ea
     for session in sessions:
         abandon(session)
         fall_silent(session)
-    with aggregating(job), ThreadPoolExecutor(2) as pool:
+    with aggregating(job):
         assert eventually(lambda: job.state().history != before.history)
         assert job.state().version == kept < before.version
         with job.join("w0") as again:
             assert again.weight_sum == 6 * kept
             again.leave(finished=False)
-        for done in [pool.submit(work) for work in training(job, "w0", "w1")]:
-            done.result()
-        assert job.await_finished()
+    run_workers(job, *training(job, "w0", "w1"))
     assert_each_sample_counts_once_an_epoch(job)
     assert proved(job).by == "recomputed"
 
@@ -177,7 +171,6 @@ def test_what_is_lost_with_shared_memory_is_trained_again(store: Store, each: Ea
 @pytest.mark.parametrize(
     "settings",
     [
-        {},
         {"gradient_format": "int8"},
         {"weight_format": "int8", "optimizer": kvps.SGD(lr=0.7, momentum=0.9, nesterov=True), "shards": 2},
         {"inner_optimizer": kvps.SGD(lr=LinearLR(0.5, 0.1, 12), weight_decay=0.01), "staleness": 1},
@@ -193,14 +186,6 @@ def test_what_was_trained_is_computed_again(store: Store, settings: Mapping[str,
     assert proof.by == "recomputed"
     weights = [c.weight for commit in job.log() for c in commit.plan.contributions]
     assert sum(weights) == 3 * 1438
-
-
-def test_an_inner_state_is_proved_by_a_record(store: Store, tmp_path: Path) -> None:
-    local = {"local_steps": "auto", "round_ms": 20, "reduction": "weighted", "inner_optimizer": kvps.Adam(lr=0.01)}
-    job = digits_job(store, optimizer=kvps.SGD(lr=1.0), **local)
-    run_workers(job, *training(job, "w0", "w1", "w2"), record=tmp_path)
-    assert proved(job).by == ""
-    assert proved(job, tmp_path).by == "recorded"
 
 
 # -- the sum of weights --------------------------------------------------------------------------------------------
@@ -257,7 +242,7 @@ def test_sums_are_exact_up_to_what_lua_can_hold(store: Store, each: Each) -> Non
         session.leave(finished=False)
 
 
-@pytest.mark.parametrize("sums", ["nonsense", "480 x", "9" * 18, "0 " * 20_000])
+@pytest.mark.parametrize("sums", ["480 x", "9" * 18, "0 " * 20_000])
 def test_sums_that_another_program_wrote_are_one_line(store: Store, each: Each, sums: str) -> None:
     job = each_job(store, workers=1)
     with job.join("w0") as session:
@@ -414,19 +399,3 @@ def test_how_many_rounds_there_will_be_nobody_says() -> None:
     assert rounds.total == 0
     assert rounds.numbers(60) == range(60, 2 * 67)
     assert rounds.after(200) == 67
-
-
-def test_workers_that_join_together_all_begin_at_their_own_batch(store: Store, each: Each) -> None:
-    """Each process asks the server for its own sum."""
-    job = each_job(store)
-    with aggregating(job):
-        sessions = [job.join(worker) for worker in ("w0", "w1", "w2")]
-        for session in sessions:
-            session.pull()
-        for session, weight in zip(sessions, (3, 6, 9), strict=True):
-            session.push({"x": np.ones(SAMPLES, np.float32)}, weight=weight)
-            session.leave(finished=False)
-        again = [job.join(f"w{rank}") for rank in range(3)]
-        assert [session.weight_sum for session in again] == [3, 6, 9]
-        for session in again:
-            session.leave(finished=False)
