@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -24,12 +25,21 @@ from helpers.waiting import eventually
 
 import kvps
 import kvps.torch
+from kvps.job import Job
 from kvps.protocol.keys import JobKeys
 from kvps.store import Store
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked")]  # each starts whole commands
 
 HERE = ROOT
+
+
+@pytest.fixture
+def server(home: Path) -> Iterator[None]:
+    """The user's private server, which stays until the test has ended."""
+    assert kvps_run("server", "start").returncode == 0
+    yield
+    assert kvps_run("server", "stop").returncode == 0
 
 
 def test_the_rows_of_a_worker() -> None:
@@ -67,20 +77,16 @@ def test_a_process_group_as_one_worker(store: Store, monkeypatch: pytest.MonkeyP
     assert job.clock() == {"w0": 100}
 
 
-def test_the_readmes_five_lines(home: Path) -> None:
-    assert kvps_run("server", "start").returncode == 0
-    try:
-        with kvps.connect() as store:
-            start = {"x": np.zeros(3, np.float32)}
-            job = store.create_job("mine", start, reduction="sum", optimizer=kvps.SGD(lr=1.0))
-            thread = threading.Thread(target=kvps_aggregator.serve, args=(job,))
-            thread.start()
-            code, _, _ = python_in("README.md")
-            exec(code, {"batches": range(4), "gradient": lambda params, batch: {"x": np.ones(3, np.float32)}})
-            thread.join(120)
-            np.testing.assert_array_equal(job.snapshot()[1]["x"], [-4, -4, -4])
-    finally:
-        assert kvps_run("server", "stop").returncode == 0
+def test_the_readmes_five_lines(server: None) -> None:
+    with kvps.connect() as store:
+        start = {"x": np.zeros(3, np.float32)}
+        job = store.create_job("mine", start, reduction="sum", optimizer=kvps.SGD(lr=1.0))
+        thread = threading.Thread(target=kvps_aggregator.serve, args=(job,))
+        thread.start()
+        code, _, _ = python_in("README.md")
+        exec(code, {"batches": range(4), "gradient": lambda params, batch: {"x": np.ones(3, np.float32)}})
+        thread.join(120)
+        np.testing.assert_array_equal(job.snapshot()[1]["x"], [-4, -4, -4])
 
 
 def test_the_readmes_notebook(home: Path) -> None:
@@ -107,24 +113,23 @@ def test_the_scripts_of_the_page_of_scripts(home: Path, tmp_path: Path, capsys: 
 
 
 def test_the_smallest_loop(home: Path) -> None:
-    done = _python("numpy_loop.py")
+    command = [sys.executable, str(HERE / "examples" / "numpy_loop.py")]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.stdout == "version 100: y = 3.000 x + 2.000\n", done.stderr
 
 
-def test_the_digits_under_run(home: Path) -> None:
-    done = kvps_run("run", "-w", "3", "--", sys.executable, str(HERE / "examples" / "train_under_run.py"))
+@pytest.mark.parametrize(
+    ("example", "words", "least", "most"),
+    [
+        ("train_under_run.py", "test accuracy ", 0.95, 1.0),
+        ("cupy_mlp.py", "w0: cpu: test accuracy ", 0.95, 1.0),
+        ("gpt.py", "w0: BSP: loss ", 0.0, 2.6),  # ln 128 = 4.85 at first
+    ],
+)
+def test_an_example_under_run(home: Path, example: str, words: str, least: float, most: float) -> None:
+    done = kvps_run("run", "-w", "2", "--", sys.executable, str(HERE / "examples" / example))
     assert done.returncode == 0, done.stdout + done.stderr
-    assert float(done.stdout.rpartition("test accuracy ")[2].split()[0]) >= 0.95
-
-
-def test_an_mlp_where_there_is_no_gpu(home: Path) -> None:
-    done = kvps_run("run", "-w", "2", "--", sys.executable, str(HERE / "examples" / "cupy_mlp.py"))
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert float(done.stdout.rpartition("w0: cpu: test accuracy ")[2].split()[0]) >= 0.95
-
-
-def _python(example: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, str(HERE / "examples" / example)], capture_output=True, text=True)
+    assert least <= float(done.stdout.rpartition(words)[2].split()[0]) <= most
 
 
 def test_the_task_of_the_tasks_page(home: Path, tmp_path: Path) -> None:
@@ -135,36 +140,28 @@ def test_the_task_of_the_tasks_page(home: Path, tmp_path: Path) -> None:
     assert "test loss 0.00" in done.stdout
 
 
-def test_the_lag_of_the_modes_page(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert kvps_run("server", "start").returncode == 0
-    try:
-        assert kvps_run("up", "digits", "-s", "1", "--slow", "w0=5x", *TINY).returncode == 0
-        (code,) = python_in("docs/modes.md")
-        exec(code, {})
-        assert capsys.readouterr().out == "largest lag in rounds: 1\n"
-    finally:
-        assert kvps_run("server", "stop").returncode == 0
+def test_the_lag_of_the_modes_page(server: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert kvps_run("up", "digits", "-s", "1", "--slow", "w0=5x", *TINY).returncode == 0
+    (code,) = python_in("docs/modes.md")
+    exec(code, {})
+    assert capsys.readouterr().out == "largest lag in rounds: 1\n"
 
 
-def test_the_loops_of_the_torch_page_and_the_readme(home: Path) -> None:
-    assert kvps_run("server", "start").returncode == 0
-    try:
-        create, loop, recipe, _, _, scheduled = python_in("docs/torch.md")
-        _, readmes, _ = python_in("README.md")
-        exec(create, names := {})
-        batches = [(x := torch.randn(16, 20), x[:, :5].argmax(1)) for _ in range(30)]
-        names |= {"batches": batches, "loss_of": torch.nn.functional.cross_entropy}
-        _train_both(names, loop, readmes.replace("w0", "w1"))
-        exec(recipe, names)
-        optimizer = names["job"].config.optimizer
-        assert (optimizer.clip_norm, optimizer.lr_at(0), optimizer.lr_at(100)) == (1.0, 3e-5, 3e-3)
-        assert optimizer.of_each(["0.bias"])[0].weight_decay == 0
-        _train_both(names, loop, loop.replace("w0", "w1"))
-        exec(scheduled, names)
-        assert names["optimizer"].lr_at(50) == 0.05
-        names["store"].close()
-    finally:
-        assert kvps_run("server", "stop").returncode == 0
+def test_the_loops_of_the_torch_page_and_the_readme(server: None) -> None:
+    create, loop, recipe, _, _, scheduled = python_in("docs/torch.md")
+    _, readmes, _ = python_in("README.md")
+    exec(create, names := {})
+    batches = [(x := torch.randn(16, 20), x[:, :5].argmax(1)) for _ in range(30)]
+    names |= {"batches": batches, "loss_of": torch.nn.functional.cross_entropy}
+    _train_both(names, loop, readmes.replace("w0", "w1"))
+    exec(recipe, names)
+    optimizer = names["job"].config.optimizer
+    assert (optimizer.clip_norm, optimizer.lr_at(0), optimizer.lr_at(100)) == (1.0, 3e-5, 3e-3)
+    assert optimizer.of_each(["0.bias"])[0].weight_decay == 0
+    _train_both(names, loop, loop.replace("w0", "w1"))
+    exec(scheduled, names)
+    assert names["optimizer"].lr_at(50) == 0.05
+    names["store"].close()
 
 
 def _train_both(names: dict[str, Any], first: str, second: str) -> None:
@@ -195,33 +192,23 @@ def test_the_momentum_of_the_optimizers_page(home: Path, tmp_path: Path) -> None
     assert done.returncode == 0, done.stderr
 
 
-def test_torch_digits_under_run(home: Path, start: Any) -> None:
+def test_torch_digits_under_run(server: None, start: Any) -> None:
     """One copy is killed in the middle, and goes on; the others wait for it."""
-    assert kvps_run("server", "start").returncode == 0
-    try:
-        script = str(HERE / "examples" / "torch_digits.py")
-        with kvps.connect() as store:
-            settings = ["--job", "torch", "--staleness", "2", "--min-workers", "3"]
-            running = start("run", "-w", "3", *settings, "--", sys.executable, script)
-            assert eventually(lambda: store.client.call("EXISTS", JobKeys("torch").config))
-            job = store.job("torch")
-            assert eventually(lambda: job.state().version > 50)
-            os.kill(job.state().members["w1"].pid, signal.SIGKILL)
-            shown = running.until("test accuracy ").splitlines()[-1]
-            assert running.wait() == 0
-            assert shown.startswith("w0: SSP(2): test accuracy ")
-            assert float(shown.split()[-1]) > 0.95
-            assert job.state().members["w1"].incarnation.startswith("2-")
-            assert job.clock() == {"w0": 200, "w1": 200, "w2": 200}
-            check_chain(job)
-    finally:
-        assert kvps_run("server", "stop").returncode == 0
-
-
-def test_a_gpt_under_run(home: Path) -> None:
-    done = kvps_run("run", "-w", "2", "--", sys.executable, str(HERE / "examples" / "gpt.py"))
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert float(done.stdout.rpartition("w0: BSP: loss ")[2].split()[0]) < 2.6  # ln 128 = 4.85 at first
+    script = str(HERE / "examples" / "torch_digits.py")
+    with kvps.connect() as store:
+        settings = ["--job", "torch", "--staleness", "2", "--min-workers", "3"]
+        running = start("run", "-w", "3", *settings, "--", sys.executable, script)
+        assert eventually(lambda: store.client.call("EXISTS", JobKeys("torch").config))
+        job = store.job("torch")
+        assert eventually(lambda: job.state().version > 50)
+        os.kill(job.state().members["w1"].pid, signal.SIGKILL)
+        shown = running.until("test accuracy ").splitlines()[-1]
+        assert running.wait() == 0
+        assert shown.startswith("w0: SSP(2): test accuracy ")
+        assert float(shown.split()[-1]) > 0.95
+        assert job.state().members["w1"].incarnation.startswith("2-")
+        assert job.clock() == {"w0": 200, "w1": 200, "w2": 200}
+        check_chain(job)
 
 
 def test_submit_from_python_says_what_it_waits_for_and_ends_on_ctrl_c_in_one_line(home: Path) -> None:
@@ -236,41 +223,30 @@ def test_submit_from_python_says_what_it_waits_for_and_ends_on_ctrl_c_in_one_lin
     assert (rest, errors, program.returncode) == ("", "interrupted: from-python is cancelled\n", 1)
 
 
-def test_submit_from_python(home: Path, start: Any) -> None:
-    assert kvps_run("server", "start").returncode == 0
-    try:
-        beside = [start("aggregator", "start"), start("worker", "--queue"), start("worker", "--queue")]
-        done = subprocess.run(
-            [sys.executable, "-P", str(HERE / "examples" / "submit_from_python.py")], capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stderr
-        assert float(done.stdout.split()[-1]) > 0.9
-        for other in beside:
-            assert other.end() == 128 + signal.SIGTERM
-    finally:
-        assert kvps_run("server", "stop").returncode == 0
+def test_submit_from_python(server: None, start: Any) -> None:
+    beside = [start("aggregator", "start"), start("worker", "--queue"), start("worker", "--queue")]
+    done = subprocess.run(
+        [sys.executable, "-P", str(HERE / "examples" / "submit_from_python.py")], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout.split()[-1]) > 0.9
+    for other in beside:
+        assert other.end() == 128 + signal.SIGTERM
 
 
-def test_the_loop_of_the_page_of_local_steps(home: Path) -> None:
-    assert kvps_run("server", "start").returncode == 0
-    try:
-        creating, joining, clocked = python_in("docs/local-training.md")
-        there: dict[str, Any] = {}
+def test_the_loop_of_the_page_of_local_steps(server: None) -> None:
+    creating, joining, clocked = python_in("docs/local-training.md")
+    x = torch.randn(8, 20)
+    there: dict[str, Any] = {"batches": [(x, x[:, :5].argmax(1))] * 120}
+
+    def trained(creating: str) -> Job:
         exec(creating.replace("workers=4", "workers=1"), there)
-        x = torch.randn(8, 20)
-        there["batches"] = [(x, x[:, :5].argmax(1))] * 120
-        job = there["job"]
-        thread = threading.Thread(target=kvps_aggregator.serve, args=(job,))
+        thread = threading.Thread(target=kvps_aggregator.serve, args=(there["job"],))
         thread.start()
         exec(joining, there)
         thread.join(120)
-        assert check_chain(job) == 3, "50 steps, 50, and the 20 that were left"
-        exec(clocked.replace("workers=4", "workers=1"), there)
-        timed = there["job"]
-        thread = threading.Thread(target=kvps_aggregator.serve, args=(timed,))
-        thread.start()
-        exec(joining, there)
-        thread.join(120)
-        assert sum(c.weight for commit in timed.log() for c in commit.plan.contributions) == 120
-    finally:
-        assert kvps_run("server", "stop").returncode == 0
+        return there["job"]  # type: ignore[no-any-return]
+
+    assert check_chain(trained(creating)) == 3, "50 steps, 50, and the 20 that were left"
+    timed = trained(clocked)
+    assert sum(c.weight for commit in timed.log() for c in commit.plan.contributions) == 120

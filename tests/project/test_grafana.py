@@ -79,16 +79,6 @@ def test_it_is_in_the_form_of_grafana() -> None:
         assert [target["refId"] for target in panel["targets"]] == list("ABC"[: len(panel["targets"])])
 
 
-def test_no_panel_lies_on_another() -> None:
-    taken: set[tuple[int, int]] = set()
-    for panel in PANELS:
-        at = panel["gridPos"]
-        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
-        assert at["x"] + at["w"] <= 24
-        assert not cells & taken, panel["title"]
-        taken |= cells
-
-
 # -- compose ----------------------------------------------------------------------------------------------------------
 
 

@@ -34,10 +34,7 @@ def test_flows_share_a_link_evenly_and_the_rest_goes_to_who_is_left() -> None:
     assert ends(*[(LINK, 1.0, 0.0, 1)] * 4) == pytest.approx([4.0] * 4)
     assert ends((LINK, 1.0, 0.0, 1), (LINK, 3.0, 0.0, 1)) == pytest.approx([2.0, 4.0])
     assert ends((LINK, 2.0, 0.0, 1), (LINK, 2.0, 1.0, 1)) == pytest.approx([3.0, 4.0])
-
-
-def test_many_flows_that_begin_at_once_are_one_with_a_number() -> None:
-    assert ends((LINK, 1.0, 0.0, 10), (LINK, 1.0, 0.0, 5)) == pytest.approx([15.0, 15.0])
+    assert ends((LINK, 1.0, 0.0, 10), (LINK, 1.0, 0.0, 5)) == pytest.approx([15.0, 15.0]), "ten that begin at once"
 
 
 def test_what_a_slow_flow_leaves_the_others_get() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from kvps_simulate.units import parse_size, parse_time, seconds, size
 
@@ -16,17 +18,17 @@ def test_sizes_and_times_are_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "text"), [("--size", "10Gb"), ("--size", "much"), ("--bandwidth", "25GB"), ("--size", "-1GB")]
+    ("parse", "option", "texts"),
+    [
+        (parse_size, "--size", ("10Gb", "much", "-1GB")),
+        (parse_size, "--bandwidth", ("25GB",)),
+        (parse_time, "--compute must be a time with a unit", ("", "10", "-1s", "5 days")),
+    ],
 )
-def test_a_wrong_size_is_refused(option: str, text: str) -> None:
-    with pytest.raises(InvalidSetting, match=option):
-        parse_size(option, text)
-
-
-@pytest.mark.parametrize("text", ["", "10", "-1s", "5 days"])
-def test_a_wrong_time_is_refused(text: str) -> None:
-    with pytest.raises(InvalidSetting, match="--compute must be a time with a unit"):
-        parse_time("--compute", text)
+def test_a_wrong_size_or_time_is_refused(parse: Any, option: str, texts: tuple[str, ...]) -> None:
+    for text in texts:
+        with pytest.raises(InvalidSetting, match=option):
+            parse(option.partition(" ")[0], text)
 
 
 def test_values_are_shown_with_a_unit_that_suits_them() -> None:
