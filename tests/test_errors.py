@@ -261,19 +261,15 @@ def test_no_server() -> None:
         kvps.connect("http://localhost")
 
 
-def test_a_server_that_evicts() -> None:
-    with (
-        running_server("--maxmemory", "64mb", "--maxmemory-policy", "allkeys-lru") as url,
-        pytest.raises(kvps.ServerUnfit, match="noeviction"),
-    ):
-        kvps.connect(url)
-
-
-def test_a_server_that_cannot_be_written() -> None:
-    with (
-        running_server("--replicaof", "127.0.0.1", "1") as url,
-        pytest.raises(kvps.ServerUnfit, match="cannot be written"),
-    ):
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("--maxmemory 64mb --maxmemory-policy allkeys-lru", "noeviction"),
+        ("--replicaof 127.0.0.1 1", "cannot be written"),
+    ],
+)
+def test_a_server_that_is_unfit(options: str, words: str) -> None:
+    with running_server(*options.split()) as url, pytest.raises(kvps.ServerUnfit, match=words):
         kvps.connect(url)
 
 

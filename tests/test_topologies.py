@@ -41,11 +41,6 @@ def test_a_name_stands_for_settings(name: str) -> None:
     assert bool(config.units) == (name == "sandblaster")
 
 
-def test_without_a_name_nothing_is_added() -> None:
-    said = settings_of(TaskOptions, "--epochs 2")
-    assert (said.given, said.topology) == ({"epochs": 2}, "")
-
-
 @pytest.mark.parametrize(
     ("line", "given"),
     [

@@ -55,7 +55,6 @@ def _forked(store: Store, children: list[str], *options: str, **settings: Any) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("transport", ["redis", "shm"])
 def test_a_child_does_nothing_to_what_its_parent_made(store: Store, transport: str) -> None:
     children = ["uses", "closes", "exits", "raises", "collects", "uses-at-once", "closes-at-once", "process", "pool"]
     for name, status, commands, same in _forked(store, children, transport=transport):
@@ -71,7 +70,6 @@ def test_a_child_of_a_worker_that_fetches_ahead(store: Store) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("transport", ["redis", "shm"])
 def test_a_child_connects_and_joins_anew(store: Store, transport: str) -> None:
     (name, status, _, _), *rest = _forked(store, ["connects"], transport=transport)
     assert (name, status, rest) == ("connects", "0", [])
