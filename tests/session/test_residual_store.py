@@ -303,7 +303,7 @@ def test_units_that_come_back_are_computed_with_it(store: Store) -> None:
             _push(session)
     assert w0.next_unit() is None
     w0.leave(finished=True)
-    job.access.scripts.evict("w1", w1.incarnation)
+    _evict(job, w1)
     w0 = job.join("w0")
     assert _inherited(job)
     assert w0.next_unit() == 1
