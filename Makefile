@@ -50,7 +50,7 @@ contract: .stamps/dev ## Run the tests of what kvps promises on every kind of se
 test-all: .stamps/dev $(TOO_OLD) check ## Run every test but those that need a GPU
 	$(BIN)/$(PYTEST)
 
-exhaustive: .stamps/dev ## Explore the commit protocol at large bounds, where the model has changed (an hour, gigabytes; PROCS=2)
+exhaustive: .stamps/dev ## Explore the commit protocol at large bounds, where the model has changed (hours, gigabytes; PROCS=2)
 	PYTHONPATH=tests $(BIN)/python -m protocol.explored --procs $(or $(PROCS),1)
 
 # CuPy, and PyTorch for CUDA, are taken from the Python that is there. For a machine without a network, where there is one

@@ -19,7 +19,7 @@ from functools import cache
 from typing import Any
 
 from helpers.paths import ROOT, TESTS
-from protocol.bounds import LARGE, REDUNDANT, Case
+from protocol.bounds import DEEPEST, LARGE, REDUNDANT, Case
 from protocol.model import explore
 
 STAMPS = TESTS / "protocol/explored.json"
@@ -28,10 +28,15 @@ _MODEL = (TESTS / "protocol/model.py", TESTS / "protocol/model_scripts.py", ROOT
 CASES = LARGE + [Case(*sizes, settings, frozenset({mutant})) for mutant, (_, sizes, settings) in REDUNDANT.items()]
 
 
+def stamps() -> dict[str, Any]:
+    """Return what was explored: the name of a case -> its stamp."""
+    return dict(json.loads(STAMPS.read_text())) if STAMPS.exists() else {}
+
+
 def stale(cases: Iterable[Case]) -> list[Case]:
     """Return the cases that were never explored, or with another model than the one that is here."""
-    stamps = json.loads(STAMPS.read_text()) if STAMPS.exists() else {}
-    return [case for case in cases if stamps.get(case.name, {}).get("of") != fingerprint(case)]
+    known = stamps()
+    return [case for case in cases if known.get(case.name, {}).get("of") != fingerprint(case)]
 
 
 def fingerprint(case: Case) -> str:
@@ -67,15 +72,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Explore the model of the commit protocol at large bounds.")
     parser.add_argument("--procs", type=int, default=1, help="processes, of up to some gigabytes each")
     procs = parser.parse_args().procs
-    names = {case.name for case in CASES}
+    cases = [*CASES, *DEEPEST]
+    names = {case.name for case in cases}
     with ProcessPoolExecutor(procs, max_tasks_per_child=1) as pool:
-        running = {pool.submit(_explored, case): case for case in stale(CASES)}
-        print(f"{len(running)} of {len(CASES)} cases are stale")
+        running = {pool.submit(_explored, case): case for case in stale(cases)}
+        print(f"{len(running)} of {len(cases)} cases are stale")
         for done in as_completed(running):
-            stamps = json.loads(STAMPS.read_text()) if STAMPS.exists() else {}
-            stamps = {name: stamp for name, stamp in stamps.items() if name in names}
-            stamps[running[done].name] = stamp = done.result()
-            lines = (f"{json.dumps(name)}: {json.dumps(stamps[name])}" for name in sorted(stamps))
+            known = {name: stamp for name, stamp in stamps().items() if name in names}
+            known[running[done].name] = stamp = done.result()
+            lines = (f"{json.dumps(name)}: {json.dumps(known[name])}" for name in sorted(known))
             STAMPS.write_text("{\n" + ",\n".join(lines) + "\n}\n")
             print(f"{running[done].name}: {stamp['states']:,} states, {stamp['seconds']} s", flush=True)
 
