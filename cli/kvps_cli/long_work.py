@@ -33,7 +33,7 @@ class Stage:
     """A part of a command's work: `done` of `total` units; a `total` of 0 is not known.
 
     what     the work, as a person reads it
-    measure  what says how much is done, if nobody calls `add`
+    measure  returns how much is done, if `add` is not called
     """
 
     what: str
@@ -51,8 +51,8 @@ class Stage:
         """Begin to count the time: the work before this was another."""
         self.began = time.monotonic()
 
-    def look(self) -> None:
-        """Ask the measure."""
+    def update(self) -> None:
+        """Set `done` to what the measure returns."""
         if self.measure:
             try:
                 self.done = max(0, self.measure())
@@ -65,7 +65,7 @@ class Stage:
 
     @property
     def left_s(self) -> float | None:
-        """The time that the rest takes at the rate so far; None if nobody can know."""
+        """The time that the rest takes at the rate so far; None if that is not known."""
         if not self.total or not self.done:
             return None
         return self.elapsed_s * max(0, self.total - self.done) / self.done
@@ -154,7 +154,7 @@ class LongWork:
         while not self._over.wait(wait):
             wait = _BAR_EVERY_S if self.shows_bar else PATIENCE_S
             if stage := self._stage:
-                stage.look()
+                stage.update()
                 self._show(stage)
 
     def _show(self, stage: Stage) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from inspect import Parameter, Signature
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -85,6 +85,11 @@ Verbose = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 DEFAULT_CHECKPOINTS = Path("checkpoints")
+
+
+def existing_directory(description: str) -> Any:
+    """Return an option whose value must be a directory that exists."""
+    return typer.Option(metavar="DIR", exists=True, file_okay=False, help=description)
 
 
 @contextmanager

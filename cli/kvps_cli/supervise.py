@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -112,8 +113,8 @@ class Supervisor:
         self._gives_up = gives_up
         self._lines: queue.SimpleQueue[Line] = queue.SimpleQueue()
         self._died = threading.Event()
-        told = {"KVPS_REDIS_URL": store.url, launcher.VARIABLE: launcher.this_process(command)}
-        self._environment = ONE_THREAD | os.environ | told
+        own = {"KVPS_REDIS_URL": store.url, launcher.VARIABLE: launcher.this_process(command)}
+        self._environment = ONE_THREAD | os.environ | own
 
     @property
     def job(self) -> Job | None:
@@ -167,12 +168,12 @@ class Supervisor:
             for line in popen.stdout:
                 self._lines.put(Line(f"{child.name}: {line.rstrip()}", child.own))
 
-    def said(self) -> list[Line]:
-        """Return the lines printed since the last call."""
-        out = list[Line]()
+    def new_lines(self) -> list[Line]:
+        """Return the lines that children have printed since the last call."""
+        lines = list[Line]()
         while not self._lines.empty():
-            out.append(self._lines.get())
-        return out
+            lines.append(self._lines.get())
+        return lines
 
     def watch(self, timeout_s: float) -> None:
         """Wait until a child ends, but not longer than `timeout_s`, and replace a killed child at once.
@@ -183,17 +184,17 @@ class Supervisor:
         if self._died.wait(timeout_s):
             self._died.clear()
             ended = [child for child in self.children.values() if child.code is not None]
-            done = dict[str, list[str]]()
+            released = dict[str, list[str]]()
             if job := self.job:  # looked up after the ends: a quick child may have made the job and finished
-                done = release_dead(job, {child.mark for child in ended})
+                released = release_dead(job, {child.mark for child in ended})
                 state = job.state()
                 for child in ended:
                     child.finished = _has_finished(child.name, state, job.config)
             for child in ended:
                 if child.killed:
-                    end, deeds = self._note(child), done.get(child.mark, [])
+                    end, done = self._note(child), released.get(child.mark, [])
                     self._restart(child)
-                    log.info("%s: %s", end, "; ".join([*deeds, f"started again as process {child.process.pid}"]))
+                    log.info("%s: %s", end, "; ".join([*done, f"started again as process {child.process.pid}"]))
                 elif child.signal and child.mark not in self._ended:
                     log.info("%s after its last round: not started again", self._note(child))
 
@@ -203,15 +204,18 @@ class Supervisor:
         self._ended[child.mark] = f"{child}, which {killed}"
         return f"{child} {killed}"
 
-    def who(self, holder: str) -> str:
-        """Return which process holds a lease, for a message."""
-        return next((str(child) for child in self.children.values() if child.mark == _mark(holder)), holder)
+    def _child(self, holder: str) -> Child | None:
+        return next((child for child in self.children.values() if child.mark == _mark(holder)), None)
 
-    def who_and_why(self, holder: str) -> str:
+    def name_of(self, holder: str) -> str:
+        """Return which process holds a lease, for a message."""
+        return str(self._child(holder) or holder)
+
+    def loss_of(self, holder: str) -> str:
         """Return which process held a lease and why it lost the lease, for a message."""
-        running = any(child.mark == _mark(holder) and child.running for child in self.children.values())
-        why = "whose lease ran out" if running else "which has ended"
-        return self._ended.get(_mark(holder)) or f"{self.who(holder)}, {why}"
+        child = self._child(holder)
+        why = "whose lease ran out" if child and child.running else "which has ended"
+        return self._ended.get(_mark(holder)) or f"{child or holder}, {why}"
 
     def _restart(self, child: Child) -> None:
         job = self.job
@@ -219,10 +223,9 @@ class Supervisor:
         child.fruitless = child.fruitless + 1 if version == child.version else 0
         child.version = version
         if child.fruitless == _FRUITLESS and self._gives_up:
-            number = -child.process.returncode
             raise KvpsError(
                 f"{f'job {job.name}' if job else 'the run'} ends: {child.name} was killed {_FRUITLESS} times in a row "
-                f"by signal {number} ({child.signal}) before anything was committed"
+                f"by signal {-child.process.returncode} ({child.signal}) before anything was committed"
             )
         self.run_again(child)
 
@@ -273,17 +276,15 @@ def release_dead(job: Job, dead: set[str]) -> dict[str, list[str]]:
 
     `dead` holds marks. Return mark -> what was done.
     """
-    done: dict[str, list[str]] = {}
+    released = defaultdict[str, list[str]](list)
     for member in job.state().members.values():
         mark = f"{member.host}:{member.pid}:{member.process['start']}"
         if member.active and mark in dead:
             job.evict(member)
-            done.setdefault(mark, []).append("evicted")
-    holders, terms = job.holders(), job.terms()
-    for shard, holder in enumerate(holders):
-        mark = _mark(holder)
-        if mark in dead:
+            released[mark].append("evicted")
+    for shard, (holder, term) in enumerate(zip(job.holders(), job.terms(), strict=True)):
+        if _mark(holder) in dead:
             with suppress(ServerRestarted):  # a restart ends all leases
-                job.access.scripts.renew(shard, holder, terms[shard], 0)
-                done.setdefault(mark, []).append(f"its lease of shard {shard} ended")
-    return done
+                job.access.scripts.renew(shard, holder, term, 0)
+                released[_mark(holder)].append(f"its lease of shard {shard} ended")
+    return released

@@ -60,8 +60,8 @@ class Fleet:
         while not over():
             self._supervisor.watch(_WATCH_S)
             if failed := [child for child in self._supervisor.children.values() if child.failed]:
-                said = " ".join(line.text for line in self._supervisor.said())
-                raise KvpsError(f"{failed[0].name} failed: {said}")
+                printed = " ".join(line.text for line in self._supervisor.new_lines())
+                raise KvpsError(f"{failed[0].name} failed: {printed}")
             if time.monotonic() > deadline:
                 raise KvpsError(f"job {self._job.name} made no progress in {patience_s:g} s")
 

@@ -148,7 +148,7 @@ class Runner:
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
             self._supervisor.watch(left)
-            self._supervisor.said()
+            self._supervisor.new_lines()
 
     def window(self, course: Course, disturbed: bool) -> Window:
         begin, began, others = self._now(), time.monotonic(), _others()

@@ -115,7 +115,7 @@ def test_a_measure_that_fails_is_no_error_of_the_command() -> None:
         raise NoServer("gone")
 
     stage = Stage("storing", 5, "chunks", measure)
-    stage.look()
+    stage.update()
     assert (stage.done, stage.measure) == (0, None)
 
 

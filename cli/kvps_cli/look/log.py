@@ -41,11 +41,8 @@ def log(
     ] = None,
     checkpoints: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR",
-            exists=True,
-            file_okay=False,
-            help="With --to: also read the part of the log that checkpoints moved to this directory.",
+        options.existing_directory(
+            "With --to: also read the part of the log that checkpoints moved to this directory."
         ),
     ] = None,
     redis: options.Redis = None,

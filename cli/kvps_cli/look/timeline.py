@@ -34,8 +34,7 @@ def timeline(
         ),
     ],
     last: Annotated[
-        float | None,
-        typer.Option(metavar="SECONDS", min=1e-3, help="Only the last SECONDS.", rich_help_panel=_WINDOW),
+        float | None, typer.Option(metavar="SECONDS", min=1e-3, help="Only the last SECONDS.", rich_help_panel=_WINDOW)
     ] = None,
     first: Annotated[
         int | None,

@@ -21,7 +21,7 @@ from kvps.parsing import file_name
 from kvps.store import Store
 from kvps_cli.supervise import ONE_THREAD, Supervisor
 
-_LOOK_S = 0.1
+_POLL_S = 0.1
 
 
 class Verdict(NamedTuple):
@@ -76,7 +76,7 @@ class FaultInjection:
         """Wait for a commit that follows the last kill. Return False if the training is over before."""
         before = _version(job) if self.kills else -1
         while _version(job) <= before:
-            if over.wait(_LOOK_S):
+            if over.wait(_POLL_S):
                 return False
         return True
 
@@ -90,7 +90,7 @@ class FaultInjection:
 
 
 def _version(job: Job) -> int:
-    """Return the job's version, -1 if it cannot be read now: whoever follows the training says why."""
+    """Return the job's version, -1 if it cannot be read now: the loop that shows the training says why."""
     with suppress(KvpsError):
         return job.round_state().version
     return -1
@@ -99,7 +99,7 @@ def _version(job: Job) -> int:
 def replayed(store: Store, job: Job, checkpoints: Path | None = None, record: Path | None = None) -> str:
     """Replay the whole job in a separate process: with one thread, as its workers had, or from a record. Return "" or
     the difference."""
-    done = subprocess.run(
+    verified = subprocess.run(
         [sys.executable, "-P", "-m", "kvps", "verify", job.name, "--quiet"]
         + (["--checkpoints", str(checkpoints)] if checkpoints else [])
         + (["--record", str(record)] if record else []),
@@ -107,7 +107,7 @@ def replayed(store: Store, job: Job, checkpoints: Path | None = None, record: Pa
         capture_output=True,
         text=True,
     )
-    return done.stderr.strip().removeprefix("kvps: error: ") if done.returncode else ""
+    return verified.stderr.strip().removeprefix("kvps: error: ") if verified.returncode else ""
 
 
 def judge(files: Iterable[Path], job: Job, checkpoints: Path | None = None) -> Verdict:

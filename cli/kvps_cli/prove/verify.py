@@ -41,21 +41,13 @@ def verify(
     job: options.JobName,
     record: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR",
-            exists=True,
-            file_okay=False,
-            help="Replay the contributions that --record kept in this directory, instead of computing them again.",
+        options.existing_directory(
+            "Replay the contributions that --record kept in this directory, instead of computing them again."
         ),
     ] = None,
     checkpoints: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR",
-            exists=True,
-            file_okay=False,
-            help="Also read the part of the log that checkpoints moved to this directory.",
-        ),
+        options.existing_directory("Also read the part of the log that checkpoints moved to this directory."),
     ] = None,
     start: Annotated[
         Path | None,
@@ -73,13 +65,13 @@ def verify(
     if record is None:
         _compute_as_workers_do()
     with connect.existing_store(redis) as store:
-        found = store.job(job)
+        opened = store.job(job)
         with LongWork(quiet, as_json) as work:
-            state, proof = proof_of(found, record, checkpoints, Checkpoint.load(start) if start else None, work)
+            state, proof = proof_of(opened, record, checkpoints, Checkpoint.load(start) if start else None, work)
     if as_json:
         print_json({"job": job, "version": state.version} | dataclasses.asdict(proof))
     else:
-        _show(state, proof, found.config)
+        _show(state, proof, opened.config)
     if proof.differs:
         raise KvpsError(f"job {job}: {proof.differs}")
 

@@ -49,18 +49,18 @@ def doctor(
     """
     try:
         with connect.existing_store(redis) as store:
-            found = [*_server(store), *_room(store, model, workers), *_machine()]
+            findings = [*_server(store), *_room(store, model, workers), *_machine()]
     except ServerUnfit as unfit:
-        found = [*_refused(connect.existing_url(redis), unfit, model), *_machine()]
+        findings = [*_refused(connect.existing_url(redis), unfit, model), *_machine()]
     if as_json:
-        print_json([finding._asdict() for finding in found])
+        print_json([finding._asdict() for finding in findings])
     else:
-        console, width = plain_console(), max(len(finding.about) for finding in found)
-        for finding in found:
+        console, width = plain_console(), max(len(finding.about) for finding in findings)
+        for finding in findings:
             console.print(f"{_MARKS[finding.verdict]:<6}  {finding.about:<{width}}  {finding.found}")
             if finding.remedy:
                 console.print(f"{'':<6}  {'':<{width}}  -> {finding.remedy}")
-    if any(finding.verdict == WRONG for finding in found):
+    if any(finding.verdict == WRONG for finding in findings):
         raise typer.Exit(1)
 
 
@@ -91,12 +91,12 @@ def _info(node: Client) -> Mapping[str, Any]:
 
 
 def _config(node: Client) -> Mapping[str, str] | None:
-    """Return the settings that are looked at; None if this user, or a rented server, does not let them be read."""
+    """Return the settings in question; None if this user, or a rented server, does not let them be read."""
     try:
-        found = [node.call("CONFIG", "GET", name) for name in _SETTINGS]  # [name, value], or [] if it has no such name
+        pairs = [node.call("CONFIG", "GET", name) for name in _SETTINGS]  # [name, value], or [] if it has no such name
     except KvpsError:
         return None
-    return dict(pair for pair in found if pair)
+    return dict(pair for pair in pairs if pair)
 
 
 def _replicas(client: Client) -> Finding:
@@ -115,7 +115,7 @@ def _user(client: Client) -> Finding:
     if client.url.startswith("unix:"):
         return Finding("user", OK, "default, on a private socket")
     return Finding(
-        "user", ADVICE, "default, who may do everything", "kvps acl JOB --role ROLE makes users with fewer rights"
+        "user", ADVICE, "default, which may do everything", "kvps acl JOB --role ROLE makes users with fewer rights"
     )
 
 

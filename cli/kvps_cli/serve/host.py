@@ -25,7 +25,7 @@ from kvps_cli import options
 from kvps_cli.long_work import LongWork, Stage
 from kvps_cli.output import log_options, say, start_log
 
-_LOOK_S = 0.2
+_POLL_S = 0.2
 _START_AGAIN_S = 2.0
 _END_S = 10.0
 
@@ -119,9 +119,9 @@ def _note(stage: Stage, moved: int, of: int) -> None:
 def _watch(node: subprocess.Popen[bytes], aggregator: _Aggregator, address: Address) -> None:
     """Keep the aggregator running for as long as the node runs. Raises ServerLost when the node has ended."""
     while node.poll() is None:
-        aggregator.look()
+        aggregator.keep_running()
         with suppress(subprocess.TimeoutExpired):
-            node.wait(_LOOK_S)
+            node.wait(_POLL_S)
     raise ServerLost(
         f"the node at {address} has ended ({node.returncode}), and what it held is gone unless it has --data-dir"
     )
@@ -147,15 +147,15 @@ class _Aggregator:
         # -P keeps a redis.py or random.py in the user's directory from being imported instead of the real module.
         command = [sys.executable, "-P", "-m", "kvps", "aggregator", "start", "--near", str(address), *logging]
         self._command = process.ending_with_this(command)
-        told = {"KVPS_REDIS_URL": cluster_node.url_of(address, password)}
-        self._environment = os.environ | told | {launcher.VARIABLE: launcher.this_process("kvps host")}
+        own = {"KVPS_REDIS_URL": cluster_node.url_of(address, password)}
+        self._environment = os.environ | own | {launcher.VARIABLE: launcher.this_process("kvps host")}
         self._process = self._start()
 
     def _start(self) -> subprocess.Popen[bytes]:
         # In a session of its own: Ctrl-C in the terminal reaches it from here, after the slots have moved.
         return subprocess.Popen(self._command, env=self._environment, stdin=subprocess.DEVNULL, start_new_session=True)
 
-    def look(self) -> None:
+    def keep_running(self) -> None:
         """Start it again if it has ended."""
         if self._process.poll() is None:
             return

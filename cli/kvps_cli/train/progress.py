@@ -27,25 +27,25 @@ from kvps_cli.supervise import Child, Line, Supervisor
 
 log = logging.getLogger("kvps.supervise")
 
-LOOK_S = 0.2
+POLL_S = 0.2
 _FINISH_S = 5.0
 _MOST_AGGREGATORS = 64
 _LINE_EVERY_S = 2.0
-_RATE_OVER = 8  # the rate is taken over this many looks at the state
+_RATE_OVER = 8  # states, over which the rate is taken
 
 
 class Display:
     """A view of a job's state on stderr; with `quiet` it shows nothing.
 
-    `rounds` is worker -> how many rounds it will do, for each worker of which that is known; of a job whose rounds end
-    by the clock, how many samples it will have.
+    `rounds` is worker -> how many rounds it will do, for each worker for which that is known; if rounds end by the
+    clock, how many samples it will have.
     """
 
     def __init__(self, job: Job, rounds: dict[str, int], quiet: bool = False) -> None:
         self._console = Console(stderr=True, quiet=quiet)
         self._job = job
         self._rounds = rounds
-        self._seen: deque[tuple[float, int]] = deque(maxlen=_RATE_OVER)
+        self._counts: deque[tuple[float, int]] = deque(maxlen=_RATE_OVER)  # when, and how many contributions
         self._first: tuple[float, dict[str, int]] | None = None  # when a worker was first there, and what was done then
         self._next_line = 0.0
         self._final: int | None = None  # the version for which the last line was printed
@@ -82,7 +82,7 @@ class Display:
         """Note the time, the number of contributions and how much is done, for the rate and the time left."""
         if self._first is None and state.members:
             self._first = time.monotonic(), self._work_done(state)
-        self._seen.append((time.monotonic(), sum(state.clock.values())))
+        self._counts.append((time.monotonic(), sum(state.clock.values())))
 
     def line(self, state: State, traces: dict[str, Trace]) -> str:
         """Return the state as one plain line."""
@@ -126,21 +126,17 @@ class Display:
 
     def _done(self, m: Member) -> int:
         """Return how much of its work a worker has done, in what `rounds` counts."""
-        if not self._job.config.timed_rounds:
-            return m.round
-        return m.weight_sum
+        return m.weight_sum if self._job.config.timed_rounds else m.round
 
     def _work_done(self, state: State) -> dict[str, int]:
-        """Return worker -> how much it has done, for those of which it is known how much they will do. Units are one
-        for all."""
-        done = {m.worker: min(self._done(m), self._rounds[m.worker]) for m in state.members.values() if self._knows(m)}
+        """Return worker -> how much it has done, for each worker for which it is known how much it will do. The units
+        of all workers are one entry."""
+        known = [m for m in state.members.values() if self._rounds.get(m.worker)]
+        done = {m.worker: min(self._done(m), self._rounds[m.worker]) for m in known}
         return {"": sum(done.values())} if self._job.config.units else done
 
-    def _knows(self, m: Member) -> bool:
-        return self._rounds.get(m.worker, 0) > 0
-
     def _left(self, state: State) -> str:
-        """Return the time that the slowest worker still takes at its rate so far; nothing if nobody can know."""
+        """Return the time that the slowest worker still takes at its rate so far; "" if that is not known."""
         if self._first is None:
             return ""
         since, before = self._first
@@ -154,7 +150,7 @@ class Display:
         return f"  {duration(longest)} left" if longest else ""
 
     def _rate(self) -> float:
-        (then, before), (now, count) = self._seen[0], self._seen[-1]
+        (then, before), (now, count) = self._counts[0], self._counts[-1]
         return (count - before) / (now - then) if now > then else 0.0
 
 
@@ -194,8 +190,8 @@ def follow(
     """
     holders = [""] * job.layout.shards
     while not all(child.done for child in workers) or not job.state().settled:
-        supervisor.watch(LOOK_S)
-        lines = supervisor.said()
+        supervisor.watch(POLL_S)
+        lines = supervisor.new_lines()
         ended = {child.name: child.failed for child in workers if child.done}
         # Read last: the state then has the joins of ended workers, and `finished` is called before later lines.
         state = job.state()
@@ -204,10 +200,10 @@ def follow(
         if over:
             finished(state)
         relay(lines)
-        holders = _say_failovers(supervisor, holders, job.holders())
-        if never := {name: failed for name, failed in ended.items() if name not in state.members}:
-            how = "failed" if any(never.values()) else "ended"
-            raise KvpsError(f"job {job.name} ends: {', '.join(never)} {how} before it had joined")
+        holders = _log_failovers(supervisor, holders, job.holders())
+        if absent := {name: failed for name, failed in ended.items() if name not in state.members}:
+            how = "failed" if any(absent.values()) else "ended"
+            raise KvpsError(f"job {job.name} ends: {', '.join(absent)} {how} before it had joined")
         _keep_served(job, serving, supervisor)
     display.show(job.state(), job.traces(), last=True)
 
@@ -218,11 +214,11 @@ def relay(lines: Sequence[Line]) -> None:
         print(line.text, file=sys.stderr if line.own else sys.stdout, flush=True)
 
 
-def _say_failovers(supervisor: Supervisor, before: list[str], holders: list[str]) -> list[str]:
+def _log_failovers(supervisor: Supervisor, before: list[str], holders: list[str]) -> list[str]:
     """Log which aggregator took over a shard from which. Return the last holder of each shard."""
     for shard, (old, new) in enumerate(zip(before, holders, strict=True)):
         if old and new and old != new:
-            log.info("shard %d: %s took over from %s", shard, supervisor.who(new), supervisor.who_and_why(old))
+            log.info("shard %d: %s took over from %s", shard, supervisor.name_of(new), supervisor.loss_of(old))
     return [new or old for old, new in zip(before, holders, strict=True)]
 
 
@@ -231,14 +227,14 @@ def finish(supervisor: Supervisor, job: Job, serving: list[Child]) -> None:
     if job.state().finished(job.config):
         supervisor.await_end([child.name for child in serving], _FINISH_S)  # aggregators sweep before they end
     supervisor.end()
-    relay(supervisor.said())
+    relay(supervisor.new_lines())
 
 
 def _keep_served(job: Job, serving: list[Child], supervisor: Supervisor) -> None:
     """Restart an aggregator if all ended and the job needs one. Raises KvpsError, with their output, if all failed."""
     if all(child.failed for child in serving):
-        said = " ".join(line.text for line in supervisor.said()) or f"its aggregator ended with code {serving[0].code}"
-        raise KvpsError(f"job {job.name} ends: {said}")
+        printed = " ".join(line.text for line in supervisor.new_lines())
+        raise KvpsError(f"job {job.name} ends: {printed or f'its aggregator ended with code {serving[0].code}'}")
     # Aggregators end when the job is finished. A script that joins a second time opens the job again.
     if all(child.done for child in serving) and not job.state().settled:
         again = next(child for child in serving if not child.failed)

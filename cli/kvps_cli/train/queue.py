@@ -38,10 +38,7 @@ def submit(
     check_prefetch(prefetch, config)
     params = parameters_of(loaded, config, quiet=False)
     connect.wait_for_server(redis)
-    with (
-        connect.existing_store(redis) as store,
-        TaskQueue(queue_redis or store.url, GPU if gpus else CPU) as queue,
-    ):
+    with connect.existing_store(redis) as store, TaskQueue(queue_redis or store.url, GPU if gpus else CPU) as queue:
         hosts = queue.hosts()  # asked before anything is stored, because the queue's server may be down
         name = job or store.free_name(task.rpartition(":")[2])
         created = create_job(store, name, params, config, quiet=False)

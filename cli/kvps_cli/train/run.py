@@ -26,7 +26,7 @@ from kvps_cli.output import log_options, say, start_log
 from kvps_cli.supervise import Child, Supervisor
 from kvps_cli.train import kept_files
 from kvps_cli.train.progress import (
-    LOOK_S,
+    POLL_S,
     Display,
     Figures,
     aggregate,
@@ -73,7 +73,7 @@ def run(
 ) -> None:
     """Run copies of your own script as the workers of one job, as torchrun does for DDP.
 
-    The script calls kvps.from_env() and creates the job. TaskOptions given here apply to that job.
+    The script calls kvps.from_env() and creates the job. Settings given here apply to that job.
     The script's output goes to stdout, and messages of kvps go to stderr.
     """
     command = _checked(command or [])
@@ -83,8 +83,8 @@ def run(
     saving = kept_files.checkpoints_of(checkpoint_every, checkpoints, keep)
     kept = kept_files.kept_options(record, saving)
     targets = training_log.targets_of(log, "--log", fresh=True)
-    told = {name: value for name, value in settings.given.items() if name != "workers"}
-    JobConfig(workers=settings.workers, **told)
+    given = {name: value for name, value in settings.given.items() if name != "workers"}
+    JobConfig(workers=settings.workers, **given)
     quiet = start_log(quiet, verbose)
     if settings.topology and not quiet:
         say(settings.topology)
@@ -94,14 +94,14 @@ def run(
         name = job or store.free_name(_name_of(command))
         logs = partial(training_log.logging_to, targets, quiet=quiet, checkpoints=saving and saving.directory)
         supervised = _Run(store, name, quiet, log_options(quiet, verbose), logs)
-        made, copies = supervised.train(command, settings.workers, told, aggregators, kept)
-        if made is None:
+        created, copies = supervised.train(command, settings.workers, given, aggregators, kept)
+        if created is None:
             if failed := ", ".join(copy.name for copy in copies if copy.failed):
                 raise KvpsError(f"the run ends: {failed} failed before a job was made")
             raise KvpsError(
                 "all copies ended, and no job was made: the script must call kvps.from_env() and its create_job"
             )
-        version = made.state().version
+        version = created.state().version
     check_trained(name, version, copies)
     check_killed(name, copies)
 
@@ -147,8 +147,9 @@ class _Run:
             copies = []
             for rank in range(workers):
                 # Otherwise Python keeps its output in a buffer, because stdout is a pipe.
-                told = {"PYTHONUNBUFFERED": "1"} | launch.of_copy(rank, workers, self._name, self._id, settings)
-                copies.append(supervisor.run(f"w{rank}", command, told))
+                environment = {"PYTHONUNBUFFERED": "1"}
+                environment |= launch.of_copy(rank, workers, self._name, self._id, settings)
+                copies.append(supervisor.run(f"w{rank}", command, environment))
             job = _job_made(supervisor, copies)
             if job:
                 with self._logs(job), Display(job, {}, self._quiet) as display:
@@ -158,7 +159,7 @@ class _Run:
             return job, copies
         finally:
             supervisor.end()
-            relay(supervisor.said())
+            relay(supervisor.new_lines())
 
     def _find(self) -> Job | None:
         """Return the job of this run, or None before it is made."""
@@ -184,5 +185,5 @@ def _job_made(supervisor: Supervisor, copies: Sequence[Child]) -> Job | None:
         job = supervisor.job  # looked up after the ends: a copy that ended may have made it
         if job or over:
             return job
-        supervisor.watch(LOOK_S)
-        relay(supervisor.said())
+        supervisor.watch(POLL_S)
+        relay(supervisor.new_lines())

@@ -107,8 +107,8 @@ def _options(kind: type[JobOptions]) -> list[Parameter]:
     rate = "the task's for sgd, else the optimizer's" if of_task else "the optimizer's"
     options.append(_parameter("lr", float | None, None, "--lr", help="Learning rate.", show_default=rate))
     help = (
-        "A classic arrangement by its name, which stands for settings: kvps says which. What you say wins over what it "
-        "only suggests."
+        "A classic arrangement by its name, which stands for settings: kvps prints them. An option that you give wins "
+        "over one that the name only suggests."
     )
     names = "|".join(TOPOLOGIES)
     options.append(_parameter("topology", str | None, None, "--topology", help=help, metavar=names))
@@ -125,11 +125,11 @@ def _option(f: Field[Any]) -> Parameter:
     """Return the option of a setting."""
     spec, default = SPECS[f.name], f.default
     metavar = spec.metavar or "|".join(spec.choices) or None
-    told: dict[str, Any] = {"help": spec.help, "metavar": metavar, "rich_help_panel": spec.group}
+    more: dict[str, Any] = {"help": spec.help, "metavar": metavar, "rich_help_panel": spec.group}
     if f.name in _OF_TASK:
-        return _parameter(f.name, int | None, None, *spec.option, show_default="the task's", **told)
+        return _parameter(f.name, int | None, None, *spec.option, show_default="the task's", **more)
     if f.name == "inner_optimizer":
-        told["show_default"] = "sgd with the task's rate"
+        more["show_default"] = "sgd with the task's rate"
     if default is MISSING:
         default = optim.SGD.kind
     elif f.name == "workers":
@@ -138,11 +138,11 @@ def _option(f: Field[Any]) -> Parameter:
         default /= 1000
     if spec.read or (spec.bounds and spec.choices):  # a number or a word
         default = as_text(default)
-    return _parameter(f.name, type(default), default, *spec.option, **told)
+    return _parameter(f.name, type(default), default, *spec.option, **more)
 
 
-def _parameter(name: str, kind: Any, default: Any, *option: str, **told: Any) -> Parameter:
-    info = typer.Option(*option, **{"rich_help_panel": "Training", **told})
+def _parameter(name: str, kind: Any, default: Any, *option: str, **more: Any) -> Parameter:
+    info = typer.Option(*option, **{"rich_help_panel": "Training", **more})
     return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info])
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.commands import KVPS, Started, kvps_run, refused
+from helpers.commands import kvps_run, refused
 from helpers.harness import aggregating, await_version, model
 
 import kvps
@@ -89,9 +89,9 @@ def test_parts_and_buffers_are_said(store: Store) -> None:
 
 
 @pytest.mark.slow
-def test_it_looks_again_and_says_how_far_the_weights_came(store: Store) -> None:
+def test_it_looks_again_and_says_how_far_the_weights_came(store: Store, start: Any) -> None:
     job = store.create_job("j", {"x": np.full(4, 2, np.float32)}, workers=1, optimizer=SGD)
-    looking = Started([*KVPS, "inspect", "j", "--every", "0.1", "--redis", store.url])
+    looking = start("inspect", "j", "--every", "0.1", "--redis", store.url)
     looking.until("0.00%")
     with aggregating(job), job.join("w0") as session:
         session.pull()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.commands import KVPS, Started, refused
+from helpers.commands import refused
 from helpers.digits_job import digits_job
 from helpers.harness import aggregating, await_version, gradient, model
 from helpers.scrapes import HERE, Scrape, ask
@@ -67,37 +67,28 @@ def test_options_that_do_not_go_together_are_usage_errors(home: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_aggregator_and_a_worker_serve_them_too(store: Store) -> None:
+def test_an_aggregator_and_a_worker_serve_them_too(store: Store, start: Any) -> None:
     job = digits_job(store, workers=2, epochs=2_000, worker_timeout_ms=60_000)
     store.create_job("other", model())
     of_aggregator, of_worker = free_port(), free_port()
-    at = ["--redis", store.url]
+    redis = ["--redis", store.url]
     started = [
-        Started([*KVPS, "aggregator", "start", *at, "--metrics-port", str(of_aggregator)]),
-        Started([*KVPS, "worker", "--job", job.name, *at, "--metrics-port", str(of_worker)]),
-        Started([*KVPS, "worker", "--job", job.name, *at]),
+        start("aggregator", "start", *redis, "--metrics-port", str(of_aggregator)),
+        start("worker", "--job", job.name, *redis, "--metrics-port", str(of_worker)),
+        start("worker", "--job", job.name, *redis),
     ]
-    try:
-        for port, jobs in ((of_aggregator, {"digits", "other"}), (of_worker, {"digits"})):
-            assert eventually(lambda port=port: answers(port))
-            assert eventually(
-                lambda port=port: min(Scrape.of(port).series("kvps_contributions_total").values() or [0]) > 3
-            )
-            scrape = Scrape.of(port)
-            assert scrape.jobs() == jobs
-            assert scrape.series("kvps_worker_active", job="digits") == {"w0": 1, "w1": 1}
-            assert all(value > 0 for value in scrape.series("kvps_worker_pushed_bytes_total", job="digits").values())
-            assert scrape.value("kvps_shard_held", job="digits", shard="0") == 1
-            assert scrape.value("kvps_job_state", job="digits", state="runs") == 1
-        for each in reversed(started):
-            assert each.end() == 128 + signal.SIGTERM
-        assert not answers(of_aggregator)
-        assert not answers(of_worker)
-    finally:
-        for each in started:
-            if each.process.poll() is None:
-                each.process.kill()
-                each.wait()
+    for port, jobs in ((of_aggregator, {"digits", "other"}), (of_worker, {"digits"})):
+        assert eventually(lambda port=port: answers(port))
+        assert eventually(lambda port=port: min(Scrape.of(port).series("kvps_contributions_total").values() or [0]) > 3)
+        scrape = Scrape.of(port)
+        assert scrape.jobs() == jobs
+        assert scrape.series("kvps_worker_active", job="digits") == {"w0": 1, "w1": 1}
+        assert all(value > 0 for value in scrape.series("kvps_worker_pushed_bytes_total", job="digits").values())
+        assert scrape.value("kvps_shard_held", job="digits", shard="0") == 1
+        assert scrape.value("kvps_job_state", job="digits", state="runs") == 1
+    assert [each.end() for each in reversed(started)] == [128 + signal.SIGTERM] * 3
+    assert not answers(of_aggregator)
+    assert not answers(of_worker)
 
 
 @pytest.mark.parametrize("command", ["metrics", "worker", "aggregator start"])

@@ -101,9 +101,3 @@ def test_a_server_that_every_other_command_refuses_is_looked_at(store: Store) ->
         assert all(about(findings, what) for what in wanted)
     finally:
         store.client.call("CONFIG", "SET", "maxmemory-policy", "noeviction")
-
-
-@pytest.mark.slow
-def test_nobody_there_is_one_line(home: object) -> None:
-    done = kvps_run("doctor")
-    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
