@@ -42,13 +42,6 @@ def test_an_editor_sees_the_names_that_are_imported_at_their_first_use() -> None
     assert seen == kvps._HOME_OF
 
 
-def test_import_kvps_loads_nothing_that_only_parts_need() -> None:
-    code = "import sys, kvps; print(*sorted({m.split('.')[0] for m in sys.modules}))"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert "kvps" in loaded
-    assert not {"kvps_aggregator", "kvps_workers", "cupy", "rq", "typer", "sklearn", "torch"} & set(loaded)
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_wheel_trains_in_an_empty_environment(tmp_path: Path) -> None:
