@@ -357,7 +357,7 @@ class Client(Queries):
         while True:
             try:
                 return run()
-            except ValueError:  # what redis-py raises on a socket that another thread has closed
+            except (ValueError, AttributeError):  # what redis-py raises on a socket that another thread has closed
                 if not self._arrays.closed:
                     raise
                 raise ServerLost(f"the connection to {redacted(self.url)} was closed here") from None

@@ -149,7 +149,11 @@ class ReplicaReader:
             self._read(replica, slots, progress)
         except ChunkGone:  # it was freed, as it is on the master by now: that is no fault of the replica
             return False
-        except (RedisError, ValueError) as error:  # ValueError: another thread has closed the connection
+        except (
+            RedisError,
+            ValueError,
+            AttributeError,
+        ) as error:  # the last two: another thread has closed the connection
             self._pass_over(replica, error)
             return False
         if self._warned:
