@@ -19,7 +19,6 @@ from typing import Any
 from kvps.errors import KvpsError
 
 _PROGRAMS = ("ip", "tc", "unshare", "nsenter")
-_PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
 _NETWORK = "10.78.0"
 _BURST_S = (
     1e-3  # of the link's rate; and never less than LEAST_BURST, which holds several of the kernel's large packets
@@ -132,7 +131,7 @@ class _Switch:
     ADDRESS = f"{_NETWORK}.254"
 
     def __init__(self) -> None:
-        if missing := [name for name in _PROGRAMS if not shutil.which(name, path=_PATH)]:
+        if missing := [name for name in _PROGRAMS if not shutil.which(name, path=_path())]:
             raise NoHosts(f"hosts need Linux and these programs, which are not there: {', '.join(missing)}")
         root = os.geteuid() == 0
         self.user = () if root else _USER
@@ -158,10 +157,16 @@ class _Switch:
         _end(self._first)
 
 
+def _path() -> str:
+    return os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
+
+
 def _begun(command: list[str]) -> subprocess.Popen[str]:
     """Start the first process of a namespace, and wait until it is ready."""
     pipe = subprocess.PIPE
-    first = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=os.environ | {"PATH": _PATH})
+    first = subprocess.Popen(
+        command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=os.environ | {"PATH": _path()}
+    )
     assert first.stdout
     if first.stdout.readline() != "up\n":
         _, said = first.communicate()
@@ -174,7 +179,7 @@ def _end(first: subprocess.Popen[str]) -> None:
 
 
 def _done(command: list[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PATH": _PATH})
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PATH": _path()})
     if done.returncode:
         said = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
         raise NoHosts(f"hosts cannot be made or used here: {' '.join(command[command.index('--') + 1 :])}: {said}")

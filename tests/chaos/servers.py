@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
 import time
@@ -223,10 +224,10 @@ class Losses:
         problems += [f"no aggregator warned of a loss of {lost} with the memory" for lost in self.unwarned(log)]
         if len(lives) != len(self._each):
             problems.append(f"the server was restarted {len(self._each)} times, noticed were {len(lives)}")
-        for size, said in zip(self._each, lives, strict=False):
-            more = said > size and not self._synced
-            if not more and not any(size - 1 <= number <= size for number in {said} | warned):
-                problems.append(f"{size} versions were lost, the log says {said}, the warnings {sorted(warned)}")
+        for size, logged in zip(self._each, lives, strict=False):
+            most = size if self._synced else math.inf
+            if not any(size - 1 <= number <= most for number in {logged} | warned):
+                problems.append(f"{size} versions were lost, the log says {logged}, the warnings {sorted(warned)}")
         return problems
 
 
