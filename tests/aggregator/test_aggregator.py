@@ -30,7 +30,7 @@ SLOW_LEASE = {"lease_ms": 60_000, "worker_timeout_ms": 60_000}
     [("0", "static"), ("1", "units"), ("-1", "static")],
 )
 def test_up_under_fire_loses_nothing(home: Path, staleness: str, data: str) -> None:
-    command = [sys.executable, "-m", "kvps", "up", "digits", "--kill-every", "1.5", "--epochs", "30", "-s", staleness]
+    command = [sys.executable, "-m", "kvps", "up", "digits", "--kill-every", "0.3", "--epochs", "30", "-s", staleness]
     done = subprocess.run([*command, "--data", data, "--shards", "2"], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     found = re.search(r"^(\d+) kills, (\d+) acknowledged, 0 lost, 0 twice, replay identical", done.stdout, re.MULTILINE)

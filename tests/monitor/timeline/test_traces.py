@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from helpers.harness import aggregating, gradient, model
+from helpers.harness import aggregating, await_version, gradient, model
 from helpers.timelines import Read, Slice, read_chrome, read_perfetto, recorded, timed_job, versions_of
 from kvps_monitor.timeline.chrome import chrome_trace
 from kvps_monitor.timeline.perfetto import perfetto_trace
@@ -86,6 +86,7 @@ def test_counters_marks_and_units_are_there(store: Store, format_: str) -> None:
         for loss in (1.0, float("nan"), 0.25):
             assert session.next_unit() is not None
             session.push(gradient(session.pull(), 0, 0), loss=loss)
+        await_version(job, 3)
     read = FORMATS[format_](job)
     assert read.counters["loss of w0"] == [1.0, 0.25], "JSON has no NaN"
     assert read.counters["staleness of w0"] == [0, 0, 0], "in BSP nothing is stale"
