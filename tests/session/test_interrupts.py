@@ -8,7 +8,7 @@ from types import FrameType
 from typing import Any
 
 import numpy as np
-from helpers.harness import aggregating, check_chain
+from helpers.harness import aggregating, await_version, check_chain
 from helpers.internals import segments_of
 
 import kvps
@@ -76,6 +76,7 @@ def test_the_push_whose_segment_was_half_made_is_made_again(store: Store) -> Non
                 interrupted = _round(session, number, number)
                 session.leave(finished=False)
         assert number > 100, f"{number} steps"
+        await_version(job, number)
         assert check_chain(job) == number
     assert (job.snapshot()[1]["x"] == -sum(range(number + 1))).all()
 

@@ -209,6 +209,7 @@ def test_a_push_whose_reply_is_lost_adds_its_weight_once(store: Store, each: Eac
             abandon(again)
         with job.join("w0", takeover=True) as third:
             assert (third.clock, third.weight_sum) == (2, 15)
+        await_version(job, 2)
     assert [c.weight for commit in job.log() for c in commit.plan.contributions] == [6, 9]
 
 

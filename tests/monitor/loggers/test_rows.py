@@ -60,6 +60,7 @@ def test_a_loss_that_has_diverged_is_a_row_too(store: Store, losses: tuple[float
         for each in ((1.0, 2.0), losses, (3.0, 4.0)):
             push(w0, each[0])
             push(w1, each[1])
+        await_version(job, 3)
     rows = RowReader(job, 0).read()
     assert [row.values["loss"] for row in rows[::2]] == [1.5, 3.5]
     found = rows[1].values["loss"]
