@@ -67,21 +67,8 @@ _WORKER = Role(
 )
 _AGGREGATOR = Role(
     scripts=(
-        *(
-            "plan",
-            "norm",
-            "ready",
-            "reject",
-            "acquire",
-            "renew",
-            "own",
-            "free",
-            "evict",
-            "recover",
-            "mirror",
-            "rollback",
-        ),
-        *("trace", "trim", "pin", "sync"),
+        *("plan", "norm", "ready", "reject", "acquire", "renew", "own", "free", "evict", "recover", "mirror"),
+        *("rollback", "trace", "trim", "pin", "sync"),
     ),
     commands=("SET", "SETRANGE", "UNLINK", "SCAN", "WAIT", "BGREWRITEAOF"),
     writes=(_ALL_KEYS,),

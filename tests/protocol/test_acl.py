@@ -36,23 +36,9 @@ FOREIGN = [
 ]
 """Keys of other jobs and of other programs."""
 ADMINISTRATION = [
-    "KEYS *",
-    "CONFIG GET dir",
-    "CONFIG SET dir /tmp",
-    "DEBUG SLEEP 0",
-    "FLUSHALL",
-    "FLUSHDB",
-    "REPLICAOF NO ONE",
-    "MODULE LIST",
-    "SHUTDOWN NOSAVE",
-    "SAVE",
-    "ACL LIST",
-    "ACL WHOAMI",
-    "MONITOR",
-    "CLIENT LIST",
-    "CLIENT KILL 127.0.0.1:1",
-    "SWAPDB 0 1",
-    "EVAL return(1) 0",
+    *("KEYS *", "CONFIG GET dir", "CONFIG SET dir /tmp", "DEBUG SLEEP 0", "FLUSHALL", "FLUSHDB", "REPLICAOF NO ONE"),
+    *("MODULE LIST", "SHUTDOWN NOSAVE", "SAVE", "ACL LIST", "ACL WHOAMI", "MONITOR", "CLIENT LIST", "SWAPDB 0 1"),
+    *("CLIENT KILL 127.0.0.1:1", "EVAL return(1) 0"),
 ]
 READ = ["HGETALL {control}version", "GET {control}layout", "XRANGE {control}commits - +", "GET {bytes}w:{name}:0"]
 WRITE_WEIGHTS = ["SET {bytes}w:{name}:0 1", "DEL {bytes}w:{name}:0", "SET {bytes}m:{name} 1", "SET {control}term:0 1"]

@@ -236,8 +236,18 @@ def test_only_the_owner_deletes(job: Job) -> None:
     with pytest.raises(ServerRestarted):
         job.access.scripts.free(0, new, "another life", [key])
     assert job.access.client.call("EXISTS", key) == 1
-    job.access.scripts.free(0, new, run_id, [key])
-    assert job.access.client.call("EXISTS", key) == 0
+    coming, after = (job.access.keys.weights(0, name, 0) for name in ("y", "z"))
+    job.access.client.call("SET", coming, "newer")
+    for term, life, error in ((old, run_id, LeaseLost), (new, "another life", ServerRestarted)):
+        with pytest.raises(error):
+            job.access.scripts.free(0, term, life, [], [(key, after)])
+    job.access.scripts.free(0, new, run_id, [], [(key, coming), (after, key)])
+    assert job.access.client.call("GET", coming) == "newer", "what has the new name already is newer"
+    assert job.access.client.call("EXISTS", key, after) == 0
+    job.access.scripts.free(0, new, run_id, [], [(coming, after)])
+    assert job.access.client.call("GET", after) == "newer"
+    job.access.scripts.free(0, new, run_id, [after])
+    assert job.access.client.call("EXISTS", after) == 0
 
 
 def test_a_key_of_another_type_is_named_before_anything_is_written(job: Job) -> None:

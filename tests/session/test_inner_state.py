@@ -83,8 +83,10 @@ def test_a_session_that_comes_back_has_the_state_that_it_left(store: Store, shar
     ("name", "words"),
     [
         ("1-a:1:-:ab:999999999999", "must be a whole number from 0 to"),
-        ("1-a:1:-:ab:-5", "the name of a stored residual"),
-        ("1-a:1:-:ab", "the name of a stored residual"),
+        *(
+            (name, "the name of a stored residual")
+            for name in ("x", "a*:1:0", "1-a:x:0", "1-a:" + "9" * 5000 + ":0", "1-a:1:-:ab", "1-a:1:-:ab:-5")
+        ),
         ("1-a:1:-:ab:7", "is not there"),
     ],
 )

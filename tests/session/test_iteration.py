@@ -7,11 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.digits_job import digits_job
 from helpers.harness import aggregating, await_version, gradient, model
 from helpers.waiting import eventually
 
-import kvps
 from kvps.job import Job
 from kvps.protocol.phases import WORKER_PHASES as PHASES
 from kvps.store import Store
@@ -124,20 +122,3 @@ def test_traces_of_many_workers_take_no_more_room(store: Store) -> None:
             job.access.client.call("HINCRBY", job.access.keys.clock, "w0", 1)
     assert few.access.client.call("XLEN", few.access.keys.trace("w0")) == 399
     assert 50 <= many.access.client.call("XLEN", many.access.keys.trace("w0")) < 200
-
-
-@pytest.mark.contract
-def test_removal_takes_all_of_it(store: Store) -> None:
-    job = digits_job(store, workers=1)
-    with aggregating(job), job.join("w0") as session:
-        session.push({name: np.zeros_like(array) for name, array in session.pull().items()})
-        assert eventually(lambda: bool(job.access.client.call("HLEN", job.access.keys.activity)))
-        await_version(job, 1)
-    assert job.access.client.call("XLEN", job.access.keys.shard_trace(0)) == 1
-    store.remove_job(job.name)
-    assert not [key for key in job.access.client.call("KEYS", "*") if job.name in key]
-    with pytest.raises(kvps.JobNotFound):
-        job.access.scripts.trace(0, ["version 1"])
-    with pytest.raises(kvps.JobNotFound):
-        job.access.scripts.heartbeat("w0", "x", "push 1")
-    assert not [key for key in job.access.client.call("KEYS", "*") if job.name in key], "late spans bring no key back"

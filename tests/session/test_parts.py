@@ -171,33 +171,6 @@ def _received_and_sent(store: Store) -> tuple[int, int]:
     return int(stats["total_net_input_bytes"]), int(stats["total_net_output_bytes"])
 
 
-def test_owners_of_parts_train_one_model_in_every_mode(store: Store) -> None:
-    """Each worker owns a part, at its own speed: the sum of the gradients of each part is all that it has had."""
-    for staleness in (0, 2, -1):
-        job = store.create_job(
-            f"j{staleness + 1}",
-            model(),
-            parts=PARTS,
-            workers=3,
-            reduction="sum",
-            staleness=staleness,
-            optimizer=kvps.SGD(lr=1.0),
-        )
-        with aggregating(job):
-            owners = {part: job.join(part) for part in PARTS}
-            for round_ in range(4):
-                for part, session in owners.items():
-                    session.pull(part)
-                    session.push(some_gradient(round_, part), part=part)
-            for session in owners.values():
-                session.leave()
-            job.await_finished()
-        begin, (_, end) = model(), job.snapshot()
-        for name in SHAPES:
-            total = sum(some_gradient(round_, name.partition(".")[0])[name] for round_ in range(4))
-            np.testing.assert_allclose(begin[name] - end[name], total, atol=2e-5, err_msg=f"{staleness} {name}")
-
-
 def test_clipping_is_by_the_norm_of_the_parts_that_are_there(store: Store) -> None:
     job = create(store, shards=2, optimizer=kvps.SGD(lr=1.0, clip_norm=1.0))
     before = model()

@@ -25,7 +25,6 @@ from kvps.arrays.layout import Layout
 from kvps.connection.client import Client
 from kvps.device.base import open_device
 from kvps.job import Job
-from kvps.protocol.answers import ServerRestarted
 from kvps.protocol.plan import Contribution
 from kvps.session.session import Session
 from kvps.store import Store
@@ -337,22 +336,3 @@ def test_dead_bytes_become_those_that_come_next(store: Store, staleness: int) ->
     names = {key.split(":")[3] for key in store.client.scan(job.access.keys.all_bytes) if ":w:" in key}
     assert all(int(name.split(".")[0]) <= job.state().version for name in names), names
     assert np.unique(job.snapshot()[1]["x"]).size == 1
-
-
-def test_no_other_may_rename(store: Store) -> None:
-    job = store.create_job("job", {"x": np.zeros(2, np.float32)})
-    store.client.call("SET", job.access.keys.owner(0), "mine")
-    old, new, newer = (job.access.keys.gradient(0, "w0", "1-a", seq, 0) for seq in (1, 2, 3))
-    for key in (old, new):
-        store.client.call("SET", key, key)
-    run_id = store.client.node(job.access.keys.owner(0)).run_id()
-    with pytest.raises(kvps.errors.LeaseLost):
-        job.access.scripts.free(0, "another", run_id, [], [(old, newer)])
-    with pytest.raises(ServerRestarted):
-        job.access.scripts.free(0, "mine", "another", [], [(old, newer)])
-    assert _gradients(job) == {old, new}
-    job.access.scripts.free(0, "mine", run_id, [], [(old, new), (newer, old)])
-    assert _gradients(job) == {new}, "what is there is newer"
-    assert store.client.call("GET", new) == new
-    job.access.scripts.free(0, "mine", run_id, [], [(new, newer)])
-    assert _gradients(job) == {newer}
