@@ -6,37 +6,29 @@ import logging
 import threading
 from contextlib import suppress
 
+from kvps.device.base import CPU
 from kvps.errors import CorruptData, KvpsError, LeaseLost
 from kvps.job import Job
 from kvps.parsing import STAGED_NAME, matching
 from kvps.protocol.answers import ServerRestarted
 from kvps.protocol.job_state import Pin
 from kvps.protocol.recovery import LOOK_S
+from kvps.transport.shm import ShmTransport
 from kvps_aggregator.checkpoints import Saver
 from kvps_aggregator.failover import go_back
 from kvps_aggregator.leases import LeaseKeeper, Leases
 from kvps_aggregator.nearness import ShardChoice
 from kvps_aggregator.options import AggregatorOptions
 from kvps_aggregator.shard.garbage import Sweeper
-from kvps_aggregator.shard.opening import open_shard
 from kvps_aggregator.shard.shard import Shard
 from kvps_aggregator.shard.spans import ShardTraces
+from kvps_aggregator.shard.storage import Storage
+from kvps_aggregator.shard.storage_redis import RedisStorage
+from kvps_aggregator.shard.storage_shm import ShmStorage
+from kvps_aggregator.step.device_step import DeviceStep
+from kvps_aggregator.step.shard_arrays import ShardArrays
 
 log = logging.getLogger("kvps.commit")
-
-
-class JobLog:
-    """The log of one job. A message that repeats the last one is left out."""
-
-    def __init__(self, job: Job) -> None:
-        self._job = job
-        self._last = ""
-
-    def info(self, message: str) -> None:
-        """Log the message, unless it was the last one."""
-        if message != self._last:
-            log.info("job %s: %s", self._job.name, message)
-            self._last = message
 
 
 class HeldShards:
@@ -47,7 +39,6 @@ class HeldShards:
     choice  says which shards to take, and which to give up
     traces  the times of their versions
     saver   writes checkpoints, if the user wants any
-    log     what the aggregator has to say about the job
     """
 
     def __init__(
@@ -64,7 +55,7 @@ class HeldShards:
         self.choice = ShardChoice(job, self.leases.holder, eligible, options.near)
         self.traces = ShardTraces(job)
         self.saver = Saver(job, options.checkpoints, self.flush) if options.checkpoints else None
-        self.log = JobLog(job)
+        self._last_message = ""
         self._job = job
         self._stop = stop
         self._options = options
@@ -76,10 +67,16 @@ class HeldShards:
         """Whether it holds all the shards that it may hold."""
         return len(self.shards) == len(self.choice.eligible)
 
+    def say(self, message: str) -> None:
+        """Log the message, unless it was the last one."""
+        if message != self._last_message:
+            log.info("job %s: %s", self._job.name, message)
+            self._last_message = message
+
     def await_history(self) -> None:
         """If the server was restarted, wait until a new history has begun."""
         while not self.leases.watch() and not self._stop.wait(LOOK_S):
-            self.log.info("waits until its server, which was restarted, has written its append-only file anew")
+            self.say("waits until its server, which was restarted, has written its append-only file anew")
 
     # -- taking and giving up ----------------------------------------------------------------------------------
 
@@ -118,7 +115,7 @@ class HeldShards:
         transport = self._job.find_transport()
         memory_lost = self._job.config.memory == self._lost_memory
         if not transport.seen and not memory_lost:
-            self.log.info(
+            self.say(
                 f"stands by: its arrays are in a shared memory of {self._job.config.host} that this process does not "
                 f"see. Run an aggregator where it was created. Only if that memory is lost, because the host was "
                 f"restarted or is gone: kvps aggregator start --job {self._job.name} --memory-lost"
@@ -126,15 +123,14 @@ class HeldShards:
             return
         term, other = self.leases.take(number)
         if other:
-            self.log.info(f"stands by: shard {number} is held by {other}")
+            self.say(f"stands by: shard {number} is held by {other}")
             return
         # Nothing is committed between the two reads: a commit would need a ready call under this term.
         keys = self._job.access.keys
         before, text = self._job.access.client.together([("HGET", keys.version, f"before:{number}"), ("GET", keys.pin)])
         if self._job.find_transport() is not transport:
             raise LeaseLost(f"job {self._job.name}: it moved to another shared memory while it was opened")
-        shard = open_shard(self._job, number, term, self._options.record, self._options.device, memory_lost)
-        shard.spans = self.traces.of(number)
+        shard = self._open(number, term, memory_lost)
         state = self._job.state()
         before = matching(before, f"the version: before:{number}", *STAGED_NAME)
         pin = self._pin_in(text)
@@ -148,6 +144,22 @@ class HeldShards:
             # This process slept after it took the shard, and a later holder has freed the bytes it wanted to read.
             raise LeaseLost(f"job {self._job.name}: shard {number} was taken by another meanwhile") from None
         self.shards[number] = shard
+
+    def _open(self, number: int, term: str, memory_lost: bool) -> Shard:
+        """Return a shard held under `term`, which must be loaded next."""
+        job, device, record = self._job, self._options.device, self._options.record
+        if device is CPU:
+            arrays = ShardArrays(job.config, job.layout, number)
+        else:
+            arrays = DeviceStep(job.config, job.layout, number, device)
+        storage: Storage
+        if isinstance(job.access.transport, ShmTransport):
+            storage = ShmStorage(job, job.access.transport, term, arrays, record is None, memory_lost)
+        else:
+            storage = RedisStorage(job, number, term, arrays)
+        shard = Shard(job, number, term, arrays, storage, record)
+        shard.spans = self.traces.of(number)
+        return shard
 
     def drop(self, shard: Shard) -> None:
         """Forget a shard that another aggregator holds, or whose arrays are not the committed version."""
@@ -218,7 +230,7 @@ class HeldShards:
         try:
             return Pin.of(text, self._job.layout.shards) if text else None
         except CorruptData as error:
-            self.log.info(f"{error}: no version is kept for readers until that pin expires")
+            self.say(f"{error}: no version is kept for readers until that pin expires")
             return None
 
     # -- bytes -------------------------------------------------------------------------------------------------

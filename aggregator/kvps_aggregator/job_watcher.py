@@ -6,7 +6,6 @@ an idle job costs no thread, no connection and no lease of its own.
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Callable, Collection
@@ -15,8 +14,6 @@ from typing import NamedTuple
 
 from kvps.errors import JobNotFound, KvpsError, NoServer, ServerError, ServerLost
 from kvps.job import Job, readable
-from kvps.parsing import NAME
-from kvps.protocol.job_state import State
 from kvps.protocol.keys import JOBS, JobKeys
 from kvps.protocol.recovery import LOOK_S, begin_history, file_is_whole
 from kvps.store import Store
@@ -28,7 +25,7 @@ from kvps_aggregator.options import AggregatorOptions
 _LIST_MS = 500  # between two reads of the list of jobs
 _LINGER_S = 5.0  # a job is served this long after its last worker has gone: one that returns soon finds it in memory
 _AGAIN_S = 1.0  # until a job that could not be read, or whose aggregator failed, is tried again; doubles with each try
-_MOST_AGAIN_S = 300.0
+_MOST_AGAIN_S = 30.0
 _READ_AT_ONCE = 100  # jobs that are read before the watcher listens to the idle ones again
 
 
@@ -43,12 +40,11 @@ class _Watched(NamedTuple):
 
 
 class _Aside(NamedTuple):
-    """A job that is neither watched nor served before `until`, because `tries` in a row have failed. `id` is what its
-    key held for an id: a job that is made anew under its name is tried at once."""
+    """A job that is neither watched nor served before `until`, after `rest_s` seconds, and why."""
 
     until: float
-    tries: int
-    id: str
+    rest_s: float
+    why: str
 
 
 class JobWatcher:
@@ -158,21 +154,9 @@ class JobWatcher:
         self._unread = {
             name for name, job in self._watched.items() if name in self._unread or _memory_is_gone(job.transport)
         }
-        elsewhere = self._watched.keys() - self._unread | self._threads.keys() | self._resting()
-        return sorted(listed - elsewhere)
-
-    def _resting(self) -> set[str]:
-        """Return the names of the jobs aside that are not to be tried yet."""
         now = time.monotonic()
-        names = [name for name, aside in self._aside.items() if aside.until > now]
-        return {name for name, id in zip(names, self._ids(names), strict=True) if id == self._aside[name].id}
-
-    def _ids(self, names: list[str]) -> list[str]:
-        """Return what jobs, which may be damaged, have for an id."""
-        known = [name for name in names if NAME.fullmatch(name)]
-        replies = self._store.client.each([("HGET", JobKeys(name).version, "id") for name in known]) if known else []
-        ids = dict(zip(known, map(str, replies), strict=True))
-        return [ids.get(name, "") for name in names]
+        resting = {name for name, aside in self._aside.items() if aside.until > now}
+        return sorted(listed - (self._watched.keys() - self._unread | self._threads.keys() | resting))
 
     # -- one job ----------------------------------------------------------------------------------------------
 
@@ -184,7 +168,7 @@ class JobWatcher:
                 job = self._store.job(name)
                 state = job.state()
                 if unlisted := [name for name in job.config.user_code if name not in self._allow]:
-                    self._leave(job, state, unlisted)
+                    self._leave(job, unlisted, state.finished(job.config))
                     return
                 if state.id not in self._known and not state.finished(job.config):
                     self._announce(job)
@@ -197,7 +181,7 @@ class JobWatcher:
                 run_id = job.access.server.run_id() if job.access.client.is_cluster else self._run_id
                 if state.run_id != run_id:  # else a worker that joins now would be cut off later
                     if not file_is_whole(job.access.server):
-                        self._aside[name] = _Aside(time.monotonic() + LOOK_S, 0, state.id)  # stays watched and unread
+                        self._rest(name, LOOK_S)  # stays watched and unread
                         return
                     known = before.version if before and before.id == state.id else 0
                     begin_history(job.access.server, job.access.scripts, job.name, known)
@@ -211,27 +195,28 @@ class JobWatcher:
         except Exception as error:  # whatever is wrong with one job, the others are served
             self._lay_aside(name, f"passed over: {_in_words(error)}")
 
-    def _leave(self, job: Job, state: State, unlisted: list[str]) -> None:
+    def _leave(self, job: Job, unlisted: list[str], is_finished: bool) -> None:
         """Leave a job to other aggregators, because it needs code of its user that is not allowed here."""
+        options = " ".join(f"--allow {each}" for each in unlisted)
+        why = (
+            f"job {job.name} is left to other aggregators: it needs code of its user. To serve it, start one with "
+            f"--job {job.name} or with {options}, where that code is"
+        )
         self._watched.pop(job.name, None)
-        self._aside[job.name] = _Aside(math.inf, 0, state.id)
-        if not state.finished(job.config):
-            options = " ".join(f"--allow {each}" for each in unlisted)
-            self._warn(
-                f"job {job.name} is left to other aggregators: it needs code of its user. To serve it, start one with "
-                f"--job {job.name} or with {options}, where that code is"
-            )
+        self._rest(job.name, _MOST_AGAIN_S, "" if is_finished else why)
 
     def _lay_aside(self, name: str, why: str) -> None:
-        """Neither watch nor serve a job for a while, which doubles with each try in a row that fails. Warn why."""
+        """Neither watch nor serve a job for a while, which doubles with each try in a row that fails."""
         self._watched.pop(name, None)
-        now, before = time.monotonic(), self._aside.get(name)
-        (id,) = self._ids([name])
-        counts = before and before.id == id and now - before.until < _MOST_AGAIN_S  # else it went well for long
-        tries = before.tries + 1 if before and counts else 1
-        rest_s = min(_MOST_AGAIN_S, _AGAIN_S * 2.0 ** min(tries - 1, 20))
-        self._aside[name] = _Aside(now + rest_s, tries, id)
-        self._warn(f"{why} (try {tries}, again in {rest_s:g} s)")
+        before = self._aside.get(name)
+        self._rest(name, min(_MOST_AGAIN_S, 2 * before.rest_s) if before else _AGAIN_S, f"{why} (it is tried again)")
+
+    def _rest(self, name: str, rest_s: float, why: str = "") -> None:
+        """Leave a job alone for `rest_s` seconds. Warn why, unless that was the reason before too."""
+        before = self._aside.get(name)
+        if why and not (before and before.why == why):
+            self._warn(why)
+        self._aside[name] = _Aside(time.monotonic() + rest_s, rest_s, why)
 
     def _serve(self, job: Job) -> None:
         self._watched.pop(job.name, None)

@@ -55,7 +55,7 @@ class VersionMaker:
         planned = self._ask_plan()
         self._held.settle(planned.version, planned.pin)
         if planned.waits_for_workers and self._held.shards:
-            self._held.log.info(f"waits until {self._job.config.workers} workers have joined")
+            self._held.say(f"waits until {self._job.config.workers} workers have joined")
         plan = planned.plan
         unstaged = [shard for shard in self._held.shards.values() if plan and shard.staged != plan]
         if plan is None or not unstaged:
@@ -101,7 +101,7 @@ class VersionMaker:
                 self._count_refusal(plan)
                 return Outcome.WORKED
             except ServerFull as full:  # the plan stays open, and is staged again until there is room
-                self._held.log.info(f"{full}; goes on when there is room")
+                self._held.say(f"{full}; goes on when there is room")
                 return Outcome.WORKED
             except BadContribution as bad:
                 self._reject(shard, plan, bad)

@@ -23,7 +23,6 @@ from kvps.config import JobConfig
 from kvps.errors import NotFinite
 from kvps.optim.reductions import SCALINGS, Function, Reduction, custom, parse
 from kvps.protocol.plan import Contribution, Plan
-from kvps_aggregator.step.buffers import reduce_buffers
 from kvps_aggregator.step.compensate import staleness_of
 
 
@@ -54,6 +53,34 @@ def reduce_plan(
         else:  # a chunk of buffers alone: a reduction of the user's own is for one item or more
             deque(contributions, maxlen=0)
     return square_sum if not buffers.size or finite(buffers) else math.nan
+
+
+def reduce_buffers(
+    contributions: Iterable[Array], weights: Sequence[int], kind: str, out: Array, xp: Any = np
+) -> Iterator[Array]:
+    """Yield the contributions without their last items, which are buffers, and reduce these to `out`, (n,) float32.
+
+    kind  rank0: those of the first contribution, as they come in rank order; average: the mean by `weights`
+
+    Buffers are no gradient: they are not added to what the job had, but take its place. So no average of variances is
+    negative, however stale the contributions are.
+
+    The mean is ``m = m + (x - m) * w / W``, where W is the sum of the weights so far (West, "Updating Mean and Variance
+    Estimates", 1979). Of equal values it is that value, so what no worker has changed stays as it is.
+    """
+    out.fill(0)
+    apart = xp.empty(out.shape, out.dtype)
+    total = 0
+    for contribution, weight in zip(contributions, weights, strict=True):
+        own = contribution[contribution.size - out.size :]
+        if not total:
+            xp.copyto(out, own)
+        elif kind == "average":
+            xp.subtract(own, out, out=apart)
+            xp.multiply(apart, np.float32(weight / (total + weight)), out=apart)
+            xp.add(out, apart, out=out)
+        total += weight
+        yield contribution[: contribution.size - out.size]
 
 
 def sizes(

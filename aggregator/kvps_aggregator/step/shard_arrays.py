@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,9 @@ from kvps.optim import CustomOptimizer, Optimizer, update_rules
 from kvps.protocol.plan import Contribution, Plan
 from kvps_aggregator.step import reduce
 from kvps_aggregator.step.compensate import compensated, staleness_of
-from kvps_aggregator.step.stretches import stretches
+
+_Stretch = tuple[Optimizer | None, int, int]
+"""Settings, None for buffers, and the first item of the shard that has them, and the item after the last."""
 
 
 class ShardArrays:
@@ -56,7 +59,7 @@ class ShardArrays:
         self._scratch = threading.local()
         self._config = config
         self._layout = layout
-        self._stretches = stretches(config.optimizer, layout, number)
+        self._stretches = _stretches(config.optimizer, layout, number)
 
     def _empty(self) -> Array:
         array: Array = self._xp.empty(self.size, DTYPE)
@@ -217,6 +220,28 @@ class ShardArrays:
     def digest(self, array: Array) -> str:
         """Return the digest of an array of this shard, as contributions and commits log it."""
         return fold(digest_of([stretch]) for stretch in self.stretches(array))
+
+
+def _stretches(optimizer: Optimizer, layout: Layout, shard: int) -> list[list[_Stretch]]:
+    """Return the stretches of each chunk of a shard, in the order of their items: parameters of one group, or buffers.
+
+    Neighbours with the same settings are one stretch.
+    """
+    low, _ = layout.shard_range(shard)
+    if not optimizer.groups and not layout.buffer_kind:
+        return [[(optimizer, chunk.start - low, chunk.stop - low)] for chunk in layout.chunks[shard]]
+    of_each = optimizer.of_each([p.name for p in layout.parameters])
+    settings = [None if p.buffer else setting for p, setting in zip(layout.parameters, of_each, strict=True)]
+
+    def of(chunk: int) -> Iterator[_Stretch]:
+        start = layout.chunks[shard][chunk].start - low
+        for _, group in groupby(layout.pieces[shard][chunk], lambda piece: id(settings[piece.number])):
+            pieces = list(group)
+            stop = start + sum(piece.stop - piece.start for piece in pieces)
+            yield settings[pieces[0].number], start, stop
+            start = stop
+
+    return [list(of(chunk)) for chunk in range(len(layout.chunks[shard]))]
 
 
 def _bytes(count: int) -> Bytes:

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from helpers import hostcupy
 from helpers.harness import OPTIMIZERS, aggregating, any_floats, gradient, work
-from kvps_aggregator.step.buffers import reduce_buffers
 from kvps_aggregator.step.device_step import DeviceStep
+from kvps_aggregator.step.reduce import reduce_buffers
 from kvps_aggregator.step.shard_arrays import ShardArrays
 
 import kvps
