@@ -30,7 +30,7 @@ from kvps.connection.replica_reader import ReplicaReader
 from kvps.connection.server_info import mb
 from kvps.connection.sockets import connection_settings, redacted
 from kvps.errors import CorruptData, InvalidSetting, KvpsError, NotFinite, ServerFull, ServerLost, ServerUnfit
-from kvps.history.checkpoint import Checkpoint
+from kvps.history.checkpoint import Checkpoint, units_anew
 from kvps.job import Job
 from kvps.optim.trial import try_out
 from kvps.protocol.answers import being_removed, job_exists, job_not_found
@@ -506,5 +506,5 @@ def _as_text(checkpoint: Checkpoint) -> dict[str, str | dict[str, str]]:
         "clock": {worker: str(count) for worker, count in checkpoint.clock.items()},
         "skip": {worker: str(count) for worker, count in checkpoint.skip.items()},
         "workers": checkpoint.workers_anew(),
-        "units": checkpoint.units_anew(),
+        "units": units_anew(checkpoint.units),
     }

@@ -152,10 +152,6 @@ class Checkpoint:
         rounds = {worker: self.clock.get(worker, 0) + self.skip[worker] for worker in self.workers}
         return workers_anew(self.workers, rounds, awaited=True)
 
-    def units_anew(self) -> dict[str, str]:
-        """Return the units for a restored job."""
-        return units_anew(self.units)
-
     # -- the file ------------------------------------------------------------------------------------------------
 
     def write(self, path: str | os.PathLike[str]) -> None:

@@ -35,10 +35,10 @@ class Contribution(NamedTuple):
     def from_text(cls, text: object) -> Contribution:
         """Parse "worker incarnation seq round base weight unit digest", and the part if it is of one, as `push.lua`
         writes it. Raises CorruptData."""
-        found = _TEXT.fullmatch(text) if isinstance(text, str) else None
-        if found is None:
+        match = _TEXT.fullmatch(text) if isinstance(text, str) else None
+        if match is None:
             refuse("a contribution", "worker, incarnation, numbers and digest", text)
-        worker, incarnation, seq, round_, base, weight, unit, digest, part = found.groups()
+        worker, incarnation, seq, round_, base, weight, unit, digest, part = match.groups()
         unit_ = None if unit == "-" else int(unit)
         return cls(worker, incarnation, int(seq), int(round_), int(base), int(weight), digest, unit_, part or "")
 
@@ -46,8 +46,8 @@ class Contribution(NamedTuple):
     def text(self) -> str:
         """The text that `from_text` parses."""
         unit = "-" if self.unit is None else self.unit
-        said = (self.worker, self.incarnation, self.seq, self.round, self.base, self.weight, unit, self.digest)
-        return " ".join(map(str, (*said, self.part) if self.part else said))
+        words = (self.worker, self.incarnation, self.seq, self.round, self.base, self.weight, unit, self.digest)
+        return " ".join(map(str, (*words, self.part) if self.part else words))
 
     @property
     def digests(self) -> list[str]:

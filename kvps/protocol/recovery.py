@@ -36,13 +36,13 @@ def file_is_whole(server: Server) -> bool:
     and the next start runs them together with the transaction that follows in the file.
     """
     while True:
-        told = server.call("INFO", "persistence")
-        if told["aof_rewrite_in_progress"] or told["aof_rewrite_scheduled"]:
+        persistence = server.call("INFO", "persistence")
+        if persistence["aof_rewrite_in_progress"] or persistence["aof_rewrite_scheduled"]:
             return False
-        if not told["aof_enabled"]:
+        if not persistence["aof_enabled"]:
             return True
-        if told["aof_last_rewrite_time_sec"] >= 0:  # a rewrite has ended; if it failed, another would too
-            if told["aof_last_bgrewrite_status"] != "ok":
+        if persistence["aof_last_rewrite_time_sec"] >= 0:  # a rewrite has ended; if it failed, another would too
+            if persistence["aof_last_bgrewrite_status"] != "ok":
                 log.warning("the server could not write its append-only file anew: see its log")
             return True
         try:
@@ -50,8 +50,8 @@ def file_is_whole(server: Server) -> bool:
         except NotPermitted:
             return False  # another role's process, an aggregator, may
         except ServerError as error:
-            told = server.call("INFO", "persistence")
-            if not told["aof_rewrite_in_progress"]:  # else another process asked first
+            persistence = server.call("INFO", "persistence")
+            if not persistence["aof_rewrite_in_progress"]:  # else another process asked first
                 log.warning("the server does not write its append-only file anew: %s", error)
                 return True
 

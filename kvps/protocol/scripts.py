@@ -207,13 +207,8 @@ class JobScripts:
 
     def ready(self, shard: int, term: str, plan: Plan, digest: str) -> CommitResult:
         """Note that a shard's part is staged. Raises LeaseLost, and PlanGone if the plan is not open any more."""
-        of_plan: dict[str, Any] = {
-            "plan_id": plan.id,
-            "version": plan.version,
-            "head": plan.head,
-            "history": plan.history,
-        }
-        reply = self._run("ready", shard=shard, term=term, digest=digest, **of_plan)
+        of_plan: dict[str, Any] = {"plan_id": plan.id, "version": plan.version, "head": plan.head}
+        reply = self._run("ready", shard=shard, term=term, digest=digest, history=plan.history, **of_plan)
         match reply:
             case ["FLIPPED", _, pin, commit_id]:
                 return CommitResult(True, pin, commit_id)

@@ -48,9 +48,11 @@ class Session:
 
     A fork of its process cannot use it: every call raises WrongOrder there, and the end of its with block does nothing.
 
-    rank      the worker's number in the job, kept across incarnations
-    round     the last round it has done (or need not do)
-    clock     its contributions acknowledged so far, all incarnations together
+    worker       the worker's id
+    incarnation  the name of this incarnation of the worker
+    rank         the worker's number in the job, kept across incarnations
+    round        the last round it has done (or need not do)
+    clock        its contributions acknowledged so far, all incarnations together
     """
 
     def __init__(
@@ -61,6 +63,8 @@ class Session:
         device: Device | str = CPU,
         prefetch: bool = False,
     ) -> None:
+        self.worker = worker
+        self.incarnation = joined.incarnation
         self.rank = joined.rank
         self.round = joined.round
         self.clock = joined.clock + joined.pending
@@ -73,16 +77,6 @@ class Session:
         self._reader = access.reader
         self._round = Round(self._new_push())
         self._spare: Array | None = None  # the memory of `buffers` where no segment is lent
-
-    @property
-    def worker(self) -> str:
-        """The worker's id."""
-        return self._membership.worker
-
-    @property
-    def incarnation(self) -> str:
-        """The name of this incarnation of the worker."""
-        return self._membership.incarnation
 
     @property
     def sequence(self) -> int:

@@ -31,6 +31,13 @@ def mortal() -> Iterator[MortalServer]:
         yield server
 
 
+def _lose(mortal: MortalServer, length: int) -> None:
+    """Kill the server, and start it with what it wrote up to this length of its file."""
+    mortal.kill()
+    mortal.restore(mortal.files(), length)
+    mortal.start()
+
+
 @pytest.mark.contract
 def test_bsp_goes_on_bit_for_bit_when_redis_is_killed(mortal: MortalServer) -> None:
     with kvps.connect(mortal.url) as store:
@@ -126,9 +133,7 @@ def test_a_holder_that_remembers_more_does_not_go_on_from_it(mortal: MortalServe
             session.push(gradient(session.pull(), 0, round_))
             aggregator.hold()
             assert aggregator.work() is Outcome.COMMITTED
-        mortal.kill()
-        mortal.log().write_bytes(mortal.log().read_bytes()[:cut])
-        mortal.start()
+        _lose(mortal, cut)
         with pytest.raises(kvps.WorkerEvicted, match="restarted"):
             session.pull()
         aggregator.release()
@@ -147,9 +152,7 @@ def test_what_was_acknowledged_in_a_lost_life_is_refused_and_not_mixed_in(mortal
         for round_ in range(3):
             session.push(gradient(session.pull(), 0, round_))
         session.pull()
-        mortal.kill()
-        mortal.log().write_bytes(mortal.log().read_bytes()[:cut])
-        mortal.start()
+        _lose(mortal, cut)
         with pytest.raises(kvps.WorkerEvicted, match="restarted"):
             session.push(gradient(model(), 0, 3))
         assert _waiting(job) == 0
@@ -168,9 +171,7 @@ def test_whose_join_is_lost_is_not_told_that_its_rounds_are_done(mortal: MortalS
         cut = mortal.log().stat().st_size
         session = job.join("w0")
         session.push(gradient(session.pull(), 0, 0))
-        mortal.kill()
-        mortal.log().write_bytes(mortal.log().read_bytes()[:cut])
-        mortal.start()
+        _lose(mortal, cut)
         job.access.scripts.recover(store.client.run_id(), "abcd1234", 0)
         with pytest.raises(kvps.WorkerEvicted):
             session.leave(finished=True)
@@ -178,8 +179,8 @@ def test_whose_join_is_lost_is_not_told_that_its_rounds_are_done(mortal: MortalS
 
 def _rewriting(job: Job) -> bool:
     """A server that is killed meanwhile leaves a child that holds its connections open for seconds."""
-    told = job.access.client.call("INFO", "persistence")
-    return bool(told["aof_rewrite_in_progress"] or told["aof_rewrite_scheduled"])
+    persistence = job.access.client.call("INFO", "persistence")
+    return bool(persistence["aof_rewrite_in_progress"] or persistence["aof_rewrite_scheduled"])
 
 
 def _waiting(job: Job) -> int:
@@ -193,11 +194,8 @@ def test_a_file_that_ended_in_a_transaction_is_written_anew(mortal: MortalServer
         with aggregating(job):
             assert work_on(job, "w0", 5) == [1, 2, 3, 4, 5]
             assert eventually(lambda: job.state().version == 5)
-        mortal.kill()
         whole = mortal.log().read_bytes()
-        cut = whole.index(b"head", whole.rindex(b"HINCRBY"))
-        mortal.log().write_bytes(whole[:cut])
-        mortal.start()
+        _lose(mortal, whole.index(b"head", whole.rindex(b"HINCRBY")))
         witness = Aggregator(job, threading.Event())
         witness.held.leases._run_id = "an earlier one"
         assert eventually(witness.held.leases.watch)

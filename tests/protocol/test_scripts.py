@@ -93,11 +93,6 @@ def test_python_knows_every_answer(name: str) -> None:
     assert codes - known <= {"OK", *({"OTHER"} if name == "forget" else ())}, "the caller of forget need not know"
 
 
-def test_scripts_that_the_server_has_forgotten_are_loaded_again(job: Job) -> None:
-    job.access.client.call("SCRIPT", "FLUSH")
-    assert job.access.scripts.plan().plan is None
-
-
 def test_a_repeated_join_is_one_incarnation(job: Job) -> None:
     first = job.access.scripts.join("w0", "abc", "", ME)
     assert job.access.scripts.join("w0", "abc", "", ME) == first
