@@ -6,6 +6,7 @@ import re
 import socket
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import kvps_aggregator
@@ -60,27 +61,7 @@ def test_names(store: Store) -> None:
 @pytest.mark.parametrize("setting", [{"staleness": -2}, {"shards": 10}, {"no_such_setting": 1}], ids=str)
 def test_settings(store: Store, setting: dict[str, Any]) -> None:
     """A value out of its range, one that does not fit the model, an unknown name; tests/test_config.py has the rest."""
-    name = next(iter(setting))
-    _refuses(store, kvps.InvalidSetting, lambda: store.create_job("job", PARAMS, **setting), name)
-
-
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda: kvps.SGD(lr=-1), "lr"),
-        (lambda: kvps.SGD(lr=float("nan")), "lr"),
-        (lambda: kvps.SGD(momentum=1.0), "momentum"),
-        (lambda: kvps.SGD(nesterov=True), "nesterov"),
-        (lambda: kvps.Adam(beta1=1.0), "beta1"),
-        (lambda: kvps.AdamW(eps=0), "eps"),
-        (lambda: kvps.Adagrad(weight_decay=-1), "weight_decay"),
-        (lambda: kvps.schedules.StepLR(0.1, every=0), "every"),
-        (lambda: kvps.schedules.CosineAnnealingLR(0.1, over=-5), "over"),
-    ],
-)
-def test_optimizers(make: Callable[[], object], words: str) -> None:
-    with pytest.raises(kvps.InvalidSetting, match=words):
-        make()
+    _refuses(store, kvps.InvalidSetting, lambda: store.create_job("job", PARAMS, **setting), next(iter(setting)))
 
 
 @pytest.mark.parametrize(
@@ -88,22 +69,22 @@ def test_optimizers(make: Callable[[], object], words: str) -> None:
     [
         ("", "optimizer '' is unknown"),
         ("sgd:", "name=number"),
-        ("sgd:lr", "name=number"),
-        ("sgd:lr=", "name=number"),
         ("sgd:=1", "name=number"),
         ("sgd:lr=1,", "name=number"),
-        ("sgd:lr=nan", "name=number"),
         ("sgd:kind=adam", "name=number"),
-        ('sgd:kind="adam"', "name=number"),
         ('sgd:lr={"kind":"step"}', "name=number"),
         ("sgd:kind=1", "no setting 'kind'"),
         ("sgd:lr=NaN", "finite"),
         ("sgd:lr=1e999", "finite"),
-        ("sgd:lr=1" + 400 * "0", "finite"),
         ("sgd:lr=true", "finite number"),
         ("sgd:lr=1,lr=2", "lr is given twice"),
         ("sgd:momentum=0.9,nesterov=1", "true or false"),
+        ("sgd:lr=-1", "lr"),
+        ("sgd:momentum=1", "momentum"),
+        ("sgd:nesterov=true", "nesterov"),
         ("adam:beta1=2", "beta1"),
+        ("adamw:eps=0", "eps"),
+        ("adagrad:weight_decay=-1", "weight_decay"),
     ],
 )
 def test_the_optimizer_option(text: str, words: str) -> None:
@@ -163,21 +144,10 @@ def test_gradients(store: Store, grads: dict[str, Any], error: type[kvps.KvpsErr
 
 def test_the_order_of_calls(store: Store) -> None:
     job = store.create_job("job", PARAMS, workers=2)
-    with job.join("w0") as session:
+    with job.join("w0") as session, ThreadPoolExecutor(1) as another_thread:
         _refuses(store, kvps.WrongOrder, lambda: session.push(PARAMS), "pull()")
         session.pull()
-        failures: list[Exception] = []
-
-        def push() -> None:
-            try:
-                session.push(PARAMS)
-            except kvps.WrongOrder as error:
-                failures.append(error)
-
-        thread = threading.Thread(target=push)
-        thread.start()
-        thread.join()
-        assert "thread" in str(failures[0])
+        assert "thread" in str(another_thread.submit(session.push, PARAMS).exception())
         session.push(PARAMS)
         _refuses(store, kvps.WrongOrder, lambda: session.push(PARAMS), "pull()")
     _refuses(store, kvps.WrongOrder, session.pull, "closed")
@@ -324,17 +294,11 @@ def test_a_server_that_stops_answering_in_the_middle(server_url: str) -> None:
             store.client.call("CLIENT", "UNPAUSE")
 
 
-@pytest.mark.parametrize(
-    ("text", "version"), [("7.4-rc1", (7, 4)), ("6.2.14", (6, 2)), ("7.0", (7, 0)), ("unstable", (0, 0))]
-)
-def test_versions(text: str, version: tuple[int, int]) -> None:
-    assert version_of(text) == version
-
-
 def test_valkey_is_not_taken_for_the_redis_whose_commands_it_has() -> None:
     info = {"redis_version": "7.2.4", "server_name": "valkey", "valkey_version": "9.1.2"}
     check_fit("there", info)
     assert server_name(info) == "Valkey 9.1.2"
     assert server_name({"redis_version": "6.2.14"}) == "Redis 6.2.14"
+    assert [version_of(text) for text in ("7.4-rc1", "6.2.14", "unstable")] == [(7, 4), (6, 2), (0, 0)]
     with pytest.raises(kvps.ServerUnfit, match="there is Redis unknown"):
         check_fit("there", {})

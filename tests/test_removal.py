@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.commands import TINY, kvps_run
 from helpers.harness import aggregating, check_chain, gradient, model, work
 from helpers.internals import fall_silent
 from helpers.waiting import eventually
@@ -132,31 +130,6 @@ def test_a_job_is_removed_whatever_its_keys_hold(store: Store, raw: Any, what: s
     assert store.jobs() == []
     assert list(store.client.scan("*{job*")) == []
     assert store.create_job("job", model(), workers=1).state().version == 0
-
-
-@pytest.mark.slow
-def test_a_stopped_worker_process_ends_when_its_job_was_made_anew(store: Store, start: Any) -> None:
-    """It had the old settings; with those it would have trained the new job."""
-    redis = ("--redis", store.url)
-    create = ("create", "digits", "--job", "digits", *redis)
-    assert kvps_run(*create, "--seed", "1", "--workers", "2").returncode == 0
-    worker = start("worker", "--job", "digits", "--id", "w0", *redis)
-    assert eventually(lambda: "w0" in store.job("digits").state().members)
-    worker.process.send_signal(signal.SIGSTOP)
-    store.remove_job("digits")
-    assert kvps_run(*create, *TINY, "--seed", "2", "--workers", "1").returncode == 0
-    worker.process.send_signal(signal.SIGCONT)
-    said, _ = worker.process.communicate(timeout=120)
-    assert (worker.process.returncode, said.count("kvps: error: ")) == (1, 1)
-    # It may have been stopped while the server held a request of it, which was answered before the new job was made.
-    assert "another one has its name now" in said or "no job 'digits'" in said
-    aggregator = start("aggregator", "start", "--job", "digits", *redis)
-    assert kvps_run("worker", "--job", "digits", "--id", "w0", *redis).returncode == 0
-    job = store.job("digits")
-    assert aggregator.wait() == 0
-    assert job.state().finished(job.config)
-    verified = kvps_run("verify", "digits", *redis)
-    assert (verified.returncode, "bit-identical" in verified.stdout) == (0, True), verified
 
 
 # -- removals that overlap -----------------------------------------------------------------------------------------

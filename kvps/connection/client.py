@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from copy import copy
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import redis
 from redis.exceptions import (
@@ -29,7 +29,6 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from kvps.arrays.digest import Buffers
 from kvps.connection import sentinel
-from kvps.connection.connections import Connections
 from kvps.connection.queries import Queries
 from kvps.connection.resp import Command
 from kvps.connection.server_info import check_fit
@@ -49,6 +48,9 @@ from kvps.connection.sockets import (
 )
 from kvps.errors import NoServer, NotPermitted, ServerError, ServerFull, ServerLost, ServerUnfit
 from kvps.machine.fork import ProcessOwner
+
+if TYPE_CHECKING:  # one server's clients do not load it
+    from kvps.connection.cluster_pool import ClusterPool
 
 WAIT_MS = 1000  # the longest wait before another look at the state
 _PATIENCE_S = 10.0
@@ -107,7 +109,7 @@ class Client(Queries):
         # BLOCK ends well before the socket's timeout: a reply that came just as that expires would be a cut.
         self._block_ms = int(settings["socket_timeout"] * 500)
 
-    def _connections_to(self, url: str) -> Connections:
+    def _connections_to(self, url: str) -> ArrayPool | ClusterPool:
         return ArrayPool(url)
 
     def __repr__(self) -> str:

@@ -6,11 +6,9 @@ import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.certificates import authority_file, issued
 from helpers.harness import aggregating, model, plain_loop, work_on
 from helpers.sentinels import NAME, Watched, watched_servers
 from helpers.servers import free_port
@@ -80,23 +78,8 @@ def test_a_role_gets_a_url_of_the_same_sentinels() -> None:
     assert url_for(url, "w", "x/") == "redis+sentinel://w:x%2F@a,b:1/name/2?sentinel_password=s"
 
 
-def test_tls_is_for_the_server_and_for_the_sentinels() -> None:
-    _, found = sentinel.split(URL)
-    assert "ssl" not in found._settings
-    settings = connection_settings(URL.replace("redis", "rediss", 1) + "?ssl_check_hostname=false")
-    assert settings["ssl_cert_reqs"] == "required"
-    assert settings["sentinels"]._settings["ssl"] is True
-    assert settings["sentinels"]._settings["ssl_check_hostname"] is False
-
-
 def test_two_masters_do_not_share_memory() -> None:
     assert len({folder_of(url) for url in (URL, URL.replace("mymaster", "other"), URL.replace(":1", ":3"))}) == 3
-
-
-def test_a_failover_is_outlasted() -> None:
-    """A Sentinel sees a dead master after 30 s unless that is set; a single server is waited for 10 s."""
-    assert Client(URL)._patience_s == 60
-    assert Client("redis://127.0.0.1:1")._patience_s == 10
 
 
 # -- the search ---------------------------------------------------------------------------------------------------
@@ -113,15 +96,19 @@ def test_dead_and_silent_sentinels_cost_no_start(watched: Watched) -> None:
             )
 
 
-def test_dead_sentinels_are_named() -> None:
-    with pytest.raises(kvps.NoServer, match=r"no Sentinel answers at 127.0.0.1:1, 127.0.0.1:2: .*refused") as caught:
-        kvps.connect(URL)
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        (URL, r"no Sentinel answers at 127.0.0.1:1, 127.0.0.1:2: .*refused"),
+        ("redis+sentinel://127.0.0.1:{master}/mymaster", r"no Sentinel answers at .*unknown command"),
+        ("redis+sentinel://127.0.0.1:{sentinel}/another", "no Sentinel knows a master named 'another' "),
+    ],
+)
+def test_what_cannot_name_the_master_is_said_in_one_line(watched: Watched, url: str, words: str) -> None:
+    places = {"master": watched.master.port, "sentinel": watched.sentinels[0].port}
+    with pytest.raises(kvps.NoServer, match=words) as caught:
+        kvps.connect(url.format(**places))
     assert "\n" not in str(caught.value)
-
-
-def test_a_server_is_no_sentinel(watched: Watched) -> None:
-    with pytest.raises(kvps.NoServer, match=r"no Sentinel answers at .*unknown command"):
-        kvps.connect(f"redis+sentinel://127.0.0.1:{watched.master.port}/mymaster")
 
 
 def test_a_sentinel_without_this_master_is_passed_over(watched: Watched) -> None:
@@ -133,12 +120,6 @@ def test_a_sentinel_without_this_master_is_passed_over(watched: Watched) -> None
     finally:
         watched.watch(forgetful)
     assert eventually(watched.is_whole)
-
-
-def test_an_unknown_master_is_named(watched: Watched) -> None:
-    with pytest.raises(kvps.NoServer, match="no Sentinel knows a master named 'another' ") as caught:
-        kvps.connect(watched.url.replace(NAME, "another"))
-    assert "\n" not in str(caught.value)
 
 
 def test_a_replica_is_not_taken_for_the_master(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,18 +140,6 @@ def test_passwords_of_servers_and_sentinels() -> None:
         with pytest.raises(kvps.NoServer, match="refuses the login") as caught:
             kvps.connect(whole.replace("opensesame", "wrong"))
         assert "hush" not in str(caught.value)
-
-
-@pytest.mark.slow
-def test_tls_to_servers_and_sentinels(tmp_path: Path) -> None:
-    authority = authority_file(tmp_path)
-    with watched_servers(certificate=[*issued(tmp_path, "127.0.0.1"), authority]) as watched:
-        url = watched.url.replace("redis", "rediss", 1)
-        with kvps.connect(f"{url}?ssl_ca_certs={authority}") as store:
-            assert store.client.port() == watched.master.port
-        with pytest.raises(kvps.NoServer, match="does not prove that it is this server") as caught:
-            kvps.connect(url)
-        assert "\n" not in str(caught.value)
 
 
 # -- failovers ----------------------------------------------------------------------------------------------------

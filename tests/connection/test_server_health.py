@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvps.connection.server_health import ADVICE, OK, WRONG, Finding, nbytes, of_clock, of_latency, of_server
+from kvps.connection.server_health import ADVICE, OK, WRONG, Finding, of_clock, of_latency, of_server
 
 GOOD: dict[str, Any] = {
     "redis_version": "7.2.4",
@@ -102,10 +102,3 @@ def test_times() -> None:
     assert of_clock(-30, 0.01).verdict == ADVICE
     assert "30.000 s behind" in of_clock(-30, 0.01).found
     assert of_clock(5, 20).verdict == OK, "nobody can know, over such a link"
-
-
-@pytest.mark.parametrize(
-    ("text", "size"), [("0", 0), ("268435456", 1 << 28), ("64mb", 1 << 26), ("1G", 10**9), ("x", 0), ("1zb", 0)]
-)
-def test_sizes(text: str, size: int) -> None:
-    assert nbytes(text) == size

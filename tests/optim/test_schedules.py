@@ -82,6 +82,7 @@ def test_a_long_table_is_compact_and_shown_in_one_short_line() -> None:
         (lambda: TableLR([10**400]), "values must be finite numbers"),
         (lambda: TableLR("123"), "values must be a list of numbers"),
         (lambda: TableLR([1], every=0), "every must be above 0"),
+        (lambda: StepLR(0.1, every=0), "every must be above 0"),
         *[(partial(kind, 0.1, over=0), "over must be above 0") for kind in FORMULAS],
         (lambda: PolynomialLR(0.1, over="3"), "over must be"),
         (lambda: PolynomialLR(0.1, over=1, power=0), "power must be above 0"),

@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from helpers.commands import LONG_UP, TINY, kvps_run
 from helpers.harness import model
@@ -95,15 +94,6 @@ def test_a_server_with_a_password_is_handed_over_too(home: Path, start: Any) -> 
     assert _no_server_is_left(home)
 
 
-def test_a_local_job_leaves_nothing_on_a_server_that_goes_on(home: Path, start: Any) -> None:
-    with kvps.local({"x": np.zeros(3, np.float32)}) as job:
-        other = start("worker")
-        other.until("waiting for a job")
-        job.train(lambda params, rank, round_: params, rounds=2)
-    with kvps.connect() as store:
-        assert store.jobs() == []
-
-
 def test_copies_that_outlive_a_killed_run_do_not_keep_it(home: Path, start: Any, tmp_path: Path) -> None:
     """The kernel ends the shell when its parent dies. What the shell has started hears nothing of it, but the server
     is not its own: it ends."""
@@ -146,15 +136,6 @@ def test_who_loses_the_server_is_told_so_at_once(home: Path, start: Any, end: An
         store.close()
     assert waiting < 60
     assert _no_server_is_left(home)
-
-
-def test_a_host_of_the_queue_is_told_too(home: Path, start: Any) -> None:
-    with kvps.connect():
-        host = start("worker", "--queue")
-        host.until("serving the queue")
-        assert private_server.stop()
-        assert host.until("kvps: error") == f"kvps: error: {LOST}\n"
-        assert host.wait() == 1
 
 
 def test_the_next_command_meets_the_server_or_starts_one(home: Path, start: Any) -> None:
