@@ -40,9 +40,6 @@ def test_up_under_fire_loses_nothing(home: Path, staleness: str, data: str) -> N
     assert processes_of(home) == []
 
 
-# -- aggregators --------------------------------------------------------------------------------------------------
-
-
 def test_a_standby_takes_what_is_given_up_at_once(store: Store) -> None:
     """The lease would last a minute: the release rings."""
     job = store.create_job("job", model(), **SLOW_LEASE)
@@ -56,12 +53,6 @@ def test_a_standby_takes_what_is_given_up_at_once(store: Store) -> None:
     assert eventually(lambda: job.holders()[0] not in ("", holder))
     second.set()
     standby.join()
-
-
-# -- supervised ---------------------------------------------------------------------------------------------------
-
-
-# -- members ------------------------------------------------------------------------------------------------------
 
 
 def test_a_job_pauses_below_its_least_number_of_workers(store: Store) -> None:
@@ -79,9 +70,6 @@ def test_a_job_pauses_below_its_least_number_of_workers(store: Store) -> None:
         again.push(gradient(again.pull(), 1, 1))
         assert aggregator.work() is Outcome.COMMITTED
     aggregator.release()
-
-
-# -- the judge itself ---------------------------------------------------------------------------------------------
 
 
 def test_the_judge_sees_what_is_lost_and_what_counts_twice(store: Store, tmp_path: Path) -> None:

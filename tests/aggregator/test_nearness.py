@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -149,30 +148,6 @@ def test_two_aggregators_near_one_node_do_not_take_turns(cluster: Cluster, job: 
             assert eventually(lambda: job.access.client.call("GET", job.access.keys.wish(0))), "it waits for the shards"
             assert not eventually(lambda: held_by(standby), 1.0)
         assert job.terms() == terms
-
-
-@pytest.mark.slow  # it starts whole commands
-def test_commands_share_the_shards_by_nearness_and_one_is_killed(cluster: Cluster, job: Job, start: Any) -> None:
-    def begin(node: ClusterNode) -> Any:
-        at = f"127.0.0.1:{node.port}"
-        return start("aggregator", "start", "--redis", cluster.url, "--near", at, "--quiet")
-
-    def holders() -> list[int]:
-        """The pid of the holder of each node's shard."""
-        leases = [
-            job.access.client.call("GET", job.access.keys.lease(shard_of(cluster, job, node))) for node in cluster.nodes
-        ]
-        return [int(lease.split(":")[1]) if lease else 0 for lease in leases]
-
-    commands = [begin(node) for node in cluster.nodes]
-    with training(job):
-        assert eventually(lambda: holders() == [each.process.pid for each in commands])
-        commands[1].end(signal.SIGKILL)
-        assert eventually(lambda: holders()[1] in (commands[0].process.pid, commands[2].process.pid))
-        assert goes_on(job)
-        commands[1] = begin(cluster.nodes[1])
-        assert eventually(lambda: holders() == [each.process.pid for each in commands])
-        assert goes_on(job)
 
 
 @pytest.mark.parametrize("text", ["here", "10.0.0.5:", ":6400", "10.0.0.5:0", "a b:6400", "10.0.0.5:66000", ""])

@@ -187,22 +187,6 @@ def test_bytes_that_land_late_are_removed_too(store: Store, monkeypatch: pytest.
     assert _all(store) == set()
 
 
-def test_a_removal_that_was_cut_short_is_ended_by_the_next(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    job = store.create_job("job", ONE)
-    with monkeypatch.context() as cut:
-        cut.setattr(store.client, "unlink", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            store.remove_job("job")
-    with pytest.raises(kvps.JobNotFound):
-        job.state()
-    with pytest.raises(kvps.JobExists, match="being removed"):
-        store.create_job("job", ONE)
-    assert store.jobs() == ["job"]
-    store.remove_job("job")
-    assert _all(store) == set()
-    store.create_job("job", ONE)
-
-
 def test_a_job_with_a_task_has_no_more_workers_than_parts(store: Store) -> None:
     job = store.create_job("job", ONE, workers=2, task="digits")
     with job.join("gpu-box"), job.join() as second:

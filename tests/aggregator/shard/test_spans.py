@@ -70,13 +70,26 @@ def test_buffers_are_not_in_the_norm_of_the_gradient(store: Store, settings: dic
     assert math.sqrt(float(entry["square_sum"])) == pytest.approx(norm, rel=1e-4)
 
 
-def test_phases_are_the_time_that_passed_also_on_several_threads(store: Store) -> None:
-    job = store.create_job("j", model())
+PLAN = Plan(1, 1, "h", "h", 1, 0, (), ())
+
+
+@pytest.fixture
+def spans(store: Store) -> VersionSpans:
+    """The times of a shard, of which nothing is recorded yet."""
     clock = ServerClock(store.client.seconds)
     clock.sample()
-    spans = VersionSpans(job, 0, clock)
-    plan = Plan(1, 1, "h", "h", 1, 0, (), ())
+    return VersionSpans(store.create_job("j", model()), 0, clock)
 
+
+def end(spans: VersionSpans) -> dict[str, str]:
+    """End a version, and return its entry."""
+    spans.made(12)
+    spans.committed(PLAN)
+    values = spans.entries.pop().split()
+    return dict(zip(values[::2], values[1::2], strict=True))
+
+
+def test_phases_are_the_time_that_passed_also_on_several_threads(spans: VersionSpans) -> None:
     def chunk() -> None:
         timer = spans.chunk()
         for _ in timer.fetching(iter([np.ones(3, np.float32)])):
@@ -93,29 +106,29 @@ def test_phases_are_the_time_that_passed_also_on_several_threads(store: Store) -
             thread.start()
         for thread in running:
             thread.join()
-        spans.made(12)
-        spans.committed(plan)
-        passed_ms = 1000 * (time.perf_counter() - began)
-        values = spans.entries.pop().split()
-        entry = dict(zip(values[::2], values[1::2], strict=True))
-        assert 25 < milliseconds(entry) <= passed_ms
+        entry = end(spans)
+        assert 25 < milliseconds(entry) <= 1000 * (time.perf_counter() - began)
         assert min(float(entry["reduce_ms"]), float(entry["step_ms"])) > 0
         assert float(entry["square_sum"]) == 12 * threads
 
 
 @pytest.mark.parametrize("square_sum", [math.inf, math.nan])
-def test_what_overflows_is_no_error(store: Store, square_sum: float) -> None:
+def test_what_overflows_is_no_error(spans: VersionSpans, square_sum: float) -> None:
     """A damaged contribution may hold anything until its digest is checked."""
-    clock = ServerClock(store.client.seconds)
-    clock.sample()
-    spans = VersionSpans(store.create_job("j", model()), 0, clock)
     spans.begin()
     timer = spans.chunk()
     timer.reduced(square_sum)
     timer.end()
-    spans.made(0)
-    spans.committed(Plan(1, 1, "h", "h", 1, 0, (), ()))
-    assert "square_sum 0 " in spans.entries[0]
+    assert end(spans)["square_sum"] == "0"
+
+
+def test_waiting_for_other_aggregators_to_measure_is_fetching(spans: VersionSpans) -> None:
+    spans.begin()
+    spans.measured()
+    time.sleep(0.03)
+    spans.resume()
+    entry = end(spans)
+    assert 30 <= float(entry["fetch_ms"]) <= milliseconds(entry)
 
 
 def test_a_full_server_costs_spans_and_nothing_else(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,25 +152,9 @@ def test_no_entry_is_lost_that_waits_for_the_next_write(store: Store) -> None:
     job = store.create_job("j", model())
     traces = ShardTraces(job)
     spans = traces.of(0)
-    plan = Plan(1, 1, "h", "h", 1, 0, (), ())
     for at_once, stored in ((True, 1), (False, None), (False, None), (True, 4)):
         spans.begin()
         spans.made(0)
-        spans.committed(plan)
+        spans.committed(PLAN)
         traces.write(at_once)
         assert stored is None or len(trace_of(job, 0)) == stored
-
-
-def test_waiting_for_other_aggregators_to_measure_is_fetching(store: Store) -> None:
-    clock = ServerClock(store.client.seconds)
-    clock.sample()
-    spans = VersionSpans(store.create_job("j", model()), 0, clock)
-    spans.begin()
-    spans.measured()
-    time.sleep(0.03)
-    spans.resume()
-    spans.made(0)
-    spans.committed(Plan(1, 1, "h", "h", 1, 0, (), ()))
-    values = spans.entries[0].split()
-    entry = dict(zip(values[::2], values[1::2], strict=True))
-    assert 30 <= float(entry["fetch_ms"]) <= milliseconds(entry)

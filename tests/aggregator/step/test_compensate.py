@@ -212,19 +212,6 @@ def test_random_arrivals_are_compensated_as_in_a_sequential_loop(
     assert middle.version > 3
 
 
-def test_compensation_changes_what_is_made(store: Store) -> None:
-    """Or the tests above could not fail: the same arrivals without it end elsewhere."""
-    ends = []
-    for name, strength in (("with", LAMBDA), ("without", 0)):
-        job = store.create_job(name, model(), workers=3, staleness=-1, delay_compensation=strength, lease_ms=200)
-        fleet = Fleet(job, 5)
-        fleet.run(60)
-        fleet.end()
-        ends.append(flat(job.snapshot()[1]))
-        assert [job.config.delay_versions, len(job.config.slots)] == ([3, 3] if strength else [0, 0])
-    assert np.abs(ends[0] - ends[1]).max() > 1e-3
-
-
 def test_a_restored_job_goes_on_with_its_past_weights(store: Store, tmp_path: Path) -> None:
     """With another number of shards; and a new checkpoint has the weights of versions that only the old job made."""
     job = store.create_job(
