@@ -146,7 +146,7 @@ class Aggregator:
                     return
             except ServerRestarted:
                 self.held.await_history()
-                self._maker.forget_plan()
+                self._maker.planned = None
                 continue
             if outcome is Outcome.COMMITTED:
                 seen[keys.commits] = self._maker.last_commit  # its own commit need not wake it

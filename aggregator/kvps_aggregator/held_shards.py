@@ -207,18 +207,14 @@ class HeldShards:
         names = self._job.round_state().names if behind else ()
         for shard in behind:
             if shard.version < version and shard.staged and shard.staged_as == names[shard.number]:
-                self._promote(shard, pin)
+                self.promote(shard, pin)
             else:
                 name = self._job.name
                 log.warning("job %s: lost shard %d: this process lacks version %d", name, shard.number, version)
                 self.drop(shard)
 
-    def promote_all(self, staged: list[Shard], pin: str) -> None:
-        """Go on from the staged version of these shards, which is committed."""
-        for shard in staged:
-            self._promote(shard, pin)
-
-    def _promote(self, shard: Shard, text: str) -> None:
+    def promote(self, shard: Shard, text: str) -> None:
+        """Go on from the staged version of a shard, which is committed. `text` is that of the readers' pin."""
         pin = self._pin_in(text)
         shard.promote(pin.version if pin else None)
         if self.saver and shard.number == 0:

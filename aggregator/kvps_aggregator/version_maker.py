@@ -39,7 +39,7 @@ class Outcome(Enum):
 class VersionMaker:
     """The work of one aggregator on the plans of its job. Used by its loop alone.
 
-    planned      the last answer of `plan.lua`; None before the first
+    planned      the last answer of `plan.lua`; None before the first, and if the server may have lost it
     last_commit  the id of the log entry of the newest commit that this aggregator has made
     """
 
@@ -52,7 +52,8 @@ class VersionMaker:
 
     def work(self) -> Outcome:
         """Work on the open plan."""
-        planned = self._ask_plan()
+        known = self.planned.plan if self.planned else None  # it is not read again
+        self.planned = planned = self._job.access.scripts.plan(known)
         self._held.settle(planned.version, planned.pin)
         if planned.waits_for_workers and self._held.shards:
             self._held.say(f"waits until {self._job.config.workers} workers have joined")
@@ -63,10 +64,6 @@ class VersionMaker:
         if not self._job.config.measures_gradients or not plan.contributions:
             return self._advance_each(unstaged, plan)
         return self._advance_measured(unstaged, plan)
-
-    def forget_plan(self) -> None:
-        """Have the open plan read again: the server may have lost it."""
-        self.planned = None
 
     @property
     def no_members(self) -> bool:
@@ -79,11 +76,6 @@ class VersionMaker:
             return False
         inbox = cache(self._job.inbox)
         return any(shard.storage.fetch_one_early(inbox) for shard in self._held.shards.values())
-
-    def _ask_plan(self) -> Planned:
-        """Return the answer of `plan.lua`. A plan that is known already is not read again."""
-        self.planned = self._job.access.scripts.plan(self.planned.plan if self.planned else None)
-        return self.planned
 
     # -- a shard at a time -------------------------------------------------------------------------------------
 
@@ -123,7 +115,8 @@ class VersionMaker:
         result = shard.commit(plan, digest)
         if not result.flipped:
             return Outcome.WORKED
-        self._held.promote_all([each for each in self._held.shards.values() if each.staged == plan], result.pin)
+        for each in [each for each in self._held.shards.values() if each.staged == plan]:
+            self._held.promote(each, result.pin)
         self.last_commit = result.commit_id
         return Outcome.COMMITTED
 

@@ -10,7 +10,6 @@ A key in the slot whose name kvps does not write is another program's. It is lef
 
 from __future__ import annotations
 
-import logging
 import re
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -20,8 +19,6 @@ from kvps.parsing import NAME, STAGED_NAME
 from kvps.protocol.job_state import Member
 from kvps_aggregator.shard.shard import Shard
 
-log = logging.getLogger("kvps.commit")
-
 _OF_WORKER = re.compile(
     rf"(?P<kind>[gr]):(?P<worker>{NAME.pattern})\.(?P<incarnation>[A-Za-z0-9-]{{1,128}}):(?P<seq>[0-9]{{1,16}})"
     r"(:[0-9]{1,16})?",
@@ -30,8 +27,6 @@ _OF_WORKER = re.compile(
 _OF_VERSION = re.compile(
     rf"([wpm]|opt\.[A-Za-z0-9]{{1,32}}):(?P<name>{STAGED_NAME[0].pattern})(:[0-9]{{1,16}})?", re.ASCII
 )
-_KEPT = re.compile(r"owner|reserve:[0-9]{1,16}", re.ASCII)
-_SHOWN = 80  # characters of a name in a message
 
 
 class Sweeper:
@@ -39,7 +34,6 @@ class Sweeper:
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self._warned = False
         self._next = 0.0
 
     @property
@@ -67,28 +61,9 @@ class Sweeper:
         for shard in shards:
             slot, live = job.access.keys.slot(shard.number), shard.storage.live_names()
             mine = [key.removeprefix(slot) for key in keys if key.startswith(slot)]
-            self._warn_of_strays(slot, mine)
             shard.storage.discard([slot + name for name in dead(mine, live, members, waiting)])
             gone = dead(segments, live, members, waiting)
             shard.storage.discard_segments([name for name in gone if not _may_be_reused(name, members)])
-
-    def _warn_of_strays(self, slot: str, names: Iterable[str]) -> None:
-        """Warn once that keys are left which kvps has not written."""
-        strays = [] if self._warned else [name for name in names if is_stray(name)]
-        if strays:
-            self._warned = True
-            log.warning(
-                "job %s: another program wrote %d keys among its arrays, the first %r: they are left until the job "
-                "is removed",
-                self._job.name,
-                len(strays),
-                (slot + strays[0])[:_SHOWN],
-            )
-
-
-def is_stray(name: str) -> bool:
-    """Return whether kvps gives no key in a slot this name, which is the key without the prefix of the slot."""
-    return not any(known.fullmatch(name) for known in (_OF_WORKER, _OF_VERSION, _KEPT))
 
 
 def _may_be_reused(name: str, members: Mapping[str, Member]) -> bool:

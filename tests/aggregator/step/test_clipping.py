@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import re
 import threading
 from contextlib import ExitStack
 
 import numpy as np
 import pytest
-from helpers import hostcupy
-from helpers.digits_job import digits_job, proved, run_workers, training
-from helpers.harness import a_plan, aggregating, any_floats, await_version, gradient, large_model, model, work
+from helpers.harness import aggregating, any_floats, await_version, gradient, large_model, model, work
 from kvps_aggregator import Aggregator
 from kvps_aggregator.step.clipping import outlier, scale_of, square_sum
-from kvps_aggregator.step.device_step import DeviceStep
-from kvps_aggregator.step.shard_arrays import ShardArrays
 
 import kvps
-from kvps.arrays.layout import Layout
 from kvps.config import JobConfig
-from kvps.device.base import Cuda
 from kvps.optim import from_json
 from kvps.store import Store
 
@@ -67,12 +60,6 @@ def test_all_shards_are_clipped_alike_whoever_holds_them(store: Store, shards: i
         np.testing.assert_allclose(job.snapshot()[1][name], p.detach().numpy(), rtol=2e-5, atol=2e-6)
 
 
-def test_a_clipped_run_is_replayed(store: Store) -> None:
-    job = digits_job(store, shards=2, optimizer=kvps.AdamW(0.01, clip_norm=0.05), epochs=1)
-    run_workers(job, *training(job, "w0", "w1", "w2"))
-    assert proved(job).by == "recomputed"
-
-
 def test_a_clipped_model_of_many_chunks_is_that_of_a_loop(store: Store) -> None:
     job = store.create_job("job", large_model(), optimizer=kvps.SGD(lr=0.5, clip_norm=3.0))
     with aggregating(job), job.join("w0") as session:
@@ -85,24 +72,6 @@ def test_a_clipped_model_of_many_chunks_is_that_of_a_loop(store: Store) -> None:
         scale = np.float32(3.0 / (norm + 1e-6))
         for name, grad in grads.items():
             np.testing.assert_array_equal(after[name], before[name] - grad * scale * np.float32(0.5))
-
-
-def test_a_device_clips_to_the_same_bits() -> None:
-    layout, config = Layout.of(large_model()), JobConfig(optimizer=CLIPPED)
-    here, there = ShardArrays(config, layout, 0), DeviceStep(config, layout, 0, Cuda(hostcupy, 0))
-    for arrays in (here, there):
-        arrays.weights[:] = any_floats(1, layout.size)
-        for state in arrays.state.values():
-            state[:] = 0
-        arrays.loaded()
-    for chunk in layout.chunks[0]:
-        parts = [any_floats(seed, layout.size)[chunk.start : chunk.stop] for seed in (2, 3)]
-        for arrays in (here, there):
-            gradient = np.empty(chunk.stop - chunk.start, np.float32)
-            assert not math.isnan(arrays.reduce(a_plan(1), chunk, parts, gradient))
-            arrays.apply_scaled(a_plan(1), chunk, gradient, np.float32(0.3))
-    assert here.next_weights.tobytes() == there.next_weights.tobytes()
-    assert here.next_state["momentum"].tobytes() == there.next_state["momentum"].tobytes()
 
 
 def test_a_bad_contribution_of_a_clipped_job_is_rejected(store: Store) -> None:

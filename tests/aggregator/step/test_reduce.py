@@ -7,8 +7,7 @@ import math
 import numpy as np
 import pytest
 from helpers import hostcupy
-from helpers.digits_job import digits_job, proved, task_gradient
-from helpers.harness import aggregating, any_floats, await_version
+from helpers.harness import any_floats
 from kvps_aggregator.step.reduce import reduce, reduce_plan
 
 import kvps
@@ -94,14 +93,6 @@ def test_without_contributions_the_gradient_is_zeros(kind: str) -> None:
     assert not _reduced(kind, np.empty((0, 5), np.float32)).any()
 
 
-@pytest.mark.parametrize(
-    "text", ["trimmed", "trimmed:0.5", "trimmed:0", "trimmed:-1", "trimmed:nan", "Mean", "", 3, None]
-)
-def test_a_reduction_that_is_none_is_one_line(text: object) -> None:
-    with pytest.raises(kvps.InvalidSetting, match=r"^reduction must be one of mean, sum, weighted, median, or trimmed"):
-        kvps.JobConfig(reduction=text)  # type: ignore[arg-type]
-
-
 def test_weights_are_for_jobs_that_take_them(store: Store) -> None:
     params = {"x": np.zeros(2, np.float32)}
     with store.create_job("plain", params).join("w0") as session:
@@ -140,16 +131,3 @@ def test_stale_contributions_count_for_less(kind: str, scaling: str) -> None:
     scaled = rows * factor.astype(np.float32)[:, None]
     want = {"mean": scaled.sum(0) / 4, "sum": scaled.sum(0), "weighted": scaled.mean(0), "median": np.median(scaled, 0)}
     np.testing.assert_allclose(out, want[kind], rtol=1e-5, atol=1e-6)
-
-
-def test_an_asynchronous_run_with_scaling_is_replayed(store: Store) -> None:
-    job = digits_job(store, staleness=-1, staleness_scaling="inverse", workers=2)
-    with aggregating(job), job.join("w0") as first, job.join("w1") as second:
-        old = task_gradient(job, second)
-        for version in range(1, 4):
-            first.push(task_gradient(job, first))
-            await_version(job, version)
-        second.push(old)
-        await_version(job, 4)
-    assert list(job.log())[-1].plan.contributions[0].base == 0
-    assert proved(job).by == "recomputed"
