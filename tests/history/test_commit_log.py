@@ -166,7 +166,7 @@ def test_entries_that_a_server_lost_are_no_part_of_the_log(tmp_path: Path, ahead
         job.access.client.call("XSETID", job.access.keys.commits, f"{newest + ahead_ms}-9")
         train_to(job, STOP, 1, checkpoints=Checkpoints(tmp_path, 4))
         mortal.kill()
-        mortal.log().write_bytes(mortal.log().read_bytes()[:size])
+        mortal.restore(mortal.files(), size)
         mortal.start()
         assert job.state().version <= 5
         with aggregating(job, checkpoints=Checkpoints(tmp_path, 4)):

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.harness import aggregating
 from kvps_aggregator import Aggregator, Outcome
 from kvps_aggregator.shard import lifecycle, shard, storage_redis
 
@@ -103,26 +102,6 @@ def test_a_holder_that_overslept_does_not_go_on_from_what_was_rejected(
         np.testing.assert_array_equal(job.snapshot()[1]["x"], [-1110, -1110])
     for aggregator in (sleeper, other):
         aggregator.release()
-
-
-def test_a_job_made_anew_is_never_served_with_the_settings_it_had(store: Store) -> None:
-    """Whoever served the job of that name ends, instead of taking the new one's shard with the old learning rate."""
-    old = store.create_job("job", ONE, optimizer=kvps.SGD(lr=1.0), lease_ms=300)
-    aggregator = Aggregator(old, threading.Event())
-    thread = threading.Thread(target=aggregator.run, args=(False,))
-    thread.start()
-    with old.join("w0") as session:
-        _push(session)
-        np.testing.assert_array_equal(session.pull()["x"], [0, 0])
-    store.remove_job("job")
-    new = store.create_job("job", ONE, optimizer=kvps.SGD(lr=10.0))
-    with new.join("w0") as session:
-        _push(session)
-        thread.join(120)
-        assert not thread.is_alive()
-        assert new.state().version == 0
-        with aggregating(new):
-            np.testing.assert_array_equal(session.pull()["x"], [-9, -9])
 
 
 def test_what_was_rejected_is_settled_in_a_new_life_of_the_server_too(store: Store) -> None:
