@@ -265,13 +265,12 @@ def format_of(name: str) -> Format:
 
 def chunk_sizes(layout: Layout, format: Format) -> list[int]:
     """Return how many bytes each chunk takes, shard by shard."""
-    return [format.nbytes(chunk.stop - chunk.start) for shard in layout.chunks for chunk in shard]
+    return [format.nbytes(chunk.stop - chunk.start) for chunk in layout.chunks_in("")]
 
 
 def encoded_size(layout: Layout, format: Format, part: str = "") -> int:
     """Return how many bytes a part of the model takes, "" for all of it."""
-    chunks = (chunk for shard in layout.chunks for chunk in shard)
-    return sum(format.nbytes(chunk.stop - chunk.start) for chunk in chunks if chunk.in_part(part))
+    return sum(format.nbytes(chunk.stop - chunk.start) for chunk in layout.chunks_in(part))
 
 
 def encoded(format: Format, values: Array) -> Bytes:

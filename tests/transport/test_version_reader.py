@@ -97,7 +97,6 @@ for call in (
     except kvps.CorruptData as error:
         print(error)
 """
-_COMMAND = "import kvps_cli; kvps_cli.main()"
 
 
 def _claim(store: Store, **settings: Any) -> None:
@@ -119,18 +118,6 @@ def test_no_layout_has_a_process_allocate_what_redis_has_not(store: Store, trans
     assert done.stdout.count(refusal) == 4
     store.remove_job("job")
     assert not list(store.client.scan("kvps:{*"))
-
-
-@pytest.mark.slow
-def test_no_layout_has_a_command_allocate_what_redis_has_not(store: Store) -> None:
-    _claim(store, task="digits")
-    arguments = [sys.executable, "-c", _WITH_2_GIB + _COMMAND, "verify", "job", "--redis", store.url]
-    done = subprocess.run(arguments, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (1, "")
-    last = done.stderr.splitlines()[-1]
-    assert last.startswith("kvps: error: ")
-    assert "Redis does not have the 34,359,738,368 bytes" in last
-    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("transport", ["redis", "shm"])
