@@ -321,11 +321,7 @@ class Job:
         log = self.access.keys.commits
         began, first, last = self.access.client.together(
             [
-                (
-                    "HGET",
-                    self.access.keys.version,
-                    "began",
-                ),  # trim.lua notes it when the first entries are moved into a file
+                ("HGET", self.access.keys.version, "began"),  # noted when the first entries are moved into a file
                 ("XRANGE", log, "-", "+", "COUNT", 2),
                 ("XREVRANGE", log, "+", "-", "COUNT", 2 * self.config.workers + 1),
             ]

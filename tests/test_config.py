@@ -83,8 +83,6 @@ def test_the_table_in_the_docs_is_that_of_the_code() -> None:
         ({"staleness": 1.5}, "staleness must be a whole number from -1 to 1000000, not 1.5"),
         ({"nonfinite": "ignore"}, "nonfinite must be one of reject, skip, not 'ignore'"),
         ({"workers": True}, "workers must be a whole number from 1 to 4096, not True"),
-        ({"seed": 2**32}, "seed must be a whole number from 0 to 4294967295"),
-        ({"lease_ms": 99.5}, "lease_ms must be a whole number from 100 to 86400000, not 99.5"),
         (
             {"reduction": "mode"},
             "reduction must be one of mean, sum, weighted, median, or trimmed:PART with a PART above 0",
@@ -93,7 +91,6 @@ def test_the_table_in_the_docs_is_that_of_the_code() -> None:
         ({"late": np.zeros((3, 3))}, "late must be one of next, drop, not array([[0., 0., 0.], [0., 0., 0.], [0., 0"),
         ({"gradient_format": 999 * "a"}, "topk:PART with a PART up to 1, not 'aaaaaaa"),
         ({"optimizer": 5}, "optimizer must be a kvps optimizer such as kvps.SGD(...), not a builtins.int"),
-        ({"optimizer": "sdg"}, "optimizer 'sdg' is unknown: use one of sgd"),
         ({"inner_optimizer": kvps.Adam()}, "inner_optimizer takes local steps, and local_steps is 1: give local_steps"),
         ({"inner_optimizer": "adam", "local_steps": 2}, "must be a kvps optimizer such as kvps.SGD(...)"),
         ({"local_steps": "often"}, "local_steps must be a whole number from 1 to 1000000, or auto, not 'often'"),
@@ -113,7 +110,6 @@ def test_the_table_in_the_docs_is_that_of_the_code() -> None:
         ({"gradient_format": "fp8"}, "gradient_format must be one of fp32, bf16"),
         ({"gradient_format": 16}, "gradient_format must be printable text of at most 1024 characters, not 16"),
         ({"mirror_every": "0s"}, "mirror_every must be a number of versions, as 10, or of seconds, as 0.5s, not '0s'"),
-        ({"mirror_every": "1m"}, "mirror_every must be a number of versions, as 10, or of seconds, as 0.5s, not '1m'"),
         ({"task": 5}, "task must be printable text of at most 1024 characters, not 5"),
         ({"launched_by": "me"}, "launched_by may only be set by kvps up and kvps run, not to 'me'"),
         ({"workers": 2, "min_workers": 3}, "min_workers must be a whole number from 0 to 2, the number of workers"),
@@ -175,28 +171,19 @@ def test_a_number_has_the_text_that_it_always_had(name: str, value: Any, text: s
 @pytest.mark.parametrize(
     ("field", "value", "words"),
     [
-        ("workers", "several", "must be a whole number from 1 to 4096, not 'several'"),
         ("workers", "1_0", "must be a whole number from 1 to 4096, not '1_0'"),
         ("workers", "٣", "must be a whole number"),
         ("workers", "9" * 5000, "must be a whole number from 1 to 4096"),
-        ("workers", "0", "must be a whole number from 1 to 4096, not 0"),
-        ("staleness", "", "must be a whole number"),
         ("staleness", None, "is missing"),
-        ("gradient_format", None, "is missing"),
         ("transport", "smoke", "must be one of auto, redis, shm"),
         ("mirror_every", "often", "must be a number of versions"),
         ("optimizer", "nonsense", "holds 'nonsense'"),
-        ("optimizer", "[]", "holds '[]'"),
-        ("optimizer", '{"kind": "rprop", "lr": 0.1}', "optimizer 'rprop' is unknown"),
         ("optimizer", '{"kind": "sgd", "lr": {"kind": "warp"}}', "schedule 'warp' is unknown"),
         ("optimizer", '{"kind": "sgd", "lr": [1]}', "lr must be a finite number"),
         ("optimizer", "[" * 100_000, "holds '[[["),
-        ("local_steps", "0", "must be a whole number from 1 to 1000000, or auto, not 0"),
-        ("local_steps", "Auto", "must be a whole number from 1 to 1000000, or auto, not 'Auto'"),
         ("local_steps", "auto", "auto ends rounds by the clock: set round_ms"),
         ("inner_optimizer", "nonsense", "holds 'nonsense'"),
         ("inner_optimizer", '{"kind": "adam", "lr": 0.1}', "takes local steps, and local_steps is 1"),
-        ("inner_optimizer", None, "is missing"),
         ("min_workers", "5", "from 0 to 3, the number of workers"),
         ("launched_by", "{}", "may only be set by kvps up and kvps run"),
     ],
@@ -206,12 +193,8 @@ def test_a_damaged_field_is_one_line_that_names_it_and_harms_no_other_job(
 ) -> None:
     damaged = store.create_job("damaged", ONE, workers=3)
     store.create_job("whole", ONE)
-    command = (
-        ("HDEL", damaged.access.keys.config, field)
-        if value is None
-        else ("HSET", damaged.access.keys.config, field, value)
-    )
-    store.client.call(*command)
+    command, new = ("HDEL", ()) if value is None else ("HSET", (value,))
+    store.client.call(command, damaged.access.keys.config, field, *new)
     with pytest.raises(kvps.CorruptData) as caught:
         store.job("damaged")
     message = str(caught.value)

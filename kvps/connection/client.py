@@ -201,24 +201,20 @@ class Client(Queries):
 
     def gather(self, commands: Sequence[Command]) -> list[Any]:
         """Return the replies to several reads, each at an instant of its own. Raises ServerLost, ServerError."""
-        replies = self.each(commands)
-        for reply in replies:
-            if isinstance(reply, Exception):
-                raise reply
-        return replies
+        return granted(self.each(commands))
 
     def _once(self, *command: Any) -> Any:
         return self._shaped([command], self._ask([command]))[0]
 
     def _ask(self, commands: Sequence[Command]) -> list[Any]:
         """Send commands in one piece and return the replies. Raises the first that is an error."""
-        return _granted(self._arrays.exchange(commands)[0])
+        return granted(self._arrays.exchange(commands)[0])
 
     def _shaped(self, commands: Sequence[Command], replies: Sequence[Any]) -> list[Any]:
         """Shape replies as redis-py does for these commands: a hash is a dict. Raises the first that is an error."""
         return [
             _SHAPES[command[0]](reply) if command[0] in _SHAPES else reply
-            for command, reply in zip(commands, _granted(replies), strict=True)
+            for command, reply in zip(commands, granted(replies), strict=True)
         ]
 
     def wait(self, streams: Mapping[str, str], timeout_ms: int = WAIT_MS) -> dict[str, str]:
@@ -242,7 +238,7 @@ class Client(Queries):
 
         def run() -> tuple[dict[str, str], list[Any], bool]:
             replies, filled = self._arrays.exchange(asked, gets)
-            arrived, *_, read = _granted(replies)
+            arrived, *_, read = granted(replies)
             return newest_entries(self._shaped(asked[:1], [arrived])[0]), self._shaped(commands, read), all(filled)
 
         return self._repeat(run)
@@ -286,7 +282,7 @@ class Client(Queries):
         Without `cuts`, a cut is left to the caller, as with `put_once`.
         """
         asked = [_MULTI, *(("SET", key, list(value)) for key, value in items), command, _EXEC]
-        return self._repeat(lambda: _granted(self._ask(asked)[-1])[-1], cuts, wait_for_room)
+        return self._repeat(lambda: granted(self._ask(asked)[-1])[-1], cuts, wait_for_room)
 
     @contextmanager
     def putting(self, wait_for_room: bool = True, cuts: bool = True, stored: Stored | None = None) -> Iterator[Put]:
@@ -469,10 +465,10 @@ def newest_entries(reply: Any) -> dict[str, str]:
     return {stream: entries[-1][0] for stream, entries in pairs if entries}
 
 
-def _granted(replies: Sequence[Any]) -> list[Any]:
+def granted(replies: Sequence[Any]) -> list[Any]:
     """Return the replies to several commands. Raises the first that is an error."""
     for reply in replies:
-        if isinstance(reply, ResponseError):
+        if isinstance(reply, Exception):
             raise reply
     return list(replies)
 

@@ -87,7 +87,7 @@ class ClusterClient(Client):
         retries = self.retries()
         while True:
             try:
-                self.on_masters(_check)
+                self.on_masters(Client.preflight)
                 return super().preflight()
             except NoServer:  # a master has died, and its replica has not taken its place yet
                 if not retries.pause():
@@ -154,10 +154,6 @@ class _Node(Queries):
 
     def call(self, *command: Any) -> Any:
         return self._cluster.call_at(self._key, *command)
-
-
-def _check(node: Client) -> None:
-    node.preflight()
 
 
 def open_client(url: str, why_lost: Callable[[str], str] = lambda url: "") -> Client:

@@ -23,10 +23,9 @@ from typing import Any, NamedTuple
 from redis.exceptions import RedisError
 
 from kvps.connection import sentinel
-from kvps.connection.client import Client
+from kvps.connection.client import Client, granted
 from kvps.connection.cluster import ClusterClient
 from kvps.connection.cluster_nodes import at_node
-from kvps.connection.resp import Command
 from kvps.connection.slots import SLOTS, Address, Range, SlotMap, slot_of
 from kvps.connection.sockets import ArrayPool, ChunkGone, redacted
 from kvps.errors import InvalidSetting
@@ -149,11 +148,7 @@ class ReplicaReader:
             self._read(replica, slots, progress)
         except ChunkGone:  # it was freed, as it is on the master by now: that is no fault of the replica
             return False
-        except (
-            RedisError,
-            ValueError,
-            AttributeError,
-        ) as error:  # the last two: another thread has closed the connection
+        except (RedisError, ValueError, AttributeError) as error:  # the last two: another thread has closed it
             self._pass_over(replica, error)
             return False
         if self._warned:
@@ -166,7 +161,7 @@ class ReplicaReader:
             begun = self._await([slot.mark for slot in slots if slot.mark], connection)
             for _ in connection.getting(items):
                 progress()
-            if _replication_id(_granted(connection, [_INFO])[0]) != begun:
+            if _replication_id(granted(connection.exchange([_INFO], ())[0])[0]) != begun:
                 raise _Unfit("it went over to another master")
 
     def _await(self, marks: Sequence[str], connection: Any) -> str:
@@ -174,7 +169,7 @@ class ReplicaReader:
         greeting = [_READONLY] if self._client.is_cluster else []
         asked = [*greeting, _INFO, *(("EXISTS", mark) for mark in marks)]
         for pause_s in (*_PAUSES_S, 0.0):
-            info, *there = _granted(connection, asked)[len(greeting) :]
+            info, *there = granted(connection.exchange(asked, ())[0])[len(greeting) :]
             if all(there):
                 return _replication_id(info)
             time.sleep(pause_s)
@@ -186,15 +181,6 @@ class ReplicaReader:
             # setdefault: of two threads that make one, both use the same.
             self._pools.setdefault(replica, ArrayPool(url, socket_timeout=_ANSWER_S, socket_connect_timeout=_ANSWER_S))
         return self._pools[replica]
-
-
-def _granted(connection: Any, commands: Sequence[Command]) -> list[Any]:
-    """Return the replies to commands. Raises the first that is an error."""
-    replies: list[Any] = connection.exchange(commands, ())[0]
-    for reply in replies:
-        if isinstance(reply, RedisError):
-            raise reply
-    return replies
 
 
 def _replication_id(info: str) -> str:

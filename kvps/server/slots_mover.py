@@ -176,12 +176,7 @@ class SlotsMover:
             ) from None
 
     def _ask(self, member: Member, commands: Sequence[Command]) -> list[Any]:
-        """Return a node's replies to several commands. Raises the first that is an error."""
-        replies = self._members.at(member.address).each(commands)
-        for reply in replies:
-            if isinstance(reply, Exception):
-                raise reply
-        return replies
+        return self._members.at(member.address).gather(commands)
 
 
 def _size(reply: object) -> int:

@@ -118,12 +118,9 @@ def test_a_copy_of_a_script_may_join_without_an_id_and_nobody_else(
         job.join()
 
 
-def test_a_restored_job_is_anybodys(lasting: kvps.Store, tmp_path: Path) -> None:
-    assert kvps_run("up", "digits", *TINY, "--checkpoint-every", "100").returncode == 0
-    file = min((tmp_path / "checkpoints").glob("digits.*"))
-    assert kvps_run("checkpoint", "restore", str(file), "--job", "again").returncode == 0
-    assert lasting.job("digits").config.launched_by
-    assert lasting.job("again").config.launched_by == ""
+def test_a_restored_job_is_anybodys(store: kvps.Store) -> None:
+    job = store.create_job("job", model(), launched_by=launcher.this_process("kvps up"))
+    assert store.restore_job(job.checkpoint(), "again").config.launched_by == ""
 
 
 def test_of_another_machines_command_nothing_is_known(store: kvps.Store) -> None:
