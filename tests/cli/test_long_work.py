@@ -69,11 +69,6 @@ def test_json_is_a_line_each_and_the_result_stays_alone() -> None:
 
 
 @pytest.mark.slow
-def test_quiet_says_nothing() -> None:
-    assert on_pipe("quiet") == ("42\n", [])
-
-
-@pytest.mark.slow
 def test_a_terminal_gets_a_bar() -> None:
     with on_a_terminal([sys.executable, "-c", WORK], columns=100) as terminal:
         assert terminal.end() == 0

@@ -63,12 +63,6 @@ def test_verbose_twice_adds_the_supervisor_s_looks(home: Path) -> None:
     assert " DEBUG kvps.supervise: w0 (process " in logged
 
 
-@slow
-def test_quiet_and_verbose_exclude_each_other(home: Path) -> None:
-    done = kvps_run("worker", "-q", "-v")
-    assert (done.returncode, done.stderr) == (2, "kvps: error: --quiet and --verbose exclude each other\n")
-
-
 # -- what others wrote ---------------------------------------------------------------------------------------------
 
 EVIL = "\x1b[2J\udcff\ud800\r\u202e\x07\x9b31m"

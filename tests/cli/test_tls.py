@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import typer
 from helpers.certificates import STRANGER, authority_file, issued, tls_server
-from helpers.commands import TINY, Started, kvps_run, refused
+from helpers.commands import TINY, kvps_run, refused
 from kvps_cli import app
 
 
@@ -87,19 +87,11 @@ def test_options_that_cannot_be_used(options: dict[str, str], tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_a_job_from_its_creation_to_its_last_snapshot(url: str, options: dict[str, str], start: Any) -> None:
-    words = _words(url, options)
-    assert kvps_run("create", "digits", "--job", "mine", "-w", "1", *TINY, *words).returncode == 0
-    aggregator: Started = start("aggregator", "start", "--job", "mine", *words)
-    assert kvps_run("worker", "--job", "mine", *words).returncode == 0
-    assert aggregator.wait() == 0
-    assert '"state": "finished"' in kvps_run("status", "mine", "--json", *words).stdout
-    verified = kvps_run("verify", "mine", *words)
-    assert verified.returncode == 0, verified.stderr
-
-
-@pytest.mark.slow
 def test_the_processes_of_a_command_have_the_files_too(url: str, options: dict[str, str]) -> None:
-    done = kvps_run("up", "digits", "-w", "2", *TINY, *_words(url, options))
+    words = _words(url, options)
+    done = kvps_run("up", "digits", "-w", "2", *TINY, *words)
     assert done.returncode == 0, done.stderr
     assert "test loss" in done.stdout
+    assert '"state": "finished"' in kvps_run("status", "digits", "--json", *words).stdout
+    verified = kvps_run("verify", "digits", *words)
+    assert verified.returncode == 0, verified.stderr

@@ -63,27 +63,19 @@ def test_what_a_task_raises_is_said_in_one_line(method: str) -> None:
     ("method", "returned", "words"),
     [
         ("parameters", None, "parameters must return name -> array, not None"),
-        ("parameters", [X], "not a list of ndarray"),
         ("data", None, "data must return a tuple of arrays, not None"),
         ("data", X, "not ndarray of shape (6, 2)"),
         ("data", (), "not a tuple of nothing"),
-        ("data", ([1, 2],), "not a tuple of list"),
         ("data", (X, X[:5]), "data(1, 3) must return arrays of equal length, not [6, 5]"),
         ("data", (X[:0], X[:0]), "data(1, 3) returned no samples"),
         ("data", (np.float32(1),), "TypeError"),
         ("gradient", None, "gradient must return (loss, name -> gradient), not None"),
         ("gradient", {"x": X}, "not a dict with 'x'"),
-        ("gradient", (0.0, X), "not a tuple of float, ndarray"),
         ("gradient", (0.0, {}, 1), "not a tuple of float, dict, int"),
         ("gradient", (None, {}), "the loss that gradient returned must be one number, not None"),
-        ("gradient", (X, {}), "one number, not ndarray of shape (6, 2)"),
-        ("gradient", ("low", {}), "one number, not str"),
         ("evaluate", None, 'evaluate must return {"loss": ...}, not None'),
-        ("evaluate", 0.5, "not float"),
         ("evaluate", {"accuracy": 1.0}, "not a dict with 'accuracy'"),
-        ("evaluate", {"loss": X}, "the loss that evaluate returned must be one number"),
         ("evaluate", {"loss": 1.0, "accuracy": "high"}, "the accuracy that evaluate returned"),
-        ("evaluate", {"loss": 1.0, "f1": X}, "the f1 that evaluate returned must be one number, not ndarray of shape"),
         ("evaluate", {"loss": 1.0, 3: 1.0}, "evaluate must name its figures in text, not 3"),
         ("evaluate", {"loss": 1.0, "f1": True}, "the f1 that evaluate returned must be one number, not bool"),
     ],
@@ -140,7 +132,6 @@ def test_a_class_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 MINE = """
 import os
-import sys
 
 import numpy as np
 
@@ -189,11 +180,6 @@ class FailsLater(Good):
         if self.calls > 1:
             raise RuntimeError("unlucky")
         return super().gradient(params, batch, xp)
-
-class DiesEarly(Good):
-    def __init__(self):
-        if "w1" in sys.argv:
-            raise RuntimeError("unlucky")
 
 class Loud(Good):
     def gradient(self, params, batch, xp):
@@ -258,14 +244,10 @@ def test_all_figures_of_a_task_are_shown_and_reported_in_its_order(mine: Any) ->
     ("name", "words"),
     [
         ("mine.py:Good", "say mine:Good"),
-        ("./mine.py:Good", "say mine:Good"),
-        ("tasks/mine.py:Good", "change to tasks and say mine:Good"),
         ("/tmp/tasks/mine.py:Good", "change to /tmp/tasks and say mine:Good"),
         ("mine.py", "say mine:NAME, with the name of its class"),
         ("mine.Good", "say mine:Good"),
-        ("mine:", "is unknown: built in are digits"),
         ("digit", "did you mean digits?"),
-        ("Digits", "did you mean digits?"),
         ("some thing", "is unknown: built in are digits"),
     ],
 )
@@ -329,14 +311,6 @@ def test_when_all_workers_fail_in_the_middle_no_others_went_on(mine: Any) -> Non
     assert done.returncode == 1
     assert "\ntest accuracy 0.5" in done.stdout
     assert done.stderr.splitlines()[-1].startswith("kvps: error: job FailsLater: all its workers failed; the figures")
-
-
-@pytest.mark.slow
-def test_a_worker_that_dies_before_it_has_joined_ends_the_job(mine: Any) -> None:
-    done = mine.run("up", "mine:DiesEarly", "--workers", "2")
-    assert done.returncode == 1
-    assert "w1: kvps: error: task 'mine:DiesEarly' failed: RuntimeError: unlucky" in done.stderr
-    assert done.stderr.splitlines()[-1] == "kvps: error: job DiesEarly ends: w1 failed before it had joined"
 
 
 @pytest.mark.slow

@@ -33,7 +33,7 @@ from kvps_aggregator import Outcome
 from kvps_cli.prove.verify import proof_of
 from kvps_workers.contributions import Contributions
 from kvps_workers.local_steps import LocalSteps
-from kvps_workers.rounds import Batches, Rounds
+from kvps_workers.rounds import Batches
 from kvps_workers.training_loop import train
 
 import kvps
@@ -171,10 +171,13 @@ def test_what_is_lost_with_shared_memory_is_trained_again(store: Store, each: Ea
 @pytest.mark.parametrize(
     "settings",
     [
-        {"gradient_format": "int8"},
-        {"weight_format": "int8", "optimizer": kvps.SGD(lr=0.7, momentum=0.9, nesterov=True), "shards": 2},
-        {"inner_optimizer": kvps.SGD(lr=LinearLR(0.5, 0.1, 12), weight_decay=0.01), "staleness": 1},
-        {"partition": "random", "staleness": -1, "staleness_scaling": "inverse"},
+        {
+            "weight_format": "int8",
+            "gradient_format": "int8",
+            "optimizer": kvps.SGD(lr=0.7, momentum=0.9, nesterov=True),
+            "shards": 2,
+        },
+        {"inner_optimizer": kvps.SGD(lr=LinearLR(0.5, 0.1, 12)), "partition": "random", "staleness": -1},
     ],
     ids=str,
 )
@@ -243,7 +246,7 @@ def test_sums_are_exact_up_to_what_lua_can_hold(store: Store, each: Each) -> Non
         session.leave(finished=False)
 
 
-@pytest.mark.parametrize("sums", ["480 x", "9" * 18, "0 " * 20_000])
+@pytest.mark.parametrize("sums", ["480 x", "0 " * 20_000])
 def test_sums_that_another_program_wrote_are_one_line(store: Store, each: Each, sums: str) -> None:
     job = each_job(store, workers=1)
     with job.join("w0") as session:
@@ -345,22 +348,6 @@ def test_a_round_that_overflows_counts_as_zeros_of_its_weight() -> None:
     assert math.isinf(pseudo["x"][0])
 
 
-def test_a_run_that_skips_what_is_not_finite_ends(store: Store, each: Each, monkeypatch: pytest.MonkeyPatch) -> None:
-    use(monkeypatch, Overflows(0.001))
-    inner = kvps.SGD(lr=10.0)
-    job = each_job(store, workers=1, nonfinite="skip", reduction="weighted", epochs=1, inner_optimizer=inner)
-
-    def work() -> None:
-        with np.errstate(over="ignore"):
-            train(job, CPU, "w0")
-
-    run_workers(job, work)
-    assert sum(c.weight for commit in job.log() for c in commit.plan.contributions) == SAMPLES
-    with np.errstate(over="ignore"):
-        assert proved(job).by == "recomputed"
-    np.testing.assert_array_equal(job.snapshot()[1]["x"], 0)
-
-
 def test_a_contribution_of_another_program_is_told_in_one_line(store: Store, each: Each) -> None:
     """Whose weight is in the middle of a batch: neither a worker nor a replay knows what comes next."""
     job = each_job(store, workers=1)
@@ -392,11 +379,3 @@ def test_the_batch_after_so_many_samples() -> None:
     for within in (1, 2, 68, 67 * 2 + 4):
         with pytest.raises(kvps.CorruptData, match=f"weigh {within}, and that is no whole number"):
             batches.after(within)
-
-
-def test_how_many_rounds_there_will_be_nobody_says() -> None:
-    settings = {"local_steps": "auto", "round_ms": 10, "reduction": "weighted"}
-    rounds = Rounds(Each(), JobConfig(task="each", batch_size=BATCH, epochs=2, **settings), 0, np)
-    assert rounds.total == 0
-    assert rounds.numbers(60) == range(60, 2 * 67)
-    assert rounds.after(200) == 67

@@ -52,11 +52,8 @@ class Digits:
     ) -> tuple[float, dict[str, Any]]:
         """Return the cross-entropy and its gradient, derived by hand so that the task needs no framework."""
         x, y = batch
-        rows = xp.arange(len(y))
-        hidden = xp.maximum(x @ params["W1"] + params["b1"], 0)
-        p = _softmax(hidden @ params["W2"] + params["b2"], xp)
-        loss = -float(xp.log(p[rows, y] + 1e-12).mean())
-        p[rows, y] -= 1
+        hidden, p, loss = _forward(params, x, y, xp)
+        p[xp.arange(len(y)), y] -= 1
         p /= len(y)
         back = (p @ params["W2"].T) * (hidden > 0)
         return loss, {"W1": x.T @ back, "b1": back.sum(0), "W2": hidden.T @ p, "b2": p.sum(0)}
@@ -64,9 +61,7 @@ class Digits:
     def evaluate(self, params: Mapping[str, Any], xp: ModuleType) -> dict[str, float]:
         """Return the loss and the accuracy on the held-out fifth."""
         x, y = xp.asarray(self._x[self._test]), xp.asarray(self._y[self._test])
-        hidden = xp.maximum(x @ params["W1"] + params["b1"], 0)
-        p = _softmax(hidden @ params["W2"] + params["b2"], xp)
-        loss = -float(xp.log(p[xp.arange(len(y)), y] + 1e-12).mean())
+        _, p, loss = _forward(params, x, y, xp)
         return {"loss": loss, "accuracy": float((p.argmax(1) == y).mean())}
 
 
@@ -89,6 +84,10 @@ def _load() -> tuple[Any, Any]:
     return x, y
 
 
-def _softmax(z: Any, xp: ModuleType) -> Any:
+def _forward(params: Mapping[str, Any], x: Any, y: Any, xp: ModuleType) -> tuple[Any, Any, float]:
+    """Return the hidden layer, the probability of each digit, and the mean cross-entropy."""
+    hidden = xp.maximum(x @ params["W1"] + params["b1"], 0)
+    z = hidden @ params["W2"] + params["b2"]
     e = xp.exp(z - z.max(1, keepdims=True))
-    return e / e.sum(1, keepdims=True)
+    p = e / e.sum(1, keepdims=True)
+    return hidden, p, -float(xp.log(p[xp.arange(len(y)), y] + 1e-12).mean())

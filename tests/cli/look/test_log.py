@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from helpers.commands import KVPS, Started, kvps_run, refused
 from helpers.digits_job import digits_job
-from helpers.harness import abandoned, aggregating, await_version, gradient, model
+from helpers.harness import aggregating, await_version, gradient, model
 from helpers.waiting import eventually
 
 import kvps
@@ -127,18 +127,6 @@ def test_parts_and_units_are_named(store: Store) -> None:
         session.push({name: np.zeros_like(a) for name, a in session.pull().items()})
         await_version(job, 1)
     assert any(f"version 1: w0 unit {number}" in line for line in log(store, job.name))
-
-
-@pytest.mark.slow
-def test_who_takes_over_is_said(store: Store) -> None:
-    job = store.create_job("j", model(), workers=1, lease_ms=200)
-    with abandoned(job):
-        pass
-    with aggregating(job), job.join("w0") as session:
-        session.push(gradient(session.pull(), 0, 0))
-        await_version(job, 1)
-    terms = [one["term"] for one in as_json(store, "j", "-n", "0") if one["event"] == "take"]
-    assert terms == [1, 2]
 
 
 @pytest.mark.slow

@@ -14,9 +14,6 @@ from helpers.harness import aggregating, await_version, gradient, model
 from helpers.scrapes import HERE, Scrape, ask
 from helpers.servers import free_port
 from helpers.waiting import eventually
-from kvps_cli import app
-from kvps_cli.look import metrics
-from typer.testing import CliRunner
 
 from kvps.store import Store
 
@@ -89,11 +86,3 @@ def test_an_aggregator_and_a_worker_serve_them_too(store: Store, start: Any) -> 
     assert [each.end() for each in reversed(started)] == [128 + signal.SIGTERM] * 3
     assert not answers(of_aggregator)
     assert not answers(of_worker)
-
-
-@pytest.mark.parametrize("command", ["metrics", "worker", "aggregator start"])
-@pytest.mark.slow
-def test_the_help_says_where_it_is_reached(command: str) -> None:
-    shown = CliRunner().invoke(app, [*command.split(), "--help"], env={"COLUMNS": "200", "TERM": "dumb"}).stdout
-    assert metrics.LOOPBACK in shown
-    assert "no password" in shown

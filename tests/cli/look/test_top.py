@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
-import sys
 
 import pytest
 from helpers.commands import KVPS, kvps_run, refused
@@ -146,17 +144,6 @@ def test_a_key_or_a_signal_ends_it_and_leaves_the_terminal_as_it_was(store: Stor
         assert terminal.end() == (0 if key else 128 + signal.SIGTERM)
         assert "\x1b[?1049l" in terminal.output.rpartition("SSP(3)")[2], "it leaves the alternate screen"
         assert "Traceback" not in terminal.output
-
-
-@pytest.mark.slow
-def test_text_needs_no_extra(store: Store) -> None:
-    store.create_job("j", model(), workers=2)
-    code = "import sys\nsys.modules['textual'] = sys.modules['pynvml'] = None\nfrom kvps_cli import main\n"
-    code += "sys.argv[1:] = ['top', 'j', '--once']\nmain()\n"
-    environment = {**os.environ, "KVPS_REDIS_URL": store.url}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("j  waits for workers  BSP")
 
 
 def test_a_job_that_is_not_there_is_an_error_at_once(store: Store) -> None:

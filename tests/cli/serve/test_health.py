@@ -6,7 +6,6 @@ import http.client
 import os
 import signal
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,9 +13,8 @@ from typing import Any
 
 import pytest
 from helpers.commands import refused
-from helpers.servers import free_port, running_server
+from helpers.servers import free_port
 from helpers.waiting import eventually
-from kvps_aggregator.job_watcher import JobWatcher
 from kvps_cli.serve import health
 
 import kvps
@@ -58,31 +56,6 @@ def stopped(store: Store) -> Iterator[None]:
 
 
 @pytest.mark.slow
-def test_probes_of_a_watcher_whose_server_stops_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "READY_S", 1.5)
-    monkeypatch.setattr(health, "LIVE_S", 8.0)
-    with running_server() as url, kvps.connect(url) as store, kvps.connect(url) as own:
-        watcher = JobWatcher(own, [].append, lambda job: None)
-        thread = threading.Thread(target=watcher.run)
-        thread.start()
-        try:
-            with answering(lambda: watcher.last_turn) as port:
-                time.sleep(2)  # longer than READY_S: the loop makes turns while nothing happens
-                assert eventually(lambda: ask(port, "/ready") == (200, "ready\n"))
-                assert ask(port, "/live") == (200, "live\n")
-                with stopped(store):
-                    assert eventually(lambda: ask(port, "/ready")[0] == 503)
-                    assert ask(port, "/live")[0] == 200, "a short silence of Redis is no hang of the loop"
-                    assert eventually(lambda: ask(port, "/live")[0] == 503)
-                    assert ask(port, "/ready")[1].startswith("no answer from Redis for ")
-                    assert ask(port, "/live")[1].startswith("no turn of the loop for ")
-                assert eventually(lambda: [ask(port, each)[0] for each in ("/ready", "/live")] == [200, 200])
-        finally:
-            watcher.stop()
-            thread.join()
-
-
-@pytest.mark.slow
 def test_the_command_answers_probes_until_it_ends(store: Store, start: Any) -> None:
     port = free_port()
     serving = start("aggregator", "start", "--redis", store.url, "--health-port", str(port))
@@ -108,6 +81,9 @@ def test_only_two_paths_and_two_methods_have_an_answer() -> None:
     with answering(lambda: time.monotonic() - 7) as port:
         assert ask(port, "/ready") == (503, "no answer from Redis for 7 s\n")
         assert ask(port, "/ready", "HEAD") == (503, "")
+        assert ask(port, "/live")[0] == 200, "a short silence of Redis is no hang of the loop"
+    with answering(lambda: time.monotonic() - 31) as port:
+        assert ask(port, "/live") == (503, "no turn of the loop for 31 s\n")
 
 
 @pytest.mark.slow

@@ -78,7 +78,6 @@ def test_a_job_of_a_task_has_its_choices_where_nothing_was_given() -> None:
         ("--lease 0.01", "--lease must be from 0.1 to 86400 seconds, not 0.01"),
         ("--worker-timeout nan", "--worker-timeout must be from 0.1 to 86400 seconds, not nan"),
         ("--epochs 0", "--epochs must be 1 or more, not 0"),
-        ("--round-time -1", "--round-time must be from 0 to 86400 seconds, not -1"),
         ("--round-time inf", "--round-time must be from 0 to 86400 seconds, not inf"),
     ],
 )
@@ -95,13 +94,8 @@ TIMED = "--local-steps auto --round-time 1 --reduction weighted"
     ("arguments", "words"),
     [
         ("--local-steps auto", "set round_ms, on a command line --round-time SECONDS"),
-        ("--round-time 2", "round_ms (--round-time) ends rounds by the clock: set local_steps to auto too"),
-        ("--local-steps auto --round-time 1", "set weighted, or one of your own"),
         (f"{TIMED} --data units", "units (--data units) have a fixed number of batches each"),
-        ("--local-steps fast", "local_steps must be a whole number from 1 to 1000000, or auto, not 'fast'"),
-        ("--local-steps 0", "local_steps must be a whole number from 1 to 1000000, or auto, not 0"),
         ("--local-steps 1e3", "not '1e3'"),
-        (f"{TIMED} --procs 2", "local_steps steps on each batch"),
     ],
 )
 def test_rounds_that_end_by_the_clock_are_refused_in_one_line_where_they_do_not_fit(arguments: str, words: str) -> None:
