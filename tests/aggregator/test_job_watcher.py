@@ -119,21 +119,6 @@ def _commands(store: Store) -> dict[str, int]:
 # -- idle, and not ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-def test_a_job_is_served_while_somebody_is_in_it(store: Store, quick: None) -> None:
-    jobs = [store.create_job(name, ONE, **PLAIN) for name in ("a", "b", "c")]
-    with watching(store):
-        for job in jobs:
-            session = job.join("w0")
-            assert eventually(lambda name=job.name: _served() == {name})
-            assert eventually(lambda job=job: all(job.holders()))
-            session.leave(finished=False)
-            assert eventually(lambda: _served() == set())
-            assert job.holders() == [""], "it was given up, and did not only expire"
-        _round(jobs[1])  # the second time as the first
-        assert eventually(lambda: _served() == set())
-
-
 def test_a_finished_job_can_go_on(store: Store) -> None:
     job = store.create_job("a", ONE, **PLAIN)
     with watching(store):
@@ -156,6 +141,7 @@ def test_what_was_left_behind_is_committed(store: Store, quick: None) -> None:
             session.push(ONE)
         assert eventually(lambda: job.state().version == 1)
         assert eventually(lambda: _served() == set())
+        assert job.holders() == [""], "it was given up, and did not only expire"
 
 
 def test_the_dead_are_evicted_and_the_job_is_left(store: Store, quick: None) -> None:
