@@ -21,10 +21,9 @@ from kvps.job import Job
 from kvps.protocol.answers import ServerRestarted
 from kvps_aggregator.checkpoints import Checkpoints
 from kvps_aggregator.failover import FailoverGuard
-from kvps_aggregator.held_shards import HeldShards
+from kvps_aggregator.held_shards import AggregatorOptions, HeldShards
 from kvps_aggregator.leases import LeaseKeeper
 from kvps_aggregator.nearness import Near
-from kvps_aggregator.options import AggregatorOptions
 from kvps_aggregator.shard.spans import WRITE_EVERY_S
 from kvps_aggregator.version_maker import Outcome, VersionMaker
 

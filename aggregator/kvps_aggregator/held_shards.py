@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import threading
 from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
 
-from kvps.device.base import CPU
+from kvps.device.base import CPU, Device
 from kvps.errors import CorruptData, KvpsError, LeaseLost
 from kvps.job import Job
 from kvps.parsing import STAGED_NAME, matching
@@ -14,11 +16,10 @@ from kvps.protocol.answers import ServerRestarted
 from kvps.protocol.job_state import Pin
 from kvps.protocol.recovery import LOOK_S
 from kvps.transport.shm import ShmTransport
-from kvps_aggregator.checkpoints import Saver
+from kvps_aggregator.checkpoints import Checkpoints, Saver
 from kvps_aggregator.failover import go_back
 from kvps_aggregator.leases import LeaseKeeper, Leases
-from kvps_aggregator.nearness import ShardChoice
-from kvps_aggregator.options import AggregatorOptions
+from kvps_aggregator.nearness import Near, ShardChoice
 from kvps_aggregator.shard.garbage import Sweeper
 from kvps_aggregator.shard.shard import Shard
 from kvps_aggregator.shard.spans import ShardTraces
@@ -29,6 +30,24 @@ from kvps_aggregator.step.device_step import DeviceStep
 from kvps_aggregator.step.shard_arrays import ShardArrays
 
 log = logging.getLogger("kvps.commit")
+
+
+@dataclass(frozen=True)
+class AggregatorOptions:
+    """What a user chooses about an aggregator, or about all aggregators of a `JobWatcher`.
+
+    record       the directory that keeps every contribution in a file
+    checkpoints  where checkpoints are written, and how often; None writes none
+    device       reduces and steps; every device gives the same bits
+    memory_lost  the user's word that the job's present shared memory is lost
+    near         the nodes of a cluster whose shards are taken before others
+    """
+
+    record: Path | None = None
+    checkpoints: Checkpoints | None = None
+    device: Device = CPU
+    memory_lost: bool = False
+    near: Near | None = None
 
 
 class HeldShards:

@@ -19,8 +19,8 @@ from kvps.protocol.recovery import LOOK_S, begin_history, file_is_whole
 from kvps.store import Store
 from kvps.transport.base import Transport
 from kvps_aggregator.aggregator import Aggregator
+from kvps_aggregator.held_shards import AggregatorOptions
 from kvps_aggregator.leases import LeaseKeeper
-from kvps_aggregator.options import AggregatorOptions
 
 _LIST_MS = 500  # between two reads of the list of jobs
 _LINGER_S = 5.0  # a job is served this long after its last worker has gone: one that returns soon finds it in memory

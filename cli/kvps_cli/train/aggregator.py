@@ -7,10 +7,9 @@ from functools import partial
 from typing import Annotated
 
 import typer
-from kvps_aggregator import serve
+from kvps_aggregator import AggregatorOptions, serve
 from kvps_aggregator.job_watcher import JobWatcher
 from kvps_aggregator.nearness import Near
-from kvps_aggregator.options import AggregatorOptions
 
 from kvps.device.base import open_device
 from kvps.errors import InvalidSetting
