@@ -143,8 +143,13 @@ class VersionMaker:
 
     def _advance_measured(self, shards: list[Shard], plan: Plan) -> Outcome:
         """Measure the plan's gradient in each shard. Reject an outlier; else clip the gradient and use it."""
-        self._each([shard for shard in shards if not _has_measured(shard, plan)], plan, partial(_measure, plan=plan))
-        if not all(_has_measured(shard, plan) for shard in shards):
+
+        def measure(shard: Shard) -> Outcome:
+            shard.measure(plan)
+            return Outcome.WORKED
+
+        self._each([shard for shard in shards if not shard.has_measured(plan)], plan, measure)
+        if not all(shard.has_measured(plan) for shard in shards):
             return Outcome.WORKED
         sums = self._square_sums(plan)
         if sums is None:
@@ -167,12 +172,3 @@ class VersionMaker:
         if any(number not in sums for number in shards):
             return None
         return [sums[number] for number in shards]
-
-
-def _measure(shard: Shard, plan: Plan) -> Outcome:
-    shard.measure(plan)
-    return Outcome.WORKED
-
-
-def _has_measured(shard: Shard, plan: Plan) -> bool:
-    return shard.measured is not None and shard.measured.plan == plan

@@ -148,6 +148,10 @@ class Shard:
         self.measured = Measured(plan, gradient, (total, *each))
         self.spans.measured()
 
+    def has_measured(self, plan: Plan) -> bool:
+        """Return whether `measured` is the gradient of this plan."""
+        return self.measured is not None and self.measured.plan == plan
+
     def make(self, plan: Plan, scale: np.float32 | None = None) -> str:
         """Compute the next version and store it under this term's name, manifest last. Return its weights' digest.
 
