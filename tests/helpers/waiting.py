@@ -30,3 +30,14 @@ def processes_of(home: Path) -> list[str]:
             if alive and (mine or f"{home}/redis.sock" in command):  # Redis writes its title over its environment
                 found.append(command)
     return found
+
+
+def command_lines_with(text: str) -> list[str]:
+    """Return the command lines of all processes that have a text in them."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            command = entry.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            if text in command:
+                found.append(command)
+    return found

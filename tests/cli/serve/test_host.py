@@ -19,7 +19,7 @@ import redis
 from helpers.clusters import node_ports
 from helpers.commands import KVPS, Started, kvps_run
 from helpers.harness import await_version, check_chain, gradient, plain_loop
-from helpers.waiting import eventually
+from helpers.waiting import command_lines_with, eventually
 
 import kvps
 from kvps.connection.slots import SLOTS, Address, slot_of
@@ -77,20 +77,6 @@ def _end(host: Started) -> None:
             host.wait()
 
 
-def _processes_with(text: str) -> list[str]:
-    """Return the command lines of all living processes that have a text in them."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            except OSError:
-                continue
-            if text in command:
-                found.append(command)
-    return found
-
-
 @pytest.fixture
 def hosts(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DataHosts]:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
@@ -139,7 +125,7 @@ def test_hosts_join_and_leave_while_a_bsp_job_trains(hosts: DataHosts, tmp_path:
     assert third.end(signal.SIGTERM) == 143
     assert _slots(hosts) == [SLOTS]
     assert first.end(signal.SIGTERM) == 143
-    assert not _processes_with(str(hosts.port))
+    assert not command_lines_with(str(hosts.port))
     assert not _temporary(tmp_path)
 
 
@@ -180,7 +166,7 @@ def test_a_host_that_was_killed_comes_back_with_its_slots(hosts: DataHosts, tmp_
         [mine] = [member for member in hosts.members() if member.address == hosts.address(2)]
         second.process.kill()
         second.wait()
-        assert eventually(lambda: not _processes_with(hosts.at(2))), "node and aggregator end with it"
+        assert eventually(lambda: not command_lines_with(hosts.at(2))), "node and aggregator end with it"
         again = hosts.start(2, "--data-dir", str(tmp_path / "data"))
         assert {member.id: member.slots for member in hosts.members()}[mine.id] == mine.slots
         assert job.snapshot()[0] == 0
@@ -238,8 +224,8 @@ def test_a_password_is_asked_for_and_is_in_no_process_list(
     hosts.start(1, "--password-file", str(file))
     second = hosts.start(2, "--password-file", str(file))
     assert sorted(len(member.slots) for member in hosts.members(secret)) == [SLOTS // 2] * 2
-    assert len(_processes_with(str(hosts.port))) >= 4
-    assert not _processes_with("quite")
+    assert len(command_lines_with(str(hosts.port))) >= 4
+    assert not command_lines_with("quite")
     assert seen.read_text() == "-\n-\n"
     environment = {"KVPS_REDIS_PASSWORD_FILE": str(file), "KVPS_REDIS_URL": hosts.url()}
     done = kvps_run("jobs", **environment)
@@ -307,7 +293,7 @@ def test_a_port_in_use_and_a_node_that_is_away(hosts: DataHosts) -> None:
     _refused("--join", hosts.url(), "--listen", hosts.at(2), says="the port 10,000 above: address already in use")
     second.process.kill()
     second.wait()
-    assert eventually(lambda: not _processes_with(hosts.at(2)))
+    assert eventually(lambda: not command_lines_with(hosts.at(2)))
     _refused("--join", hosts.url(), "--listen", hosts.at(3), says=r"(no answer from|the node at) \S*127\.78\.3\.2")
     first.process.send_signal(signal.SIGTERM)
     printed, _ = first.process.communicate(timeout=120)

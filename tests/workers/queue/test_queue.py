@@ -92,15 +92,6 @@ def test_what_only_seems_to_run_is_put_back(store: Store, queue: TaskQueue, raw:
     assert found[1]
 
 
-def test_an_id_that_is_no_text_is_passed_over(store: Store, queue: TaskQueue, raw: Any) -> None:
-    raw.rpush("rq:queue:kvps", b"\xff\n")
-    raw.hset(b"rq:job:\xff\n", "data", b"\x80")
-    queue.await_task(60)  # comes back at once, as for any other
-    assert [row.id for row in queue.look()[1]] == ["??"]
-    assert queue.take("one") == ("??", None)
-    assert queue.take("one") is None
-
-
 def test_what_others_plant_beside_a_task_is_gone_when_it_is_taken(store: Store, queue: TaskQueue, raw: Any) -> None:
     queue.submit(store.create_job("job", model(), workers=1))
     id = raw.lindex("rq:queue:kvps", 0).decode()
