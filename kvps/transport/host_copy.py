@@ -182,7 +182,8 @@ class HostCopy:
 
     def _withdraw_at_end(self, path: Path) -> None:
         """Have this process's note deleted at the end of this process, or of its use of the job."""
-        self._ending = self._ending or weakref.finalize(self, ProcessOwner("a copy").run, partial(_withdraw, path))
+        own = partial(_delete_note, path, lambda pid: pid != os.getpid())
+        self._ending = self._ending or weakref.finalize(self, ProcessOwner("a copy").run, own)
 
     def _place(self) -> Path | None:
         """Return the path of the note, in a directory that is this user's alone; None if there can be none."""
@@ -256,7 +257,9 @@ class HostCopy:
         self.reads += 1
         self._memories[:] = [*self._memories[1 - _MEMORIES :], memory]
         if self.reads == 1:
-            _sweep(path)
+            for other in path.parent.iterdir():  # the notes of processes that were killed
+                if other != path:
+                    _delete_note(other, process.runs)
         self._withdraw_at_end(path)
         flat = self._mapped(file, note)
         return None if flat is None else (version, flat)
@@ -292,20 +295,9 @@ def _memory_name(id: str, nonce: str) -> str:
     return f"kvps-{id}-{nonce}"
 
 
-def _withdraw(path: Path) -> None:
-    """Delete the note at `path` if this process wrote it."""
+def _delete_note(path: Path, is_needed: Callable[[int], bool]) -> None:
+    """Delete the note at `path` unless the process that wrote it, by its id, needs it."""
     with suppress(OSError), opened(path) as file:
         note = _Note.read(file)
-        if (not note or note.pid == os.getpid()) and locked(file, path):
+        if not (note and is_needed(note.pid)) and locked(file, path):
             path.unlink()
-
-
-def _sweep(own: Path) -> None:
-    """Delete the notes beside `own` whose processes were killed."""
-    for path in own.parent.iterdir():
-        with suppress(OSError):
-            if path != own:
-                with opened(path) as file:
-                    note = _Note.read(file)
-                    if not (note and process.runs(note.pid)) and locked(file, path):
-                        path.unlink()

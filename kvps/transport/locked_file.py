@@ -71,12 +71,8 @@ def byte_of(name: str) -> int:
     return 1 + zlib.crc32(name.encode())
 
 
-def take_byte(file: int, byte: int) -> bool:
-    """Lock a byte and return True; False if another open file has locked it."""
-    return _lock_byte(file, byte, fcntl.F_WRLCK)
-
-
-def _lock_byte(file: int, byte: int, kind: int) -> bool:
+def take_byte(file: int, byte: int, kind: int = fcntl.F_WRLCK) -> bool:
+    """Lock a byte, for this open file alone unless `kind` is F_RDLCK. Return False if another one has locked it."""
     try:
         fcntl.fcntl(file, fcntl.F_OFD_SETLK, struct.pack(_LOCK, kind, os.SEEK_SET, byte, 1, 0))
     except (BlockingIOError, PermissionError):  # EAGAIN or EACCES
@@ -92,7 +88,7 @@ class Member:
     def __init__(self, path: Path) -> None:
         """Raises OSError if the file cannot be this user's."""
         self._fd, self._owner = _open(path), os.getpid()
-        _lock_byte(self._fd, self._BYTE, fcntl.F_RDLCK)
+        take_byte(self._fd, self._BYTE, fcntl.F_RDLCK)
 
     def is_at(self, path: Path) -> bool:
         """Return whether its file is still the one at `path`."""

@@ -39,18 +39,11 @@ class StoredView:
         self._layout = layout
         self._format = format
 
-    def begins(self, names: Mapping[int, str]) -> list[int]:
+    def begins(self, names: Sequence[tuple[int, str]]) -> list[int]:
         """Return for each shard and staged name the version whose view is stored whole. Raises ChunkGone, CorruptData.
 
         Version 0 has no manifest, and that of a restored job's first version says nothing: they have whole views.
         """
-        return self._begins(list(names.items()))
-
-    def of_versions(self, shard: int, names: Sequence[str]) -> list[int]:
-        """Return the same for some versions of one shard."""
-        return self._begins([(shard, name) for name in names])
-
-    def _begins(self, names: Sequence[tuple[int, str]]) -> list[int]:
         texts = self._client.gather([("GET", self._keys.manifest(shard, name)) for shard, name in names])
         out = []
         for (_, name), text in zip(names, texts, strict=True):
@@ -67,7 +60,7 @@ class StoredView:
         Raises ChunkGone, CorruptData.
         """
         begun, sent, targets = [], [], []
-        for (shard, name), first in zip(names.items(), self.begins(names), strict=True):
+        for (shard, name), first in zip(names.items(), self.begins(list(names.items())), strict=True):
             links = chain(name, first)
             for c in self._layout.chunks[shard]:
                 values = flat[c.start - low : c.stop - low]

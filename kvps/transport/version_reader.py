@@ -67,7 +67,7 @@ class VersionReader(StateReader):
         """
         if self._layout.nbytes <= _CHECKED_BYTES:
             return
-        chunks = [c for shard in self._layout.chunks for c in shard]
+        chunks = self._layout.chunks_in("")
         names: tuple[str, ...] = ()
         while names != (now := self._stored_names(self.round_state())):  # else a commit may have freed it
             names = now

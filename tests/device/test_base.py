@@ -43,6 +43,7 @@ from kvps.store import Store
 @pytest.fixture
 def cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setitem(sys.modules, "cupy", hostcupy)
+    hostcupy.copied.clear()  # tests of formats use hostcupy without this fixture
     yield
     hostcupy.found[:] = [2]
     hostcupy.failing.clear()

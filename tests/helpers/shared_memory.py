@@ -31,3 +31,8 @@ def committed(job: Job, version: int) -> bool:
 
 def bits(job: Job) -> dict[str, bytes]:
     return {name: array.tobytes() for name, array in job.snapshot()[1].items()}
+
+
+def recoveries(job: Job) -> list[tuple[str, str]]:
+    """For each loss of memory in the log: the version that the job went on from, and how many versions were lost."""
+    return [(fields["version"], fields["lost"]) for _, fields in job.entries() if fields["kind"] == "recover"]

@@ -23,7 +23,7 @@ from helpers.harness import (
     work_on,
 )
 from helpers.internals import abandon, segments_of
-from helpers.shared_memory import OVER_SHM, bits, committed
+from helpers.shared_memory import OVER_SHM, bits, committed, recoveries
 from helpers.waiting import eventually
 from kvps_aggregator import Aggregator, Outcome, serve
 
@@ -121,8 +121,7 @@ def test_lost_memory_takes_back_what_came_since_redis_was_given_it_and_no_more(s
                 done.result()
         assert eventually(lambda: sum(job.clock().values()) == 50)
     check_chain(job)
-    (entry,) = [f for _, f in job.entries() if f["kind"] == "recover"]
-    assert (int(entry["version"]), int(entry["lost"])) == (kept, before.version - kept)
+    assert recoveries(job) == [(f"{kept}", f"{before.version - kept}")]
     rounds = [(c.worker, c.round) for commit in job.log() for c in commit.plan.contributions]
     assert sorted(rounds) == sorted((f"w{i}", r) for i in range(2) for r in range(1, 26)), "each counts once"
     if staleness == 0:
@@ -146,7 +145,7 @@ def test_each_loss_stays_in_the_log_though_the_next_goes_further_back(store: Sto
                 while aggregator.work() is Outcome.COMMITTED:
                     pass
         shared_memory.forget(segments_of(job).folder)
-    assert [(f["version"], f["lost"]) for _, f in job.entries() if f["kind"] == "recover"] == [("0", "3"), ("0", "2")]
+    assert recoveries(job) == [("0", "3"), ("0", "2")]
     assert check_chain(job) == 0
 
 
@@ -168,7 +167,7 @@ def test_memory_that_is_lost_under_a_living_holder_is_taken_anew(store: Store) -
         again = job.join("w0")
         again.push(gradient(again.pull(), 0, 0))
         assert aggregator.work() is Outcome.COMMITTED
-    assert [(f["version"], f["lost"]) for _, f in job.entries() if f["kind"] == "recover"] == [("0", "2")]
+    assert recoveries(job) == [("0", "2")]
     assert check_chain(job) == 1
 
 
@@ -187,7 +186,7 @@ def test_what_a_rollback_loses_is_said_as_the_log_says_it(store: Store, caplog: 
             shard.storage._roll_back()
         assert job.access.scripts.rollback(shard.term, job.state().history, job.config.memory) == (0, 2), "asked again"
         abandon(session)
-    assert [(f["version"], f["lost"]) for _, f in job.entries() if f["kind"] == "recover"] == [("0", "2")]
+    assert recoveries(job) == [("0", "2")]
     assert "goes on from version 0, which Redis has; the last 2 versions are lost" in caplog.text
 
 

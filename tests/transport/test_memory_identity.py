@@ -18,6 +18,7 @@ import pytest
 from helpers.commands import TINY, Started, kvps_run
 from helpers.harness import abandoned, aggregating, gradient, model, plain_loop, work_on
 from helpers.internals import abandon, segments_of
+from helpers.shared_memory import recoveries
 from helpers.waiting import eventually
 from kvps_aggregator import Aggregator, AggregatorOptions, Outcome, serve
 
@@ -53,10 +54,6 @@ def elsewhere(tmp_path: Path) -> Iterator[Callable[..., Started]]:
     for each in started:
         if each.process.poll() is None:
             each.end()
-
-
-def _recoveries(job: Job) -> list[tuple[str, str]]:
-    return [(f["version"], f["lost"]) for _, f in job.entries() if f["kind"] == "recover"]
 
 
 def _train(job: Job, rounds: int) -> None:
@@ -151,7 +148,7 @@ def test_memory_that_was_deleted_is_lost(store: Store, root: Path, what: str) ->
         assert eventually(lambda: bool(job.find_transport() and segments_of(job) and segments_of(job).here))
         work_on(job, "w0", 5)
         assert eventually(lambda: job.state().version == 5)
-    assert _recoveries(job) == [("0", "3")]
+    assert recoveries(job) == [("0", "3")]
     assert segments_of(store.job("job")).here  # type: ignore[union-attr]
     for name, array in plain_loop(model(), 1, 5, 0.05).items():
         np.testing.assert_array_equal(job.snapshot()[1][name], array)
@@ -164,7 +161,7 @@ def test_nothing_is_lost_when_only_the_identity_was_deleted(store: Store, root: 
     with aggregating(job):
         work_on(job, "w0", 5)
         assert eventually(lambda: job.state().version == 5)
-    assert _recoveries(job) == []
+    assert recoveries(job) == []
 
 
 def _standing_by(job: Job, **options: Any) -> bool:
@@ -207,7 +204,7 @@ def test_the_nonce_alone_tells_the_memory_too(store: Store, root: Path, monkeypa
         assert eventually(lambda: job.state().version == 3)
         segments_of(job).remove()  # type: ignore[union-attr]
         assert eventually(lambda: job.state().version == 0)
-    assert _recoveries(job) == [("0", "3")]
+    assert recoveries(job) == [("0", "3")]
 
 
 @pytest.mark.parametrize("whose", ["the memory's", "the directory's"])
@@ -250,13 +247,13 @@ def test_an_aggregator_elsewhere_stands_by_until_it_is_told_that_the_memory_is_l
     _train(job, 3)
     other.process.terminate()
     assert "stands by" not in other.process.communicate(timeout=60)[0]
-    assert _recoveries(job) == []
+    assert recoveries(job) == []
     aggregator = elsewhere("aggregator", "start", "--job", "job", "--memory-lost")
     aggregator.until("shared memory was lost: goes on from version 0, which Redis has; the last 3 versions")
     elsewhere("worker", "--job", "job").output()
     aggregator.output()
     assert job.state().finished(job.config)
-    assert _recoveries(job) == [("0", "3")]
+    assert recoveries(job) == [("0", "3")]
     verified = kvps_run("verify", "job")
     assert verified.returncode == 0, verified.stdout + verified.stderr
 
@@ -280,7 +277,7 @@ def test_it_goes_on_in_the_memory_of_the_one_who_was_told(store: Store, root: Pa
         assert eventually(lambda: new.state().version == 5)
     assert _standing_by(old)
     assert _standing_by(store.job("job"))
-    assert _recoveries(new) == [("0", "3")]
+    assert recoveries(new) == [("0", "3")]
     assert old.snapshot()[0] == 5, "what its aggregator gave to Redis when it ended"
     for name, array in plain_loop(model(), 1, 5, 0.05).items():
         np.testing.assert_array_equal(new.snapshot()[1][name], array)
@@ -316,7 +313,7 @@ def test_memory_that_is_seen_is_not_given_up(store: Store, root: Path, caplog: p
     stop.set()
     serving.join()
     assert "finds out by itself" in caplog.text
-    assert _recoveries(job) == []
+    assert recoveries(job) == []
 
 
 def test_a_worker_that_joins_while_the_job_moves_does_not_work_in_the_old_memory(

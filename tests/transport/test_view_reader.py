@@ -221,7 +221,7 @@ def test_who_missed_a_few_versions_adds_them_and_who_missed_more_reads_all(store
         assert reads()[0] == whole + 1, "five differences take more bytes than the view"
         name = job.round_state().names[2]
         version = int(name.partition(".")[0])
-        first = StoredView(job.access.client, job.access.keys, job.layout, format_of("int8")).begins({2: name})[0]
+        first = StoredView(job.access.client, job.access.keys, job.layout, format_of("int8")).begins([(2, name)])[0]
         other_rounds(first + 4 - version + 1)
         raw.delete(
             job.access.keys.pulled(2, f"{first + 4}.{name.partition('.')[2]}", 1)

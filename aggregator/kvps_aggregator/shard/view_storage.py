@@ -38,7 +38,7 @@ class ViewStorage:
         self._next = version + 1
         for each in names:
             try:
-                self._note(each, self._stored.of_versions(self._number, [each])[0])
+                self._note(each, self._stored.begins([(self._number, each)])[0])
             except ChunkGone:  # the version before; its readers find that too, and read the newest
                 self._note(each, int(each.partition(".")[0]))
 
