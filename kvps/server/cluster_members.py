@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,6 +15,8 @@ from kvps.connection.cluster import ClusterClient
 from kvps.connection.slots import SLOTS, Address
 from kvps.errors import KvpsError, ServerError, ServerUnfit
 from kvps.server.cluster_node import url_of
+
+log = logging.getLogger("kvps.host")
 
 _AGREE_S = 60.0  # until all nodes have heard of a new one, or of a slot's new place
 _LOOK_AGAIN_S = 0.1
@@ -167,16 +170,16 @@ class Members:
     # -- one at a time --------------------------------------------------------------------------------------------
 
     @contextmanager
-    def turn(self, waiting: Callable[[], None]) -> Iterator[Callable[[], None]]:
+    def turn(self) -> Iterator[Callable[[], None]]:
         """Wait until no other host moves slots; yield a function that keeps the turn, to be called now and then.
 
-        `waiting` is called once if another has the turn. A host that is killed loses its turn after 30 seconds.
+        A host that is killed loses its turn after 30 seconds.
         """
         me, said = self.me().id, False
         with ClusterClient(url_of(self._seed, self.password)) as cluster, ExitStack() as stack:
             while not self._take(cluster, me):
                 if not said:
-                    waiting()
+                    log.info("another host is moving slots: this one waits for it")
                     said = True
                 time.sleep(_LOOK_AGAIN_S)
             stack.callback(lambda: self._give_back(cluster, me))

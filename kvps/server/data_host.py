@@ -62,7 +62,7 @@ class DataHost:
                 said = True
             time.sleep(_LOOK_AGAIN_S)  # a poll: nodes announce nothing to clients
         if has_slots:
-            with members.turn(self._say_turn) as keep:
+            with members.turn() as keep:
                 SlotsMover(members, keep).end_interrupted()
             log.info("a node at %s is back, with %d slots", self._address, len(members.me().slots))
         else:
@@ -70,7 +70,7 @@ class DataHost:
 
     def _take_share(self, members: Members) -> None:
         began = time.monotonic()
-        with members.turn(self._say_turn) as keep:
+        with members.turn() as keep:
             members.forget_dead()
             me = members.me().id
             log.info("a node at %s has joined; it takes its share of the slots", self._address)
@@ -97,7 +97,7 @@ class DataHost:
                 return not members.me().slots
             log.info("the node at %s gives its slots to the other nodes; Ctrl-C again ends it at once", self._address)
             # It is forgotten within the turn: the next host to move slots tells all masters, and needs their answers.
-            with members.turn(self._say_turn) as keep:
+            with members.turn() as keep:
                 holders = _others(members)
                 if not holders and members.me().slots:  # the others have left meanwhile, and gave it theirs
                     return False
@@ -111,9 +111,6 @@ class DataHost:
 
     def _members(self) -> Members:
         return Members(self._address, self._password)
-
-    def _say_turn(self) -> None:
-        log.info("another host is moving slots: this one waits for it")
 
 
 def _others(members: Members) -> list[str]:

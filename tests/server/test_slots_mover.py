@@ -85,7 +85,7 @@ def _members(cluster: Cluster) -> Members:
 
 
 def _rebalance(cluster: Cluster, *holders: ClusterNode) -> int:
-    with _members(cluster) as members, members.turn(lambda: None) as keep:
+    with _members(cluster) as members, members.turn() as keep:
         return SlotsMover(members, keep).rebalance([node.id for node in holders])
 
 
