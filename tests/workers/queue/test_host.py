@@ -193,9 +193,8 @@ def test_the_queue_may_be_on_another_server(digits: Callable[..., Job], start: S
         assert kvps_run("worker", "--queue", "--burst", *where).returncode == 0
         assert aggregator.wait() == 0
     assert raw.keys("rq:*") == []
-    assert "hush" not in refused(
-        *["submit", "digits", "--job", "none", "--queue-redis", "redis://:hush@127.0.0.1:1"], code=1
-    )
+    away = ["--queue-redis", "redis://:hush@127.0.0.1:1"]
+    assert "hush" not in refused("submit", "digits", "--job", "none", *away, code=1)
     assert "none" not in store.jobs()
 
 
