@@ -8,8 +8,8 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -33,27 +33,59 @@ from kvps.transport.shared_memory import Segments
 
 SHM: dict[str, Any] = {"transport": "shm", "lease_ms": 300, "worker_timeout_ms": 60_000, "mirror_every": "1000000"}
 LARGE = {"x": np.zeros(600_000, np.float32)}
-_ELSEWHERE = """
-import pathlib, sys, kvps_cli
-from kvps.transport import shared_memory
-shared_memory.ROOT = pathlib.Path({root!r})
-sys.exit(kvps_cli.main())
-"""
+_MOUNTED = "mount -t tmpfs kvps-test /dev/shm && echo mounted && exec cat"
+_MOVED = "import pathlib; from kvps.transport import shared_memory; shared_memory.ROOT = pathlib.Path({root!r}); "
+_KVPS = "import sys, kvps_cli; sys.exit(kvps_cli.main())"
 
 
-@pytest.fixture
-def elsewhere(tmp_path: Path) -> Iterator[Callable[..., Started]]:
-    """Starts this kvps command as a process that has another /dev/shm: a directory that stands for one."""
-    started: list[Started] = []
+class Elsewhere:
+    """Runs kvps on this host, as this user, with another /dev/shm: the same one each time."""
 
-    def start(*arguments: str) -> Started:
-        started.append(Started([sys.executable, "-c", _ELSEWHERE.format(root=str(tmp_path)), *arguments]))
-        return started[-1]
+    def __init__(self, inside: list[str], root: Path | None) -> None:
+        self.started: list[Started] = []
+        self._command = [*inside, sys.executable, "-c", (_MOVED.format(root=str(root)) if root else "") + _KVPS]
 
-    yield start
-    for each in started:
-        if each.process.poll() is None:
-            each.end()
+    def start(self, *arguments: str) -> Started:
+        """Start this kvps command there."""
+        self.started.append(Started([*self._command, *arguments]))
+        return self.started[-1]
+
+
+@contextmanager
+def _mount_namespace() -> Iterator[Elsewhere]:
+    """A /dev/shm of its own as a container has it. Raises PermissionError where a user may not mount one."""
+    holder = subprocess.Popen(
+        ["unshare", "--mount", "sh", "-c", _MOUNTED],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert holder.stdout
+    try:
+        if holder.stdout.readline() != "mounted\n":
+            raise PermissionError("this user may not mount a tmpfs")
+        yield Elsewhere(["nsenter", f"--mount=/proc/{holder.pid}/ns/mnt", f"--wd={os.getcwd()}"], None)
+    finally:
+        holder.communicate()
+
+
+def _may_mount() -> bool:
+    try:
+        with _mount_namespace():
+            return True
+    except OSError:
+        return False
+
+
+@pytest.fixture(params=["directory", *["mounted"] * _may_mount()])
+def elsewhere(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Elsewhere]:
+    """Another /dev/shm: a directory that stands for one, and where this user may mount one, a real one too."""
+    with nullcontext(Elsewhere([], tmp_path)) if request.param == "directory" else _mount_namespace() as found:
+        yield found
+        for each in found.started:
+            if each.process.poll() is None:
+                each.end()
 
 
 def _train(job: Job, rounds: int) -> None:
@@ -231,7 +263,7 @@ def test_another_users_memory_is_not_judged(
 
 @pytest.mark.slow
 def test_an_aggregator_elsewhere_stands_by_until_it_is_told_that_the_memory_is_lost(
-    store: Store, elsewhere: Callable[..., Started], monkeypatch: pytest.MonkeyPatch
+    store: Store, elsewhere: Elsewhere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Alone and beside one that serves the job; it says so once. Another one, and a worker there, end the job."""
     monkeypatch.setenv("KVPS_REDIS_URL", store.url)
@@ -239,7 +271,7 @@ def test_an_aggregator_elsewhere_stands_by_until_it_is_told_that_the_memory_is_l
     made = kvps_run("create", "digits", "--job", "job", *settings, *TINY)
     assert made.returncode == 0, made.stderr
     job = store.job("job")
-    other = elsewhere("aggregator", "start", "--job", "job")
+    other = elsewhere.start("aggregator", "start", "--job", "job")
     other.until("stands by: its arrays are in a shared memory of")
     assert job.holders() == [""]
     with aggregating(job):
@@ -248,9 +280,9 @@ def test_an_aggregator_elsewhere_stands_by_until_it_is_told_that_the_memory_is_l
     other.process.terminate()
     assert "stands by" not in other.process.communicate(timeout=60)[0]
     assert recoveries(job) == []
-    aggregator = elsewhere("aggregator", "start", "--job", "job", "--memory-lost")
+    aggregator = elsewhere.start("aggregator", "start", "--job", "job", "--memory-lost")
     aggregator.until("shared memory was lost: goes on from version 0, which Redis has; the last 3 versions")
-    elsewhere("worker", "--job", "job").output()
+    elsewhere.start("worker", "--job", "job").output()
     aggregator.output()
     assert job.state().finished(job.config)
     assert recoveries(job) == [("0", "3")]
