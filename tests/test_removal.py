@@ -63,6 +63,7 @@ def test_who_holds_a_removed_job_does_nothing_to_one_made_anew(store: Store) -> 
         "ask": lambda: s.ask("w0", me, 1),
         "push": lambda: s.push("w0", me, 1, 0, 1, "0", plan.history, 0),
         "heartbeat": lambda: s.heartbeat("w0", me),
+        "trace": lambda: s.trace(0, ["version 1"]),
         "leave": lambda: session.leave(finished=False),
         "join": lambda: old.join("w1"),
         "join any": old.join,

@@ -100,6 +100,20 @@ def test_a_push_on_a_link_that_moves_a_chunk_at_a_time_gets_through(
 
 
 @pytest.mark.slow
+def test_who_leaves_over_such_a_link_is_told(store: Store) -> None:
+    """What a lossy format left out does not get through."""
+    job = store.create_job("job", PARAMS, gradient_format="bf16", **PATIENT)
+    with _link(store) as proxy, _job_over(proxy) as remote:
+        session = remote.join("w0")
+        session.pull()
+        session.push({"a": np.full_like(PARAMS["a"], 0.3)})
+        proxy.limit = NOTHING_LARGE
+        with pytest.raises(kvps.ServerLost):
+            session.leave(finished=False)
+    assert job.state().members["w0"].active
+
+
+@pytest.mark.slow
 def test_an_aggregator_behind_such_a_link_ends(store: Store) -> None:
     job = store.create_job("job", PARAMS, **PATIENT)
     with _link(store) as proxy, _job_over(proxy) as remote, job.join("w0") as session:
