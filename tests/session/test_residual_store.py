@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.commands import kvps_run
 from helpers.digits_job import digits_job, proved, run_workers, task_gradient
 from helpers.harness import aggregating, model
 from helpers.servers import running_server
@@ -371,3 +372,27 @@ def test_a_checkpoint_holds_none(store: Store, tmp_path: Path) -> None:
     assert _member(restored).residual == ""
     with restored.join("w0") as again:
         assert (again.clock, _inherited(restored)) == (1, "")
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_stopped_and_started_again_makes_the_same_weights(lasting: kvps.Store, start: Any) -> None:
+    """By SIGTERM, while it waits for another."""
+    jobs = []
+    for name in ("whole", "stopped"):
+        options = ["--workers", "2", "--epochs", "3", "--batch-size", "96", "--gradient-format", "int8"]
+        assert kvps_run("create", "digits", "--job", name, *options).returncode == 0
+        jobs.append(job := lasting.job(name))
+        work = [["worker", "--job", name, "--id", f"w{i}"] for i in range(2)]
+        if name == "stopped":
+            first = start(*work[0])
+            assert eventually(lambda: int(lasting.client.call("INFO", "clients")["blocked_clients"]) == 1)
+            first.end()
+            assert (_member(job).state, _member(job).accepted) == ("draining", 1)
+            assert _member(job).residual.startswith(f"{_member(job).incarnation}:1:")
+        started = [start(*work[0])]
+        assert eventually(lambda: "w0" in job.state().members and _member(job).active)
+        started += [start(*work[1]), start("aggregator", "start", "--job", name)]  # else w1 goes on alone
+        assert [each.wait() for each in started] == [0, 0, 0]
+        assert "bit-identical" in kvps_run("verify", name).stdout
+    assert [_member(job).incarnation[0] for job in jobs] == ["1", "2"]
+    assert _bits(jobs[0]) == _bits(jobs[1])
