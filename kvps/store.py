@@ -48,7 +48,6 @@ _SETTLE_S = 1.0
 _ID_TRIES = 500
 _WORTH_SHARING = 1 << 20  # bytes; a round of a smaller model costs only calls to Redis, and these remain
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
-_THROUGH_REDIS = "job %s: arrays go through Redis, and not through memory, which is faster: %s"
 _MORE_ROOM = "make room there (in a container: docker run --shm-size), or choose transport 'redis'"
 
 
@@ -271,38 +270,49 @@ class Store:
     def _with_transport(self, config: JobConfig, layout: Layout, job: str) -> JobConfig:
         """Return the settings with a transport in place of "auto", and with the shared memory that the job uses.
 
-        Raises ServerFull if the memory has no room, InvalidSetting if there is none, ServerUnfit if its directory is
-        another user's.
+        Raises what `_shared_memory` raises if the settings ask for "shm"; with "auto", that is a warning.
         """
-        if self.client.is_cluster and config.transport == "shm":
+        shares = config.transport == "shm" or (
+            config.transport == "auto"
+            and not self.client.is_cluster
+            and self._is_local()
+            and layout.nbytes >= _WORTH_SHARING
+        )
+        if shares:
+            try:
+                return replace(config, transport="shm", memory=self._shared_memory(config, layout, job))
+            except (InvalidSetting, ServerFull, ServerUnfit, CorruptData) as error:
+                if config.transport == "shm":
+                    raise
+                log.warning("job %s: arrays go through Redis, and not through memory, which is faster: %s", job, error)
+        return replace(config, transport="redis")
+
+    def _shared_memory(self, config: JobConfig, layout: Layout, job: str) -> str:
+        """Return the shared memory for a job. With "auto" it must have twice the room that the job needs, and must be
+        that of the server's other jobs.
+
+        Raises ServerFull if it has no room, InvalidSetting if there is none or the job cannot use it, ServerUnfit if
+        its directory is another user's, CorruptData if another program wrote the server's note of it.
+        """
+        auto, root = config.transport == "auto", shared_memory.ROOT
+        if self.client.is_cluster:
             raise InvalidSetting(
                 "transport shm needs a server of its own on this host, and this is a cluster: leave it out"
             )
-        if config.transport == "redis" or self.client.is_cluster:
-            return replace(config, transport="redis")
-        # Versions: the present one, the one before, the one being staged, and one that a slow reader holds.
-        gradients = config.workers * (config.max_pending + 1) * format_of(config.gradient_format).nbytes(layout.size)
-        slow = config.workers if config.staleness or config.quorum else 0  # each may hold a version of its own
-        held = slow * layout.nbytes
-        needs = 4 * layout.nbytes * (1 + len(config.slots)) + gradients + held
-        if config.transport == "auto":
-            if layout.nbytes < _WORTH_SHARING or not self._is_local():
-                return replace(config, transport="redis")
-            if why := _why_not_shared(config, needs):
-                log.warning(_THROUGH_REDIS, job, why)
-                return replace(config, transport="redis")
-            try:
-                memory, first = self._memories()
-                if shared_memory.sees(first):
-                    return replace(config, transport="shm", memory=memory)
-                why = "this process does not see the shared memory of this server's other jobs"
-            except (ServerUnfit, CorruptData) as error:  # others may write to its directory, or noted nonsense
-                why = str(error)
-            log.warning(_THROUGH_REDIS, job, why)
-            return replace(config, transport="redis")
-        _check_shared(needs)
+        if config.shards > 1 or config.weight_format != "fp32":  # only with "auto": `JobConfig` refuses it with "shm"
+            raise InvalidSetting(
+                "shared memory is for shards=1 and weight_format='fp32'; choose these, or transport 'redis'"
+            )
+        if not shared_memory.available():
+            raise InvalidSetting(f"{root} is not there, or cannot be written to: {_MORE_ROOM}")
+        needs, room = _shared_bytes(config, layout), shared_memory.free_bytes()
+        if needs * (2 if auto else 1) > room:
+            asked = f"{mb(needs)}{' and as much again' if auto else ''}"
+            raise ServerFull(f"{root} has {mb(room)} left, and the job needs {asked}: {_MORE_ROOM}")
         memory, first = self._memories()
         if not shared_memory.sees(first):
+            if auto:
+                raise ServerUnfit("this process does not see the shared memory of this server's other jobs")
             log.warning(
                 "other jobs of this server are in a shared memory of %s that this process does not see. Job %s is in "
                 "the one here, of %s: only processes that see the one here can work on it",
@@ -310,7 +320,7 @@ class Store:
                 job,
                 Memory.of(memory).host,
             )
-        return replace(config, transport="shm", memory=memory)
+        return memory
 
     def _memories(self) -> tuple[str, str]:
         """Return this process's shared memory for this server, and the one that was noted first since it started.
@@ -473,26 +483,13 @@ def fresh_id() -> str:
     return secrets.token_hex(4)
 
 
-def _check_shared(needs: int) -> None:
-    """Raise InvalidSetting if this machine has no shared memory, ServerFull if it has no room for so many bytes."""
-    if not shared_memory.available():
-        raise InvalidSetting(f"transport shm needs {shared_memory.ROOT}, which this machine has not: choose 'redis'")
-    if needs > (room := shared_memory.free_bytes()):
-        raise ServerFull(
-            f"{shared_memory.ROOT} has {mb(room)} left, the job needs {mb(needs)}: make room, or choose 'redis'"
-        )
-
-
-def _why_not_shared(config: JobConfig, needs: int) -> str:
-    """Return why "auto" does not choose shared memory for a job that needs so many bytes of it; "" if it does."""
-    if config.shards > 1 or config.weight_format != "fp32":
-        return "shared memory is for shards=1 and weight_format='fp32'; choose these, or transport 'redis'"
-    if not shared_memory.available():
-        return f"{shared_memory.ROOT} is not there, or cannot be written to: {_MORE_ROOM}"
-    if needs >= (room := shared_memory.free_bytes()) // 2:
-        root = shared_memory.ROOT
-        return f"{root} has {mb(room)} left, and the job needs {mb(needs)} and as much again: {_MORE_ROOM}"
-    return ""
+def _shared_bytes(config: JobConfig, layout: Layout) -> int:
+    """Return how many bytes of shared memory a job needs at its peak."""
+    # Versions: the present one, the one before, the one being staged, and one that a slow reader holds.
+    versions = 4 * layout.nbytes * (1 + len(config.slots))
+    gradients = config.workers * (config.max_pending + 1) * format_of(config.gradient_format).nbytes(layout.size)
+    slow = config.workers if config.staleness or config.quorum else 0  # each may hold a version of its own
+    return versions + gradients + slow * layout.nbytes
 
 
 def _as_text(checkpoint: Checkpoint) -> dict[str, str | dict[str, str]]:
