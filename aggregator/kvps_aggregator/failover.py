@@ -19,10 +19,10 @@ from typing import NoReturn
 
 from kvps.connection.sockets import ChunkGone
 from kvps.errors import CorruptData, LeaseLost, ServerFull
-from kvps.history.checkpoint import units_anew, workers_anew
 from kvps.job import Job
 from kvps.parsing import STAGED_NAME, matching
 from kvps.protocol.job_state import Commit, State
+from kvps_aggregator.shard.mirror import rollback_record
 from kvps_aggregator.shard.shard import Shard
 
 log = logging.getLogger("kvps.failover")
@@ -78,12 +78,12 @@ def go_back(job: Job, shard: int, term: str, damage: CorruptData) -> NoReturn:
         "HMGET", job.access.keys.version, *(f"before:{i}" for i in range(job.layout.shards))
     )
     names = tuple(matching(name, f"the version: before:{i}", *STAGED_NAME) for i, name in enumerate(fields))
-    before = replace(state, version=state.version - 1, names=names)
+    before = _undone(replace(state, names=names, last_entry=behind), commit)
     try:
         job.access.reader.whole(before)
     except (ChunkGone, CorruptData):
         raise damage from None
-    record = json.dumps(_undone(state, commit, names) | {"entry": behind})
+    record = json.dumps(rollback_record(before) | {"replaces": commit.head})
     rolled_back = job.access.scripts.rollback(term, secrets.token_hex(4), job.config.memory, shard, record)
     if rolled_back:
         log.warning(
@@ -103,24 +103,16 @@ def _last_commit(job: Job) -> tuple[Commit | None, str]:
     return commit, "0-0"
 
 
-def _undone(state: State, commit: Commit, names: tuple[str, ...]) -> dict[str, object]:
-    """Return the job as it was before a commit, for `rollback`."""
+def _undone(state: State, commit: Commit) -> State:
+    """Return the state as it was before its last commit. The names, and the end of the log, stay as given."""
     plan = commit.plan
     counted, over = Counter(c.worker for c in plan.contributions), Counter(c.worker for c in plan.rejected)
     clock = {worker: count - counted[worker] for worker, count in state.clock.items()}
-    skip = {worker: member.skip - over[worker] for worker, member in state.members.items()}
+    members = {
+        worker: replace(member, clock=clock.get(worker, 0), skip=member.skip - over[worker])
+        for worker, member in state.members.items()
+    }
     units = dict(state.units)
     for unit in (c.unit for c in plan.contributions if c.unit is not None):
         units |= {str(unit): "free", "done": str(int(units["done"]) - 1)}
-    entries = {worker: json.dumps(member.process) for worker, member in state.members.items()}
-    rounds = {worker: clock.get(worker, 0) + skip[worker] for worker in entries}
-    return {
-        "version": str(plan.version - 1),
-        "head": plan.head,
-        "replaces": commit.head,
-        "names": names,
-        "clock": {worker: str(count) for worker, count in clock.items()},
-        "skip": {worker: str(count) for worker, count in skip.items()},
-        "workers": workers_anew(entries, rounds, awaited=False),
-        "units": units_anew(units),
-    }
+    return replace(state, version=plan.version - 1, head=plan.head, clock=clock, members=members, units=units)

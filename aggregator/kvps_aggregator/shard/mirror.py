@@ -175,18 +175,7 @@ class Mirror:
 
     def _note(self, state: State) -> None:
         """Write the record: Redis has the bytes of this version, and this is the job's other state at it."""
-        entries = {worker: json.dumps(member.process) for worker, member in state.members.items()}
-        record = {
-            "version": str(state.version),
-            "head": state.head,
-            "name": state.names[0],
-            "names": state.names,
-            "entry": state.last_entry,
-            "clock": {worker: str(count) for worker, count in state.clock.items()},
-            "skip": {worker: str(member.skip) for worker, member in state.members.items()},
-            "workers": workers_anew(entries, {m.worker: m.round for m in state.members.values()}, awaited=False),
-            "units": units_anew(state.units),
-        }
+        record = rollback_record(state) | {"name": state.names[0]}
         self._job.access.scripts.mirror(self._term, state.run_id, json.dumps(record))
         with self._lock:
             self._mirrored = state.version
@@ -214,3 +203,20 @@ class Mirror:
     @property
     def _nbytes(self) -> int:
         return self._job.layout.nbytes
+
+
+def rollback_record(state: State) -> dict[str, object]:
+    """Return what `rollback.lua` takes of a state to continue from, with numbers as text because Lua would round
+    them."""
+    members = state.members.values()
+    entries = {m.worker: json.dumps(m.process) for m in members}
+    return {
+        "version": str(state.version),
+        "head": state.head,
+        "names": state.names,
+        "entry": state.last_entry,
+        "clock": {worker: str(count) for worker, count in state.clock.items()},
+        "skip": {m.worker: str(m.skip) for m in members},
+        "workers": workers_anew(entries, {m.worker: m.round for m in members}, awaited=False),
+        "units": units_anew(state.units),
+    }
