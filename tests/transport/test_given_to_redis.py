@@ -4,43 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 import pytest
-from helpers.harness import (
-    aggregating,
-    check_chain,
-    gradient,
-    model,
-)
-from helpers.shared_memory import OVER_SHM, bits, committed
+from helpers.harness import aggregating, check_chain, gradient, model
+from helpers.shared_memory import OVER_SHM, bits, commit_all, committed, train
 from helpers.waiting import eventually
-from kvps_aggregator import Aggregator, Outcome
+from kvps_aggregator import Aggregator
 
 import kvps
 from kvps.job import Job
 from kvps.machine import process
 from kvps.store import Store
-from kvps.transport import shared_memory
 
 
-@pytest.fixture
-def elsewhere(store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """The job as another host sees it: the same Redis, another memory."""
-
-    def see(name: str) -> Job:
-        with monkeypatch.context() as there:
-            there.setattr(shared_memory, "ROOT", tmp_path)
-            return store.job(name)
-
-    return see
-
-
-def test_others_see_what_redis_was_given(store: Store, elsewhere: Any) -> None:
+def test_others_see_what_redis_was_given(store: Store, see_elsewhere: Callable[[str], Job]) -> None:
     job = store.create_job("job", model(), optimizer=kvps.Adam(0.05), mirror_every="4", **OVER_SHM)
-    other = elsewhere("job")
+    other = see_elsewhere("job")
     assert other.snapshot()[0] == 0
     with aggregating(job), job.join("w0") as session:
         weights = {}
@@ -73,9 +54,7 @@ def test_what_was_given_in_vain_is_deleted_and_what_was_given_stays(
     put = job.access.client.put
     with job.join("w0") as session:
         for round_ in range(3):
-            session.push(gradient(session.pull(), 0, round_))
-            while aggregator.work() is Outcome.COMMITTED:
-                pass
+            train(session, aggregator, 1)
             for _ in range(2):
                 monkeypatch.setattr(job.access.client, "put", lambda items, **_: [put(items[:1]), _full()])
                 with pytest.raises(kvps.ServerFull):
@@ -117,9 +96,7 @@ def test_who_sleeps_while_it_finishes_deletes_nothing_of_others(store: Store, mo
     first.hold()
     (shard,) = first.held.shards.values()
     with job.join("w0") as session:
-        session.push(gradient(session.pull(), 0, 0))
-        while first.work() is Outcome.COMMITTED:
-            pass
+        train(session, first, 1)
         monkeypatch.setattr(shard.storage, "close", lambda: None)
         first.held.leases.give_up(0)
         second = Aggregator(job, threading.Event())
@@ -128,8 +105,7 @@ def test_who_sleeps_while_it_finishes_deletes_nothing_of_others(store: Store, mo
             session.push(gradient(session.pull(), 0, round_))
             with contextlib.suppress(kvps.LeaseLost):
                 shard.storage.finish()
-            while second.work() is Outcome.COMMITTED:
-                pass
+            commit_all(second)
         assert job.state().version == 3
     assert check_chain(job) == 3
     monkeypatch.undo()

@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 from helpers.harness import aggregating
 from helpers.internals import segments_of
-from helpers.servers import private_directory
 from helpers.waiting import eventually
 
 import kvps
@@ -30,14 +29,6 @@ ID = "0123abcd"
 READERS = 16
 
 _spawn = multiprocessing.get_context("spawn")
-
-
-@pytest.fixture
-def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A runtime directory of this test's alone. (`home` would wait for the helper process of multiprocessing.)"""
-    with private_directory() as folder:
-        monkeypatch.setenv("KVPS_RUNTIME_DIR", str(folder))
-        yield folder
 
 
 @pytest.fixture

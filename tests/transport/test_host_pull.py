@@ -7,7 +7,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.synchronize import Event
 from pathlib import Path
@@ -16,7 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.harness import Params, aggregating, await_version, gradient, large_model, staleness_used, work
-from helpers.servers import private_directory
 
 import kvps
 from kvps.arrays.layout import DTYPE, Array
@@ -35,15 +33,9 @@ ROUNDS = 6
 ITEMS = 300_000
 ID = "0123abcd.workers"
 
+pytestmark = pytest.mark.usefixtures("runtime")
+
 _spawn = multiprocessing.get_context("spawn")
-
-
-@pytest.fixture(autouse=True)
-def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A runtime directory of this test's alone."""
-    with private_directory() as folder:
-        monkeypatch.setenv("KVPS_RUNTIME_DIR", str(folder))
-        yield folder
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from helpers.harness import (
     work_on,
 )
 from helpers.internals import abandon, segments_of
-from helpers.shared_memory import OVER_SHM, bits, committed, recoveries
+from helpers.shared_memory import OVER_SHM, bits, commit_all, committed, recoveries, take, train
 from helpers.waiting import eventually
 from kvps_aggregator import Aggregator, Outcome, serve
 
@@ -75,11 +75,9 @@ def test_a_finished_job_leaves_no_segment_of_the_holder_before_the_last(store: S
     assert segments_of(job)
     with job.join("w0") as session:
         with abandoned(job) as aggregator:
-            for round_ in range(6):
-                session.push(gradient(session.pull(), 0, round_))
-                assert aggregator.work() is Outcome.COMMITTED
-                if round_ == 1:
-                    aggregator.held.flush()
+            train(session, aggregator, 2)
+            aggregator.held.flush()
+            train(session, aggregator, 4)
             assert job.kept(99) == 2
         successor = threading.Thread(target=serve, args=(job,))
         successor.start()
@@ -101,8 +99,7 @@ def test_lost_memory_takes_back_what_came_since_redis_was_given_it_and_no_more(s
         for _ in range(17):
             for session in sessions:
                 session.push(gradient(session.pull(), session.rank, session.round))
-            while aggregator.work() is Outcome.COMMITTED:
-                pass
+            commit_all(aggregator)
         assert eventually(lambda: job.kept(99) >= 10)
     kept, before = job.kept(99), job.state()
     assert 10 <= kept <= before.version
@@ -138,37 +135,12 @@ def test_each_loss_stays_in_the_log_though_the_next_goes_further_back(store: Sto
     assert segments_of(job)
     for rounds in (3, 2, 0):
         with abandoned(job) as aggregator:
-            assert eventually(lambda a=aggregator: a.hold(at_once=True) or bool(a.held.shards))
-            session = job.join("w0") if rounds else None
-            for round_ in range(rounds):
-                session.push(gradient(session.pull(), 0, round_))  # type: ignore[union-attr]
-                while aggregator.work() is Outcome.COMMITTED:
-                    pass
+            take(aggregator)
+            if rounds:
+                train(job.join("w0"), aggregator, rounds)
         shared_memory.forget(segments_of(job).folder)
     assert recoveries(job) == [("0", "3"), ("0", "2")]
     assert check_chain(job) == 0
-
-
-def test_memory_that_is_lost_under_a_living_holder_is_taken_anew(store: Store) -> None:
-    """As when a user's last login ends, and systemd removes what is his in /dev/shm: the job was not removed."""
-    job = store.create_job("job", model(), mirror_every="1000000", lease_ms=300, **OVER_SHM)
-    assert segments_of(job)
-    with abandoned(job) as aggregator, job.join("w0") as session:
-        for round_ in range(3):
-            session.push(gradient(session.pull(), 0, round_))
-            while round_ < 2 and aggregator.work() is Outcome.COMMITTED:
-                pass
-        shared_memory.forget(segments_of(job).folder)
-        aggregator.work()
-        assert eventually(lambda: aggregator.hold(at_once=True) or bool(aggregator.held.shards))
-        with pytest.raises(kvps.WorkerEvicted):
-            session.pull()
-        abandon(session)
-        again = job.join("w0")
-        again.push(gradient(again.pull(), 0, 0))
-        assert aggregator.work() is Outcome.COMMITTED
-    assert recoveries(job) == [("0", "2")]
-    assert check_chain(job) == 1
 
 
 def test_what_a_rollback_loses_is_said_as_the_log_says_it(store: Store, caplog: pytest.LogCaptureFixture) -> None:
@@ -177,9 +149,7 @@ def test_what_a_rollback_loses_is_said_as_the_log_says_it(store: Store, caplog: 
     job = store.create_job("job", model(), mirror_every="1000000", lease_ms=300, **OVER_SHM)
     assert segments_of(job)
     with abandoned(job) as aggregator, job.join("w0") as session:
-        for round_ in range(2):
-            session.push(gradient(session.pull(), 0, round_))
-            assert aggregator.work() is Outcome.COMMITTED
+        train(session, aggregator, 2)
         shard = aggregator.held.shards[0]
         shard.version += 1
         with pytest.raises(kvps.LeaseLost):
@@ -214,9 +184,7 @@ def test_a_contribution_whose_memory_was_written_anew_is_done_again_and_not_reje
     job = store.create_job("job", model(), **settings, **OVER_SHM)
     assert segments_of(job)
     with abandoned(job) as aggregator, job.join("w0") as session:
-        session.push(gradient(session.pull(), 0, 0))
-        while aggregator.work() is Outcome.COMMITTED:
-            pass
+        train(session, aggregator, 1)
         session.push(gradient(session.pull(), 0, 1))
         segments_of(job).unlink([f"g:w0.{session.incarnation}:2"])
         if by == "its holder":

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,9 @@ import pytest
 from helpers.commands import TINY, Started, kvps_run
 from helpers.harness import abandoned, aggregating, gradient, model, plain_loop, work_on
 from helpers.internals import abandon, segments_of
-from helpers.shared_memory import recoveries
+from helpers.shared_memory import LARGE, recoveries, take, train
 from helpers.waiting import eventually
-from kvps_aggregator import Aggregator, AggregatorOptions, Outcome, serve
+from kvps_aggregator import Aggregator, AggregatorOptions, serve
 
 import kvps
 from kvps.job import Job
@@ -32,7 +32,7 @@ from kvps.transport.memory_identity import Memory
 from kvps.transport.shared_memory import Segments
 
 SHM: dict[str, Any] = {"transport": "shm", "lease_ms": 300, "worker_timeout_ms": 60_000, "mirror_every": "1000000"}
-LARGE = {"x": np.zeros(600_000, np.float32)}
+See = Callable[[str], Job]
 _MOUNTED = "mount -t tmpfs kvps-test /dev/shm && echo mounted && exec cat"
 _MOVED = "import pathlib; from kvps.transport import shared_memory; shared_memory.ROOT = pathlib.Path({root!r}); "
 _KVPS = "import sys, kvps_cli; sys.exit(kvps_cli.main())"
@@ -91,10 +91,8 @@ def elsewhere(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Elsewh
 def _train(job: Job, rounds: int) -> None:
     """Commit some rounds of w0 and leave no aggregator: Redis has version 0, all else is in memory."""
     with abandoned(job) as aggregator, job.join("w0") as session:
-        assert eventually(lambda: aggregator.hold(at_once=True) or bool(aggregator.held.shards))
-        for _ in range(rounds):
-            session.push(gradient(session.pull(), 0, session.round))
-            assert aggregator.work() is Outcome.COMMITTED
+        take(aggregator)
+        train(session, aggregator, rounds)
         session.leave(finished=False)
     assert job.state().version == rounds
     assert eventually(lambda: job.holders() == [""])
@@ -150,20 +148,6 @@ def root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     path.mkdir()
     monkeypatch.setattr(shared_memory, "ROOT", path)
     return path
-
-
-@pytest.fixture
-def second(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, store: Store) -> Any:
-    """The job as a process with another /dev/shm has it."""
-    path = tmp_path / "another"
-    path.mkdir()
-
-    def see() -> Job:
-        with monkeypatch.context() as there:
-            there.setattr(shared_memory, "ROOT", path)
-            return store.job("job")
-
-    return see
 
 
 @pytest.mark.parametrize("what", ["the job's directory", "all of this user's", "all, and another job was made since"])
@@ -290,13 +274,13 @@ def test_an_aggregator_elsewhere_stands_by_until_it_is_told_that_the_memory_is_l
     assert verified.returncode == 0, verified.stdout + verified.stderr
 
 
-def test_it_goes_on_in_the_memory_of_the_one_who_was_told(store: Store, root: Path, second: Any) -> None:
+def test_it_goes_on_in_the_memory_of_the_one_who_was_told(store: Store, root: Path, see_elsewhere: See) -> None:
     """Those who still see the old memory, and were alive all the time, have no part in it any more."""
     old = store.create_job("job", model(), optimizer=kvps.SGD(lr=0.05), **SHM)
     _train(old, 3)
     alive = old.join("w0")
     alive.pull()
-    new = second()
+    new = see_elsewhere("job")
     with aggregating(new, memory_lost=True):
         assert eventually(lambda: new.state().version == 0)
         assert eventually(lambda: segments_of(new).here)
@@ -316,10 +300,12 @@ def test_it_goes_on_in_the_memory_of_the_one_who_was_told(store: Store, root: Pa
         np.testing.assert_array_equal(old.snapshot()[1][name], array)
 
 
-def test_only_the_memory_that_the_job_was_in_is_given_up(store: Store, root: Path, second: Any, tmp_path: Path) -> None:
+def test_only_the_memory_that_the_job_was_in_is_given_up(
+    store: Store, root: Path, see_elsewhere: See, tmp_path: Path
+) -> None:
     """Two are told; the one that comes second does not take the job from the memory of the first."""
     store.create_job("job", model(), **SHM)
-    told, late = second(), store.job("job")
+    told, late = see_elsewhere("job"), store.job("job")
     segments_of(late)._root = tmp_path  # type: ignore[union-attr]
     waiting = Aggregator(late, threading.Event(), options=AggregatorOptions(memory_lost=True))
     with aggregating(told, memory_lost=True):
@@ -349,15 +335,15 @@ def test_memory_that_is_seen_is_not_given_up(store: Store, root: Path, caplog: p
 
 
 def test_a_worker_that_joins_while_the_job_moves_does_not_work_in_the_old_memory(
-    store: Store, root: Path, second: Any, monkeypatch: pytest.MonkeyPatch
+    store: Store, root: Path, see_elsewhere: See, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = store.create_job("job", model(), **SHM)
-    new = second()
+    new = see_elsewhere("job")
     join = old.access.scripts.join
 
     def late(*arguments: Any) -> Any:
         aggregator = Aggregator(new, threading.Event(), options=AggregatorOptions(memory_lost=True))
-        assert eventually(lambda: aggregator.hold(at_once=True) or bool(aggregator.held.shards))
+        take(aggregator)
         aggregator.release()
         return join(*arguments)
 

@@ -1,0 +1,35 @@
+"""Private places for tests of transports: a runtime directory, and another /dev/shm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from helpers.servers import private_directory
+
+from kvps.job import Job
+from kvps.store import Store
+from kvps.transport import shared_memory
+
+
+@pytest.fixture
+def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A runtime directory of this test's alone. (`home` would wait for the helper process of multiprocessing.)"""
+    with private_directory() as folder:
+        monkeypatch.setenv("KVPS_RUNTIME_DIR", str(folder))
+        yield folder
+
+
+@pytest.fixture
+def see_elsewhere(store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], Job]:
+    """A function that returns the job of a name as a process with another /dev/shm has it."""
+    path = tmp_path / "another"
+    path.mkdir()
+
+    def see(name: str) -> Job:
+        with monkeypatch.context() as patch:
+            patch.setattr(shared_memory, "ROOT", path)
+            return store.job(name)
+
+    return see
