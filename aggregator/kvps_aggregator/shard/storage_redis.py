@@ -11,7 +11,7 @@ from kvps.arrays.weight_view import VIEW
 from kvps.job import Job
 from kvps.protocol.job_state import State
 from kvps.protocol.plan import Contribution, Plan
-from kvps_aggregator.shard.eager_fetch import EagerFetch
+from kvps_aggregator.shard.fetch import EagerFetch
 from kvps_aggregator.shard.lifecycle import Reserve, Versions
 from kvps_aggregator.shard.storage import Storage
 from kvps_aggregator.shard.view_storage import ViewStorage
