@@ -18,7 +18,7 @@ from kvps.connection.cluster import ClusterClient
 from kvps.connection.slots import Address, slot_of
 from kvps.errors import InvalidSetting
 from kvps.job import Job
-from kvps.machine.address import addresses_of, is_of_this_host
+from kvps.machine.address import addresses_of, host_and_port, is_of_this_host
 
 log = logging.getLogger("kvps.lease")
 
@@ -54,10 +54,7 @@ class Near:
 
 
 def _address(text: str) -> Address:
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536 or any(c.isspace() for c in host):
-        raise InvalidSetting(f"--near wants HOST:PORT of a node, or {AUTO}, not {text!r}")
-    return Address(host.strip("[]"), int(port))
+    return Address(*host_and_port(text, f"--near wants HOST:PORT of a node, or {AUTO}"))
 
 
 class ShardChoice:

@@ -125,6 +125,5 @@ class ClusterNodes:
 
 def at_node(url: str, address: Address) -> str:
     """Return the URL of another node of the cluster that `url` is a node of."""
-    host = f"[{address.host}]" if ":" in address.host else address.host
     scheme, user, rest = re.fullmatch(r"(\w+://)([^/?]*@)?[^/?]*(.*)", url).groups("")  # type: ignore[union-attr]
-    return f"{scheme}{user}{host}:{address.port}{rest}"
+    return f"{scheme}{user}{address}{rest}"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import socket
+
+from kvps.errors import InvalidSetting
 
 _ELSEWHERE = {
     socket.AF_INET: "192.0.2.1",
@@ -26,9 +29,18 @@ def outward_address(family: socket.AddressFamily = socket.AF_INET) -> str:
 def addresses_of(host: str) -> set[str]:
     """Return the IP addresses of a host's name, or of an IP address itself; none for a name that is unknown."""
     try:
-        return {str(found[4][0]) for found in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+        return {str(where[0]) for *_, where in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
     except (OSError, UnicodeError):
         return set()
+
+
+def host_and_port(text: str, wanted: str) -> tuple[str, int]:
+    """Return the host, without brackets, and the port of HOST:PORT. Raises InvalidSetting, which says what is
+    `wanted`."""
+    host, _, port = text.rpartition(":")
+    if not host or re.search(r"\s", host) or not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) < 65536:
+        raise InvalidSetting(f"{wanted}, not {text!r}")
+    return host.strip("[]"), int(port)
 
 
 def is_of_this_host(host: str) -> bool:

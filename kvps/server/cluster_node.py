@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ipaddress
 import random
-import re
 import shutil
 import socket
 import subprocess
@@ -24,17 +23,15 @@ from kvps.connection.slots import Address
 from kvps.connection.sockets import connection_settings, redacted
 from kvps.errors import InvalidSetting, NoServer, ServerError
 from kvps.machine import process
-from kvps.machine.address import addresses_of
-from kvps.machine.files import private
+from kvps.machine.address import addresses_of, host_and_port
 from kvps.machine.paths import private_directory, server_program
+from kvps.server.server_process import LOAD_S, START_S, last_lines, launched, quoted
 
 MOST_PORT = 55_535
 """The highest port of a node: its bus, over which nodes talk to each other, has the port 10,000 above."""
 _BUS = 10_000
 _NODES = "nodes.conf"  # in which a node keeps what it knows of its cluster
 _LEAST_PORT = 20_000  # of the ports from which a free one is chosen
-_START_S = 15.0
-_LOAD_S = 600.0  # a server with data loads it first
 _END_S = 60.0
 _CONNECT_S = 5.0
 _LOOK_AGAIN_S = 0.02
@@ -42,17 +39,15 @@ _LOOK_AGAIN_S = 0.02
 
 def parse_listen(text: str) -> Address:
     """Return the address that --listen names. Raises InvalidSetting."""
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal() or len(port) > 5 or any(c.isspace() for c in host):
-        raise InvalidSetting(f"--listen wants HOST:PORT, as in 10.0.0.1:6379, not {text!r}")
-    if not 0 < int(port) <= MOST_PORT:
+    host, port = host_and_port(text, "--listen wants HOST:PORT, as in 10.0.0.1:6379")
+    if port > MOST_PORT:
         raise InvalidSetting(
             f"--listen wants a port from 1 to {MOST_PORT}, because nodes use the port 10,000 above too"
         )
-    found = sorted(addresses_of(host.strip("[]")))
-    if not found or ipaddress.ip_address(found[0]).is_unspecified:
+    addresses = sorted(addresses_of(host))
+    if not addresses or ipaddress.ip_address(addresses[0]).is_unspecified:
         raise InvalidSetting(f"--listen wants the address by which other hosts reach this one, not {host}")
-    return Address(found[0], int(port))
+    return Address(addresses[0], port)
 
 
 def check_free(address: Address) -> None:
@@ -71,8 +66,8 @@ def address_towards(other: Address) -> Address:
     except OSError as error:
         raise NoServer(f"no node answers at {other} ({error}): give the address with --listen HOST:PORT") from None
     for port in (min(other.port, MOST_PORT), *random.sample(range(_LEAST_PORT, MOST_PORT), 100)):
-        if not _refusal(found := Address(host, port)):
-            return found
+        if not _refusal(address := Address(host, port)):
+            return address
     raise InvalidSetting(f"{host} has no free port for a node: give one with --listen {host}:PORT")
 
 
@@ -92,9 +87,8 @@ def is_loopback(address: Address) -> bool:
 
 def url_of(address: Address, password: str | None) -> str:
     """Return the URL of a node."""
-    host = f"[{address.host}]" if ":" in address.host else address.host
     login = f":{quote(password, safe='')}@" if password else ""
-    return f"redis://{login}{host}:{address.port}"
+    return f"redis://{login}{address}"
 
 
 @contextmanager
@@ -108,9 +102,9 @@ def started(address: Address, password: str | None, data_dir: Path | None) -> It
         private_directory(data_dir, ", or give --data-dir another")
     folder = data_dir.resolve() if data_dir else Path(tempfile.mkdtemp(prefix="kvps-host-"))
     try:
-        node = _launched(address, password, folder, keeps=bool(data_dir))
+        node = _started(address, password, folder, keeps=bool(data_dir))
         try:
-            _await_answer(node, url_of(address, password), folder / "log", _LOAD_S if data_dir else _START_S)
+            _await_answer(node, url_of(address, password), folder / "log", LOAD_S if data_dir else START_S)
             yield node
         finally:
             _end(node)
@@ -119,7 +113,7 @@ def started(address: Address, password: str | None, data_dir: Path | None) -> It
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _launched(address: Address, password: str | None, folder: Path, keeps: bool) -> subprocess.Popen[bytes]:
+def _started(address: Address, password: str | None, folder: Path, keeps: bool) -> subprocess.Popen[bytes]:
     settings = {
         "bind": address.host,
         "port": str(address.port),
@@ -131,31 +125,14 @@ def _launched(address: Address, password: str | None, folder: Path, keeps: bool)
         "appendonly": "yes" if keeps else "no",
         "appendfsync": "everysec",
         "maxmemory-policy": "noeviction",
-        "dir": _quoted(str(folder)),
+        "dir": quoted(str(folder)),
         "daemonize": "no",
     }
     if password:
-        settings |= {"requirepass": _quoted(password), "masterauth": _quoted(password)}
+        settings |= {"requirepass": quoted(password), "masterauth": quoted(password)}
     else:
         settings["protected-mode"] = "no"  # it is at a loopback address
-    text = "".join(f"{name} {value}\n" for name, value in settings.items()).encode()
-    command = process.ending_with_this([server_program(), "-"])
-    with open(folder / "log", "w", opener=private) as log:
-        # In a session of its own: Ctrl-C in the terminal must reach the server only when it has given up its slots.
-        node = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True, umask=0o077
-        )
-    assert node.stdin is not None
-    with suppress(BrokenPipeError):  # it has ended already, and its log says why
-        node.stdin.write(text)
-        node.stdin.close()
-    return node
-
-
-def _quoted(text: str) -> str:
-    """Return a text as one word of the server's configuration; a control character would end the line."""
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-    return '"' + re.sub(r"[\x00-\x1f\x7f]", lambda found: f"\\x{ord(found[0]):02x}", escaped) + '"'
+    return launched(process.ending_with_this([server_program(), "-"]), settings, folder / "log")
 
 
 def _await_answer(node: subprocess.Popen[bytes], url: str, log: Path, patience_s: float) -> None:
@@ -166,13 +143,7 @@ def _await_answer(node: subprocess.Popen[bytes], url: str, log: Path, patience_s
                 client.call("PING")
                 return
             time.sleep(_LOOK_AGAIN_S)
-    raise NoServer(f"the node could not be started: {last_words(log) or 'it does not answer'}")
-
-
-def last_words(log: Path) -> str:
-    """Return the last lines of a server's log, as one line."""
-    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
-    return "; ".join(re.sub(r"^\d+:.*? [#*-] ", "", line).strip() for line in lines[-2:] if line.strip())
+    raise NoServer(f"the node could not be started: {last_lines(log) or 'it does not answer'}")
 
 
 def _end(node: subprocess.Popen[bytes]) -> None:
@@ -209,7 +180,7 @@ def of_url(url: str, password: str | None) -> tuple[Address, str | None]:
             f"with the password of the default user"
         )
     host = str(settings.get("host", "localhost"))
-    found = sorted(addresses_of(host))
-    if not found:
+    addresses = sorted(addresses_of(host))
+    if not addresses:
         raise InvalidSetting(f"--join {redacted(url)}: the host {host} is unknown")
-    return Address(found[0], int(settings.get("port", 6379))), settings.get("password") or password
+    return Address(addresses[0], int(settings.get("port", 6379))), settings.get("password") or password

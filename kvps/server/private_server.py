@@ -10,7 +10,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
-import re
 import secrets
 import socket
 import subprocess
@@ -18,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +27,7 @@ from urllib.parse import quote
 import redis
 from redis.connection import ConnectionPool
 
+from kvps.connection.slots import Address
 from kvps.connection.sockets import (
     KINDS,
     ClientRefused,
@@ -36,19 +36,19 @@ from kvps.connection.sockets import (
     counts_as_user,
     too_many_clients,
 )
-from kvps.errors import InvalidSetting, NoServer, ServerUnfit
+from kvps.errors import NoServer, ServerUnfit
 from kvps.machine import process
-from kvps.machine.address import outward_address
+from kvps.machine.address import host_and_port, outward_address
 from kvps.machine.files import make_directory, private
 from kvps.machine.paths import runtime_dir, server_program, socket_path
 from kvps.protocol.acl import rules
+from kvps.server.server_process import LOAD_S, START_S, last_lines, launched, quoted
 from kvps.transport.shared_memory import folder_of, forget
 
-_START_S = 15.0
-_LOAD_S = 600.0  # a server with data loads it first
 _REPLY_S = 2.0
 _NOTE, _LOCK = "url", "lock"  # files beside the socket
 _JOINING = "kvps"  # the user for TCP
+_LISTEN = "--listen wants HOST:PORT, as in 0.0.0.0:6400"
 _EVERYWHERE = {"0.0.0.0": socket.AF_INET, "*": socket.AF_INET, "::": socket.AF_INET6}  # hosts of --listen: their family
 
 
@@ -172,7 +172,7 @@ def stop() -> bool:
         url = running()
         if url is None:
             return False
-        pid, keeps, said = None, True, "it does not end"
+        pid, keeps, reason = None, True, "it does not end"
         try:
             with _connection(url) as connection:
                 pid = int(connection.info("server")["process_id"])
@@ -182,8 +182,8 @@ def stop() -> bool:
             raise NoServer(f"your private server refuses to end: {error}") from None
         except redis.exceptions.RedisError as error:
             # A server that ends cuts the connection, so an error matters only if the server still runs.
-            said = f"it does not end ({error})"
-        _until(lambda: not _answers(url) and not (pid and process.runs(pid)), said)
+            reason = f"it does not end ({error})"
+        _until(lambda: not _answers(url) and not (pid and process.runs(pid)), reason)
         if not keeps:
             forget(folder_of(url))
         return True
@@ -211,11 +211,11 @@ def join_line(url: str, listen: str) -> str:
 def tcp_url(url: str, listen: str) -> str:
     """Return the URL of the private server at `url` for the TCP port that it was started with, for a user that may not
     administer it."""
-    host, port = _parse_listen(listen)
+    host, port = host_and_port(listen, _LISTEN)
     if host in _EVERYWHERE:
         host = outward_address(_EVERYWHERE[host])
     password = _joining_password(connection_settings(url)["password"])
-    return f"redis://{_JOINING}:{password}@{f'[{host}]' if ':' in host else host}:{port}"
+    return f"redis://{_JOINING}:{password}@{Address(host, port)}"
 
 
 def _joining_password(administrators: str) -> str:
@@ -229,66 +229,44 @@ def _start(listen: str | None, data_dir: Path | None, lasting: bool) -> Server:
     url, log = f"unix://{quote(str(socket_path(folder)))}", folder / "redis.log"
     settings = {
         "port": "0",
-        "unixsocket": f'"{socket_path(folder)}"',
+        "unixsocket": quoted(str(socket_path(folder))),
         "unixsocketperm": "700",
         "save": '""',
         "appendonly": "no",
         "maxmemory-policy": "noeviction",
-        "dir": f'"{folder}"',
-        "logfile": f'"{log}"',
+        "dir": quoted(str(folder)),
+        "logfile": quoted(str(log)),
         "daemonize": "no",
     }
     if data_dir:
-        settings |= {"dir": f'"{_own_directory(data_dir)}"', "appendonly": "yes", "appendfsync": "everysec"}
+        settings |= {"dir": quoted(str(_own_directory(data_dir))), "appendonly": "yes", "appendfsync": "everysec"}
     if _listens(url):
         raise NoServer(f"your private server runs, but {folder / _NOTE} is gone: end it, before you start another")
     if not data_dir:
         forget(folder_of(url))  # left by a server whose guard was killed
     if listen:
-        host, port = _parse_listen(listen)
+        host, port = host_and_port(listen, _LISTEN)
         password = secrets.token_urlsafe(24)
         settings |= {"bind": "0.0.0.0" if host == "*" else host, "port": str(port), "requirepass": password}
         may = " ".join(rules("operator", "*"))
         settings[f"user {_JOINING}"] = f"{may} >{_joining_password(password)}"
         url += f"?password={password}"
-    text = "".join(f"{name} {value}\n" for name, value in settings.items()).encode()
-    if not lasting:
-        text += b"end\n"
-    # In a session of its own: Ctrl-C in the terminal must first reach the workers, which need the server to leave.
     guard = [sys.executable, "-I", "-S", str(Path(__file__).with_name("watchdog.py")), binary]
     guard += [str(socket_path(folder)), str(folder / _LOCK)]
     # The shared memory of a server that keeps nothing is of no use without it: the guard deletes it.
     command = [binary, "-"] if lasting else guard + ([] if data_dir else [str(folder_of(url))])
-    child = _launched(command, log)
-    assert child.stdin is not None
     try:
-        child.stdin.write(text)
-        child.stdin.flush()
-    except BrokenPipeError:
-        pass
-    if lasting:
-        child.stdin.close()
+        child = launched(command, settings, log, guarded=not lasting)
+    except OSError as error:
+        raise NoServer(f"the private server could not be started: {error}") from None
     try:
-        _until(
-            lambda: _answers(url, loading=False), "it does not answer", child, log, _LOAD_S if data_dir else _START_S
-        )
+        _until(lambda: _answers(url, loading=False), "it does not answer", child, log, LOAD_S if data_dir else START_S)
     except BaseException:
         _end(child)
         raise
     words = [word for word, holds in (("lasting", lasting), ("keeps", data_dir)) if holds]
     _write_private(folder / _NOTE, f"{url}\n{' '.join(words)}")
     return Server(url, None if lasting else child, lasting, bool(data_dir))
-
-
-def _launched(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
-    """Start the server or its guard, which says into `log` what goes wrong. Raises NoServer."""
-    try:
-        with open(log, "w", opener=private) as said:
-            streams: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": said, "stderr": said}
-            # The server makes its files with the modes that the umask leaves.
-            return subprocess.Popen(command, **streams, start_new_session=True, umask=0o077)
-    except OSError as error:
-        raise NoServer(f"the private server could not be started: {error}") from None
 
 
 def _hand_over(child: subprocess.Popen[bytes]) -> None:
@@ -339,15 +317,14 @@ def _until(
     message: str,
     child: subprocess.Popen[bytes] | None = None,
     log: Path | None = None,
-    patience_s: float = _START_S,
+    patience_s: float = START_S,
 ) -> None:
     """Poll until a server has started or ended: only its socket shows either. Raises NoServer."""
     deadline = time.monotonic() + patience_s
     while not done():
         over = time.monotonic() > deadline
         if over or (child and child.poll() is not None):
-            lines = log.read_text(errors="replace").splitlines() if log and log.exists() else []
-            reason = "; ".join(re.sub(r"^\d+:.*? [#*-] ", "", line).strip() for line in lines[-2:] if line.strip())
+            reason = last_lines(log) if log else ""
             raise NoServer(f"the private server could not be {'started' if child else 'ended'}: {reason or message}")
         time.sleep(0.01)
 
@@ -394,13 +371,6 @@ def _connection(url: str) -> Iterator[Any]:
         yield connection
     finally:
         connection.connection_pool.disconnect()
-
-
-def _parse_listen(text: str) -> tuple[str, int]:
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 65536 or any(c.isspace() for c in host):
-        raise InvalidSetting(f"--listen wants HOST:PORT, as in 0.0.0.0:6400, not {text!r}")
-    return host.strip("[]"), int(port)
 
 
 def _write_private(path: Path, text: str) -> None:

@@ -8,7 +8,7 @@ from helpers.clusters import node_ports
 from kvps.connection.client import Client
 from kvps.connection.slots import SLOTS, Address
 from kvps.errors import InvalidSetting
-from kvps.server import cluster_node
+from kvps.server import cluster_node, private_server
 from kvps.server.data_host import DataHost
 
 
@@ -37,5 +37,6 @@ def test_who_is_left_alone_keeps_all_slots_and_says_so() -> None:
 
 
 def test_a_port_of_many_digits_is_refused_in_a_line() -> None:
-    with pytest.raises(InvalidSetting, match="--listen wants HOST:PORT"):
-        cluster_node.parse_listen("127.0.0.1:" + "9" * 5000)
+    for parse in (cluster_node.parse_listen, lambda text: private_server.tcp_url("unix:///s", text)):
+        with pytest.raises(InvalidSetting, match="--listen wants HOST:PORT"):
+            parse("127.0.0.1:" + "9" * 5000)

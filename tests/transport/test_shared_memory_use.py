@@ -47,7 +47,7 @@ def test_auto_is_shared_memory_where_that_is_sure_and_worth_it(store: Store, mon
         chosen({"x": np.zeros(3_000_000, np.float32)}, transport="shm")
     monkeypatch.setattr(shared_memory, "ROOT", Path("/nowhere"))
     assert chosen() == "redis"
-    with pytest.raises(kvps.InvalidSetting, match="^/nowhere is not there"):
+    with pytest.raises(kvps.InvalidSetting, match=r"^/nowhere is not there"):
         chosen(transport="shm")
 
 
