@@ -10,8 +10,7 @@ from kvps_cli.output import say
 from kvps import optim
 from kvps.errors import InvalidSetting
 from kvps_bench import (
-    cli_hosts,
-    idle,
+    links,
     options,
     readers,
     result,
@@ -24,6 +23,7 @@ from kvps_bench import (
     workers,
 )
 from kvps_bench.crew import Place
+from kvps_bench.layouts import LAYOUTS
 from kvps_bench.options import AsJson, Quick, Redis, Transports, Turns, Workers
 from kvps_bench.roles import LR
 
@@ -199,23 +199,6 @@ def wake_(
     options.measured(run, redis, transports, turns, quick, as_json)
 
 
-@app.command("idle")
-def idle_(
-    jobs: Annotated[int, typer.Option("--jobs", metavar="N", help="Number of jobs without a worker.")] = 1000,
-    turns: Turns = None,
-    quick: Quick = False,
-    as_json: AsJson = False,
-) -> None:
-    """Measure what one aggregator costs while no job has a worker, and how soon it serves a job that a worker joins."""
-    number = options.positive("--jobs", jobs)
-
-    def run(where: Place, names: list[str], turns: int) -> result.Result:
-        return idle.measure(where, names, turns, number, quick)
-
-    # The aggregator serves all jobs of its server, so the server must not be a user's.
-    options.measured(run, None, "unix", turns, quick, as_json)
-
-
 @app.command("workers")
 def workers_(
     counts: Annotated[
@@ -252,5 +235,34 @@ def workers_(
     options.measured(run, None, "unix", (1 if quick else options.FEW_TURNS) if turns is None else turns, quick, as_json)
 
 
-for _command in (cli_hosts.links_, cli_hosts.diloco_, cli_hosts.goodput_):
-    app.command(_command.__name__.rstrip("_"))(_command)
+@app.command("links")
+def links_(
+    mb: Annotated[float, typer.Option(metavar="MB", help="Size of the model.")] = 40,
+    workers: Workers = "2,4",
+    gbit: Annotated[str, typer.Option(metavar="RATE,...", help="Rates of the links, in Gbit/s, each way.")] = "1",
+    layouts: Annotated[
+        str,
+        typer.Option(
+            "--layouts", metavar="NAME,...", help=f"Where servers and aggregators are. Of: {','.join(LAYOUTS)}."
+        ),
+    ] = ",".join(LAYOUTS),
+    turns: Turns = None,
+    quick: Quick = False,
+    as_json: AsJson = False,
+) -> None:
+    """Measure rounds over hosts whose links have a given rate, against an all-reduce on the same links.
+
+    The hosts are namespaces of this machine: this needs root, or the right to make user namespaces.
+    """
+    nbytes, counts, rates = options.bytes_of(mb), options.counts("--workers", workers), options.numbers("--gbit", gbit)
+    for rate in rates:
+        if not 0.001 <= rate <= 1000:
+            raise InvalidSetting(f"--gbit must be from 0.001 to 1000, not {rate:g}")
+    if max(counts) > links.MOST_WORKERS:
+        raise InvalidSetting(f"--workers must be at most {links.MOST_WORKERS}: each has a host of its own")
+    chosen = options.names("--layouts", layouts, tuple(LAYOUTS))
+
+    def run(where: Place, names: list[str], turns: int) -> result.Result:
+        return links.measure(where, nbytes, counts, rates, chosen, turns, quick, say)
+
+    options.measured(run, None, "tcp", turns, quick, as_json)

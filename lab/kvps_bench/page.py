@@ -16,7 +16,7 @@ from kvps_bench import digits
 from kvps_bench.charts import Bar, chart
 from kvps_bench.result import Table, bars_table, rows_tables
 
-BENCHES = ("transport", "round", "straggler", "scale", "readers", "workers", "wake", "idle", "links", "digits")
+BENCHES = ("transport", "round", "straggler", "scale", "readers", "workers", "wake", "links", "digits")
 _TITLES = {
     "transport": "Moving arrays",
     "round": "A round",
@@ -26,7 +26,6 @@ _TITLES = {
     "readers": "Many readers",
     "workers": "Many workers",
     "wake": "From a commit to the next pull",
-    "idle": "Idle jobs",
     "links": "Hosts and their links",
     "digits": "Digits in every mode",
 }

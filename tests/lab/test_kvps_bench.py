@@ -187,17 +187,6 @@ def test_wake_and_the_page_that_is_made_of_it(home: Path, tmp_path: Path) -> Non
     assert "| bare XREAD, woken by XADD | tcp |" in page
 
 
-def test_idle(home: Path) -> None:
-    found = bench("idle", "--jobs", "4", "--quick", "--turns", "2")
-    aggregator, *others = found["rows"]
-    assert len(others) == 3
-    assert {row["jobs"] for row in found["rows"]} == {4}
-    assert aggregator["threads"] <= 2
-    assert 1 <= aggregator["connections"] <= 2
-    assert aggregator["requests_per_s"] > 0
-    assert [bar["wanted"] for bar in found["bars"]] == ["<= 0.05", "stated", "stated"]
-
-
 # -- what is asked wrongly ----------------------------------------------------------------------------------------
 
 
@@ -222,7 +211,6 @@ def test_idle(home: Path) -> None:
         "workers --seconds nan",
         "workers --limit inf",
         "wake --redis unix:///nowhere/s",
-        "idle --jobs 0",
     ],
 )
 def test_what_is_asked_wrongly_is_said_in_one_line(home: Path, arguments: str) -> None:

@@ -51,7 +51,6 @@ LATE_IMPORTS = {  # file: why it imports inside a function
     "cli/kvps_cli/look/top.py": "Textual is an extra",
     "cli/kvps_cli/look/timeline.py": "perfetto and matplotlib are an extra",
     "workers/kvps_workers/digits.py": "scikit-learn is an extra",
-    "lab/kvps_bench/diloco.py": "PyTorch is an extra",
     "lab/kvps_bench/links.py": "PyTorch is an extra",
     "lab/kvps_bench/round.py": "PyTorch is an extra",
 }
@@ -72,8 +71,6 @@ WALL_CLOCK = {  # who reads this machine's date and time: why, as clocks of host
     "kvps/history/checkpoint.py": "when a file was saved, for people",
     "kvps/transport/locked_file.py": "how old a file of this host is",
     "workers/kvps_workers/queue/queue.py": "when a task began, for RQ's own commands",
-    "lab/kvps_bench/paced_learner.py": "learners of one host are slow in turns",
-    "lab/kvps_bench/idle.py": "the processor time of another process",
 }
 
 
