@@ -20,6 +20,7 @@ from kvps.store import Store
 
 ONE = {"x": np.ones(1, np.float32)}
 TIMED = {"local_steps": "auto", "round_ms": 500}
+MAXIMIZED = kvps.SGD(groups=(kvps.ParameterGroup("b", maximize=True),))
 
 
 def test_every_setting_is_described() -> None:
@@ -120,6 +121,16 @@ def test_the_table_in_the_docs_is_that_of_the_code() -> None:
         ({"late": "drop"}, "late drop is for rounds that a quorum closes"),
         ({"late": "drop", "quorum": 2, "staleness": -1, "workers": 2}, "late drop is for rounds that a quorum closes"),
         ({"workers": "9" * 10_000}, "…"),
+        ({"reject_norm": "0.5"}, "reject_norm must be a number from 1, as 10 or 2.5, not"),
+        ({"reject_norm": "nan"}, "reject_norm must be a number from 1, as 10 or 2.5, not"),
+        ({"delay_compensation": "-1"}, "delay_compensation must be 0, or a number from 1e-09 to 999999999, as"),
+        ({"delay_compensation": "nan"}, "delay_compensation must be 0, or a number from 1e-09 to 999999999, as"),
+        ({"delay_compensation": None}, "delay_compensation must be 0, or a number from 1e-09 to 999999999, as"),
+        ({"delay_versions": 3}, "set that too, as 0.04"),
+        ({"delay_compensation": 1, "staleness": 0}, "is for stale gradients, and with staleness 0 none is stale"),
+        ({"delay_compensation": 1, "quorum": 1, "late": "drop"}, "with staleness 0 none is stale"),
+        ({"delay_compensation": 1, "staleness": -1, "local_steps": 2}, "workers push no gradients but how far they"),
+        ({"delay_compensation": 1, "staleness": -1, "optimizer": MAXIMIZED}, "negate the loss instead of setting max"),
     ],
 )
 def test_a_value_out_of_range_is_refused_in_one_short_line(settings: Mapping[str, Any], words: str) -> None:
@@ -166,6 +177,13 @@ def test_a_number_has_the_text_that_it_always_had(name: str, value: Any, text: s
     assert config.to_hash()[name] == text
     assert JobConfig.from_hash(config.to_hash()) == config == JobConfig(staleness=-1, **{name: text})
     assert type(getattr(JobConfig.from_hash(config.to_hash()), name)) is type(value)
+
+
+@pytest.mark.parametrize(("workers", "kept"), [(1, 1), (400, 16)])
+def test_as_many_past_versions_are_kept_as_there_are_workers(workers: int, kept: int) -> None:
+    config = JobConfig(workers=workers, staleness=-1, delay_compensation=1e-5, weight_format="int8")
+    assert config.slots == (*[f"past{1 + number}" for number in range(kept)], "view")
+    assert JobConfig.from_hash(config.to_hash()) == config
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from kvps_aggregator import job_watcher
 from kvps_aggregator.job_watcher import JobWatcher
 
 import kvps
+from kvps.connection import client
 from kvps.job import Job
 from kvps.store import Store
 
@@ -279,6 +280,22 @@ def test_a_job_made_anew_within_a_moment_is_another(store: Store) -> None:
 
 
 # -- a restart of the server -----------------------------------------------------------------------------------
+
+
+def test_a_lost_server_is_raised_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(client, "_PATIENCE_S", 0.3)
+    with ExitStack() as stack:
+        with running_server() as url:
+            store = stack.enter_context(kvps.connect(url))
+            stack.enter_context(pytest.raises(kvps.ServerLost))
+            stack.enter_context(watching(store, said))
+            jobs = [store.create_job(name, ONE) for name in ("a", "b")]
+            for job in jobs:
+                job.join("w0")
+            assert eventually(lambda: all(all(job.holders()) for job in jobs))
+        assert eventually(lambda: not _served()), "all aggregators have ended"
+    assert said == []
 
 
 def test_idle_jobs_get_a_new_history_before_a_worker_joins(tmp_path: Path) -> None:

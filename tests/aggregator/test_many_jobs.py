@@ -6,7 +6,6 @@ import json
 import os
 import re
 import subprocess
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -14,12 +13,8 @@ import numpy as np
 import pytest
 from helpers.commands import KVPS, Started, run
 from helpers.harness import aggregating
-from helpers.servers import running_server
 from helpers.waiting import eventually
-from kvps_aggregator.job_watcher import JobWatcher
 
-import kvps
-from kvps.connection.client import Client
 from kvps.store import Store
 
 ONE = {"x": np.ones(2, np.float32)}
@@ -113,82 +108,37 @@ def _spoil(store: Store) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_a_job_that_cannot_be_read_hides_no_other(store: Store) -> None:
+def test_jobs_that_cannot_be_read_harm_no_other(store: Store) -> None:
+    """Each is listed with its reason, stops neither workers nor aggregators, and can be removed."""
     spoilt = _spoil(store)
-    store.create_job("zebra", ONE)
+    with beside(store, "aggregator", "start") as aggregator:
+        made = kvps_run(store, "create", "digits", "--job", "zebra", "--workers", "1", "--epochs", "1")
+        assert made.returncode == 0
+        said = aggregator.until("job zebra")
+        assert kvps_run(store, "worker").returncode == 0
+        assert eventually(lambda: store.job("zebra").state().finished(store.job("zebra").config))
+        assert said.count(" (it is tried again)") == len(spoilt), "each is set aside with its reason"
     done = kvps_run(store, "jobs")
-    assert done.returncode == 0
-    assert done.stderr == ""
+    assert (done.returncode, done.stderr) == (0, "")
     rows = {line.split()[0]: line for line in done.stdout.splitlines()[1:]}
     assert list(rows) == sorted([*spoilt, "zebra"])
-    assert rows["zebra"].rstrip().endswith("waits for workers")
+    assert rows["zebra"].rstrip().endswith("finished")
     listed = {one["job"]: one for one in json.loads(kvps_run(store, "jobs", "--json").stdout)}
     for name, why in spoilt.items():
         assert re.match(rf"{name} +- +- +- +- +unreadable: ", rows[name]), rows[name]
         assert why in rows[name]
         assert (listed[name].keys(), listed[name]["state"]) == ({"job", "state", "reason"}, "unreadable")
         assert why in listed[name]["reason"]
-        if name in ("escape", "binary"):  # each is a process
-            done = kvps_run(store, "status", name)
-            assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1), done.stderr
-            assert done.stderr.startswith("kvps: error: ")
-            assert why in done.stderr
-            assert "\x1b" not in done.stderr
-            assert kvps_run(store, "rm", name, "--yes").returncode == 0
-        else:
+        if name != "escape":
             store.remove_job(name)
+    done = kvps_run(store, "status", "escape")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1), done.stderr
+    assert done.stderr.startswith("kvps: error: ")
+    assert spoilt["escape"] in done.stderr
+    assert "\x1b" not in done.stderr
+    assert kvps_run(store, "rm", "escape", "--yes").returncode == 0
     assert store.jobs() == ["zebra"]
     assert not [key for key in store.client.scan("*") if "zebra" not in key and "{" in key]
-
-
-@pytest.mark.slow
-def test_a_job_that_cannot_be_read_stops_neither_workers_nor_aggregators(store: Store) -> None:
-    spoilt = _spoil(store)
-    with beside(store, "aggregator", "start") as aggregator:
-        made = kvps_run(store, "create", "digits", "--job", "zebra", "--workers", "1", "--epochs", "1")
-        assert made.returncode == 0
-        seen = aggregator.until("job zebra")
-        assert kvps_run(store, "worker").returncode == 0
-        assert eventually(lambda: store.job("zebra").state().finished(store.job("zebra").config))
-        assert seen.count(" (it is tried again)") == len(spoilt), "each is set aside with its reason"
-
-
-# -- one aggregator for all of them -------------------------------------------------------------------------------
-
-
-@contextmanager
-def serving_all(raised: list[BaseException], warned: list[str]) -> Iterator[Store]:
-    """A job watcher on a thread. Behind the block the server is lost, and the error that this raises is noted."""
-    with running_server() as url:
-        store = Store(Client(url, patience_s=0.3))
-
-        def run() -> None:
-            try:
-                JobWatcher(store, warned.append, lambda job: None).run()
-            except BaseException as error:
-                raised.append(error)
-
-        thread = threading.Thread(target=run)
-        thread.start()
-        try:
-            yield store
-        except BaseException:
-            raised.clear()
-            raise
-    thread.join()
-    store.close()
-
-
-def test_a_lost_server_is_raised_once() -> None:
-    raised: list[BaseException] = []
-    warned: list[str] = []
-    with serving_all(raised, warned) as store:
-        jobs = [store.create_job(name, ONE) for name in ("a", "b")]
-        for job in jobs:
-            job.join("w0")
-        assert eventually(lambda: all(all(job.holders()) for job in jobs))
-    assert [type(error) for error in raised] == [kvps.ServerLost], "it ends, with one error for main() to say"
-    assert warned == []
 
 
 # -- who waits, and for whom --------------------------------------------------------------------------------------

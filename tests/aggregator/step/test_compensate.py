@@ -347,38 +347,3 @@ def test_what_overflows_leaves_the_other_items_of_a_users_reduction_alone(own_ru
     hostcupy.get_current_stream().synchronize()
     assert outs[0] == outs[1] == there.values.tobytes()
     np.testing.assert_array_equal(np.frombuffer(outs[0], np.float32)[:4], np.median(rows[:, :4], axis=0))
-
-
-# -- settings --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"staleness": 0}, "delay_compensation is for stale gradients, and with staleness 0 none is stale"),
-        ({"staleness": 0, "quorum": 1, "late": "drop"}, "with staleness 0 none is stale"),
-        ({"local_steps": 2}, "with local_steps workers push no gradients but how far they came: set only one"),
-        ({"optimizer": kvps.SGD(maximize=True)}, "negate the loss instead of setting maximize"),
-        ({"optimizer": kvps.SGD(groups=(kvps.ParameterGroup("b", maximize=True),))}, "negate the loss"),
-        ({"delay_compensation": 0, "delay_versions": 3}, "set that too, as 0.04"),
-        ({"delay_versions": 17}, "delay_versions must be a whole number from 0 to 16, not 17"),
-        *[
-            ({"delay_compensation": value}, "delay_compensation must be 0, or a number from 1e-09 to 999999999, as")
-            for value in ("-1", "nan", "inf", "1e9", "1e-10", "", True, None, "0.1.2", 2**70)
-        ],
-    ],
-)  # fmt: skip
-def test_a_setting_that_makes_no_sense_is_one_line(settings: dict[str, Any], words: str) -> None:
-    with pytest.raises(kvps.InvalidSetting) as caught:
-        JobConfig(**{"workers": 2, "staleness": -1, "delay_compensation": LAMBDA} | settings)
-    assert words in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(("workers", "kept"), [(1, 1), (16, 16), (400, 16)])
-def test_as_many_versions_are_kept_as_there_are_workers(workers: int, kept: int) -> None:
-    config = JobConfig(workers=workers, staleness=-1, delay_compensation=1e-5, weight_format="int8")
-    assert (config.delay_versions, config.delay_compensation) == (kept, 1e-5)
-    assert config.slots == (*[f"past{1 + number}" for number in range(kept)], "view")
-    assert JobConfig.from_hash(config.to_hash()) == config
-    assert JobConfig(workers=workers).slots == ()
