@@ -1,4 +1,4 @@
-"""How many connections a process may have, and what is said when there are no more."""
+"""How many connections a process may have, and a server that takes no more, or refuses for a while."""
 
 from __future__ import annotations
 
@@ -191,3 +191,50 @@ def test_leases_that_cannot_be_renewed_are_said(small: SmallServer, caplog: pyte
         assert eventually(lambda: f"leases cannot be renewed: {small.urls['unix']} refused" in caplog.text)
         with pytest.raises(kvps.TooManyClients):
             aggregator.release()
+
+
+# -- a server that refuses for a while ----------------------------------------------------------------------------
+
+ITEMS = [("x", [memoryview(b"x")])]
+
+
+def test_a_server_that_is_busy_with_a_script_is_waited_for() -> None:
+    now = "local function now() local t = redis.call('TIME') return t[1] * 1000 + t[2] / 1000 end "
+    busy = now + "local begun = now() repeat until now() > begun + 400"
+    refused = threading.Event()
+    with running_server() as url, Client(url) as client, Client(url) as other:
+        client.call("CONFIG", "SET", "lua-time-limit", 20)
+
+        def keep_busy() -> None:
+            while not refused.is_set():  # this process may sleep through a script
+                other.call("EVAL", busy, 0)
+
+        thread = threading.Thread(target=keep_busy)
+        thread.start()
+        seen = eventually(lambda: _refuses_busy(url))
+        refused.set()
+        client.put(ITEMS)
+        assert seen
+        assert client.call("GET", "x") == "x"
+        thread.join()
+
+
+def _refuses_busy(url: str) -> bool:
+    with redis.Redis.from_url(url) as client:
+        try:
+            client.get("x")
+        except redis.exceptions.ResponseError as error:
+            return str(error).startswith("BUSY ")
+    return False
+
+
+def test_a_replica_that_is_promoted_in_time_is_waited_for() -> None:
+    with running_server() as url, Client(url) as client, Client(url, patience_s=0.1) as impatient:
+        for write in (lambda: client.put(ITEMS), lambda: client.call("SET", "x", "y")):
+            client.call("REPLICAOF", "127.0.0.1", "1")
+            with pytest.raises(kvps.ServerError, match="replica"):
+                impatient.call("SET", "x", "y")
+            promoted = threading.Timer(0.3, client.call, ("REPLICAOF", "NO", "ONE"))
+            promoted.start()
+            write()
+            promoted.join()
