@@ -21,7 +21,6 @@ from chaos import (
     full,
     kills,
     memory,
-    pace,
     points,
     replica,
     replies,
@@ -56,7 +55,6 @@ FULL: dict[str, Scenario] = {
     "memory": memory.memory_is_shared,
     "memory-lost": memory.memory_is_lost,
     "times": times.faults_are_timed,
-    "pace": pace.pace_is_kept,
     "controls": controls.mutants_are_caught,
 }
 SHORT: dict[str, Scenario] = {
@@ -112,7 +110,7 @@ def main() -> int:
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers end with this process
     kept = {} if arguments.short else report.load()
-    others = {name: result for name, result in kept.items() if not result.ours}  # measured once; nothing runs them now
+    others = {name: result for name, result in kept.items() if name not in FULL}  # measured once; nothing runs them now
     results = {} if arguments.fresh else dict(kept)
     for name, scenario in (SHORT if arguments.short else FULL).items():
         if name not in arguments.only if arguments.only else name in results:
