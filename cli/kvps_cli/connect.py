@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TypeVar
 
 import kvps
@@ -15,28 +15,33 @@ from kvps.job import Job, readable
 from kvps.protocol.job_state import State
 from kvps.server import private_server
 from kvps.store import Store
+from kvps_cli import options
 from kvps_cli.output import say
 
 _POLL_S = 0.3
 T = TypeVar("T")
 
 
+@dataclass(frozen=True)
+class ServerOptions(options.SharedOptions):
+    """The options of a command that may start the private server."""
+
+    redis: options.Redis = None
+    listen: options.Listen = None
+    data_dir: options.DataDir = None
+
+
 @contextmanager
-def serving_store(
-    redis: str | None,
-    listen: str | None = None,
-    data_dir: Path | None = None,
-    quiet: bool = False,
-    joinable: bool = True,
-) -> Iterator[Store]:
+def serving_store(server: ServerOptions, quiet: bool, joinable: bool = True) -> Iterator[Store]:
     """Open a store for a command that may start the private server, and print how to look inside.
 
     With `joinable`, workers on other machines may join, and with `listen` the command prints how.
     """
-    if redis and (listen or data_dir):
+    redis, listen = server.redis, server.listen
+    if redis and (listen or server.data_dir):
         option = "--listen" if listen else "--data-dir"
         raise InvalidSetting(f"{option} is for the private server: leave it out with --redis")
-    with kvps.connect(redis, listen, data_dir) as store:
+    with kvps.connect(redis, listen, server.data_dir) as store:
         if not quiet:
             private, option = ("", f" --redis {redacted(redis)}") if redis else ("private ", "")
             end = " (ends when nobody uses it)" if store.ends_unused else ""

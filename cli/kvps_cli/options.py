@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from inspect import Parameter, Signature
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import typer
 
@@ -85,6 +86,38 @@ Verbose = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 DEFAULT_CHECKPOINTS = Path("checkpoints")
+
+
+class SharedOptions:
+    """Options that several commands take: a dataclass, each field of which is an option. See `with_shared`."""
+
+    @classmethod
+    def parameters(cls) -> list[Parameter]:
+        """Return the options."""
+        return list(signature(cls, eval_str=True).parameters.values())
+
+    @classmethod
+    def of(cls, context: typer.Context, values: Mapping[str, Any]) -> Self:
+        """Return the options with their values. Raises InvalidSetting."""
+        return cls(**values)
+
+
+def with_shared(command: Callable[..., None]) -> Callable[..., None]:
+    """Replace each parameter of a command that is annotated as SharedOptions by these options."""
+    taken = signature(command, eval_str=True).parameters
+    annotations = {name: p.annotation for name, p in taken.items()}
+    kinds = {n: a for n, a in annotations.items() if isinstance(a, type) and issubclass(a, SharedOptions)}
+    shared = {name: kind.parameters() for name, kind in kinds.items()}
+
+    @wraps(command)
+    def run(context: typer.Context, **values: Any) -> None:
+        for name, parameters in shared.items():
+            given = {p.name: values.pop(p.name) for p in parameters}
+            values[name] = kinds[name].of(context, given)
+        command(**values)
+
+    declare(run, [option for name, p in taken.items() for option in shared.get(name, [p])])
+    return run
 
 
 def existing_directory(description: str) -> Any:

@@ -6,7 +6,8 @@ import shlex
 from typing import Any
 
 import typer
-from kvps_cli.train.settings import JobOptions, with_settings
+from kvps_cli.options import with_shared
+from kvps_cli.train.settings import JobOptions
 from typer.testing import CliRunner
 
 
@@ -19,7 +20,7 @@ def settings_of(kind: type[JobOptions], line: str = "") -> Any:
 
     command.__annotations__["settings"] = kind
     app = typer.Typer()
-    app.command()(with_settings(command))
+    app.command()(with_shared(command))
     result = CliRunner().invoke(app, shlex.split(line), catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return got[0]

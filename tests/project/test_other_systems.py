@@ -14,9 +14,11 @@ from typing import Any, NamedTuple
 import pytest
 import typer
 from helpers.paths import ROOT
-from kvps_cli import app, options
-from kvps_cli.train import kept_files
-from kvps_cli.train.settings import TaskOptions, with_settings
+from kvps_cli import app
+from kvps_cli.connect import ServerOptions
+from kvps_cli.options import with_shared
+from kvps_cli.train.kept_files import KeptFiles
+from kvps_cli.train.settings import TaskOptions
 from kvps_workers import load_task
 from typer.testing import CliRunner
 
@@ -96,16 +98,14 @@ def _settings(span: str) -> tuple[set[str], JobConfig]:
 
     def command(
         settings: TaskOptions,
-        redis: options.Redis = None,
-        listen: options.Listen = None,
-        checkpoint_every: kept_files.CheckpointEvery = None,
-        checkpoints: kept_files.CheckpointDirectory = options.DEFAULT_CHECKPOINTS,
+        server: ServerOptions,
+        kept: KeptFiles,
     ) -> None:
         got.append(settings)
 
     command.__annotations__.update(inspect.get_annotations(command, eval_str=True))
     line = typer.Typer()
-    line.command()(with_settings(command))
+    line.command()(with_shared(command))
     done = CliRunner().invoke(line, shlex.split(span), catch_exceptions=False)
     assert done.exit_code == 0, f"{span}: {done.output}"
     return set(got[0].given), got[0].job_config("digits", load_task("digits"))

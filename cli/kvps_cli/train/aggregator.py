@@ -16,11 +16,11 @@ from kvps.errors import InvalidSetting
 from kvps.optim import user_code
 from kvps.protocol.keys import check_name
 from kvps.store import Store
-from kvps_cli import connect, options, training_log
+from kvps_cli import connect, options
 from kvps_cli.look import metrics
 from kvps_cli.output import say, start_log
 from kvps_cli.serve import health
-from kvps_cli.train import kept_files
+from kvps_cli.train.kept_files import KeptFiles
 
 app = typer.Typer(
     help="The process that averages gradients and commits weights.", no_args_is_help=True, add_completion=False
@@ -33,16 +33,14 @@ def _aggregator() -> None:
 
 
 @app.command("start")
+@options.with_shared
 def start(
+    *,
     job: Annotated[
         str | None,
         typer.Option("--job", metavar="NAME", help="Serve this job until it is finished.", show_default="every job"),
     ] = None,
-    record: kept_files.Record = None,
-    checkpoint_every: kept_files.CheckpointEvery = None,
-    checkpoints: kept_files.CheckpointDirectory = options.DEFAULT_CHECKPOINTS,
-    keep: kept_files.Keep = 3,
-    log: training_log.Logs = None,
+    kept: KeptFiles,
     gpu: Annotated[
         int | None,
         typer.Option(metavar="N", help="Reduce and step on this CUDA device, with CuPy.", show_default="NumPy"),
@@ -77,9 +75,7 @@ def start(
     health_host: health.Host = None,
     metrics_port: metrics.Port = None,
     metrics_host: metrics.Host = None,
-    redis: options.Redis = None,
-    listen: options.Listen = None,
-    data_dir: options.DataDir = None,
+    server: connect.ServerOptions,
     quiet: options.Quiet = False,
     verbose: options.Verbose = 0,
 ) -> None:
@@ -93,7 +89,7 @@ def start(
         raise InvalidSetting("--memory-lost is for one job, whose memory is surely lost: give its name with --job")
     if job is not None and health_port is not None:
         raise InvalidSetting("--health-port is for an aggregator that serves every job: leave out --job")
-    if job is None and log:
+    if job is None and kept.log:
         raise InvalidSetting("--log is for one job: give its name with --job")
     if job is not None and allow:
         raise InvalidSetting(
@@ -101,26 +97,30 @@ def start(
         )
     for name in allow or ():
         user_code.load("code", name, InvalidSetting)  # what cannot be loaded is the operator's mistake: fail now
-    if record is not None:
-        record = options.check_directory("--record", record)
-    saving = kept_files.checkpoints_of(checkpoint_every, checkpoints, keep)
-    targets = training_log.targets_of(log, "--log")
+    kept.prepare()
     device, nodes = open_device(gpu), Near(near) if near else None
     quiet = start_log(quiet, verbose)
     with (
         health.opened(health_port, health_host) as probes,
         metrics.opened(metrics_port, metrics_host) as scraped,
-        connect.serving_store(redis, listen, data_dir, quiet) as store,
+        connect.serving_store(server, quiet) as store,
         metrics.serving(scraped, store, job),
     ):
         if job is None:
-            serving = AggregatorOptions(record, saving, device, near=nodes)
+            serving = AggregatorOptions(kept.record, kept.saving, device, near=nodes)
             _serve_all(store, serving, quiet, probes, allow or ())
         else:
             found = connect.wait_for_job(store, job, quiet)
             connect.announce(found, quiet)
-            with training_log.logging_to(targets, found, quiet, saving and saving.directory):
-                serve(found, record=record, checkpoints=saving, device=device, memory_lost=memory_lost, near=nodes)
+            with kept.logging_to(found, quiet):
+                serve(
+                    found,
+                    record=kept.record,
+                    checkpoints=kept.saving,
+                    device=device,
+                    memory_lost=memory_lost,
+                    near=nodes,
+                )
             if not quiet:
                 say(f"job {found.name}: finished")
 

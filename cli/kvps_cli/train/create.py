@@ -11,10 +11,10 @@ from kvps.protocol.keys import check_name
 from kvps_cli import connect, options
 from kvps_cli.new_job import create_job, parameters_of
 from kvps_cli.output import say
-from kvps_cli.train.settings import TaskOptions, with_settings
+from kvps_cli.train.settings import TaskOptions
 
 
-@with_settings
+@options.with_shared
 def create(
     task: options.TaskName,
     job: Annotated[str, typer.Option("--job", metavar="NAME", help="Name of the new job.")],

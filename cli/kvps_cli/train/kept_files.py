@@ -1,53 +1,76 @@
-"""What the commands that start aggregators share: the options for a record and for checkpoints."""
+"""The files that a job keeps on this machine: a record, checkpoints and training curves, with their options."""
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from kvps_aggregator.checkpoints import Checkpoints
+from kvps_monitor.loggers.targets import Target
+from kvps_monitor.loggers.training_log import TrainingLog
 
-from kvps.errors import InvalidSetting
-from kvps_cli.options import FILES, check_directory
-
-Record = Annotated[
-    Path | None,
-    typer.Option(
-        "--record",
-        metavar="DIR",
-        help="Keep every contribution in a file in this directory, for kvps verify --record.",
-        rich_help_panel=FILES,
-    ),
-]
-CheckpointEvery = Annotated[
-    int | None,
-    typer.Option(
-        "--checkpoint-every",
-        metavar="N",
-        help="Write a checkpoint after every N-th and the last version, and move the commit log into a file beside it.",
-        rich_help_panel=FILES,
-    ),
-]
-CheckpointDirectory = Annotated[
-    Path,
-    typer.Option("--checkpoints", metavar="DIR", help="Where checkpoints are written.", rich_help_panel=FILES),
-]
-Keep = Annotated[int, typer.Option(metavar="K", help="How many checkpoints of a job are kept.", rich_help_panel=FILES)]
+from kvps.job import Job
+from kvps_cli import training_log
+from kvps_cli.options import DEFAULT_CHECKPOINTS, FILES, SharedOptions, check_directory
 
 
-def checkpoints_of(every: int | None, directory: Path, keep: int) -> Checkpoints | None:
-    """Return what checkpoints these options ask for; None without --checkpoint-every. Raises InvalidSetting."""
-    for option, number in (("--checkpoint-every", every), ("--keep", keep)):
-        if number is not None and number < 1:
-            raise InvalidSetting(f"{option} must be 1 or more, not {number}")
-    return None if every is None else Checkpoints(check_directory("--checkpoints", directory), every, keep)
+@dataclass
+class KeptFiles(SharedOptions):
+    """The options of commands that start aggregators. `prepare` them before anything else.
 
+    saving   what checkpoints they ask for
+    targets  where training curves go
+    """
 
-def kept_options(record: Path | None, saving: Checkpoints | None) -> list[str]:
-    """Return an aggregator's options for a record and checkpoints. Raises InvalidSetting for an unusable directory."""
-    options = ["--record", str(check_directory("--record", record))] if record is not None else []
-    if saving:
-        options += ["--checkpoint-every", str(saving.every), "--checkpoints", str(saving.directory)]
-        options += ["--keep", str(saving.keep)]
-    return options
+    record: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Keep every contribution in a file in this directory, for kvps verify --record.",
+            rich_help_panel=FILES,
+        ),
+    ] = None
+    checkpoint_every: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Write a checkpoint after every N-th and the last version, and move the commit log into a file "
+            "beside it.",
+            rich_help_panel=FILES,
+        ),
+    ] = None
+    checkpoints: Annotated[
+        Path, typer.Option(metavar="DIR", help="Where checkpoints are written.", rich_help_panel=FILES)
+    ] = DEFAULT_CHECKPOINTS
+    keep: Annotated[
+        int, typer.Option(metavar="K", min=1, help="How many checkpoints of a job are kept.", rich_help_panel=FILES)
+    ] = 3
+    log: training_log.Logs = None
+    saving: Checkpoints | None = field(init=False, default=None)
+    targets: list[Target] = field(init=False, default_factory=list)
+
+    def prepare(self, fresh: bool = False) -> None:
+        """Check the options and make the directories. With `fresh` the job is a new one. Raises InvalidSetting."""
+        if self.checkpoint_every is not None:
+            directory = check_directory("--checkpoints", self.checkpoints)
+            self.saving = Checkpoints(directory, self.checkpoint_every, self.keep)
+        if self.record is not None:
+            self.record = check_directory("--record", self.record)
+        self.targets = training_log.targets_of(self.log, "--log", fresh)
+
+    def aggregator_options(self) -> list[str]:
+        """Return the options with which an aggregator keeps the record and the checkpoints."""
+        options = ["--record", str(self.record)] if self.record else []
+        if self.saving:
+            options += ["--checkpoint-every", str(self.saving.every), "--checkpoints", str(self.saving.directory)]
+            options += ["--keep", str(self.saving.keep)]
+        return options
+
+    def logging_to(self, job: Job, quiet: bool, holds_newest: bool = False) -> AbstractContextManager[TrainingLog]:
+        """Write the training curves of a job inside the block."""
+        checkpoints = self.saving and self.saving.directory
+        return training_log.logging_to(self.targets, job, quiet, checkpoints, holds_newest)

@@ -10,15 +10,16 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import typer
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from kvps.errors import InvalidSetting, KvpsError
+from kvps.errors import KvpsError
 from kvps.job import Job, Trace
 from kvps.protocol.job_state import Member, State
 from kvps_cli.long_work import duration
@@ -29,7 +30,6 @@ log = logging.getLogger("kvps.supervise")
 
 POLL_S = 0.2
 _FINISH_S = 5.0
-_MOST_AGGREGATORS = 64
 _LINE_EVERY_S = 2.0
 _RATE_OVER = 8  # states, over which the rate is taken
 
@@ -163,10 +163,10 @@ def _waiting(traces: dict[str, Trace]) -> float:
     return sum(t.waiting for t in traces.values()) / len(traces) if traces else 0.0
 
 
-def check_aggregators(number: int) -> None:
-    """Raise InvalidSetting for an impossible number of aggregators."""
-    if not 1 <= number <= _MOST_AGGREGATORS:
-        raise InvalidSetting(f"--aggregators must be from 1 to {_MOST_AGGREGATORS}, not {number}")
+def aggregators_option(**more: Any) -> Any:
+    """Return the option --aggregators; `more` as in typer.Option."""
+    help = "How many aggregators are started: one works, the others stand by."
+    return typer.Option(metavar="N", min=1, max=64, help=help, rich_help_panel="Failures", **more)
 
 
 def aggregate(supervisor: Supervisor, job: str, number: int, options: Sequence[str]) -> list[Child]:

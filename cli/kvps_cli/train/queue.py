@@ -15,10 +15,10 @@ from kvps_cli import connect, options
 from kvps_cli.new_job import create_job, parameters_of
 from kvps_cli.output import print_json, say
 from kvps_cli.tables import print_rows
-from kvps_cli.train.settings import TaskOptions, check_prefetch, with_settings
+from kvps_cli.train.settings import TaskOptions, check_prefetch
 
 
-@with_settings
+@options.with_shared
 def submit(
     task: options.TaskName,
     settings: TaskOptions,

@@ -16,14 +16,12 @@ from kvps_cli.output import say
 
 
 def serve(
+    server: connect.ServerOptions,
+    queue_redis: str | None,
     gpu: int | None,
     burst: bool,
     allow: list[str],
     acks: Path | None,
-    queue_redis: str | None,
-    redis: str | None,
-    listen: str | None,
-    data_dir: Path | None,
     quiet: bool,
 ) -> None:
     """Serve the queue until a signal ends the command, or with `burst` until the queue is empty."""
@@ -33,7 +31,7 @@ def serve(
         load_task(task)  # a name that cannot be loaded is the operator's mistake: fail now
     name = CPU if gpu is None else GPU
     with (
-        connect.serving_store(redis, listen, data_dir, quiet) as store,
+        connect.serving_store(server, quiet) as store,
         TaskQueue(queue_redis or store.url, name) as queue,
     ):
         if not quiet:

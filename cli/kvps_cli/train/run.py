@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
-from functools import partial
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from kvps_monitor.loggers.training_log import TrainingLog
 
 from kvps import launch
 from kvps.config import JobConfig
@@ -21,55 +19,41 @@ from kvps.protocol.answers import job_exists
 from kvps.protocol.job_state import State
 from kvps.protocol.keys import check_name
 from kvps.store import Store, fresh_id
-from kvps_cli import connect, options, training_log
+from kvps_cli import connect, options
 from kvps_cli.output import log_options, say, start_log
 from kvps_cli.supervise import Child, Supervisor
-from kvps_cli.train import kept_files
+from kvps_cli.train.kept_files import KeptFiles
 from kvps_cli.train.progress import (
     POLL_S,
     Display,
     Figures,
     aggregate,
-    check_aggregators,
+    aggregators_option,
     check_killed,
     check_trained,
     finish,
     follow,
     relay,
 )
-from kvps_cli.train.settings import JobOptions, with_settings
+from kvps_cli.train.settings import JobOptions
 
-_Logs = Callable[[Job], AbstractContextManager[TrainingLog]]
 _LAST_S = 5.0  # for the other copies, when the first has ended without making the job
 
 
-@with_settings
+@options.with_shared
 def run(
     settings: JobOptions,
+    kept: KeptFiles,
+    server: connect.ServerOptions,
     command: Annotated[
         list[str] | None, typer.Argument(metavar="COMMAND...", help="What to run, as in: python train.py --rounds 500")
     ] = None,
     job: Annotated[
         str | None, typer.Option("--job", metavar="NAME", help="Name of the job.", show_default="the script's")
     ] = None,
-    aggregators: Annotated[
-        int,
-        typer.Option(
-            metavar="N",
-            help="How many aggregators are started: one works, the others stand by.",
-            rich_help_panel="Failures",
-        ),
-    ] = 1,
-    record: kept_files.Record = None,
-    checkpoint_every: kept_files.CheckpointEvery = None,
-    checkpoints: kept_files.CheckpointDirectory = options.DEFAULT_CHECKPOINTS,
-    keep: kept_files.Keep = 3,
-    log: training_log.Logs = None,
+    aggregators: Annotated[int, aggregators_option()] = 1,
     quiet: options.Quiet = False,
     verbose: options.Verbose = 0,
-    redis: options.Redis = None,
-    listen: options.Listen = None,
-    data_dir: options.DataDir = None,
 ) -> None:
     """Run copies of your own script as the workers of one job, as torchrun does for DDP.
 
@@ -77,24 +61,20 @@ def run(
     The script's output goes to stdout, and messages of kvps go to stderr.
     """
     command = _checked(command or [])
-    check_aggregators(aggregators)
     if job is not None:
         check_name("job", job)
-    saving = kept_files.checkpoints_of(checkpoint_every, checkpoints, keep)
-    kept = kept_files.kept_options(record, saving)
-    targets = training_log.targets_of(log, "--log", fresh=True)
+    kept.prepare(fresh=True)
     given = {name: value for name, value in settings.given.items() if name != "workers"}
     JobConfig(workers=settings.workers, **given)
     quiet = start_log(quiet, verbose)
     if settings.topology and not quiet:
         say(settings.topology)
-    with connect.serving_store(redis, listen, data_dir, quiet, joinable=False) as store:
+    with connect.serving_store(server, quiet, joinable=False) as store:
         if job in store.jobs():
             raise job_exists(str(job))
         name = job or store.free_name(_name_of(command))
-        logs = partial(training_log.logging_to, targets, quiet=quiet, checkpoints=saving and saving.directory)
-        supervised = _Run(store, name, quiet, log_options(quiet, verbose), logs)
-        created, copies = supervised.train(command, settings.workers, given, aggregators, kept)
+        supervised = _Run(store, name, quiet, log_options(quiet, verbose), kept)
+        created, copies = supervised.train(command, settings.workers, given, aggregators)
         if created is None:
             if failed := ", ".join(copy.name for copy in copies if copy.failed):
                 raise KvpsError(f"the run ends: {failed} failed before a job was made")
@@ -126,24 +106,21 @@ def _name_of(command: Sequence[str]) -> str:
 
 
 class _Run:
-    """One run. Its job has an id of its own, so that another run's job is not mistaken for it.
+    """One run. Its job has an id of its own, so that another run's job is not mistaken for it."""
 
-    `logs` opens the training log of the job.
-    """
-
-    def __init__(self, store: Store, name: str, quiet: bool, log_options: Sequence[str], logs: _Logs) -> None:
+    def __init__(self, store: Store, name: str, quiet: bool, log_options: Sequence[str], kept: KeptFiles) -> None:
         self._store, self._name, self._id, self._quiet = store, name, fresh_id(), quiet
         self._supervisor = Supervisor(store, "kvps run", self._find, options=log_options)
-        self._logs = logs
+        self._kept = kept
         self._shown = 0  # the version whose figures were shown
 
     def train(
-        self, command: Sequence[str], workers: int, settings: Mapping[str, Any], aggregators: int, kept: Sequence[str]
+        self, command: Sequence[str], workers: int, settings: Mapping[str, Any], aggregators: int
     ) -> tuple[Job | None, list[Child]]:
         """Run the copies until they have ended. Return the job that they made, if any, and the copies."""
         supervisor = self._supervisor
         try:
-            serving = aggregate(supervisor, self._name, aggregators, kept)
+            serving = aggregate(supervisor, self._name, aggregators, self._kept.aggregator_options())
             copies = []
             for rank in range(workers):
                 # Otherwise Python keeps its output in a buffer, because stdout is a pipe.
@@ -152,7 +129,7 @@ class _Run:
                 copies.append(supervisor.run(f"w{rank}", command, environment))
             job = _job_made(supervisor, copies)
             if job:
-                with self._logs(job), Display(job, {}, self._quiet) as display:
+                with self._kept.logging_to(job, self._quiet), Display(job, {}, self._quiet) as display:
                     follow(supervisor, job, serving, copies, display, lambda state: self._show_figures(job, state))
                 finish(supervisor, job, serving)
                 self._show_figures(job, job.state())

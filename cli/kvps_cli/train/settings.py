@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, Field, dataclass, fields, replace
-from functools import wraps
-from inspect import Parameter, signature
-from typing import Annotated, Any
+from inspect import Parameter
+from typing import Annotated, Any, Self
 
 import numpy as np
 import typer
@@ -19,7 +18,7 @@ from kvps.config import SPECS, JobConfig
 from kvps.config.specs import as_text
 from kvps.errors import InvalidSetting
 from kvps.topologies import TOPOLOGIES, added_by, as_options
-from kvps_cli.options import declare, is_given
+from kvps_cli.options import SharedOptions, is_given
 
 WORKERS = 3
 """The number of workers of a job that is created from a command line without --workers."""
@@ -29,8 +28,8 @@ _WHOLE = re.compile(r"-?[0-9]{1,18}", re.ASCII)
 
 
 @dataclass(frozen=True)
-class JobOptions:
-    """The settings of a new job, of a task or a script, as the command line gives them; see `with_settings`.
+class JobOptions(SharedOptions):
+    """The settings of a new job, of a task or a script, as the command line gives them: an option for each setting.
 
     given      the settings that the user gave, under the names of JobConfig and in its units
     optimizer  the value of --optimizer
@@ -47,6 +46,28 @@ class JobOptions:
     def workers(self) -> int:
         """The number of workers that train."""
         return int(self.given.get("workers", WORKERS))
+
+    @classmethod
+    def parameters(cls) -> list[Parameter]:
+        """Return an option for each setting that has one, and --lr, --topology and --data, which only a command line
+        has."""
+        return _options(of_task=issubclass(cls, TaskOptions))
+
+    @classmethod
+    def of(cls, context: typer.Context, values: Mapping[str, Any]) -> Self:
+        """Return the settings; `given` has only those that the user gave. Raises InvalidSetting."""
+        typed = {name: value for name, value in values.items() if is_given(context, name)}
+        topology = typed.pop("topology", None)
+        added = {} if topology is None else added_by(topology, typed, values)
+        values = {**values, **added}
+        given = {name: _checked(name, value) for name, value in (typed | added).items() if name in SPECS}
+        if "optimizer" in given or values["lr"] is not None:
+            given["optimizer"] = optim.parse(values["optimizer"], values["lr"])
+        of_task = {"inner": values["inner_optimizer"], "data": values["data"]} if "data" in values else {}
+        if "inner_optimizer" in given:
+            given["inner_optimizer"] = optim.parse(values["inner_optimizer"])
+        line = "" if topology is None else f"topology {topology}: {as_options(added) or 'as you said'}"
+        return cls(given=given, optimizer=values["optimizer"], lr=values["lr"], topology=line, **of_task)
 
 
 @dataclass(frozen=True)
@@ -83,25 +104,7 @@ def _is_sgd_without_rate(text: str) -> bool:
     return text.partition(":")[0] == "sgd" and "lr=" not in text
 
 
-def with_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace a command's parameter `settings: TaskOptions` (or JobOptions) by one option for each setting."""
-    taken = signature(command, eval_str=True).parameters
-    kind = taken["settings"].annotation
-    options = _options(kind)
-
-    @wraps(command)
-    def run(context: typer.Context, **values: Any) -> None:
-        chosen = {option.name: values.pop(option.name) for option in options}
-        command(settings=_settings(kind, context, chosen), **values)
-
-    declare(run, [option for p in taken.values() for option in (options if p.name == "settings" else [p])])
-    return run
-
-
-def _options(kind: type[JobOptions]) -> list[Parameter]:
-    """Return an option for each setting that has one, and --lr, --topology and --data, which only a command line
-    has."""
-    of_task = issubclass(kind, TaskOptions)
+def _options(of_task: bool) -> list[Parameter]:
     chosen = [f for f in fields(JobConfig) if SPECS[f.name].option and (of_task or f.name not in _TASKS_ONLY)]
     options = sorted(map(_option, chosen), key=lambda option: option.name != "workers")
     rate = "the task's for sgd, else the optimizer's" if of_task else "the optimizer's"
@@ -144,22 +147,6 @@ def _option(f: Field[Any]) -> Parameter:
 def _parameter(name: str, kind: Any, default: Any, *option: str, **more: Any) -> Parameter:
     info = typer.Option(*option, **{"rich_help_panel": "Training", **more})
     return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info])
-
-
-def _settings(kind: type[JobOptions], context: typer.Context, values: Mapping[str, Any]) -> JobOptions:
-    """Return the settings; `given` has only those that the user gave. Raises InvalidSetting."""
-    typed = {name: value for name, value in values.items() if is_given(context, name)}
-    topology = typed.pop("topology", None)
-    added = {} if topology is None else added_by(topology, typed, values)
-    values = {**values, **added}
-    given = {name: _checked(name, value) for name, value in (typed | added).items() if name in SPECS}
-    if "optimizer" in given or values["lr"] is not None:
-        given["optimizer"] = optim.parse(values["optimizer"], values["lr"])
-    of_task = {"inner": values["inner_optimizer"], "data": values["data"]} if "data" in values else {}
-    if "inner_optimizer" in given:
-        given["inner_optimizer"] = optim.parse(values["inner_optimizer"])
-    line = "" if topology is None else f"topology {topology}: {as_options(added) or 'as you said'}"
-    return kind(given=given, optimizer=values["optimizer"], lr=values["lr"], topology=line, **of_task)
 
 
 def _checked(name: str, value: Any) -> Any:

@@ -25,21 +25,22 @@ from kvps.machine.files import private
 from kvps.protocol.keys import check_name
 from kvps.server import private_server
 from kvps.store import Store
-from kvps_cli import connect, options, training_log
+from kvps_cli import connect, options
 from kvps_cli.long_work import LongWork
 from kvps_cli.new_job import create_job, parameters_of
 from kvps_cli.output import log_options, loss_text, say, start_log
 from kvps_cli.prove.fault_injection import FaultInjection, replayed
 from kvps_cli.supervise import Child, Supervisor
-from kvps_cli.train import kept_files
-from kvps_cli.train.progress import Display, Figures, aggregate, check_aggregators, check_trained, finish, follow
-from kvps_cli.train.settings import TaskOptions, check_prefetch, with_settings
+from kvps_cli.train.kept_files import KeptFiles
+from kvps_cli.train.progress import Display, Figures, aggregate, aggregators_option, check_trained, finish, follow
+from kvps_cli.train.settings import TaskOptions, check_prefetch
 
 
-@with_settings
+@options.with_shared
 def up(
     task: options.TaskName,
     settings: TaskOptions,
+    *,
     job: options.NewJobName = None,
     slow: options.Slow = None,
     report: Annotated[
@@ -48,15 +49,7 @@ def up(
             metavar="FILE", help="Write the figures of the run to FILE as JSON.", rich_help_panel=options.FILES
         ),
     ] = None,
-    aggregators: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            help="How many aggregators are started: one works, the others stand by.",
-            show_default="1, or 2 with --kill-every",
-            rich_help_panel="Failures",
-        ),
-    ] = None,
+    aggregators: Annotated[int | None, aggregators_option(show_default="1, or 2 with --kill-every")] = None,
     kill_every: Annotated[
         float | None,
         typer.Option(
@@ -67,30 +60,20 @@ def up(
         ),
     ] = None,
     prefetch: options.Prefetch = False,
-    record: kept_files.Record = None,
-    checkpoint_every: kept_files.CheckpointEvery = None,
-    checkpoints: kept_files.CheckpointDirectory = options.DEFAULT_CHECKPOINTS,
-    keep: kept_files.Keep = 3,
-    log: training_log.Logs = None,
+    kept: KeptFiles,
     quiet: options.Quiet = False,
     verbose: options.Verbose = 0,
-    redis: options.Redis = None,
-    listen: options.Listen = None,
-    data_dir: options.DataDir = None,
+    server: connect.ServerOptions,
 ) -> None:
     """Train a task on this machine. One command starts server, aggregator and workers."""
     factors = options.slow_factors(slow or [], settings.workers)
-    if aggregators is not None:
-        check_aggregators(aggregators)
     if kill_every is not None and not kill_every >= 0.1:
         raise InvalidSetting(f"--kill-every must be 0.1 seconds or more, not {kill_every:g}")
     if job is not None:
         check_name("job", job)
     if report is not None:
         options.check_file("--report", report)
-    saving = kept_files.checkpoints_of(checkpoint_every, checkpoints, keep)
-    kept = kept_files.kept_options(record, saving)
-    targets = training_log.targets_of(log, "--log", fresh=True)
+    kept.prepare(fresh=True)
     loaded = load_task(task)
     config = replace(settings.job_config(task, loaded), launched_by=launcher.this_process("kvps up"))
     check_prefetch(prefetch, config)
@@ -100,22 +83,22 @@ def up(
     params = parameters_of(loaded, config, quiet)
     if settings.topology and not quiet:
         say(settings.topology)
-    with connect.serving_store(redis, listen, data_dir, quiet, joinable=False) as store:
+    with connect.serving_store(server, quiet, joinable=False) as store:
         name = job or store.free_name(task.rpartition(":")[2])
         created = create_job(store, name, params, config, quiet)
-        if listen and config.units and not quiet:
-            say(f"join from elsewhere: {private_server.join_line(store.url, listen)} --job {name}")
+        if server.listen and config.units and not quiet:
+            say(f"join from elsewhere: {private_server.join_line(store.url, server.listen)} --job {name}")
         trial = FaultInjection(kill_every, config.seed) if kill_every else None
         ahead = ["--prefetch"] if prefetch else []
         arguments = {worker: ["--slow", f"{factors.get(worker, 1):g}x", *ahead] for worker in rounds}
         supervisor = Supervisor(store, "kvps up", lambda: created, not trial, log_options(quiet, verbose))
         display = Display(created, rounds, quiet)
-        with training_log.logging_to(targets, created, quiet, saving and saving.directory, holds_newest=True) as rows:
+        with kept.logging_to(created, quiet, holds_newest=True) as rows:
             workers = _train(supervisor, created, display, arguments, aggregators or (2 if trial else 1), kept, trial)
             version = _finish(created, loaded, report, rows, quiet)
         if trial:
             with LongWork(quiet) as work, work.stage("replaying the log, to prove that nothing was lost"):
-                _judge(store, created, trial, saving and saving.directory, record)
+                _judge(store, created, trial, kept)
     check_trained(name, version, workers)
 
 
@@ -134,12 +117,12 @@ def _train(
     display: Display,
     arguments: Mapping[str, Sequence[str]],
     aggregators: int,
-    kept: Sequence[str],
+    kept: KeptFiles,
     trial: FaultInjection | None,
 ) -> list[Child]:
     """Run the job's processes until its workers have ended. Return the workers. `arguments` is worker -> options."""
     try:
-        serving = aggregate(supervisor, job.name, aggregators, kept)
+        serving = aggregate(supervisor, job.name, aggregators, kept.aggregator_options())
         workers = []
         for worker, own in arguments.items():
             acks = ("--acks", str(trial.acks(worker))) if trial else ()
@@ -152,15 +135,16 @@ def _train(
         supervisor.end()
 
 
-def _judge(store: Store, job: Job, trial: FaultInjection, checkpoints: Path | None, record: Path | None) -> None:
+def _judge(store: Store, job: Job, trial: FaultInjection, kept: KeptFiles) -> None:
     """Print the verdict. Raise KvpsError if a contribution was lost or counted twice, or the replay differs.
 
-    Rounds that cannot be computed alone are replayed from the `record`, if there is one.
+    Rounds that cannot be computed alone are replayed from the record, if there is one.
     """
-    verdict, recorded = trial.judge(job, checkpoints), record if job.config.inner_state else None
-    differs = replayed(store, job, checkpoints, recorded)
+    checkpoints = kept.saving and kept.saving.directory
+    verdict = trial.judge(job, checkpoints)
+    differs = replayed(store, job, checkpoints, kept.record if job.config.inner_state else None)
     replay = "differs" if differs else "identical"
-    if job.config.inner_state and record is None and not differs:
+    if job.config.inner_state and kept.record is None and not differs:
         replay = f"left out: the inner {job.config.inner_optimizer.kind} keeps a state, so it needs --record DIR"
     trial.close()
     print(

@@ -16,7 +16,9 @@ from kvps_cli.look import metrics
 from kvps_cli.output import say, start_log
 
 
+@options.with_shared
 def worker(
+    *,
     job: Annotated[
         str | None,
         typer.Option("--job", metavar="NAME", help="The job to work on.", show_default="the only open one"),
@@ -53,9 +55,7 @@ def worker(
     metrics_port: metrics.Port = None,
     metrics_host: metrics.Host = None,
     acks: Annotated[Path | None, typer.Option(hidden=True)] = None,
-    redis: options.Redis = None,
-    listen: options.Listen = None,
-    data_dir: options.DataDir = None,
+    server: connect.ServerOptions,
     quiet: options.Quiet = False,
     verbose: options.Verbose = 0,
 ) -> None:
@@ -67,7 +67,7 @@ def worker(
             raise InvalidSetting("--metrics-port is for one job: kvps metrics serves all jobs of the queue")
         _check_for_queue(job=job, id=id, slow=slow != "1x", prefetch=prefetch)
         quiet = start_log(quiet, verbose)
-        queue_host.serve(gpu, burst, allow or [], acks, queue_redis, redis, listen, data_dir, quiet)
+        queue_host.serve(server, queue_redis, gpu, burst, allow or [], acks, quiet)
         return
     if burst or allow:
         raise InvalidSetting(f"{'--burst' if burst else '--allow'} is for kvps worker --queue")
@@ -79,7 +79,7 @@ def worker(
     quiet = start_log(quiet, verbose)
     with (
         metrics.opened(metrics_port, metrics_host) as scraped,
-        connect.serving_store(redis, listen, data_dir, quiet) as store,
+        connect.serving_store(server, quiet) as store,
     ):
         found = connect.wait_for_job(store, job, quiet)
         connect.announce(found, quiet)

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import typer
 from helpers.options import settings_of
-from kvps_cli.train.settings import WORKERS, JobOptions, TaskOptions, with_settings
+from kvps_cli.options import with_shared
+from kvps_cli.train.settings import WORKERS, JobOptions, TaskOptions
 from kvps_workers import load_task
 from typer.testing import CliRunner
 
@@ -25,7 +26,7 @@ def test_every_setting_that_has_an_option_is_in_the_help_with_its_default(kind: 
 
     command.__annotations__["settings"] = kind
     app = typer.Typer()
-    app.command()(with_settings(command))
+    app.command()(with_shared(command))
     shown = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200", "TERM": "dumb"}).output
     for name, spec in SPECS.items():
         wanted = spec.option if kind is TaskOptions or name not in OF_TASK else ()
