@@ -71,14 +71,14 @@ def go_back(job: Job, shard: int, term: str, damage: CorruptData) -> NoReturn:
     Raises `damage` if the version before is not whole either; LeaseLost afterwards, because all terms end.
     """
     state = job.state()
-    commit, behind = _last_commit(job)
+    commit, entry_before = _last_commit(job)
     if commit is None or commit.plan.version != state.version:
         raise damage
     fields = job.access.client.call(
         "HMGET", job.access.keys.version, *(f"before:{i}" for i in range(job.layout.shards))
     )
     names = tuple(matching(name, f"the version: before:{i}", *STAGED_NAME) for i, name in enumerate(fields))
-    before = _undone(replace(state, names=names, last_entry=behind), commit)
+    before = _undone(replace(state, names=names, last_entry=entry_before), commit)
     try:
         job.access.reader.whole(before)
     except (ChunkGone, CorruptData):

@@ -154,8 +154,8 @@ class VersionMaker:
         sums = self._square_sums(plan)
         if sums is None:
             return Outcome.IDLE
-        if far := outlier(self._job.config.reject_norm, [each[1:] for each in sums]):
-            number, reason = far
+        if rejected := outlier(self._job.config.reject_norm, [each[1:] for each in sums]):
+            number, reason = rejected
             self._reject(shards[0], plan, BadContribution(plan.counting[number], reason))
             return Outcome.WORKED
         scale = scale_of(self._job.config.optimizer.clip_norm, [each[0] for each in sums])

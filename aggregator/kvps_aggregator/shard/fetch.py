@@ -87,13 +87,13 @@ class ContributionFetch:
         """Yield what each contribution has of `chunk`, (items,) float32, in order. Chunks must come in order
         and on one thread, unless nothing is fetched, decoded or recorded. Raises BadContribution."""
         used: list[tuple[dict[int, str], Bytes]] = []
-        for (contribution, _, here), digests in zip(self._sources, self._digests, strict=True):
+        for (contribution, _, whole), digests in zip(self._sources, self._digests, strict=True):
             if not chunk.in_part(contribution.part):
                 continue
             if len(used) == _HELD:
                 _note(used, chunk)
             try:
-                data = here[chunk.number] if here else self._next(chunk)
+                data = whole[chunk.number] if whole else self._next(chunk)
                 if self._recorder:
                     self._recorder.extend(contribution, data)
                 values = self._values(data, chunk)
@@ -160,12 +160,12 @@ class ContributionFetch:
 
     def _again(self, chunk: Chunk) -> Iterator[tuple[Contribution, Array]]:
         """Yield each contribution that has `chunk`, and its part of it. Raises BadContribution."""
-        for contribution, keys, here in self._sources:
+        for contribution, keys, whole in self._sources:
             if not chunk.in_part(contribution.part):
                 continue
-            data = here[chunk.number] if here else np.empty(self._format.nbytes(chunk.stop - chunk.start), np.uint8)
+            data = whole[chunk.number] if whole else np.empty(self._format.nbytes(chunk.stop - chunk.start), np.uint8)
             try:
-                self._client.get([] if here else [(keys[chunk.number], data.data)])
+                self._client.get([] if whole else [(keys[chunk.number], data.data)])
             except ChunkGone as gone:
                 raise BadContribution(contribution, str(gone)) from None
             yield contribution, self._values(data, chunk)
@@ -208,9 +208,9 @@ class EagerFetch:
         self._client = client
         self._chunks = chunks
         self._ends = np.cumsum(sizes).tolist()
-        self._most = MOST_EARLY_BYTES // shards
+        self._most_bytes = MOST_EARLY_BYTES // shards
         self._keys = keys
-        self._here: dict[_Name, tuple[Bytes, list[Bytes]]] = {}
+        self._fetched: dict[_Name, tuple[Bytes, list[Bytes]]] = {}
         self._unused: list[Bytes] = []
 
     @property
@@ -220,24 +220,24 @@ class EagerFetch:
 
     def get(self, c: Contribution) -> list[Bytes] | None:
         """Return the chunks of a contribution; None if it was not fetched."""
-        _, chunks = self._here.get(_name(c), (None, None))
+        _, chunks = self._fetched.get(_name(c), (None, None))
         return chunks or None
 
     def fetch_one(self, waiting: Sequence[Contribution]) -> bool:
         """Fetch one contribution of `waiting`, and forget those not in it. Return False if there is none to fetch."""
         names = {_name(c): c for c in waiting if c.weight}
         self._forget(names)
-        if (len(self._here) + 1) * self._ends[-1] > self._most:
+        if (len(self._fetched) + 1) * self._ends[-1] > self._most_bytes:
             return False
         for name, c in names.items():
-            if name not in self._here:
+            if name not in self._fetched:
                 whole, chunks = self._memory()
                 try:
                     each = zip(self._chunks, self._keys(c), chunks, strict=True)
                     self._client.get([(key, memory.data) for chunk, key, memory in each if chunk.in_part(c.part)])
                 except ChunkGone:  # damaged: that is found and reported when it is applied
                     chunks = []
-                self._here[name] = whole, chunks
+                self._fetched[name] = whole, chunks
                 return True
         return False
 
@@ -245,9 +245,9 @@ class EagerFetch:
         whole = self._unused.pop() if self._unused else np.empty(self._ends[-1], np.uint8)
         return whole, [whole[start:end] for start, end in zip([0, *self._ends], self._ends, strict=False)]
 
-    def _forget(self, but: Container[_Name]) -> None:
-        for name in [name for name in self._here if name not in but]:
-            self._unused.append(self._here.pop(name)[0])
+    def _forget(self, waiting: Container[_Name]) -> None:
+        for name in [name for name in self._fetched if name not in waiting]:
+            self._unused.append(self._fetched.pop(name)[0])
 
 
 def _name(c: Contribution) -> _Name:

@@ -15,7 +15,7 @@ from contextlib import ExitStack
 
 from kvps.arrays.digest import Buffers, view
 from kvps.arrays.formats import Bytes
-from kvps.arrays.layout import DTYPE, Chunk
+from kvps.arrays.layout import DTYPE
 from kvps.connection.sockets import ChunkGone
 from kvps.errors import JobNotFound, KvpsError, LeaseLost
 from kvps.history.checkpoint import units_anew, workers_anew
@@ -135,13 +135,11 @@ class Mirror:
         state = self._claimed()
         if state is None:
             return
-        name = state.names[0]
+        name, keys, nbytes = state.names[0], self._job.access.keys, self._job.layout.nbytes
         try:
             with ExitStack() as held:
                 arrays = {
-                    what: held.enter_context(
-                        self._segments.open(self._job.access.keys.segment(what, name), self._nbytes)
-                    )
+                    what: held.enter_context(self._segments.open(keys.segment(what, name), nbytes))
                     for what in self._whats
                 }
                 self._last = time.monotonic()
@@ -170,7 +168,7 @@ class Mirror:
         return [
             (keys.array(0, what, name, c.number), [view(flat[c.start : c.stop])])
             for what, flat in flats.items()
-            for c in self._chunks
+            for c in self._job.layout.chunks[0]
         ]
 
     def _note(self, state: State) -> None:
@@ -188,21 +186,14 @@ class Mirror:
                 self._noted.append(name)
             dead = self._noted[:-_KEPT] if given else [] if name in self._noted else [name]
             self._noted = self._noted[-_KEPT:]
+        array, chunks = self._job.access.keys.array, self._job.layout.chunks[0]
         for each in dead:
-            keys = [self._job.access.keys.array(0, what, each, c.number) for what in self._whats for c in self._chunks]
+            keys = [array(0, what, each, chunk.number) for what in self._whats for chunk in chunks]
             self._job.access.scripts.free(0, self._term, state.run_id, keys)  # the sweep deletes the manifest
 
     @property
     def _whats(self) -> tuple[str, ...]:
         return ("w", *self._job.config.step_slots)
-
-    @property
-    def _chunks(self) -> tuple[Chunk, ...]:
-        return self._job.layout.chunks[0]
-
-    @property
-    def _nbytes(self) -> int:
-        return self._job.layout.nbytes
 
 
 def rollback_record(state: State) -> dict[str, object]:

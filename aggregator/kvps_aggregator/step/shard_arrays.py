@@ -131,17 +131,15 @@ class ShardArrays:
         """Make a chunk of the plan's version from the reduced gradient and buffers, (chunk's items,), which are
         overwritten. A chunk that no contribution has stays as it is."""
         part_of = slice(chunk.start - self.low, chunk.stop - self.low)
-        if not plan.has(chunk):
+        if plan.has(chunk):
+            for settings, start, stop in self._stretches[chunk.number]:
+                reduced = gradient[start - part_of.start : stop - part_of.start]
+                if settings:
+                    self._update(settings, plan, slice(start, stop), reduced)
+                else:
+                    self._replace(plan, slice(start, stop), reduced)
+        else:
             self._copy(part_of)
-            self._advance_past(part_of)
-            self.advance_view(chunk)
-            return
-        for settings, start, stop in self._stretches[chunk.number]:
-            reduced = gradient[start - part_of.start : stop - part_of.start]
-            if settings:
-                self._update(settings, plan, slice(start, stop), reduced)
-            else:
-                self._replace(plan, slice(start, stop), reduced)
         self._advance_past(part_of)
         self.advance_view(chunk)
 

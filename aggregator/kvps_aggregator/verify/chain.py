@@ -14,7 +14,7 @@ class Unproved(Exception):
 
 
 @contextmanager
-def at(where: str) -> Iterator[None]:
+def located(where: str) -> Iterator[None]:
     """Put `where` before the reason of an Unproved that is raised inside the block."""
     try:
         yield

@@ -93,10 +93,10 @@ class Recorded:
 
     def initial(self) -> Array:
         """Return the weights of version 0, (size,) float32. Raises Unproved."""
-        found = [next(iter(folder.glob("initial.*.f32")), folder / "initial.*.f32") for folder in self._folders]
-        sizes = [DTYPE.itemsize * (stop - start) for start, stop in map(self._layout.shard_range, range(len(found)))]
-        flat = _joined(found, sizes).view(DTYPE)
-        for path, digest in zip(found, shard_digests(self._layout, flat), strict=True):
+        paths = [next(iter(folder.glob("initial.*.f32")), folder / "initial.*.f32") for folder in self._folders]
+        sizes = [DTYPE.itemsize * (stop - start) for start, stop in map(self._layout.shard_range, range(len(paths)))]
+        flat = _joined(paths, sizes).view(DTYPE)
+        for path, digest in zip(paths, shard_digests(self._layout, flat), strict=True):
             if path.name.split(".")[1] != digest:
                 raise Unproved(_damaged(path))
         return flat

@@ -30,7 +30,7 @@ from kvps_aggregator.step.clipping import scale_of, square_sum
 from kvps_aggregator.step.compensate import compensate
 from kvps_aggregator.step.reduce import reduce_plan
 from kvps_aggregator.step.shard_arrays import ShardArrays
-from kvps_aggregator.verify.chain import Chain, Unproved, at, digest_of
+from kvps_aggregator.verify.chain import Chain, Unproved, digest_of, located
 from kvps_aggregator.verify.contribution import Coding
 
 Encode = Callable[[Array], Bytes]
@@ -120,7 +120,7 @@ def prove(
                 if commit.version > replay.version:
                     replay.add(commit)
                     made = replay.weights() if commit.version == version else made
-        with at(f"version {version}"):
+        with located(f"version {version}"):
             _compare(layout, flat, logged, made)
     except Unproved as reason:
         differs = str(reason)
@@ -144,8 +144,8 @@ def prove(
 def _compare(layout: Layout, flat: Array, logged: tuple[str, ...], made: Array | None) -> None:
     """Compare the weights in Redis with what their commit logged, and with what a replay made. Raises Unproved."""
     as_logged = layout.of_shards(len(logged) or layout.shards)  # that of a job before a restore may differ
-    for shard, (here, there) in enumerate(zip(shard_digests(as_logged, flat), logged, strict=False)):
-        if here != digest_of(there):
+    for shard, (digest, entry) in enumerate(zip(shard_digests(as_logged, flat), logged, strict=False)):
+        if digest != digest_of(entry):
             raise Unproved(f"the weights of shard {shard} in Redis are not those that were committed")
     if made is not None and weights_sha256(made) != weights_sha256(flat):
         raise Unproved("the weights in Redis are not those that the replay made")
@@ -186,7 +186,7 @@ class Replay:
         self._weight_sums = Counter(start.weight_sums if start else {})
         self._seqs: dict[str, tuple[str, int]] = {}
         self._is_late_start = start is not None
-        with at("version 0"):
+        with located("version 0"):
             weights = start.weights if start else source.initial()
         self._cut(layout, weights, start.slots if start else {})
         self._keep()
@@ -211,7 +211,7 @@ class Replay:
         if len(commit.shards) != len(self._parts):  # restored from a checkpoint with another number of shards
             slots = {slot: np.concatenate([part.state[slot] for part in self._parts]) for slot in self._parts[0].slots}
             self._cut(self._layout.of_shards(len(commit.shards)), self.weights(), slots)
-        with at(f"commit {commit.version}"):
+        with located(f"commit {commit.version}"):
             try:
                 gradient = self._gradient(commit.plan)
                 self._clip(gradient[: self._layout.buffer_start])
@@ -301,7 +301,7 @@ class Replay:
 
     def _values(self, c: Contribution, weight_sum: int) -> Array:
         """Return the values that the aggregators added, (size,) float32. Raises Unproved."""
-        with at(f"contribution {c.seq} of {c.worker} (round {c.round}, on version {c.base})"):
+        with located(f"contribution {c.seq} of {c.worker} (round {c.round}, on version {c.base})"):
             base = self._kept.get(c.base)
             if base is None and self._source.wants_weights:
                 raise Unproved("its weights are older than the checkpoint: begin with an earlier one")
