@@ -95,7 +95,7 @@ class DeviceResidual(Residual):
         with home.computing_on(self._stream):
             self._values, self._next = home.upload(values), home.upload(values)
         sizes = chunk_sizes(layout, format)
-        starts = (chunk.start for shard in layout.chunks for chunk in shard)
+        starts = (chunk.start for chunk in layout.chunks_in(""))
         self._places = dict(zip(starts, accumulate(sizes, initial=0), strict=False))
         self._staging = PinnedStaging(sum(sizes), CHUNK_BYTES, np.uint8)
 

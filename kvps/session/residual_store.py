@@ -70,7 +70,7 @@ class ResidualStore:
     def keys(self, name: str) -> list[str]:
         """Return the keys of all its chunks. Raises CorruptData for a name that `save` does not give."""
         _, _, residual, *state = self._parts(name)
-        chunks = [] if residual == "-" else [(c.shard, c.number) for shard in self._layout.chunks for c in shard]
+        chunks = [] if residual == "-" else [(c.shard, c.number) for c in self._layout.chunks_in("")]
         return [self._key(name, *chunk) for chunk in (*chunks, *self._state_chunks(int(state[1]) if state else 0))]
 
     def _parts(self, name: str) -> list[str]:
@@ -82,7 +82,7 @@ class ResidualStore:
         return self._keys.residual(shard, self._worker, incarnation, int(seq), chunk)
 
     def _items(self, name: str, values: Array) -> list[tuple[str, memoryview]]:
-        chunks = [c for shard in self._layout.chunks for c in shard]
+        chunks = self._layout.chunks_in("")
         return [(self._key(name, c.shard, c.number), view(values[c.start : c.stop])) for c in chunks]
 
     def _state_chunks(self, nbytes: int) -> list[tuple[int, int]]:

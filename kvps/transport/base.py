@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from typing import Protocol
 
 from kvps.arrays.digest import Buffers
 from kvps.arrays.layout import Array
@@ -18,8 +17,10 @@ from kvps.transport.version_reader import VersionReader
 from kvps.transport.weight_reader import WeightReader
 
 
-class ChunkUpload(Protocol):
+class ChunkUpload(ABC):
     """The chunks of one contribution on their way to the aggregator: sent one by one by `send`, or again by `resend`.
+
+    The defaults here are right where no network can lose a chunk.
 
     keys       the keys that the chunks have in Redis; empty if they are not in Redis
     immediate  whether chunks may leave before all of them are there; if not, arrays that were put may change until then
@@ -31,21 +32,26 @@ class ChunkUpload(Protocol):
     @property
     def missing(self) -> int:
         """How many chunks are not known to have arrived. Any thread may ask."""
+        return 0
 
     @property
     def with_command(self) -> Call | None:
         """A function that stores all chunks and runs a command in one step; None if chunks are stored before it."""
+        return None
 
+    @abstractmethod
     def send(self, number: int, value: Buffers) -> str:
         """Send the `number`-th chunk as soon as it may leave. Return its digest. It must not change until `end`."""
 
     def flush(self) -> None:
         """Wait until all sent chunks have left the memory they are in. Does not raise: `end` does."""
 
+    @abstractmethod
     def end(self) -> bool:
         """Wait until all sent chunks are stored. Return False if none was sent. Raises redis-py's ConnectionError or
         TimeoutError after a cut."""
 
+    @abstractmethod
     def resend(self) -> None:
         """Store the chunks that are not known to have arrived, sent or not. Raises as `end` does."""
 
@@ -53,7 +59,7 @@ class ChunkUpload(Protocol):
         """Give up the chunks: they will never be accepted."""
 
 
-class Uploads(Protocol):
+class Uploads(ABC):
     """The contributions of one incarnation of a worker, by their sequence numbers.
 
     overwrites  whether the next contribution overwrites bytes that were sent and do not count; else they stay behind
@@ -66,7 +72,9 @@ class Uploads(Protocol):
 
         Contributions up to the `settled`-th wait no more. Raises ServerFull, SharedMemoryLost.
         """
+        return None
 
+    @abstractmethod
     def open(self, seq: int, live: bool, settled: int, in_place: bool, part: str) -> ChunkUpload:
         """Return the upload of one contribution, of a `part` of the model or, if that is "", of all of it.
 

@@ -14,10 +14,9 @@ from kvps.connection.client import Client
 from kvps.errors import WrongOrder
 from kvps.protocol.lua_scripts import Call
 from kvps.transport.access import JobAccess
-from kvps.transport.base import Transport
+from kvps.transport.base import ChunkUpload, Transport, Uploads
 from kvps.transport.host_pull import HostPull
 from kvps.transport.prefetch import Prefetch
-from kvps.transport.shared_memory import WritableSegment
 from kvps.transport.version_reader import VersionReader
 from kvps.transport.view_reader import ViewReader
 from kvps.transport.weight_reader import WeightReader
@@ -43,7 +42,7 @@ class RedisTransport(Transport):
         return RedisUploads(self._access, worker, incarnation)
 
 
-class RedisUploads:
+class RedisUploads(Uploads):
     """The contributions of one incarnation of a worker."""
 
     overwrites = False
@@ -52,9 +51,6 @@ class RedisUploads:
         self._access = access
         self._who = (worker, incarnation)
         self._whole = access.layout.nbytes <= access.client.small_bytes
-
-    def buffer(self, seq: int, settled: int) -> WritableSegment | None:
-        return None
 
     def open(self, seq: int, live: bool, settled: int, in_place: bool, part: str) -> RedisUpload:
         keys, chunks = self._access.keys, chain.from_iterable(self._access.layout.chunks)
@@ -65,15 +61,12 @@ class RedisUploads:
         }
         return RedisUpload(self._access.client, each, live, self._whole)
 
-    def release(self, settled: int) -> None:
-        pass
-
 
 class _Dropped(Exception):
     """Raised to close a connection in the middle of sending."""
 
 
-class RedisUpload:
+class RedisUpload(ChunkUpload):
     """The upload of one contribution, whose chunks become the values of keys: `key_of` is number -> key. If it is
     `live`, they may be sent without asking first whether it was accepted. A `whole` one is sent together with the
     command that accepts it."""

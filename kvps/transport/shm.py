@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import accumulate
 
 import numpy as np
@@ -11,10 +12,9 @@ from kvps.arrays.digest import Buffers, digest_of
 from kvps.arrays.formats import Bytes
 from kvps.arrays.layout import Array
 from kvps.errors import UsageError
-from kvps.protocol.keys import segment_of
-from kvps.protocol.lua_scripts import Call
+from kvps.protocol.keys import JobKeys, segment_of
 from kvps.transport.access import JobAccess
-from kvps.transport.base import Transport
+from kvps.transport.base import ChunkUpload, Transport, Uploads
 from kvps.transport.shared_memory import Segments, WritableSegment
 from kvps.transport.shm_version_reader import ShmVersionReader
 from kvps.transport.weight_reader import WeightReader
@@ -51,10 +51,7 @@ class ShmTransport(Transport):
         return self.reader  # there is nothing to fetch ahead
 
     def uploads(self, worker: str, incarnation: str, sizes: Iterable[int]) -> ShmUploads:
-        def name(seq: int) -> str:
-            return segment_of(self._access.keys.gradient(0, worker, incarnation, seq, 0))
-
-        return ShmUploads(self.segments.make, name, list(sizes))
+        return ShmUploads(self._access.keys, self.segments, worker, incarnation, list(sizes))
 
     def safe_version(self, version: int) -> int:
         record = self.reader.mirrored()
@@ -70,70 +67,53 @@ class ShmTransport(Transport):
         return self.segments.names()
 
 
-class ShmUploads:
-    """The segments of one incarnation's contributions. A segment is written anew when its contribution waits no more.
-
-    `name` returns the name of the segment for a sequence number.
-    """
+class ShmUploads(Uploads):
+    """The segments of one incarnation's contributions, each written anew when its contribution waits no more."""
 
     overwrites = True
 
-    def __init__(
-        self,
-        make: Callable[[str, int, Sequence[WritableSegment]], WritableSegment],
-        name: Callable[[int], str],
-        sizes: Sequence[int],
-    ) -> None:
-        self._make = make
-        self._name = name
+    def __init__(self, keys: JobKeys, segments: Segments, worker: str, incarnation: str, sizes: Sequence[int]) -> None:
+        self._keys = keys
+        self._segments = segments
+        self._who = (worker, incarnation)
         self._sizes = sizes
         self._made: dict[int, WritableSegment] = {}
 
     def buffer(self, seq: int, settled: int) -> WritableSegment:
         if seq not in self._made:
             spare = [made for number, made in self._made.items() if number <= settled]
-            fresh = self._make(self._name(seq), sum(self._sizes), spare)
+            name = segment_of(self._keys.gradient(0, *self._who, seq, 0))
+            fresh = self._segments.make(name, sum(self._sizes), spare)
             self._made = {number: made for number, made in self._made.items() if made is not fresh} | {seq: fresh}
         return self._made[seq]
 
     def open(self, seq: int, live: bool, settled: int, in_place: bool, part: str) -> ShmUpload:
-        return ShmUpload(self._sizes, lambda: self.buffer(seq, settled), live, in_place)
+        return ShmUpload(self._sizes, partial(self.buffer, seq, settled), live, in_place)
 
     def release(self, settled: int) -> None:
         for number in [number for number in self._made if number <= settled]:
             self._made.pop(number).unlink()
 
 
-class ShmUpload:
+class ShmUpload(ChunkUpload):
     """The upload of one contribution: chunks of `sizes` bytes go into a segment that `make` returns; at once if `live`.
 
     `in_place` says that some chunks may be there already, where the user can write to them until they are pushed.
     """
 
     def __init__(self, sizes: Iterable[int], make: Callable[[], WritableSegment], live: bool, in_place: bool) -> None:
-        self.keys: list[str] = []
+        self.keys = []
         self.immediate = live and not in_place
         self._ends = list(accumulate(sizes))
         self._make = make
         self._data: Bytes | None = make().data if live else None
         self._items: list[tuple[int, Buffers]] = []
 
-    @property
-    def missing(self) -> int:
-        return 0  # there is no network to lose them
-
-    @property
-    def with_command(self) -> Call | None:
-        return None
-
     def send(self, number: int, value: Buffers) -> str:
         if self._data is None:
             self._items.append((number, value))
             return digest_of(value)
         return digest_of([self._copied(self._data, number, value)])
-
-    def flush(self) -> None:
-        pass
 
     def _copied(self, data: Bytes, number: int, value: Buffers) -> memoryview:
         end = self._ends[number]
@@ -152,6 +132,3 @@ class ShmUpload:
         data = self._make().data
         for number, value in self._items:
             self._copied(data, number, value)
-
-    def drop(self) -> None:
-        pass  # no process is ever told the segment's name

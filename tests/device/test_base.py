@@ -144,7 +144,6 @@ class Noted:
     with_command = None
 
     def __init__(self) -> None:
-        self.keys: list[str] = []
         self.sent: list[tuple[int, int]] = []
 
     def send(self, number: int, value: object) -> str:

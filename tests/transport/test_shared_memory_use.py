@@ -16,17 +16,20 @@ from helpers.harness import (
     model,
 )
 from helpers.internals import segments_of
-from helpers.shared_memory import LARGE, OVER_SHM, committed, segment_names, segments_folder
+from helpers.shared_memory import LARGE, OVER_SHM, commit_all, committed, segment_names, segments_folder
 from helpers.waiting import eventually
-from kvps_aggregator import Aggregator, Outcome
+from kvps_aggregator import Aggregator
 
 import kvps
-from kvps.job import Job
 from kvps.store import Store
 from kvps.transport import shared_memory
 
 
-def test_auto_is_shared_memory_where_that_is_sure_and_worth_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_is_shared_memory_where_that_is_sure_and_worth_it(
+    store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A line says what lacks, as in a container, whose /dev/shm has 64 MB unless it is told otherwise."""
+
     def chosen(params: Any = LARGE, **settings: Any) -> str:
         job = store.create_job("job", params, **settings)
         store.remove_job("job")
@@ -34,6 +37,7 @@ def test_auto_is_shared_memory_where_that_is_sure_and_worth_it(store: Store, mon
 
     assert chosen() == "shm"
     assert chosen(model()) == "redis"
+    assert not caplog.messages
     assert chosen(shards=2) == "redis"
     assert chosen(weight_format="bf16") == "redis"
     assert chosen(transport="redis") == "redis"
@@ -42,45 +46,32 @@ def test_auto_is_shared_memory_where_that_is_sure_and_worth_it(store: Store, mon
     assert chosen() == "redis", "others may come over TCP"
     monkeypatch.undo()
     monkeypatch.setattr(shared_memory, "free_bytes", lambda: 20_000_000)
+    caplog.clear()
     assert chosen() == "redis"
+    (warning,) = caplog.messages
+    assert "job job: arrays go through Redis, and not through memory, which is faster: /dev/shm has 20.0 MB" in warning
+    assert "--shm-size" in warning
+    assert chosen(model()) == "redis"
+    assert caplog.messages == [warning], "nothing is said of a small model"
     with pytest.raises(kvps.ServerFull, match=r"has 20\.0 MB left, and the job needs .* MB"):
         chosen({"x": np.zeros(3_000_000, np.float32)}, transport="shm")
     monkeypatch.setattr(shared_memory, "ROOT", Path("/nowhere"))
     assert chosen() == "redis"
+    assert "/nowhere is not there" in caplog.messages[-1]
     with pytest.raises(kvps.InvalidSetting, match=r"^/nowhere is not there"):
         chosen(transport="shm")
 
 
-def test_a_finished_or_removed_job_leaves_no_memory(store: Store) -> None:
-    for ends in ("finished", "removed"):
-        job = store.create_job("job", LARGE, **OVER_SHM)
-        with aggregating(job) if ends == "removed" else _finishing(job):
-            with job.join("w0") as session:
-                for _ in range(3):
-                    session.pull()
-                    session.push({"x": np.ones(600_000, np.float32)})
-                assert committed(job, 3)
-            if ends == "removed":
-                store.remove_job("job")
-        if ends == "finished":
-            assert segment_names(job) == []
-            assert (job.snapshot()[1]["x"] < 0).all(), "it is all in Redis"
-            store.remove_job("job")
-        assert segments_of(job)
-        assert not segments_of(job).folder.exists()
-
-
-class _finishing:  # noqa: N801
-    """An aggregator that ends with the job."""
-
-    def __init__(self, job: Job) -> None:
-        self._thread = threading.Thread(target=Aggregator(job, threading.Event()).run, args=(True,))
-
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._thread.join()
+def test_a_removed_job_leaves_no_memory(store: Store) -> None:
+    job = store.create_job("job", LARGE, **OVER_SHM)
+    with aggregating(job):
+        with job.join("w0") as session:
+            session.pull()
+            session.push(LARGE)
+            assert committed(job, 1)
+        store.remove_job("job")
+    assert segments_of(job)
+    assert not segments_of(job).folder.exists()
 
 
 def test_segments_of_the_dead_are_swept_and_those_of_the_living_are_not(store: Store) -> None:
@@ -99,8 +90,7 @@ def test_segments_of_the_dead_are_swept_and_those_of_the_living_are_not(store: S
     aggregator.sweep()
     left = {f"g:w0.{dead.incarnation}:1", f"g:w1.{alive.incarnation}:1", f"g:w1.{alive.incarnation}:2"}
     assert {name for name in segment_names(job) if not name.startswith("opt")} == left
-    while aggregator.work() is Outcome.COMMITTED:
-        pass
+    commit_all(aggregator)
     aggregator.sweep()
     assert f"g:w0.{dead.incarnation}:1" not in segment_names(job)
     assert job.clock() == {"w0": 1, "w1": 1}
