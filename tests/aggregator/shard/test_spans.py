@@ -9,13 +9,11 @@ import time
 import numpy as np
 import pytest
 from helpers.harness import aggregating, await_version, gradient, model
-from helpers.waiting import eventually
 from kvps_aggregator.shard.spans import ShardTraces, VersionSpans
 
 import kvps
 from kvps.arrays.layout import Buffer
 from kvps.connection.server_clock import ServerClock
-from kvps.errors import ServerFull
 from kvps.job import Job
 from kvps.protocol.phases import SHARD_PHASES
 from kvps.protocol.plan import Plan
@@ -131,30 +129,25 @@ def test_waiting_for_other_aggregators_to_measure_is_fetching(spans: VersionSpan
     assert 30 <= float(entry["fetch_ms"]) <= milliseconds(entry)
 
 
-def test_a_full_server_costs_spans_and_nothing_else(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_entry_is_lost_only_if_the_server_does_not_take_it(store: Store) -> None:
+    """It waits for the next write. One that is refused is dropped, and is no error."""
     job = store.create_job("j", model())
-    refused = []
-
-    def full(*_: object) -> None:
-        refused.append(1)
-        raise ServerFull("no room")
-
-    with aggregating(job), job.join("w0") as session, monkeypatch.context() as patch:
-        patch.setattr(job.access.scripts, "trace", full)
-        for round_ in range(3):
-            session.push(gradient(session.pull(), 0, round_))
-        await_version(job, 3)
-        assert eventually(lambda: bool(refused) or session.push(gradient(session.pull(), 0, 9)) == 0)
-    assert job.state().version >= 3
-
-
-def test_no_entry_is_lost_that_waits_for_the_next_write(store: Store) -> None:
-    job = store.create_job("j", model())
-    traces = ShardTraces(job)
+    traces, trace = ShardTraces(job), job.access.keys.shard_trace(0)
     spans = traces.of(0)
-    for at_once, stored in ((True, 1), (False, None), (False, None), (True, 4)):
+
+    def write(at_once: bool) -> None:
         spans.begin()
         spans.made(0)
         spans.committed(PLAN)
         traces.write(at_once)
-        assert stored is None or len(trace_of(job, 0)) == stored
+
+    for at_once in (True, False, False, True):
+        write(at_once)
+        assert not at_once or not traces.waiting
+    assert len(trace_of(job, 0)) == 4
+    store.client.call("DEL", trace)
+    store.client.call("SET", trace, "noon")
+    write(at_once=True)
+    store.client.call("DEL", trace)
+    write(at_once=True)
+    assert len(trace_of(job, 0)) == 1
