@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from helpers.digits_job import digits_job, proved, run_workers, training
 from kvps_workers import load_task
-from kvps_workers.rounds import Batches
+from kvps_workers.rounds import Rounds
 
 import kvps
 from kvps.arrays.parts import fragment_of
@@ -23,16 +23,16 @@ def _plain(job: kvps.Job) -> dict[str, np.ndarray]:
     main = {name: np.array(array) for name, array in task.parameters(0).items()}
     momentum = {name: np.zeros_like(array) for name, array in main.items()}
     part_of = {p.name: p.part for p in job.layout.parameters}
-    batches = [Batches(task, config, rank, np) for rank in range(config.workers)]
-    mine = [dict(main) for _ in batches]
-    pulled = [dict(main) for _ in batches]
-    total, every = config.epochs * batches[0].per_epoch, STEPS // FRAGMENTS
+    rounds = [Rounds(task, config, rank, np) for rank in range(config.workers)]
+    mine = [dict(main) for _ in rounds]
+    pulled = [dict(main) for _ in rounds]
+    total, every = config.epochs * rounds[0].batches_per_epoch, STEPS // FRAGMENTS
     for round_, first in enumerate(range(0, total, every)):
         is_last = first + every >= total
         names = [name for name in main if is_last or part_of[name] == fragment_of(round_, FRAGMENTS)]
         for rank, weights in enumerate(mine):
             for number in range(first, min(first + every, total)):
-                _, grads = task.gradient(weights, batches[rank].samples(batches[rank][number]), np)
+                _, grads = task.gradient(weights, rounds[rank].samples(rounds[rank].rows(number)), np)
                 for name, grad in grads.items():
                     weights[name] = weights[name] - grad * LR
         for name in names:

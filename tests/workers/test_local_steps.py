@@ -16,7 +16,7 @@ from helpers.harness import aggregating, await_version
 from kvps_workers import load_task
 from kvps_workers.contributions import Contributions
 from kvps_workers.local_steps import LocalSteps
-from kvps_workers.rounds import Batches, rounds_of
+from kvps_workers.rounds import Rounds, rounds_of
 
 import kvps
 from kvps.arrays.layout import Layout
@@ -36,18 +36,18 @@ def _plain(config: JobConfig, momentum: float = 0.0, beyond: float = 1.0) -> Par
     task = load_task("digits")
     params = {name: np.array(array) for name, array in task.parameters(0).items()}
     lr, ranks = np.float32(0.5), range(config.workers)
-    batches = [Batches(task, config, rank, np) for rank in ranks]
+    rounds = [Rounds(task, config, rank, np) for rank in ranks]
     buffers = [{name: np.zeros_like(array) for name, array in params.items()} for _ in ranks]
-    total = config.epochs * batches[0].per_epoch
+    total = config.epochs * rounds[0].batches_per_epoch
     for first in range(0, total, config.local_steps):
         came, shares = [], []
         for rank in ranks:
             weights = dict(params)
             numbers = range(first, min(first + config.local_steps, total))
-            samples = sum(len(batches[rank][number]) for number in numbers)
+            samples = sum(len(rounds[rank].rows(number)) for number in numbers)
             shares.append(np.float32(samples if config.reduction == "weighted" else 1))
             for number in numbers:
-                _, grads = task.gradient(weights, batches[rank].samples(batches[rank][number]), np)
+                _, grads = task.gradient(weights, rounds[rank].samples(rounds[rank].rows(number)), np)
                 for name, grad in grads.items():
                     buffers[rank][name] = buffers[rank][name] * np.float32(momentum) + grad
                     weights[name] = weights[name] - buffers[rank][name] * lr

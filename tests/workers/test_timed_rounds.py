@@ -33,7 +33,7 @@ from kvps_aggregator import Outcome
 from kvps_cli.prove.verify import proof_of
 from kvps_workers.contributions import Contributions
 from kvps_workers.local_steps import LocalSteps
-from kvps_workers.rounds import Batches
+from kvps_workers.rounds import Rounds
 from kvps_workers.training_loop import train
 
 import kvps
@@ -367,15 +367,15 @@ def test_a_contribution_of_another_program_is_told_in_one_line(store: Store, eac
 def test_the_batch_after_so_many_samples() -> None:
     """67 rows are 22 batches of 3 and one of 1, in each of 3 epochs."""
     config = JobConfig(task="each", workers=3, batch_size=BATCH, epochs=EPOCHS)
-    batches = Batches(Each(), config, 0, np)
-    assert (batches.rows, batches.per_epoch, batches.total) == (67, 23, 69)
+    rounds = Rounds(Each(), config, 0, np)
+    assert (rounds.samples_in_all, rounds.batches_per_epoch, rounds.total) == (3 * 67, 23, 69)
     samples = 0
-    for number in range(batches.total):
-        assert batches.after(samples) == number
-        samples += len(batches[number])
+    for number in range(rounds.total):
+        assert rounds.after(samples) == number
+        samples += len(rounds.rows(number))
     assert samples == 3 * 67
-    assert batches.after(samples) is None
-    assert batches.after(10**9 * 67) is None
+    assert rounds.after(samples) is None
+    assert rounds.after(10**9 * 67) is None
     for within in (1, 2, 68, 67 * 2 + 4):
         with pytest.raises(kvps.CorruptData, match=f"weigh {within}, and that is no whole number"):
-            batches.after(within)
+            rounds.after(within)

@@ -46,10 +46,17 @@ def round_number(contribution: Contribution) -> int:
     return contribution.round - 1 if contribution.unit is None else contribution.unit
 
 
-class Batches:
-    """The batches of one worker, numbered from 0 over all epochs; of a job with units, those of all its data.
+class Rounds:
+    """The rounds of one worker, numbered from 0 over all epochs; of a job with units, the units.
 
-    Each epoch has each row once, in an order of its own. Raises InvalidSetting, and TaskFailed if a worker has no rows.
+    A round has `config.batches_per_round` batches; the last one of an epoch, or, with local steps, the last one of all,
+    may have fewer. If rounds end by the clock, one is numbered as its first batch is. Batches are numbered over all
+    epochs too. Each epoch has each row once, in an order of its own. Raises InvalidSetting, and TaskFailed if a worker
+    has no rows.
+
+    total              how many rounds there are; 0 if rounds end by the clock, because nobody knows before
+    samples_in_all     how many samples all rounds have
+    batches_per_epoch  how many batches an epoch has
     """
 
     def __init__(self, task: Task, config: JobConfig, rank: int, xp: ModuleType) -> None:
@@ -59,33 +66,51 @@ class Batches:
         self._data = task.data(0, 1, xp) if whole else task.data(rank, config.workers, xp)
         self._config, self._rank, self._xp = config, rank, xp
         self._order = lru_cache(1)(self._order_of)
-        self.rows = len(self._own(0))
-        if not self.rows:
+        self._size = len(self._own(0))
+        if not self._size:
             raise TaskFailed(
                 f"task {config.task!r} has {len(self._data[0])} samples, and {config.workers} workers need one each: "
                 f"take fewer workers"
             )
-        self.per_epoch = math.ceil(self.rows / config.batch_size)
-        self.total = config.epochs * self.per_epoch
-
-    def __getitem__(self, number: int) -> Rows:
-        """Return the rows of a batch, for `samples`."""
-        epoch, batch = divmod(number, self.per_epoch)
-        size = self._config.batch_size
-        return self._order(epoch)[batch * size : (batch + 1) * size]
+        self.procs = config.procs
+        self.batches_per_epoch = math.ceil(self._size / config.batch_size)
+        self.samples_in_all = self._size * config.epochs
+        self.total = 0 if config.timed_rounds else rounds_of(self._size, config)
+        self._batches_in_all = self.batches_per_epoch * config.epochs
 
     def after(self, samples: int) -> int | None:
-        """Return the number of the batch that follows the first `samples` samples; None behind the last one. Raises
-        CorruptData if that is in the middle of a batch."""
-        epoch, rest = divmod(samples, self.rows)
+        """Return the number of the batch that follows the first `samples` samples, which is that of the round if rounds
+        end by the clock; None behind the last one. Raises CorruptData if that is in the middle of a batch."""
+        epoch, rest = divmod(samples, self._size)
         batch, within = divmod(rest, self._config.batch_size)
         if within:
             raise CorruptData(
                 f"the contributions of rank {self._rank} weigh {samples}, and that is no whole number of its batches: "
                 f"the data of task {self._config.task!r} has changed, or another program pushed for it"
             )
-        number = epoch * self.per_epoch + batch
-        return number if number < self.total else None
+        number = epoch * self.batches_per_epoch + batch
+        return number if number < self._batches_in_all else None
+
+    def numbers(self, number: int) -> range:
+        """Return the numbers of the batches of a round. One that ends by the clock has some of those that are returned,
+        from the first on."""
+        if self._config.timed_rounds:
+            return range(number, self._batches_in_all)
+        each = _Span.of(self.batches_per_epoch, self._config)
+        length = self._config.batches_per_round or self.batches_per_epoch
+        span, round_ = divmod(number, each.rounds)
+        first = span * each.batches + round_ * length
+        return range(first, min(first + length, (span + 1) * each.batches))
+
+    def rows(self, batch: int) -> Rows:
+        """Return the rows of a batch."""
+        epoch, number = divmod(batch, self.batches_per_epoch)
+        size = self._config.batch_size
+        return self._order(epoch)[number * size : (number + 1) * size]
+
+    def batches(self, number: int) -> list[Rows]:
+        """Return the rows of each batch of a round."""
+        return [self.rows(batch) for batch in self.numbers(number)]
 
     def samples(self, rows: Rows) -> tuple[Any, ...]:
         """Return these rows of each array of the data."""
@@ -105,52 +130,3 @@ class Batches:
         own = self._own(epoch)
         seed = (self._config.seed,) if self._config.units else (self._config.seed, self._rank)
         return own[np.random.default_rng((*seed, epoch)).permutation(len(own))]
-
-
-class Rounds:
-    """The rounds of one worker, numbered from 0 over all epochs; of a job with units, the units.
-
-    A round has `config.batches_per_round` batches; the last one of an epoch, or, with local steps, the last one of all,
-    may have fewer. If rounds end by the clock, one is numbered as its first batch is. Raises as `Batches` does.
-
-    total  how many there are; 0 if rounds end by the clock, because nobody knows before
-    """
-
-    def __init__(self, task: Task, config: JobConfig, rank: int, xp: ModuleType) -> None:
-        self._batches = Batches(task, config, rank, xp)
-        self._config = config
-        self.procs = config.procs
-        self.total = 0 if config.timed_rounds else rounds_of(self._batches.rows, config)
-
-    @property
-    def samples_in_all(self) -> int:
-        """How many samples all rounds have."""
-        return self._batches.rows * self._config.epochs
-
-    def after(self, samples: int) -> int | None:
-        """Return the number of the round that follows the first `samples` samples, if rounds end by the clock; None if
-        no batch is left. Raises CorruptData."""
-        return self._batches.after(samples)
-
-    def numbers(self, number: int) -> range:
-        """Return the numbers of the batches of a round, counted over all epochs. One that ends by the clock has some of
-        those that are returned, from the first on."""
-        if self._config.timed_rounds:
-            return range(number, self._batches.total)
-        each = _Span.of(self._batches.per_epoch, self._config)
-        length = self._config.batches_per_round or self._batches.per_epoch
-        span, round_ = divmod(number, each.rounds)
-        first = span * each.batches + round_ * length
-        return range(first, min(first + length, (span + 1) * each.batches))
-
-    def rows(self, batch: int) -> Rows:
-        """Return the rows of a batch."""
-        return self._batches[batch]
-
-    def batches(self, number: int) -> list[Rows]:
-        """Return the rows of each batch of a round."""
-        return [self._batches[batch] for batch in self.numbers(number)]
-
-    def samples(self, rows: Rows) -> tuple[Any, ...]:
-        """Return these rows of each array of the data."""
-        return self._batches.samples(rows)
