@@ -16,8 +16,8 @@ import redis
 from helpers.certificates import authority_file, issued
 from helpers.clusters import Cluster, ClusterNode, running_cluster
 from helpers.harness import aggregating
-from helpers.sentinels import Process, watched_servers
-from helpers.servers import free_port, private_directory, running_server
+from helpers.sentinels import watched_servers
+from helpers.servers import ServerProcess, free_port, private_directory, running_server
 from helpers.waiting import eventually
 from kvps_cli.serve.acl import url_for
 
@@ -39,7 +39,7 @@ MOST = 0.6  # of the bytes, on a machine so busy that a replica is late now and 
 class Replicated:
     """A master and its replicas. All can be killed, and started again."""
 
-    def __init__(self, master: Process, replicas: list[Process]) -> None:
+    def __init__(self, master: ServerProcess, replicas: list[ServerProcess]) -> None:
         self.master = master
         self.replicas = replicas
 
@@ -53,7 +53,7 @@ class Replicated:
         return all(info.get(f"slave{i}", {}).get("state") == "online" for i in range(len(self.replicas)))
 
 
-def gets(*servers: Process | ClusterNode) -> int:
+def gets(*servers: ServerProcess | ClusterNode) -> int:
     """Return how many GETs these servers have answered."""
     return sum(server.ask("INFO", "commandstats").get("cmdstat_get", {}).get("calls", 0) for server in servers)
 
@@ -63,13 +63,13 @@ def replicated_server(replicas: int = 2) -> Iterator[Replicated]:
     """Start a server with replicas, and end them all."""
     with private_directory() as folder, ExitStack() as stack:
 
-        def begin(*more: str) -> Process:
+        def begin(*more: str) -> ServerProcess:
             port = free_port()
             home = folder / str(port)
             home.mkdir()
             command = [server_program(), "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(home)]
             command += ["--repl-diskless-sync-delay", "0", *more]
-            started = Process(home, port, command, {})
+            started = ServerProcess(home, port, command, {})
             stack.callback(started.kill)
             return started
 

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import os
 import secrets
-import signal
 import socket
-import subprocess
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import redis
-from helpers.servers import private_directory
+from helpers.servers import ServerProcess, private_directory
 from helpers.waiting import eventually
 
 from kvps.machine.paths import server_program
@@ -24,53 +22,28 @@ SLOTS = 16384
 _BUS = 10_000  # a node's bus listens on its port and this
 
 
-class ClusterNode:
-    """One server process of a cluster."""
+class ClusterNode(ServerProcess):
+    """One server process of a cluster. It comes back with its cluster's configuration."""
 
     def __init__(self, folder: Path, port: int, arguments: Sequence[str]) -> None:
-        self.port = port
-        self.folder = folder
         folder.mkdir()
-        self._command = [server_program(), "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder)]
-        self._command += ["--save", "", "--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf", *arguments]
-        self.start()
+        command = [server_program(), "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder)]
+        command += ["--save", "", "--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf", *arguments]
+        super().__init__(folder, port, command)
         self.id = str(self.ask("CLUSTER", "MYID"))
 
     @property
     def url(self) -> str:
         return f"redis://127.0.0.1:{self.port}"
 
-    def start(self) -> None:
-        """Start the process, and wait until it answers. It comes back with its cluster's configuration."""
-        log = (self.folder / "log").open("a")
-        with closing(log):
-            self.process = subprocess.Popen(self._command, stdout=log, stderr=log)
-        if not eventually(self._answers):
-            self.kill()
-            raise AssertionError((self.folder / "log").read_text()[-2000:])
-
-    def _answers(self) -> bool:
-        with suppress(redis.RedisError):
-            return bool(self.ask("PING"))
-        return False
-
-    def ask(self, *command: Any) -> Any:
-        """Return the node's own answer."""
-        with redis.Redis(port=self.port, protocol=2, retry=None, socket_timeout=20, decode_responses=True) as client:
-            return client.execute_command(*command)
-
     @property
     def is_master(self) -> bool:
-        return "role:master" in str(self._info("replication"))
+        return "role:master" in self.info("replication")
 
-    def _info(self, section: str) -> str:
+    def info(self, section: str) -> str:
+        """Return a section of INFO, in lines of name:value."""
         found = self.ask("INFO", section)
         return "\n".join(f"{name}:{value}" for name, value in found.items()) if isinstance(found, dict) else str(found)
-
-    def kill(self) -> None:
-        """End the process at once."""
-        self.process.send_signal(signal.SIGKILL)
-        self.process.wait()
 
     def signal(self, number: int) -> None:
         os.kill(self.process.pid, number)
@@ -138,7 +111,7 @@ class Cluster:
                     return False
                 if replicas and not all(len(found) > 3 for found in self.slots(node)):
                     return False
-            return not replicas or all("online" in master._info("replication") for master in self.masters)
+            return not replicas or all("online" in master.info("replication") for master in self.masters)
         return False
 
     def migrate(self, slot: int, target: ClusterNode) -> None:
@@ -196,7 +169,7 @@ def running_cluster(*arguments: str, masters: int = 3, replicas: int = 3) -> Ite
         given = ["--cluster-node-timeout", "1500", "--repl-diskless-sync-delay", "0", *arguments]
         for port in node_ports(masters + replicas):
             node = ClusterNode(folder / str(port), port, given)
-            stack.callback(lambda node=node: node.process.poll() is None and node.kill())
+            stack.callback(node.kill)
             nodes.append(node)
         for number, node in enumerate(nodes):
             node.ask("CLUSTER", "SET-CONFIG-EPOCH", number + 1)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import redis
 from helpers.certificates import tls_program
-from helpers.servers import free_port, private_directory
+from helpers.servers import ServerProcess, free_port, private_directory
 from helpers.waiting import eventually
 
 from kvps.machine.paths import server_program
@@ -19,48 +18,15 @@ NAME = "mymaster"
 _WHERE = "SENTINEL GET-MASTER-ADDR-BY-NAME"
 
 
-class Process:
-    """A server, or a Sentinel, that can be killed and started again in the same place."""
-
-    def __init__(self, folder: Path, port: int, command: Sequence[str], login: dict[str, Any]) -> None:
-        self.port = port
-        self.folder = folder
-        self._command = command
-        self._login = login
-        self.start()
-
-    def start(self) -> None:
-        """Start the process, and wait until it answers."""
-        with closing((self.folder / "log").open("a")) as log:
-            self.process = subprocess.Popen(self._command, stdout=log, stderr=log)
-        assert eventually(self._answers), (self.folder / "log").read_text()[-2000:]
-
-    def _answers(self) -> bool:
-        with suppress(redis.RedisError):
-            return bool(self.ask("PING"))
-        return False
-
-    def ask(self, *command: Any) -> Any:
-        with redis.Redis(
-            port=self.port, protocol=2, retry=None, socket_timeout=20, decode_responses=True, **self._login
-        ) as client:
-            return client.execute_command(*command)
-
-    def kill(self) -> None:
-        """End the process at once, if it runs."""
-        self.process.kill()
-        self.process.wait()
-
-
 class Watched:
     """Servers, one of which is the master, and the Sentinels that watch it. `password` is the servers'."""
 
     def __init__(self, password: str = "") -> None:
-        self.servers: list[Process] = []
-        self.sentinels: list[Process] = []
+        self.servers: list[ServerProcess] = []
+        self.sentinels: list[ServerProcess] = []
         self._password = password
 
-    def watch(self, sentinel: Process) -> None:
+    def watch(self, sentinel: ServerProcess) -> None:
         """Have a Sentinel watch the master. It sees within a second that the master is dead."""
         named = self.master if len(self.sentinels) > 1 else self.servers[0]
         sentinel.ask("SENTINEL MONITOR", NAME, "127.0.0.1", named.port, 2)
@@ -78,13 +44,13 @@ class Watched:
         return f"redis+sentinel://{login}{places}/{NAME}"
 
     @property
-    def master(self) -> Process:
+    def master(self) -> ServerProcess:
         """The master that a living Sentinel names."""
         living = [sentinel for sentinel in self.sentinels if sentinel.process.poll() is None]
         port = next(int(named[1]) for sentinel in living if (named := sentinel.ask(_WHERE, NAME)))
         return next(server for server in self.servers if server.port == port)
 
-    def failed_over(self, dead: Process) -> bool:
+    def failed_over(self, dead: ServerProcess) -> bool:
         """Return whether all living Sentinels name another master than `dead`, and it says that it is one."""
         with suppress(redis.RedisError):
             for sentinel in self.sentinels:
@@ -108,7 +74,7 @@ class Watched:
             )
         return False
 
-    def _sees(self, sentinel: Process, replicas: set[int]) -> bool:
+    def _sees(self, sentinel: ServerProcess, replicas: set[int]) -> bool:
         found = [_pairs(row) for row in sentinel.ask("SENTINEL SLAVES", NAME)]
         known = {int(row["port"]) for row in found if row["flags"] == "slave" and row["master-link-status"] == "ok"}
         of_master = _pairs(sentinel.ask("SENTINEL MASTER", NAME))
@@ -136,7 +102,7 @@ def watched_servers(
     with private_directory() as folder, ExitStack() as stack:
         found = Watched(password)
 
-        def begin(command: list[str], secret: str) -> Process:
+        def begin(command: list[str], secret: str) -> ServerProcess:
             port = free_port()
             home = folder / str(port)
             home.mkdir()
@@ -161,7 +127,7 @@ def watched_servers(
                 login |= {"ssl": True, "ssl_cert_reqs": "none"}
             else:
                 whole += ["--port", str(port)]
-            started = Process(home, port, whole, login)
+            started = ServerProcess(home, port, whole, login)
             stack.callback(started.kill)
             return started
 

@@ -7,9 +7,10 @@ import shutil
 import socket as socket_module
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -74,3 +75,42 @@ def running_server(*arguments: str, program: str = "", socket: str | None = None
             process.terminate()
             process.wait()
             shared_memory.forget(shared_memory.folder_of(f"unix://{path}"))  # for jobs never removed
+
+
+class ServerProcess:
+    """A server, or a Sentinel, on a TCP port, that can be killed and started again in the same place.
+
+    `command` is its program with the arguments, and `login` what a client needs beside the port.
+    """
+
+    def __init__(self, folder: Path, port: int, command: Sequence[str], login: Mapping[str, Any] | None = None) -> None:
+        self.port = port
+        self.folder = folder
+        self._command = command
+        self._login = login or {}
+        self.start()
+
+    def start(self) -> None:
+        """Start the process, and wait until it answers."""
+        with (self.folder / "log").open("a") as log:
+            self.process = subprocess.Popen(self._command, stdout=log, stderr=log)
+        if not eventually(self._answers):
+            self.kill()
+            raise AssertionError((self.folder / "log").read_text()[-2000:])
+
+    def _answers(self) -> bool:
+        with suppress(redis.RedisError):
+            return bool(self.ask("PING"))
+        return False
+
+    def ask(self, *command: Any) -> Any:
+        """Return the server's own answer."""
+        with redis.Redis(
+            port=self.port, protocol=2, retry=None, socket_timeout=20, decode_responses=True, **self._login
+        ) as client:
+            return client.execute_command(*command)
+
+    def kill(self) -> None:
+        """End the process at once, if it runs."""
+        self.process.kill()
+        self.process.wait()
