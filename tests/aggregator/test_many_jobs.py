@@ -36,19 +36,7 @@ def beside(store: Store, *arguments: str) -> Iterator[Started]:
         started.end()
 
 
-# -- what is in their names ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_names_are_shown_as_they_are(store: Store) -> None:
-    """Brackets are markup to the library that prints, and `:100:` is an emoji."""
-    job = store.create_job("odd", ONE, task="[bold]:100:[/]")
-    store.client.call("SET", job.access.keys.lease(0), "[host]:100:abc")
-    for command in (["jobs"], ["status", "odd"]):
-        done = kvps_run(store, *command)
-        assert (done.returncode, done.stderr) == (0, "")
-        assert "[bold]:100:[/]" in done.stdout
-    assert "shard 0  [host]:100:abc" in done.stdout
+# -- what they wait for ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -56,15 +44,27 @@ def test_a_job_that_nobody_is_in_is_not_said_to_lack_an_aggregator(store: Store)
     """It is served when a worker joins; only one that somebody is in lacks what it has not."""
     job = store.create_job("idle", ONE)
 
-    def said() -> tuple[str, str]:
+    def status() -> tuple[str, str]:
         lines = kvps_run(store, "status", "idle").stdout.splitlines()
         return lines[0].split("  ")[1], next(line for line in lines if line.startswith("shard 0"))
 
-    assert said() == ("waits for workers", "shard 0  idle until a worker joins")
+    assert status() == ("waits for workers", "shard 0  idle until a worker joins")
     with job.join("w0") as session:
-        assert said() == ("waits for an aggregator", "shard 0  no aggregator: kvps aggregator start")
+        assert status() == ("waits for an aggregator", "shard 0  no aggregator: kvps aggregator start")
         session.leave(finished=False)
-    assert said() == ("waits for workers", "shard 0  idle until a worker joins")
+    assert status() == ("waits for workers", "shard 0  idle until a worker joins")
+
+
+@pytest.mark.slow
+def test_a_worker_that_waits_long_says_for_whom(store: Store) -> None:
+    assert kvps_run(store, "create", "digits", "--job", "slow", "--workers", "2").returncode == 0
+    job = store.job("slow")
+    with beside(store, "worker") as worker:
+        line = worker.until("waits").splitlines()[-1]
+        assert line.startswith("job slow: w0 waits: 1 of 2 workers have joined: kvps worker --job slow; ")
+        assert "no aggregator holds shard 0: kvps aggregator start" in line
+        with aggregating(job), job.join("w1"):
+            assert worker.until("behind").splitlines()[-1] == "job slow: w0 waits: w1 is behind"
 
 
 # -- jobs that cannot be read -------------------------------------------------------------------------------------
@@ -139,18 +139,3 @@ def test_jobs_that_cannot_be_read_harm_no_other(store: Store) -> None:
     assert kvps_run(store, "rm", "escape", "--yes").returncode == 0
     assert store.jobs() == ["zebra"]
     assert not [key for key in store.client.scan("*") if "zebra" not in key and "{" in key]
-
-
-# -- who waits, and for whom --------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_a_worker_that_waits_long_says_for_whom(store: Store) -> None:
-    assert kvps_run(store, "create", "digits", "--job", "slow", "--workers", "2").returncode == 0
-    job = store.job("slow")
-    with beside(store, "worker") as worker:
-        line = worker.until("waits").splitlines()[-1]
-        assert line.startswith("job slow: w0 waits: 1 of 2 workers have joined: kvps worker --job slow; ")
-        assert "no aggregator holds shard 0: kvps aggregator start" in line
-        with aggregating(job), job.join("w1"):
-            assert worker.until("behind").splitlines()[-1] == "job slow: w0 waits: w1 is behind"

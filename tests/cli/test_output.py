@@ -65,11 +65,12 @@ def test_verbose_twice_adds_the_supervisor_s_looks(home: Path) -> None:
 
 # -- what others wrote ---------------------------------------------------------------------------------------------
 
-EVIL = "\x1b[2J\udcff\ud800\r\u202e\x07\x9b31m"
-SHOWN = r"\x1b[2J\udcff\ud800\r\u202e\x07\x9b31m"
+EVIL = "[bold]:100:\x1b[2J\udcff\ud800\r\u202e\x07\x9b31m"
+SHOWN = r"[bold]:100:\x1b[2J\udcff\ud800\r\u202e\x07\x9b31m"
 
 
 def test_every_way_to_print_shows_what_a_terminal_would_obey(capsys: pytest.CaptureFixture[str]) -> None:
+    """And what the library that prints would obey: brackets are its markup, and `:100:` is an emoji."""
     output.say(f"a{EVIL}b")
     tables.print_rows(["one", "two"], [[f"a{EVIL}b", "c\nd"]])
     tables.plain_console().print(f"shard 0  a{EVIL}b\nshard 1  made up")
@@ -93,17 +94,17 @@ def test_every_way_to_print_shows_what_a_terminal_would_obey(capsys: pytest.Capt
 @pytest.mark.slow
 def test_commands_show_what_others_wrote_as_text(store: Store, tmp_path: Path) -> None:
     """Where no parser refuses it first: who holds a shard, and names of files."""
-    job = store.create_job("job", {"x": np.ones(2, np.float32)})
-    store.client.call("SET", job.access.keys.lease(0), "host\x1b[2J\udcff\nshard 1:1:abc")
+    job = store.create_job("job", {"x": np.ones(2, np.float32)}, task="[bold]:100:[/]")
+    store.client.call("SET", job.access.keys.lease(0), "[host]:100:\x1b[2J\udcff\nshard 1:1:abc")
     (tmp_path / "a\x1b]0;b\udcff\n.safetensors").write_bytes(b"x")
     store.client.call("RPUSH", "rq:queue:kvps", "\x1b[2J")
     store.client.call("HSET", "rq:job:\x1b[2J", "kvps_why", "\x1b[2J")
     known = {"KVPS_REDIS_URL": store.url, "PYTHONIOENCODING": "ascii"}
     for command, seen in (
-        (["status", "job"], r"shard 0  host\x1b[2J\udcff\nshard 1:1:abc"),
+        (["status", "job"], r"shard 0  [host]:100:\x1b[2J\udcff\nshard 1:1:abc"),
         (["checkpoint", "ls", str(tmp_path)], r"a\x1b]0;b\udcff\n.safetensors"),
         (["queue"], "?[2J"),
-        (["jobs"], "job"),
+        (["jobs"], "[bold]:100:[/]"),
         (["status", "job", "--json"], r"\u001b"),
         (["checkpoint", "ls", str(tmp_path), "--json"], r"\u001b"),
     ):
