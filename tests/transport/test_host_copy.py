@@ -21,7 +21,6 @@ from helpers.waiting import eventually
 import kvps
 from kvps.arrays.layout import DTYPE, Array
 from kvps.store import Store
-from kvps.transport import host_copy
 from kvps.transport.host_copy import HostCopy, Progress, Read
 
 ITEMS = 300_000
@@ -133,36 +132,6 @@ def test_a_process_that_is_stopped_holds_up_nobody(note: Path, monkeypatch: pyte
         os.utime(note, (0, time.time() - ago_s))
         assert HostCopy(ID, ITEMS).newest("2.term", later(), refuse) is None
         assert sum(slept) < 2
-
-
-def _hang(home: str, reading: Event) -> None:
-    os.environ["KVPS_RUNTIME_DIR"] = home
-
-    def read(flat: Array, progress: Progress) -> tuple[int, str]:
-        flat.fill(-1)
-        reading.set()
-        while True:
-            progress()
-            time.sleep(0.1)
-
-    HostCopy(ID, ITEMS).newest("1.term", 0, read)
-
-
-def test_another_takes_over_from_one_that_was_killed_in_the_middle(
-    runtime: Path, note: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """At once, and not because the dead one has done nothing for a while."""
-    monkeypatch.setattr(host_copy, "_STUCK_S", 1e9)
-    reading = _spawn.Event()
-    leader = _spawn.Process(target=_hang, args=(str(runtime), reading))
-    leader.start()
-    assert reading.wait(120)
-    assert leader.pid
-    os.kill(leader.pid, signal.SIGKILL)
-    leader.join()
-    found = HostCopy(ID, ITEMS).newest("1.term", 0, constant(1))
-    assert found
-    assert (found[1] == 1).all()
 
 
 def _make(home: str, id: str) -> None:

@@ -150,34 +150,38 @@ def root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("what", ["the job's directory", "all of this user's", "all, and another job was made since"])
-def test_memory_that_was_deleted_is_lost(store: Store, root: Path, what: str) -> None:
-    """The kernel and the directory are the same: that it has no such job, or another identity, proves it."""
+@pytest.mark.parametrize(
+    ("deleted", "lost"),
+    [
+        ("the job's directory", True),
+        ("all of this user's", True),
+        ("all, and another job was made since", True),
+        ("the identity", False),
+    ],
+)
+def test_memory_that_was_deleted_is_lost(store: Store, root: Path, deleted: str, lost: bool) -> None:
+    """The kernel and the directory are the same: that it has no such job, or another identity, proves it. That only
+    its identity is gone proves nothing."""
     job = store.create_job("job", model(), optimizer=kvps.SGD(lr=0.05), **SHM)
     _train(job, 3)
     assert segments_of(job)
-    shutil.rmtree(segments_of(job).folder if what == "the job's directory" else root / f"kvps-{os.getuid()}")
-    if "another" in what:
+    users = root / f"kvps-{os.getuid()}"
+    if lost:
+        shutil.rmtree(segments_of(job).folder if deleted == "the job's directory" else users)
+    else:
+        (users / "identity").unlink()
+    if "another" in deleted:
         store.create_job("other", model(), **SHM)
     with aggregating(job):
-        assert eventually(lambda: job.state().version == 0)
-        assert eventually(lambda: bool(job.find_transport() and segments_of(job) and segments_of(job).here))
+        if lost:
+            assert eventually(lambda: job.state().version == 0)
+            assert eventually(lambda: bool(job.find_transport() and segments_of(job) and segments_of(job).here))
         work_on(job, "w0", 5)
         assert eventually(lambda: job.state().version == 5)
-    assert recoveries(job) == [("0", "3")]
+    assert recoveries(job) == [("0", "3")] * lost
     assert segments_of(store.job("job")).here  # type: ignore[union-attr]
     for name, array in plain_loop(model(), 1, 5, 0.05).items():
         np.testing.assert_array_equal(job.snapshot()[1][name], array)
-
-
-def test_nothing_is_lost_when_only_the_identity_was_deleted(store: Store, root: Path) -> None:
-    job = store.create_job("job", model(), **SHM)
-    _train(job, 3)
-    (root / f"kvps-{os.getuid()}" / "identity").unlink()
-    with aggregating(job):
-        work_on(job, "w0", 5)
-        assert eventually(lambda: job.state().version == 5)
-    assert recoveries(job) == []
 
 
 def _standing_by(job: Job, **options: Any) -> bool:
