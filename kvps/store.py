@@ -8,12 +8,12 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Unpack
+from typing import Any, TypeVar, Unpack
 
 import numpy as np
 
@@ -29,11 +29,22 @@ from kvps.connection.cluster import open_client
 from kvps.connection.replica_reader import ReplicaReader
 from kvps.connection.server_info import mb
 from kvps.connection.sockets import connection_settings, redacted
-from kvps.errors import CorruptData, InvalidSetting, KvpsError, NotFinite, ServerFull, ServerLost, ServerUnfit
+from kvps.errors import (
+    CorruptData,
+    InvalidSetting,
+    JobNotFound,
+    KvpsError,
+    NoServer,
+    NotFinite,
+    ServerFull,
+    ServerLost,
+    ServerUnfit,
+)
 from kvps.history.checkpoint import Checkpoint, units_anew
-from kvps.job import Job
+from kvps.job import Job, readable
 from kvps.optim.trial import try_out
 from kvps.protocol.answers import being_removed, job_exists, job_not_found
+from kvps.protocol.job_state import State
 from kvps.protocol.keys import JOBS, MEMORY, JobKeys, check_id, check_name, staged_name
 from kvps.protocol.scripts import JobScripts
 from kvps.server import private_server
@@ -43,6 +54,9 @@ from kvps.transport.memory_identity import Memory
 from kvps.transport.opening import open_transport
 
 log = logging.getLogger("kvps.store")
+
+T = TypeVar("T")
+U = TypeVar("U")
 
 _SETTLE_S = 1.0
 _ID_TRIES = 500
@@ -366,6 +380,22 @@ class Store:
     def jobs(self) -> list[str]:
         """Return the names of all jobs, sorted."""
         return sorted(self.client.call("SMEMBERS", JOBS))
+
+    def read_jobs(self, view: Callable[[Job, State], T], unreadable: Callable[[str, KvpsError], U]) -> Iterator[T | U]:
+        """Yield `view` of each job and its state, by name; for a job that cannot be read, `unreadable` of its name and
+        the reason. A job that is removed meanwhile is left out. Raises NoServer, ServerLost."""
+        for name in self.jobs():
+            try:
+                with readable(name):
+                    job = self.job(name)
+                    result: T | U = view(job, job.state())
+            except JobNotFound:
+                continue
+            except (NoServer, ServerLost):
+                raise
+            except KvpsError as error:
+                result = unreadable(name, error)
+            yield result
 
     def free_name(self, wished: str) -> str:
         """Return the name `wished`, with a number appended if it is taken."""

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TypeVar
 
 import kvps
 from kvps.connection.sockets import redacted
@@ -19,7 +18,6 @@ from kvps_cli import options
 from kvps_cli.output import say
 
 _POLL_S = 0.3
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -67,8 +65,8 @@ def serving_store(server: ServerOptions, quiet: bool, joinable: bool = True) -> 
 
 def busy_jobs(store: Store) -> list[str]:
     """Return the names of the jobs that have active workers."""
-    jobs = all_jobs(store, report_once(), lambda job, state: (job.name, state.active))
-    return [name for name, active in jobs if active]
+    names = store.read_jobs(lambda job, state: job.name if state.active else None, report_once())
+    return [name for name in names if name]
 
 
 def existing_store(redis: str | None) -> Store:
@@ -111,8 +109,7 @@ def wait_for_job(store: Store, name: str | None, quiet: bool = False) -> Job:
             with suppress(JobNotFound):
                 return read_job(store, name)[0]
         else:
-            jobs = all_jobs(store, pass_over, lambda job, state: (job, state))
-            joinable = [j for j, state in jobs if j.config.task and not j.launcher and not state.finished(j.config)]
+            joinable = [job for job in store.read_jobs(_joinable, pass_over) if job]
             if len(joinable) == 1:
                 return joinable[0]
             if joinable:
@@ -125,6 +122,10 @@ def wait_for_job(store: Store, name: str | None, quiet: bool = False) -> Job:
         time.sleep(_POLL_S)  # the set of jobs is for listing only, and announces nothing
 
 
+def _joinable(job: Job, state: State) -> Job | None:
+    return job if job.config.task and not job.launcher and not state.finished(job.config) else None
+
+
 def report_once() -> Callable[[str, KvpsError], None]:
     """Return a function that says why a job is passed over, each reason once."""
     reported = set[str]()
@@ -135,23 +136,6 @@ def report_once() -> Callable[[str, KvpsError], None]:
             say(f"passed over: {error}")
 
     return pass_over
-
-
-def all_jobs(store: Store, pass_over: Callable[[str, KvpsError], None], view: Callable[[Job, State], T]) -> Iterator[T]:
-    """Yield `view` of each job and its state. Call `pass_over` with the name of a job that cannot be read, and why."""
-    for name in store.jobs():
-        try:
-            job, state = read_job(store, name)
-            with readable(name):
-                viewed = view(job, state)
-        except JobNotFound:
-            continue  # it was removed meanwhile
-        except (NoServer, ServerLost):
-            raise
-        except KvpsError as error:
-            pass_over(name, error)
-            continue
-        yield viewed
 
 
 def read_job(store: Store, name: str) -> tuple[Job, State]:

@@ -7,22 +7,19 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from kvps.config import JobConfig
-from kvps.errors import JobNotFound, KvpsError, NoServer, ServerLost
 from kvps.history.events import Event, EventLog
-from kvps.job import Job, readable
+from kvps.job import Job
 from kvps.parsing import number, whole
 from kvps.protocol.job_state import Member, State
 from kvps.session.heartbeat import interval_s
 from kvps.staleness import admits
-from kvps.store import Store
 from kvps_monitor.spans import Iteration, ShardVersion, Traces, gradient_norms, mean
 from kvps_monitor.views import JobView, ShardView, WorkerView
 
-T = TypeVar("T")
 KEPT = 60
 """How many iterations of a worker, and versions of a shard, the figures of a view are taken over."""
 JOB_WORDS = FINISHED, LACKS_WORKERS, LACKS_AGGREGATOR, RUNS = (
@@ -265,23 +262,6 @@ class _Workers:
         if last and last.at_us and int(since) < last.at_us + 1000 * last.milliseconds:
             return "", None
         return phase, max(0.0, (self._now_us - int(since)) / 1e6)
-
-
-def of_each_job(store: Store, summary: Callable[[Job], T], unreadable: Callable[[str, str], T]) -> list[T]:
-    """Return the summary of each job of a server, by name; for one that cannot be read `unreadable` gets its name and
-    the reason. Raises NoServer, ServerLost."""
-    found = []
-    for name in store.jobs():
-        try:
-            with readable(name):
-                found.append(summary(store.job(name)))
-        except JobNotFound:
-            continue  # it was removed meanwhile
-        except (NoServer, ServerLost):
-            raise
-        except KvpsError as error:
-            found.append(unreadable(name, str(error)))
-    return found
 
 
 def job_word(state: State, config: JobConfig, at_work: bool, held: bool) -> str:

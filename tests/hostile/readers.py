@@ -16,7 +16,6 @@ import numpy as np
 from helpers.harness import gradient
 from kvps_aggregator import Aggregator
 from kvps_aggregator.job_watcher import JobWatcher
-from kvps_cli.connect import all_jobs
 from kvps_cli.look import graph, inspect, jobs, log, status, timeline, top
 from kvps_cli.prove import checkpoint, verify
 from kvps_cli.train import queue
@@ -136,7 +135,7 @@ def _list(scene: Scene, job: Open) -> None:
     scene.store.jobs()
     scene.store.free_name("job")
     with redirect_stderr(io.StringIO()):
-        names = list(all_jobs(scene.store, lambda *_: None, lambda job, state: job.name))
+        names = list(scene.store.read_jobs(lambda job, state: job.name, lambda *_: None))
     assert NEIGHBOUR in names, "it hides the neighbour"
 
 

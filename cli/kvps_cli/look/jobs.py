@@ -19,20 +19,19 @@ _COLUMNS = ("job", "task", "mode", "workers", "version", "state")
 
 def jobs(as_json: options.AsJson = False, redis: options.Redis = None) -> None:
     """List the jobs of the server."""
-    summaries = list[dict[str, Any]]()
-
-    def unreadable(name: str, error: KvpsError) -> None:
-        summaries.append({"job": name, "state": "unreadable", "reason": str(error)})
-
     with connect.existing_store(redis) as store:
-        for readable in connect.all_jobs(store, unreadable, summary):
-            summaries.append(readable)  # each at once, so that the rows are in the order of names
+        summaries = list(store.read_jobs(summary, unreadable))
     if as_json:
         print_json(summaries)
     elif summaries:
         print_rows(_COLUMNS, map(_row, summaries))
     else:
         say("no jobs; start one with kvps up digits or kvps create TASK --job NAME")
+
+
+def unreadable(name: str, error: KvpsError) -> dict[str, Any]:
+    """Return what is there instead of the summary of a job that cannot be read."""
+    return {"job": name, "state": "unreadable", "reason": str(error)}
 
 
 def _row(job: Mapping[str, Any]) -> list[str]:

@@ -6,14 +6,15 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from kvps.errors import InvalidSetting, JobNotFound
+from kvps.errors import InvalidSetting, JobNotFound, KvpsError
 from kvps.history.events import Event, EventLog
 from kvps.job import Job, readable
+from kvps.protocol.job_state import State
 from kvps.protocol.keys import check_name
 from kvps.protocol.phases import SHARD_PHASES, WORKER_PHASES
 from kvps.store import Store
 from kvps_monitor.dashboard.frames import Look
-from kvps_monitor.live import JobWatch, job_word, of_each_job
+from kvps_monitor.live import JobWatch, job_word
 from kvps_monitor.spans import Iteration, ShardVersion, Span, shard_spans, worker_spans
 from kvps_monitor.views import event_json
 
@@ -27,11 +28,15 @@ _PAGE = 50
 
 def job_list(store: Store) -> list[dict[str, Any]]:
     """Return all jobs of the server by name; one that cannot be read has a reason. Raises ServerLost."""
-    return of_each_job(store, _summary, lambda name, reason: {"job": name, "state": "unreadable", "reason": reason})
+    return list(store.read_jobs(_summary, _unreadable))
 
 
-def _summary(job: Job) -> dict[str, Any]:
-    keys, c, state = job.access.keys, job.config, job.state()
+def _unreadable(name: str, error: KvpsError) -> dict[str, Any]:
+    return {"job": name, "state": "unreadable", "reason": str(error)}
+
+
+def _summary(job: Job, state: State) -> dict[str, Any]:
+    keys, c = job.access.keys, job.config
     leases = [keys.lease(shard) for shard in range(job.layout.shards)]
     beats, backlog, holders = job.access.client.together(
         [("ZCARD", keys.heartbeat), ("XLEN", keys.inbox), ("MGET", *leases)]

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from kvps_monitor.spans import Iteration, ShardVersion, gradient_norms
+from kvps_monitor.spans import Iteration, ShardVersion, gradient_norms, mean
 from kvps_monitor.views import JobView
 
 MOST = 1200
@@ -94,8 +94,8 @@ class History:
         at_s = round(view.at_ms / 1000, 1)
         self._series["rate"].put(look, at_s, (view.commits_per_s, self._contributions_per_s(view)))
         late = [w.staleness for w in view.workers if w.staleness is not None]
-        mean, most = (sum(late) / len(late), float(max(late))) if late else (None, None)
-        self._series["lag"].put(look, at_s, (mean, most, float(view.backlog)))
+        middle, most = (mean(late), float(max(late))) if late else (None, None)
+        self._series["lag"].put(look, at_s, (middle, most, float(view.backlog)))
         pulled, pushed = (sum(getattr(w, n) for w in view.workers) for n in ("pulled_per_s", "pushed_per_s"))
         self._series["traffic"].put(look, at_s, (pulled, pushed))
 
@@ -113,7 +113,7 @@ class History:
         """Make a point of each round that may have changed; forget the values of rounds that all have passed."""
         for round_, by_worker in self._losses.items():
             losses = list(by_worker.values())
-            self._series["loss"].put(look, round_, (sum(losses) / len(losses), min(losses), max(losses)))
+            self._series["loss"].put(look, round_, (mean(losses), min(losses), max(losses)))
         for round_ in sorted(self._losses)[:-_AT_ONCE]:
             del self._losses[round_]
 

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from kvps.errors import JobNotFound, KvpsError, NoServer, ServerLost
 from kvps.job import Job, readable
-from kvps.protocol.job_state import Member
+from kvps.protocol.job_state import Member, State
 from kvps.store import Store
-from kvps_monitor.live import JobWatch, of_each_job
+from kvps_monitor.live import JobWatch
 from kvps_monitor.views import JobView
 
 EVERY_S = 0.5
@@ -28,9 +28,14 @@ class JobLine(NamedTuple):
     about: str
 
     @classmethod
-    def of(cls, job: Job) -> JobLine:
-        """Return the line of a job. Raises JobNotFound, CorruptData, ServerLost."""
-        return cls(job.name, job.config.mode, job.state().version, job.config.task or "made in Python")
+    def of(cls, job: Job, state: State) -> JobLine:
+        """Return the line of a job."""
+        return cls(job.name, job.config.mode, state.version, job.config.task or "made in Python")
+
+    @classmethod
+    def unreadable(cls, name: str, error: KvpsError) -> JobLine:
+        """Return the line of a job that cannot be read."""
+        return cls(name, "", 0, str(error))
 
 
 class Looked(NamedTuple):
@@ -139,7 +144,7 @@ class Feed:
         self._look()
 
     def _list(self) -> None:
-        self._tell(Listed(of_each_job(self._store, JobLine.of, lambda name, why: JobLine(name, "", 0, why))))
+        self._tell(Listed(list(self._store.read_jobs(JobLine.of, JobLine.unreadable))))
 
     def _ask(self, worker: str) -> None:
         if self._watch is None:

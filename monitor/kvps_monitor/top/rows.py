@@ -22,9 +22,7 @@ _STYLES = {"computing": "green", "fetching": "cyan", "pushing": "cyan", "waiting
 _GONE = ("finished", "left", "evicted")
 _LEGEND = {"compute": ("█", "green"), "other": ("▓", "blue"), "move": ("▒", "cyan"), "wait": ("░", "yellow")}
 _PARTS = {"compute": ("compute",), "other": ("other",), "move": ("fetch", "push"), "wait": ("wait",)}
-_STEP = (
-    1.1  # round times that differ by less than this factor are alike, so that rows do not change places all the time
-)
+_STEP = 1.1  # round times that differ by less than this factor are alike, so that rows keep their places
 _SHOWN_S = 1.0  # a state that has lasted for less is shown without its time: it would change at each look
 
 
@@ -109,36 +107,21 @@ def _curve(w: WorkerView, width: int) -> Text:
 
 
 _STATE, _BAR, _CURVE = "state", "round time", "loss curve"
-_WORKER = [  # (title, least width, to the right, cell), the most important first
-    ("worker", 6, False, lambda w, slowest, width: _text(w.worker)),
-    (_STATE, 20, False, lambda w, slowest, width: doing(w)),
-    (_BAR, 10, False, bar),
-    ("round", 6, True, lambda w, slowest, width: _text(figures.duration(w.round_ms and w.round_ms / 1000))),
-    ("wait", 4, True, lambda w, slowest, width: _text(figures.share(w.shares.get("wait")))),
-    ("steps/s", 7, True, lambda w, slowest, width: _text(figures.per_second(w.rounds_per_s))),
-    ("ahead", 5, True, lambda w, slowest, width: _number(w.ahead)),
-    ("stale", 5, True, lambda w, slowest, width: _number(w.staleness)),
-    ("loss", 8, True, lambda w, slowest, width: _text(figures.loss(w.loss))),
-    (_CURVE, 10, False, lambda w, slowest, width: _curve(w, width)),
-    ("in/s", 7, True, lambda w, slowest, width: _text(figures.size(w.pulled_per_s))),
-    ("out/s", 7, True, lambda w, slowest, width: _text(figures.size(w.pushed_per_s))),
-    ("behind", 6, True, lambda w, slowest, width: _number(w.behind)),
+_WORKER = [  # (importance, title, least width, to the right, cell), as they are shown
+    (1, "worker", 6, False, lambda w, slowest, width: _text(w.worker)),
+    (2, _STATE, 20, False, lambda w, slowest, width: doing(w)),
+    (3, _BAR, 10, False, bar),
+    (4, "round", 6, True, lambda w, slowest, width: _text(figures.duration(w.round_ms and w.round_ms / 1000))),
+    (5, "wait", 4, True, lambda w, slowest, width: _text(figures.share(w.shares.get("wait")))),
+    (6, "steps/s", 7, True, lambda w, slowest, width: _text(figures.per_second(w.rounds_per_s))),
+    (7, "ahead", 5, True, lambda w, slowest, width: _number(w.ahead)),
+    (13, "behind", 6, True, lambda w, slowest, width: _number(w.behind)),
+    (8, "stale", 5, True, lambda w, slowest, width: _number(w.staleness)),
+    (11, "in/s", 7, True, lambda w, slowest, width: _text(figures.size(w.pulled_per_s))),
+    (12, "out/s", 7, True, lambda w, slowest, width: _text(figures.size(w.pushed_per_s))),
+    (9, "loss", 8, True, lambda w, slowest, width: _text(figures.loss(w.loss))),
+    (10, _CURVE, 10, False, lambda w, slowest, width: _curve(w, width)),
 ]
-_ORDER = (
-    "worker",
-    _STATE,
-    _BAR,
-    "round",
-    "wait",
-    "steps/s",
-    "ahead",
-    "behind",
-    "stale",
-    "in/s",
-    "out/s",
-    "loss",
-    _CURVE,
-)
 _GROWING = {"worker": 24, _STATE: 34, _BAR: 30, _CURVE: 24}  # title: the width up to which it takes room that is left
 
 
@@ -146,7 +129,7 @@ def worker_columns(width: int, workers: Iterable[WorkerView]) -> list[Column]:
     """Return the columns that fit a terminal of `width` characters, with one character between two."""
     longest = max((len(w.worker) for w in workers), default=0)
     widths, left = dict[str, int](), width + 1
-    for title, least, _, _ in _WORKER:
+    for _, title, least, _, _ in sorted(_WORKER, key=lambda column: column[0]):
         if left < least + 1:
             break
         widths[title] = least
@@ -158,8 +141,7 @@ def worker_columns(width: int, workers: Iterable[WorkerView]) -> list[Column]:
             more = more if title == "worker" else min(more, -(-left // 2))
             widths[title] += more
             left -= more
-    cells = {title: (right, cell) for title, _, right, cell in _WORKER}
-    return [Column(title, widths[title], *cells[title]) for title in _ORDER if title in widths]
+    return [Column(title, widths[title], right, cell) for _, title, _, right, cell in _WORKER if title in widths]
 
 
 # -- shards -----------------------------------------------------------------------------------------------------------
