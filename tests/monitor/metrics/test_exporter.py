@@ -90,9 +90,8 @@ def check_traces(scrape: Scrape, job: Job) -> None:
             assert scrape.value(f"kvps_worker_{way}_bytes_total", **labels) == moved
 
 
-@pytest.mark.parametrize("staleness", [pytest.param(0, id="BSP"), pytest.param(-1, id="ASP")])
-def test_rounds_staleness_seconds_and_bytes_are_those_of_redis(store: Store, staleness: int) -> None:
-    job = store.create_job("j", model(), workers=3, shards=2, staleness=staleness, worker_timeout_ms=60_000)
+def test_rounds_staleness_seconds_and_bytes_are_those_of_redis(store: Store) -> None:
+    job = store.create_job("j", model(), workers=3, shards=2, staleness=-1, worker_timeout_ms=60_000)
     with aggregating(job), exporting(store) as exported:
         train(job, 3, 30, lambda rank: 0.03 if rank == 2 else 0.002)
         assert eventually(lambda: sum(job.clock().values()) == 90)
@@ -102,8 +101,7 @@ def test_rounds_staleness_seconds_and_bytes_are_those_of_redis(store: Store, sta
         )
     assert scrape.series("kvps_contributions_total", job="j") == job.clock()
     check_staleness(scrape, job)
-    if staleness:
-        assert scrape.value("kvps_staleness_versions_sum", job="j", worker="w2"), "a slow worker is stale in ASP"
+    assert scrape.value("kvps_staleness_versions_sum", job="j", worker="w2"), "a slow worker is stale in ASP"
     check_traces(scrape, job)
     version = job.state().version
     assert scrape.value("kvps_versions_total", job="j") == version
@@ -318,10 +316,9 @@ def test_a_damaged_job_that_is_mended_is_counted_anew(store: Store) -> None:
         check_staleness(scrape, job)
 
 
-@pytest.mark.parametrize("name", ["../x", "x" * 65, '"}\n'])
-def test_names_that_no_job_has_are_passed_over(store: Store, name: str) -> None:
+def test_a_name_that_no_job_has_is_passed_over(store: Store) -> None:
     store.create_job("good", model())
-    store.client.call("SADD", "kvps:jobs", name)
+    store.client.call("SADD", "kvps:jobs", '../"}\n')
     with exporting(store) as exported:
         scrape = exported.scrape()
         assert (scrape.jobs(), scrape.value("kvps_jobs_unreadable")) == ({"good"}, 1)
