@@ -256,8 +256,11 @@ def test_a_complete_job_says_so_with_a_few_names(store: Store) -> None:
     job = store.create_job("job", {"x": np.zeros(1, np.float32)}, workers=20, task="digits")
     for number in range(20):
         job.access.scripts.join(f"x{number}", "n", "", ME)
-    with pytest.raises(kvps.UsageError, match=r"has all its workers \(x0, x1, .* and 13 others\): join as one of them"):
-        job.join("one-more")
+    for worker in ("one-more", None):
+        with pytest.raises(
+            kvps.UsageError, match=r"all its workers \(x0, x1, .* and 13 others\): join as|all 20 workers"
+        ):
+            job.join(worker)
 
 
 def test_a_job_id_that_is_none_is_refused(store: Store, tmp_path: Path) -> None:

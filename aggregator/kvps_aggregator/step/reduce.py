@@ -21,9 +21,11 @@ from kvps.arrays.digest import finite, finite_square_sum
 from kvps.arrays.layout import Array
 from kvps.config import JobConfig
 from kvps.errors import NotFinite
-from kvps.optim.reductions import SCALINGS, Function, Reduction, custom, parse
+from kvps.optim.reductions import SCALINGS, Reduction, custom, parse
 from kvps.protocol.plan import Contribution, Plan
 from kvps_aggregator.step.compensate import staleness_of
+
+_function_of = lru_cache(maxsize=64)(custom)  # imports the user's function once
 
 
 def reduce_plan(
@@ -209,12 +211,6 @@ def prepare(reduction: str) -> None:
     """Import a reduction of the user's own now, and not at the first step. Raises InvalidSetting."""
     if name := parse(reduction).name:
         _function_of(name)
-
-
-@lru_cache(maxsize=64)
-def _function_of(name: str) -> Function:
-    """Return the user's function of that name, imported once. Raises InvalidSetting."""
-    return custom(name)
 
 
 def _sort(rows: list[Array], scratch: Array, xp: Any) -> None:

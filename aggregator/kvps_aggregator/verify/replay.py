@@ -122,10 +122,8 @@ def prove(
                     made = replay.weights() if commit.version == version else made
         with located(f"version {version}"):
             _compare(layout, flat, logged, made)
-    except Unproved as reason:
+    except (Unproved, CorruptData) as reason:
         differs = str(reason)
-    except CorruptData as unreadable:
-        differs = str(unreadable)
     since = start.version if start else 0
     return Proof(
         since=log.begin.version,

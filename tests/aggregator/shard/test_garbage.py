@@ -183,15 +183,6 @@ def test_bytes_that_land_late_are_removed_too(store: Store, monkeypatch: pytest.
     assert _all(store) == set()
 
 
-def test_a_job_with_a_task_has_no_more_workers_than_parts(store: Store) -> None:
-    job = store.create_job("job", ONE, workers=2, task="digits")
-    with job.join("gpu-box"), job.join() as second:
-        assert second.worker == "w0"
-        for worker in ("w1", None):
-            with pytest.raises(kvps.UsageError, match=r"gpu-box, w0|all 2 workers"):
-                job.join(worker)
-
-
 def test_who_left_unfinished_is_taken_up_first(store: Store) -> None:
     job = store.create_job("job", ONE, workers=3)
     job.join("gpu-box").leave(finished=False)
