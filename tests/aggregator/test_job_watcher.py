@@ -338,15 +338,17 @@ def test_code_that_another_users_job_names_is_not_imported(store: Store, own_rul
         for name in ("a", "b"):
             _round(store.create_job(name, ONE, **PLAIN))
         assert (_served() & {"theirs"}, job.holders()) == (set(), [""])
+        assert "own_rules" not in sys.modules
+        assert job.state().version == 0
+        assert len(job.inbox()) == 1
+        session.leave(finished=False)
+        store.remove_job("theirs")
+        _round(store.create_job("theirs", ONE, **PLAIN))  # without code it is served
     (line,) = said
     assert line == (
         "job theirs is left to other aggregators: it needs code of its user. To serve it, start one with --job theirs "
         "or with --allow own_rules:Momentum --allow own_rules:median, where that code is"
     )
-    assert "own_rules" not in sys.modules
-    assert job.state().version == 0
-    assert len(job.inbox()) == 1
-    session.leave(finished=False)
 
 
 def test_code_that_is_allowed_is_used(store: Store, own_rules: Path) -> None:
@@ -354,13 +356,3 @@ def test_code_that_is_allowed_is_used(store: Store, own_rules: Path) -> None:
     with watching(store, allow=["own_rules:Momentum"]):
         _round(job)
     np.testing.assert_array_equal(job.snapshot()[1]["x"], [0, 0])
-
-
-def test_a_job_made_anew_without_code_is_served(store: Store, own_rules: Path, quick: None) -> None:
-    store.create_job("job", ONE, optimizer="own_rules:Momentum:lr=1.0", transport="redis")
-    said: list[str] = []
-    with watching(store, said):
-        assert eventually(lambda: said)
-        store.remove_job("job")
-        _round(store.create_job("job", ONE, **PLAIN))
-    assert len(said) == 1
