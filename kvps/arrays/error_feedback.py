@@ -72,11 +72,11 @@ class Residual:
 
     def keep(self) -> None:
         """Accept what was encoded since `begin`: what it left out is the residual of these chunks from now on."""
-        at = 0
+        end = 0  # of what is encoded or copied so far
         for start, stop in [*sorted(self._encoded.items()), (self._values.size, 0)]:
-            if at < start:
-                self._next[at:start] = self._values[at:start]
-            at = stop
+            if end < start:
+                self._next[end:start] = self._values[end:start]
+            end = stop
         self._values, self._next = self._next, self._values
         self._encoded.clear()
 

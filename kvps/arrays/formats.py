@@ -157,8 +157,8 @@ class Int8:
             padded = np.zeros((blocks, _BLOCK), DTYPE)
             padded.reshape(-1)[: stretch.size] = stretch
             scale = np.minimum(np.abs(padded).max(axis=1) / np.float32(127), _SCALE_MAX)
-            at = number * (_STRETCH // _BLOCK)
-            scales[at : at + blocks] = scale
+            first = number * (_STRETCH // _BLOCK)
+            scales[first : first + blocks] = scale
             padded /= np.where(scale > 0, scale, np.float32(1))[:, None]
             np.rint(padded, out=padded)
             np.clip(padded, -127, 127, out=padded)  # a scale that was rounded down gives larger steps

@@ -179,8 +179,8 @@ class Layout:
             numbers = count()
             for part, start, stop in self._stretches:
                 end = min(stop, high)
-                for at in range(max(start, low), end, CHUNK_ITEMS):
-                    yield Chunk(shard, next(numbers), at, min(at + CHUNK_ITEMS, end), part)
+                for first in range(max(start, low), end, CHUNK_ITEMS):
+                    yield Chunk(shard, next(numbers), first, min(first + CHUNK_ITEMS, end), part)
 
         return tuple(tuple(of(shard)) for shard in range(self.shards))
 
@@ -197,8 +197,8 @@ class Layout:
         """Neighbouring parameters of one part: its name, the first item, and the item after the last."""
         out = []
         for part, neighbours in groupby(self.parameters, lambda p: p.part):
-            found = list(neighbours)
-            out.append((part, found[0].start, found[-1].stop))
+            run = list(neighbours)
+            out.append((part, run[0].start, run[-1].stop))
         return tuple(out)
 
     @cached_property
@@ -242,8 +242,8 @@ class Layout:
         others = "put already" if not part else f"not in part {part}"
         wrong = {"missing": missing, "unknown": extra, others: again}
         if any(wrong.values()):
-            said = "; ".join(f"{how} {', '.join(names)}" for how, names in wrong.items() if names)
-            raise LayoutMismatch(f"{what}s do not fit the job: {said}")
+            differences = "; ".join(f"{how} {', '.join(names)}" for how, names in wrong.items() if names)
+            raise LayoutMismatch(f"{what}s do not fit the job: {differences}")
         for name, number in wanted.items():
             self.check(number, arrays[name], what)
         return {number: arrays[name] for name, number in wanted.items()}

@@ -40,7 +40,7 @@ def part_of_each(parts: Mapping[str, str | Iterable[str]], names: Collection[str
         raise InvalidSetting(
             f"parts must map names to names of parameters, as {{'head': 'head.*'}}, not {shown(parts)}"
         )
-    found = dict[str, str]()
+    part_of = dict[str, str]()
     if not 0 < len(parts) <= MOST_PARTS:
         raise InvalidSetting(f"a model has 1 to {MOST_PARTS} parts, not {len(parts)}: leave parts out for none")
     for part, patterns in parts.items():
@@ -51,11 +51,11 @@ def part_of_each(parts: Mapping[str, str | Iterable[str]], names: Collection[str
             if not matched:
                 raise InvalidSetting(f"part {part} names {pattern!r}, which matches no parameter")
             for name in matched:
-                if found.setdefault(name, part) != part:
-                    raise InvalidSetting(f"parameter {name!r} is in parts {found[name]} and {part}: put it in one")
-    if missing := [name for name in names if name not in found]:
+                if part_of.setdefault(name, part) != part:
+                    raise InvalidSetting(f"parameter {name!r} is in parts {part_of[name]} and {part}: put it in one")
+    if missing := [name for name in names if name not in part_of]:
         raise InvalidSetting(f"parameter {missing[0]!r} is in no part: each parameter must be in one")
-    return found
+    return part_of
 
 
 def _patterns(part: str, patterns: object) -> Iterator[str]:

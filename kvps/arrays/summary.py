@@ -60,8 +60,8 @@ def histogram(array: Array, bins: int = BINS) -> list[Bin]:
         return []
     counts, span = np.zeros(bins, np.int64), (min(low for low, _ in ends), max(high for _, high in ends))
     for piece in _finite_pieces(array):
-        found, edges = np.histogram(piece.astype(np.float64), bins, span)
-        counts += found
+        of_piece, edges = np.histogram(piece.astype(np.float64), bins, span)
+        counts += of_piece
     return [Bin(float(low), float(high), int(n)) for low, high, n in zip(edges, edges[1:], counts, strict=False)]
 
 
@@ -73,4 +73,4 @@ def _finite_pieces(array: Array) -> Iterator[Array]:
 def _pieces(array: Array) -> Iterator[Array]:
     """Yield the items in flat pieces, so that no copy is larger than a few MB."""
     flat = array.reshape(-1)
-    return (flat[at : at + CHUNK_ITEMS] for at in range(0, flat.size, CHUNK_ITEMS))
+    return (flat[start : start + CHUNK_ITEMS] for start in range(0, flat.size, CHUNK_ITEMS))

@@ -169,14 +169,14 @@ def open_device(gpu: int | None) -> Device:
             f"NumPy"
         ) from None
     try:
-        found = int(cupy.cuda.runtime.getDeviceCount())
+        devices = int(cupy.cuda.runtime.getDeviceCount())
     except cupy.cuda.runtime.CUDARuntimeError as error:
         raise InvalidSetting(
             f"--gpu {gpu}: CUDA finds no device ({error}); leave --gpu out to compute with NumPy"
         ) from None
-    if gpu >= found:
+    if gpu >= devices:
         limit = f", CUDA_VISIBLE_DEVICES is {visible}" if visible is not None else ""
-        raise InvalidSetting(f"--gpu {gpu}: this machine has {found} CUDA device(s), numbered from 0{limit}")
+        raise InvalidSetting(f"--gpu {gpu}: this machine has {devices} CUDA device(s), numbered from 0{limit}")
     try:
         cupy.cuda.Device(gpu).use()
     except cupy.cuda.runtime.CUDARuntimeError as error:

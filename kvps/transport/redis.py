@@ -49,17 +49,17 @@ class RedisUploads(Uploads):
 
     def __init__(self, access: JobAccess, worker: str, incarnation: str) -> None:
         self._access = access
-        self._who = (worker, incarnation)
-        self._whole = access.layout.nbytes <= access.client.small_bytes
+        self._owner = (worker, incarnation)
+        self._ownerle = access.layout.nbytes <= access.client.small_bytes
 
     def open(self, seq: int, live: bool, settled: int, in_place: bool, part: str) -> RedisUpload:
         keys, chunks = self._access.keys, chain.from_iterable(self._access.layout.chunks)
         each = {
-            number: keys.gradient(c.shard, *self._who, seq, c.number)
+            number: keys.gradient(c.shard, *self._owner, seq, c.number)
             for number, c in enumerate(chunks)
             if c.in_part(part)
         }
-        return RedisUpload(self._access.client, each, live, self._whole)
+        return RedisUpload(self._access.client, each, live, self._ownerle)
 
 
 class _Dropped(Exception):
@@ -74,7 +74,7 @@ class RedisUpload(ChunkUpload):
     def __init__(self, client: Client, key_of: Mapping[int, str], live: bool, whole: bool) -> None:
         self.keys = list(key_of.values())
         self._key_of = key_of
-        self._live, self._whole = live, whole
+        self._live, self._ownerle = live, whole
         self.immediate = live and not whole
         self._client = client
         self._items: list[tuple[str, Buffers]] = []
@@ -90,7 +90,7 @@ class RedisUpload(ChunkUpload):
 
     @property
     def with_command(self) -> Call | None:
-        return partial(self._client.put_and_call, self._items, cuts=False) if self._whole else None
+        return partial(self._client.put_and_call, self._items, cuts=False) if self._ownerle else None
 
     def send(self, number: int, value: Buffers) -> str:
         self._digests.append(digest_of(value))

@@ -75,14 +75,14 @@ class ShmUploads(Uploads):
     def __init__(self, keys: JobKeys, segments: Segments, worker: str, incarnation: str, sizes: Sequence[int]) -> None:
         self._keys = keys
         self._segments = segments
-        self._who = (worker, incarnation)
+        self._owner = (worker, incarnation)
         self._sizes = sizes
         self._made: dict[int, WritableSegment] = {}
 
     def buffer(self, seq: int, settled: int) -> WritableSegment:
         if seq not in self._made:
             spare = [made for number, made in self._made.items() if number <= settled]
-            name = segment_of(self._keys.gradient(0, *self._who, seq, 0))
+            name = segment_of(self._keys.gradient(0, *self._owner, seq, 0))
             fresh = self._segments.make(name, sum(self._sizes), spare)
             self._made = {number: made for number, made in self._made.items() if made is not fresh} | {seq: fresh}
         return self._made[seq]
