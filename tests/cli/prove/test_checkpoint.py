@@ -86,8 +86,8 @@ def test_by_hand(lasting: Store, tmp_path: Path) -> None:
         (["checkpoint", "save", "none"], 1, "no job 'none'"),
         (["checkpoint", "save", "job", "--to", "/proc/none"], 2, "--to /proc/none"),
         (["checkpoint", "ls", "nowhere"], 2, "there is no directory nowhere"),
-        (["aggregator", "start", "--checkpoint-every", "0"], 2, "'--checkpoint-every': 0 is not in the range x>=1"),
-        (["aggregator", "start", "--checkpoint-every", "5", "--keep", "0"], 2, "'--keep': 0 is not in the range x>=1"),
+        (["aggregator", "start", "--checkpoint-every", "0"], 2, "Invalid value for '--checkpoint-every'"),
+        (["aggregator", "start", "--checkpoint-every", "5", "--keep", "0"], 2, "Invalid value for '--keep'"),
         (["up", "digits", "--checkpoint-every", "5", "--checkpoints", "/proc/x"], 2, "--checkpoints /proc/x"),
         (["verify", "job", "-q", "--from", "here/bad.safetensors"], 1, "here/bad.safetensors is damaged"),
     ]:

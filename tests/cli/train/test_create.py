@@ -6,9 +6,13 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from helpers.commands import TINY, kvps_run
 from helpers.waiting import eventually
+from kvps_workers import load_task
+
+import kvps
 
 pytestmark = pytest.mark.slow  # each starts whole commands
 
@@ -20,7 +24,11 @@ def test_create_waits_for_a_server_and_an_aggregator_serves_every_job(home: Path
     create.until("job early")
     assert create.wait() == 0
     assert kvps_run("worker").returncode == 0
-    assert kvps_run("create", "digits", "--job", "late", "--workers", "1", *TINY).returncode == 0
+    assert kvps_run("create", "digits", "--job", "late", "--workers", "1", "--seed", "5", *TINY).returncode == 0
+    with kvps.connect() as store:
+        weights = store.job("late").snapshot()[1]["W1"]
+    of_seeds = [load_task("digits").parameters(seed)["W1"] for seed in (5, 0)]
+    assert [np.array_equal(weights, array) for array in of_seeds] == [True, False]
     assert kvps_run("worker", "--job", "late").returncode == 0
     listed = kvps_run("jobs").stdout
     assert eventually(lambda: kvps_run("jobs").stdout.count("finished") == 2), listed

@@ -106,12 +106,10 @@ def plant_tasks(raw: Any, disallowed: bytes) -> tuple[set[str], int]:
     """Tasks in the queue: the ids of all that have a payload, and how many must be refused or passed over."""
     refused, ran = set(), set()
     for number, (name, payload) in enumerate(PAYLOADS.items()):
-        is_task = name.startswith("a job ")
-        for planted in (FIELDS,) if is_task else ({}, FIELDS):  # a process for each takes its time
-            id = f"planted-{number}-{len(planted)}"
-            (ran if is_task else refused).add(id)
-            raw.hset(f"rq:job:{id}", mapping=planted | {"data": payload, "origin": "kvps"})
-            raw.rpush("rq:queue:kvps", id)
+        (ran if name.startswith("a job ") else refused).add(id := f"planted-{number}")
+        planted = FIELDS if number % 2 or id in ran else {}
+        raw.hset(f"rq:job:{id}", mapping=planted | {"data": payload, "origin": "kvps"})
+        raw.rpush("rq:queue:kvps", id)
     raw.hset("rq:job:disallowed", mapping=FIELDS | {"data": disallowed})
     raw.hset("rq:job:with a space:and:colons", mapping={"data": PICKLE})
     raw.hset(b"rq:job:\xff\x00\n", mapping={"data": PICKLE})
