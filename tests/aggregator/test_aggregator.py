@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from helpers.commands import kvps_run
 from helpers.harness import aggregating, gradient, model
 from helpers.waiting import eventually, processes_of
 from kvps_aggregator import Aggregator, Outcome
@@ -30,8 +29,8 @@ SLOW_LEASE = {"lease_ms": 60_000, "worker_timeout_ms": 60_000}
     [("0", "static"), ("1", "units"), ("-1", "static")],
 )
 def test_up_under_fire_loses_nothing(home: Path, staleness: str, data: str) -> None:
-    command = [sys.executable, "-m", "kvps", "up", "digits", "--kill-every", "0.3", "--epochs", "30", "-s", staleness]
-    done = subprocess.run([*command, "--data", data, "--shards", "2"], capture_output=True, text=True)
+    settings = ["--epochs", "30", "-s", staleness, "--data", data, "--shards", "2"]
+    done = kvps_run("up", "digits", "--kill-every", "0.3", *settings)
     assert done.returncode == 0, done.stdout + done.stderr
     found = re.search(r"^(\d+) kills, (\d+) acknowledged, 0 lost, 0 twice, replay identical", done.stdout, re.MULTILINE)
     assert found, done.stdout
@@ -94,12 +93,10 @@ def test_the_judge_sees_what_is_lost_and_what_counts_twice(store: Store, tmp_pat
 def test_an_aggregator_deletes_only_what_has_the_name_of_a_version(store: Store, raw: Any, before: str | None) -> None:
     """The name of the version before is that of bytes which it deletes."""
     job = store.create_job("a", {"x": np.ones(2, np.float32)})
-    raw.hdel(job.access.keys.version, "before:0") if before is None else raw.hset(
-        job.access.keys.version, "before:0", before
-    )
+    raw.hdel(job.access.keys.version, "before:0")
+    if before is not None:
+        raw.hset(job.access.keys.version, "before:0", before)
     aggregator = Aggregator(job, threading.Event())
-    try:
-        with pytest.raises(kvps.CorruptData, match="before:0 must be the staged name of a version"):
-            aggregator.hold()
-    finally:
-        aggregator.release()
+    with pytest.raises(kvps.CorruptData, match="before:0 must be the staged name of a version"):
+        aggregator.hold()
+    aggregator.release()

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import pytest
-from helpers.commands import KVPS, Started, run
+from helpers.commands import kvps_run, refused
 from helpers.harness import aggregating
 from helpers.waiting import eventually
 
@@ -20,20 +17,10 @@ from kvps.store import Store
 ONE = {"x": np.ones(2, np.float32)}
 
 
-def kvps_run(store: Store, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a command on the store's server, to its end."""
-    environment = os.environ | {"KVPS_REDIS_URL": store.url}
-    return run([*KVPS, *arguments], env=environment)
-
-
-@contextmanager
-def beside(store: Store, *arguments: str) -> Iterator[Started]:
-    """A command that runs on the store's server while the block does."""
-    started = Started([*KVPS, *arguments], os.environ | {"KVPS_REDIS_URL": store.url})
-    try:
-        yield started
-    finally:
-        started.end()
+@pytest.fixture(autouse=True)
+def on_the_store(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands use the store's server."""
+    monkeypatch.setenv("KVPS_REDIS_URL", store.url)
 
 
 # -- what they wait for ---------------------------------------------------------------------------------------
@@ -45,7 +32,7 @@ def test_a_job_that_nobody_is_in_is_not_said_to_lack_an_aggregator(store: Store)
     job = store.create_job("idle", ONE)
 
     def status() -> tuple[str, str]:
-        lines = kvps_run(store, "status", "idle").stdout.splitlines()
+        lines = kvps_run("status", "idle").stdout.splitlines()
         return lines[0].split("  ")[1], next(line for line in lines if line.startswith("shard 0"))
 
     assert status() == ("waits for workers", "shard 0  idle until a worker joins")
@@ -56,15 +43,15 @@ def test_a_job_that_nobody_is_in_is_not_said_to_lack_an_aggregator(store: Store)
 
 
 @pytest.mark.slow
-def test_a_worker_that_waits_long_says_for_whom(store: Store) -> None:
-    assert kvps_run(store, "create", "digits", "--job", "slow", "--workers", "2").returncode == 0
+def test_a_worker_that_waits_long_says_for_whom(store: Store, start: Any) -> None:
+    assert kvps_run("create", "digits", "--job", "slow", "--workers", "2").returncode == 0
     job = store.job("slow")
-    with beside(store, "worker") as worker:
-        line = worker.until("waits").splitlines()[-1]
-        assert line.startswith("job slow: w0 waits: 1 of 2 workers have joined: kvps worker --job slow; ")
-        assert "no aggregator holds shard 0: kvps aggregator start" in line
-        with aggregating(job), job.join("w1"):
-            assert worker.until("behind").splitlines()[-1] == "job slow: w0 waits: w1 is behind"
+    worker = start("worker")
+    line = worker.until("waits").splitlines()[-1]
+    assert line.startswith("job slow: w0 waits: 1 of 2 workers have joined: kvps worker --job slow; ")
+    assert "no aggregator holds shard 0: kvps aggregator start" in line
+    with aggregating(job), job.join("w1"):
+        assert worker.until("behind").splitlines()[-1] == "job slow: w0 waits: w1 is behind"
 
 
 # -- jobs that cannot be read -------------------------------------------------------------------------------------
@@ -108,22 +95,22 @@ def _spoil(store: Store) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_jobs_that_cannot_be_read_harm_no_other(store: Store) -> None:
+def test_jobs_that_cannot_be_read_harm_no_other(store: Store, start: Any) -> None:
     """Each is listed with its reason, stops neither workers nor aggregators, and can be removed."""
     spoilt = _spoil(store)
-    with beside(store, "aggregator", "start") as aggregator:
-        made = kvps_run(store, "create", "digits", "--job", "zebra", "--workers", "1", "--epochs", "1")
-        assert made.returncode == 0
-        said = aggregator.until("job zebra")
-        assert kvps_run(store, "worker").returncode == 0
-        assert eventually(lambda: store.job("zebra").state().finished(store.job("zebra").config))
-        assert said.count(" (it is tried again)") == len(spoilt), "each is set aside with its reason"
-    done = kvps_run(store, "jobs")
+    aggregator = start("aggregator", "start")
+    assert kvps_run("create", "digits", "--job", "zebra", "--workers", "1", "--epochs", "1").returncode == 0
+    lines = aggregator.until("job zebra")
+    assert kvps_run("worker").returncode == 0
+    assert eventually(lambda: store.job("zebra").state().finished(store.job("zebra").config))
+    assert lines.count(" (it is tried again)") == len(spoilt), "each is set aside with its reason"
+    aggregator.end()
+    done = kvps_run("jobs")
     assert (done.returncode, done.stderr) == (0, "")
     rows = {line.split()[0]: line for line in done.stdout.splitlines()[1:]}
     assert list(rows) == sorted([*spoilt, "zebra"])
     assert rows["zebra"].rstrip().endswith("finished")
-    listed = {one["job"]: one for one in json.loads(kvps_run(store, "jobs", "--json").stdout)}
+    listed = {one["job"]: one for one in json.loads(kvps_run("jobs", "--json").stdout)}
     for name, why in spoilt.items():
         assert re.match(rf"{name} +- +- +- +- +unreadable: ", rows[name]), rows[name]
         assert why in rows[name]
@@ -131,11 +118,9 @@ def test_jobs_that_cannot_be_read_harm_no_other(store: Store) -> None:
         assert why in listed[name]["reason"]
         if name != "escape":
             store.remove_job(name)
-    done = kvps_run(store, "status", "escape")
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1), done.stderr
-    assert done.stderr.startswith("kvps: error: ")
-    assert spoilt["escape"] in done.stderr
-    assert "\x1b" not in done.stderr
-    assert kvps_run(store, "rm", "escape", "--yes").returncode == 0
+    words = refused("status", "escape", code=1)
+    assert spoilt["escape"] in words
+    assert "\x1b" not in words
+    assert kvps_run("rm", "escape", "--yes").returncode == 0
     assert store.jobs() == ["zebra"]
     assert not [key for key in store.client.scan("*") if "zebra" not in key and "{" in key]
