@@ -26,10 +26,6 @@ Over = Callable[[int], bool]
 log = logging.getLogger("kvps.worker")
 
 
-def _never(samples: int) -> bool:
-    return False
-
-
 class Computed(NamedTuple):
     """A contribution: the mean loss, name -> float32 array, and how many samples it stands for."""
 
@@ -62,7 +58,9 @@ class Contributions:
             finally:
                 self._helpers = None
 
-    def compute(self, params: Mapping[str, Any], number: int, accepted: int = 0, over: Over = _never) -> Computed:
+    def compute(
+        self, params: Mapping[str, Any], number: int, accepted: int = 0, over: Over = lambda _: False
+    ) -> Computed:
         """Return contribution `number`, counted from 0: its gradient or, after local steps, its pseudo-gradient.
 
         `accepted` is how many of this session were accepted before. `over` is called after each local step with the

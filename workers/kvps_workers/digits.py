@@ -71,10 +71,10 @@ def _load() -> tuple[Any, Any]:
     They are read from scikit-learn's data file if it is found: importing scikit-learn takes longer than everything else
     that a worker does until it has joined.
     """
-    found = importlib.util.find_spec("sklearn")
-    if found is None or found.origin is None:
+    spec = importlib.util.find_spec("sklearn")
+    if spec is None or spec.origin is None:
         raise ImportError("digits needs scikit-learn's data: pip install 'kvps[demo]'")
-    file = Path(found.origin).parent / "datasets" / "data" / "digits.csv.gz"
+    file = Path(spec.origin).parent / "datasets" / "data" / "digits.csv.gz"
     if file.exists():
         table = np.loadtxt(file, delimiter=",")
         return table[:, :-1], table[:, -1]

@@ -111,8 +111,8 @@ class CheckedTask:
         except UsageError as error:
             self._fail(str(error))
 
-    def _wrong(self, method: str, wanted: str, found: Any) -> NoReturn:
-        self._fail(f"{method} must return {wanted}, not {in_words(found)}")
+    def _wrong(self, method: str, wanted: str, returned: Any) -> NoReturn:
+        self._fail(f"{method} must return {wanted}, not {in_words(returned)}")
 
     def _fail(self, message: str) -> NoReturn:
         raise TaskFailed(f"task {self._name!r} failed: {message}")
@@ -138,8 +138,8 @@ def _unlike_a_task(name: str) -> str:
     path = Path(where)
     if path.suffix == ".py" or path.name != where:  # a file's name
         change = "" if str(path.parent) == "." else f"change to {path.parent} and "
-        said = f"{path.stem}:{attribute}" if attribute else f"{path.stem}:NAME, with the name of its class"
-        return f"names a file, and a task is module:attribute: {change}say {said}"
+        task = f"{path.stem}:{attribute}" if attribute else f"{path.stem}:NAME, with the name of its class"
+        return f"names a file, and a task is module:attribute: {change}say {task}"
     module, dot, last = where.rpartition(".")
     if dot and not attribute and module.isidentifier() and last.isidentifier():
         return f"lacks a colon: say {module}:{last}"
@@ -154,10 +154,10 @@ def blamed(name: str) -> AbstractContextManager[None]:
     return user_code.blamed("task", name, TaskFailed)
 
 
-def _instance(name: str, found: Any) -> CheckedTask:
+def _instance(name: str, attribute: Any) -> CheckedTask:
     with blamed(name):
         try:
-            task = found() if isinstance(found, type) else found
+            task = attribute() if isinstance(attribute, type) else attribute
         except ImportError as error:  # it says what to install
             raise InvalidTask(f"task {name!r}: {error}") from None
     if not isinstance(task, Task):

@@ -86,8 +86,8 @@ def _print(events: Iterable[Event], as_json: bool) -> None:
 
 def _line(event: Event) -> str:
     """Return an event as a person reads it."""
-    at = datetime.fromtimestamp(event.at_ms / 1000).astimezone()
-    when = f"{at:%Y-%m-%d %H:%M:%S}.{event.at_ms % 1000:03}"
+    local = datetime.fromtimestamp(event.at_ms / 1000).astimezone()
+    when = f"{local:%Y-%m-%d %H:%M:%S}.{event.at_ms % 1000:03}"
     return f"{when}  {event.kind:{_KIND}}  {_WORDS[event.kind](event.facts)}"
 
 

@@ -110,11 +110,11 @@ def start(
             serving = AggregatorOptions(kept.record, kept.saving, device, near=nodes)
             _serve_all(store, serving, quiet, probes, allow or ())
         else:
-            found = connect.wait_for_job(store, job, quiet)
-            connect.announce(found, quiet)
-            with kept.logging_to(found, quiet):
+            opened = connect.wait_for_job(store, job, quiet)
+            connect.announce(opened, quiet)
+            with kept.logging_to(opened, quiet):
                 serve(
-                    found,
+                    opened,
                     record=kept.record,
                     checkpoints=kept.saving,
                     device=device,
@@ -122,7 +122,7 @@ def start(
                     near=nodes,
                 )
             if not quiet:
-                say(f"job {found.name}: finished")
+                say(f"job {opened.name}: finished")
 
 
 def _serve_all(

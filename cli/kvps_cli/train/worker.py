@@ -81,12 +81,12 @@ def worker(
         metrics.opened(metrics_port, metrics_host) as scraped,
         connect.serving_store(server, quiet) as store,
     ):
-        found = connect.wait_for_job(store, job, quiet)
-        connect.announce(found, quiet)
-        with metrics.serving(scraped, store, found.name):
-            train(found, device, id, factor, acks, prefetch)
+        opened = connect.wait_for_job(store, job, quiet)
+        connect.announce(opened, quiet)
+        with metrics.serving(scraped, store, opened.name):
+            train(opened, device, id, factor, acks, prefetch)
         if not quiet:
-            say(f"job {found.name}: this worker has done its rounds")
+            say(f"job {opened.name}: this worker has done its rounds")
 
 
 def _check_for_queue(**given: object) -> None:

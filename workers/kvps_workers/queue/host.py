@@ -79,10 +79,10 @@ class Host:
     def _run_next(self) -> bool:
         """Run the next task. Return whether there was one."""
         execution = secrets.token_hex(8)
-        found = self._queue.take(execution)
-        if not found:
+        taken = self._queue.take(execution)
+        if not taken:
             return False
-        id, payload = found
+        id, payload = taken
         if payload is None:
             log.warning("passed over %r: no task has that id, or it was cancelled", id)
             return True
