@@ -81,19 +81,19 @@ class Bench:
 
     def large(self, workers: int, **settings: Any) -> Round:
         """Return a round of many bytes, for one worker's push and pull, in processes: the median of a few."""
-        found = []
+        ratios = []
         with phased(self._place, self._over, workers, self._large, **settings) as turn:
             for _ in range(self._rounds):
                 speed = self.unit / self._reference.seconds()
-                found.append(turn().over(speed))
-        return _each(statistics.median, found)
+                ratios.append(turn().over(speed))
+        return _each(statistics.median, ratios)
 
     def small(self, nbytes: int, workers: int, **settings: Any) -> Round:
         """Return the least of a few rounds in this process: other programs only add to it."""
         speed = self._speed()
         with self._job(nbytes, workers, **settings) as (_, turn):
-            found = [turn() for _ in range(self._rounds + 2)][2:]  # the first ones get their memory from the kernel
-        return _each(min, found).over(speed)
+            times = [turn() for _ in range(self._rounds + 2)][2:]  # the first ones get their memory from the kernel
+        return _each(min, times).over(speed)
 
     def _speed(self) -> float:
         """Return what processor time must be multiplied with, because the machine is faster or slower now."""
@@ -117,21 +117,21 @@ class Bench:
             if call.script == "ready":
                 rounds[-1].append(call.seconds)
         rounds = [r for r in rounds if len(r) == shards]
-        found = {name: statistics.median(times) for name, times in each.items()}
-        found["plan, opens one"] = (
+        medians = {name: statistics.median(times) for name, times in each.items()}
+        medians["plan, opens one"] = (
             max(each["plan"]) if shards > 1 else statistics.median(by_kind(calls)["plan, opens one"])
         )
-        found["commits"] = statistics.median(r[-1] for r in rounds)
-        found["ready"] = statistics.median(s for r in rounds for s in r[:-1]) if shards > 1 else 0.0
-        return {name: speed * seconds for name, seconds in found.items()}
+        medians["commits"] = statistics.median(r[-1] for r in rounds)
+        medians["ready"] = statistics.median(s for r in rounds for s in r[:-1]) if shards > 1 else 0.0
+        return {name: speed * seconds for name, seconds in medians.items()}
 
     def inbox(self, workers: int, shards: int) -> Phase:
         """Return what it costs to list the contributions of all workers."""
         speed = self._speed()
         with self._job(_TINY * shards, workers, shards=shards) as (job, turn):
             turn(last=False)
-            found = self._phase(job, lambda: [job.inbox() for _ in range(self._rounds)], self._rounds)
-        return Phase(speed * found.server, speed * found.client)
+            phase = self._phase(job, lambda: [job.inbox() for _ in range(self._rounds)], self._rounds)
+        return Phase(speed * phase.server, speed * phase.client)
 
     @contextmanager
     def _job(self, nbytes: int, workers: int, **settings: Any) -> Iterator[tuple[Job, Callable[..., Round]]]:
@@ -197,8 +197,8 @@ def measured(bench: Bench, cases: Cases) -> Constants:
     encode = {kind: max(0.0, s - send * _nbytes(full[kind], items) / items) for kind, s in encode.items()}
     step = {}
     for name in cases.optimizers:
-        found = two if name == "sgd" else bench.large(2, optimizer=_OPTIMIZERS[name])
-        made = found.work.client - small.work.client - 2 * (items * reduce["fp32"] + large * receive)
+        pair = two if name == "sgd" else bench.large(2, optimizer=_OPTIMIZERS[name])
+        made = pair.work.client - small.work.client - 2 * (items * reduce["fp32"] + large * receive)
         step[name] = max(0.0, made - large * (1 + SLOTS[name]) * send) / items
 
     a, b = bench.scripts(few, 1), bench.scripts(many, 1)
@@ -280,11 +280,11 @@ def main() -> None:
     with place(None) as where, reference(where, options.over, cases.large) as machine_speed:
         bench = Bench(where, options.over, options.rounds, cases.large, machine_speed)
         try:
-            found = measured(bench, cases)
+            constants = measured(bench, cases)
         finally:
             bench.close()
         command = f"python -m kvps_bench.calibrate --over {options.over} --rounds {options.rounds}"
-        text = found.to_json({"command": command, **machine(where.store.client)})
+        text = constants.to_json({"command": command, **machine(where.store.client)})
     if options.out:
         options.out.write_text(text)
     else:

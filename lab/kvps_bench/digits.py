@@ -71,8 +71,8 @@ def _run(store: kvps.Store, report: Path, staleness: int, slow: str, gradient_fo
     traces = store.job("figures").traces(last=1000)
     store.remove_job("figures")
     waiting = statistics.mean(trace.waiting for trace in traces.values())
-    found: dict[str, Any] = json.loads(report.read_text())
-    return found | {"waiting": waiting}
+    figures: dict[str, Any] = json.loads(report.read_text())
+    return figures | {"waiting": waiting}
 
 
 def _row(case: Case, runs: list[dict[str, Any]]) -> list[str]:

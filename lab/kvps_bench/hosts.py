@@ -169,8 +169,8 @@ def _begun(command: list[str]) -> subprocess.Popen[str]:
     )
     assert first.stdout
     if first.stdout.readline() != "up\n":
-        _, said = first.communicate()
-        raise NoHosts(f"hosts may not be made here: {' '.join(said.split()) or 'a namespace ended at once'}")
+        _, message = first.communicate()
+        raise NoHosts(f"hosts may not be made here: {' '.join(message.split()) or 'a namespace ended at once'}")
     return first
 
 
@@ -181,6 +181,6 @@ def _end(first: subprocess.Popen[str]) -> None:
 def _done(command: list[str]) -> str:
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PATH": _path()})
     if done.returncode:
-        said = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
-        raise NoHosts(f"hosts cannot be made or used here: {' '.join(command[command.index('--') + 1 :])}: {said}")
+        message = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
+        raise NoHosts(f"hosts cannot be made or used here: {' '.join(command[command.index('--') + 1 :])}: {message}")
     return done.stdout

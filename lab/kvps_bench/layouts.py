@@ -62,7 +62,7 @@ def _cluster(hosts: Sequence[Host]) -> Iterator[Ground]:
             own = ["--cluster-enabled", "yes", "--cluster-announce-ip", host.address]
             stack.enter_context(_server(host, _NODE_PORT, *own))
         (founder,) = stack.enter_context(crew((nodes[0], Founder)))
-        founder("found", [host.address for host in nodes], _NODE_PORT)
+        founder("form", [host.address for host in nodes], _NODE_PORT)
         near = [f"{host.address}:{_NODE_PORT}" for host in nodes]
         yield Ground(f"redis://{near[0]}", nodes, near)
 
@@ -119,6 +119,6 @@ def _server(host: Host, port: int = _PORT, *arguments: str) -> Iterator[str]:
 class Founder:
     """Makes one cluster of the nodes on hosts, which only a process on a host can reach."""
 
-    def found(self, addresses: Sequence[str], port: int) -> None:
+    def form(self, addresses: Sequence[str], port: int) -> None:
         """See `kvps_bench.nodes.form`."""
         form([Address(address, port) for address in addresses])

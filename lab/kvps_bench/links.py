@@ -140,8 +140,8 @@ Key = tuple[str, str]
 _GLOO: Key = (GLOO, "ring")
 
 
-class Found(NamedTuple):
-    """What was found on links of one rate with one number of workers; or `why` nothing was."""
+class Measured(NamedTuple):
+    """What was measured on links of one rate with one number of workers; or `why` nothing was."""
 
     gbit: float
     workers: int
@@ -174,14 +174,14 @@ def measure(
     for gbit in gbits:
         for count in workers:
             say(f"{gbit:g} Gbit/s, {count} workers")
-            found = Found(gbit, count, nbytes, keys, {})
+            measured = Measured(gbit, count, nbytes, keys, {})
             try:
                 cases = _measured(nbytes, count, gbit, layouts, turns, 1 if quick else _ROUNDS)
-                found = found._replace(cases=cases)
+                measured = measured._replace(cases=cases)
             except NoHosts as refused:
-                found = found._replace(why=str(refused))
-            rows += [_row(found, key) for key in keys]
-            bars += [_bar(found, key) for key in keys if key != _GLOO]
+                measured = measured._replace(why=str(refused))
+            rows += [_row(measured, key) for key in keys]
+            bars += [_bar(measured, key) for key in keys if key != _GLOO]
     return Result("links", turns, rows, bars, machine(place.store.client), _NOTES)
 
 
@@ -217,19 +217,24 @@ def _measured(
     return {key: (each, cases[key].figures()) for key, each in times.items()}
 
 
-def _row(found: Found, key: Key) -> Row:
-    settings: Figures = {"gbit": found.gbit, "workers": found.workers, "mb": found.nbytes / 1e6, "layout": key[1]}
-    if key not in found.cases:
-        return Row(key[0], "tcp", settings, why=found.why or NOT_INSTALLED)
-    times, counted = found.cases[key]
-    least_in, least_out = _least(key, found.workers, found.nbytes)
+def _row(measured: Measured, key: Key) -> Row:
+    settings: Figures = {
+        "gbit": measured.gbit,
+        "workers": measured.workers,
+        "mb": measured.nbytes / 1e6,
+        "layout": key[1],
+    }
+    if key not in measured.cases:
+        return Row(key[0], "tcp", settings, why=measured.why or NOT_INSTALLED)
+    times, counted = measured.cases[key]
+    least_in, least_out = _least(key, measured.workers, measured.nbytes)
     more = {
         "in_mb": counted["in_mb"],
         "least_in_mb": round(least_in / 1e6, 1),
         "out_mb": counted["out_mb"],
         "least_out_mb": round(least_out / 1e6, 1),
     }
-    if ratio := found.over_gloo(key):
+    if ratio := measured.over_gloo(key):
         more["over_gloo"] = round(ratio.median, 3)
     return Row(key[0], "tcp", settings, times, more)
 
@@ -243,11 +248,11 @@ def _least(key: Key, workers: int, nbytes: int) -> tuple[float, float]:
     return LAYOUTS[key[1]].least(workers, *sizes)
 
 
-def _bar(found: Found, key: Key) -> Bar:
+def _bar(measured: Measured, key: Key) -> Bar:
     case, layout = key
     limit = _setting(key).limit if LAYOUTS[layout].limits else None
-    what = f"{found.gbit:g} Gbit/s, {found.nbytes / 1e6:g} MB, {found.workers} workers, {layout}: {case} over {GLOO}"
-    return Bar(_BAR, what, True, limit, found.over_gloo(key), found.why)
+    setting = f"{measured.gbit:g} Gbit/s, {measured.nbytes / 1e6:g} MB, {measured.workers} workers, {layout}"
+    return Bar(_BAR, f"{setting}: {case} over {GLOO}", True, limit, measured.over_gloo(key), measured.why)
 
 
 def _setting(key: Key) -> Setting:

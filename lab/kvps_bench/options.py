@@ -57,19 +57,19 @@ def measured(
         for name in asked or ():
             if name not in there:
                 raise InvalidSetting(f"--transport {name}: the server of --redis is reached over {', '.join(there)}")
-        found = run(where, asked or there, number).to_dict()
+        figures = run(where, asked or there, number).to_dict()
     if as_json:
-        print(json.dumps(found))
+        print(json.dumps(figures))
     else:
-        _show(found)
+        _show(figures)
 
 
-def _show(found: dict[str, Any]) -> None:
+def _show(figures: dict[str, Any]) -> None:
     console = Console(markup=False, emoji=False, highlight=False)
-    for table in [*result.rows_tables(found), result.bars_table(found)]:
+    for table in [*result.rows_tables(figures), result.bars_table(figures)]:
         _print_table(*table)
         console.print()
-    for note in found["notes"]:
+    for note in figures["notes"]:
         console.print(note)
 
 
@@ -102,10 +102,10 @@ def numbers(option: str, text: str) -> list[float]:
 
 
 def counts(option: str, text: str) -> list[int]:
-    found = numbers(option, text)
-    if not all(number.is_integer() for number in found):
+    values = numbers(option, text)
+    if not all(number.is_integer() for number in values):
         raise InvalidSetting(f"{option} must be whole numbers, not {text!r}")
-    return [positive(option, int(number)) for number in found]
+    return [positive(option, int(number)) for number in values]
 
 
 def positive(option: str, number: int, most: int = 4096) -> int:
@@ -115,11 +115,11 @@ def positive(option: str, number: int, most: int = 4096) -> int:
 
 
 def stalenesses(text: str) -> list[int]:
-    found = numbers("--staleness", text)
-    for number in found:
+    values = numbers("--staleness", text)
+    for number in values:
         if not (number.is_integer() and -1 <= number <= 1000):
             raise InvalidSetting(f"--staleness must be whole numbers from -1 to 1000, not {text!r}")
-    return list(dict.fromkeys(int(number) for number in found))
+    return list(dict.fromkeys(int(number) for number in values))
 
 
 def seconds(option: str, seconds: float) -> float:

@@ -47,9 +47,9 @@ def main() -> None:
         command = ["kvps_bench", bench, "--json", *(["--quick"] if options.quick else [])]
         command += ["--turns", str(options.turns)] if options.turns else []
         print(bench, flush=True)
-        found = digits.measure(options.turns or (1 if options.quick else 7)) if bench == "digits" else _run(command)
-        said = "make bench" if bench == "digits" else " ".join(["python", "-m", *command])
-        results[bench] = {"command": said, **found}
+        measured = digits.measure(options.turns or (1 if options.quick else 7)) if bench == "digits" else _run(command)
+        shown = "make bench" if bench == "digits" else " ".join(["python", "-m", *command])
+        results[bench] = {"command": shown, **measured}
         file.write_text(json.dumps(results, indent=1) + "\n")  # at once, because the next bench may fail
     (out / "images").mkdir(exist_ok=True)
     for name, picture in pictures(results).items():

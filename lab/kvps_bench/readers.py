@@ -219,5 +219,5 @@ class _Reading:
 
 def _lag(read: Read, pulled: Sequence[tuple[float, int]]) -> int:
     """Return how many versions newer the last one was that a worker had pulled when the read returned."""
-    at = bisect(pulled, (read.at, 1 << 62))
-    return max(0, pulled[at - 1][1] - read.version) if at else 0
+    index = bisect(pulled, (read.at, 1 << 62))
+    return max(0, pulled[index - 1][1] - read.version) if index else 0

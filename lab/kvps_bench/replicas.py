@@ -47,11 +47,11 @@ def _started(folder: Path, port: int, password: str) -> subprocess.Popen[bytes]:
         "requirepass": password,
     }
     quiet = subprocess.DEVNULL
-    found = subprocess.Popen([server_program(), "-"], stdin=subprocess.PIPE, stdout=quiet, stderr=quiet)
-    assert found.stdin
-    found.stdin.write("".join(f"{name} {value}\n" for name, value in lines.items()).encode())
-    found.stdin.close()
-    return found
+    replica = subprocess.Popen([server_program(), "-"], stdin=subprocess.PIPE, stdout=quiet, stderr=quiet)
+    assert replica.stdin
+    replica.stdin.write("".join(f"{name} {value}\n" for name, value in lines.items()).encode())
+    replica.stdin.close()
+    return replica
 
 
 def _following(client: Client) -> int:

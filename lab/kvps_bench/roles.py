@@ -114,10 +114,10 @@ class Worker(Role):
     def __init__(self, url: str, job: str, rank: int, lent: bool = False) -> None:
         """With `lent` the gradient is computed into `session.buffers()`, as a part of the round."""
         super().__init__(url)
-        found = self.store.job(job)
-        self._session = found.join(f"w{rank}")
+        opened = self.store.job(job)
+        self._session = opened.join(f"w{rank}")
         self._lent = rank + 1 if lent else 0
-        self._gradients = {p.name: np.full(p.shape, rank + 1, DTYPE) for p in found.layout.parameters}
+        self._gradients = {p.name: np.full(p.shape, rank + 1, DTYPE) for p in opened.layout.parameters}
 
     def rounds(self, number: int) -> list[float]:
         """Pull, then return the seconds of each of `number` rounds."""

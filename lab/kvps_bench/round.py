@@ -184,10 +184,10 @@ def _case(members: list[Member], rounds: int) -> Case:
     return lambda: together(members, "rounds", rounds)[0]
 
 
-def check_weights(found: Iterable[tuple[int, float, float]], optimizer: SGD, workers: int, near: float) -> None:
+def check_weights(weights: Iterable[tuple[int, float, float]], optimizer: SGD, workers: int, near: float) -> None:
     """Assert that the (version, least, greatest) weight of each worker is what its versions make, within `near`."""
     assert isinstance(optimizer.lr, float)
-    for version, least, greatest in found:
+    for version, least, greatest in weights:
         wanted = -version * optimizer.lr * (workers + 1) / 2
         assert least == greatest, (version, least, greatest)
         assert abs(greatest - wanted) <= near * abs(wanted), (version, greatest, wanted)
@@ -223,9 +223,9 @@ def measure(
     bars: list[Bar] = []
     for setting in settings:
         say(f"{setting.nbytes / 1e6:g} MB, {setting.workers} workers")
-        found = _measured(place, transports, setting, turns, quick)
-        rows += _rows(setting, transports, found)
-        bars += _bars(setting, transports, found)
+        measured = _measured(place, transports, setting, turns, quick)
+        rows += _rows(setting, transports, measured)
+        bars += _bars(setting, transports, measured)
     return Result("round", turns, rows, bars, machine(place.store.client), _NOTES)
 
 
@@ -256,7 +256,7 @@ def _measured(place: Place, transports: Sequence[str], setting: Setting, turns: 
         return in_turns(cases, turns)
 
 
-def _rows(setting: Setting, transports: Sequence[str], found: Mapping[Key, Times]) -> list[Row]:
+def _rows(setting: Setting, transports: Sequence[str], measured: Mapping[Key, Times]) -> list[Row]:
     keys = [
         (name, transport)
         for transport in transports
@@ -264,21 +264,21 @@ def _rows(setting: Setting, transports: Sequence[str], found: Mapping[Key, Times
     ]
     rows = []
     for key in [*keys, _ALL_REDUCE]:
-        times = found.get(key)
+        times = measured.get(key)
         more: Figures = {}
-        if times and (base := found.get((_BARE, key[1] if key in keys else transports[0]))):
+        if times and (base := measured.get((_BARE, key[1] if key in keys else transports[0]))):
             more = {"over_bare": round(times.over(base).median, 3)}
         rows.append(Row(*key, setting.figures(), times, more, "" if times else NOT_INSTALLED))
     return rows
 
 
-def _bars(setting: Setting, transports: Sequence[str], found: Mapping[Key, Times]) -> list[Bar]:
+def _bars(setting: Setting, transports: Sequence[str], measured: Mapping[Key, Times]) -> list[Bar]:
     if setting.tensors > 1 or not isinstance(setting.optimizer, SGD) or setting.nbytes < 4_000_000:
         return []
     where = f"{setting.nbytes / 1e6:g} MB, {setting.workers} workers"
 
     def bar(number: int, mine: Key, limit: float, other: Key) -> Bar:
-        ratio = found[mine].over(found[other]) if mine in found and other in found else None
+        ratio = measured[mine].over(measured[other]) if mine in measured and other in measured else None
         return Bar(number, f"{where}: {' '.join(mine)} over {' '.join(other)}", True, limit, ratio)
 
     carried = [transport for transport in transports if transport != "shm"]

@@ -60,7 +60,7 @@ _NOTES = (
     "mapped; `segments x` states those too. Memory was measured in other rounds than the times.",
     "Large models take their turns with the small one, on a server that holds both.",
 )
-Found = tuple[list[Row], list[Bar]]
+Measured = tuple[list[Row], list[Bar]]
 
 
 def _mb(full: int, quick: bool) -> int:
@@ -71,7 +71,7 @@ def _mb(full: int, quick: bool) -> int:
 # -- tensors, optimizer -------------------------------------------------------------------------------------------
 
 
-def _tensors(place: Place, transport: str, turns: int, quick: bool) -> Found:
+def _tensors(place: Place, transport: str, turns: int, quick: bool) -> Measured:
     one = Setting(_mb(100, quick), _WORKERS)
     times = _rounds(place, transport, {"one": one, "many": replace(one, tensors=_TENSORS)}, turns, quick)
     rows = [
@@ -82,7 +82,7 @@ def _tensors(place: Place, transport: str, turns: int, quick: bool) -> Found:
     return rows, [Bar(6, f"{_TENSORS} tensors over 1 of the same bytes, {transport}", True, 1.1, ratio)]
 
 
-def _optimizers(place: Place, transport: str, turns: int, quick: bool) -> Found:
+def _optimizers(place: Place, transport: str, turns: int, quick: bool) -> Measured:
     sgd = Setting(_mb(40, quick), _WORKERS)
     adam = replace(sgd, optimizer=Adam())
     times = _rounds(place, transport, {"sgd": sgd, "adam": adam}, turns, quick)
@@ -121,7 +121,7 @@ def _speed(setting: Setting, times: Times) -> float:
 # -- sizes --------------------------------------------------------------------------------------------------------
 
 
-def _sizes(place: Place, transport: str, turns: int, quick: bool) -> Found:
+def _sizes(place: Place, transport: str, turns: int, quick: bool) -> Measured:
     """Measure the model of 100 MB in turns with each larger one."""
     rows: list[Row] = []
     bars: list[Bar] = []

@@ -79,8 +79,8 @@ class Sessions(Role):
         except JobNotFound:
             self._one_more.release()  # the job was removed because another session failed
         except Exception as error:  # any error is reported
-            said = str(error).replace(redacted(self.store.url), "the server")
-            self._errors.append(f"{type(error).__name__}: {said}")
+            reason = str(error).replace(redacted(self.store.url), "the server")
+            self._errors.append(f"{type(error).__name__}: {reason}")
             self._one_more.release()
 
     def leave(self, limit_s: float) -> Left:

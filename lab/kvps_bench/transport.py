@@ -164,8 +164,8 @@ def _measured(url: str, nbytes: int, turns: int) -> dict[Key, Times]:
         makers[_BARE] = (Bare, url, nbytes)
     if importlib.util.find_spec("hiredis"):
         makers[_FAST] = (RedisPy, url, nbytes, True)
-    with crew(*makers.values()) as found:
-        members = dict(zip(makers, found, strict=True))
+    with crew(*makers.values()) as started:
+        members = dict(zip(makers, started, strict=True))
         keys = [(move, name) for move, name in _KEYS if name in members]
         return in_turns({key: _case(members[key[1]], key[0]) for key in keys}, turns)
 

@@ -56,10 +56,10 @@ class Times:
     def quantile(self, q: float) -> float:
         """Return the `q`-quantile, q in [0, 1], interpolated linearly between two values."""
         ordered = sorted(self.seconds)
-        at = q * (len(ordered) - 1)
-        low = int(at)
+        position = q * (len(ordered) - 1)
+        low = int(position)
         high = min(low + 1, len(ordered) - 1)
-        return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
+        return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
 
     def over(self, other: Times, q: float = 0.5) -> Ratio:
         """Return how much longer this case took than `other`, which took turns with it, by their `q`-quantiles."""

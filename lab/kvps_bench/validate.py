@@ -149,11 +149,11 @@ def compared(setting: Setting, turns: list[Turn], constants: Constants) -> Case:
 def _servers(nodes: int) -> Iterator[Servers]:
     """Yield one server, or a cluster of several nodes."""
     if nodes == 1:
-        with place(None) as found:
-            yield Servers(found)
+        with place(None) as started:
+            yield Servers(started)
         return
-    with local_nodes(nodes) as near, place(f"redis://{near[0]}") as found:
-        yield Servers(found, near)
+    with local_nodes(nodes) as near, place(f"redis://{near[0]}") as started:
+        yield Servers(started, near)
 
 
 def main() -> None:
@@ -169,7 +169,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="with a reference as small as calibrate's with --quick")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    constants, found = Constants.load(options.constants), []
+    constants, cases = Constants.load(options.constants), []
     nbytes = QUICK_BYTES if options.quick else LARGE
     with ExitStack() as stack:
         speed = stack.enter_context(reference(stack.enter_context(place(None)), options.over, nbytes))
@@ -180,11 +180,11 @@ def main() -> None:
             )  # fmt: skip
             with _servers(nodes) as servers:
                 turns = list(real_turns(servers, options.over, setting, speed, options.rounds, options.turns))
-            found.append(compared(setting, turns, constants))
+            cases.append(compared(setting, turns, constants))
             if not options.json:
-                _show(found[-1])
+                _show(cases[-1])
     if options.json:
-        print(json.dumps([asdict(case) for case in found]))
+        print(json.dumps([asdict(case) for case in cases]))
 
 
 def _numbers(options: argparse.Namespace) -> tuple[list[int], list[int]]:

@@ -163,7 +163,7 @@ def measure(place: Place, transports: Sequence[str], turns: int, quick: bool = F
     number = _QUICK_WAKES if quick else _WAKES
     for transport in transports:
         times = _measured(place, place.urls[transport], turns, number)
-        rows += [Row(name, transport, {}, found) for name, found in times.items()]
+        rows += [Row(name, transport, {}, of_case) for name, of_case in times.items()]
         bars += _bars(transport, times)
     return Result("wake", turns, rows, bars, machine(place.store.client), _NOTES)
 
@@ -185,7 +185,7 @@ def _measured(place: Place, url: str, turns: int, number: int) -> dict[str, Time
             both = _Both(members, number)
             in_turns({"bare": both.bare, "kvps": both.kvps}, turns)
             members[-1]("clear")
-    return {name: Times(tuple(found[1:])) for name, found in both.found.items()}
+    return {name: Times(tuple(times[1:])) for name, times in both.times.items()}
 
 
 class _Both:
@@ -194,14 +194,14 @@ class _Both:
     def __init__(self, members: Sequence[Member], number: int) -> None:
         self._committer, self._sleeper, self._waker, self._adds, self._reads = members
         self._number = number
-        self.found: dict[str, list[tuple[float, ...]]] = {n: [] for n in (_BARE, _XREAD, _WHOLE, _ADD, _CALL)}
+        self.times: dict[str, list[tuple[float, ...]]] = {n: [] for n in (_BARE, _XREAD, _WHOLE, _ADD, _CALL)}
 
     def bare(self) -> Sequence[float]:
         self._reads.begin("wakes", self._number)
         spans = self._adds("adds", self._number)
         woken = self._reads.end()
         self._note(_ADD, [end - begin for begin, end in spans])
-        return self._note(_BARE, [at - begin for at, (begin, _) in zip(woken, spans, strict=True)])
+        return self._note(_BARE, [woken_at - begin for woken_at, (begin, _) in zip(woken, spans, strict=True)])
 
     def kvps(self) -> Sequence[float]:
         self._sleeper.begin("wakes", self._number)
@@ -212,12 +212,12 @@ class _Both:
             time.sleep(0.001)
         began = {version: spans[version - 1] for version, _, _ in woken}
         self._note(_CALL, [began[version][1] - began[version][0] for version, _, _ in woken])
-        self._note(_XREAD, [at - began[version][0] for version, at, _ in woken])
-        return self._note(_WHOLE, [at - began[version][0] for version, _, at in woken])
+        self._note(_XREAD, [woken_at - began[version][0] for version, woken_at, _ in woken])
+        return self._note(_WHOLE, [woken_at - began[version][0] for version, _, woken_at in woken])
 
     def _note(self, name: str, nanoseconds: list[int]) -> Sequence[float]:
-        self.found[name].append(tuple(ns / 1e9 for ns in nanoseconds))
-        return self.found[name][-1]
+        self.times[name].append(tuple(ns / 1e9 for ns in nanoseconds))
+        return self.times[name][-1]
 
 
 def _bars(transport: str, times: dict[str, Times]) -> list[Bar]:

@@ -166,8 +166,8 @@ def _bars(cases: Sequence[WorkersCase]) -> Iterator[Bar]:
         "time in scripts": lambda cost: cost.script_s,
     }
     for what, of in grown.items() if few is not many else ():
-        said = f"{mode}: {what} a contribution, {many.setting.workers} workers over {few.setting.workers}"
-        yield Bar(_BAR, said, True, _MOST_GROWTH, _growth(many.costs, few.costs, of), many.why or few.why)
+        label = f"{mode}: {what} a contribution, {many.setting.workers} workers over {few.setting.workers}"
+        yield Bar(_BAR, label, True, _MOST_GROWTH, _growth(many.costs, few.costs, of), many.why or few.why)
     for kind in ("plan, opens one", "ready, commits"):
         times = _times_of(many, kind)
         yield Bar(_BAR, f"{mode}: ms of {kind}, {name}", True, _MOST_MS, _milliseconds(times), many.why)

@@ -108,17 +108,17 @@ class Fluid:
 
     # -- time --------------------------------------------------------------------------------------------------
 
-    def _plan_change(self, at: float) -> None:
+    def _plan_change(self, at_s: float) -> None:
         """Set the rates anew at this time, or at the next multiple of the step."""
         if self._step_s:
-            at = math.ceil(at / self._step_s - _CLOSE) * self._step_s
-        if at < self._due:
-            self._due = at
-            self._env.process(self._change(at, next(self._ticks)))
+            at_s = math.ceil(at_s / self._step_s - _CLOSE) * self._step_s
+        if at_s < self._due:
+            self._due = at_s
+            self._env.process(self._change(at_s, next(self._ticks)))
 
-    def _change(self, at: float, tick: int) -> Wait:
-        yield self._env.timeout(max(0.0, at - self._env.now))
-        if at != self._due:  # an earlier change has come in between
+    def _change(self, at_s: float, tick: int) -> Wait:
+        yield self._env.timeout(max(0.0, at_s - self._env.now))
+        if at_s != self._due:  # an earlier change has come in between
             return
         self._due = math.inf
         self._advance()

@@ -62,8 +62,8 @@ class Result:
         return self.busy.get(COMPUTING, 0.0)
 
     def to_dict(self) -> dict[str, Any]:
-        found = asdict(self) | {"bottleneck": self.bottleneck, "efficiency": self.efficiency}
-        return found | {"setting": self.setting.to_dict(), "beyond": list(self.beyond)}
+        values = asdict(self) | {"bottleneck": self.bottleneck, "efficiency": self.efficiency}
+        return values | {"setting": self.setting.to_dict(), "beyond": list(self.beyond)}
 
 
 def simulate(setting: Setting, constants: Constants, watch: Callable[[Job], None] = lambda _: None) -> Result:

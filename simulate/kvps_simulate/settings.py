@@ -226,5 +226,5 @@ class Constants:
 
 
 def _table(read: Fields, name: str) -> dict[str, float]:
-    found = read.fields(name)
-    return {str(key): found.number(key) for key in found.as_dict()}
+    entries = read.fields(name)
+    return {str(key): entries.number(key) for key in entries.as_dict()}

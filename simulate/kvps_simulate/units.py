@@ -14,10 +14,10 @@ _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 
 def parse_size(option: str, text: str) -> float:
     """Return 10GB, 512MiB, 25Gb or 1e9 as a number of the unit that is meant. Raises InvalidSetting."""
-    found = _SIZE.fullmatch(text.strip())
-    if not found:
+    match = _SIZE.fullmatch(text.strip())
+    if not match:
         raise InvalidSetting(f"{option} must be a number with a unit, as 10GB, 512MiB or 25Gb, not {text!r}")
-    number, prefix, binary, unit = found.groups()
+    number, prefix, binary, unit = match.groups()
     bits = option == "--bandwidth"
     if unit and (unit == "b") != bits:
         wanted = "bits a second, as 25Gb" if bits else "bytes, as 10GB"
@@ -28,10 +28,10 @@ def parse_size(option: str, text: str) -> float:
 
 def parse_time(option: str, text: str) -> float:
     """Return 100ms, 2s or 1min in seconds. Raises InvalidSetting."""
-    found = _TIME.fullmatch(text.strip())
-    if not found:
+    match = _TIME.fullmatch(text.strip())
+    if not match:
         raise InvalidSetting(f"{option} must be a time with a unit, as 50us, 100ms, 2s, 1min or 1h, not {text!r}")
-    return float(found[1]) * _SECONDS[found[2]]
+    return float(match[1]) * _SECONDS[match[2]]
 
 
 def seconds(value: float) -> str:
