@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from importlib import import_module
 from types import TracebackType
@@ -170,39 +171,22 @@ class _Crew:
         self._job = job
         self._gradient = gradient
         self._rounds = rounds
-        self._workers = job.config.workers
         # A round in BSP is made of the workers that have joined, so none begins before all have.
-        self._together = threading.Barrier(self._workers)
+        self._together = threading.Barrier(job.config.workers)
         self._failures: list[BaseException] = []
         self._failed = threading.Event()
-        self._working: set[str] = set()
-        self._all_ended = threading.Condition()
 
     def run(self) -> None:
         """Run all workers to their end. Raises the first error of any of them."""
-        try:
-            for number in range(self._workers):
-                self._start(f"w{number}")
-            self._await_end()
-        except BaseException:  # Ctrl-C
-            self._end()
-            self._await_end()
-            raise
+        workers = self._together.parties
+        with ThreadPoolExecutor(workers, "kvps-worker") as threads:
+            try:
+                wait([threads.submit(self._work, f"w{number}") for number in range(workers)])
+            except BaseException:  # Ctrl-C, or no more threads
+                self._end()
+                raise
         if self._failures:
             raise self._failures[0]
-
-    def _start(self, worker: str) -> None:
-        self._working.add(worker)
-        try:
-            threading.Thread(target=self._work, args=(worker,), name=f"kvps-{worker}", daemon=True).start()
-        except RuntimeError:  # no more threads
-            self._working.discard(worker)
-            raise
-
-    def _await_end(self) -> None:
-        # Not Thread.join: when interrupted, it takes the thread for ended (CPython 3.11).
-        with self._all_ended:
-            self._all_ended.wait_for(lambda: not self._working)
 
     def _work(self, worker: str) -> None:
         try:
@@ -212,20 +196,15 @@ class _Crew:
                     if self._failed.is_set():
                         session.leave(finished=False)
                         return
-                    found = self._gradient(session.pull(), session.rank, round_)
-                    loss, grads = found if isinstance(found, tuple) else (None, found)
+                    output = self._gradient(session.pull(), session.rank, round_)
+                    loss, grads = output if isinstance(output, tuple) else (None, output)
                     session.push(grads, loss)
         except BaseException as error:
             self._failures.append(error)  # before `_end`, whose errors in the other workers follow it
             self._end()
-        finally:
-            with self._all_ended:
-                self._working.discard(worker)
-                self._all_ended.notify()
 
     def _end(self) -> None:
-        if self._failed.is_set():
-            return
-        self._failed.set()
-        self._together.abort()
-        self._job.evict_all()
+        if not self._failed.is_set():
+            self._failed.set()
+            self._together.abort()
+            self._job.evict_all()

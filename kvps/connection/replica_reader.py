@@ -129,15 +129,18 @@ class ReplicaReader:
         return SlotMap([Range(0, SLOTS - 1, Address("", 0), replicas)])
 
     def _pass_over(self, replica: Address, why: object) -> None:
-        """Read from others for a while. Say so once, until the replica answers again."""
+        """Read from others for a while. Warn of it once, until the replica answers again."""
         self._passed_over[replica] = time.monotonic() + _PASSED_OVER_S
         self._asked_at = -math.inf
         with self._lock:
-            if replica in self._warned:
-                return
+            level = logging.DEBUG if replica in self._warned else logging.WARNING
             self._warned.add(replica)
-        log.warning(
-            "replica %s is not read for %g s at a time, but others or the master: %s", replica, _PASSED_OVER_S, why
+        log.log(
+            level,
+            "replica %s is not read for %g s at a time, but others or the master: %s",
+            replica,
+            _PASSED_OVER_S,
+            why,
         )
 
     # -- one replica ------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter
 
 import numpy as np
@@ -86,9 +85,7 @@ def test_a_cluster_and_one_server_make_the_same_weights(store: Store, client: Cl
 
 def test_streams_of_several_masters_are_waited_for(client: ClusterClient) -> None:
     streams = {f"{{{name}}}:stream": "0" for name in "abcdef"}
-    began = time.monotonic()
     assert client.wait(streams, timeout_ms=200) == {}
-    assert time.monotonic() - began < 60
     timer = threading.Timer(0.1, lambda: client.call("XADD", "{d}:stream", "*", "field", "1"))
     timer.start()
     assert list(client.wait(streams, timeout_ms=20_000)) == ["{d}:stream"]

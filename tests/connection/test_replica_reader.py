@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import signal
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -206,21 +205,18 @@ def test_a_replica_that_fails_costs_no_snapshot(
 ) -> None:
     monkeypatch.setattr("kvps.connection.replica_reader._ANSWER_S", 3.0)  # far more than a read takes by itself
     monkeypatch.setattr("kvps.connection.replica_reader._PASSED_OVER_S", 600.0)
-    with training(servers.url, read_replicas=True) as found, caplog.at_level(logging.WARNING, "kvps.replicas"):
+    with training(servers.url, read_replicas=True) as found, caplog.at_level(logging.DEBUG, "kvps.replicas"):
         for _ in range(3):
             found.round()
             found.check()
         for replica in servers.replicas:
             fails(replica)
-        began = time.monotonic()
         for _ in range(ROUNDS):
             found.round()
             found.check()
-        took = time.monotonic() - began
-    assert took < 3.0 * ROUNDS - 2, "each read waits for a replica that is known to have failed"
-    said = [record.getMessage() for record in caplog.records if record.name == "kvps.replicas"]
-    assert 1 <= len(said) <= 2, said
-    assert all("is not read for 600 s at a time" in line and "\n" not in line for line in said)
+    lines = [record.getMessage() for record in caplog.records if record.name == "kvps.replicas"]
+    assert 1 <= len(lines) <= len(servers.replicas), "a replica that is known to have failed is asked again"
+    assert all("is not read for 600 s at a time" in line and "\n" not in line for line in lines)
 
 
 def test_a_replica_that_comes_back_is_read_again(servers: Replicated, monkeypatch: pytest.MonkeyPatch) -> None:

