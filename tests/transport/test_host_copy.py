@@ -8,13 +8,12 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from helpers.harness import aggregating
+from helpers.harness import commit_steadily
 from helpers.internals import segments_of
 from helpers.waiting import eventually
 
@@ -155,18 +154,6 @@ def test_notes_go_with_their_processes(runtime: Path, note: Path) -> None:
 # -- whole jobs ----------------------------------------------------------------------------------------------------
 
 
-def _write(url: str, done: Event, begun: Event) -> None:
-    """Commit as fast as it goes: every version adds 1 to every weight."""
-    with kvps.connect(url) as store:
-        job = store.job("job")
-        with aggregating(job), job.join("w0") as session:
-            while not done.is_set():
-                session.pull()
-                session.push({"x": np.full(ITEMS, -1, DTYPE)})
-                if session.clock > 5:
-                    begun.set()
-
-
 def _read(url: str, home: str, results: Any, done: Path) -> None:
     os.environ["KVPS_RUNTIME_DIR"] = home
     os.nice(10)
@@ -196,7 +183,7 @@ def test_sixteen_readers_see_whole_versions_in_rising_order(store: Store, runtim
     job = store.create_job("job", start, reduction="sum", optimizer=kvps.SGD(lr=1.0), transport=transport)
     note = runtime / "copies" / job.id
     over, begun, results, done = _spawn.Event(), _spawn.Event(), _spawn.Queue(), runtime / "done"
-    writer = _spawn.Process(target=_write, args=(store.url, over, begun))
+    writer = _spawn.Process(target=commit_steadily, args=(store.url, over, begun))
     readers = [_spawn.Process(target=_read, args=(store.url, str(runtime), results, done)) for _ in range(READERS)]
     for process in (writer, *readers):
         process.start()

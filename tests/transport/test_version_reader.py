@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.harness import aggregating
+from helpers.harness import aggregating, commit_steadily
 
 import kvps
 from kvps.arrays.layout import MOST_ITEMS
@@ -25,24 +25,11 @@ READS = 200
 _spawn = multiprocessing.get_context("spawn")
 
 
-def _write(url: str, done: Event, begun: Event) -> None:
-    """Commit as fast as it goes: every version adds 1 to every weight."""
-    with kvps.connect(url) as store:
-        job = store.job("storm")
-        grads = {p.name: -np.ones(p.shape, np.float32) for p in job.layout.parameters}
-        with aggregating(job), job.join("w0") as session:
-            while not done.is_set():
-                session.pull()
-                session.push(grads)
-                if session.clock > 20:
-                    begun.set()
-
-
 def _read(url: str, begun: Event, results: Any) -> None:
     """Read again and again; every weight of a whole version equals its number."""
     os.nice(10)  # the writer comes first, or eight readers on two cores would calm the storm
     with kvps.connect(url) as store:
-        job = store.job("storm")
+        job = store.job("job")
         begun.wait()
         torn, versions, flat = 0, set(), np.empty(job.layout.size, np.float32)
         for _ in range(READS):
@@ -59,9 +46,9 @@ def _read(url: str, begun: Event, results: Any) -> None:
 def test_a_pull_during_a_storm_of_commits_is_one_version(store: Store, size: int, shards: int) -> None:
     """With 4 chunks on 2 shards; and with a tiny model, whose commits are as fast as they come."""
     start = {"a": np.zeros(size, np.float32), "b": np.zeros(3, np.float32)}
-    store.create_job("storm", start, shards=shards, reduction="sum", optimizer=kvps.SGD(lr=1.0))
+    store.create_job("job", start, shards=shards, reduction="sum", optimizer=kvps.SGD(lr=1.0))
     done, begun, results = _spawn.Event(), _spawn.Event(), _spawn.Queue()
-    writer = _spawn.Process(target=_write, args=(store.url, done, begun))
+    writer = _spawn.Process(target=commit_steadily, args=(store.url, done, begun))
     readers = [_spawn.Process(target=_read, args=(store.url, begun, results)) for _ in range(READERS)]
     for process in [writer, *readers]:
         process.start()
@@ -71,7 +58,7 @@ def test_a_pull_during_a_storm_of_commits_is_one_version(store: Store, size: int
         process.join()
         assert process.exitcode == 0
     reads, restarts = sum(g[2] for g in got), sum(g[3] for g in got)
-    print(f"{store.job('storm').state().version} versions, {reads} reads, {restarts} restarts")
+    print(f"{store.job('job').state().version} versions, {reads} reads, {restarts} restarts")
     assert [torn for torn, *_ in got] == [0] * READERS
     assert all(done == READS for _, _, done, _ in got), "no reader starves"
     assert max(seen for _, seen, *_ in got) > READS / 10, "there was a storm"
