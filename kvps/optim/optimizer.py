@@ -68,11 +68,6 @@ class Optimizer(Setting):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.lr, Schedule):
-            require(self.lr >= 0, f"{self.kind}: lr must not be negative, it is {self.lr}")
-        if hasattr(self, "weight_decay"):
-            require(self.weight_decay >= 0, f"{self.kind}: weight_decay must not be negative")
-        require(self.clip_norm >= 0, f"{self.kind}: clip_norm must not be negative, it is {self.clip_norm}")
         are_groups = isinstance(self.groups, tuple | list) and all(isinstance(g, ParameterGroup) for g in self.groups)
         require(are_groups, f"{self.kind}: groups must be a tuple of kvps.ParameterGroup(...)")
         object.__setattr__(self, "groups", tuple(self.groups))

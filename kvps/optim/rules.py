@@ -13,27 +13,6 @@ from kvps.optim.settings import require
 _MOST_EVERY = 1_000_000
 
 
-class _TwoMoments(Optimizer):
-    """What the rules with two moments check."""
-
-    beta1: float
-    beta2: float
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("beta1", "beta2"):
-            require(0 <= getattr(self, name) < 1, f"{self.kind}: {name} must be in [0, 1)")
-        require(getattr(self, "eps", 1) > 0, f"{self.kind}: eps must be above 0")
-
-    @property
-    def own_slots(self) -> tuple[str, ...]:
-        return ("m", "v")
-
-    @property
-    def counts_steps(self) -> bool:
-        return True
-
-
 @dataclass(frozen=True)
 class SGD(Optimizer):
     """Stochastic gradient descent, with momentum, Nesterov's momentum and L2 weight decay as in PyTorch.
@@ -50,7 +29,6 @@ class SGD(Optimizer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(0 <= self.momentum < 1, f"sgd: momentum must be in [0, 1), it is {self.momentum}")
         require(self.momentum > 0 or not self.nesterov, "sgd: nesterov needs a momentum above 0")
         require(self.dampening == 0 or not self.nesterov, "sgd: nesterov needs a dampening of 0")
 
@@ -72,15 +50,7 @@ class Adagrad(Optimizer):
     weight_decay: float = 0.0
     lr_decay: float = 0.0
     kind: ClassVar[str] = "adagrad"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.eps > 0, "adagrad: eps must be above 0")
-        require(self.lr_decay >= 0, "adagrad: lr_decay must not be negative")
-
-    @property
-    def own_slots(self) -> tuple[str, ...]:
-        return ("sum",)
+    own_slots = ("sum",)
 
     @property
     def counts_steps(self) -> bool:
@@ -96,15 +66,11 @@ class Adadelta(Optimizer):
     eps: float = 1e-6
     weight_decay: float = 0.0
     kind: ClassVar[str] = "adadelta"
+    own_slots = ("square", "delta")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require(0 <= self.rho <= 1, f"adadelta: rho must be in [0, 1], it is {self.rho}")
-        require(self.eps > 0, "adadelta: eps must be above 0")
-
-    @property
-    def own_slots(self) -> tuple[str, ...]:
-        return ("square", "delta")
 
 
 @dataclass(frozen=True)
@@ -122,19 +88,13 @@ class RMSprop(Optimizer):
     weight_decay: float = 0.0
     kind: ClassVar[str] = "rmsprop"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(0 <= self.alpha < 1, f"rmsprop: alpha must be in [0, 1), it is {self.alpha}")
-        require(0 <= self.momentum < 1, f"rmsprop: momentum must be in [0, 1), it is {self.momentum}")
-        require(self.eps > 0, "rmsprop: eps must be above 0")
-
     @property
     def own_slots(self) -> tuple[str, ...]:
         return ("square", *["mean"] * self.centered, *["momentum"] * (self.momentum > 0))
 
 
 @dataclass(frozen=True)
-class Adam(_TwoMoments):
+class Adam(Optimizer):
     """Adam: Kingma and Ba, "Adam: A Method for Stochastic Optimization", 2015; weight decay adds to the gradient.
 
     `amsgrad` divides by the largest second moment so far: Reddi et al., "On the Convergence of Adam and Beyond", 2018.
@@ -147,6 +107,7 @@ class Adam(_TwoMoments):
     weight_decay: float = 0.0
     amsgrad: bool = False
     kind: ClassVar[str] = "adam"
+    counts_steps = True
 
     @property
     def own_slots(self) -> tuple[str, ...]:
@@ -162,7 +123,7 @@ class AdamW(Adam):
 
 
 @dataclass(frozen=True)
-class NAdam(_TwoMoments):
+class NAdam(Optimizer):
     """NAdam as in PyTorch: Dozat, "Incorporating Nesterov Momentum into Adam", 2016."""
 
     lr: float | Schedule = 0.002
@@ -173,14 +134,12 @@ class NAdam(_TwoMoments):
     momentum_decay: float = 0.004
     decoupled_weight_decay: bool = False
     kind: ClassVar[str] = "nadam"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.momentum_decay >= 0, "nadam: momentum_decay must not be negative")
+    own_slots = ("m", "v")
+    counts_steps = True
 
 
 @dataclass(frozen=True)
-class Adamax(_TwoMoments):
+class Adamax(Optimizer):
     """Adamax, which divides by the largest gradient: Kingma and Ba, 2015, algorithm 2."""
 
     lr: float | Schedule = 0.002
@@ -189,14 +148,12 @@ class Adamax(_TwoMoments):
     eps: float = 1e-8
     weight_decay: float = 0.0
     kind: ClassVar[str] = "adamax"
-
-    @property
-    def own_slots(self) -> tuple[str, ...]:
-        return ("m", "u")
+    own_slots = ("m", "u")
+    counts_steps = True
 
 
 @dataclass(frozen=True)
-class Lion(_TwoMoments):
+class Lion(Optimizer):
     """Lion, which steps by the sign of a momentum: Chen et al., "Symbolic Discovery of Optimization Algorithms", 2023.
 
     Its weight decay is decoupled, as that of AdamW.
@@ -207,18 +164,11 @@ class Lion(_TwoMoments):
     beta2: float = 0.99
     weight_decay: float = 0.0
     kind: ClassVar[str] = "lion"
-
-    @property
-    def own_slots(self) -> tuple[str, ...]:
-        return ("m",)
-
-    @property
-    def counts_steps(self) -> bool:
-        return False
+    own_slots = ("m",)
 
 
 @dataclass(frozen=True)
-class Yogi(_TwoMoments):
+class Yogi(Optimizer):
     """Yogi, whose second moment grows and shrinks by a part of g*g alone: Zaheer et al., "Adaptive Methods for
     Nonconvex Optimization", NeurIPS 2018, algorithm 2.
 
@@ -233,10 +183,7 @@ class Yogi(_TwoMoments):
     eps: float = 1e-3
     weight_decay: float = 0.0
     kind: ClassVar[str] = "yogi"
-
-    @property
-    def counts_steps(self) -> bool:
-        return False
+    own_slots = ("m", "v")
 
 
 @dataclass(frozen=True)
@@ -263,23 +210,16 @@ class DelayedNesterov(Optimizer):
     every: int = field(kw_only=True)
     c: float = 0.0
     kind: ClassVar[str] = "delayed-nesterov"
+    own_slots = ("momentum", "buffer")
+    counts_steps = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(0 <= self.momentum < 1, f"delayed-nesterov: momentum must be in [0, 1), it is {self.momentum}")
         fits = isinstance(self.every, int) and not isinstance(self.every, bool) and 1 <= self.every <= _MOST_EVERY
         require(
             fits, f"delayed-nesterov: every must be a whole number from 1 to {_MOST_EVERY}, not {shown(self.every)}"
         )
         require(0 <= self.c <= 1 / self.every, f"delayed-nesterov: c must be from 0 to 1/every, it is {self.c}")
-
-    @property
-    def counts_steps(self) -> bool:
-        return True
-
-    @property
-    def own_slots(self) -> tuple[str, ...]:
-        return ("momentum", "buffer")
 
 
 _ALL = (SGD, Adagrad, Adadelta, RMSprop, Adam, AdamW, NAdam, Adamax, Lion, Yogi, DelayedNesterov)

@@ -27,12 +27,6 @@ _MOST_SCHEDULES = 64
 class Schedule(Setting):
     """A learning rate that changes with progress."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("initial", "final"):
-            value = getattr(self, name, 0.0)
-            require(value >= 0, f"{self.kind}: {name} must not be negative, it is {value}")
-
     @classmethod
     def of_json(cls, values: dict[str, Any]) -> Schedule:
         """Return the schedule of which `to_json` wrote these fields beside its kind. Raises InvalidSetting."""
@@ -54,7 +48,6 @@ class StepLR(Schedule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.every > 0, "step: every must be above 0 contributions per worker")
         require(self.factor >= 0, "step: factor must be 0 or more")
 
     def at(self, progress: float) -> float:
@@ -73,7 +66,6 @@ class ExponentialLR(Schedule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.every > 0, "exponential: every must be above 0 contributions per worker")
         require(self.factor > 0, "exponential: factor must be above 0")
 
     def at(self, progress: float) -> float:
@@ -92,10 +84,6 @@ class LinearLR(Schedule):
     over: float
     kind: ClassVar[str] = "linear"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.over > 0, "linear: over must be above 0 contributions per worker")
-
     def at(self, progress: float) -> float:
         done = min(progress / self.over, 1.0)
         return self.initial + (self.final - self.initial) * done
@@ -112,10 +100,6 @@ class CosineAnnealingLR(Schedule):
     over: float
     final: float = 0.0
     kind: ClassVar[str] = "cosine"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.over > 0, "cosine: over must be above 0 contributions per worker")
 
     def at(self, progress: float) -> float:
         done = min(progress / self.over, 1.0)
@@ -135,11 +119,6 @@ class PolynomialLR(Schedule):
     final: float = 0.0
     kind: ClassVar[str] = "polynomial"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.over > 0, "polynomial: over must be above 0 contributions per worker")
-        require(self.power > 0, "polynomial: power must be above 0")
-
     def at(self, progress: float) -> float:
         left = 1.0 - min(progress / self.over, 1.0)
         return self.final + (self.initial - self.final) * math.pow(left, self.power)
@@ -157,10 +136,6 @@ class InverseSquareRootLR(Schedule):
     over: float
     kind: ClassVar[str] = "inverse_square_root"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.over > 0, "inverse_square_root: over must be above 0 contributions per worker")
-
     def at(self, progress: float) -> float:
         return self.initial / math.sqrt(1 + progress / self.over)
 
@@ -172,10 +147,6 @@ class InverseTimeLR(Schedule):
     initial: float
     over: float
     kind: ClassVar[str] = "inverse_time"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.over > 0, "inverse_time: over must be above 0 contributions per worker")
 
     def at(self, progress: float) -> float:
         return self.initial / (1 + progress / self.over)
@@ -247,7 +218,6 @@ class TableLR(Schedule):
         require(all(map(is_number, self.values)), "table: values must be finite numbers")
         require(min(self.values) >= 0, f"table: values must not be negative, one is {min(self.values)}")
         object.__setattr__(self, "values", tuple(map(float, self.values)))
-        require(self.every > 0, "table: every must be above 0 contributions per worker")
 
     def at(self, progress: float) -> float:
         return self.values[int(min(progress / self.every, len(self.values) - 1))]

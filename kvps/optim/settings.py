@@ -9,6 +9,10 @@ from typing import Any, ClassVar, TypeVar
 from kvps.errors import InvalidSetting, shown
 
 _T = TypeVar("_T", bound="Setting")
+# The range of a number goes with its name, whichever optimizer or schedule has it.
+_NOT_NEGATIVE = {"lr", "clip_norm", "weight_decay", "lr_decay", "momentum_decay", "initial", "final"}
+_ABOVE_ZERO = {"eps", "every", "over", "power"}
+_BELOW_ONE = {"momentum", "alpha", "beta1", "beta2"}
 
 
 def require(ok: bool, message: str) -> None:
@@ -22,7 +26,7 @@ def is_number(value: object) -> bool:
 
 
 class Setting:
-    """The base of optimizers and schedules: a `kind`, a check of every number, and conversion to JSON."""
+    """The base of optimizers and schedules: a `kind`, a check of every number and its range, and conversion to JSON."""
 
     kind: ClassVar[str]
 
@@ -32,7 +36,14 @@ class Setting:
             if f.type == "bool":
                 require(isinstance(value, bool), f"{self.kind}: {f.name} must be true or false, not {shown(value)}")
             elif f.type.startswith("float") and not ("Schedule" in f.type and isinstance(value, Setting)):
-                require(is_number(value), f"{self.kind}: {f.name} must be a finite number, not {shown(value)}")
+                self._check_number(f.name, value)
+
+    def _check_number(self, name: str, value: Any) -> None:
+        what = f"{self.kind}: {name} must"
+        require(is_number(value), f"{what} be a finite number, not {shown(value)}")
+        require(value >= 0 or name not in _NOT_NEGATIVE, f"{what} not be negative, it is {value}")
+        require(value > 0 or name not in _ABOVE_ZERO, f"{what} be above 0, it is {value}")
+        require(0 <= value < 1 or name not in _BELOW_ONE, f"{what} be in [0, 1), it is {value}")
 
     def to_json(self) -> dict[str, Any]:
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
