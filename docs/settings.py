@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import MISSING, Field, fields
 from typing import Any
 
-from kvps.config import JobConfig, Spec
+from kvps.config import SPECS, JobConfig, Spec
 
 HEAD = """# Settings of a job
 
@@ -24,7 +24,7 @@ given, and `batch_size` and `epochs` are the task's. In Python they are keywords
 
 def row(setting: Field[Any]) -> str:
     """One setting as a row of the table."""
-    spec: Spec = setting.metadata["spec"]
+    spec = SPECS[setting.name]
     option = f"`{spec.option[0]}`" if spec.option else "-"
     default = "`kvps.SGD()`" if setting.default is MISSING else f"`{setting.default!r}`".replace("'", '"')
     return f"| `{setting.name}` | {option} | {default} | {_values(spec)} | {spec.help} |"

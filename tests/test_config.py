@@ -27,7 +27,6 @@ def test_every_setting_is_described() -> None:
     assert list(SPECS) == [f.name for f in fields(JobConfig)]
     for name, spec in SPECS.items():
         assert spec.help.endswith("."), name
-        assert bool(spec.group) == bool(spec.option), name
         assert bool(spec.bounds) == (type(getattr(JobConfig(), name)) is int), name
 
 

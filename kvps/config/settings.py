@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
 from kvps import optim
@@ -39,9 +39,7 @@ class UncheckedConfig:
         option=("--workers", "-w"),
         group="Training",
     )
-    shards: int = setting(
-        1, "Into how many parts the parameters are cut.", bounds=(1, 1_000), option=("--shards",), group="Arrays"
-    )
+    shards: int = setting(1, "Into how many parts the parameters are cut.", bounds=(1, 1_000), group="Arrays")
     optimizer: optim.Optimizer = field(
         default_factory=optim.SGD,
         metadata={
@@ -49,7 +47,6 @@ class UncheckedConfig:
                 f"How the aggregator updates the weights: {', '.join(optim.OPTIMIZERS)}; as in "
                 "sgd:momentum=0.9. One of your own is module:Class, of a module in this directory.",
                 why_not=specs.not_an_optimizer,
-                option=("--optimizer",),
                 metavar="NAME[:K=V,...]",
                 group="Training",
             )
@@ -62,7 +59,6 @@ class UncheckedConfig:
         "takes as many as it has time for in a round.",
         bounds=(1, 1_000_000),
         choices=(AUTO,),
-        option=("--local-steps",),
         metavar="N|auto",
         group="Training",
     )
@@ -81,7 +77,6 @@ class UncheckedConfig:
         "fragments steps a worker pushes one fragment and pulls that one, and keeps its own weights of the others. "
         "0 and 1 are the whole model.",
         bounds=(0, 4_096),
-        option=("--fragments",),
         group="Training",
     )
     inner_optimizer: optim.Optimizer = field(
@@ -90,7 +85,6 @@ class UncheckedConfig:
             "spec": Spec(
                 "The optimizer with which a task's worker takes its local steps, written as for --optimizer.",
                 why_not=specs.not_an_optimizer,
-                option=("--inner-optimizer",),
                 metavar="NAME[:K=V,...]",
                 group="Training",
             )
@@ -102,7 +96,6 @@ class UncheckedConfig:
         "weighted is their mean by the weights that workers push, as the number of samples; median and trimmed:PART "
         "are of each item, and bear some bad workers. One of your own is module:function.",
         why_not=specs.not_a_reduction,
-        option=("--reduction",),
         metavar="NAME",
         group="Training",
     )
@@ -111,7 +104,6 @@ class UncheckedConfig:
         "What a contribution is multiplied by that was computed on a version s versions old: none, inverse is 1/(1+s), "
         "inverse-sqrt is 1/sqrt(1+s).",
         choices=tuple(reductions.SCALINGS),
-        option=("--staleness-scaling",),
         metavar="NAME",
         group="Training",
     )
@@ -121,7 +113,6 @@ class UncheckedConfig:
         "have moved since (DC-ASGD's lambda, as 0.04). 0 does not.",
         why_not=specs.not_a_strength,
         read=specs.read_number,
-        option=("--delay-compensation",),
         metavar="LAMBDA",
         group="Training",
     )
@@ -131,7 +122,6 @@ class UncheckedConfig:
         "each version. Older gradients are corrected as if they were so old. 0 chooses as many as workers, at most "
         f"{MOST_PAST}.",
         bounds=(0, MOST_PAST),
-        option=("--delay-versions",),
         group="Training",
     )
     gradient_format: str = setting(
@@ -139,7 +129,6 @@ class UncheckedConfig:
         "How gradients are sent: fp32 as they are, or shorter: bf16, fp16, int8, topk:PART. What a shorter format "
         "leaves out of a gradient is added to the next one. Use them on slow links: on one host fp32 is faster.",
         why_not=specs.not_a_format,
-        option=("--gradient-format",),
         metavar="FORMAT",
         group="Arrays",
     )
@@ -148,7 +137,6 @@ class UncheckedConfig:
         "How workers pull the weights: fp32 as they are, bf16 rounded, or int8 or topk:PART of what has changed since "
         "the version that the worker has. What these leave out of a change is part of the next one.",
         why_not=specs.not_a_weight_format,
-        option=("--weight-format",),
         metavar="FORMAT",
         group="Arrays",
     )
@@ -157,7 +145,6 @@ class UncheckedConfig:
         "How arrays move: redis, through the server; shm, through memory that worker and aggregator share on one host; "
         "auto, which is shm for a model of 1 MiB or more if only this host can reach the server.",
         choices=("auto", "redis", "shm"),
-        option=("--transport",),
         group="Arrays",
     )
     mirror_every: int | str = setting(
@@ -165,7 +152,6 @@ class UncheckedConfig:
         "With shm: how often the weights are copied to Redis, in versions (10) or in seconds (0.5s).",
         why_not=specs.not_a_period,
         read=specs.read_whole,
-        option=("--mirror-every",),
         metavar="N|SECONDS",
         group="Arrays",
     )
@@ -174,7 +160,6 @@ class UncheckedConfig:
         "reject",
         "What happens to a gradient with NaN or Inf: reject refuses it, skip counts it as zeros.",
         choices=("reject", "skip"),
-        option=("--nonfinite",),
         group="Failures",
     )
     quorum: int = setting(
@@ -182,14 +167,12 @@ class UncheckedConfig:
         "With staleness 0 or -1: how many contributions a version waits for. 0 is all workers in BSP, one in ASP. With "
         "fewer workers left it waits for as many as these.",
         bounds=(0, 4_096),
-        option=("--quorum",),
         group="Training",
     )
     grace_ms: int = setting(
         0,
         "How much longer a version waits for the other workers once its quorum is there.",
         bounds=(0, 86_400_000),
-        option=("--grace",),
         metavar="SECONDS",
         group="Training",
     )
@@ -198,7 +181,6 @@ class UncheckedConfig:
         "What becomes of a contribution that comes after its version was made of a quorum: next counts it in the next "
         "version; drop refuses it, and its worker computes anew on the new weights.",
         choices=("next", "drop"),
-        option=("--late",),
         group="Training",
     )
     reject_norm: float | None = setting(
@@ -207,7 +189,6 @@ class UncheckedConfig:
         "of which there must be three; the reason is logged.",
         why_not=specs.not_a_factor,
         read=specs.read_optional,
-        option=("--reject-norm",),
         metavar="TIMES",
         group="Failures",
     )
@@ -216,14 +197,12 @@ class UncheckedConfig:
         "How many accepted contributions of one worker may wait for their commit. 0 chooses 1 in BSP, N + 1 in SSP, "
         "2 in ASP.",
         bounds=(0, 10_000),
-        option=("--max-pending",),
         group="Training",
     )
     worker_timeout_ms: int = setting(
         10_000,
         "How long a worker may be silent before it is evicted from the vector clock.",
         bounds=(100, 86_400_000),
-        option=("--worker-timeout",),
         metavar="SECONDS",
         group="Failures",
     )
@@ -231,7 +210,6 @@ class UncheckedConfig:
         3_000,
         "How long an aggregator may be silent before it loses its shards.",
         bounds=(100, 86_400_000),
-        option=("--lease",),
         metavar="SECONDS",
         group="Failures",
     )
@@ -240,7 +218,6 @@ class UncheckedConfig:
         "Whether workers and aggregators record how long each phase of their work takes, which kvps timeline, top and "
         "dashboard show.",
         choices=("on", "off"),
-        option=("--spans",),
         group="Monitoring",
     )
     durability: Literal["memory", "replicated"] = setting(
@@ -248,14 +225,12 @@ class UncheckedConfig:
         "What an acknowledgement means: memory, that the server has the contribution; replicated, that a replica has "
         "it too, so that a failover of one server at a time loses nothing.",
         choices=("memory", "replicated"),
-        option=("--durability",),
         group="Failures",
     )
     min_workers: int = setting(
         0,
         "The job pauses while it has fewer workers than this; workers that have finished count too.",
         bounds=(0, 4_096),
-        option=("--min-workers",),
         group="Failures",
     )
     units: int = setting(
@@ -269,21 +244,15 @@ class UncheckedConfig:
         0,
         "Decides the initial parameters and the order of the samples.",
         bounds=(0, 2**32 - 1),
-        option=("--seed",),
         group="Training",
     )
-    batch_size: int = setting(
-        0, "How many samples make one gradient.", bounds=(0, 2**31), option=("--batch-size",), group="Training"
-    )
-    epochs: int = setting(
-        0, "How many passes over the data.", bounds=(0, 2**31), option=("--epochs",), group="Training"
-    )
+    batch_size: int = setting(0, "How many samples make one gradient.", bounds=(0, 2**31), group="Training")
+    epochs: int = setting(0, "How many passes over the data.", bounds=(0, 2**31), group="Training")
     partition: Literal["task", "contiguous", "round-robin", "random", "overlap"] = setting(
         OWN_PARTITION,
         "Which samples a worker has: task, those that the task gives to its rank; or a part of all samples: "
         "contiguous, round-robin, random (drawn anew in each epoch), or overlap, where each worker has all of them.",
         choices=(OWN_PARTITION, *SCHEMES),
-        option=("--partition",),
         metavar="SCHEME",
         group="Training",
     )
@@ -294,7 +263,6 @@ class UncheckedConfig:
         bounds=(1, 999_999_999),
         choices=("epoch",),
         read=specs.read_whole,
-        option=("--push-every",),
         metavar="N|epoch",
         group="Training",
     )
@@ -303,7 +271,6 @@ class UncheckedConfig:
         "How many processes of its host compute each contribution of a worker: each takes an even part of every batch, "
         "and one of them speaks to Redis.",
         bounds=(1, 256),
-        option=("--procs",),
         group="Training",
     )
     launched_by: str = setting(
@@ -400,5 +367,12 @@ class UncheckedConfig:
         return mode_name(self.staleness)
 
 
-SPECS: dict[str, Spec] = {f.name: f.metadata["spec"] for f in fields(UncheckedConfig)}
+def _with_option(name: str, spec: Spec) -> Spec:
+    """Return the description with the option that a setting of this name has, unless it names its own."""
+    if spec.option or not spec.group:
+        return spec
+    return replace(spec, option=("--" + name.removesuffix("_ms").replace("_", "-"),))
+
+
+SPECS: dict[str, Spec] = {f.name: _with_option(f.name, f.metadata["spec"]) for f in fields(UncheckedConfig)}
 """The description of each setting, by its name."""

@@ -34,10 +34,11 @@ class Spec:
     choices  the words allowed; with bounds, those allowed in place of a number
     why_not  for other kinds of values: returns why a value is refused, as the end of a sentence; "" if it is allowed
     read     for a number: returns the value of a text from Redis or a command line; a text that is none, as it is
-    option   the options on a command line, long one first; none if only Python code or kvps sets it. A setting whose
-             name ends in _ms, for milliseconds, is given in seconds there
+    group    the heading under which a help text lists the setting; "" for a setting that has no option, because only
+             Python code or kvps sets it
+    option   the options on a command line, long one first: --NAME, unless the table says another. A setting whose name
+             ends in _ms, for milliseconds, is given in seconds there, without that ending
     metavar  the placeholder that a help text shows after the option
-    group    the heading under which a help text lists the setting
     """
 
     help: str
@@ -45,9 +46,9 @@ class Spec:
     choices: tuple[str, ...] = ()
     why_not: Callable[[Any], str] | None = None
     read: Callable[[str], Any] | None = None
+    group: str = ""
     option: tuple[str, ...] = ()
     metavar: str = ""
-    group: str = ""
 
 
 def not_an_optimizer(value: object) -> str:
