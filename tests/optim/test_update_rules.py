@@ -1,10 +1,8 @@
-"""Optimizers, schedules, layout: pure things, held against their formulas."""
+"""The rules that PyTorch does not have, held against their papers; tests/torch/test_optimizer.py has the others."""
 
 from __future__ import annotations
 
-import math
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,100 +16,6 @@ from kvps.arrays.digest import chunked, weights_sha256
 from kvps.arrays.layout import CHUNK_ITEMS, Layout
 from kvps.config import JobConfig
 from kvps.optim import update_rules
-
-STEPS = 25
-
-
-def _reference(o: Any, lr: float, t: int, p: float, g: float, s: dict[str, float]) -> float:
-    """The textbook's formula for one number, in float64; `o` is the optimizer, `s` its state."""
-    g = -g if o.maximize else g
-    if isinstance(o, kvps.AdamW | kvps.Lion) or getattr(o, "decoupled_weight_decay", False):
-        p *= 1 - lr * o.weight_decay
-    elif hasattr(o, "weight_decay"):
-        g += o.weight_decay * p
-    return p - lr * _change(o, t, g, s)
-
-
-def _change(o: Any, t: int, g: float, s: dict[str, float]) -> float:
-    """By how much to step, up to the learning rate."""
-    match o:
-        case kvps.SGD():
-            if o.momentum:
-                s["momentum"] = o.momentum * s["momentum"] + (1 - (o.dampening if t > 1 else 0)) * g
-                g = g + o.momentum * s["momentum"] if o.nesterov else s["momentum"]
-            return g
-        case kvps.Adagrad():
-            s["sum"] += g * g
-            return g / (math.sqrt(s["sum"]) + o.eps) / (1 + (t - 1) * o.lr_decay)
-        case kvps.Adadelta():
-            s["square"] = o.rho * s["square"] + (1 - o.rho) * g * g
-            change = math.sqrt((s["delta"] + o.eps) / (s["square"] + o.eps)) * g
-            s["delta"] = o.rho * s["delta"] + (1 - o.rho) * change**2
-            return change
-        case kvps.RMSprop():
-            s["square"] = o.alpha * s["square"] + (1 - o.alpha) * g * g
-            if o.centered:
-                s["mean"] = o.alpha * s["mean"] + (1 - o.alpha) * g
-            change = g / (math.sqrt(s["square"] - s.get("mean", 0.0) ** 2) + o.eps)
-            if o.momentum:
-                change = s["momentum"] = o.momentum * s["momentum"] + change
-            return change
-        case kvps.DelayedNesterov():
-            s["buffer"] += g
-            if t % o.every:
-                return g / o.every + o.c * o.momentum * s["momentum"]
-            s["momentum"] = o.momentum * s["momentum"] + s["buffer"] / o.every
-            s["buffer"] = 0.0
-            return g / o.every + (1 - o.c * o.every + o.c) * o.momentum * s["momentum"]
-    sign_of = o.beta1 * s["m"] + (1 - o.beta1) * g
-    s["m"] = (o.beta2 if isinstance(o, kvps.Lion) else o.beta1) * s["m"]
-    s["m"] += (1 - (o.beta2 if isinstance(o, kvps.Lion) else o.beta1)) * g
-    if isinstance(o, kvps.Lion):
-        return math.copysign(1, sign_of) if sign_of else 0.0
-    if isinstance(o, kvps.Adamax):
-        s["u"] = max(o.beta2 * s["u"], abs(g) + o.eps)
-        return s["m"] / (1 - o.beta1**t) / s["u"]
-    if isinstance(o, kvps.Yogi):
-        if s["v"] != g * g:
-            s["v"] -= (1 - o.beta2) * math.copysign(1, s["v"] - g * g) * g * g
-        return s["m"] / (math.sqrt(s["v"]) + o.eps)
-    s["v"] = o.beta2 * s["v"] + (1 - o.beta2) * g * g
-    v = s["vmax"] = max(s.get("vmax", 0.0), s["v"])
-    v = (v if getattr(o, "amsgrad", False) else s["v"]) / (1 - o.beta2**t)
-    if isinstance(o, kvps.NAdam):
-        mu = [o.beta1 * (1 - 0.96 ** (i * o.momentum_decay) / 2) for i in range(1, t + 2)]
-        ahead = mu[t] * s["m"] / (1 - math.prod(mu)) + (1 - mu[t - 1]) * g / (1 - math.prod(mu[:t]))
-        return ahead / (math.sqrt(v) + o.eps)
-    return s["m"] / (1 - o.beta1**t) / (math.sqrt(v) + o.eps)
-
-
-@pytest.mark.parametrize(
-    "optimizer",
-    [
-        kvps.SGD(0.1),
-        kvps.SGD(0.1, momentum=0.9),
-        kvps.Adam(0.01, weight_decay=0.01, beta1=0.8),
-        kvps.AdamW(0.01, weight_decay=0.1),
-        *OPTIMIZERS,
-    ],
-    ids=str,
-)
-def test_each_optimizer_is_its_formula(optimizer: optim.Optimizer) -> None:
-    rng = np.random.default_rng(0)
-    weights = rng.normal(size=9).astype(np.float32)
-    state = {slot: np.zeros(9, np.float32) for slot in optimizer.slots}
-    want = weights.astype(np.float64)
-    memory = [dict.fromkeys(state, 0.0) for _ in want]
-    for step in range(1, STEPS + 1):
-        gradient = rng.normal(size=9).astype(np.float32)
-        for i, g in enumerate(gradient.astype(np.float64)):
-            want[i] = _reference(optimizer, optimizer.lr_at(0), step, want[i], g, memory[i])
-        before, old = weights.copy(), weights
-        weights, state = _stepped(optimizer, step, weights, gradient, state)
-        np.testing.assert_array_equal(old, before, "the present weights are only read")
-        assert weights.dtype == np.float32
-    np.testing.assert_allclose(weights, want, rtol=2e-5, atol=2e-6)
-
 
 LONG = 200
 DELAYED = [
@@ -145,7 +49,11 @@ def test_delayed_nesterov_is_algorithm_3_of_its_paper_bit_for_bit(optimizer: kvp
         assert weights.tobytes() == theta.tobytes(), t
 
 
-@pytest.mark.parametrize("optimizer", [kvps.Yogi(), kvps.Yogi(0.1, beta1=0.5, beta2=0.9, eps=1e-8)], ids=str)
+@pytest.mark.parametrize(
+    "optimizer",
+    [kvps.Yogi(weight_decay=0.01), kvps.Yogi(0.1, beta1=0.5, beta2=0.9, eps=1e-8)],
+    ids=str,
+)
 def test_yogi_is_algorithm_2_of_its_paper_bit_for_bit(optimizer: kvps.Yogi) -> None:
     """200 steps of a loop as the paper writes it, in float32; some gradients are 0, and one is repeated."""
     one = np.float32
@@ -158,11 +66,29 @@ def test_yogi_is_algorithm_2_of_its_paper_bit_for_bit(optimizer: kvps.Yogi) -> N
         g = rng.normal(size=50).astype(np.float32) * one(10.0 ** rng.integers(-4, 5))
         g[:5], g[5:10] = 0, 3
         weights, state = _stepped(optimizer, step, weights, g.copy(), state)
+        g = g + x * one(optimizer.weight_decay)
         m = m + b1 * (g - m) if b1 < 0.5 else g - (one(1) - b1) * (g - m)  # the same, from the nearer end
         v = v - b2 * np.sign(v - g * g) * (g * g)
         x = x - m / (np.sqrt(v) + eps) * lr
         assert weights.tobytes() == x.tobytes(), step
     assert (v >= 0).all()
+
+
+@pytest.mark.parametrize("optimizer", [kvps.Lion(), kvps.Lion(0.01, beta1=0.5, weight_decay=0.1)], ids=str)
+def test_lion_is_algorithm_2_of_its_paper_bit_for_bit(optimizer: kvps.Lion) -> None:
+    """200 steps of a loop as the paper writes it, in float32; some gradients are 0."""
+    one = np.float32
+    rng = np.random.default_rng(1)
+    x = weights = rng.normal(size=50).astype(np.float32)
+    m, state = np.zeros(50, np.float32), {"m": np.zeros(50, np.float32)}
+    for step in range(1, LONG + 1):
+        g = rng.normal(size=50).astype(np.float32)
+        g[:5] = 0
+        weights, state = _stepped(optimizer, step, weights, g.copy(), state)
+        change = np.sign(m * one(optimizer.beta1) + g * one(1 - optimizer.beta1)) * one(optimizer.lr)
+        x = x * one(1 - optimizer.lr * optimizer.weight_decay) - change
+        m = m * one(optimizer.beta2) + g * one(1 - optimizer.beta2)
+        assert weights.tobytes() == x.tobytes(), step
 
 
 def test_a_long_gradient_makes_no_nan_in_yogi() -> None:
@@ -178,7 +104,9 @@ def test_a_long_gradient_makes_no_nan_in_yogi() -> None:
 def _stepped(
     optimizer: optim.Optimizer, step: int, weights: np.ndarray, gradient: np.ndarray, state: dict[str, np.ndarray]
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Return the weights and the state after a step."""
+    """Return the weights and the state after a step. The present weights are only read."""
+    weights = weights.view()
+    weights.flags.writeable = False
     out, state_out = np.empty_like(weights), {slot: np.empty_like(array) for slot, array in state.items()}
     update_rules.update(optimizer, optimizer.lr_at(0), step, weights, gradient, state, out, state_out)
     return out, state_out
@@ -188,16 +116,20 @@ def _stepped(
     ("text", "words"),
     [
         ("delayed-nesterov", "delayed-nesterov needs every"),
-        ("delayed-nesterov:every=0", "every must be a whole number from 1 to 1000000, not 0"),
-        ("delayed-nesterov:every=true", "every must be a whole number from 1 to 1000000, not True"),
-        ("delayed-nesterov:every=2,c=0.6", "c must be from 0 to 1/every, it is 0.6"),
-        ("delayed-nesterov:every=2,momentum=1", "momentum must be in [0, 1), it is 1"),
+        ("delayed-nesterov:every=true", "delayed-nesterov: every must be a whole number from 1 to 1000000, not True"),
+        ("delayed-nesterov:every=2,c=0.6", "delayed-nesterov: c must be from 0 to 1/every, it is 0.6"),
+        ("sgd:momentum=1", "sgd: momentum must be in [0, 1), it is 1"),
+        ("adam:beta2=-0.1", "adam: beta2 must be in [0, 1), it is -0.1"),
+        ("adagrad:eps=0", "adagrad: eps must be above 0, it is 0"),
+        ("adam:weight_decay=-1", "adam: weight_decay must not be negative, it is -1"),
+        ("adadelta:rho=2", "adadelta: rho must be in [0, 1], it is 2"),
+        ("sgd:nesterov=true", "sgd: nesterov needs a momentum above 0"),
     ],
 )
-def test_a_delay_that_is_none_is_one_line(text: str, words: str) -> None:
+def test_a_number_out_of_its_range_is_one_line(text: str, words: str) -> None:
     with pytest.raises(kvps.InvalidSetting) as caught:
         optim.parse(text)
-    assert str(caught.value) == f"delayed-nesterov: {words}" or str(caught.value) == words
+    assert str(caught.value) == words
 
 
 def test_a_constant_gradient_has_no_variance_and_makes_no_nan() -> None:
