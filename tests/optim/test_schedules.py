@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import zlib
-from functools import partial
 from typing import Any
 
 import pytest
@@ -28,7 +27,6 @@ from kvps.optim.schedules import (
     TableLR,
 )
 
-FORMULAS = PolynomialLR, InverseSquareRootLR, InverseTimeLR
 WARM_UP = SequentialLR([LinearLR(0.0, 0.5, over=10), CosineAnnealingLR(0.5, over=20)], milestones=[10])
 
 
@@ -79,16 +77,14 @@ def test_a_long_table_is_compact_and_shown_in_one_short_line() -> None:
         (lambda: TableLR([0.1] * (schedules.MOST_STEPS + 1)), "there must be 1 to 262144 values, not 262145"),
         (lambda: TableLR([0.1, float("nan")]), "values must be finite numbers"),
         (lambda: TableLR([0.1, -1e-9]), "values must not be negative, one is -1e-09"),
-        (lambda: TableLR([10**400]), "values must be finite numbers"),
         (lambda: TableLR("123"), "values must be a list of numbers"),
         (lambda: TableLR([1], every=0), "every must be above 0"),
-        (lambda: StepLR(0.1, every=0), "every must be above 0"),
-        *[(partial(kind, 0.1, over=0), "over must be above 0") for kind in FORMULAS],
-        (lambda: PolynomialLR(0.1, over="3"), "over must be"),
+        (lambda: CosineAnnealingLR(0.1, over=0), "cosine: over must be above 0, it is 0"),
+        (lambda: PolynomialLR(0.1, over="3"), "over must be a finite number"),
         (lambda: PolynomialLR(0.1, over=1, power=0), "power must be above 0"),
         (lambda: StepLR(-1, every=3), "initial must not be negative, it is -1"),
         (lambda: LinearLR(0.1, final=-1, over=4), "linear: final must not be negative, it is -1"),
-        (lambda: PolynomialLR(0.1, final=-1, over=4), "polynomial: final must not be negative, it is -1"),
+        (lambda: StepLR(0.1, every=1, factor=-1), "step: factor must be 0 or more"),
         (lambda: SequentialLR([], []), "there must be 1 to 64 schedules, not 0"),
         (lambda: SequentialLR(WARM_UP, []), "schedules must be a list of schedules"),
         (lambda: SequentialLR([WARM_UP], []), "each of schedules must be one of kvps.schedules, and no SequentialLR"),

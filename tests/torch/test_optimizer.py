@@ -107,18 +107,9 @@ def test_where_products_are_exact_the_bits_are_pytorchs(number: int) -> None:
         np.testing.assert_array_equal(ended[name], wanted, name)
 
 
-@pytest.mark.parametrize("rule", list(RULES)[:4])
-def test_two_parameter_groups_step_as_pytorchs(rule: str) -> None:
-    model = net()
-    optimizer = two_groups(model, RULES[rule], lr=0.003, weight_decay=0.0)
-    converted = kvps.torch.optimizer(model, optimizer)
-    assert [group.names for group in converted.groups] == [("1.weight", "1.bias", "3.bias")]
-    assert dict(converted.groups[0].settings)["lr"] == 0.003
-    assert_near(by_kvps(model, converted), by_pytorch(model, optimizer))
-
-
 def test_groups_differ_in_any_setting() -> None:
     for make, other in (
+        (RULES["adagrad"], {"lr": 0.003, "weight_decay": 0.0}),
         (RULES["adam"], {"betas": (0.5, 0.9), "eps": 1e-4}),
         (RULES["sgd, nesterov"], {"momentum": 0.0, "nesterov": False}),
         (RULES["sgd"], {"momentum": 0.7}),
@@ -127,7 +118,9 @@ def test_groups_differ_in_any_setting() -> None:
     ):
         model = net()
         optimizer = two_groups(model, make, **other)
-        assert_near(by_kvps(model, kvps.torch.optimizer(model, optimizer)), by_pytorch(model, optimizer))
+        converted = kvps.torch.optimizer(model, optimizer)
+        assert [group.names for group in converted.groups] == [("1.weight", "1.bias", "3.bias")]
+        assert_near(by_kvps(model, converted), by_pytorch(model, optimizer))
 
 
 @pytest.mark.parametrize("setting", ["lr", "weight_decay"])
@@ -161,8 +154,6 @@ def test_groups_with_the_same_settings_are_one_and_names_stand_for_themselves() 
     "scheduled",
     [
         lambda o: lr_scheduler.CosineAnnealingLR(o, T_max=STEPS),
-        lambda o: lr_scheduler.StepLR(o, 50, 0.3),
-        lambda o: lr_scheduler.LambdaLR(o, lambda step: min(1.0, step / 20) * 0.99**step),
         lambda o: lr_scheduler.OneCycleLR(o, [0.01, 0.003], total_steps=STEPS + 1, cycle_momentum=False),
     ],
 )

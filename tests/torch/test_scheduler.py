@@ -98,14 +98,13 @@ def test_a_formula_is_pytorchs_up_to_its_rounding(scheduled: Callable[[Any], Any
         scheduler.step()
 
 
-@pytest.mark.slow
 def test_a_table_ends_where_the_rate_changes_no_more() -> None:
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    found = kvps.torch.optimizer(model, optimizer, EVALUATED["MultiStepLR"](optimizer), steps=100_000)
+    found = kvps.torch.optimizer(model, optimizer, EVALUATED["MultiStepLR"](optimizer), steps=STEPS)
     assert isinstance(found.lr, TableLR)
     assert len(found.lr.values) == 81
-    flat = kvps.torch.optimizer(model, optimizer, lr_scheduler.LambdaLR(optimizer, lambda step: 1.0), steps=100_000)
+    flat = kvps.torch.optimizer(model, optimizer, lr_scheduler.LambdaLR(optimizer, lambda step: 1.0), steps=STEPS)
     assert flat.lr == 0.1
 
 
@@ -131,15 +130,12 @@ REFUSED: list[tuple[Callable[[Any], Any], Any, str]] = [
     (EVALUATED["LambdaLR"], None, r"LambdaLR is evaluated before the job begins: say for how many .*steps=10_000"),
     (EVALUATED["LambdaLR"], 0, "steps must be a whole number from 1 to 262144, not 0"),
     (EVALUATED["LambdaLR"], 1 << 19, "steps must be a whole number from 1 to 262144"),
-    (EVALUATED["LambdaLR"], True, "steps must be a whole number"),
     (lambda o: lr_scheduler.OneCycleLR(o, 0.3, total_steps=STEPS), STEPS, "OneCycleLR changes momentum too, .*=False"),
-    (lambda o: lr_scheduler.CyclicLR(o, 0.1, 0.3), STEPS, "CyclicLR changes momentum too"),
     (
         lambda o: lr_scheduler.OneCycleLR(o, 0.3, total_steps=20, cycle_momentum=False),
         STEPS,
         "OneCycleLR cannot be evaluated for 200 steps: ValueError: Tried to step 21 times",
     ),
-    (lambda o: lr_scheduler.LambdaLR(o, lambda s: 1 / (5 - s)), STEPS, "for 200 steps: ZeroDivisionError"),
     (lambda o: lr_scheduler.LambdaLR(o, lambda s: float("nan")), STEPS, "values must be finite|lr must be a finite"),
     (lr_scheduler.ReduceLROnPlateau, STEPS, "ReduceLROnPlateau depends on a loss"),
     (
@@ -161,7 +157,7 @@ def test_schedulers_that_are_refused(scheduled: Callable[[Any], Any], steps: Any
     assert len(str(caught.value)) < 250
 
 
-@pytest.mark.parametrize("name", ["SequentialLR", "ChainedScheduler", "LambdaLR"])
+@pytest.mark.parametrize("name", ["ChainedScheduler", "LambdaLR"])
 def test_a_scheduler_that_has_stepped_is_refused(name: str) -> None:
     model = net()
     optimizer = two_groups(model)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -179,31 +178,3 @@ def test_who_joins_long_after_the_commit_takes_one_step(store: Store) -> None:
             assert batch(worker, model, 1) == 2
         await_version(job, 2)
     assert weights_in(job, "w0")[1] == 1
-
-
-@pytest.mark.parametrize(
-    ("settings", "how", "words"),
-    [
-        (AUTO, lambda m: {}, "a worker that takes 'auto' local steps needs an optimizer for them: give inner="),
-        (AUTO, lambda m: {"inner": sgd(m), "local_steps": "often"}, "from 1 to 1000000, or auto, not 'often'"),
-        (
-            {"local_steps": 3},
-            lambda m: {"inner": sgd(m), "local_steps": "auto"},
-            "this job's do not: create it with local_steps='auto' and round_ms",
-        ),
-    ],
-)
-def test_what_cannot_be_is_refused_before_the_join(
-    store: Store, settings: dict[str, Any], how: Callable[[Any], Any], words: str
-) -> None:
-    model = net()
-    job = store.create_job("job", kvps.torch.parameters(model), **settings)
-    with pytest.raises(kvps.InvalidSetting) as caught:
-        kvps.torch.join(job, model, **how(model))
-    assert words in str(caught.value)
-    assert "\n" not in str(caught.value)
-    assert not job.state().members
-
-
-def sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.1)
