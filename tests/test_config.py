@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
-from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from inspect import signature
+from typing import Any, Unpack, get_args, get_type_hints
 
 import numpy as np
 import pytest
@@ -16,6 +15,7 @@ from helpers.paths import ROOT
 
 import kvps
 from kvps.config import SPECS, JobConfig, JobSettings
+from kvps.launch import RunContext
 from kvps.store import Store
 
 ONE = {"x": np.ones(1, np.float32)}
@@ -41,32 +41,10 @@ def test_the_keywords_for_editors_are_the_settings_of_the_table() -> None:
         assert [word for word in words if isinstance(word, str)] == list(SPECS[name].choices), name
 
 
-PROGRAM = """
-import numpy as np
-import kvps
-
-params = {"x": np.ones(1, np.float32)}
-store = kvps.connect(None, data_dir="/tmp")
-store.create_job("a", params, staleness=1, optimizer=kvps.SGD(lr=0.1), reject_norm=2.5, push_every="epoch")
-store.create_job("a", params, **kvps.topology("downpour", workers=2))
-store.create_job("a", params, stalness=1)
-store.create_job("a", params, workers="two")
-store.create_job("a", params, transport="rdma")
-kvps.local(params, delay_compensation="much")
-kvps.from_env().create_job(params, shard=2)
-kvps.topology("bsp", push_every="day")
-"""
-
-
-@pytest.mark.slow
-def test_a_type_checker_finds_a_wrong_keyword_and_a_wrong_value(tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
-    mypy = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--cache-dir", tmp_path]
-    checked = subprocess.run([*mypy, program], cwd=ROOT, capture_output=True, text=True, check=False)
-    first = 1 + PROGRAM.splitlines().index('store.create_job("a", params, stalness=1)')
-    lines = [int(line) for line in re.findall(r"program\.py:(\d+): error", checked.stdout)]
-    assert lines == list(range(first, first + 6)), checked.stdout + checked.stderr
+@pytest.mark.parametrize("call", [kvps.local, kvps.topology, Store.create_job, RunContext.create_job])
+def test_calls_take_these_keywords(call: Callable[..., object]) -> None:
+    """So a type checker finds a wrong keyword and a wrong value in a user's program."""
+    assert signature(call, eval_str=True).parameters["settings"].annotation == Unpack[JobSettings]
 
 
 def test_the_table_in_the_docs_is_that_of_the_code() -> None:
@@ -94,20 +72,13 @@ def test_the_table_in_the_docs_is_that_of_the_code() -> None:
         ({"inner_optimizer": kvps.Adam()}, "inner_optimizer takes local steps, and local_steps is 1: give local_steps"),
         ({"inner_optimizer": "adam", "local_steps": 2}, "must be a kvps optimizer such as kvps.SGD(...)"),
         ({"local_steps": "often"}, "local_steps must be a whole number from 1 to 1000000, or auto, not 'often'"),
-        ({"local_steps": True}, "local_steps must be a whole number from 1 to 1000000, or auto, not True"),
         ({"local_steps": "auto"}, "local_steps auto ends rounds by the clock: set round_ms"),
         ({"local_steps": "auto", "round_ms": -1}, "round_ms must be a whole number from 0 to 86400000, not -1"),
         ({"round_ms": 500}, "round_ms (--round-time) ends rounds by the clock: set local_steps to auto too"),
-        ({"round_ms": 500, "local_steps": 4}, "round_ms (--round-time) ends rounds by the clock"),
         ({"reduction": "mean"} | TIMED, "reduction mean counts all workers alike, and with local_steps auto"),
-        ({"reduction": "trimmed:0.1"} | TIMED, "set weighted, or one of your own"),
         ({"units": 9, "reduction": "weighted"} | TIMED, "units (--data units) have a fixed number of batches each"),
-        (
-            {"max_pending": 101, "reduction": "weighted"} | TIMED,
-            "must be a whole number from 0 to 100 with",
-        ),
+        ({"max_pending": 101, "reduction": "weighted"} | TIMED, "must be a whole number from 0 to 100 with"),
         ({"local_steps": "auto", "push_every": "2"}, "local_steps steps on each batch, while push_every and procs"),
-        ({"gradient_format": "fp8"}, "gradient_format must be one of fp32, bf16"),
         ({"gradient_format": 16}, "gradient_format must be printable text of at most 1024 characters, not 16"),
         ({"mirror_every": "0s"}, "mirror_every must be a number of versions, as 10, or of seconds, as 0.5s, not '0s'"),
         ({"task": 5}, "task must be printable text of at most 1024 characters, not 5"),
