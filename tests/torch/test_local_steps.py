@@ -571,6 +571,20 @@ def test_a_state_that_cannot_be_stored_keeps_nobody_from_leaving(store: Store, k
     assert job.state().members["w0"].finished == finished
 
 
+def test_a_worker_whose_stored_state_is_gone_has_left(store: Store) -> None:
+    model = net()
+    job = create(store, model)
+    with aggregating(job):
+        worker = joined(job, model, adamw, 1)
+        batch(worker, model, 0)
+        worker.leave(finished=False)
+    key = job.access.keys.residual(0, "w0", worker.session.incarnation, 1, len(job.layout.chunks[0]))
+    store.client.call("DEL", key)
+    with pytest.raises(kvps.CorruptData, match=r"'w0'.* stored when it left is not there"):
+        joined(job, model, adamw, 1)
+    job.join("w0").leave()
+
+
 def test_a_round_has_the_weights_of_its_steps(store: Store) -> None:
     job, model = create(store, net(), reduction="weighted"), net()
     inner = sgd(model.parameters())
