@@ -8,7 +8,7 @@ from contextlib import ExitStack
 
 import numpy as np
 import pytest
-from helpers.harness import aggregating, any_floats, await_version, gradient, large_model, model
+from helpers.harness import aggregating, any_floats, await_version, gradient, large_model, model, work
 from kvps_aggregator import Aggregator
 from kvps_aggregator.step.clipping import outlier, scale_of, square_sum
 
@@ -42,6 +42,20 @@ def test_the_scale_is_that_of_torch() -> None:
     assert torch.nn.utils.clip_grad_norm_([parameter], 0.7) > 0.7
     scale = scale_of(0.7, [square_sum(gradient[:300]), square_sum(gradient[300:])])
     np.testing.assert_allclose(gradient * scale, parameter.grad.numpy(), rtol=1e-5)
+
+
+def test_all_shards_are_clipped_alike_whoever_holds_them(store: Store) -> None:
+    """Two aggregators hold three shards. Sums of other parts are rounded otherwise, and so is the norm."""
+    ends = []
+    for name, held in (("whole", [[0]]), ("divided", [[0, 2], [1]])):
+        job = store.create_job(name, model(), workers=2, shards=sum(map(len, held)), optimizer=CLIPPED)
+        with ExitStack() as stack:
+            for shards in held:
+                stack.enter_context(aggregating(job, shards=shards))
+            work(job, 6, lambda session, params, round_: gradient(params, session.rank, round_), workers=2)
+            job.await_finished()
+        ends.append(np.concatenate([array.reshape(-1) for array in job.snapshot()[1].values()]))
+    np.testing.assert_allclose(ends[1], ends[0], rtol=2e-5, atol=2e-6)
 
 
 def test_a_clipped_model_of_many_chunks_is_that_of_a_loop(store: Store) -> None:
