@@ -24,10 +24,8 @@ COMMANDS = typer.main.get_command(app).list_commands(typer.Context(typer.main.ge
     ("arguments", "words"),
     [
         (["up", "digits", "--staleness", "-2"], "staleness"),
-        (["up", "digits", "--workers", "0"], "workers"),
         (["up", "digits", "--workers", "many"], "--workers"),
         (["up", "digits", "--optimizer", "sdg"], "sgd, adagrad, adadelta, rmsprop, adam, adamw, nadam"),
-        (["up", "digits", "--slow", "w7=5x"], "w2"),
         (["up", "digits", "--slow", "w0=fast"], "factor"),
         (["up", "digits", "--job", "a b"], "1 to 64"),
         (["up", "digits", "--listen", "6379"], "HOST:PORT"),
@@ -35,6 +33,7 @@ COMMANDS = typer.main.get_command(app).list_commands(typer.Context(typer.main.ge
         (["up"], "TASK"),
         (["upp", "digits"], "upp"),
         (["up", "digits", "--no-such"], "--no-such"),
+        (["up", "digits", "--aggregators", "65"], "--aggregators"),
         (["worker", "--gpu", "-1"], "--gpu"),
         (["worker", "--id", "a/b"], "1 to 64"),
         (["worker", "-q", "-v"], "--quiet and --verbose exclude each other"),

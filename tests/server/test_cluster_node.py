@@ -36,7 +36,9 @@ def test_who_is_left_alone_keeps_all_slots_and_says_so() -> None:
     assert not ended
 
 
-def test_a_port_of_many_digits_is_refused_in_a_line() -> None:
+def test_an_address_that_is_none_is_refused_in_a_line() -> None:
+    with pytest.raises(InvalidSetting, match="a port from 1 to 55535"):
+        cluster_node.parse_listen("127.0.0.1:60000")
     for parse in (cluster_node.parse_listen, lambda text: private_server.tcp_url("unix:///s", text)):
         with pytest.raises(InvalidSetting, match="--listen wants HOST:PORT"):
             parse("127.0.0.1:" + "9" * 5000)

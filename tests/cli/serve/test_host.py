@@ -251,8 +251,6 @@ def _refused(*options: str, says: str) -> None:
 def test_what_is_wrong_is_said_in_one_line(hosts: DataHosts, tmp_path: Path) -> None:
     own = f"{outward_address()}:{hosts.port}"
     _refused(says="the first host needs --listen HOST:PORT")
-    _refused("--listen", "nonsense", says="--listen wants HOST:PORT")
-    _refused("--listen", "127.0.0.1:60000", says="a port from 1 to 55535")
     _refused("--listen", "0.0.0.0:6379", says="by which other hosts reach this one")
     _refused("--listen", "192.0.2.9:6379", "--password-file", str(_password(tmp_path)), says="nothing can listen at")
     _refused("--listen", own, says="is open to the network: give all hosts the same password")
