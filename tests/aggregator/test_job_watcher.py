@@ -29,14 +29,14 @@ PLAIN = {"optimizer": kvps.SGD(lr=1.0), "transport": "redis"}
 
 
 @contextmanager
-def watching(store: Store, said: list[str] | None = None, allow: Sequence[str] = ()) -> Iterator[JobWatcher]:
+def watching(store: Store, warnings: list[str] | None = None, allow: Sequence[str] = ()) -> Iterator[JobWatcher]:
     """A watcher over all jobs of the server runs inside the block; what it raises is raised behind it. Each job is
     announced once."""
     failures: list[BaseException] = []
     announced: list[str] = []
     with kvps.connect(store.url) as own:
-        say = [].append if said is None else said.append
-        watcher = JobWatcher(own, say, lambda job: announced.append(job.id), allow=allow)
+        warn = [].append if warnings is None else warnings.append
+        watcher = JobWatcher(own, warn, lambda job: announced.append(job.id), allow=allow)
 
         def run() -> None:
             try:
@@ -191,31 +191,31 @@ def test_a_job_over_shared_memory_that_is_gone_gets_it_back(store: Store, quick:
 
 def test_a_damaged_job_harms_no_other(store: Store, quick: None) -> None:
     """Its commit log, over which all are read together, is none any more; another's entries are no JSON."""
-    said: list[str] = []
+    warnings: list[str] = []
     log, entry, good = (store.create_job(name, ONE, **PLAIN) for name in ("log", "entry", "good"))
-    with watching(store, said) as watcher:
+    with watching(store, warnings) as watcher:
         assert eventually(lambda: len(watcher._watched) == 3)
         store.client.call("DEL", log.access.keys.commits)
         store.client.call("SET", log.access.keys.commits, "noon")
         store.client.call("HSET", entry.access.keys.workers, "w0", "{")
         store.client.call("XADD", entry.access.keys.commits, "*", "kind", "join")
-        assert eventually(lambda: watcher._aside.keys() >= {"log"} and any("'entry'" in line for line in said))
+        assert eventually(lambda: watcher._aside.keys() >= {"log"} and any("'entry'" in line for line in warnings))
         _round(good)
         store.client.call("DEL", log.access.keys.commits)
         store.client.call("XADD", log.access.keys.commits, "*", "kind", "create")
         assert eventually(lambda: "log" in watcher._watched), "once it is mended it is watched again"
         _round(log)
-    assert len(said) <= 3, "each reason is said once"
+    assert len(warnings) <= 3, "each reason is said once"
     assert any(
-        f"key {log.access.keys.commits} is a string, not a stream" in line or "WRONGTYPE" in line for line in said
+        f"key {log.access.keys.commits} is a string, not a stream" in line or "WRONGTYPE" in line for line in warnings
     )
 
 
 def test_damage_under_a_served_job_harms_no_other(store: Store, quick: None) -> None:
     """Their leases are renewed in one request."""
-    said: list[str] = []
+    warnings: list[str] = []
     bad, good = (store.create_job(name, ONE, lease_ms=1500, **PLAIN) for name in ("bad", "good"))
-    with watching(store, said):
+    with watching(store, warnings):
         sessions = [bad.join("w0"), good.join("w0")]
         assert eventually(lambda: all(bad.holders() + good.holders()))
         for key in (bad.access.keys.lease(0), bad.access.keys.term(0), bad.access.keys.heartbeat):
@@ -252,14 +252,14 @@ def _await_renewal(job: Job) -> None:
 
 
 def test_a_job_that_failed_is_tried_again_and_its_reason_is_said_once(store: Store, quick: None) -> None:
-    said: list[str] = []
+    warnings: list[str] = []
     job, good = (store.create_job(name, ONE, **PLAIN) for name in ("a", "good"))
     store.client.call("DEL", job.access.keys.array(0, "w", job.state().names[0], 0))
-    with watching(store, said) as watcher:
+    with watching(store, warnings) as watcher:
         job.join("w0")
         assert eventually(lambda: "a" in watcher._aside and watcher._aside["a"].rest_s > job_watcher._AGAIN_S)
         _round(good)
-        assert [line.startswith("kvps: error: ") for line in said] == [True]
+        assert [line.startswith("kvps: error: ") for line in warnings] == [True]
         store.remove_job("a")
         _round(store.create_job("a", ONE, **PLAIN))
         assert eventually(lambda: "a" not in watcher._aside), "what went well ends the count"
@@ -283,19 +283,19 @@ def test_a_job_made_anew_within_a_moment_is_another(store: Store) -> None:
 
 
 def test_a_lost_server_is_raised_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
+    warnings: list[str] = []
     monkeypatch.setattr(client, "_PATIENCE_S", 0.3)
     with ExitStack() as stack:
         with running_server() as url:
             store = stack.enter_context(kvps.connect(url))
             stack.enter_context(pytest.raises(kvps.ServerLost))
-            stack.enter_context(watching(store, said))
+            stack.enter_context(watching(store, warnings))
             jobs = [store.create_job(name, ONE) for name in ("a", "b")]
             for job in jobs:
                 job.join("w0")
             assert eventually(lambda: all(all(job.holders()) for job in jobs))
         assert eventually(lambda: not _served()), "all aggregators have ended"
-    assert said == []
+    assert warnings == []
 
 
 def test_idle_jobs_get_a_new_history_before_a_worker_joins(tmp_path: Path) -> None:
@@ -305,8 +305,8 @@ def test_idle_jobs_get_a_new_history_before_a_worker_joins(tmp_path: Path) -> No
         store = kvps.connect(url)
         jobs = [store.create_job(name, ONE, **PLAIN) for name in ("a", "b")]
         old = [job.state().history for job in jobs]
-        said: list[str] = []
-        watched = watching(store, said)
+        warnings: list[str] = []
+        watched = watching(store, warnings)
         watcher = watched.__enter__()
         assert eventually(lambda: len(watcher._watched) == 2)
     with running_server(*kept, socket=socket):
@@ -317,7 +317,7 @@ def test_idle_jobs_get_a_new_history_before_a_worker_joins(tmp_path: Path) -> No
         assert eventually(lambda: _served() == set())
         watched.__exit__(None, None, None)
         store.close()
-    assert said == []
+    assert warnings == []
 
 
 # -- code of users ------------------------------------------------------------------------------------------------
@@ -329,12 +329,12 @@ def test_code_that_another_users_job_names_is_not_imported(store: Store, own_rul
     job = store.create_job("theirs", ONE, **settings)
     del sys.modules["own_rules"]
     (own_rules / "own_rules.py").write_text("raise AssertionError('it was imported')\n")
-    said: list[str] = []
-    with watching(store, said):
+    warnings: list[str] = []
+    with watching(store, warnings):
         session = job.join("w0")
         session.pull()
         session.push(ONE)
-        assert eventually(lambda: said)
+        assert eventually(lambda: warnings)
         for name in ("a", "b"):
             _round(store.create_job(name, ONE, **PLAIN))
         assert (_served() & {"theirs"}, job.holders()) == (set(), [""])
@@ -344,7 +344,7 @@ def test_code_that_another_users_job_names_is_not_imported(store: Store, own_rul
         session.leave(finished=False)
         store.remove_job("theirs")
         _round(store.create_job("theirs", ONE, **PLAIN))  # without code it is served
-    (line,) = said
+    (line,) = warnings
     assert line == (
         "job theirs is left to other aggregators: it needs code of its user. To serve it, start one with --job theirs "
         "or with --allow own_rules:Momentum --allow own_rules:median, where that code is"
