@@ -40,33 +40,33 @@ def refuse(where: str, wanted: str, value: object) -> NoReturn:
     if value is _MISSING:
         raise CorruptData(f"{where} is missing: another program, or another version of kvps, wrote there")
     if isinstance(value, str):
-        found = repr(value if len(value) <= _QUOTED else f"{value[:_QUOTED]}…")
+        shown = repr(value if len(value) <= _QUOTED else f"{value[:_QUOTED]}…")
     elif value is None or (isinstance(value, int | float) and abs(value) < 1e30):
-        found = str(value)
+        shown = str(value)
     else:
-        found = type(value).__name__  # the digits of a long number may be millions
-    raise CorruptData(f"{where} must be {wanted}, not {found}: another program, or another version of kvps, wrote it")
+        shown = type(value).__name__  # the digits of a long number may be millions
+    raise CorruptData(f"{where} must be {wanted}, not {shown}: another program, or another version of kvps, wrote it")
 
 
 def whole(value: object, where: str, low: int = 0, high: int = LARGEST) -> int:
     """Return a whole number, which is stored as a number or as decimal digits."""
-    found = value
+    number = value
     if (isinstance(value, str) and _WHOLE.fullmatch(value)) or (isinstance(value, float) and value.is_integer()):
-        found = int(value)
-    if type(found) is not int or not low <= found <= high:
+        number = int(value)
+    if type(number) is not int or not low <= number <= high:
         refuse(where, f"a whole number from {low} to {high}", value)
-    return found
+    return number
 
 
 def number(value: object, where: str, finite: bool = True) -> float:
     """Return a number, which is stored as a number or as text. Without `finite`, NaN and Inf are numbers too."""
     try:
-        found = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else None
+        number = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else None
     except (ValueError, OverflowError):
-        found = None
-    if found is None or (finite and not math.isfinite(found)):
+        number = None
+    if number is None or (finite and not math.isfinite(number)):
         refuse(where, "a finite number" if finite else "a number", value)
-    return found
+    return number
 
 
 def text(value: object, where: str, most: int = MOST_TEXT) -> str:
@@ -118,12 +118,12 @@ def from_json(value: object, where: str, most: int = MOST_JSON, deepest: int = _
     if not isinstance(value, str) or len(value) > most:
         refuse(where, f"JSON of at most {most} characters", value)
     try:
-        found = _DECODER.decode(value)
+        decoded = _DECODER.decode(value)
     except (ValueError, RecursionError):
         refuse(where, "JSON", value)
-    if _nests_deeper(found, deepest):
+    if _nests_deeper(decoded, deepest):
         refuse(where, f"JSON that nests at most {deepest} deep", value)
-    return found
+    return decoded
 
 
 def _refuse_constant(constant: str) -> NoReturn:

@@ -49,8 +49,8 @@ def partition(
 
 def _whole(name: str, value: object, low: int, high: int | None = None) -> int:
     """Return a whole number from `low` to `high` as Python's, which does not overflow. Raises InvalidSetting."""
-    found = int(value) if isinstance(value, int | np.integer) and not isinstance(value, bool) else low - 1
-    if found < low or (high is not None and found > high):
+    number = int(value) if isinstance(value, int | np.integer) and not isinstance(value, bool) else low - 1
+    if number < low or (high is not None and number > high):
         upto = "" if high is None else f" to {high}"
         raise InvalidSetting(f"{name} must be a whole number from {low}{upto}, not {value!r}")
-    return found
+    return number

@@ -118,9 +118,9 @@ class Client(Queries):
     def replicating(self, replicas: int = 1) -> Client:
         """Return this client, but one that takes as stored only what so many `replicas` have too, or with IF_ANY one
         where there is one."""
-        found = copy(self)
-        found._replicas, found.small_bytes = replicas, 0  # WAIT is for what its own connection wrote before
-        return found
+        client = copy(self)
+        client._replicas, client.small_bytes = replicas, 0  # WAIT is for what its own connection wrote before
+        return client
 
     def twin(self, patience_s: float) -> Client:
         """Return another client of the same server, which gives up after `patience_s`."""
@@ -181,18 +181,18 @@ class Client(Queries):
 
         def run() -> Any:
             replicas = self._arrays.replicas_of(keys_of(command)[0], self._replicas)
-            reply, *marked, found = self._ask([command, *([mark] if mark else []), wait_for(replicas)])
+            reply, *marked, confirmed = self._ask([command, *([mark] if mark else []), wait_for(replicas)])
             if marked and marked[0][0] != "OK":
                 return marked[0]
-            check_replicas(found, replicas)
+            check_replicas(confirmed, replicas)
             return reply
 
         return self._repeat(run)
 
     def replicas_with(self, mark: Command, ms: int) -> tuple[Any, int]:
         """Run `mark`. Return its answer, and how many replicas have its write within `ms`."""
-        answer, found = self._repeat(lambda: self._ask([mark, wait_for(1, ms)]))
-        return answer, int(found)
+        answer, confirmed = self._repeat(lambda: self._ask([mark, wait_for(1, ms)]))
+        return answer, int(confirmed)
 
     def own_replicas(self, key: str) -> int:
         """Return how many replicas could take the place of the server that has a key, while other keys stay where they
@@ -252,11 +252,11 @@ class Client(Queries):
         return iter(self._repeat(lambda: list(self._scan(pattern))))  # a cursor does not outlive its server
 
     def _scan(self, pattern: str) -> Iterator[str]:
-        cursor, found = self._once("SCAN", 0, "MATCH", pattern, "COUNT", 1000)
-        yield from found
+        cursor, keys = self._once("SCAN", 0, "MATCH", pattern, "COUNT", 1000)
+        yield from keys
         while cursor:
-            cursor, found = self._once("SCAN", cursor, "MATCH", pattern, "COUNT", 1000)
-            yield from found
+            cursor, keys = self._once("SCAN", cursor, "MATCH", pattern, "COUNT", 1000)
+            yield from keys
 
     def unlink(self, keys: Sequence[str]) -> None:
         """Delete keys, some hundreds in each command, so that the server is never blocked for long."""

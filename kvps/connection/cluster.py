@@ -51,15 +51,15 @@ class ClusterClient(Client):
 
         def ask() -> SlotMap:
             self._arrays.nodes.forget_map()
-            found: SlotMap = self._arrays.nodes.slot_map()
-            return found
+            slots: SlotMap = self._arrays.nodes.slot_map()
+            return slots
 
         return self._repeat(ask)
 
     def unevenness(self, keys: Sequence[str]) -> int:
-        found = self._repeat(self._arrays.nodes.slot_map)
-        held = Counter(dict.fromkeys(found.masters, 0))
-        held.update(master for key in keys if (master := found.master_of(slot_of(key))))
+        slot_map = self._repeat(self._arrays.nodes.slot_map)
+        held = Counter(dict.fromkeys(slot_map.masters, 0))
+        held.update(master for key in keys if (master := slot_map.master_of(slot_of(key))))
         return max(held.values()) - min(held.values())
 
     def memory(self) -> tuple[int, int]:
@@ -77,8 +77,8 @@ class ClusterClient(Client):
         return [node.host for node in self._repeat(self._arrays.nodes.slot_map).masters]
 
     def run_ids(self, keys: Sequence[str]) -> list[str]:
-        found = self._repeat(self._arrays.nodes.slot_map)
-        masters = [found.master_of(slot_of(key)) for key in keys]
+        slot_map = self._repeat(self._arrays.nodes.slot_map)
+        masters = [slot_map.master_of(slot_of(key)) for key in keys]
         known = {master: self.node(key).run_id() for master, key in dict(zip(masters, keys, strict=True)).items()}
         return [known[master] for master in masters]
 
@@ -103,9 +103,7 @@ class ClusterClient(Client):
 
     def _scan(self, pattern: str) -> Iterator[str]:
         # A slot that moves meanwhile may be seen twice, or not at all; who must see every key scans again.
-        yield from dict.fromkeys(
-            key for found in self.on_masters(lambda node: list(node.scan(pattern))) for key in found
-        )
+        yield from dict.fromkeys(key for keys in self.on_masters(lambda node: list(node.scan(pattern))) for key in keys)
 
     def unlink(self, keys: Sequence[str]) -> None:
         slots: dict[int, list[str]] = {}

@@ -62,17 +62,17 @@ class ClusterNodes:
                 continue
             if isinstance(reply, ResponseError):
                 raise reply
-            if (found := SlotMap.of(reply, address)).masters:
-                return found
+            if (slot_map := SlotMap.of(reply, address)).masters:
+                return slot_map
         raise failure
 
     def master(self, key: str) -> Address:
         """Return the master that has a key. Raises ClusterDownError while there is none."""
-        found = self.slot_map().master_of(slot_of(key))
-        if found is None:
+        master = self.slot_map().master_of(slot_of(key))
+        if master is None:
             self.forget_map()
             raise ClusterDownError("Hash slot not served")
-        return found
+        return master
 
     def any_master(self) -> Address:
         """Return a master, for what any of them can answer."""
@@ -80,18 +80,18 @@ class ClusterNodes:
 
     def by_node(self, keys: Sequence[str | None]) -> dict[Address, list[int]]:
         """Return the numbers of the keys that each master has; what has no key goes to any."""
-        found: dict[Address, list[int]] = {}
+        numbers: dict[Address, list[int]] = {}
         for number, key in enumerate(keys):
             address = self.any_master() if key is None else self.master(key)
-            found.setdefault(address, []).append(number)
-        return found
+            numbers.setdefault(address, []).append(number)
+        return numbers
 
     def replicas(self, key: str) -> int:
         """Return how many replicas the master that has a key had within the last seconds."""
         if time.monotonic() > self._asked_at + _REPLICAS_S:
             self.forget_map()
-        found = self.slot_map().range_of(slot_of(key))
-        return len(found.replicas) if found else 0
+        slots = self.slot_map().range_of(slot_of(key))
+        return len(slots.replicas) if slots else 0
 
     # -- connections ------------------------------------------------------------------------------------------
 

@@ -64,8 +64,8 @@ class ClusterPool:
         replies: list[Any] = [None] * len(commands)
         for address, numbers in self.nodes.by_node([(keys_of(command) or (at,))[0] for command in commands]).items():
             with self.nodes.using(address) as pool:
-                found = pool.exchange([commands[number] for number in numbers])[0]
-            for number, reply in zip(numbers, found, strict=True):
+                node_replies = pool.exchange([commands[number] for number in numbers])[0]
+            for number, reply in zip(numbers, node_replies, strict=True):
                 replies[number] = self._followed([commands[number]], [reply], address)[0]
         return replies, []
 
@@ -89,15 +89,15 @@ class ClusterPool:
             asked = self.nodes.redirected(redirection, asked)
             sent = list(commands) if isinstance(redirection, MovedError) else asking(commands)
             with self.nodes.using(asked) as pool:
-                found = zip(sent, pool.exchange(sent)[0], strict=True)
-            replies = [reply for command, reply in found if command is not ASKING]
+                pairs = zip(sent, pool.exchange(sent)[0], strict=True)
+            replies = [reply for command, reply in pairs if command is not ASKING]
         return replies
 
     def _everywhere(self, commands: Sequence[Command]) -> list[Any]:
         """Send commands to every node. Return the replies of one, or those of the first that refused."""
         replies: list[Any] = []
-        found = self.nodes.slot_map()
-        nodes = found.nodes if commands[0][0] == "ACL SETUSER" else found.masters
+        slot_map = self.nodes.slot_map()
+        nodes = slot_map.nodes if commands[0][0] == "ACL SETUSER" else slot_map.masters
         for address in nodes:
             with self.nodes.using(address) as pool:
                 replies = pool.exchange(commands)[0]
@@ -162,10 +162,10 @@ class ClusterPool:
     def _put_redirected(self, key: str, value: Buffers, error: ResponseError, asked: Address, replicas: int) -> None:
         replicas = self.replicas_of(key, replicas)
         wait = [wait_for(replicas)] if replicas else []
-        reply, *found = self._followed([("SET", key, list(value)), *wait], [error], asked)
+        reply, *confirmed = self._followed([("SET", key, list(value)), *wait], [error], asked)
         if isinstance(reply, ResponseError):
             raise reply
-        for each in found:
+        for each in confirmed:
             check_replicas(each, replicas)
 
     def get(self, items: Sequence[Item]) -> None:
@@ -202,10 +202,10 @@ class ClusterPool:
                 there: set[int] = set()
                 for number in range(len(items)):
                     while number not in there:
-                        found = filled.get()
-                        if isinstance(found, BaseException):
-                            raise found
-                        there.add(found)
+                        outcome = filled.get()
+                        if isinstance(outcome, BaseException):
+                            raise outcome
+                        there.add(outcome)
                     yield
             finally:
                 closed.set()

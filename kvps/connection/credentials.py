@@ -27,13 +27,13 @@ def credentials(url: str, settings: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises InvalidSetting for a file that cannot be used.
     """
-    found = dict(settings)
-    if not found.get("password") and (file := password_file(url)):
-        found["password"] = read_password(file)
+    completed = dict(settings)
+    if not completed.get("password") and (file := password_file(url)):
+        completed["password"] = read_password(file)
     if over_tls(url):
-        _add_files(found)
-        _check_files(found)
-    return found
+        _add_files(completed)
+        _check_files(completed)
+    return completed
 
 
 def over_tls(url: str) -> bool:
@@ -55,12 +55,12 @@ def read_password(path: Path, what: str = "password") -> str:
     for keys: Kubernetes gives a secret to a process that is not root in no other way.
     """
     try:
-        found = path.stat()
+        status = path.stat()
         text = path.read_text("utf-8").rstrip("\r\n")
     except (OSError, UnicodeError) as error:
         why = getattr(error, "strerror", None) or "it is not text"
         raise InvalidSetting(f"the {what} file {path} cannot be read: {why}") from None
-    if found.st_mode & (0o037 if found.st_uid == 0 and os.geteuid() else 0o077):
+    if status.st_mode & (0o037 if status.st_uid == 0 and os.geteuid() else 0o077):
         raise InvalidSetting(f"the {what} file {path} can be read by others: chmod 600 {path}")
     if not 0 < len(text) <= _MOST_PASSWORD or not text.isprintable() or " " in text:
         raise InvalidSetting(

@@ -93,10 +93,10 @@ class ReplicaReader:
 
         if len(by_replica) > 1:
             with ThreadPoolExecutor(len(by_replica), "kvps-replica") as threads:
-                found = list(threads.map(missed, by_replica))
+                missing = list(threads.map(missed, by_replica))
         else:
-            found = [missed(replica) for replica in by_replica]
-        return [item for slot in sum(found, left) for item in slot.items]
+            missing = [missed(replica) for replica in by_replica]
+        return [item for slot in sum(missing, left) for item in slot.items]
 
     def close(self) -> None:
         """Close all connections."""
@@ -107,9 +107,9 @@ class ReplicaReader:
 
     def _replica_of(self, slot: SlotItems) -> Address | None:
         """Return the replica that this process reads a slot from; None if there is none, or all are passed over."""
-        found = self._replicas().range_of(slot_of(slot.items[0][0]))
+        slots = self._replicas().range_of(slot_of(slot.items[0][0]))
         now = time.monotonic()
-        usable = [r for r in found.replicas if self._passed_over.get(r, 0.0) <= now] if found else []
+        usable = [r for r in slots.replicas if self._passed_over.get(r, 0.0) <= now] if slots else []
         return min(usable, key=lambda replica: hash((self._seed, replica)), default=None)
 
     def _replicas(self) -> SlotMap:
@@ -188,6 +188,6 @@ class ReplicaReader:
 
 def _replication_id(info: str) -> str:
     """Return the id of the history that a server's data are of. Raises _Unfit if it says none."""
-    if not (found := _REPLICATION_ID.search(info)):
+    if not (match := _REPLICATION_ID.search(info)):
         raise _Unfit("it does not say whose replica it is")
-    return found[1]
+    return match[1]

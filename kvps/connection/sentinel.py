@@ -79,8 +79,8 @@ class Sentinels:
 
     def trust(self, settings: Mapping[str, Any]) -> None:
         """Ask over TLS, with the files that `settings` name for the server."""
-        found = {name: value for name, value in settings.items() if name.startswith("ssl_")}
-        self._settings |= {"ssl": True, **found}
+        tls = {name: value for name, value in settings.items() if name.startswith("ssl_")}
+        self._settings |= {"ssl": True, **tls}
 
     def master(self) -> tuple[str, int]:
         """Return where the master is, as the first Sentinel says that answers. Raises NoMaster."""
@@ -88,14 +88,14 @@ class Sentinels:
         for place in asked:
             try:
                 with redis.Redis(host=place[0], port=place[1], **self._settings) as sentinel:
-                    found = cast(Any, sentinel).execute_command("SENTINEL GET-MASTER-ADDR-BY-NAME", self._name)
+                    address = cast(Any, sentinel).execute_command("SENTINEL GET-MASTER-ADDR-BY-NAME", self._name)
             except RedisError as error:
                 silent = str(error)
                 continue
-            if found:
+            if address:
                 # The next connection asks this one first, and does not wait again for those that are silent.
                 self._places = [place, *(other for other in asked if other != place)]
-                return str(found[0]), int(found[1])
+                return str(address[0]), int(address[1])
             ignorant.append(place)
         if ignorant:
             raise NoMaster(f"no Sentinel knows a master named {self._name!r} at {_listed(ignorant)}")
@@ -136,10 +136,10 @@ class ToMaster:
             raise self._demoted() from None
 
     def _error(self, line: str) -> RedisError:
-        found: RedisError = cast(Any, super())._error(line)
-        if isinstance(found, ReadOnlyError) or "-READONLY " in line:
+        error: RedisError = cast(Any, super())._error(line)
+        if isinstance(error, ReadOnlyError) or "-READONLY " in line:
             raise self._demoted()
-        return found
+        return error
 
     def _demoted(self) -> RedisConnectionError:
         return RedisConnectionError(f"{self.host}:{self.port} is a replica, and no master takes its place yet")

@@ -58,8 +58,8 @@ def _version(info: Mapping[str, Any]) -> Finding:
     if version_of(str(info.get("redis_version", ""))) < _OLDEST:
         return Finding("version", WRONG, name, "kvps needs Redis 6.2 or newer, or Valkey: upgrade")
     branch, fixed = version_of(version), _FIXED.get(program, {})
-    found = re.match(r"\d+\.\d+\.(\d+)", version)
-    patch = int(found[1]) if found else 0
+    numbers = re.match(r"\d+\.\d+\.(\d+)", version)
+    patch = int(numbers[1]) if numbers else 0
     if not fixed or branch > max(fixed) or patch >= fixed.get(branch, 1 << 30):
         return Finding("version", OK, name)
     to = (
@@ -105,18 +105,18 @@ def _memory(info: Mapping[str, Any]) -> Finding:
             f"{mb(used)} used, no limit{f' on a machine of {mb(machine)}' if machine else ''}",
             "set maxmemory to what the machine can give: kvps then refuses a job that does not fit",
         )
-    found = f"{mb(used)} of {mb(limit)} used"
+    usage = f"{mb(used)} of {mb(limit)} used"
     if used > _FULL * limit:
-        return Finding("memory", WRONG, found, "raise maxmemory, or remove jobs: kvps jobs, kvps rm")
-    return Finding("memory", OK, found)
+        return Finding("memory", WRONG, usage, "raise maxmemory, or remove jobs: kvps jobs, kvps rm")
+    return Finding("memory", OK, usage)
 
 
 def _clients(info: Mapping[str, Any], config: Mapping[str, str] | None) -> Finding:
     used, most = int(info.get("connected_clients", 0)), int((config or {}).get("maxclients", info.get("maxclients", 0)))
-    found = f"{used} connections{f' of {most}' if most else ''}"
+    usage = f"{used} connections{f' of {most}' if most else ''}"
     if most and used > _FEW_CLIENTS * most:
-        return Finding("clients", WRONG, found, "raise maxclients, or end clients that nobody needs")
-    return Finding("clients", OK, found)
+        return Finding("clients", WRONG, usage, "raise maxclients, or end clients that nobody needs")
+    return Finding("clients", OK, usage)
 
 
 def _reply_buffers(config: Mapping[str, str]) -> Finding:
@@ -125,10 +125,10 @@ def _reply_buffers(config: Mapping[str, str]) -> Finding:
     least = min((n for n in map(nbytes, limits.get("normal", [])) if n), default=0)
     if not least:
         return Finding("reply buffers", OK, "no limit for workers and readers")
-    found = f"the server cuts a worker off that has {mb(least)} still to read"
+    limit = f"the server cuts a worker off that has {mb(least)} still to read"
     if least >= _LARGE_REPLY:
-        return Finding("reply buffers", OK, found)
-    return Finding("reply buffers", ADVICE, found, "client-output-buffer-limit normal 0 0 0")
+        return Finding("reply buffers", OK, limit)
+    return Finding("reply buffers", ADVICE, limit, "client-output-buffer-limit normal 0 0 0")
 
 
 def _script_time(config: Mapping[str, str]) -> Finding:
@@ -147,22 +147,22 @@ def of_latency(seconds: Sequence[float]) -> Finding:
     """Return the finding about the times of short requests."""
     ms = sorted(1000 * s for s in seconds)
     middle, late = median(ms), ms[min(len(ms) - 1, int(0.99 * len(ms)))]
-    found = f"{middle:.2f} ms for a short request, {late:.2f} ms for 1 in 100"
+    times = f"{middle:.2f} ms for a short request, {late:.2f} ms for 1 in 100"
     if middle <= _SLOW_MS:
-        return Finding("latency", OK, found)
-    return Finding("latency", ADVICE, found, "a round takes several: put workers nearer, or use --local-steps")
+        return Finding("latency", OK, times)
+    return Finding("latency", ADVICE, times, "a round takes several: put workers nearer, or use --local-steps")
 
 
 def of_clock(offset_s: float, error_s: float) -> Finding:
     """Return the finding about the server's clock minus this machine's."""
     where = "ahead of" if offset_s > 0 else "behind"
-    found = f"the server's is {abs(offset_s):.3f} s {where} this machine's (+-{error_s:.3f} s)"
+    offset = f"the server's is {abs(offset_s):.3f} s {where} this machine's (+-{error_s:.3f} s)"
     if abs(offset_s) <= 1 + error_s:
-        return Finding("clock", OK, found)
-    return Finding("clock", ADVICE, found, "training does not mind, but times in logs differ: have both follow NTP")
+        return Finding("clock", OK, offset)
+    return Finding("clock", ADVICE, offset, "training does not mind, but times in logs differ: have both follow NTP")
 
 
 def nbytes(text: str) -> int:
     """Return the bytes that a size of redis.conf says, as 256mb; 0 for text that is none."""
-    found = re.fullmatch(r"(\d+)([a-z]*)", text.lower())
-    return int(found[1]) * _UNITS.get(found[2], 0) if found else 0
+    size = re.fullmatch(r"(\d+)([a-z]*)", text.lower())
+    return int(size[1]) * _UNITS.get(size[2], 0) if size else 0

@@ -35,8 +35,8 @@ def check_fit(where: str, info: Mapping[str, Any]) -> None:
 
 def version_of(text: str) -> tuple[int, int]:
     """Return (7, 4) for "7.4-rc1"; (0, 0) for text that is no version."""
-    found = re.match(r"(\d+)\.(\d+)", text)
-    return (int(found[1]), int(found[2])) if found else (0, 0)
+    numbers = re.match(r"(\d+)\.(\d+)", text)
+    return (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
 
 
 def mb(count: int) -> str:

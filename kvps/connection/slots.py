@@ -41,8 +41,8 @@ class SlotMap:
 
     def __init__(self, ranges: Sequence[Range]) -> None:
         self._ranges = sorted(ranges)
-        self._firsts = [found.first for found in self._ranges]
-        self.masters = list(dict.fromkeys(found.master for found in self._ranges))
+        self._firsts = [range_.first for range_ in self._ranges]
+        self.masters = list(dict.fromkeys(range_.master for range_ in self._ranges))
 
     @classmethod
     def of(cls, reply: Sequence[Any], asked: Address) -> SlotMap:
@@ -62,7 +62,7 @@ class SlotMap:
     @property
     def nodes(self) -> list[Address]:
         """All masters and replicas."""
-        return list(dict.fromkeys([*self.masters, *(node for found in self._ranges for node in found.replicas)]))
+        return list(dict.fromkeys([*self.masters, *(node for range_ in self._ranges for node in range_.replicas)]))
 
     def range_of(self, slot: int) -> Range | None:
         """Return the range that has a slot; None while no master serves it."""
@@ -71,8 +71,8 @@ class SlotMap:
 
     def master_of(self, slot: int) -> Address | None:
         """Return the master that serves a slot; None while there is none."""
-        found = self.range_of(slot)
-        return found.master if found else None
+        range_ = self.range_of(slot)
+        return range_.master if range_ else None
 
 
 def slot_of(key: str) -> int:

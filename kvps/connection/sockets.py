@@ -178,13 +178,13 @@ class _Bulk:
         asked = [*commands, *(("GET", key) for key, _ in gets)]
         cast(Any, self).send_packed_command([b"".join(map(packed, asked))])
         replies = Replies(self._receive, self._error)
-        found = [replies.next() for _ in commands]
+        answers = [replies.next() for _ in commands]
         got = [replies.fill(target) for _, target in gets]
         replies.end()
         for reply in got:
             if isinstance(reply, ResponseError):
                 raise reply
-        return found, [reply is True for reply in got]
+        return answers, [reply is True for reply in got]
 
     def _error(self, line: str) -> RedisError:
         """Return the error of an error reply. Raise it if every command gets it now, as while the server loads."""

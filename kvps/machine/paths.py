@@ -39,10 +39,10 @@ def private_directory(path: Path, instead: str = "") -> None:
     """Make a directory of mode 0700 if it is missing. Raises ServerUnfit if it is another user's or open to others."""
     try:
         make_directory(path)
-        found = path.lstat()
+        status = path.lstat()
     except OSError as error:
         raise ServerUnfit(f"{path} cannot be made ({error.strerror}): make it a directory of yours{instead}") from None
-    if not _is_private(found):
+    if not _is_private(status):
         raise ServerUnfit(f"{path} must be a directory of yours with mode 0700: mend it{instead}")
 
 
@@ -51,11 +51,11 @@ def is_private_below(root: Path, folder: Path) -> bool | None:
 
     Then nobody else can put a link or another directory in the place of any of them.
     """
-    at = root
+    place = root
     for part in folder.relative_to(root).parts:
-        at /= part
+        place /= part
         try:
-            if not _is_private(at.lstat()):
+            if not _is_private(place.lstat()):
                 return False
         except FileNotFoundError:
             return None
@@ -64,9 +64,9 @@ def is_private_below(root: Path, folder: Path) -> bool | None:
     return True
 
 
-def _is_private(found: os.stat_result) -> bool:
+def _is_private(status: os.stat_result) -> bool:
     """Return whether it is a directory, no link, that only this user may enter."""
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077
 
 
 def socket_path(folder: Path) -> Path:

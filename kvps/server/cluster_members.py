@@ -61,8 +61,8 @@ class Member:
         host, _, port = address.partition("@")[0].rpartition(":")
         served, moving = list[int](), {">": dict[int, str](), "<": dict[int, str]()}
         for text in slots:
-            if found := re.fullmatch(r"\[(\d+)-([<>])-(\w+)\]", text):
-                moving[found[2]][int(found[1])] = found[3]
+            if move := re.fullmatch(r"\[(\d+)-([<>])-(\w+)\]", text):
+                moving[move[2]][int(move[1])] = move[3]
             else:
                 first, _, last = text.partition("-")
                 served += range(int(first), int(last or first) + 1)
@@ -103,19 +103,19 @@ class Members:
     def masters(self) -> list[Member]:
         """Return all masters that are there, each as it tells itself. Raises ServerUnfit if one that has slots is away,
         and ServerLost if one has just died."""
-        found = list[Member]()
+        masters = list[Member]()
         for member in self.all():
             if not member.is_master or not member.is_met:
                 continue
-            told = None if member.is_away else self.me(member.address)
-            if told and told.id == member.id:  # another node may have its address now
-                found.append(told)
+            itself = None if member.is_away else self.me(member.address)
+            if itself and itself.id == member.id:  # another node may have its address now
+                masters.append(itself)
             elif member.slots:
                 raise ServerUnfit(
                     f"the node at {member.address} is away, and has {len(member.slots)} slots: start it again (with "
                     f"its --data-dir it has them still), or end all hosts and begin anew"
                 )
-        return found
+        return masters
 
     def info(self, address: Address | None = None) -> dict[str, str]:
         """Return CLUSTER INFO of the seed, or of another node."""
@@ -175,12 +175,12 @@ class Members:
 
         A host that is killed loses its turn after 30 seconds.
         """
-        me, said = self.me().id, False
+        me, logged = self.me().id, False
         with ClusterClient(url_of(self._seed, self.password)) as cluster, ExitStack() as stack:
             while not self._take(cluster, me):
-                if not said:
+                if not logged:
                     log.info("another host is moving slots: this one waits for it")
-                    said = True
+                    logged = True
                 time.sleep(_LOOK_AGAIN_S)
             stack.callback(lambda: self._give_back(cluster, me))
             kept = time.monotonic()

@@ -55,11 +55,11 @@ class DataHost:
 
     def _come_back(self, members: Members, has_slots: bool) -> None:
         """Wait until the cluster that the node was in is there again."""
-        said = False
+        logged = False
         while members.info()["cluster_state"] != "ok":
-            if not said:
+            if not logged:
                 log.info("the node at %s is back; it waits for the other nodes of its cluster", self._address)
-                said = True
+                logged = True
             time.sleep(_LOOK_AGAIN_S)  # a poll: nodes announce nothing to clients
         if has_slots:
             with members.turn() as keep:

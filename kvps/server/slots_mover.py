@@ -51,7 +51,7 @@ def fair_moves(held: Mapping[str, Mapping[int, int]], holders: Sequence[str]) ->
     room = {node: goal[node] - len(held.get(node, {})) for node in goal}
     room = {node: free for node, free in room.items() if free > 0}
     moves = []
-    for nbytes, slot, source in sorted(given, key=lambda found: (-found[0], found[1])):
+    for nbytes, slot, source in sorted(given, key=lambda entry: (-entry[0], entry[1])):
         # A slot with keys goes where the fewest bytes are; empty slots fill one node after the other, so that they
         # stay few ranges.
         target = min(room, key=lambda node: (size[node], node)) if nbytes else next(iter(room))
@@ -138,9 +138,9 @@ class SlotsMover:
         asked: list[Command] = [("CLUSTER COUNTKEYSINSLOT", slot) for slot in member.slots]
         counts = dict(zip(member.slots, self._ask(member, asked) if asked else [], strict=True))
         full = [slot for slot, count in counts.items() if count]
-        found = self._ask(member, [("CLUSTER GETKEYSINSLOT", slot, _SAMPLE) for slot in full]) if full else []
+        keys_of_slots = self._ask(member, [("CLUSTER GETKEYSINSLOT", slot, _SAMPLE) for slot in full]) if full else []
         sizes = dict.fromkeys(member.slots, 0)
-        for slot, keys in zip(full, found, strict=True):
+        for slot, keys in zip(full, keys_of_slots, strict=True):
             used = self._ask(member, [("MEMORY USAGE", key) for key in keys]) if keys else []
             sizes[slot] = 1 + sum(map(_size, used)) * counts[slot] // max(1, len(keys))
         return sizes
@@ -152,8 +152,8 @@ class SlotsMover:
         source, target = of[moves[0].source], of[moves[0].target]
         self._ask(target, [("CLUSTER SETSLOT", move.slot, "IMPORTING", source.id) for move in moves])
         self._ask(source, [("CLUSTER SETSLOT", move.slot, "MIGRATING", target.id) for move in moves])
-        found = self._ask(source, [("CLUSTER GETKEYSINSLOT", move.slot, _KEYS) for move in moves])
-        for move, keys in zip(moves, found, strict=True):
+        keys_of_moves = self._ask(source, [("CLUSTER GETKEYSINSLOT", move.slot, _KEYS) for move in moves])
+        for move, keys in zip(moves, keys_of_moves, strict=True):
             while keys:
                 self._keep()
                 self._move_keys(source, target, keys)

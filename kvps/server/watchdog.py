@@ -33,8 +33,8 @@ _NOT_OURS = re.compile(rb"-(NOAUTH|WRONGPASS|NOPERM)")  # another program has ch
 
 def main() -> int:
     binary, address, lock, *useless = sys.argv[1:]
-    told: queue.SimpleQueue[str] = queue.SimpleQueue()  # of all queues, a signal handler may put only to this one
-    signal.signal(signal.SIGTERM, lambda *_: told.put(_END))
+    events: queue.SimpleQueue[str] = queue.SimpleQueue()  # of all queues, a signal handler may put only to this one
+    signal.signal(signal.SIGTERM, lambda *_: events.put(_END))
     settings = b""
     while (line := sys.stdin.buffer.readline()) != b"end\n":
         if not line:  # the starter ended before it had sent all settings
@@ -54,10 +54,10 @@ def main() -> int:
     # os.read: a thread that holds the lock of sys.stdin makes the interpreter's exit fail.
     waits: tuple[tuple[Callable[[], object], str], ...] = ((lambda: os.read(0, 1), _LEFT), (server.wait, _END))
     for wait, word in waits:
-        threading.Thread(target=_then, args=(wait, told, word), daemon=True).start()
+        threading.Thread(target=_then, args=(wait, events, word), daemon=True).start()
     password = re.search(rb"^requirepass (\S+)$", settings, re.MULTILINE)
-    if told.get() == _LEFT:
-        _await_unused(told, lock, address, password[1] if password else b"")
+    if events.get() == _LEFT:
+        _await_unused(events, lock, address, password[1] if password else b"")
     server.terminate()
     try:
         server.wait(timeout=5)
@@ -69,7 +69,7 @@ def main() -> int:
     return 0
 
 
-def _await_unused(told: "queue.SimpleQueue[str]", lock: str, address: str, password: bytes) -> None:
+def _await_unused(events: "queue.SimpleQueue[str]", lock: str, address: str, password: bytes) -> None:
     """Wait until no process uses the server, or it is told to end.
 
     If no process uses it, this keeps the lock: a process that looks for a server then waits until the guard has ended.
@@ -85,7 +85,7 @@ def _await_unused(told: "queue.SimpleQueue[str]", lock: str, address: str, passw
                 return
         os.close(held)
         with suppress(queue.Empty):
-            if told.get(timeout=_LOOK_AGAIN_S) == _END:
+            if events.get(timeout=_LOOK_AGAIN_S) == _END:
                 return
 
 
@@ -106,9 +106,9 @@ def _is_used(address: str, password: bytes) -> bool:
     return bool(_USER.search(reply)) if listed else not _NOT_OURS.match(reply)
 
 
-def _then(wait: Callable[[], object], told: "queue.SimpleQueue[str]", word: str) -> None:
+def _then(wait: Callable[[], object], events: "queue.SimpleQueue[str]", word: str) -> None:
     wait()
-    told.put(word)
+    events.put(word)
 
 
 def _end_with_guard() -> None:
