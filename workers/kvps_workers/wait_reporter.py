@@ -27,7 +27,7 @@ class WaitReporter:
         self._job = job
         self._session = session
         self._since: float | None = None
-        self._said = ""
+        self._reported = ""
         self._watched: Job | None = None  # the same job, through a client of this thread's own
         self._undelivered = 0  # chunks of a gradient that had not arrived at the last look
         self._moved = 0.0  # when that number last changed
@@ -63,8 +63,8 @@ class WaitReporter:
                 except KvpsError:
                     continue  # the worker meets the same error and reports it
                 message = f"job {self._job.name}: {self._session.worker} waits: {reason}"
-                if message != self._said and self._since == since:  # a straggler is named once, not every round
-                    self._said = message
+                if message != self._reported and self._since == since:  # a straggler is named once, not every round
+                    self._reported = message
                     log.info("%s", message)
 
     def _reason(self, client: Client) -> str:
