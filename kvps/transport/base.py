@@ -87,12 +87,11 @@ class Uploads(ABC):
 
 
 class Transport(ABC):
-    """One way to move a job's arrays. `kind` is "redis" or "shm", `reader` reads whole versions of the job.
+    """One way to move a job's arrays. `reader` reads whole versions of the job.
 
     The defaults here are right for a job whose arrays are all in Redis.
     """
 
-    kind: str
     reader: VersionReader
     here = True
     """Whether this process can reach the arrays."""

@@ -25,8 +25,6 @@ from kvps.transport.weight_reader import WeightReader
 class RedisTransport(Transport):
     """The transport of a job whose arrays are in Redis."""
 
-    kind = "redis"
-
     def __init__(self, access: JobAccess) -> None:
         self._access = access
         self.reader = VersionReader(access)

@@ -23,8 +23,6 @@ from kvps.transport.weight_reader import WeightReader
 class ShmTransport(Transport):
     """The transport of a job whose arrays are in shared memory, in `segments`."""
 
-    kind = "shm"
-
     def __init__(self, access: JobAccess, segments: Segments | None = None) -> None:
         self._access = access
         self.segments = segments or Segments(access.config.memory, access.keys.id)
