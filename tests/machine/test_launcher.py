@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from helpers.waiting import eventually
 
 import kvps
 from kvps.job import Job
-from kvps.machine import launcher
+from kvps.machine import launcher, process
 from kvps.protocol.keys import JobKeys
 
 pytestmark = pytest.mark.slow  # each starts whole commands
@@ -49,14 +49,13 @@ def test_who_names_the_job_is_told_whose_its_workers_are(lasting: kvps.Store, st
         f"the workers of job 'digits' are those of kvps up (process {up.process.pid} on {os.uname().nodename}): "
         f"kvps create makes a job for workers of your own"
     )
-    for options in ([], ["--id", "w0"], ["--id", "extra"]):
-        done = kvps_run("worker", "--job", "digits", *options)
-        assert (done.returncode, done.stderr.splitlines()[-1]) == (2, f"kvps: error: {words}")
-        assert "Traceback" not in done.stderr
+    done = kvps_run("worker", "--job", "digits")
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (2, f"kvps: error: {words}")
+    assert "Traceback" not in done.stderr
     for worker in (None, "w0", "extra"):
-        with pytest.raises(kvps.UsageError) as told:
+        with pytest.raises(kvps.UsageError) as error:
             job.join(worker)
-        assert str(told.value) == words
+        assert str(error.value) == words
     assert {name: member.incarnation for name, member in job.state().members.items()} == before
 
 
@@ -91,13 +90,16 @@ def test_what_is_typed_elsewhere_finds_work(home: Path, start: Any) -> None:
         session.leave(finished=False)
 
 
-def test_a_job_whose_command_was_killed_is_free(lasting: kvps.Store, start: Any) -> None:
-    up = start("up", "digits", *LONG_UP)
-    job = _at_work(lasting)
-    assert up.end(signal.SIGKILL) == -signal.SIGKILL
-    assert eventually(lambda: job.state().settled or not any(job.holders()))
-    worker = start("worker")
-    assert "job digits" in worker.until("joined as")
+def test_a_job_whose_command_was_killed_is_free(store: kvps.Store) -> None:
+    with subprocess.Popen(["sleep", "600"]) as command:
+        its = {"pid": command.pid, "start": process.mark(command.pid).rpartition(":")[2]}
+        up = json.dumps(json.loads(launcher.this_process("kvps up")) | its)
+        job = store.create_job("job", model(), launched_by=up)
+        with pytest.raises(kvps.UsageError, match=f"those of kvps up \\(process {command.pid} "):
+            job.join()
+        command.kill()
+    with job.join() as session:
+        session.leave(finished=False)
 
 
 def test_a_copy_of_a_script_may_join_without_an_id_and_nobody_else(

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from helpers.commands import LONG_UP, TINY, kvps_run
-from helpers.harness import model
+from helpers.harness import aggregating, await_version, model
 from helpers.servers import free_port
 from helpers.waiting import eventually, processes_of
 
@@ -41,20 +41,22 @@ def _at_work(name: str) -> Any:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_another_up_goes_on_when_the_first_is_ended(home: Path, start: Any, number: int) -> None:
+def test_others_go_on_when_the_up_that_started_it_is_ended(home: Path, start: Any, number: int) -> None:
     first = start("up", "digits", *LONG_UP)
     assert "(ends when nobody uses it)" in first.until("private server")
     _at_work("digits")[0].close()
-    second = start("up", "digits", "--job", "other", "--epochs", "40")
-    assert "(ends when nobody uses it)" in second.until("private server")
-    _at_work("other")[0].close()
-    first.process.send_signal(number)
-    if number != signal.SIGKILL:
-        line = f"{GOES_ON} for others (other); kvps server stop ends it"
-        assert first.until(GOES_ON).splitlines()[-1] == line
-    assert first.wait() == (-number if number == signal.SIGKILL else 128 + number)
-    assert "test accuracy 0.9" in second.until("test accuracy")
-    assert second.wait() == 0
+    with kvps.connect() as store:
+        assert store.ends_unused
+        job = store.create_job("other", model())
+        with aggregating(job), job.join("w0") as session:
+            session.push(session.pull())
+            first.process.send_signal(number)
+            if number != signal.SIGKILL:
+                line = f"{GOES_ON} for others (other); kvps server stop ends it"
+                assert first.until(GOES_ON).splitlines()[-1] == line
+            assert first.wait() == (-number if number == signal.SIGKILL else 128 + number)
+            session.push(session.pull())
+            await_version(job, 2)
     assert _no_server_is_left(home)
 
 
