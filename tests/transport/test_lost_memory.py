@@ -145,6 +145,24 @@ def test_each_loss_stays_in_the_log_though_the_next_goes_further_back(store: Sto
     assert check_chain(job) == 0
 
 
+def test_memory_that_is_lost_under_a_living_holder_is_taken_anew(store: Store) -> None:
+    """As when a user's last login ends, and systemd removes what is his in /dev/shm: the job was not removed."""
+    job = store.create_job("job", model(), mirror_every="1000000", lease_ms=300, **OVER_SHM)
+    assert segments_of(job)
+    with abandoned(job) as aggregator, job.join("w0") as session:
+        train(session, aggregator, 2)
+        session.push(gradient(session.pull(), 0, 2))
+        shared_memory.forget(segments_of(job).folder)
+        aggregator.work()  # meets the loss in the middle of a step
+        take(aggregator)
+        with pytest.raises(kvps.WorkerEvicted):
+            session.pull()
+        abandon(session)
+        train(job.join("w0"), aggregator, 1)
+    assert recoveries(job) == [("0", "2")]
+    assert check_chain(job) == 1
+
+
 def test_what_a_rollback_loses_is_said_as_the_log_says_it(store: Store, caplog: pytest.LogCaptureFixture) -> None:
     """The holder's own count differs after a lost reply, or when the server has forgotten a version; so may the call be
     made twice."""
