@@ -44,7 +44,7 @@ class ClusterClient(Client):
 
     def call_at(self, key: str, *command: Any) -> Any:
         """Return the reply to a command without keys, of the master that has `key`."""
-        return self._repeat(lambda: self._shaped([command], self._arrays.exchange([command], at=key)[0])[0])
+        return self._repeat(lambda: self._shaped([command], self._arrays.exchange([command], key=key)[0])[0])
 
     def slot_map(self) -> SlotMap:
         """Return which nodes have which slots, asked of the cluster anew. Raises ServerLost, ServerError."""

@@ -51,29 +51,27 @@ class ClusterPool:
     # -- commands ---------------------------------------------------------------------------------------------
 
     def exchange(
-        self, commands: Sequence[Command], gets: Sequence[Item] = (), at: str | None = None
+        self, commands: Sequence[Command], gets: Sequence[Item] = (), key: str | None = None
     ) -> tuple[list[Any], list[bool]]:
         """Send commands to the nodes that have their keys, and return the replies. What must be done at one instant, or
-        waits, goes to one node in one piece: all its keys are in one slot. `at` is a key whose node answers commands
+        waits, goes to one node in one piece: all its keys are in one slot. The node of `key` answers commands
         that have none."""
         assert not gets, "a cluster's arrays are not in the slot of the job"
         if commands[0][0] in _EVERYWHERE:
             return self._everywhere(commands), []
         if len(commands) > 1 and any(map(_at_once, commands)):
-            return self._at_once(commands, at), []
+            return self._at_once(commands, key), []
         replies: list[Any] = [None] * len(commands)
-        for address, numbers in self.nodes.by_node([(keys_of(command) or (at,))[0] for command in commands]).items():
+        for address, numbers in self.nodes.by_node([(keys_of(command) or (key,))[0] for command in commands]).items():
             with self.nodes.using(address) as pool:
                 node_replies = pool.exchange([commands[number] for number in numbers])[0]
             for number, reply in zip(numbers, node_replies, strict=True):
                 replies[number] = self._followed([commands[number]], [reply], address)[0]
         return replies, []
 
-    def _at_once(self, commands: Sequence[Command], at: str | None) -> list[Any]:
-        keys = [key for command in commands for key in keys_of(command)]
-        address = (
-            self.nodes.any_master() if not keys and at is None else self.nodes.master(keys[0] if keys else str(at))
-        )
+    def _at_once(self, commands: Sequence[Command], key: str | None) -> list[Any]:
+        first = next((name for command in commands for name in keys_of(command)), key)
+        address = self.nodes.any_master() if first is None else self.nodes.master(first)
         with self.nodes.using(address) as pool:
             return self._followed(commands, pool.exchange(commands)[0], address)
 

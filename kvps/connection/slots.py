@@ -66,8 +66,8 @@ class SlotMap:
 
     def range_of(self, slot: int) -> Range | None:
         """Return the range that has a slot; None while no master serves it."""
-        at = bisect_right(self._firsts, slot) - 1
-        return self._ranges[at] if at >= 0 and slot <= self._ranges[at].last else None
+        index = bisect_right(self._firsts, slot) - 1
+        return self._ranges[index] if index >= 0 and slot <= self._ranges[index].last else None
 
     def master_of(self, slot: int) -> Address | None:
         """Return the master that serves a slot; None while there is none."""

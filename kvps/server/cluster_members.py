@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from types import TracebackType
 
 from kvps.connection.client import Client
 from kvps.connection.cluster import ClusterClient
@@ -66,8 +65,8 @@ class Member:
             else:
                 first, _, last = text.partition("-")
                 served += range(int(first), int(last or first) + 1)
-        at = Address(host or asked.host, int(port))
-        return cls(name, at, frozenset(flags.split(",")), tuple(served), moving[">"], moving["<"])
+        place = Address(host or asked.host, int(port))
+        return cls(name, place, frozenset(flags.split(",")), tuple(served), moving[">"], moving["<"])
 
 
 class Members:
@@ -81,7 +80,7 @@ class Members:
     def __enter__(self) -> Members:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         for client in self._clients.values():
             client.close()
 

@@ -109,9 +109,10 @@ class SlotsMover:
         by_pair = sorted(empty, key=lambda move: (move.source, move.target, move.slot))
         for _, pair in groupby(by_pair, key=lambda move: (move.source, move.target)):
             together = list(pair)
-            for at in range(0, len(together), _TOGETHER):
-                self._move(together[at : at + _TOGETHER], masters)
-                done += len(together[at : at + _TOGETHER])
+            for first in range(0, len(together), _TOGETHER):
+                batch = together[first : first + _TOGETHER]
+                self._move(batch, masters)
+                done += len(batch)
                 self._seen(done, len(moves))
         for number, move in enumerate(full, done + 1):
             self._move([move], masters)
