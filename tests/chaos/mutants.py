@@ -101,7 +101,7 @@ def _no_lock() -> None:
 
     def renamed(self: WritableSegment, name: str) -> bool:
         with suppress(FileNotFoundError):
-            os.rename(self._folder / self.name, self._folder / name)
+            os.rename(os.path.join(self._folder, self.name), os.path.join(self._folder, name))
             self.name = name
             return True
         return False
