@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -41,7 +42,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Tell kvps's own choice of a server, which tests and the commands that they start share."""
+    """Tell kvps's own choice of a server, which tests and the commands that they start share.
+
+    A shell that starts the run in the background may have SIGINT ignored, which all processes would inherit: then those
+    that a test ends by Ctrl-C would go on for ever.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if (server := config.getoption("server")) not in ("", CLUSTER):
         os.environ["KVPS_SERVER"] = program_of(server)
 
