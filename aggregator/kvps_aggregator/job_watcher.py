@@ -150,11 +150,14 @@ class JobWatcher:
             else:
                 self._aside.pop(name, None)
         self._watched = {name: job for name, job in self._watched.items() if name in listed}
-        self._aside = {name: aside for name, aside in self._aside.items() if name in listed}
+        now = time.monotonic()
+        # What failed, and then went well for as long as the longest rest, fails anew: its reason is said again.
+        self._aside = {
+            n: aside for n, aside in self._aside.items() if n in listed and now < aside.until + _MOST_AGAIN_S
+        }
         self._unread = {
             name for name, job in self._watched.items() if name in self._unread or _memory_is_gone(job.transport)
         }
-        now = time.monotonic()
         resting = {name for name, aside in self._aside.items() if aside.until > now}
         return sorted(listed - (self._watched.keys() - self._unread | self._threads.keys() | resting))
 

@@ -32,9 +32,9 @@ def launched(
     assert server.stdin is not None
     with suppress(BrokenPipeError):  # it has ended already, and its log says why
         server.stdin.write(text.encode() + (b"end\n" if guarded else b""))
-        server.stdin.flush()
-    if not guarded:
-        with suppress(BrokenPipeError):
+        if guarded:
+            server.stdin.flush()
+        else:
             server.stdin.close()
     return server
 

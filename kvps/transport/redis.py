@@ -48,7 +48,7 @@ class RedisUploads(Uploads):
     def __init__(self, access: JobAccess, worker: str, incarnation: str) -> None:
         self._access = access
         self._owner = (worker, incarnation)
-        self._ownerle = access.layout.nbytes <= access.client.small_bytes
+        self._whole = access.layout.nbytes <= access.client.small_bytes
 
     def open(self, seq: int, live: bool, settled: int, in_place: bool, part: str) -> RedisUpload:
         keys, chunks = self._access.keys, chain.from_iterable(self._access.layout.chunks)
@@ -57,7 +57,7 @@ class RedisUploads(Uploads):
             for number, c in enumerate(chunks)
             if c.in_part(part)
         }
-        return RedisUpload(self._access.client, each, live, self._ownerle)
+        return RedisUpload(self._access.client, each, live, self._whole)
 
 
 class _Dropped(Exception):
@@ -72,7 +72,7 @@ class RedisUpload(ChunkUpload):
     def __init__(self, client: Client, key_of: Mapping[int, str], live: bool, whole: bool) -> None:
         self.keys = list(key_of.values())
         self._key_of = key_of
-        self._live, self._ownerle = live, whole
+        self._live, self._whole = live, whole
         self.immediate = live and not whole
         self._client = client
         self._items: list[tuple[str, Buffers]] = []
@@ -88,7 +88,7 @@ class RedisUpload(ChunkUpload):
 
     @property
     def with_command(self) -> Call | None:
-        return partial(self._client.put_and_call, self._items, cuts=False) if self._ownerle else None
+        return partial(self._client.put_and_call, self._items, cuts=False) if self._whole else None
 
     def send(self, number: int, value: Buffers) -> str:
         self._digests.append(digest_of(value))

@@ -61,7 +61,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """A job is left soon after its last worker, and looked at again soon after it could not be served."""
     monkeypatch.setattr(job_watcher, "_LINGER_S", 0.2)
     monkeypatch.setattr(job_watcher, "_AGAIN_S", 0.2)
-    monkeypatch.setattr(job_watcher, "_MOST_AGAIN_S", 0.5)
+    monkeypatch.setattr(job_watcher, "_MOST_AGAIN_S", 5.0)
 
 
 def _served() -> set[str]:
@@ -263,6 +263,23 @@ def test_a_job_that_failed_is_tried_again_and_its_reason_is_said_once(store: Sto
         store.remove_job("a")
         _round(store.create_job("a", ONE, **PLAIN))
         assert eventually(lambda: "a" not in watcher._aside), "what went well ends the count"
+
+
+def test_a_reason_is_said_again_of_a_job_that_went_well_meanwhile(
+    store: Store, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_watcher, "_MOST_AGAIN_S", 0.5)
+    warnings: list[str] = []
+    job = store.create_job("a", ONE, **PLAIN)
+    store.client.call("SET", job.access.keys.inbox, "noon")
+    with watching(store, warnings) as watcher:
+        job.join("w0")
+        assert eventually(lambda: warnings)
+        store.client.call("DEL", job.access.keys.inbox)
+        assert eventually(lambda: all(job.holders()) and "a" not in watcher._aside)
+        before = len(warnings)
+        store.client.call("SET", job.access.keys.inbox, "noon")
+        assert eventually(lambda: not set(warnings[:before]).isdisjoint(warnings[before:]))
 
 
 def test_a_job_made_anew_within_a_moment_is_another(store: Store) -> None:
