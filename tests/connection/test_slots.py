@@ -52,7 +52,7 @@ def test_every_command_that_a_job_sends_goes_to_its_keys(
     exchange = ClusterPool.exchange
 
     def noted(self: ClusterPool, commands: Sequence[Any], *others: Any, **named: Any) -> Any:
-        for command in commands if named.get("at") is None else ():  # with `at`, keys do not choose the node
+        for command in commands if named.get("key") is None else ():  # with `key`, its own keys do not choose the node
             about = command[1] if command[0] == "EVALSHA" else len(command)
             sent.setdefault((command[0], about), command)
         return exchange(self, commands, *others, **named)
