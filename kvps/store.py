@@ -50,7 +50,7 @@ from kvps.protocol.scripts import JobScripts
 from kvps.server import private_server
 from kvps.transport import shared_memory
 from kvps.transport.access import JobAccess
-from kvps.transport.memory_identity import Memory
+from kvps.transport.choice import is_local, with_transport
 from kvps.transport.opening import open_transport
 
 log = logging.getLogger("kvps.store")
@@ -60,9 +60,7 @@ U = TypeVar("U")
 
 _SETTLE_S = 1.0
 _ID_TRIES = 500
-_WORTH_SHARING = 1 << 20  # bytes; a round of a smaller model costs only calls to Redis, and these remain
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
-_MORE_ROOM = "make room there (in a container: docker run --shm-size), or choose transport 'redis'"
 
 
 def connect(
@@ -235,7 +233,7 @@ class Store:
             raise job_exists(name)
         if self.client.call("EXISTS", keys.removed):
             raise being_removed(name)
-        config = self._with_transport(config, layout, name)
+        config = with_transport(self.client, config, layout, name)
         self.check_room(name, config, layout)
         # A name of its own: the bytes that another creator of the same job stages are never touched.
         version = checkpoint.version if checkpoint else 0
@@ -281,78 +279,9 @@ class Store:
             raise
         return Job(self.client, name, self._replicas)
 
-    def _with_transport(self, config: JobConfig, layout: Layout, job: str) -> JobConfig:
-        """Return the settings with a transport in place of "auto", and with the shared memory that the job uses.
-
-        Raises what `_shared_memory` raises if the settings ask for "shm"; with "auto", that is a warning.
-        """
-        shares = config.transport == "shm" or (
-            config.transport == "auto"
-            and not self.client.is_cluster
-            and self._is_local()
-            and layout.nbytes >= _WORTH_SHARING
-        )
-        if shares:
-            try:
-                return replace(config, transport="shm", memory=self._shared_memory(config, layout, job))
-            except (InvalidSetting, ServerFull, ServerUnfit, CorruptData) as error:
-                if config.transport == "shm":
-                    raise
-                log.warning("job %s: arrays go through Redis, and not through memory, which is faster: %s", job, error)
-        return replace(config, transport="redis")
-
-    def _shared_memory(self, config: JobConfig, layout: Layout, job: str) -> str:
-        """Return the shared memory for a job. With "auto" it must have twice the room that the job needs, and must be
-        that of the server's other jobs.
-
-        Raises ServerFull if it has no room, InvalidSetting if there is none or the job cannot use it, ServerUnfit if
-        its directory is another user's, CorruptData if another program wrote the server's note of it.
-        """
-        auto, root = config.transport == "auto", shared_memory.ROOT
-        if self.client.is_cluster:
-            raise InvalidSetting(
-                "transport shm needs a server of its own on this host, and this is a cluster: leave it out"
-            )
-        if config.shards > 1 or config.weight_format != "fp32":  # only with "auto": `JobConfig` refuses it with "shm"
-            raise InvalidSetting(
-                "shared memory is for shards=1 and weight_format='fp32'; choose these, or transport 'redis'"
-            )
-        if not shared_memory.available():
-            raise InvalidSetting(f"{root} is not there, or cannot be written to: {_MORE_ROOM}")
-        needs, room = _shared_bytes(config, layout), shared_memory.free_bytes()
-        if needs * (2 if auto else 1) > room:
-            asked = f"{mb(needs)}{' and as much again' if auto else ''}"
-            raise ServerFull(f"{root} has {mb(room)} left, and the job needs {asked}: {_MORE_ROOM}")
-        memory, first = self._memories()
-        if not shared_memory.sees(first):
-            if auto:
-                raise ServerUnfit("this process does not see the shared memory of this server's other jobs")
-            log.warning(
-                "other jobs of this server are in a shared memory of %s that this process does not see. Job %s is in "
-                "the one here, of %s: only processes that see the one here can work on it",
-                Memory.of(first).host,
-                job,
-                Memory.of(memory).host,
-            )
-        return memory
-
-    def _memories(self) -> tuple[str, str]:
-        """Return this process's shared memory for this server, and the one that was noted first since it started.
-
-        A note of an earlier run does not count: that memory may be lost with the host on which the server ran. Raises
-        ServerUnfit if the directory of the first is another user's.
-        """
-        memory, run_id = shared_memory.memory_of(self.url), self.client.run_id()
-        _, first = self.client.together([("HSETNX", MEMORY, run_id, memory), ("HGET", MEMORY, run_id)])
-        return memory, str(first)
-
-    def _is_local(self) -> bool:
-        """Whether the server can be reached from this host only."""
-        return self.url.startswith("unix:") and not self.client.port()
-
     def _is_near(self) -> bool:
         """Whether the server is on this host, and its URL does not show that other hosts use it."""
-        return self._is_local() or connection_settings(self.url).get("host") in _LOOPBACK
+        return is_local(self.client) or connection_settings(self.url).get("host") in _LOOPBACK
 
     def check_room(self, name: str, config: JobConfig, layout: Layout) -> int:
         """Return how many bytes of the server a job needs at its peak. Raises ServerFull if that exceeds its
@@ -511,15 +440,6 @@ def _not_finite(p: Parameter) -> str:
 def fresh_id() -> str:
     """Return an id for a job to be created. By it, the creator can later tell its own job from others of the name."""
     return secrets.token_hex(4)
-
-
-def _shared_bytes(config: JobConfig, layout: Layout) -> int:
-    """Return how many bytes of shared memory a job needs at its peak."""
-    # Versions: the present one, the one before, the one being staged, and one that a slow reader holds.
-    versions = 4 * layout.nbytes * (1 + len(config.slots))
-    gradients = config.workers * (config.max_pending + 1) * format_of(config.gradient_format).nbytes(layout.size)
-    slow = config.workers if config.staleness or config.quorum else 0  # each may hold a version of its own
-    return versions + gradients + slow * layout.nbytes
 
 
 def _as_text(checkpoint: Checkpoint) -> dict[str, str | dict[str, str]]:
