@@ -253,16 +253,19 @@ def _workers(f: Fields, clock: Mapping[str, int], skip: Mapping[str, int]) -> di
 
 
 def _check(path: Path) -> None:
-    """Raise CorruptData or InvalidSetting unless every byte is as it was written."""
+    """Raise CorruptData or InvalidSetting unless every byte is as it was written. A file whose length is not the one
+    that its header says is refused before its bytes are read: a sparse tail costs its author nothing."""
     try:
         with path.open("rb") as file:
+            with safe_open(path, "numpy"):
+                pass
             _, stored, digest = _digests(file)
     except FileNotFoundError:
         raise InvalidSetting(f"there is no checkpoint {path}") from None
     except OSError as error:
         raise InvalidSetting(f"{path} cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise CorruptData(f"{path} is no checkpoint of kvps, or is damaged: {error}") from None
+    except (SafetensorError, ValueError) as error:
+        raise CorruptData(f"{path} is no checkpoint of kvps, or is damaged or cut short: {error}") from None
     if stored != digest:
         raise CorruptData(f"{path} is damaged or cut short: its bytes do not match its digest")
 

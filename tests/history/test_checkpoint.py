@@ -50,6 +50,20 @@ def _refused(path: Path) -> None:
     assert str(path) in str(error.value)
 
 
+def test_a_file_longer_than_its_header_says_is_refused_unread(store: Store, tmp_path: Path) -> None:
+    """A sparse tail of 200 GB kept the reader busy for a minute. This one is 2 GB."""
+    path = saved(store.create_job("job", model()), tmp_path)
+    os.truncate(path, 2 << 30)
+    before = _bytes_read()
+    _refused(path)
+    assert _bytes_read() - before < 1 << 30
+
+
+def _bytes_read() -> int:
+    """Return how many bytes this process has read so far."""
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
 def test_no_name_of_a_job_leads_a_file_out_of_its_directory(store: Store) -> None:
     made = store.create_job("job", model()).checkpoint()
     with pytest.raises(kvps.CorruptData, match="the name of a checkpoint's file"):
