@@ -7,12 +7,13 @@ machine's address (DNS rebinding). It cannot choose the name in the request's Ho
 from __future__ import annotations
 
 import ipaddress
+import re
 import secrets
 import socket
 from collections.abc import Iterable
 from dataclasses import dataclass
 from http.cookies import CookieError, SimpleCookie
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import parse_qsl, urlencode
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
@@ -29,6 +30,9 @@ HEADERS = {
 }
 """What every answer says. Nothing is loaded from elsewhere, no script is in a page, and no page of others frames it."""
 _COOKIE_S = 30 * 24 * 3600
+_HOST = re.compile(r"(?:([A-Za-z0-9._-]+)|\[([0-9A-Fa-f:.]+(?:%[A-Za-z0-9._-]+)?)\])(?::[0-9]{1,5})?", re.ASCII)
+"""A Host as a browser sends it: a name or an IPv4 address, or an IPv6 address in brackets; then a port. It is no URL:
+a parser of URLs finds 127.0.0.1 in `evil.com@127.0.0.1` and in `127.0.0.1#.evil.com`."""
 
 
 @dataclass(frozen=True)
@@ -56,10 +60,10 @@ class Access:
 
     def knows_name(self, host: str) -> bool:
         """Return whether a request's Host calls this server by one of its names."""
-        try:
-            name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
-        except ValueError:
+        match = _HOST.fullmatch(host)
+        if not match:
             return False
+        name = (match[1] or match[2]).rstrip(".").lower()
         return name in self.names or (self.any_ip and _is_address(name))
 
     def is_token(self, given: str) -> bool:
@@ -132,12 +136,12 @@ class Guard:
 
 
 def _cookies(headers: Iterable[str], name: str) -> list[str]:
-    found = []
+    values = []
     for header in headers:
         try:
             cookies = SimpleCookie(header)
         except CookieError:
             continue
         if name in cookies:
-            found.append(cookies[name].value)
-    return found
+            values.append(cookies[name].value)
+    return values

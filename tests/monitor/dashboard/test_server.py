@@ -43,6 +43,14 @@ def test_an_answer_has_the_headers_and_what_is_not_the_pages_own_has_none(store:
             assert shown.ask("/api/jobs", Host=host)[0].status == 200, host
         for host in ("evil.example", f"localhost.evil.example:{shown.port}", "10.0.0.1", "", "[", "localhost@evil.com"):
             assert shown.ask("/api/jobs", Host=host)[0].status in (400, 421), host
+        for host in (
+            "evil.com@127.0.0.1",
+            "127.0.0.1#.evil.com",
+            "localhost/.evil.com",
+            "localhost?x",
+            "localhost:1@x",
+        ):
+            assert shown.ask("/api/jobs", Host=host)[0].status in (400, 421), host
         for path in ("../app.py", "%2e%2e/app.py", "..%2fapp.py", "/etc/passwd", ""):
             assert shown.ask(f"/static/{path}")[0].status == 404, path
 
