@@ -22,7 +22,7 @@ from kvps.store import Store
 from kvps_monitor.dashboard import answers
 from kvps_monitor.dashboard.access import Access, Guard
 from kvps_monitor.dashboard.frames import as_json
-from kvps_monitor.dashboard.watches import Watches
+from kvps_monitor.dashboard.watches import TooManyWatches, Watches
 
 STATIC = Path(__file__).with_name("static")
 _COUNT = re.compile(r"[0-9]{1,15}", re.ASCII)
@@ -74,7 +74,7 @@ def _status(error: KvpsError) -> int:
         return 404
     if isinstance(error, UsageError):
         return 400
-    return 503 if isinstance(error, NoServer | ServerLost) else 500
+    return 503 if isinstance(error, NoServer | ServerLost | TooManyWatches) else 500
 
 
 def _json(value: Any, status: int = 200) -> Response:
@@ -108,7 +108,8 @@ class _Api:
         if sum(self._watches.count().values()) >= _MOST_VIEWERS:
             return PlainTextResponse("Too many viewers.\n", 503)
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        return StreamingResponse(self._watches.frames(name, worker), media_type="text/event-stream", headers=headers)
+        frames = await self._watches.frames(name, worker)
+        return StreamingResponse(frames, media_type="text/event-stream", headers=headers)
 
     async def log(self, request: Request) -> Response:
         """A page of the log."""
@@ -119,7 +120,7 @@ class _Api:
 
     async def spans(self, request: Request) -> Response:
         """Spans of some lanes of the timeline."""
-        first, count = (int(_asked(request, *said, _COUNT)) for said in (("first", "0"), ("count", "32")))
+        first, count = int(_asked(request, "first", "0", _COUNT)), int(_asked(request, "count", "32", _COUNT))
         after_ms = float(_asked(request, "after", "0", _MS))
         name = _name(request, "job")
         look = self._watches.newest(name)
@@ -152,10 +153,10 @@ async def _made(answer: Callable[..., Any], *arguments: Any) -> Response:
 
 
 def _name(request: Request, what: str) -> str:
-    found = str(request.path_params[what])
-    if not NAME.fullmatch(found):
+    name = str(request.path_params[what])
+    if not NAME.fullmatch(name):
         raise JobNotFound(f"no {what} has such a name")
-    return found
+    return name
 
 
 def _asked(request: Request, name: str, default: str, pattern: re.Pattern[str]) -> str:

@@ -21,9 +21,15 @@ log = logging.getLogger("kvps.dashboard")
 
 LINGER_S = 5.0
 """For how long a job is still looked at when its last viewer has left: a page that is loaded again goes on."""
+MOST_WATCHES = 32
+"""The most jobs that are looked at, each by a thread of its own. Viewers of one job share its thread."""
 _LOOK_EVERY_S = 0.4
 _EVENTS = 12
 _FEW = 100  # workers; the whole traces of more than these are too much to begin with
+
+
+class TooManyWatches(KvpsError):
+    """Viewers look at as many jobs as one dashboard watches."""
 
 
 class Watches:
@@ -32,7 +38,6 @@ class Watches:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._watches: dict[str, _Watch] = {}
-        self.closed = False
 
     def newest(self, job: str) -> Look | None:
         """Return the newest look at a job; None if nobody looks at it, or it cannot be read."""
@@ -44,16 +49,39 @@ class Watches:
         return {name: watch.viewers for name, watch in self._watches.items()}
 
     async def frames(self, job: str, worker: str | None = None) -> AsyncIterator[bytes]:
-        """Yield a frame for each look at a job from now on, until `close`. Looks that come while the viewer has not yet
-        taken the frame before are passed over: the next frame has what changed in all of them."""
+        """Return the frames of a job, one for each look at it from now on, until `close`. Looks that come while the
+        viewer has not yet taken the frame before are passed over: the next frame has what changed in all of them.
+
+        A job that nobody looks at yet is looked up first, so that a name alone starts no thread. Raises JobNotFound,
+        CorruptData, ServerLost, TooManyWatches.
+        """
         if job not in self._watches:
+            await asyncio.to_thread(self._look_up, job)
+        if job not in self._watches:  # nobody else was quicker
+            self._make_room()
             self._watches[job] = _Watch(self._store, job)
-        watch = self._watches[job]
+            self._end_later(job)  # the viewer may have gone before its first frame
+        return self._frames(job, self._watches[job], worker)
+
+    def _look_up(self, job: str) -> None:
+        with readable(job):
+            self._store.job(job)
+
+    def _make_room(self) -> None:
+        """End the oldest watch that lingers, if there are as many as there may be. Raises TooManyWatches."""
+        if len(self._watches) < MOST_WATCHES:
+            return
+        lingering = next((job for job, watch in self._watches.items() if not watch.viewers), None)
+        if lingering is None:
+            raise TooManyWatches(f"{MOST_WATCHES} jobs are looked at, and a dashboard looks at no more: close a page")
+        self._watches.pop(lingering).end()
+
+    async def _frames(self, job: str, watch: _Watch, worker: str | None) -> AsyncIterator[bytes]:
         news = asyncio.Event()
         watch.enter(news)
         sent: Look | Trouble | None = None
         try:
-            while not self.closed:
+            while not watch.ended:
                 if watch.newest is not None and watch.newest is not sent:
                     before, sent = sent, watch.newest
                     yield watch.frame(before if isinstance(before, Look) else None, sent, worker)
@@ -63,14 +91,17 @@ class Watches:
         finally:
             watch.leave(news)
             if not watch.viewers:
-                asyncio.get_running_loop().call_later(LINGER_S, self._end_unless_seen, job, watch)
+                self._end_later(job)
 
     def close(self) -> None:
         """End all watches and the frames of all viewers."""
-        self.closed = True
         for watch in self._watches.values():
             watch.end()
         self._watches.clear()
+
+    def _end_later(self, job: str) -> None:
+        if watch := self._watches.get(job):
+            asyncio.get_running_loop().call_later(LINGER_S, self._end_unless_seen, job, watch)
 
     def _end_unless_seen(self, job: str, watch: _Watch) -> None:
         if not watch.viewers and self._watches.get(job) is watch:
@@ -93,6 +124,11 @@ class _Watch:
         self._frames: dict[tuple[int, str | None], bytes] = {}
         self.newest: Look | Trouble | None = None
         threading.Thread(target=self._run, name=f"kvps-look-{job}", daemon=True).start()
+
+    @property
+    def ended(self) -> bool:
+        """Whether no more looks come."""
+        return self._ended.is_set()
 
     @property
     def viewers(self) -> int:
@@ -118,8 +154,8 @@ class _Watch:
         for news in self._viewers:
             news.set()
 
-    def _publish(self, found: Look | Trouble) -> None:
-        self.newest = found
+    def _publish(self, look: Look | Trouble) -> None:
+        self.newest = look
         self._frames.clear()
         for news in self._viewers:
             news.set()
@@ -128,22 +164,22 @@ class _Watch:
         """Look until the end. An error is what there is to see, and the next look begins anew."""
         job: _LookedAt | None = None
         number = 0
-        while not self._ended.is_set():
+        while not self.ended:
             number, began = number + 1, time.monotonic()
-            found: Look | Trouble
+            look: Look | Trouble
             try:
                 with readable(self._job):
                     job = job or _LookedAt(self._store, self._job, number)
-                    found = job.look(number)
+                    look = job.look(number)
             except KvpsError as error:
-                job, found = None, Trouble(number, _kind(error), str(error))
+                job, look = None, Trouble(number, _kind(error), str(error))
             except Exception as error:
                 log.exception("the look at job %s failed", self._job)
-                job, found = None, Trouble(number, "unreadable", f"the look failed: {type(error).__name__}")
-            if self._ended.is_set():
+                job, look = None, Trouble(number, "unreadable", f"the look failed: {type(error).__name__}")
+            if self.ended:
                 return
             with suppress(RuntimeError):  # the loop has ended meanwhile
-                self._loop.call_soon_threadsafe(self._publish, found)
+                self._loop.call_soon_threadsafe(self._publish, look)
             # A look at a thousand workers takes long. It leaves half of the time to those who are looked at.
             took_s = time.monotonic() - began
             self._ended.wait(max(_LOOK_EVERY_S - took_s, took_s))

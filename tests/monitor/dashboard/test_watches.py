@@ -14,9 +14,11 @@ import pytest
 from helpers.harness import model
 from helpers.servers import private_directory, running_server
 from helpers.waiting import eventually
-from kvps_monitor.dashboard.watches import Watches
+from kvps_monitor.dashboard import watches as watches_module
+from kvps_monitor.dashboard.watches import TooManyWatches, Watches
 
 import kvps
+from kvps.errors import JobNotFound
 from kvps.store import Store
 
 
@@ -47,7 +49,7 @@ def test_viewers_share_a_watch_and_the_last_one_ends_it(store: Store) -> None:
 
     async def scene() -> None:
         watches = Watches(store)
-        one, two, other = watches.frames("a"), watches.frames("a"), watches.frames("b")
+        one, two, other = [await watches.frames(job) for job in ("a", "a", "b")]
         for frames in (one, two, other):
             assert (await taken(frames))["full"]
         assert watches.count() == {"a": 2, "b": 1}
@@ -58,7 +60,7 @@ def test_viewers_share_a_watch_and_the_last_one_ends_it(store: Store) -> None:
         last = (await taken(two))["n"]
         await two.aclose()
         assert watches.count() == {"a": 0, "b": 1}
-        again = watches.frames("a")
+        again = await watches.frames("a")
         frame = await taken(again)
         assert frame["full"]
         assert frame["n"] >= last, "a viewer that comes back soon finds the same watch"
@@ -78,7 +80,7 @@ def test_a_slow_viewer_is_sent_fewer_frames_and_lacks_nothing(store: Store) -> N
 
     async def scene() -> None:
         watches = Watches(store)
-        slow, fast = watches.frames("a"), watches.frames("a")
+        slow, fast = await watches.frames("a"), await watches.frames("a")
         first = await taken(slow)
         await taken(fast)
         await asyncio.to_thread(job.access.scripts.join, "w0", "n", "", {"host": "h", "pid": 1, "device": "cpu"})
@@ -93,12 +95,41 @@ def test_a_slow_viewer_is_sent_fewer_frames_and_lacks_nothing(store: Store) -> N
     asyncio.run(scene())
 
 
+def test_a_name_starts_no_thread_and_only_so_many_jobs_are_looked_at(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watches_module, "MOST_WATCHES", 2)
+    for name in ("a", "b", "c"):
+        store.create_job(name, model())
+
+    async def scene() -> None:
+        watches = Watches(store)
+        for number in range(20):
+            with pytest.raises(JobNotFound, match=f"no job 'none-{number}'"):
+                await watches.frames(f"none-{number}")
+        assert looking() == [], "no job has such a name"
+        one, other = await watches.frames("a"), await watches.frames("b")
+        for frames in (one, other):
+            await taken(frames)
+        with pytest.raises(TooManyWatches, match="2 jobs are looked at"):
+            await watches.frames("c")
+        assert (await taken(await watches.frames("a")))["full"], "another viewer of a job that is looked at"
+        await other.aclose()
+        third = await watches.frames("c")
+        assert (await taken(third))["full"], "in the place of a job that only lingered"
+        assert sorted(watches.count()) == ["a", "c"]
+        watches.close()
+
+    asyncio.run(scene())
+    assert eventually(lambda: not looking())
+
+
 def test_a_job_that_cannot_be_read(store: Store, raw: Any) -> None:
     job = store.create_job("a", model())
 
     async def scene() -> None:
         watches = Watches(store)
-        frames = watches.frames("a")
+        frames = await watches.frames("a")
         await taken(frames)
         raw.hset(job.access.keys.version, "version", "<script>")
         assert "<script>" in (await until(frames, trouble="unreadable"))["message"]
@@ -123,7 +154,7 @@ async def _lose_the_server(path: str) -> None:
     with kvps.connect(url) as store:
         store.create_job("a", model())
         watches = Watches(store)
-        frames = watches.frames("a")
+        frames = await watches.frames("a")
         await taken(frames)
         await asyncio.to_thread(server.__exit__, None, None, None)
         await until(frames, trouble="lost")
