@@ -2,7 +2,7 @@
 
 KvpsError
 ├── UsageError            the call or an argument is wrong; nothing was changed
-│   ├── InvalidName       a job or worker name outside [A-Za-z0-9_-]{1,64}
+│   ├── InvalidName       a name that a job or a worker cannot have
 │   ├── InvalidSetting    a setting out of its range
 │   ├── InvalidTask       a task that cannot be found, or is no task
 │   ├── LayoutMismatch    missing or extra parameter, wrong dtype or shape
@@ -45,6 +45,33 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
+def counted(number: int, noun: str) -> str:
+    """Return "1 worker" or "3,000 workers" for the noun "worker"."""
+    ending = "" if number == 1 else "es" if noun.endswith("ch") else "s"
+    return f"{number:,} {noun}{ending}"
+
+
+def install(extra: str = "") -> str:
+    """Return how to install kvps, or an optional part of it. There is no release yet: under its name, a package index
+    has nothing, or what a stranger put there."""
+    return f"pip install '.{extra and f'[{extra}]'}' in a clone of kvps"
+
+
+_COLOUR = re.compile(r"(\x1b\[[0-9;:]*m|\t)")
+
+
+def coloured(text: str) -> str:
+    """Return a line of a user's program for a terminal: `printable`, but with its tabs and colours.
+
+    Colours end with the line, because the next one may be another program's.
+    """
+    if text.isprintable():
+        return text
+    pieces = _COLOUR.split(text)  # every second one is a colour or a tab
+    safe = "".join(piece if i % 2 else printable(piece) for i, piece in enumerate(pieces))
+    return f"{safe}\x1b[0m" if "\x1b" in safe else safe
+
+
 _SHOWN = 80
 
 
@@ -66,7 +93,7 @@ class UsageError(KvpsError, ValueError):
 
 
 class InvalidName(UsageError):
-    """A job or worker name that is not 1 to 64 of A-Z, a-z, 0-9, _ and -."""
+    """A name that a job or a worker cannot have: see `kvps.parsing.NAME`."""
 
 
 class InvalidSetting(UsageError):

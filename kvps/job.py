@@ -17,14 +17,14 @@ from kvps.connection.replica_reader import ReplicaReader
 from kvps.connection.resp import Command
 from kvps.connection.sockets import ChunkGone
 from kvps.device.base import CPU, Device
-from kvps.errors import CorruptData, InvalidSetting, ServerError, UsageError, WorkerAlive
+from kvps.errors import CorruptData, InvalidSetting, ServerError, UsageError, WorkerAlive, counted
 from kvps.history.checkpoint import Checkpoint
 from kvps.machine import launcher, process
 from kvps.machine.launcher import Launcher
 from kvps.parsing import JOB_ID, matching, number, whole
 from kvps.protocol.answers import Joined, ServerRestarted, evicted, job_not_found, made_anew
 from kvps.protocol.job_state import Commit, Entry, Member, RoundState, State
-from kvps.protocol.keys import JobKeys, check_name
+from kvps.protocol.keys import JobKeys, check_name, check_new_name
 from kvps.protocol.plan import Contribution
 from kvps.protocol.recovery import await_history
 from kvps.session.session import Session
@@ -142,12 +142,17 @@ class Job:
         if worker is None:
             worker, joined = self._join_any(shown)
         else:
-            joined = self._join(check_name("worker", worker), shown, takeover)
+            joined = self._join(self._checked_id(worker), shown, takeover)
         if self.find_transport() is not transport:  # a loss of the memory from now on evicts this worker
             with suppress(ServerRestarted):  # a restart ends that incarnation as well
                 self.access.scripts.leave(worker, joined.incarnation, finished=False)
             raise evicted(worker, self.name, "the shared memory of the job was lost meanwhile")
         return Session(self.access, worker, joined, device, prefetch)
+
+    def _checked_id(self, worker: str) -> str:
+        """Return the id of a worker that joins. One that begins with - can only be of a worker that the job has."""
+        known = check_name("worker", worker).startswith("-") and worker in self.clock()
+        return worker if known else check_new_name("worker", worker)
 
     def _join(self, worker: str, device: str, takeover: bool) -> Joined:
         nonce = secrets.token_hex(4)
@@ -215,7 +220,9 @@ class Job:
                 return worker, self._join(worker, device, takeover=False)
             except WorkerAlive:
                 continue
-        raise UsageError(f"all {self.config.workers} workers of job {self.name!r} are there or have finished")
+        raise UsageError(
+            f"job {self.name!r} is for {counted(self.config.workers, 'worker')}, and each is there or has finished"
+        )
 
     def await_change(self, state: State) -> None:
         """Wait until a worker has joined or left, or a version is committed, after this `state`; one second at the

@@ -17,8 +17,16 @@ from kvps.errors import CorruptData
 
 LARGEST = 2**53 - 1
 """The largest whole number that Lua holds exactly."""
-NAME = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
-"""The name of a job or a worker."""
+NAME_CHARACTERS, LONGEST_NAME = "A-Za-z0-9_.=-", 64
+"""What a name may be made of, as sets of Python and of Lua write it: scripts get the rule from here."""
+NAME = re.compile(rf"(?![.=])[{NAME_CHARACTERS}]{{1,{LONGEST_NAME}}}", re.ASCII)
+"""The name of a job, a worker or a part of a model.
+
+Names are in keys, hash tags of a cluster, ACL patterns, URLs and the names of files, and are words in the texts of the
+log. One that begins with a dot would be a hidden file or a directory above, and one that begins with = a formula to a
+spreadsheet. Names of new jobs and workers do not begin with - either (`kvps.protocol.keys.check_new_name`).
+"""
+NAME_IN_WORDS = "1 to 64 of A-Z, a-z, 0-9, _, -, . and =, the first not . or ="
 WORD = re.compile(r"[A-Za-z0-9.-]{1,128}", re.ASCII)
 """A head, a history, a run id, an incarnation, a term or the staged name of a version."""
 JOB_ID = re.compile(r"[0-9a-f]{8}", re.ASCII), "8 hexadecimal digits"
@@ -27,7 +35,7 @@ MOST_TEXT = 1024
 """The most characters of a text, where no other bound is given."""
 MOST_JSON = 64 << 20
 """The most characters of a text in JSON."""
-_FILE_NAME = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9_.:-]{1,255}", re.ASCII)
+_FILE_NAME = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9_.:=-]{1,255}", re.ASCII)
 _is_word = WORD.fullmatch
 _WHOLE = re.compile(r"-?[0-9]{1,16}", re.ASCII)
 _DEEPEST = 8
@@ -85,7 +93,7 @@ def matching(value: object, where: str, pattern: re.Pattern[str], wanted: str) -
 
 def name(value: object, where: str) -> str:
     """Return the name of a job or a worker."""
-    return matching(value, where, NAME, "1 to 64 of A-Z, a-z, 0-9, _ and -")
+    return matching(value, where, NAME, NAME_IN_WORDS)
 
 
 def word(value: object, where: str) -> str:
@@ -95,7 +103,7 @@ def word(value: object, where: str) -> str:
 
 def file_name(value: object, where: str) -> str:
     """Return the name of a file that lies in the directory it is joined to, and nowhere else."""
-    return matching(value, where, _FILE_NAME, "the name of a file: 1 to 255 of A-Z, a-z, 0-9, _, -, dots and colons")
+    return matching(value, where, _FILE_NAME, "the name of a file: 1 to 255 of A-Z, a-z, 0-9, _, -, =, dots and colons")
 
 
 def names_like(pattern: str, names: Collection[str]) -> list[str]:

@@ -45,7 +45,7 @@ from kvps.job import Job, readable
 from kvps.optim.trial import try_out
 from kvps.protocol.answers import being_removed, job_exists, job_not_found
 from kvps.protocol.job_state import State
-from kvps.protocol.keys import JOBS, MEMORY, JobKeys, check_id, check_name, staged_name
+from kvps.protocol.keys import JOBS, MEMORY, JobKeys, check_id, check_new_name, staged_name
 from kvps.protocol.scripts import JobScripts
 from kvps.server import private_server
 from kvps.transport import shared_memory
@@ -161,7 +161,7 @@ class Store:
         names of parameters or patterns of them, each parameter in one part. Raises
         JobExists, InvalidName, InvalidSetting, LayoutMismatch, NotFinite; nothing was changed then.
         """
-        check_name("job", name)
+        check_new_name("job", name)
         config = JobConfig.of("create_job", config, settings)
         id = self._spread_id(name, config.shards) if id is None else check_id(id)
         layout = with_parts(Layout.of(params, config.shards), parts, config.fragments)
@@ -192,7 +192,7 @@ class Store:
         config = replace(checkpoint.config, launched_by="")
         if config.transport == "shm":  # this may be another host
             config = replace(config, transport="auto", memory="")
-        name = checkpoint.job if name is None else name
+        name = check_new_name("job", checkpoint.job if name is None else name)
         config = config if shards is None else replace(config, shards=shards)
         layout = checkpoint.layout.of_shards(config.shards)
         arrays = {"w": checkpoint.weights, **checkpoint.slots}

@@ -52,7 +52,7 @@ def test_jobs(store: Store) -> None:
 
 def test_names(store: Store) -> None:
     job = store.create_job("job", PARAMS)
-    for name in ("", "a b", "a/b", "{x}", "a*", "ä", "x" * 65, "a\n", "a:b", "\0"):
+    for name in ("", "a b", "a/b", "{x}", "a*", "ä", "x" * 65, "a\n", "a:b", "\0", ".a", "..", "=a"):
         _refuses(store, kvps.InvalidName, lambda name=name: store.create_job(name, PARAMS), "1 to 64")
         _refuses(store, kvps.InvalidName, lambda name=name: store.job(name), "1 to 64")
         _refuses(store, kvps.InvalidName, lambda name=name: job.join(name), "1 to 64")

@@ -20,7 +20,7 @@ REFUSED: list[tuple[Callable[[Any, str], Any], Any]] = [
     ),
     *((parsing.number, value) for value in ("inf", "nan", "1e400", 10**310, True, None, "x", "0x1")),
     *((parsing.text, value) for value in ("\x1b[2J", "\ud800", "\u202e", "a\nb", "x" * 1025, 5, None)),
-    *((parsing.name, value) for value in ("", "../x", "*", "a b", "x" * 65, "\u00fc", "a\n", None)),
+    *((parsing.name, value) for value in ("", "../x", "*", "a b", "x" * 65, "\u00fc", "a\n", ".a", "=a", None)),
     *((parsing.word, value) for value in ("", "a/b", "*", "x" * 129)),
     *(
         (parsing.file_name, value)

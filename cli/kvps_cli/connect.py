@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import kvps
 from kvps.connection.sockets import redacted
-from kvps.errors import InvalidSetting, JobNotFound, KvpsError, NoServer, ServerLost
+from kvps.errors import InvalidSetting, JobNotFound, KvpsError, NoServer, ServerLost, counted
 from kvps.job import Job, readable
 from kvps.protocol.job_state import State
 from kvps.server import private_server
@@ -145,8 +145,15 @@ def read_job(store: Store, name: str) -> tuple[Job, State]:
         return job, job.state()
 
 
+def start_of(job: Job, worker: str = "") -> str:
+    """Return how a worker of a job is started, under a free id or under this one."""
+    if job.config.task:
+        return f"kvps worker --job {job.name}{worker and f' --id {worker}'}"
+    return f"its own script, which joins with job.join({repr(worker) if worker else ''})"
+
+
 def announce(job: Job, quiet: bool = False) -> None:
     """Say which job this is, and how it trains."""
     if not quiet:
         c = job.config
-        say(f"job {job.name}: {c.task or 'made in Python'}, {c.mode}, {c.workers} workers, {c.optimizer}")
+        say(f"job {job.name}: {c.task or 'made in Python'}, {c.mode}, {counted(c.workers, 'worker')}, {c.optimizer}")

@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import cast
 
 from kvps.arrays.layout import Layout
-from kvps.errors import InvalidSetting, shown
-from kvps.parsing import NAME, names_like
+from kvps.errors import InvalidSetting, counted, shown
+from kvps.parsing import NAME, NAME_IN_WORDS, names_like
 
 MOST_PARTS = 4_096
 
@@ -45,7 +45,7 @@ def part_of_each(parts: Mapping[str, str | Iterable[str]], names: Collection[str
         raise InvalidSetting(f"a model has 1 to {MOST_PARTS} parts, not {len(parts)}: leave parts out for none")
     for part, patterns in parts.items():
         if not isinstance(part, str) or not NAME.fullmatch(part):
-            raise InvalidSetting(f"the name of a part must be 1 to 64 of A-Z, a-z, 0-9, _ and -, not {part!r}")
+            raise InvalidSetting(f"the name of a part must be {NAME_IN_WORDS}, not {part!r}")
         for pattern in _patterns(part, patterns):
             matched = names_like(pattern, names)
             if not matched:
@@ -73,7 +73,9 @@ def fragments(sizes: Mapping[str, int], number: int) -> dict[str, str]:
     parameters.
     """
     if number > len(sizes):
-        raise InvalidSetting(f"fragments must not exceed the {len(sizes)} parameters of the model, it is {number}")
+        raise InvalidSetting(
+            f"fragments must not exceed the {counted(len(sizes), 'parameter')} of the model, it is {number}"
+        )
     whole, end, fragment, out = sum(sizes.values()), 0, 0, dict[str, str]()
     for left, (name, size) in zip(range(len(sizes), 0, -1), sizes.items(), strict=True):
         is_due = (end + size / 2) * number >= whole * (fragment + 1)

@@ -10,7 +10,6 @@ the digest's own 32 digits taken as zeros.
 
 from __future__ import annotations
 
-import glob
 import json
 import os
 import re
@@ -30,7 +29,7 @@ from safetensors.numpy import save_file
 from kvps.arrays.layout import DTYPE, Array, Layout
 from kvps.arrays.past_weights import MOST_PAST
 from kvps.config import JobConfig
-from kvps.errors import CorruptData, InvalidSetting, KvpsError
+from kvps.errors import CorruptData, InvalidSetting, KvpsError, counted
 from kvps.machine.files import private
 from kvps.optim.custom import MOST_SLOTS
 from kvps.parsing import JOB_ID, MOST_JSON, Fields, file_name, name, sequence, whole, word
@@ -72,7 +71,9 @@ def sums_without(sums: object, undone: int) -> str:
     contributions. Raises CorruptData."""
     each = sums.split() if isinstance(sums, str) else []
     if not 0 <= undone < len(each):
-        raise CorruptData(f"the sums of weights {sums!r:.60} of a worker do not go back by {undone} contributions")
+        raise CorruptData(
+            f"the sums of weights {sums!r:.60} of a worker do not go back by {counted(undone, 'contribution')}"
+        )
     return " ".join(each[: len(each) - undone])
 
 
@@ -213,7 +214,7 @@ class Checkpoint:
                 where = f"{path}: slots"
                 names = [word(slot, where) for slot in sequence(f.json("slots"), where, _MOST_SLOTS)]
                 if path.stat().st_size < layout.nbytes * (1 + len(names)):
-                    raise CorruptData(f"{path} is too short for the {layout.size} items of its layout")
+                    raise CorruptData(f"{path} is too short for the {counted(layout.size, 'item')} of its layout")
                 slots = {
                     slot: _flat(layout, lambda name, slot=slot: file.get_tensor(_state_name(layout, slot, name)))
                     for slot in names
@@ -327,9 +328,9 @@ def listed(directory: Path) -> Iterator[tuple[Path, Checkpoint | None]]:
 
 def prune(directory: Path, job: str, id: str, version: int, keep: int) -> None:
     """Delete all but a job's last `keep` files, and what its killed writers left of versions before `version`."""
-    begins = f"{job}.{id}-"
-    for path in sorted(directory.glob(f"{glob.escape(begins)}*{SUFFIX}"))[:-keep]:
+    name = re.compile(rf"(\.?){re.escape(f'{job}.{id}')}-([0-9]{{8,16}}){re.escape(SUFFIX)}(\.\w+)?", re.ASCII)
+    found = [(path, match) for path in sorted(directory.iterdir()) if (match := name.fullmatch(path.name))]
+    whole = [path for path, match in found if not match[1] and not match[3]]
+    aside = [path for path, match in found if match[1] and match[3] and int(match[2]) < version]
+    for path in [*whole[:-keep], *aside]:
         path.unlink(missing_ok=True)
-    for path in directory.glob(f".{glob.escape(begins)}*{SUFFIX}.*"):
-        if path.name.removeprefix(f".{begins}").partition(".")[0] < f"{version:08d}":
-            path.unlink(missing_ok=True)

@@ -120,7 +120,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from kvps.errors import InvalidName, shown
-from kvps.parsing import JOB_ID, NAME
+from kvps.parsing import JOB_ID, NAME, NAME_IN_WORDS
 
 JOBS = "kvps:jobs"
 MEMORY = "kvps:memory"
@@ -130,8 +130,18 @@ _ID, _ = JOB_ID
 def check_name(kind: str, name: str) -> str:
     """Return `name` if it can be part of a key, else raise InvalidName. `kind` ("job", "worker") is for its message."""
     if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise InvalidName(f"{kind} name {shown(name)} is not allowed: use {NAME_IN_WORDS}")
+    return name
+
+
+def check_new_name(kind: str, name: str) -> str:
+    """Return `name` if a job or worker that is made now may have it, else raise InvalidName.
+
+    Jobs of earlier releases may have names that begin with -, and are opened as ever.
+    """
+    if check_name(kind, name).startswith("-"):
         raise InvalidName(
-            f"{kind} name {shown(name)} is not allowed: use 1 to 64 characters out of A-Z, a-z, 0-9, _ and -"
+            f"{kind} name {shown(name)} is not allowed: commands would take it for an option, because it begins with -"
         )
     return name
 

@@ -16,6 +16,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from redis.exceptions import NoScriptError
 
 from kvps.errors import KvpsError, NotPermitted
+from kvps.parsing import LONGEST_NAME, NAME_CHARACTERS
 from kvps.protocol.script_header import Header, split_header
 
 T = TypeVar("T")
@@ -76,9 +77,13 @@ def load_scripts(package: str) -> dict[str, Script]:
 
 
 def read_sources(folder: Traversable) -> dict[str, str]:
-    """Return the texts of the Lua files in a folder, by name."""
+    """Return the texts of the Lua files in a folder, by name, with the constants that are Python's."""
     files = {path.name: path for path in folder.iterdir() if path.name.endswith(".lua")}
-    return {name.removesuffix(".lua"): files[name].read_text("utf-8") for name in sorted(files)}
+    return {name.removesuffix(".lua"): _with_constants(files[name].read_text("utf-8")) for name in sorted(files)}
+
+
+def _with_constants(text: str) -> str:
+    return text.replace("NAME_CHARACTERS", NAME_CHARACTERS).replace("LONGEST_NAME", str(LONGEST_NAME))
 
 
 def compose(name: str, text: str, include: Mapping[str, str]) -> Script:

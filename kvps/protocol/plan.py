@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from kvps.arrays.layout import Chunk
-from kvps.parsing import Fields, refuse
+from kvps.parsing import NAME, Fields, refuse
 
 _MOST_CONTRIBUTIONS = 1 << 20
 _TEXT = re.compile(
-    r"([A-Za-z0-9_-]{1,64}) ([A-Za-z0-9-]{1,80}) (\d{1,16}) (\d{1,16}) (\d{1,16}) (\d{1,16}) (-|\d{1,16}) "
-    r"([A-Za-z0-9,-]{1,65536})(?: ([A-Za-z0-9_-]{1,64}))?",
+    rf"({NAME.pattern}) ([A-Za-z0-9-]{{1,80}}) (\d{{1,16}}) (\d{{1,16}}) (\d{{1,16}}) (\d{{1,16}}) (-|\d{{1,16}}) "
+    rf"([A-Za-z0-9,-]{{1,65536}})(?: ({NAME.pattern}))?",
     re.ASCII,
 )
 

@@ -14,7 +14,7 @@ from kvps.config import SPECS
 from kvps.errors import InvalidSetting
 from kvps.history import commit_log
 from kvps.history.checkpoint import SUFFIX, Checkpoint, listed
-from kvps.protocol.keys import check_name
+from kvps.protocol.keys import check_new_name
 from kvps_cli import connect, options
 from kvps_cli.long_work import LongWork
 from kvps_cli.new_job import storing
@@ -71,7 +71,7 @@ def restore(
 ) -> None:
     """Create a job that continues from a checkpoint. Its workers join under their old ids."""
     if job is not None:
-        check_name("job", job)
+        check_new_name("job", job)
     with LongWork(quiet) as work, work.stage(f"reading {file}"):
         checkpoint = Checkpoint.load(file)
     connect.wait_for_server(redis)
@@ -81,8 +81,7 @@ def restore(
         awaited = [m.worker for m in restored.state().members.values() if m.state != "gone"]
     waits = ""
     if awaited:
-        start = f"start kvps worker --job {restored.name} --id {awaited[0]}"
-        waits = f"; waits for {', '.join(sorted(awaited))}: {start}"
+        waits = f"; waits for {', '.join(sorted(awaited))}: start {connect.start_of(restored, min(awaited))}"
     if not quiet:
         say(f"job {restored.name}: continues from version {checkpoint.version} of {file}{waits}")
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from kvps_workers import load_task
 
-from kvps.protocol.keys import check_name
+from kvps.protocol.keys import check_new_name
 from kvps_cli import connect, options
 from kvps_cli.new_job import create_job, parameters_of
 from kvps_cli.output import say
@@ -23,7 +23,7 @@ def create(
     redis: options.Redis = None,
 ) -> None:
     """Create a job. Its aggregators and workers may run already or start later."""
-    check_name("job", job)
+    check_new_name("job", job)
     loaded = load_task(task)
     config = settings.job_config(task, loaded)
     params = parameters_of(loaded, config, quiet)

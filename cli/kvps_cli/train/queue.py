@@ -9,8 +9,8 @@ import typer
 from kvps_workers import load_task
 from kvps_workers.queue.queue import CPU, GPU, QUEUES, QueueRow, TaskQueue
 
-from kvps.errors import KvpsError
-from kvps.protocol.keys import check_name
+from kvps.errors import KvpsError, counted
+from kvps.protocol.keys import check_name, check_new_name
 from kvps_cli import connect, options
 from kvps_cli.new_job import create_job, parameters_of
 from kvps_cli.output import print_json, say
@@ -32,7 +32,7 @@ def submit(
     """Create a job and put its workers into the queue. Hosts that run kvps worker --queue take them."""
     factors = options.slow_factors(slow or [], settings.workers)
     if job is not None:
-        check_name("job", job)
+        check_new_name("job", job)
     loaded = load_task(task)
     config = settings.job_config(task, loaded)
     check_prefetch(prefetch, config)
@@ -52,7 +52,8 @@ def submit(
     connect.announce(created)
     start = f"kvps worker --queue{' --gpu N' if gpus else ''}"
     if hosts < config.workers:
-        say(f"it begins when {config.workers} hosts serve the queue {queue.name}; now {hosts} do; start more: {start}")
+        needed = counted(config.workers, "host")
+        say(f"it begins with {needed} at the queue {queue.name}, where {hosts} are now; start more: {start}")
     say(f"watch it with kvps queue or kvps status {name}; end it with kvps cancel {name}")
 
 
@@ -104,7 +105,7 @@ def cancel(job: options.JobName, queue_redis: options.QueueRedis = None, redis: 
 
 def _served(rows: list[QueueRow], hosts: int) -> str:
     """Return a line that says how many hosts serve a queue, and which jobs need more."""
-    line = f"{hosts} host{'' if hosts == 1 else 's'}"
+    line = counted(hosts, "host")
     needed = Counter(row.task.job for row in rows if row.task and row.state != "failed")
     waiting = {row.task.job for row in rows if row.task and row.state == "waits"}
     if wide := [f"{job} ({needed[job]})" for job in sorted(waiting) if needed[job] > hosts]:

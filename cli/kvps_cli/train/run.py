@@ -17,7 +17,7 @@ from kvps.errors import InvalidSetting, JobNotFound, KvpsError
 from kvps.job import Job
 from kvps.protocol.answers import job_exists
 from kvps.protocol.job_state import State
-from kvps.protocol.keys import check_name
+from kvps.protocol.keys import check_new_name
 from kvps.store import Store, fresh_id
 from kvps_cli import connect, options
 from kvps_cli.output import log_options, say, start_log
@@ -58,11 +58,11 @@ def run(
     """Run copies of your own script as the workers of one job, as torchrun does for DDP.
 
     The script calls kvps.from_env() and creates the job. Settings given here apply to that job.
-    The script's output goes to stdout, and messages of kvps go to stderr.
+    What the copies write to stdout and to stderr goes there, and messages of kvps go to stderr.
     """
     command = _checked(command or [])
     if job is not None:
-        check_name("job", job)
+        check_new_name("job", job)
     kept.prepare(fresh=True)
     given = {name: value for name, value in settings.given.items() if name != "workers"}
     JobConfig(workers=settings.workers, **given)

@@ -18,11 +18,11 @@ from kvps_workers.rounds import Rounds
 
 from kvps.arrays.digest import weights_sha256
 from kvps.config import JobConfig
-from kvps.errors import InvalidSetting, KvpsError, TaskFailed
+from kvps.errors import InvalidSetting, KvpsError, TaskFailed, counted
 from kvps.job import Job
 from kvps.machine import launcher
 from kvps.machine.files import private
-from kvps.protocol.keys import check_name
+from kvps.protocol.keys import check_new_name
 from kvps.server import private_server
 from kvps.store import Store
 from kvps_cli import connect, options
@@ -70,7 +70,7 @@ def up(
     if kill_every is not None and not kill_every >= 0.1:
         raise InvalidSetting(f"--kill-every must be 0.1 seconds or more, not {kill_every:g}")
     if job is not None:
-        check_name("job", job)
+        check_new_name("job", job)
     if report is not None:
         options.check_file("--report", report)
     kept.prepare(fresh=True)
@@ -148,8 +148,8 @@ def _judge(store: Store, job: Job, trial: FaultInjection, kept: KeptFiles) -> No
         replay = f"left out: the inner {job.config.inner_optimizer.kind} keeps a state, so it needs --record DIR"
     trial.close()
     print(
-        f"{trial.kills} kills, {verdict.acknowledged} acknowledged, {verdict.lost} lost, {verdict.twice} twice, "
-        f"replay {replay}"
+        f"{counted(trial.kills, 'kill')}, {verdict.acknowledged} acknowledged, {verdict.lost} lost, "
+        f"{verdict.twice} twice, replay {replay}"
     )
     if verdict.lost or verdict.twice or differs:
         raise KvpsError(f"job {job.name}: {differs or 'gradients were lost or counted twice'}; please report this")

@@ -10,7 +10,7 @@
 --   mode: 'ask' to change nothing, and only say whether it was accepted before
 --   part: the part of the model that it is of, or '' for all of it
 --   traces: of earlier iterations of the worker, "field value field value ..." each
--- USES job numbers time traces weight_sums workers
+-- USES job names numbers time traces weight_sums workers
 -- Returns {ACK, clock, round, sum of the weights that were accepted from this worker, where rounds end by the clock}
 --     | {LATE, version}: dropped | {NEW} (to 'ask') | {FULL, pending} | {EVICTED, state} | {SEQUENCE, accepted}
 --     | {BASE, version} | {HISTORY, history} | {RESTARTED} | {UNIT, unit that the worker has}
@@ -38,7 +38,7 @@ local weight_number = whole(weight)
 -- A reduction of the user's own, module:function, may use weights too.
 reduction = reduction or ''
 local takes_weights = reduction == 'weighted' or (reduction:find(':', 1, true) and not reduction:find('^trimmed:'))
-if not digests:find('^[%x,-]+$') or not part:find('^[%w_-]*$') or #part > 64 or not weight_number
+if not digests:find('^[%x,-]+$') or (part ~= '' and not is_name(part)) or not weight_number
   or (weight_number > 1 and not takes_weights) then return { 'BAD' } end
 if unit ~= (entry.unit or '') or (total_units ~= '0' and not entry.unit) then return { 'UNIT', entry.unit or '' } end
 -- An open plan has closed the round, too: what it does not have would wait for the next one.

@@ -1,6 +1,6 @@
 """Rows as scalars of TensorBoard, in event files that tensorboardX writes. Each process begins a file of its own.
 
-    DIR/events.out.tfevents.<time>.<host>.kvps.<job>.<id>.<nonce>
+    DIR/events.out.tfevents.<time>.<host>.kvps+<job>.<id>+<nonce>
 
 A record of an event file is its length, a checksum of that, the bytes of an Event, and a checksum of these. A killed
 process may leave a part of a record at the end, which every reader passes over.
@@ -17,10 +17,13 @@ from typing import Any
 
 from kvps.errors import InvalidSetting, KvpsError
 from kvps.machine.files import make_directory
+from kvps.parsing import NAME
 from kvps_monitor.loggers.lineage import Lineage
 from kvps_monitor.loggers.rows import Row
 
-_OURS = re.compile(r".*\.kvps\.([A-Za-z0-9_-]{1,64}\.[0-9a-f]{8})\.[0-9a-f]{8}")
+_ID = "[0-9a-f]{8}"
+# No name has a +. Names had no dots either when dots were around the mark, as they still are in older files.
+_OURS = re.compile(rf".*\.kvps(?:\+({NAME.pattern}\.{_ID})\+|\.([A-Za-z0-9_-]+\.{_ID})\.){_ID}", re.ASCII)
 _MOST_RECORD = 1 << 24
 
 
@@ -38,7 +41,7 @@ class EventFile:
         try:
             make_directory(directory)
             prefix = str(directory.resolve() / "events")
-            self._writer = EventsWriter(prefix, f".kvps.{lineage.mark}.{secrets.token_hex(4)}")
+            self._writer = EventsWriter(prefix, f".kvps+{lineage.mark}+{secrets.token_hex(4)}")
             os.chmod(self._writer._file_name, 0o600)
         except OSError as error:
             raise InvalidSetting(f"{directory}: {error.strerror}") from None
@@ -111,7 +114,7 @@ def records(data: bytes) -> Iterator[bytes]:
 def files_in(directory: Path) -> list[tuple[Path, str]]:
     """Return the event files of kvps in a directory, each with the mark of its job."""
     found = sorted(directory.glob("events.out.tfevents.*")) if directory.is_dir() else []
-    return [(path, match[1]) for path in found if (match := _OURS.fullmatch(path.name))]
+    return [(path, match[1] or match[2]) for path in found if (match := _OURS.fullmatch(path.name))]
 
 
 def free_directory(begin: Path, lineage: Lineage) -> Path:

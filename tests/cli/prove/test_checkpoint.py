@@ -61,6 +61,10 @@ def test_by_hand(lasting: Store, tmp_path: Path) -> None:
     assert "no checkpoints in" in _said("checkpoint", "ls", str(tmp_path))
     assert "job job: version 3 in" in _said("checkpoint", "save", "job", "--to", "here")
     assert "job job: version 3 in" in _said("checkpoint", "save", "job", "--to", "here/mine.safetensors")
+    with job.join("w0"):
+        assert "version 3" in _said("checkpoint", "save", "job", "--to", "there/at-work.safetensors")
+    said = _said("checkpoint", "restore", "there/at-work.safetensors", "--job", "made-in-python")
+    assert said.endswith("; waits for w0: start its own script, which joins with job.join('w0')\n"), "no kvps worker"
     assert check_chain(job, Path("here")) == 3
     bad = bytearray(Path("here/mine.safetensors").read_bytes())
     bad[-1] ^= 1

@@ -108,7 +108,7 @@ def test_the_pages_agree_with_redis(store: Store, shown: Dashboard, raw: Any, ta
     page.get_by_role("link", name="j", exact=True).click()
     tile(page, "Workers", "0 of 2")
     with aggregating(job):
-        with working(store, ["w0", "w1"], rounds=8) as workers:
+        with working(store, ["w0", "gpu-1.a=b"], rounds=8) as workers:
             for each in workers.values():
                 assert each.wait() == 0
         text_is(page, ".heading .pill", "finished")
@@ -117,7 +117,7 @@ def test_the_pages_agree_with_redis(store: Store, shown: Dashboard, raw: Any, ta
         tile(page, "Backlog", str(raw.xlen(k.inbox)))
         tile(page, "Contributions", "16")
         clocks = {name.decode(): clock.decode() for name, clock in raw.hgetall(k.clock).items()}
-        assert clocks == {"w0": "8", "w1": "8"}
+        assert clocks == {"w0": "8", "gpu-1.a=b": "8"}
         for name, clock in clocks.items():
             row = page.locator(".rows .row", has=page.get_by_role("link", name=name, exact=True))
             row.locator(".clock", has_text=clock).wait_for()
@@ -129,7 +129,7 @@ def test_the_pages_agree_with_redis(store: Store, shown: Dashboard, raw: Any, ta
     assert page.locator(".event.commit").count() == int(raw.hget(k.version, "version"))
     assert page.locator(".event.commit .chip").count() == 16
     assert page.locator(".event.join").count() == 2
-    page.goto(f"{shown.root}/jobs/j/workers/w1")
+    page.goto(f"{shown.root}/jobs/j/workers/gpu-1.a=b")
     page.locator("tbody tr").nth(7).wait_for()
     tile(page, "Committed", "8")
     page.locator(".log .commit").nth(7).wait_for()

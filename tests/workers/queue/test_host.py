@@ -52,7 +52,7 @@ def test_three_hosts_train_the_digits_and_one_is_killed(
         aggregator = start("aggregator", "start", "--job", "digits")
         done = kvps_run("submit", "digits", "--workers", "3", "--epochs", "8", "--slow", "w1=5x")
         assert done.returncode == 0, done.stderr
-        assert "it begins when 3 hosts serve the queue kvps; now 0 do" in done.stderr
+        assert "it begins with 3 hosts at the queue kvps, where 0 are now" in done.stderr
         hosts = [start("worker", "--queue", "--burst", "--acks", f"acks{i}") for i in range(3)]
         with kvps.connect() as store:
             job = store.job("digits")

@@ -118,12 +118,13 @@ def test_a_task_that_is_lost_again_and_again_without_progress_fails(store: Store
 
 
 def test_cancel_takes_one_jobs_tasks_and_no_others(store: Store, queue: TaskQueue, raw: Any) -> None:
-    for name in ("a", "a-w0", "a-b"):
+    for name in ("a", "a-w0", "a-b", "a.b", "a_b"):
         queue.submit(store.create_job(name, model(), workers=2))
     found = queue.take("one")
     assert found
     assert queue.cancel("a") == (1, 1)
-    assert waiting(raw) == ["a-w0-w0", "a-w0-w1", "a-b-w0", "a-b-w1"]
+    assert queue.cancel("a.b") == (2, 0)
+    assert waiting(raw) == ["a-w0-w0", "a-w0-w1", "a-b-w0", "a-b-w1", "a_b-w0", "a_b-w1"]
     running = queue.look()[1][0]
     assert (running.held, running.cancelled) == ((found[0], "one"), True)
     assert queue.release(found[0], "one", "queued") == "canceled", "who is lost meanwhile is not put back"

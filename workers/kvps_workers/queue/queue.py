@@ -6,13 +6,15 @@ host, whichever process is killed. docs/experiments.md shows what RQ's own worke
 
 Nothing that is read here is unpickled or imported (see `worker_task`), and a host listens to none of RQ's commands.
 
-A task's id is <when its job was submitted, us>-<job>-<worker>. The queue is kept in the order of these times.
+A task's id is <when its job was submitted, us>-<job>-<worker>, with _ for what RQ does not take in an id. The queue is
+kept in the order of these times. The description is <job> <worker>, and says which job a task is of.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -47,6 +49,7 @@ _KEPT_S = 24 * 3600  # how long ended tasks are kept
 _HOST_S = 15  # a host that is silent for so long is no longer counted
 _FAILURES_SHOWN = 10
 _MOST_PID = 2**31 - 1
+_NOT_IN_IDS = re.compile(r"[^A-Za-z0-9_-]")  # of tasks: RQ's own commands refuse such an id
 
 
 class QueueRow(NamedTuple):
@@ -111,7 +114,7 @@ class TaskQueue:
             if self._client.preflight():
                 raise ServerUnfit(
                     f"{redacted(url)} is a node of a cluster, and RQ's queues need a single server: start each worker "
-                    f"with kvps worker JOB, or use a single server"
+                    f"with kvps worker --job NAME, or use a single server"
                 )
         except BaseException:
             self._client.close()
@@ -128,7 +131,8 @@ class TaskQueue:
         tasks = []
         for worker in (f"w{rank}" for rank in range(job.config.workers)):
             task = WorkerTask(job.name, job.id, worker, float((slow or {}).get(worker, 1)), prefetch)
-            tasks += [f"{seconds * 1_000_000 + us}-{job.name}-{worker}", task.payload(), str(task)]
+            readable = _NOT_IN_IDS.sub("_", job.name)
+            tasks += [f"{seconds * 1_000_000 + us}-{readable}-{worker}", task.payload(), str(task)]
         self._run("submit", name=self.name, tasks=tasks)
 
     def cancel(self, job: str) -> tuple[int, int]:

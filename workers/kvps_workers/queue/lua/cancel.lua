@@ -5,16 +5,16 @@
 --   kept_s: how long to keep ended tasks
 -- USES registries tasks
 -- Returns {OK, how many waited, how many run} | {WRONGTYPE, key, is, want}
-local pattern = '^%d+%-' .. job:gsub('%-', '%%-') .. '%-w%d+$'
 local waited, running = 0, 0
+local function is_of_job(id) return fields(prefix .. id, 'description'):match('^(%S+) w%d+$') == job end
 for _, id in ipairs(redis.call('LRANGE', keys.queue, 0, -1)) do
-  if id:match(pattern) then
+  if is_of_job(id) then
     waited = waited + redis.call('LREM', keys.queue, 0, id)
-    if is_hash(prefix .. id) then over(keys.canceled, prefix .. id, id, 'canceled', 'kvps cancel', tonumber(kept_s)) end
+    over(keys.canceled, prefix .. id, id, 'canceled', 'kvps cancel', tonumber(kept_s))
   end
 end
 for _, task in ipairs(started(keys.started)) do
-  if task.id:match(pattern) and is_hash(prefix .. task.id) then
+  if is_of_job(task.id) then
     running = running + 1
     redis.call('HSET', prefix .. task.id, 'status', 'canceled')
   end
