@@ -254,3 +254,12 @@ def _without_nan(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _without_nan(each) for name, each in value.items()}
     return [_without_nan(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def bytes_text(count: float) -> str:
+    """Return a number of bytes for a message, as in "1.2 kB" or "34.5 GB"; 1 MB is a million bytes."""
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if count < 999.95 or unit == "TB":
+            break
+        count /= 1000
+    return f"{max(0, count):,.{0 if unit == 'B' else 1}f} {unit}"

@@ -27,7 +27,6 @@ from kvps.config.combinations import check_layout
 from kvps.connection.client import Client
 from kvps.connection.cluster import open_client
 from kvps.connection.replica_reader import ReplicaReader
-from kvps.connection.server_info import mb
 from kvps.connection.sockets import connection_settings, redacted
 from kvps.errors import (
     CorruptData,
@@ -43,6 +42,7 @@ from kvps.errors import (
 from kvps.history.checkpoint import Checkpoint, units_anew
 from kvps.job import Job, readable
 from kvps.optim.trial import try_out
+from kvps.parsing import bytes_text
 from kvps.protocol.answers import being_removed, job_exists, job_not_found
 from kvps.protocol.job_state import State
 from kvps.protocol.keys import JOBS, MEMORY, JobKeys, check_id, check_new_name, staged_name
@@ -294,8 +294,9 @@ class Store:
         gradients = 0 if config.transport == "shm" else config.workers * (config.max_pending + 1) * pushed
         if limit and used + versions + gradients > limit:
             raise ServerFull(
-                f"job {name!r} needs {mb(versions + gradients)} and {redacted(self.url)} has {mb(limit - used)} left "
-                f"of its maxmemory ({mb(limit)}): raise that, remove jobs (kvps rm), or have fewer workers"
+                f"job {name!r} needs {bytes_text(versions + gradients)} and {redacted(self.url)} has "
+                f"{bytes_text(limit - used)} left of its maxmemory ({bytes_text(limit)}): raise that, remove jobs "
+                "(kvps rm), or have fewer workers"
             )
         return versions + gradients
 

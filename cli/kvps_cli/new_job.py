@@ -13,6 +13,7 @@ from kvps.arrays.layout import CHUNK_BYTES
 from kvps.config import JobConfig
 from kvps.errors import KvpsError
 from kvps.job import Job
+from kvps.parsing import bytes_text
 from kvps.store import Store
 from kvps_cli.long_work import LongWork
 
@@ -40,7 +41,7 @@ def storing(store: Store, nbytes: int, quiet: bool) -> Iterator[None]:
     def keys() -> int:
         return sum(store.client.on_masters(lambda node: int(node.call("DBSIZE"))))
 
-    what = f"storing {nbytes / 1e6:,.1f} MB"
+    what = f"storing {bytes_text(nbytes)}"
     with LongWork(quiet) as work:
         try:
             before = keys()

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
-from kvps.connection.server_info import mb, server_name, version_of
+from kvps.connection.server_info import server_name, version_of
+from kvps.parsing import bytes_text
 
 OK, ADVICE, WRONG = "ok", "advice", "wrong"
 
@@ -102,10 +103,10 @@ def _memory(info: Mapping[str, Any]) -> Finding:
         return Finding(
             "memory",
             ADVICE,
-            f"{mb(used)} used, no limit{f' on a machine of {mb(machine)}' if machine else ''}",
+            f"{bytes_text(used)} used, no limit{f' on a machine of {bytes_text(machine)}' if machine else ''}",
             "set maxmemory to what the machine can give: kvps then refuses a job that does not fit",
         )
-    usage = f"{mb(used)} of {mb(limit)} used"
+    usage = f"{bytes_text(used)} of {bytes_text(limit)} used"
     if used > _FULL * limit:
         return Finding("memory", WRONG, usage, "raise maxmemory, or remove jobs: kvps jobs, kvps rm")
     return Finding("memory", OK, usage)
@@ -125,7 +126,7 @@ def _reply_buffers(config: Mapping[str, str]) -> Finding:
     least = min((n for n in map(nbytes, limits.get("normal", [])) if n), default=0)
     if not least:
         return Finding("reply buffers", OK, "no limit for workers and readers")
-    limit = f"the server cuts a worker off that has {mb(least)} still to read"
+    limit = f"the server cuts a worker off that has {bytes_text(least)} still to read"
     if least >= _LARGE_REPLY:
         return Finding("reply buffers", OK, limit)
     return Finding("reply buffers", ADVICE, limit, "client-output-buffer-limit normal 0 0 0")

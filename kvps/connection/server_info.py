@@ -37,8 +37,3 @@ def version_of(text: str) -> tuple[int, int]:
     """Return (7, 4) for "7.4-rc1"; (0, 0) for text that is no version."""
     numbers = re.match(r"(\d+)\.(\d+)", text)
     return (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
-
-
-def mb(count: int) -> str:
-    """Return a number of bytes for a message, as in "1,234.5 MB"."""
-    return f"{max(0, count) / 1e6:,.1f} MB"

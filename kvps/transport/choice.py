@@ -9,8 +9,8 @@ from kvps.arrays.formats import format_of
 from kvps.arrays.layout import Layout
 from kvps.config import JobConfig
 from kvps.connection.client import Client
-from kvps.connection.server_info import mb
 from kvps.errors import CorruptData, InvalidSetting, ServerFull, ServerUnfit
+from kvps.parsing import bytes_text
 from kvps.protocol.keys import MEMORY
 from kvps.transport import shared_memory
 from kvps.transport.memory_identity import Memory
@@ -59,8 +59,8 @@ def _shared_memory(client: Client, config: JobConfig, layout: Layout, job: str) 
         raise InvalidSetting(f"{root} is not there, or cannot be written to: {_MORE_ROOM}")
     needs, room = _shared_bytes(config, layout), shared_memory.free_bytes()
     if needs * (2 if auto else 1) > room:
-        asked = f"{mb(needs)}{' and as much again' if auto else ''}"
-        raise ServerFull(f"{root} has {mb(room)} left, and the job needs {asked}: {_MORE_ROOM}")
+        asked = f"{bytes_text(needs)}{' and as much again' if auto else ''}"
+        raise ServerFull(f"{root} has {bytes_text(room)} left, and the job needs {asked}: {_MORE_ROOM}")
     memory, first = _memories(client)
     if not shared_memory.sees(first):
         if auto:

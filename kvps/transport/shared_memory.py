@@ -35,7 +35,7 @@ from kvps.arrays.formats import Bytes
 from kvps.connection.sockets import ChunkGone, connection_settings
 from kvps.errors import KvpsError, ServerFull, ServerUnfit
 from kvps.machine.paths import is_private_below, private_directory
-from kvps.parsing import JOB_ID, matching
+from kvps.parsing import JOB_ID, bytes_text, matching
 from kvps.transport.memory_identity import Memory, identify, place_of
 
 ROOT = Path("/dev/shm")
@@ -218,7 +218,7 @@ def _no_room(error: OSError, nbytes: int) -> OSError | ServerFull:
     if error.errno not in (errno.ENOSPC, errno.ENOMEM):
         return error
     return ServerFull(
-        f"{ROOT} is full ({free_bytes() / 1e6:,.1f} MB left of {nbytes / 1e6:,.1f} MB): make room there, remove jobs "
+        f"{ROOT} is full ({bytes_text(free_bytes())} left of {bytes_text(nbytes)}): make room there, remove jobs "
         f"(kvps rm), or create the job with --transport redis"
     )
 

@@ -14,6 +14,7 @@ from kvps.config import SPECS
 from kvps.errors import InvalidSetting
 from kvps.history import commit_log
 from kvps.history.checkpoint import SUFFIX, Checkpoint, listed
+from kvps.parsing import bytes_text
 from kvps.protocol.keys import check_new_name
 from kvps_cli import connect, options
 from kvps_cli.long_work import LongWork
@@ -42,7 +43,7 @@ def save(
     with connect.existing_job(redis, job) as opened, LongWork(quiet) as work:
         state = opened.state()
         nbytes = opened.layout.nbytes * (1 + len(opened.config.slots))
-        with work.stage(f"reading version {state.version} ({nbytes / 1e6:,.1f} MB)"):
+        with work.stage(f"reading version {state.version} ({bytes_text(nbytes)})"):
             checkpoint = opened.checkpoint()
         path = directory / (to.name if whole else checkpoint.filename)
         with work.stage(f"writing {path}", nbytes, "bytes", lambda: _bytes_aside(path)):
@@ -125,10 +126,10 @@ def _described(path: Path, checkpoint: Checkpoint | None) -> dict[str, Any]:
 
 
 def _row(described: Mapping[str, Any]) -> list[str]:
-    """Return the cells of one table row: size in MB, local time."""
+    """Return the cells of one table row, with the local time."""
     saved = described["saved"]
     shown = dict(described) | {
-        "bytes": f"{described['bytes'] / 1e6:.1f} MB",
+        "bytes": bytes_text(described["bytes"]),
         "saved": saved and f"{datetime.fromisoformat(saved).astimezone():%Y-%m-%d %H:%M:%S}",
     }
     return ["-" if value is None else str(value) for value in shown.values()]

@@ -29,6 +29,7 @@ from kvps.errors import InvalidSetting, KvpsError
 from kvps.history.checkpoint import Checkpoint
 from kvps.history.commit_log import Log
 from kvps.job import Job
+from kvps.parsing import bytes_text
 from kvps.protocol.job_state import Commit, State
 from kvps.protocol.plan import Contribution
 from kvps_cli import connect, options
@@ -91,7 +92,7 @@ def proof_of(
         raise InvalidSetting(f"--from: the checkpoint is of another model than job {job.name!r} has")
     flat: Array = np.empty(job.layout.size, DTYPE)
     work = work or LongWork(quiet=True)
-    with work.stage(f"reading the weights ({flat.nbytes / 1e6:,.1f} MB)"):
+    with work.stage(f"reading the weights ({bytes_text(flat.nbytes)})"):
         version = job.access.reader.fetch(job.state(), flat).version
     state = job.state()  # read after the weights: the log then reaches at least their version
     source: Source | None = None

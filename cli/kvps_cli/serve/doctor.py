@@ -17,6 +17,7 @@ from kvps.connection.server_health import ADVICE, OK, WRONG, Finding, of_clock, 
 from kvps.device.base import open_device
 from kvps.errors import KvpsError, NotPermitted, ServerFull, ServerUnfit
 from kvps.optim import Adam
+from kvps.parsing import bytes_text
 from kvps.store import Store
 from kvps.transport import shared_memory
 from kvps_cli import connect, options
@@ -148,7 +149,7 @@ def _room(store: Store, model: float | None, workers: int) -> Iterator[Finding]:
     except ServerFull as full:
         yield Finding(about, WRONG, str(full).partition(": ")[0], "raise maxmemory, remove jobs, or have fewer workers")
         return
-    yield Finding(about, OK, f"at most {needs / _MB:,.1f} MB for {workers} workers and Adam")
+    yield Finding(about, OK, f"at most {bytes_text(needs)} for {workers} workers and Adam")
 
 
 def _room_for(model: float) -> str:
@@ -162,11 +163,11 @@ def _machine() -> Iterator[Finding]:
         yield Finding(
             "shared memory",
             ADVICE,
-            f"{free / _MB:,.1f} MB left",
+            f"{bytes_text(free)} left",
             "make room there (in a container: docker run --shm-size)",
         )
     else:
-        yield Finding("shared memory", OK, f"{free / _MB:,.1f} MB left in {shared_memory.ROOT}")
+        yield Finding("shared memory", OK, f"{bytes_text(free)} left in {shared_memory.ROOT}")
     if not importlib.util.find_spec("cupy"):
         yield Finding("GPU", OK, "CuPy is not installed: workers here compute with NumPy")
         return
