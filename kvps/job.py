@@ -166,9 +166,9 @@ class Job:
             replaced = str(alive.entry["incarnation"])
             return self.in_present_history(lambda: self.access.scripts.join(worker, nonce, replaced, me))
 
-    def evict(self, member: Member) -> None:
-        """Take a worker known to be dead out of the vector clock, without waiting for its timeout."""
-        self.in_present_history(lambda: self.access.scripts.evict(member.worker, member.incarnation))
+    def evict(self, member: Member, reason: str = "its process has ended") -> None:
+        """Take a worker known to be dead out of the vector clock, without waiting for its timeout. The log says why."""
+        self.in_present_history(lambda: self.access.scripts.evict(member.worker, member.incarnation, reason))
 
     def in_present_history(self, call: Callable[[], T]) -> T:
         """Return what `call`, which runs a script, returns; after a restart of the server, in the job's new history."""
@@ -323,20 +323,25 @@ class Job:
         checkpoints, those from the last checkpoint's commit on."""
         return (Commit.of(fields) for _, fields in self.entries() if fields.get("kind") == "commit")
 
-    def training_seconds(self) -> float:
-        """Return seconds from the first join since creation or restore to the last commit, on the server's clock."""
-        log = self.access.keys.commits
-        began, first, last = self.access.client.together(
+    def training_began(self) -> float | None:
+        """Return when the first worker joined since creation or restore, in seconds since 1970 on the server's clock;
+        None if none has."""
+        began, first = self.access.client.together(
             [
                 ("HGET", self.access.keys.version, "began"),  # noted when the first entries are moved into a file
-                ("XRANGE", log, "-", "+", "COUNT", 2),
-                ("XREVRANGE", log, "+", "-", "COUNT", 2 * self.config.workers + 1),
+                ("XRANGE", self.access.keys.commits, "-", "+", "COUNT", 2),
             ]
         )
-        commits = [entry for entry, fields in last if fields.get("kind") == "commit"]
         if not began and len(first) > 1:
             began = _ms(first[1][0])
-        return (_ms(commits[0]) - whole(began, "the time of the first join")) / 1000 if began and commits else 0.0
+        return whole(began, "the time of the first join") / 1000 if began else None
+
+    def training_seconds(self) -> float:
+        """Return seconds from the first join since creation or restore to the last commit, on the server's clock."""
+        began, newest = self.training_began(), 2 * self.config.workers + 1
+        last = self.access.client.call("XREVRANGE", self.access.keys.commits, "+", "-", "COUNT", newest)
+        commits = [entry for entry, fields in last if fields.get("kind") == "commit"]
+        return _ms(commits[0]) / 1000 - began if began and commits else 0.0
 
     def holders(self) -> list[str]:
         """Return for each shard the aggregator that holds its lease, or ""."""

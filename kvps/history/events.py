@@ -141,7 +141,7 @@ _FACTS: dict[str, Any] = {
     "restore": lambda f, _: {"version": f.whole("version"), "job": f.name("job")},
     "join": lambda f, _: {"worker": f.name("worker"), **{n: f.whole(n) for n in ("rank", "round", "clock")}},
     "leave": lambda f, _: {"worker": f.name("worker")},
-    "evict": lambda f, _: {"worker": f.name("worker")},
+    "evict": lambda f, _: {"worker": f.name("worker"), "reason": f.text("reason", default="")},
     "commit": _commit,
     "reject": lambda f, _: {"worker": f.name("worker"), "round": f.whole("round"), "reason": f.text("reason")},
     "recover": lambda f, _: {"version": f.whole("version"), "lost": f.whole("lost")},

@@ -320,14 +320,15 @@ class JobScripts:
                 return None
         raise damaged(self._keys.units)
 
-    def evict(self, worker: str = "", incarnation: str = "", aggregator: str = "") -> Evicted:
-        """Take silent workers out of the vector clock, and this incarnation, which is known to be dead. Note that the
-        calling aggregator is there, if it is one."""
-        return self._send(self.eviction(worker, incarnation, aggregator))
+    def evict(self, worker: str = "", incarnation: str = "", reason: str = "") -> Evicted:
+        """Take silent workers out of the vector clock, and this incarnation for a reason that the log says."""
+        return self._send(self.eviction(worker, incarnation, reason))
 
-    def eviction(self, worker: str = "", incarnation: str = "", aggregator: str = "") -> Request[Evicted]:
-        """Return `evict` as a request."""
-        values = {"dead": worker, "incarnation": incarnation, "aggregator": aggregator}
+    def eviction(
+        self, worker: str = "", incarnation: str = "", reason: str = "", aggregator: str = ""
+    ) -> Request[Evicted]:
+        """Return `evict` as a request. It notes that the calling aggregator is there, if it is one."""
+        values = {"dead": worker, "incarnation": incarnation, "reason": reason, "aggregator": aggregator}
         return self._request("evict", lambda reply: Evicted(reply[2:], reply[1]), **values)
 
     def recover(self, run_id: str, history: str, remembered: int) -> tuple[int, str]:

@@ -111,7 +111,7 @@ _WORDS: dict[str, Callable[[Facts], str]] = {
     "restore": lambda f: f"version {f['version']}, from a checkpoint of job {f['job']}",
     "join": lambda f: f"{f['worker']}, rank {f['rank']}, clock {f['clock']}",
     "leave": lambda f: f"{f['worker']}",
-    "evict": lambda f: f"{f['worker']}",
+    "evict": lambda f: ": ".join(filter(None, [f["worker"], f["reason"]])),
     "commit": _commit,
     "reject": lambda f: f"{f['worker']} round {f['round']}: {f['reason']}",
     "recover": lambda f: f"version {f['version']}: the server has lost {f['lost']} versions",

@@ -4,8 +4,9 @@
 -- it also notes that the caller is there.
 -- KEYS version:hash config:hash workers:hash heartbeat:zset commits:stream units:hash free_units:zset rounds:zset
 -- KEYS pushed:zset draining:zset turns:stream aggregators:zset never
--- ARGV job dead incarnation aggregator
+-- ARGV job dead incarnation reason aggregator
 --   dead: the worker whose incarnation is known to be dead, or ''
+--   reason: why that is evicted, for the log
 --   aggregator: the caller, or ''
 -- USES job numbers time turns units workers
 -- Returns {OK, ms by which the latest time lay in the future, evicted worker...} | {NOJOB} | {ANOTHER}
@@ -20,16 +21,17 @@ local last_look = tonumber(redis.call('ZSCORE', keys.heartbeat, '') or '0')
 local away = now - last_look > timeout_ms / 2
 redis.call('ZREM', keys.heartbeat, '') -- allowed when memory is full, and lets the script write
 local reply = { 'OK', ahead }
-local function evict(worker, entry)
+local function evict(worker, entry, why)
   local state = depart(worker, entry, 'evicted')
   drop_unit(entry)
   write_worker(worker, entry)
   redis.call('ZREM', keys.heartbeat, worker)
-  redis.call('XADD', keys.commits, '*', 'kind', 'evict', 'worker', worker, 'incarnation', entry.incarnation, 'state', state)
+  redis.call('XADD', keys.commits, '*', 'kind', 'evict', 'worker', worker, 'incarnation', entry.incarnation, 'state', state,
+    'reason', why)
   reply[#reply + 1] = worker
 end
 local entry = read_worker(dead)
-if entry and in_clock(entry) and entry.incarnation == incarnation then evict(dead, entry) end
+if entry and in_clock(entry) and entry.incarnation == incarnation then evict(dead, entry, reason) end
 if away or ahead > 0 then
   local from = away and '-inf' or '(' .. digits(now)
   for _, worker in ipairs(redis.call('ZRANGEBYSCORE', keys.heartbeat, from, '+inf')) do
@@ -38,10 +40,12 @@ if away or ahead > 0 then
 end
 -- Workers that have not joined since the job was restored are awaited, not silent.
 local silent_since = '(' .. digits(now - timeout_ms)
-for _, worker in ipairs(redis.call('ZRANGEBYSCORE', keys.heartbeat, '-inf', silent_since)) do
+local silent = redis.call('ZRANGEBYSCORE', keys.heartbeat, '-inf', silent_since, 'WITHSCORES')
+for i = 1, #silent, 2 do
+  local worker, silent_s = silent[i], (now - tonumber(silent[i + 1])) / 1000
   local entry = read_worker(worker)
   if entry and in_clock(entry) and not entry.awaited then
-    evict(worker, entry)
+    evict(worker, entry, string.format('no sign of life for %.1f s', silent_s))
   else
     redis.call('ZREM', keys.heartbeat, worker)
   end

@@ -157,7 +157,7 @@ class Feed:
             self._tell(Said(f"{worker} is not in the job now"))
 
     def _evict(self, job: Job, member: Member) -> None:
-        job.evict(member)
+        job.evict(member, "asked for in kvps top")
         now = job.state().members.get(member.worker)
         came_back = now is not None and now.active
         self._tell(Said(f"{member.worker} is {'in the job again: it has joined anew' if came_back else 'evicted'}"))
